@@ -1,4 +1,7 @@
-"""What was compiled before is loaded again without the compiler, counts the same, and is no stranger's way in."""
+"""Test the cache of compiled BPF programs.
+
+What it loads counts the same as fresh code, needs no compiler, and cannot be forged.
+"""
 
 import gc
 import hashlib
@@ -31,7 +34,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where compiled programs are kept in these tests. It is not there yet."""
+    """Return the cache directory of these tests, which does not exist yet."""
     directory = tmp_path / "cache"
     monkeypatch.setenv(ready.VARIABLE, str(directory))
     return directory
@@ -39,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The functions for which the compiler is asked, from now on."""
+    """Return the functions that the compiler is called for, from now on."""
     asked: list[str] = []
     ask: Callable[..., Any] = program._ask_compiler  # pyright: ignore[reportPrivateUsage]
 
@@ -52,7 +55,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def kept(cache: Path, number: int = 1) -> list[Path]:
-    """The files with what was compiled, once there are so many: nobody waits for them to be written."""
+    """Return the cached files once there are so many.
+
+    They are written in the background.
+    """
     wait_for(lambda: cache.is_dir() and len([*cache.glob("*.json")]) == number, 30)
     return [*cache.glob("*.json")]
 
@@ -63,7 +69,10 @@ def attached(**defines: int) -> Program:
 
 
 def opened() -> Counter[str]:
-    """What the descriptors of this process are of: none of a test before this one, whose files wait to be collected."""
+    """Count what the descriptors of this process refer to.
+
+    Descriptors that earlier tests left for the garbage collector are not counted.
+    """
     gc.collect()
     found: Counter[str] = Counter()
     for fd in Path("/proc/self/fd").iterdir():
@@ -72,7 +81,7 @@ def opened() -> Counter[str]:
     return found
 
 
-def test_the_second_start_asks_no_compiler_and_counts_the_same(cache: Path, compiled: list[str]) -> None:
+def test_the_second_start_skips_the_compiler_and_counts_the_same(cache: Path, compiled: list[str]) -> None:
     for _ in range(2):
         with waits.running("sleep", times=23, each_ms=10) as child, watch.watching() as live:
             check_23_sleeps(live, child)
@@ -82,7 +91,7 @@ def test_the_second_start_asks_no_compiler_and_counts_the_same(cache: Path, comp
     assert (cache.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in cache.iterdir()}) == (0o700, {0o600})
 
 
-def test_wakers_are_told_by_what_was_compiled_before(cache: Path, compiled: list[str]) -> None:
+def test_cached_programs_report_wakers(cache: Path, compiled: list[str]) -> None:
     for _ in range(2):
         with (
             wakings.running("pipe") as child,
@@ -98,7 +107,7 @@ def test_wakers_are_told_by_what_was_compiled_before(cache: Path, compiled: list
 
 
 @pytest.mark.parametrize("defines", [{}, {"WITHIN": 1}], ids=["all", "within"])
-def test_it_hands_over_the_same_and_leaves_no_descriptor_open(
+def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
     cache: Path, compiled: list[str], defines: dict[str, int]
 ) -> None:
     before = opened()
@@ -115,7 +124,7 @@ def test_it_hands_over_the_same_and_leaves_no_descriptor_open(
 
 
 def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """The file as another compiler's child would have written it."""
+    """Rewrite the file with a change and a valid checksum, as another compiler child would."""
     told = json.loads(file.read_bytes().partition(b"\n")[2])
     change(told)
     body = json.dumps(told).encode()
@@ -123,7 +132,10 @@ def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def resized(file: Path) -> None:
-    """All of it is as the kernel takes it, and not as it was written."""
+    """Change a map's size without updating the checksum.
+
+    The kernel would accept the other size too.
+    """
     content, was = file.read_bytes(), b'"entries": 16384'
     assert was in content
     file.write_bytes(content.replace(was, b'"entries": 16383'))
@@ -147,7 +159,7 @@ SPOIL: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with what was compiled, to be copied."""
+    """Return a cached file to copy."""
     directory = tmp_path_factory.mktemp("made") / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ready.VARIABLE, str(directory))
@@ -156,9 +168,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", SPOIL)
-def test_what_is_broken_or_could_be_another_s_is_not_looked_at(
-    how: str, made: Path, cache: Path, compiled: list[str]
-) -> None:
+def test_broken_or_foreign_files_are_not_loaded(how: str, made: Path, cache: Path, compiled: list[str]) -> None:
     cache.mkdir(mode=0o700)
     file = cache / made.name
     shutil.copy(made, file)
@@ -171,9 +181,7 @@ def test_what_is_broken_or_could_be_another_s_is_not_looked_at(
     assert not opened() - before
 
 
-def test_another_program_another_kernel_or_another_child_is_another_file(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_program_kernel_or_compiler_has_another_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[dict[str, Any]] = []
 
     def nowhere(request: dict[str, Any], **_: object) -> Any:
@@ -193,7 +201,7 @@ def test_another_program_another_kernel_or_another_child_is_another_file(
     assert ready.place(request) == here
 
 
-def test_the_oldest_go_and_what_is_not_ours_stays(cache: Path) -> None:
+def test_the_oldest_files_are_evicted_and_foreign_ones_stay(cache: Path) -> None:
     cache.mkdir(mode=0o700)
     begun, newest = "0" * 64 + ".77", "f" * 64 + ".json"
     for number, name in enumerate((begun, *(f"{number:064x}.json" for number in range(98)), newest, "mine.json")):
@@ -211,8 +219,8 @@ def test_the_oldest_go_and_what_is_not_ours_stays(cache: Path) -> None:
     assert begun not in left and f"{0:064x}.json" not in left
 
 
-def test_a_file_system_that_hangs_holds_up_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a loop device, frozen: who writes there waits until it is thawed, whatever is done to it."""
+def test_a_frozen_file_system_does_not_delay_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a frozen loop device blocks until it is thawed, and cannot be killed."""
     image, place = tmp_path / "image", tmp_path / "place"
     place.mkdir()
     with image.open("wb") as made:
@@ -243,7 +251,7 @@ def frozen(place: Path) -> Generator[None]:
         subprocess.run(["fsfreeze", "-u", str(place)], check=True, timeout=60)
 
 
-def test_empty_is_nowhere_and_a_directory_that_cannot_be_made_is_no_error(
+def test_an_empty_setting_or_unusable_directory_disables_the_cache(
     cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for where in ("", "cache", "/proc/nowhere"):

@@ -1,4 +1,7 @@
-"""What is asked of a kernel before anything is loaded: its version, and the name of its switch-in function."""
+"""Test the checks before loading.
+
+These are the kernel's version, and the name of its switch-in function.
+"""
 
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.features import kprobe_symbol, too_old
 
 
-def test_kernels_below_5_14_are_refused_with_a_sentence_and_a_way_on() -> None:
+def test_kernels_below_5_14_are_refused_with_an_alternative() -> None:
     for release in ("5.13.19-generic", "5.10.0-30-amd64", "4.18.0-553.el8_10.x86_64", "5.4"):
         assert too_old(release).startswith(f"This kernel is Linux {release}, and offtop traces Linux 5.14 and newer. ")
         assert too_old(release).endswith("offtop --source proc")
@@ -18,7 +21,7 @@ def test_kernels_below_5_14_are_refused_with_a_sentence_and_a_way_on() -> None:
         assert too_old(release) == ""
 
 
-def test_an_old_kernel_s_types_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_types_of_an_old_kernel_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features.platform, "release", lambda: "5.10.0-30-amd64")
     with pytest.raises(KernelError, match=r"^This kernel is Linux 5\.10\.0-30-amd64"):
         features.find(object.__new__(libbpf.KernelTypes))
@@ -35,7 +38,7 @@ def test_an_old_kernel_s_types_are_not_looked_at(monkeypatch: pytest.MonkeyPatch
         (("finish_task_switch.constprop.0.isra.0",), "finish_task_switch.constprop.0.isra.0"),
     ],
 )
-def test_the_whole_function_is_probed_under_the_name_that_the_compiler_gave_it_and_never_a_piece(
+def test_the_whole_function_is_probed_under_its_compiled_name(
     names: tuple[str, ...], probed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kallsyms = tmp_path / "kallsyms"
@@ -47,7 +50,7 @@ def test_the_whole_function_is_probed_under_the_name_that_the_compiler_gave_it_a
 
 
 @pytest.mark.kernel
-def test_where_the_kernel_has_run_delay_it_keeps_it() -> None:
+def test_run_delay_is_found_if_the_kernel_keeps_it() -> None:
     """/proc/PID/schedstat counts, in the same struct, how often a thread was given a CPU."""
 
     def turns() -> int:

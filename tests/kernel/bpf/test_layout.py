@@ -1,4 +1,7 @@
-"""bpf/offcpu.h and offtop/kernel/bpf/layout.py agree on the offset of every field, as gcc lays the structs out."""
+"""Test that bpf/offcpu.h and offtop/kernel/bpf/layout.py agree on every field offset.
+
+gcc lays out the structs.
+"""
 
 import re
 import shutil
@@ -44,7 +47,7 @@ _NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "h": 2, "B": 1}
 
 
 def fields_of(struct_name: str) -> list[str]:
-    """The names of its fields, in the order of the header."""
+    """Return the struct's field names, in the order of the header."""
     found = re.search(rf"^struct {struct_name} \{{(.*?)^\}};", _header(), re.MULTILINE | re.DOTALL)
     assert found, f"no struct {struct_name} in offcpu.h"
     code = re.sub(r"/\*.*?\*/", "", found[1], flags=re.DOTALL)
@@ -57,7 +60,10 @@ def _header() -> str:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """What gcc says: `sizeof struct`, `offset` and `size` of each field, and the value of each constant."""
+    """Return gcc's sizes, offsets and constants.
+
+    Keys are `struct sizeof`, `struct.field offset`, `struct.field size`, and the names of constants.
+    """
     if not shutil.which("gcc"):
         pytest.skip("no gcc: sudo apt install gcc libc6-dev")
     says = [f'say("{name} sizeof", sizeof(struct {name}));' for name in FORMATS]
@@ -90,11 +96,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 
 LANES_OF = [0, 1, 511, 512, 513, 1023, 1024, *(1 << n for n in range(11, 64)), *((1 << n) - 1 for n in range(11, 65))]
-"""Every boundary between two lanes, and the numbers beside it."""
+"""Every boundary between two lanes, and its neighbors."""
 
 
 def constants() -> list[str]:
-    """Every name that both sides have."""
+    """Return the names of constants defined on both sides."""
     names = set(re.findall(r"^#define (\w+) +(?!asm)\S", _header(), re.MULTILINE))
     for values in re.findall(r"^enum \w+ \{(.*?)\};", _header(), re.MULTILINE | re.DOTALL):
         names.update(re.findall(r"([A-Z]\w+)", values))
@@ -117,7 +123,7 @@ def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dic
 
 
 def step_bytes(form: struct.Struct) -> Iterator[int]:
-    """The bytes of each number or text that `form` unpacks."""
+    """Yield the size of each number or text that `form` unpacks."""
     for count, code in re.findall(r"(\d*)([QqIiHhBs])", form.format):
         if code == "s":
             yield int(count)
@@ -125,14 +131,14 @@ def step_bytes(form: struct.Struct) -> Iterator[int]:
             yield from [_NUMBER_BYTES[code]] * int(count or 1)
 
 
-def test_the_records_name_the_fields_in_the_order_of_the_header() -> None:
+def test_record_fields_are_in_the_order_of_the_header() -> None:
     assert list(ThreadRecord._fields) == fields_of("thread")
     assert [*fields_of("walked"), "thread", "stack"] == list(WalkedRecord._fields)
     assert list(ObjectRecord._fields) == fields_of("object")
     assert fields_of("walked_stack") == ["depth", *WalkedStack._fields]
 
 
-def test_constants_are_the_same_on_both_sides(measured: dict[str, int]) -> None:
+def test_constants_agree_with_the_header(measured: dict[str, int]) -> None:
     known = {name: value for name, value in vars(layout).items() if name in constants() and isinstance(value, int)}
     assert known == {name: measured[name] for name in known}
     assert len(known) >= 15
@@ -141,7 +147,7 @@ def test_constants_are_the_same_on_both_sides(measured: dict[str, int]) -> None:
     assert [measured[f"LOST_{kind.upper()}"] for kind in layout.LOST_KINDS] == list(range(len(layout.LOST_KINDS)))
 
 
-def test_the_model_s_storms_and_ids_of_wakes_are_the_kernel_s(measured: dict[str, int]) -> None:
+def test_storms_and_wake_ids_agree_with_the_header(measured: dict[str, int]) -> None:
     names = "NO_WAKE", "WAKE_LOST", "WAKE_SHORT", "WAKE_UNSEEN", "STORM"
     assert [measured[name] for name in names] == [getattr(wake, name) for name in names]
     assert measured["LINKS"] == wake.MOST_DEPTH - 1
@@ -149,16 +155,16 @@ def test_the_model_s_storms_and_ids_of_wakes_are_the_kernel_s(measured: dict[str
     assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_UNTOLD"], "which has none of the book's"
 
 
-def test_the_kernel_puts_a_wait_into_the_lane_that_the_model_reads(measured: dict[str, int]) -> None:
+def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) -> None:
     assert (measured["LANES"], measured["FIRST_EXPONENT"]) == (log2.LANES, log2.FIRST_EXPONENT)
     assert {ns: measured[f"lane {ns}"] for ns in LANES_OF} == {ns: log2.lane_of(ns) for ns in LANES_OF}
 
 
-def test_a_walk_of_nothing_has_no_records() -> None:
+def test_an_empty_scan_has_no_records() -> None:
     assert list(walked_records(b"")) == []
 
 
-def test_a_histogram_of_the_kernel_is_the_models_own_number() -> None:
+def test_a_bpf_histogram_reads_as_the_models_number() -> None:
     lanes = [0] * log2.LANES
     lanes[log2.lane_of(10_000_000)] = 23
     raw = struct.pack(f"={log2.LANES}Q", *lanes)

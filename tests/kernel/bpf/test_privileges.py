@@ -1,4 +1,7 @@
-"""Capabilities in the place of root: with four of them all is there, and of each that is missing the loss is said."""
+"""Test running with capabilities instead of root.
+
+Four of them are enough for everything but the cost; the loss of each missing one is reported.
+"""
 
 import json
 import subprocess
@@ -36,7 +39,7 @@ int main(void)
 	return 0;
 }
 """
-"""Sleeps 23 times. It is root's, whoever watches."""
+"""Sleeps 23 times. Always runs as root, whoever runs offtop."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def napping(naps: Path) -> Generator[programs.Program]:
 
 
 def as_nobody(*capabilities: str) -> tuple[str, ...]:
-    """What offtop is started with that is to have these and no others."""
+    """Return the command prefix that runs offtop as nobody with exactly these capabilities."""
     held = "".join(f",+{name}" for name in capabilities)
     return (
         *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
@@ -63,12 +66,12 @@ def as_nobody(*capabilities: str) -> tuple[str, ...]:
 
 
 def watched(napping: programs.Program, *capabilities: str) -> tuple[Tick, str]:
-    """What offtop tells of the second in which the 23 naps are, and what it said besides."""
+    """Return the tick with the 23 naps, and what offtop printed to stderr."""
     return second_tick(napping, as_nobody(*capabilities), "-p", str(napping.pid))
 
 
 def second_tick(napping: programs.Program, before: Sequence[str], *line: str) -> tuple[Tick, str]:
-    """In which the 23 naps are, of an offtop that `before` starts."""
+    """Return the tick with the 23 naps, of an offtop run under the command `before`."""
     process = command.start("-b", "--json", "-n", "2", *line, before=before)
     try:
         assert process.stdout
@@ -82,14 +85,17 @@ def second_tick(napping: programs.Program, before: Sequence[str], *line: str) ->
 
 
 def naps_in(tick: Tick, aside: int = 0) -> Tick:
-    """The site of the naps, all 23 of which are counted, and at most `aside` other waits."""
+    """Return the site of the naps.
+
+    Asserts that all 23, and at most `aside` other waits, were counted.
+    """
     found = max(tick["sites"], key=lambda site: site["waits"])
     assert 23 <= found["waits"] <= 23 + aside
     assert 230 * MS <= found["total_ns"] <= tick["span_ns"]
     return found
 
 
-def test_four_capabilities_do_what_root_does_but_for_the_cost(napping: programs.Program) -> None:
+def test_four_capabilities_do_everything_but_cost(napping: programs.Program) -> None:
     tick, said = watched(napping, *FOUR)
     assert said == ""
     site = naps_in(tick)
@@ -98,20 +104,20 @@ def test_four_capabilities_do_what_root_does_but_for_the_cost(napping: programs.
     assert tick["cost"]["bpf_ns_per_switch"] is None
 
 
-def test_without_cap_sys_ptrace_waits_are_counted_and_what_is_closed_is_said(napping: programs.Program) -> None:
+def test_without_cap_sys_ptrace_waits_count_and_the_loss_is_reported(napping: programs.Program) -> None:
     tick, said = watched(napping, "bpf", "perfmon", "syslog")
     assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
     assert said.count("\n") == 1
     site = naps_in(tick)
     assert site["category"] == "sleep"
-    if "waits in progress" in said:  # this kernel lets CAP_PERFMON see what lies where
+    if "waits in progress" in said:  # this kernel lets CAP_PERFMON read mappings
         assert "nap" in site["user"]
     else:
         assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
 
 
 @pytest.mark.parametrize("more", [(), ("dac_read_search",)], ids=["without", "with"])
-def test_without_cap_dac_read_search_callers_of_what_waits_now_are_not_permitted(
+def test_without_cap_dac_read_search_waiting_callers_are_not_permitted(
     napping: programs.Program, more: tuple[str, ...]
 ) -> None:
     ended = command.run("-b", "--json", "-n", "1", "-p", str(napping.pid), before=as_nobody(*FOUR, *more))
@@ -138,14 +144,17 @@ ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
         (("unshare", "--pid", "--fork", "--mount-proc", *ROOT_WITHOUT), ""),
     ],
 )
-def test_who_may_look_into_all_that_there_are_lacks_nothing(before: Sequence[str], says: str) -> None:
-    """Also root's own processes are closed to a root that may do less; in a container there may be no such."""
+def test_a_process_with_all_capabilities_lacks_nothing(before: Sequence[str], says: str) -> None:
+    """With fewer capabilities even root's own processes are closed.
+
+    A container may have no such process.
+    """
     program = [*before, sys.executable, "-c", CLOSED]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert (ended.stdout.strip(), ended.stderr) == (says, "")
 
 
-def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(napping: programs.Program) -> None:
+def test_hidepid_proc_reports_user_stacks_as_not_permitted(napping: programs.Program) -> None:
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
     tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
     assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks and no open files of ")
@@ -159,25 +168,25 @@ def test_with_a_proc_that_hides_others_their_user_stacks_are_said_to_be_closed(n
     )
 
 
-def test_without_cap_syslog_waits_are_counted_and_categories_are_said_to_be_unknown(napping: programs.Program) -> None:
+def test_without_cap_syslog_waits_count_and_categories_are_unknown(napping: programs.Program) -> None:
     tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
     assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. Categories, wak")
     assert said.count("\n") == 1
     (thread,) = tick["threads"]
-    site = naps_in(tick, thread["involuntary"])  # all stacks of the kernel are one, those of who was put aside, too
+    site = naps_in(tick, thread["involuntary"])  # all kernel stacks are one, including those of preempted waits
     assert site["category"] == "other"
     assert site["kernel"] == [kallsyms.HIDDEN.name]
     assert "nap" in site["user"]
 
 
-def test_without_cap_syslog_wakers_are_refused_for_interrupts_could_not_be_told() -> None:
+def test_without_cap_syslog_wakers_are_refused() -> None:
     ended = command.run("-b", "-n", "1", "--mode", "wakeup", before=as_nobody("bpf", "perfmon", "sys_ptrace"))
     assert ended.sentence.startswith("Wakers need the names of kernel functions")
     assert ended.status == 4
 
 
 @pytest.mark.parametrize("missing", ["bpf", "perfmon"])
-def test_without_what_bpf_itself_needs_the_one_that_is_missing_is_named(missing: str) -> None:
+def test_the_missing_bpf_capability_is_named(missing: str) -> None:
     ended = command.run(
         "-b", "-n", "1", "--source", "bpf", before=as_nobody(*(name for name in FOUR if name != missing))
     )
@@ -185,13 +194,13 @@ def test_without_what_bpf_itself_needs_the_one_that_is_missing_is_named(missing:
     assert ended.status == 3
 
 
-def test_root_of_a_user_namespace_is_told_to_start_it_outside() -> None:
+def test_root_of_a_user_namespace_is_told_to_run_outside() -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=("unshare", "--user", "--map-root-user"))
     assert ended.sentence.endswith("Start it outside: sudo offtop")
     assert ended.status == 3
 
 
-def test_without_root_a_process_of_another_user_is_refused_with_a_sentence() -> None:
+def test_another_users_process_is_refused_without_root() -> None:
     ended = command.run("-b", "-n", "1", "-p", "2", before=as_nobody())
     assert ended.status == 2
     assert ended.sentence.startswith("Process 2 is not yours") and ended.sentence.endswith("sudo offtop -p 2")

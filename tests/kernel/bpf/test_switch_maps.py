@@ -1,4 +1,7 @@
-"""What runs in sched_switch allocates nothing, and takes no lock that may sleep: here, and by other kernels' types."""
+"""Test that code in sched_switch allocates nothing and takes no lock that may sleep.
+
+This is checked on this kernel, and against the types of others.
+"""
 
 import itertools
 import json
@@ -31,7 +34,7 @@ _LOCKS = ("", "spinlock_t", "raw_spinlock_t", "rqspinlock_t")
 @pytest.mark.parametrize(
     ("allocator", "sleep", "machine"), [*itertools.product(_ALLOCATORS, (False, True), ("x86_64", "riscv64"))]
 )
-def test_task_storage_is_used_only_where_creating_it_takes_no_sleeping_lock_and_no_slab(
+def test_task_storage_needs_an_allocator_without_sleeping_locks(
     allocator: Allocator, sleep: bool, machine: str
 ) -> None:
     is_safe = allocator == "bpf_mem_alloc" or (allocator, sleep, machine) == ("kmalloc_nolock", False, "x86_64")
@@ -39,16 +42,16 @@ def test_task_storage_is_used_only_where_creating_it_takes_no_sleeping_lock_and_
 
 
 @pytest.mark.parametrize(("lock", "sleep"), [*itertools.product(_LOCKS, (False, True))])
-def test_ring_buffers_are_used_only_where_their_lock_cannot_sleep(lock: str, sleep: bool) -> None:
+def test_ring_buffers_need_a_lock_that_cannot_sleep(lock: str, sleep: bool) -> None:
     is_safe = not sleep or lock in ("raw_spinlock_t", "rqspinlock_t")
     assert safe_maps(MapInternals("bpf_mem_alloc", lock, sleep)).ring_buffer == is_safe
 
 
 class _Types(libbpf.KernelTypes):
-    """The types of another kernel, as far as they are asked for here."""
+    """The types of another kernel, as far as these tests need them."""
 
     def __init__(self, members: dict[tuple[str, str], str]) -> None:
-        """`members`: (struct, member) to the name of its type."""
+        """Take `members`, which maps (struct, member) to the name of its type."""
         self._known = members
 
     def offset(self, struct: str, member: str) -> int | None:
@@ -76,12 +79,12 @@ _STORAGE, _RING, _LOCK = "bpf_local_storage_map", ("bpf_ringbuf", "spinlock"), (
         ({(_STORAGE, "use_kmalloc_nolock"): "bool", _RING: "rqspinlock_t"}, SafeMaps(False, True)),  # 6.19, real-time
     ],
 )
-def test_the_types_of_each_kernel_decide(members: dict[tuple[str, str], str], expected: SafeMaps) -> None:
+def test_kernel_types_decide_which_maps_are_safe(members: dict[tuple[str, str], str], expected: SafeMaps) -> None:
     assert safe_maps(switch_maps.map_internals(_Types(members)), "x86_64") == expected
 
 
 @pytest.mark.kernel
-def test_this_kernel_s_types_are_read() -> None:
+def test_the_types_of_this_kernel_are_read() -> None:
     types = libbpf.KernelTypes()
     internals = switch_maps.map_internals(types)
     assert internals.ring_buffer_lock in _LOCKS[1:]
@@ -91,7 +94,7 @@ def test_this_kernel_s_types_are_read() -> None:
 
 @pytest.fixture
 def by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources from here on keep threads' records in the hash, as on a kernel below 6.4."""
+    """Make sources keep thread records in the hash, as on a kernel below 6.4."""
     watch.without(monkeypatch, "task_storage")
 
 
@@ -114,7 +117,7 @@ def test_every_hash_is_preallocated(task_storage: bool, tmp_path: Path, monkeypa
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
-def test_with_the_hash_23_sleeps_are_counted_and_the_help_screen_says_where_records_are() -> None:
+def test_the_hash_counts_23_sleeps_and_help_names_it() -> None:
     with waits.running("sleep", times=23, each_ms=10) as child, watch.watching_kernel_stacks() as live:
         count_23_sleeps(live, child)
         assert dict(live.source.about())["thread records"] == "a preallocated table"
@@ -123,13 +126,13 @@ def test_with_the_hash_23_sleeps_are_counted_and_the_help_screen_says_where_reco
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
-def test_with_the_hash_the_record_of_a_thread_goes_when_it_exits_and_is_no_other_thread_s(tmp_path: Path) -> None:
-    """Each child has slept 20 times; later ones get the memory of the tasks of earlier ones."""
+def test_the_hash_drops_the_record_of_an_exited_thread(tmp_path: Path) -> None:
+    """Each child has slept 20 times; later ones get the memory of earlier ones' task_structs."""
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
     with watch.watching_kernel_stacks() as live:
         brief = subprocess.Popen([binary], start_new_session=True)
         try:
-            windows = [live.tick(0.1) for _ in range(25)]  # in each the sums are held
+            windows = [live.tick(0.1) for _ in range(25)]  # each tick checks the sums
         finally:
             os.killpg(brief.pid, signal.SIGKILL)
             brief.wait()
@@ -148,7 +151,7 @@ def test_with_the_hash_the_record_of_a_thread_goes_when_it_exits_and_is_no_other
 
 
 _IDS = struct.Struct("=52xIIIIIQ")
-"""Of struct record: pid, tid, older, asked, unused, born_ns."""
+"""The first fields of struct record: pid, tid, older, asked, unused, born_ns."""
 
 
 def _record_map(live: Watch) -> libbpf.Map:
@@ -156,7 +159,7 @@ def _record_map(live: Watch) -> libbpf.Map:
 
 
 def _pids(live: Watch) -> set[int]:
-    """Those in the hash of threads' records."""
+    """Return the PIDs in the hash of thread records."""
     record = _record_map(live)
     size = record.value_bytes
     return {_IDS.unpack_from(v, at)[0] for _, v in record.read() for at in range(0, len(v), size)}
@@ -164,7 +167,7 @@ def _pids(live: Watch) -> set[int]:
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
-def test_a_thread_in_the_memory_of_one_whose_exit_was_missed_has_its_own_ids_and_start_time() -> None:
+def test_a_thread_in_reused_task_memory_has_its_own_ids_and_start_time() -> None:
     with waits.running("sleep", times=23, each_ms=10) as child, watch.watching_kernel_stacks() as live:
         live.tick(0.05)
         record = _record_map(live)
@@ -186,14 +189,14 @@ def test_a_thread_in_the_memory_of_one_whose_exit_was_missed_has_its_own_ids_and
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
-def test_with_the_hash_threads_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_without_room_in_the_hash_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "sizes_for_machine", lambda: program.Sizes(16, 8192, 8192))
     with watch.watching_kernel_stacks() as live:
         assert live.tick(0.2).lost["threads"] > 0
 
 
 @pytest.mark.kernel
-def test_without_a_ring_buffer_the_rest_is_counted_and_a_sentence_says_what_is_missing(
+def test_without_a_ring_buffer_the_rest_counts_and_a_notice_names_the_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watch.without(monkeypatch, "ring_buffer")
@@ -210,14 +213,14 @@ def test_without_a_ring_buffer_the_rest_is_counted_and_a_sentence_says_what_is_m
 
 @pytest.fixture
 def deaf_exit(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """The switch-in probe `exit` is attached to a tracepoint that is never hit."""
+    """Attach the switch-in probe `exit` to a tracepoint that is never hit."""
     monkeypatch.setitem(program.SWITCH_IN_TRACEPOINTS, "exit", "sched_process_hang")
     yield
 
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("deaf_exit")
-def test_a_switch_in_probe_that_is_never_called_is_left_for_the_next_with_a_sentence() -> None:
+def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
     with watch.watching_kernel_stacks() as live, waits.running("sleep", times=23, each_ms=10) as child:
         assert live.last.door == "switch"
         live.tick()
@@ -231,13 +234,13 @@ def test_a_switch_in_probe_that_is_never_called_is_left_for_the_next_with_a_sent
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("deaf_exit")
-def test_the_probe_that_was_asked_for_is_refused_if_it_is_never_called() -> None:
+def test_a_requested_probe_that_is_never_called_is_refused() -> None:
     with pytest.raises(KernelError, match=r"^The switch-in probe 'exit' does not work here: .* Leave --probe out"):
         program.attach(features.find(libbpf.KernelTypes()), "exit")
 
 
 @pytest.mark.kernel
-def test_nobody_is_counted_while_the_probe_is_tested() -> None:
+def test_no_thread_counts_during_the_probe_test() -> None:
     attached = program.attach(features.find(libbpf.KernelTypes()))
     try:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The doctor, on this machine as it is, and with its privileges, its bcc and its pid namespace taken away."""
+"""Test the doctor here, and without privileges, bcc or its own PID namespace."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ _PRINT = (
 
 
 def checked(*wrapper: str, **environment: str) -> dict[str, Check]:
-    """What a child of this Python finds, run under `wrapper`, by name."""
+    """Return the checks, by name, of a child Python that runs under `wrapper`."""
     command = [*wrapper, "env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-c", _PRINT]
     return by_name(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
 
@@ -33,7 +33,7 @@ def by_name(answer: str) -> dict[str, Check]:
     return {check["name"]: Check(**check) for check in json.loads(answer)}
 
 
-def test_nothing_to_check_is_a_healthy_machine() -> None:
+def test_no_checks_mean_a_healthy_machine() -> None:
     assert report.status([]) == 0
     assert report.render([]) == "offtop runs here, and lacks nothing"
     assert report.as_json([]) == "[]"
@@ -42,13 +42,13 @@ def test_nothing_to_check_is_a_healthy_machine() -> None:
 @pytest.mark.parametrize(
     ("failed", "status"), [((), 0), (("bcc",), 4), (("privileges",), 3), (("bcc", "privileges"), 3)]
 )
-def test_a_missing_privilege_is_3_and_anything_else_missing_4(failed: tuple[str, ...], status: int) -> None:
+def test_exit_status_is_3_for_a_missing_privilege_else_4(failed: tuple[str, ...], status: int) -> None:
     found = [Check(name, "FAIL" if name in failed else "ok", "-") for name in ("privileges", "kernel", "bcc")]
     assert report.status(found) == status
     assert report.status([*found, Check("libdw", "warn", "-")]) == status
 
 
-def test_a_check_is_a_line_and_what_is_not_ok_says_what_it_costs_and_what_mends_it() -> None:
+def test_a_failed_check_prints_its_cost_and_its_fix() -> None:
     found = [Check("BTF", "ok", "there"), Check("libdw", "warn", "missing", "sudo apt install libdw1", "names")]
     assert report.render(found).splitlines() == [
         "ok    BTF                  there",
@@ -64,7 +64,7 @@ def test_a_check_is_a_line_and_what_is_not_ok_says_what_it_costs_and_what_mends_
     assert report.render([Check("libdw", "FAIL", "-"), there]).endswith("offtop cannot run here: libdw")
 
 
-def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> None:
+def test_check_names_are_unique_and_ok_has_no_remedy() -> None:
     found = report.checks()
     assert len({check.name for check in found}) == len(found)
     for check in found:
@@ -74,7 +74,7 @@ def test_every_check_has_a_name_of_its_own_and_ok_means_nothing_to_mend() -> Non
             assert check.remedy, check
 
 
-def test_json_tells_of_each_whether_it_is_there_missing_not_needed_or_unknown() -> None:
+def test_json_has_a_state_for_each_check() -> None:
     found = [
         Check("BTF", "ok", "there"),
         Check("libdw", "warn", "missing", "install it", "names"),
@@ -96,7 +96,7 @@ def test_json_tells_of_each_whether_it_is_there_missing_not_needed_or_unknown() 
         (False, ("kprobe", "switch"), None, "warn"),
     ],
 )
-def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
+def test_wakers_need_a_described_tracepoint_or_one_in_use(
     monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, said: str
 ) -> None:
     found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
@@ -116,7 +116,7 @@ def test_wakers_need_the_tracepoint_to_be_described_or_to_be_used_anyway(
         ("kmalloc_nolock", False, "riscv64", "ok", "fails on riscv64"),
     ],
 )
-def test_task_storage_is_reported_as_used_or_with_the_reason_why_it_is_not(
+def test_task_storage_is_reported_as_used_or_with_the_reason_against(
     allocator: Allocator, spinlocks_sleep: bool, machine: str, verdict: str, said: str
 ) -> None:
     check = kernel_checks.task_storage_of(MapInternals(allocator, "raw_spinlock_t", spinlocks_sleep), machine)
@@ -125,7 +125,7 @@ def test_task_storage_is_reported_as_used_or_with_the_reason_why_it_is_not(
     assert ("preallocated table" in check.what) == (check.what.startswith("creating it is not safe"))
 
 
-def test_a_real_time_kernel_with_sleeping_ring_buffers_is_told_what_is_left_out(
+def test_a_real_time_kernel_with_sleeping_ring_buffers_gets_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for lock, verdict in (("spinlock_t", "warn"), ("raw_spinlock_t", "ok")):
@@ -138,7 +138,7 @@ def test_a_real_time_kernel_with_sleeping_ring_buffers_is_told_what_is_left_out(
         assert check.loses.startswith("single outliers, and user stacks by .eh_frame") == (verdict == "warn")
 
 
-def test_a_kernel_below_5_14_fails_and_a_newer_one_does_not() -> None:
+def test_a_kernel_below_5_14_fails() -> None:
     for release, verdict in (("5.13.19-generic", "FAIL"), ("5.14.0-503.el9.x86_64", "ok"), ("7.0.1", "ok")):
         check = kernel_checks.kernel(release)
         assert (check.verdict, release in check.what) == (verdict, True)
@@ -158,16 +158,16 @@ def test_this_machine_can_run_offtop() -> None:
 
 
 @pytest.mark.kernel
-def test_the_kernel_answers_of_what_it_has_not_too() -> None:
+def test_kernel_probes_report_what_is_missing() -> None:
     assert probes.raw_tracepoint("sched_switch") == 0
     assert probes.raw_tracepoint("sched_no_such_thing") == errno.ENOENT
     assert probes.a_map(8) == probes.ring_buffer() == 0
     assert probes.memory_of(os.getppid()) == 0
-    assert probes.memory_of(1 << 22) == errno.ESRCH  # no pid is so high
+    assert probes.memory_of(1 << 22) == errno.ESRCH  # no PID is this high
 
 
 @pytest.mark.kernel
-def test_without_capabilities_it_is_the_privileges_that_fail() -> None:
+def test_without_capabilities_only_the_privileges_check_fails() -> None:
     found = checked("setpriv", "--bounding-set=-all", "--inh-caps=-all")
     assert {check.name for check in found.values() if check.verdict == "FAIL"} == {"privileges"}
     assert found["privileges"].remedy == "sudo offtop"
@@ -193,7 +193,7 @@ def test_four_capabilities_are_enough_but_for_the_cost() -> None:
 
 
 @pytest.mark.kernel
-def test_root_of_a_user_namespace_is_told_that_it_is_no_root() -> None:
+def test_root_of_a_user_namespace_is_not_root() -> None:
     found = checked("unshare", "--user", "--map-root-user")
     assert found["privileges"].verdict == "FAIL"
     assert found["privileges"].what == "root of a user namespace only"
@@ -208,7 +208,7 @@ def test_without_cap_sys_ptrace_other_users_processes_are_closed() -> None:
 
 
 @pytest.mark.kernel
-def test_a_container_s_pid_namespace_is_told_from_the_machine_s() -> None:
+def test_a_containers_pid_namespace_is_distinguished() -> None:
     assert checked()["pid namespace"].what == "the machine's own"
     inside = checked("unshare", "--pid", "--fork", "--mount-proc")["pid namespace"]
     assert (inside.verdict, inside.remedy) == ("ok", "")
@@ -219,7 +219,7 @@ def test_a_container_s_pid_namespace_is_told_from_the_machine_s() -> None:
 
 
 @pytest.mark.kernel
-def test_pypi_s_bcc_in_the_way_does_not_matter_and_no_bcc_at_all_does(tmp_path: Path) -> None:
+def test_a_bcc_from_pypi_is_ignored_and_a_missing_bcc_fails(tmp_path: Path) -> None:
     (tmp_path / "bcc.py").write_text("__version__ = 'of lattices'")
     assert checked("env", "-C", str(tmp_path), PYTHONPATH=str(tmp_path))["bcc"].verdict == "ok"
     hidden = f'mount -t tmpfs none /usr/lib/python3/dist-packages/bcc && exec {sys.executable} -c "$0"'
@@ -248,14 +248,14 @@ def test_pypi_s_bcc_in_the_way_does_not_matter_and_no_bcc_at_all_does(tmp_path: 
 
 
 @pytest.mark.kernel
-def test_what_a_user_namespace_keeps_away_is_to_be_had_outside_of_it_alone() -> None:
+def test_remedies_in_a_user_namespace_say_to_run_outside() -> None:
     found = checked("unshare", "--user", "--map-root-user")
     for name in ("privileges", "bpf(2)", "own cost", "kernel symbols", "other processes"):
         assert found[name].verdict != "ok" and found[name].remedy.startswith("sudo offtop, outside of it"), found[name]
 
 
 @pytest.mark.kernel
-def test_the_command_prints_what_the_checks_found_and_exits_by_them() -> None:
+def test_the_command_prints_the_checks_and_sets_the_exit_status() -> None:
     offtop = Path(sys.executable).with_name("offtop")
     healthy = subprocess.run([offtop, "doctor"], capture_output=True, text=True, timeout=60)
     assert healthy.returncode == 0
@@ -266,9 +266,7 @@ def test_the_command_prints_what_the_checks_found_and_exits_by_them() -> None:
     assert by_name(refused.stdout)["privileges"].verdict == "FAIL"
 
 
-def test_where_compiled_programs_are_kept_is_told_and_why_they_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, new, others, file = (tmp_path / name for name in ("ours", "new", "others", "file"))
     ours.mkdir()
     others.mkdir()
@@ -294,15 +292,15 @@ def test_where_compiled_programs_are_kept_is_told_and_why_they_are_not(
     assert {one.name for one in tmp_path.iterdir()} == {"ours", "others", "file", "link"}
 
 
-def test_an_ascii_locale_and_a_dumb_terminal_are_named() -> None:
+def test_an_ascii_locale_and_a_dumb_terminal_are_reported() -> None:
     found = checked(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
     assert found["character set"].verdict == "warn"
     assert found["terminal"].verdict == "warn"
     assert checked(LC_ALL="C.UTF-8", TERM="xterm")["terminal"].verdict == "ok"
 
 
-def test_a_program_whose_file_system_is_gone_does_not_end_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a FUSE mount whose server died: whatever looks at the file fails."""
+def test_a_program_on_a_dead_file_system_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a FUSE mount whose server died, every access to the file fails."""
     stat = Path.stat
 
     def looked(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -322,7 +320,7 @@ def test_a_program_whose_file_system_is_gone_does_not_end_the_doctor(monkeypatch
         ("none integrity [confidentiality]\n", "FAIL"),
     ],
 )
-def test_only_lockdown_for_confidentiality_forbids_bpf(tmp_path: Path, text: str, verdict: str) -> None:
+def test_only_confidentiality_lockdown_forbids_bpf(tmp_path: Path, text: str, verdict: str) -> None:
     (tmp_path / "lockdown").write_text(text)
     assert kernel_checks.lockdown(str(tmp_path / "lockdown")).verdict == verdict
     assert kernel_checks.lockdown(str(tmp_path / "absent")).verdict == "ok"
