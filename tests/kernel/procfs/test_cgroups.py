@@ -1,4 +1,7 @@
-"""Which cgroup a process is in, and its quota, on machines of each layout, of which this one is real."""
+"""Test the cgroup and quota of a process.
+
+Machines of each layout are made up; the last tests use this one.
+"""
 
 import os
 import shutil
@@ -34,7 +37,7 @@ HYBRID = rb"""
 NS_ROOT = "/offtop-inside"
 
 
-def test_mounts_are_told_by_mountinfo() -> None:
+def test_mounts_are_read_from_mountinfo() -> None:
     v2, net_cls = mounts_of(UNIFIED)
     assert v2 == Mount("/sys/fs/cgroup", "/", frozenset(), is_v2=True)
     assert net_cls == Mount("/sys/fs/net cls", "/", frozenset({"rw", "net_cls"}), is_v2=False)
@@ -43,17 +46,17 @@ def test_mounts_are_told_by_mountinfo() -> None:
     assert mounts_of(HYBRID)[2].controllers >= {"name=systemd"}
 
 
-def test_what_mountinfo_writes_in_octal_is_read_as_it_is() -> None:
+def test_octal_escapes_in_mountinfo_are_decoded() -> None:
     line = b"1 2 0:3 /a\\040b\\134c\\012d\r /at\\011\xff ro - cgroup2 x - y ro\n"
     assert mounts_of(line) == (Mount("/at\t\udcff", "/a b\\c\nd\r", frozenset(), is_v2=True),)
 
 
-def test_without_mounts_nothing_is_mounted() -> None:
+def test_empty_or_broken_mountinfo_has_no_mounts() -> None:
     assert mounts_of(b"") == mounts_of(b"\n\nnonsense\n1 2 - cgroup2\n") == ()
 
 
 @given(st.binary(), st.binary())
-def test_there_is_no_content_on_which_they_fail(mountinfo: bytes, content: bytes) -> None:
+def test_no_content_makes_it_fail(mountinfo: bytes, content: bytes) -> None:
     places = mounts_of(mountinfo + b"\n1 2 0:3 / /nowhere/" + mountinfo.replace(b"\n", b"") + b" ro - cgroup2 x ro\n")
     assert isinstance(cgroup_of(content, places), str)
     assert quota_of(content, places) is None
@@ -88,12 +91,12 @@ DOCKER_BY_FILES = (
         (b"2:cpu:/x\n0::/told by its name\n0::/\n", "/x", "/x"),  # a name with a newline, before 5.13
     ],
 )
-def test_of_several_paths_it_is_the_one_that_says_most(content: bytes, on_unified: str, on_hybrid: str) -> None:
+def test_of_several_paths_the_most_specific_wins(content: bytes, on_unified: str, on_hybrid: str) -> None:
     assert cgroup_of(content) == cgroup_of(content, mounts_of(UNIFIED)) == on_unified
     assert cgroup_of(content, mounts_of(HYBRID)) == on_hybrid
 
 
-def test_what_is_mounted_here_is_there() -> None:
+def test_mounts_of_this_machine_exist() -> None:
     found = mounted()
     assert found == mounts_of(Path("/proc/self/mountinfo").read_bytes())
     assert all((Path(mount.point) / "cgroup.procs").exists() for mount in found)
@@ -101,12 +104,12 @@ def test_what_is_mounted_here_is_there() -> None:
 
 V2 = (Mount("v2", "/", frozenset(), is_v2=True),)
 V1 = (Mount("v2", "/", frozenset(), is_v2=True), Mount("v1", "/", frozenset({"rw", "cpu"}), is_v2=False))
-"""Below a directory that is made up, where a test is: files as the kernel writes them, without a kernel."""
+"""Mounts in a made-up directory where a test writes files in the kernel's format."""
 
 
 @pytest.fixture
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Version 2 with a quota of 20 ms in 100 ms at /a, and version 1 with one of 250 ms in 100 ms at /x."""
+    """Set up version 2 with 20 ms in 100 ms at /a, and version 1 with 250 ms in 100 ms at /x."""
     monkeypatch.chdir(tmp_path)
     stat = "usage_usec 9\nnr_periods 340\nnr_throttled 12\nthrottled_usec 1500\nnr_bursts 0\nburst_usec 0\n"
     for directory, quota in (("v2/a", "20000 100000\n"), ("v2/a/b", "max 100000\n"), ("v2/max", "max 100000\n")):
@@ -127,7 +130,7 @@ OF_X = Quota("/x", quota_ns=250 * MS, period_ns=100 * MS, periods=7, throttled=0
 
 
 @pytest.mark.usefixtures("made_up")
-def test_a_quota_is_that_of_the_nearest_cgroup_that_has_one() -> None:
+def test_a_quota_comes_from_the_nearest_cgroup_with_one() -> None:
     for path in ("/a", "/a/b", "/a/b/without-cpu", "/a/b/gone (deleted)", "/a//b/"):
         assert quota_at(path, V2) == OF_A
     assert OF_A.cpus == 0.2
@@ -136,14 +139,14 @@ def test_a_quota_is_that_of_the_nearest_cgroup_that_has_one() -> None:
     assert OF_X.cpus == 2.5
 
 
-def test_a_file_that_is_longer_than_one_reading_is_read_to_its_end(made_up: Path) -> None:
+def test_a_file_longer_than_one_read_is_read_to_its_end(made_up: Path) -> None:
     stat = made_up / "v2/a/cpu.stat"
     stat.write_text("usage_usec 9\n" * 10_000 + stat.read_text())
     assert quota_at("/a", V2) == OF_A
 
 
 @pytest.mark.usefixtures("made_up")
-def test_without_a_quota_there_is_none() -> None:
+def test_no_quota_is_none() -> None:
     for path in (
         "",
         "/",
@@ -165,7 +168,7 @@ def test_without_a_quota_there_is_none() -> None:
 
 
 @pytest.mark.usefixtures("made_up")
-def test_the_quota_of_a_process_is_looked_for_where_the_cpu_controller_is() -> None:
+def test_a_quota_is_looked_up_where_the_cpu_controller_is() -> None:
     content = b"3:memory:/a\n2:cpu,cpuacct:/x/y\n1:name=systemd:/a\n0::/a/b\n"
     assert quota_of(content, V1) == OF_X
     assert quota_of(content, V2) == OF_A
@@ -175,23 +178,23 @@ def test_the_quota_of_a_process_is_looked_for_where_the_cpu_controller_is() -> N
 
 
 @pytest.mark.usefixtures("made_up")
-def test_a_mount_may_begin_below_the_root_and_outside_of_our_namespace() -> None:
+def test_a_mount_may_start_below_the_root_or_outside_the_namespace() -> None:
     def at(root: str) -> tuple[Mount, ...]:
         return (Mount("v2", root, frozenset(), is_v2=True),)
 
     assert quota_at("/docker/1/a/b", at("/docker/1")) == OF_A._replace(path="/docker/1/a")
     assert quota_at("/../../a/b", at("/../..")) == OF_A._replace(path="/../../a")
-    itself = (Mount("v2/a", "/docker/1", frozenset(), is_v2=True),)  # as in a container, whose own is all it sees
+    itself = (Mount("v2/a", "/docker/1", frozenset(), is_v2=True),)  # as in a container, which sees only its own cgroup
     for path in ("/docker/1", "/docker/1/b", "/docker/1/gone"):
         assert quota_at(path, itself) == OF_A._replace(path="/docker/1")
     for path, root in (("/docker/2/a", "/docker/1"), ("/a", "/.."), ("/../a", "/../.."), ("/../../a", "/..")):
-        assert quota_at(path, at(root)) is None  # there is no way to it, or none that we know the names of
+        assert quota_at(path, at(root)) is None  # not reachable, or not by names we know
 
 
 @pytest.mark.parametrize(
     "stat", ["", "nr_periods 1\n", "nr_periods\n", "nr_periods x\nnr_throttled 0\nthrottled_usec 0\n"]
 )
-def test_what_is_torn_is_not_told(made_up: Path, stat: str) -> None:
+def test_torn_values_are_not_reported(made_up: Path, stat: str) -> None:
     (made_up / "v2/a/cpu.stat").write_text(stat)
     assert quota_at("/a", V2) is None
     (made_up / "v2/max/cpu.max").write_text("1000 0\n")
@@ -207,7 +210,7 @@ def write(group: Path, name: str, value: str) -> None:
 
 @contextmanager
 def group(name: str, quota_us: int = 0) -> Generator[Path]:
-    """A cgroup of the hierarchy that has the CPU controller, with a quota in each 100 ms. Removed with the block."""
+    """Make a cgroup with the CPU controller and a quota per 100 ms; remove it at the end."""
     v1 = [mount for mount in mounted() if "cpu" in mount.controllers]
     v2 = [mount for mount in mounted() if mount.is_v2]
     if not v1 and not (v2 and "cpu" in (Path(v2[0].point) / "cgroup.controllers").read_text().split()):
@@ -229,7 +232,7 @@ def group(name: str, quota_us: int = 0) -> Generator[Path]:
 
 
 def remove(group: Path) -> None:
-    """When the last process in it has ended for the kernel, too."""
+    """Remove the cgroup once the kernel has reaped its last process."""
     end_s = time.monotonic() + 10
     while group.exists():
         try:
@@ -241,7 +244,7 @@ def remove(group: Path) -> None:
 
 @contextmanager
 def child(place: Path, *command: str) -> Generator[int]:
-    """The pid of a process in the cgroup `place`; ended with the block."""
+    """Run a process in the cgroup `place` and yield its PID; kill it at the end."""
     script = 'echo $$ > "$1/cgroup.procs" && shift && echo in && exec "$@"'
     process = subprocess.Popen(["sh", "-c", script, "sh", str(place), *command], stdout=subprocess.PIPE)
     assert process.stdout
@@ -255,7 +258,7 @@ def child(place: Path, *command: str) -> Generator[int]:
 
 
 @pytest.mark.kernel
-def test_a_spinner_that_is_throttled_is_told_by_its_quota() -> None:
+def test_a_throttled_spinner_has_its_quota() -> None:
     with group("spins", quota_us=10_000) as place:
         inner = place / "inner"  # without a quota of its own
         inner.mkdir()
@@ -277,14 +280,14 @@ def test_a_spinner_that_is_throttled_is_told_by_its_quota() -> None:
 
 
 @pytest.mark.kernel
-def test_a_process_is_told_to_be_where_it_is_with_any_name() -> None:
+def test_a_process_is_in_its_cgroup_under_any_name() -> None:
     with group(os.fsdecode(b"a:b \r\xff (deleted)\xc3\xa9")) as place, child(place, "sleep", "1000") as pid:
         found = reading(READS, pid)
         assert found
         systemd = [
             line for line in content_of(pid).split(b"\n") if b":name=systemd:" in line and not line.endswith(b":/")
         ]
-        if not systemd:  # else it is where we are, and says that
+        if not systemd:  # otherwise it is where we are, and reports that
             assert found.details.cgroup == f"/{place.name}"
         assert quota_of(content_of(pid), mounted()) is None
 
@@ -303,7 +306,7 @@ int main(void) {
 
 
 @pytest.mark.kernel
-def test_a_process_stays_where_it_is_when_its_main_thread_ends(tmp_path: Path) -> None:
+def test_a_process_keeps_its_cgroup_when_its_main_thread_exits(tmp_path: Path) -> None:
     with (
         group("headless", quota_us=50_000) as place,
         running([build(tmp_path / "a) Z (b", HEADLESS, "-pthread")]) as app,
@@ -317,7 +320,7 @@ def test_a_process_stays_where_it_is_when_its_main_thread_ends(tmp_path: Path) -
         assert quota_of(before, mounted())
 
 
-def test_of_a_process_that_has_ended_there_is_nothing_or_the_root() -> None:
+def test_an_exited_process_has_no_cgroup_or_the_root() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert content_of(process.pid) == Path(f"/proc/{process.pid}/cgroup").read_bytes()
@@ -326,14 +329,17 @@ def test_of_a_process_that_has_ended_there_is_nothing_or_the_root() -> None:
 
 
 @pytest.mark.kernel
-def test_no_name_can_have_a_newline() -> None:
+def test_a_cgroup_name_cannot_have_a_newline() -> None:
     with pytest.raises(OSError), group("a\nb"):
         pass
 
 
 @pytest.mark.kernel
-def test_from_within_a_namespace_what_is_outside_has_its_quota_all_the_same() -> None:
-    """A process in a cgroup namespace reads of one beside it, and has the whole hierarchy mounted."""
+def test_a_cgroup_outside_the_namespace_has_its_quota() -> None:
+    """Read about a cgroup beside one's own from inside a cgroup namespace.
+
+    The reader has the whole hierarchy mounted.
+    """
     if not shutil.which("unshare"):
         lacks("unshare")
     with group("inside") as inside, group("beside", quota_us=50_000) as beside, child(beside, "sleep", "1000") as pid:

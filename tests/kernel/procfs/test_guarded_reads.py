@@ -1,4 +1,7 @@
-"""Reads that hang: each misses its deadline, keeps only its own subject waiting, and is known again when it goes on."""
+"""Test reads that hang.
+
+Each misses its deadline, blocks only its own subject, and recovers.
+"""
 
 import os
 import signal
@@ -60,7 +63,7 @@ def channel(reads: GuardedReads) -> Channel:
 
 @pytest.fixture
 def fifo(tmp_path: Path) -> Path:
-    """Who opens it hangs, until it is written to."""
+    """Return a FIFO whose open hangs until it is written to."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     return path
@@ -74,7 +77,7 @@ def let_go(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY))
 
 
-def test_a_read_is_not_given_up_while_the_child_gets_no_cpu(reads: GuardedReads, tmp_path: Path) -> None:
+def test_a_read_is_not_timed_out_while_the_child_gets_no_cpu(reads: GuardedReads, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"here")
     channel = reads.channel(0.05, 0.05)
     os.kill(reads.pid, signal.SIGSTOP)
@@ -82,7 +85,7 @@ def test_a_read_is_not_given_up_while_the_child_gets_no_cpu(reads: GuardedReads,
     assert content(channel, "starved", tmp_path / "file") == [b"here"]
 
 
-def test_a_child_that_never_gets_a_cpu_delays_a_tick_by_a_second_in_all(reads: GuardedReads, tmp_path: Path) -> None:
+def test_a_child_without_a_cpu_delays_a_tick_by_a_second_at_most(reads: GuardedReads, tmp_path: Path) -> None:
     channel = reads.channel(0.05, 0.05)
     channel.refill()
     os.kill(reads.pid, signal.SIGSTOP)
@@ -94,20 +97,20 @@ def test_a_child_that_never_gets_a_cpu_delays_a_tick_by_a_second_in_all(reads: G
     os.kill(reads.pid, signal.SIGCONT)
 
 
-def test_a_read_that_hangs_keeps_its_own_subject_waiting_and_no_other(channel: Channel, fifo: Path) -> None:
+def test_a_hanging_read_blocks_only_its_own_subject(channel: Channel, fifo: Path) -> None:
     other = fifo.with_name("other")
     other.write_bytes(b"here")
     with pytest.raises(TimeoutError):
         content(channel, "hangs", fifo)
     began_s = time.monotonic()
-    with pytest.raises(TimeoutError):  # and does not wait a second time
+    with pytest.raises(TimeoutError):  # without waiting a second time
         content(channel, "hangs", other)
     assert time.monotonic() - began_s < _SOON_S / 2
     assert content(channel, "other", other) == [b"here"]
     assert channel.hung == {"hangs"}
 
 
-def test_a_subject_is_asked_again_when_the_late_answer_has_come(channel: Channel, fifo: Path) -> None:
+def test_a_subject_is_read_again_after_its_late_answer(channel: Channel, fifo: Path) -> None:
     with pytest.raises(TimeoutError):
         content(channel, "hangs", fifo)
     let_go(fifo)
@@ -153,7 +156,7 @@ def test_late_descriptors_are_closed(channel: Channel, reads: GuardedReads, tmp_
     assert len([*Path("/proc/self/fd").iterdir()]) == before + 1
 
 
-def test_so_many_reads_may_hang_and_then_none_begins(
+def test_no_read_starts_once_too_many_hang(
     channel: Channel, reads: GuardedReads, fifo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_reads, "MOST_HUNG", 3)
@@ -165,10 +168,10 @@ def test_so_many_reads_may_hang_and_then_none_begins(
     with pytest.raises(TimeoutError):
         content(channel, "d", Path("/proc/self/stat"))
     assert reads.hung == {"a", "b", "c"}
-    assert content(reads.channel(10), "d", Path("/proc/self/comm"))[0]  # another kind of reads goes on
+    assert content(reads.channel(10), "d", Path("/proc/self/comm"))[0]  # another kind of read goes on
 
 
-def test_a_tick_waits_for_all_that_hang_no_longer_than_its_allowance(reads: GuardedReads, fifo: Path) -> None:
+def test_all_hanging_reads_share_the_allowance_of_a_tick(reads: GuardedReads, fifo: Path) -> None:
     channel = reads.channel(0.1, 0.2)
     channel.start()
     began_s = time.monotonic()
@@ -178,7 +181,7 @@ def test_a_tick_waits_for_all_that_hang_no_longer_than_its_allowance(reads: Guar
     assert time.monotonic() - began_s < 0.2 + 20 * 0.005 + 0.5
 
 
-def test_a_child_that_dies_is_replaced_and_what_hung_in_it_is_asked_again(
+def test_a_dead_child_is_replaced_and_its_hung_reads_are_retried(
     channel: Channel, reads: GuardedReads, fifo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_reads, "_AGAIN_S", 0)
@@ -197,14 +200,14 @@ def test_a_child_that_dies_is_replaced_and_what_hung_in_it_is_asked_again(
     assert reads.pid not in (0, before)
 
 
-def test_a_large_answer_comes_whole(channel: Channel, tmp_path: Path) -> None:
+def test_a_large_answer_arrives_complete(channel: Channel, tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * 4096)
     (whole,) = channel.ask("it", "contents", [str(path)], 1 << 21)
     assert whole == path.read_bytes()
 
 
-def test_whoever_has_reads_that_hang_ends_all_the_same(fifo: Path) -> None:
+def test_a_process_with_hanging_reads_still_exits(fifo: Path) -> None:
     began_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", _STUCK, fifo], capture_output=True, timeout=60, check=True, text=True)
     assert (done.stdout, done.stderr) == ("missed\n", "")
@@ -212,7 +215,7 @@ def test_whoever_has_reads_that_hang_ends_all_the_same(fifo: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_a_process_whose_mmap_lock_is_held_is_not_read_and_others_are(
+def test_a_process_with_a_held_mmap_lock_is_skipped_and_others_are_read(
     reads: GuardedReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mappings, "_CHECKED_NS", 0)
@@ -239,7 +242,7 @@ def test_a_process_whose_mmap_lock_is_held_is_not_read_and_others_are(
 
 
 @pytest.mark.kernel
-def test_files_whose_file_system_does_not_answer_are_left_alone(reads: GuardedReads, tmp_path: Path) -> None:
+def test_files_on_a_hanging_file_system_are_skipped(reads: GuardedReads, tmp_path: Path) -> None:
     naps = build(tmp_path / "naps", NAPS)
     binaries = Binaries(10, reads=reads)
     binaries._reads = reads.channel(_SOON_S)  # pyright: ignore[reportPrivateUsage]
@@ -268,12 +271,12 @@ def test_files_whose_file_system_does_not_answer_are_left_alone(reads: GuardedRe
     binaries.end()
 
 
-def test_many_perf_maps_share_one_allowance_and_are_read_by_another_thread(
+def test_perf_maps_share_one_allowance_and_are_read_by_another_thread(
     reads: GuardedReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(perfmap, "_SAVED_S", 0.01)
     path = tmp_path / "perf.map"
-    path.write_bytes(b"".join(b"%x 1 x\n" % at for at in range(100_000)))  # takes 0.1 s and more, and is paid for 5 s
+    path.write_bytes(b"".join(b"%x 1 x\n" % at for at in range(100_000)))  # over 0.1 s, uses up 5 s of allowance
     maps = PerfMaps(reads)
     many = [maps.of(os.getpid(), (b"%d" % n,)) for n in range(40)]
     own_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""What a person is told of one process, of real ones: whatever it calls itself, and whether it is still there."""
+"""Test the details of one real process, whatever its name, and even after its exit."""
 
 import os
 import pwd
@@ -37,7 +37,7 @@ int main(int count, char **words) {
     next();
 }
 """
-"""Calls itself by its first argument; with a second one it has a second thread."""
+"""Takes its name from the first argument; with a second one it has a second thread."""
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,7 @@ def wait_for_state(pid: int, state: str) -> None:
 
 
 def giving(value: object) -> Callable[..., object]:
-    """A function that gives this, whatever it is asked."""
+    """Return a function that returns this value for any arguments."""
 
     def give(*_: object) -> object:
         return value
@@ -76,20 +76,20 @@ def giving(value: object) -> Callable[..., object]:
     return give
 
 
-def test_our_own_process_is_told_of_as_it_is() -> None:
+def test_our_own_process_has_correct_details() -> None:
     told = dict(facts(os.getpid(), READS))
     assert [name for name in NAMES if name in told] == [*told]  # in that order
     assert told["command line"].split()[0] in Path("/proc/self/cmdline").read_text()
     assert told["executable"] == str(Path("/proc/self/exe").readlink())
     assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
     assert told["parent"] == f"{os.getppid()} {Path(f'/proc/{os.getppid()}/comm').read_text().rstrip()}"
-    assert int(told["threads"]) >= 1  # how many, exactly: by a child's, below; a thread of ours may end meanwhile
+    assert int(told["threads"]) >= 1  # exact only for the child below: a thread of ours may exit
     assert told["memory"].endswith("MB resident")
     assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
     assert "state" not in told
 
 
-def test_a_child_is_told_of_with_its_arguments_its_limit_and_when_it_began() -> None:
+def test_a_child_shows_its_arguments_limit_and_start_time() -> None:
     began = datetime.now()
     with child("sleep", "1000", "0", limit=100) as one:
         told = dict(facts(one.pid, READS))
@@ -104,7 +104,7 @@ def test_a_child_is_told_of_with_its_arguments_its_limit_and_when_it_began() -> 
         assert 0 <= int(age.removesuffix("s ago")) < 60
 
 
-def test_who_has_escape_codes_for_a_name_is_told_of_raw(named: Path) -> None:
+def test_escape_codes_in_names_are_kept_raw(named: Path) -> None:
     with running([named, ESCAPES, "second\x1b[31m"]) as one:
         told = dict(facts(one.pid, READS))
         assert told["command line"] == f"{named} {ESCAPES} second\x1b[31m"
@@ -120,7 +120,7 @@ def test_who_has_escape_codes_for_a_name_is_told_of_raw(named: Path) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "Threads:\t77", "State:\tZ", ") Z (", "a\nUid:\t0\t0\t0"])
-def test_who_is_called_like_a_line_of_the_kernels_is_not_taken_for_it(named: Path, name: str) -> None:
+def test_a_name_that_looks_like_a_kernel_line_is_not_parsed_as_one(named: Path, name: str) -> None:
     with running([named, name]) as one:
         told = dict(facts(one.pid, READS))
         assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
@@ -132,7 +132,7 @@ def test_who_is_called_like_a_line_of_the_kernels_is_not_taken_for_it(named: Pat
 
 
 @pytest.mark.kernel
-def test_a_user_that_acts_as_another_is_told_of_as_both(tmp_path: Path) -> None:
+def test_a_process_with_another_effective_user_shows_both(tmp_path: Path) -> None:
     with running([build(tmp_path / "app", "int main(void) { if (seteuid(54321)) return 1; next(); }")]) as one:
         assert dict(facts(one.pid, READS))["user"] == "uid 54321 (real: root, uid 0)"
 
@@ -145,14 +145,14 @@ def test_a_kernel_thread_has_neither_program_nor_memory() -> None:
     assert not {"command line", "executable", "memory", "parent", "state", "cpu quota"} & {*told}
 
 
-def test_a_program_that_was_replaced_says_so(named: Path) -> None:
+def test_a_replaced_program_is_marked_deleted(named: Path) -> None:
     program = build(named.parent / "old", NAMED, "-pthread")
     with running([program, "old"]) as one:
         program.unlink()
         assert dict(facts(one.pid, READS))["executable"] == f"{program} (deleted)"
 
 
-def test_one_that_has_ended_is_not_there() -> None:
+def test_an_exited_process_is_reported_as_gone() -> None:
     with child() as one:
         assert len(facts(one.pid, READS)) > 5
     assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
@@ -160,7 +160,7 @@ def test_one_that_has_ended_is_not_there() -> None:
         assert facts(pid, READS) == (("process", f"{pid} is not there any more"),)
 
 
-def test_one_that_ended_while_it_was_read_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
         def late(_: int) -> dict[str, str]:
@@ -172,7 +172,7 @@ def test_one_that_ended_while_it_was_read_is_not_told_of(monkeypatch: pytest.Mon
         assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
 
 
-def test_a_zombie_says_that_it_is_one() -> None:
+def test_a_zombie_is_reported() -> None:
     with child() as one:
         one.kill()
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
@@ -183,18 +183,18 @@ def test_a_zombie_says_that_it_is_one() -> None:
         assert not {"command line", "open files", "memory", "cgroup"} & {*told}
 
 
-def test_one_that_is_stopped_says_so() -> None:
+def test_a_stopped_process_is_reported() -> None:
     with child() as one:
         psutil.Process(one.pid).suspend()
         wait_for_state(one.pid, "T")
         assert dict(facts(one.pid, READS))["state"] == "stopped"
 
 
-def test_one_that_goes_on_without_its_main_thread_says_so(tmp_path: Path) -> None:
+def test_a_process_without_its_main_thread_is_reported(tmp_path: Path) -> None:
     with running([build(tmp_path / "app", HEADLESS, "-pthread")]) as app:
         app.go_on_alone()
         wait_for_state(app.pid, "Z")
-        until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third ends by itself
+        until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third exits by itself
         told = dict(facts(app.pid, READS))
         assert told["state"] == "its main thread has ended, others go on"
         assert told["threads"] == "2"
@@ -203,8 +203,8 @@ def test_one_that_goes_on_without_its_main_thread_says_so(tmp_path: Path) -> Non
 
 
 @pytest.mark.kernel
-def test_what_we_may_not_read_says_so() -> None:
-    """As nobody, of root's."""
+def test_unreadable_values_are_reported_as_not_permitted() -> None:
+    """Read root's process as nobody."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -221,7 +221,7 @@ def test_what_we_may_not_read_says_so() -> None:
 
 
 @pytest.mark.kernel
-def test_a_quota_is_told_with_how_much_was_throttled() -> None:
+def test_a_quota_shows_how_much_was_throttled() -> None:
     with group("facts", quota_us=10_000) as place, child("sh", "-c", "while :; do :; done") as one:
         (place / "cgroup.procs").write_text(str(one.pid))
         until(lambda: not dict(facts(one.pid, READS))["throttled"].startswith("never"))
@@ -244,7 +244,9 @@ def test_a_quota_is_told_with_how_much_was_throttled() -> None:
         ),
     ],
 )
-def test_a_quota_in_words(monkeypatch: pytest.MonkeyPatch, quota: Quota | None, told: tuple[str, str] | None) -> None:
+def test_a_quota_is_described(
+    monkeypatch: pytest.MonkeyPatch, quota: Quota | None, told: tuple[str, str] | None
+) -> None:
     monkeypatch.setattr(module, "quota_of", giving(quota))
     monkeypatch.setattr(processes, "cgroup_of", giving("/a"))
     found = dict(facts(os.getpid(), READS))
@@ -253,7 +255,7 @@ def test_a_quota_in_words(monkeypatch: pytest.MonkeyPatch, quota: Quota | None, 
     assert (found.get("cpu quota"), found.get("throttled")) == (told or (None, None))
 
 
-def test_a_container_is_told_by_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_shows_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"/docker/1a2b3c4d5e6f{52 * '0'}"
     monkeypatch.setattr(processes, "cgroup_of", giving(path))
     told = dict(facts(os.getpid(), READS))

@@ -1,4 +1,4 @@
-"""Who a process is, told of real ones: soon, as it is, and never what another process was."""
+"""Test details of real processes: prompt, unaltered, and never of another process."""
 
 import os
 import pwd
@@ -21,13 +21,13 @@ from tests.kernel.watch import MS
 WAITS = ("sh", "-c", "read line")
 SECONDS = 30.0
 NOBODY = 1 << 30
-"""More than any pid."""
+"""Higher than any PID."""
 HEADLESS = r"""
 #include <pthread.h>
 static void *other(void *unused) { for (;;) pause(); return unused; }
 int main(void) { pthread_t thread; pthread_create(&thread, 0, other, 0); next(); pthread_exit(0); }
 """
-"""Its main thread ends when it is let go on."""
+"""A program whose main thread exits when it is let go on."""
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
@@ -38,7 +38,7 @@ def book() -> Book:
 
 @pytest.fixture
 def reads() -> list[int]:
-    """What the worker has read, in order."""
+    """Return the list that collects the PIDs the worker has read, in order."""
     return []
 
 
@@ -55,7 +55,7 @@ def worker(book: Book, reads: list[int]) -> Generator[DetailsWorker]:
 
 @contextmanager
 def child(command: Sequence[str] = WAITS, user: int | None = None) -> Generator[subprocess.Popen[bytes]]:
-    """A process that waits to be written to; ended with the block."""
+    """Run a process that waits for its standard input; kill it at the end."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, user=user)
     assert process.stdin
     try:
@@ -68,12 +68,12 @@ def child(command: Sequence[str] = WAITS, user: int | None = None) -> Generator[
 
 @contextmanager
 def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
-    """The same, with a pid that is free."""
+    """Run a child under a given free PID."""
     last = LAST_PID.read_text()
     for _ in range(100):
         LAST_PID.write_text(str(pid - 1))
         with child(command) as one:
-            LAST_PID.write_text(last)  # or others would have pids that have just been used, too
+            LAST_PID.write_text(last)  # otherwise others would get just-used PIDs too
             if one.pid == pid:
                 yield
                 return
@@ -81,14 +81,14 @@ def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
 
 
 def told(worker: DetailsWorker, book: Book, pid: int) -> Details:
-    """What is told of `pid` in the end."""
+    """Return the details of `pid` once they are known."""
     worker.describe([pid])
     until(lambda: pid in book.details)
     return book.details[pid]
 
 
 def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
-    """Return when `pid` has been read once more, and what came of it was told."""
+    """Return once `pid` has been read again and the result published."""
     times = reads.count(pid)
     worker.describe([pid])
     until(lambda: reads.count(pid) > times)
@@ -96,7 +96,7 @@ def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
     until(lambda: reads[-1] == NOBODY)
 
 
-def test_our_own_process_is_told_of_as_it_is(worker: DetailsWorker, book: Book) -> None:
+def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Book) -> None:
     us = told(worker, book, os.getpid())
     assert us.user == pwd.getpwuid(os.geteuid()).pw_name
     assert us.uid == os.geteuid()
@@ -112,7 +112,7 @@ def test_arguments_are_kept_raw(worker: DetailsWorker, book: Book) -> None:
         assert told(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
 
 
-def test_long_arguments_end_early_and_say_so(worker: DetailsWorker, book: Book) -> None:
+def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, book: Book) -> None:
     fitting = 4096 - len("sh -c read line ")
     with child((*WAITS, fitting * "x")) as whole, child((*WAITS, 100_000 * "x")) as cut:
         assert told(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
@@ -120,16 +120,14 @@ def test_long_arguments_end_early_and_say_so(worker: DetailsWorker, book: Book) 
 
 
 @pytest.mark.kernel
-def test_the_owner_is_the_user_it_acts_as_and_one_without_a_name_is_its_number(
-    worker: DetailsWorker, book: Book
-) -> None:
+def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, book: Book) -> None:
     with child(user=65534) as nobody, child(user=54321) as number:
         assert told(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
         assert told(worker, book, number.pid)[0::3] == ("54321", 54321)
 
 
 @pytest.mark.kernel
-def test_the_user_that_a_process_acts_as_is_not_the_one_that_began_it(tmp_path: Path) -> None:
+def test_the_effective_user_is_reported_not_the_real_one(tmp_path: Path) -> None:
     acting = build(tmp_path / "app", "int main(void) { if (seteuid(65534)) return 1; next(); }")
     with running([acting]) as app:
         found = reading(READS, app.pid)
@@ -137,7 +135,7 @@ def test_the_user_that_a_process_acts_as_is_not_the_one_that_began_it(tmp_path: 
         assert found.details.uid == 65534
 
 
-def test_what_ended_while_it_was_read_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
         def late(*_: object) -> str:
@@ -164,23 +162,23 @@ def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Book) -> 
         (b"0::/with:colons (deleted)\n", "/with:colons (deleted)"),
     ],
 )
-def test_the_cgroup_is_that_of_version_2_or_else_the_first(content: bytes, cgroup: str) -> None:
+def test_the_version_2_cgroup_is_preferred(content: bytes, cgroup: str) -> None:
     assert cgroup_of(content) == cgroup
 
 
-def test_of_what_is_not_there_nothing_is_told(worker: DetailsWorker, book: Book) -> None:
+def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, book: Book) -> None:
     with child() as one:
         pass
     worker.describe([one.pid, 0, -1, NOBODY])
-    told(worker, book, os.getpid())  # asked for after them
+    told(worker, book, os.getpid())  # requested after them
     assert [*book.details] == [os.getpid()]
     assert reading(READS, one.pid) is None
 
 
-def test_nobody_asked_is_nobody_read(book: Book) -> None:
+def test_nothing_is_read_without_a_request(book: Book) -> None:
     read: list[int] = []
     worker = DetailsWorker(book, read=lambda pid: read.append(pid))
-    before = {*threading.enumerate()}  # some of which end yet
+    before = {*threading.enumerate()}  # some of them may still exit
     worker.describe([])
     worker.met(1)
     worker.ended(1)
@@ -193,7 +191,7 @@ def test_nobody_asked_is_nobody_read(book: Book) -> None:
     assert (read, book.details) == ([], {})
 
 
-def test_a_process_that_only_waits_to_be_reaped_has_ended() -> None:
+def test_a_zombie_counts_as_exited() -> None:
     with child() as one:
         assert reading(READS, one.pid) is not None
         one.kill()
@@ -202,7 +200,7 @@ def test_a_process_that_only_waits_to_be_reaped_has_ended() -> None:
         assert reading(READS, one.pid) is None
 
 
-def test_one_that_goes_on_without_its_main_thread_keeps_its_arguments(
+def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
     worker: DetailsWorker, book: Book, reads: list[int], tmp_path: Path
 ) -> None:
     with running([build(tmp_path / "app", HEADLESS, "-pthread"), "mark"]) as app:
@@ -220,9 +218,7 @@ def test_one_that_goes_on_without_its_main_thread_keeps_its_arguments(
         assert book.details == {}
 
 
-def test_what_was_told_of_a_process_stays_until_its_name_is_dropped(
-    worker: DetailsWorker, book: Book, reads: list[int]
-) -> None:
+def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Book, reads: list[int]) -> None:
     with child() as one:
         book.processes[one.pid] = "sh"
         first = told(worker, book, one.pid)
@@ -236,7 +232,7 @@ def test_what_was_told_of_a_process_stays_until_its_name_is_dropped(
     assert book.details == {}
 
 
-def test_an_end_that_nobody_heard_of_is_found_out_by_asking_again(
+def test_a_missed_exit_is_found_by_reading_again(
     worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_OLD_S", 0.0)
@@ -250,12 +246,12 @@ def test_an_end_that_nobody_heard_of_is_found_out_by_asking_again(
     assert one.pid not in book.details
 
 
-def test_a_pid_that_turns_up_again_is_not_told_of_as_the_process_that_had_it(book: Book) -> None:
-    """With a kernel that is made up: pids come round in their own time."""
+def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
+    """The kernel is simulated, because PIDs are not reused on demand."""
     began, user = [b"100"], ["first"]
     worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
     assert told(worker, book, 7).user == "first"
-    worker.met(7)  # it still lives
+    worker.met(7)  # it is still alive
     assert book.details[7].user == "first"
     worker.ended(7)
     assert book.details[7].user == "first"
@@ -269,12 +265,12 @@ def test_a_pid_that_turns_up_again_is_not_told_of_as_the_process_that_had_it(boo
     began[0], user[0] = b"300", "third"
     worker.describe([7])
     until(lambda: book.details[7].user == "third")
-    worker.met(7)  # no longer one that has ended
+    worker.met(7)  # no longer an exited one
     assert book.details[7].user == "third"
     worker.close()
 
 
-def test_what_was_being_read_when_its_pid_turned_up_again_is_not_taken(book: Book) -> None:
+def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> None:
     at, goes_on = threading.Semaphore(0), threading.Semaphore(0)
     answers = iter([Reading(b"100", Details("first")), Reading(b"200", Details("second"))])
 
@@ -299,7 +295,7 @@ def test_what_was_being_read_when_its_pid_turned_up_again_is_not_taken(book: Boo
 
 
 @pytest.mark.kernel
-def test_a_real_pid_that_is_used_again(worker: DetailsWorker, book: Book) -> None:
+def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Book) -> None:
     with child((*WAITS, "first")) as one:
         assert told(worker, book, one.pid).cmdline.endswith("first")
     worker.ended(one.pid)
@@ -308,7 +304,7 @@ def test_a_real_pid_that_is_used_again(worker: DetailsWorker, book: Book) -> Non
         until(lambda: book.details[one.pid].cmdline.endswith("second"))
 
 
-def test_another_program_of_the_same_process_is_told_of_when_asked_again(
+def test_exec_shows_after_reading_again(
     worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with child(("sh", "-c", "read line; exec sleep 1000")) as one:
@@ -325,7 +321,7 @@ def test_another_program_of_the_same_process_is_told_of_when_asked_again(
         assert book.details[one.pid].cmdline == "sleep 1000"
 
 
-def test_a_process_that_never_answers_keeps_nobody_waiting(book: Book) -> None:
+def test_a_process_that_never_answers_blocks_nothing(book: Book) -> None:
     stuck, goes_on = threading.Event(), threading.Event()
 
     def never(_: int) -> None:
@@ -346,7 +342,7 @@ def test_a_process_that_never_answers_keeps_nobody_waiting(book: Book) -> None:
     assert book.details == {}
 
 
-def test_more_than_can_be_queued_is_left_out_and_old_ones_give_way(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_and_the_details_are_bounded(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", 0.0)
     monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
     monkeypatch.setattr(processes, "_MOST_TOLD", 10)
@@ -372,7 +368,7 @@ def test_more_than_can_be_queued_is_left_out_and_old_ones_give_way(book: Book, m
     worker.close()
 
 
-def test_after_some_readings_it_rests(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_pauses_after_some_readings(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", SECONDS)
     worker = DetailsWorker(book, read=lambda pid: Reading(b"1", Details(str(pid))))
     worker.describe(range(1, 100))
@@ -382,13 +378,13 @@ def test_after_some_readings_it_rests(book: Book, monkeypatch: pytest.MonkeyPatc
     assert [*book.details] == [*range(1, 21)]
 
 
-def test_what_is_not_told_is_unknown() -> None:
+def test_missing_details_are_unknown() -> None:
     assert Book().detail(1) is UNKNOWN
     assert UNKNOWN == ("", "", "", -1)
 
 
 @pytest.mark.kernel
-def test_a_live_source_tells_of_a_child_until_no_window_can_name_it() -> None:
+def test_a_live_source_keeps_details_as_long_as_a_window_can_name_them() -> None:
     with watch.watching(keep_ns=200 * MS) as live:
         book = live.last.book
         with child((*WAITS, "mark")) as one:
@@ -411,7 +407,7 @@ def test_a_live_source_tells_of_a_child_until_no_window_can_name_it() -> None:
 
 
 @pytest.mark.kernel
-def test_a_live_source_does_not_tell_of_a_process_as_the_one_that_had_its_pid() -> None:
+def test_a_live_source_does_not_mix_up_processes_of_one_pid() -> None:
     with watch.watching() as live:
         book = live.last.book
         with child() as one:

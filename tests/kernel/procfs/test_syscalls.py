@@ -1,4 +1,7 @@
-"""Numbers of system calls get the names of this machine's own headers and processes, and those of other machines."""
+"""Test system call names of this machine and others.
+
+Those of this one are checked against its headers and processes.
+"""
 
 import os
 import re
@@ -30,7 +33,7 @@ REMOVED = {
     "uselib",
     "vserver",
 }
-"""Headers keep their numbers; no kernel in use has them."""
+"""Calls that headers still number, but no kernel in use has."""
 
 
 @pytest.mark.parametrize(
@@ -50,18 +53,18 @@ def test_each_machine_has_its_own_numbers(machine: str, numbers: dict[str, int])
     assert {name_of(number, machine): number for number in numbers.values()} == numbers
 
 
-def test_minus_1_is_no_call_however_wide() -> None:
+def test_minus_1_is_no_call_in_any_width() -> None:
     assert [name_of(number) for number in (-1, (1 << 32) - 1, (1 << 64) - 1)] == ["", "", ""]
 
 
-def test_what_nobody_knows_has_no_name_and_keeps_its_number() -> None:
+def test_an_unknown_call_keeps_its_number() -> None:
     assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
     book = Book(calls={202: "futex", CALL_32_BIT | 240: "futex"})
     told = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
     assert told == ["futex", "syscall 999", "futex", "syscall 999"]
 
 
-def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept() -> None:
+def test_only_calls_with_a_name_are_kept() -> None:
     drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
     drain._book = Book()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
@@ -74,7 +77,7 @@ def test_of_all_numbers_that_a_program_may_show_only_those_with_a_name_are_kept(
     assert drain._book.call(2_999) == drain._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
 
 
-def test_the_names_are_those_of_this_machines_header() -> None:
+def test_names_match_this_machines_header() -> None:
     compiled = subprocess.run(
         ["gcc", "-E", "-dM", "-include", "sys/syscall.h", "-x", "c", os.devnull], capture_output=True, text=True
     )
@@ -86,7 +89,7 @@ def test_the_names_are_those_of_this_machines_header() -> None:
     assert set(wrong) <= REMOVED
 
 
-def test_a_child_that_reads_its_input_is_told_so() -> None:
+def test_a_child_in_read_shows_read() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import os; os.read(0, 1)"], stdin=subprocess.PIPE)
     try:
         while (text := Path(f"/proc/{child.pid}/syscall").read_text()) == "running\n" or in_words(text) != "read(0)":
@@ -99,6 +102,6 @@ def test_a_child_that_reads_its_input_is_told_so() -> None:
 
 
 def in_words(text: str) -> str:
-    """What /proc/PID/syscall says of a thread that is off CPU."""
+    """Return the call in /proc/PID/syscall of a thread that is off CPU."""
     number, *args = (int(word, 0) for word in text.split())
     return told(name_of(number), args[:6])

@@ -1,4 +1,4 @@
-"""What is read of /proc, from trees that are made here: which threads there are, and what is said of each."""
+"""Test reading threads from made-up /proc trees."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from offtop.units import NS_PER_S
 
 KEY = ThreadKey(10, 11)
 STAT = f"11 ({{name}}) {{state}} 1 1 1 0 -1 4194304 {'0 ' * 12} 1234 0"
-"""It began 1234 ticks of the clock after the machine."""
+"""A thread that started 1234 clock ticks after boot."""
 STACK = "[<0>] futex_do_wait+0x61/0xb0\n[<0>] xfs_read+0x1/0x2 [xfs]\n"
 
 
@@ -37,7 +37,7 @@ def wanting(*pids: int) -> Callable[[int], bool]:
     return lambda pid: pid in pids
 
 
-def test_each_thread_of_the_processes_that_are_wanted_is_found_with_its_counters(tmp_path: Path) -> None:
+def test_each_thread_of_the_wanted_processes_has_its_counters(tmp_path: Path) -> None:
     for key in (KEY, ThreadKey(10, 10), ThreadKey(20, 20)):
         made(tmp_path, key)
     (tmp_path / "self").mkdir()
@@ -46,7 +46,7 @@ def test_each_thread_of_the_processes_that_are_wanted_is_found_with_its_counters
     tasks.close()
 
 
-def test_only_these_threads(tmp_path: Path) -> None:
+def test_only_the_given_threads_are_read(tmp_path: Path) -> None:
     for key in (KEY, ThreadKey(10, 10)):
         made(tmp_path, key)
     tasks = Tasks(str(tmp_path), wanting(10), [11])
@@ -54,7 +54,7 @@ def test_only_these_threads(tmp_path: Path) -> None:
     tasks.close()
 
 
-def test_one_that_comes_is_found_at_the_next_look(tmp_path: Path) -> None:
+def test_a_new_thread_is_found_by_the_next_walk(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = Tasks(str(tmp_path), wanting(10))
     tasks.walk()
@@ -63,7 +63,7 @@ def test_one_that_comes_is_found_at_the_next_look(tmp_path: Path) -> None:
     tasks.close()
 
 
-def test_one_that_comes_in_the_place_of_another_is_found_at_the_look_that_misses_that(tmp_path: Path) -> None:
+def test_a_new_thread_is_found_by_the_walk_that_misses_an_old_one(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = Tasks(str(tmp_path), wanting(10))
     tasks.walk()
@@ -74,9 +74,7 @@ def test_one_that_comes_in_the_place_of_another_is_found_at_the_look_that_misses
     tasks.close()
 
 
-def test_processes_that_come_to_be_wanted_or_are_no_more_are_found_out_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_of_the_process_filter_are_noticed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in (10, 20):
         made(tmp_path, ThreadKey(pid, pid))
     pids = [10]
@@ -92,16 +90,16 @@ def test_processes_that_come_to_be_wanted_or_are_no_more_are_found_out_later(
     tasks.close()
 
 
-def test_one_whose_file_says_nothing_any_more_has_ended(tmp_path: Path) -> None:
+def test_a_thread_with_an_empty_file_has_exited(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = Tasks(str(tmp_path), wanting(10))
     tasks.walk()
-    made(tmp_path, KEY, schedstat="")  # as a read of the kernel's fails then
+    made(tmp_path, KEY, schedstat="")  # the kernel's file fails to read in the same way
     assert walked(tasks) == ({}, [KEY])
     tasks.close()
 
 
-def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path) -> None:
+def test_without_free_descriptors_files_are_reopened_each_time(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = Tasks(str(tmp_path), wanting(10))
     tasks._most_open = 0  # pyright: ignore[reportPrivateUsage]
@@ -112,7 +110,7 @@ def test_without_room_for_descriptors_files_are_opened_each_time(tmp_path: Path)
     tasks.close()
 
 
-def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path) -> None:
+def test_a_waiting_thread_shows_name_state_call_and_stack(tmp_path: Path) -> None:
     call = "202 0x7f00 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffc00000000 0x7fb500000000\n"
     made(tmp_path, KEY, stat=STAT.format(name="a ) (b", state="S"), syscall=call, stack=STACK, wchan="futex_do_wait")
     assert _seen(tmp_path) == Seen(
@@ -125,7 +123,7 @@ def test_a_thread_that_waits_tells_its_name_state_call_and_stack(tmp_path: Path)
     )
 
 
-def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_frames(tmp_path: Path) -> None:
+def test_without_a_stack_wchan_and_the_call_are_its_frames(tmp_path: Path) -> None:
     syscall = "0 0x1 0 0 0 0 0 0x7ffc00000000 0x7fb500000000\n"
     made(tmp_path, KEY, stat=STAT.format(name="a", state="D"), syscall=syscall, wchan="pipe_read")
     seen = threads.seen(str(tmp_path), KEY)
@@ -141,10 +139,8 @@ def test_without_its_stack_the_function_and_the_call_that_it_waits_in_are_its_fr
         ("0xffc00000 0xf7b50000", ""),
     ],
 )
-def test_a_32_bit_program_has_other_numbers_and_no_arguments_that_are_known(
-    tmp_path: Path, registers: str, stack: str
-) -> None:
-    """162 is sync for others."""
+def test_a_32_bit_call_has_its_own_number_and_no_arguments(tmp_path: Path, registers: str, stack: str) -> None:
+    """Number 162 is sync for 64-bit programs."""
     syscall = f"162 0x1 0 0 0 0 0 {registers}\n"
     made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), syscall=syscall, wchan="hrtimer_nanosleep", stack=stack)
     seen = threads.seen(str(tmp_path), KEY)
@@ -153,12 +149,12 @@ def test_a_32_bit_program_has_other_numbers_and_no_arguments_that_are_known(
     assert not [frame for frame in seen.frames if frame.name.startswith(threads.ENTRY)]
 
 
-def test_where_nothing_may_be_read_nothing_is_said(tmp_path: Path) -> None:
+def test_unreadable_files_leave_fields_empty(tmp_path: Path) -> None:
     made(tmp_path, KEY, stat=STAT.format(name="a", state="S"), wchan="0")
     assert _seen(tmp_path) == Seen("a", "S")
 
 
-def test_when_a_thread_began_is_told_on_our_clock(tmp_path: Path) -> None:
+def test_the_start_time_is_on_our_clock(tmp_path: Path) -> None:
     made(tmp_path, KEY, stat=STAT.format(name="a", state="S"))
     made(tmp_path, ThreadKey(10, 12), stat=STAT.format(name="a", state="R").replace(" 1234 ", " 1534 "))
     first, other = (threads.seen(str(tmp_path), ThreadKey(10, tid)) for tid in (11, 12))
@@ -182,13 +178,13 @@ def _seen(root: Path) -> Seen | None:
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
-def test_one_that_is_only_waited_for_has_ended(tmp_path: Path, state: str) -> None:
+def test_a_zombie_has_exited(tmp_path: Path, state: str) -> None:
     made(tmp_path, KEY, stat=STAT.format(name="a", state=state))
     assert threads.seen(str(tmp_path), KEY) is None
     assert threads.seen(str(tmp_path), ThreadKey(1, 1)) is None
 
 
-def test_a_thread_of_the_kernel_is_in_no_system_call(tmp_path: Path) -> None:
+def test_a_kernel_thread_is_in_no_system_call(tmp_path: Path) -> None:
     stat = STAT.format(name="kworker", state="I").replace("4194304", "69238880")
     made(tmp_path, KEY, stat=stat, syscall="0 0x0 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n", stack=STACK)
     seen = threads.seen(str(tmp_path), KEY)
@@ -196,14 +192,14 @@ def test_a_thread_of_the_kernel_is_in_no_system_call(tmp_path: Path) -> None:
     assert (seen.call, seen.state, seen.bits) == (-1, "I", 0x402)
 
 
-def test_switches_are_taken_from_the_lines_that_the_kernel_wrote(tmp_path: Path) -> None:
+def test_switches_come_from_the_kernels_own_lines(tmp_path: Path) -> None:
     status = "Name:\tvoluntary_ctxt_switches:\t9\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n"
     made(tmp_path, KEY, status=status)
     assert threads.switches(str(tmp_path), KEY) == (3, 4)
     assert threads.switches(str(tmp_path), ThreadKey(1, 1)) is None
 
 
-def test_a_kernel_that_counts_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_kernel_without_sched_info_is_refused(tmp_path: Path) -> None:
     (tmp_path / "10").mkdir()
     (tmp_path / "self").symlink_to("10")
     for content in ("0 0 0\n", ""):
@@ -212,6 +208,6 @@ def test_a_kernel_that_counts_nothing_is_refused(tmp_path: Path) -> None:
             threads.check_counted(str(tmp_path))
 
 
-def test_one_without_us_is_refused(tmp_path: Path) -> None:
+def test_a_proc_without_our_process_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="mount -t proc"):
         threads.check_counted(str(tmp_path))

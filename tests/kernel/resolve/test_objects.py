@@ -1,4 +1,7 @@
-"""What is waited on, in words: of records as the kernel side makes them, and of this process's own descriptors."""
+"""Test how wait objects are described.
+
+They come from BPF records and this process's own descriptors.
+"""
 
 import ctypes
 import mmap
@@ -31,7 +34,7 @@ def record(kind: int = layout.OBJECT_FILE, **told: int | bytes) -> ObjectRecord:
 
 
 def socket_of(family: int, protocol: int, local: str, peer: str = "", state: int = ESTABLISHED) -> ObjectRecord:
-    """Ends as `ADDRESS PORT`."""
+    """Return a socket's record; local and peer are `ADDRESS PORT`."""
     af = socket.AF_INET if family == layout.FAMILY_IPV4 else socket.AF_INET6
 
     def end(said: str) -> tuple[bytes, int]:
@@ -87,12 +90,12 @@ def inode_of(fd: int) -> int:
         (socket_of(layout.FAMILY_IPV6, UDP, "::1 53", state=7), "udp [::1]:53", ("[::1]:53", "", "")),
     ],
 )
-def test_a_socket_is_told_by_its_ends(found: ObjectRecord, label: str, ends: tuple[str, str, str]) -> None:
+def test_a_socket_is_described_by_its_addresses(found: ObjectRecord, label: str, ends: tuple[str, str, str]) -> None:
     one = told(found)
     assert (one.label, one.name, one.pid, one[3:]) == (label, "socket:[77]", 0, ends)
 
 
-def test_a_unix_socket_is_told_by_who_made_the_other_end() -> None:
+def test_a_unix_socket_is_described_by_its_peer() -> None:
     unix = record(magic=layout.MAGIC_SOCKETS, inode=77, family=layout.FAMILY_UNIX, peer_pid=123)
     assert told(unix, book=Book(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
     assert told(unix).peer == "123"
@@ -101,20 +104,20 @@ def test_a_unix_socket_is_told_by_who_made_the_other_end() -> None:
     assert told(unix._replace(family=16)) == Object("socket", "socket:[77]"), "of netlink"
 
 
-def test_pipes_and_what_is_nothing_need_no_look() -> None:
+def test_pipes_and_no_object_need_no_lookup() -> None:
     assert told(record(magic=PIPES, inode=9)) == Object("pipe", "pipe:[9]")
     assert told(record(0)) == NO_OBJECT
     assert told(record(file=0)) == NO_OBJECT, "a descriptor that is not open"
 
 
-def test_a_poll_of_several_things_is_told_by_how_many() -> None:
+def test_a_poll_is_described_by_its_number_of_descriptors() -> None:
     several = record(layout.OBJECT_POLL, file=0, how=5)
     assert told(several) == Object("poll", "poll of 5 descriptors", OWN)
     assert told(several).label == f"poll of 5 descriptors of {OWN}"
     assert told(several._replace(argument=1)).name == "poll of 5 or more descriptors"
 
 
-def test_a_child_is_told_by_whom_wait_names() -> None:
+def test_a_child_is_described_by_the_arguments_of_wait() -> None:
     minus = 1 << 64
     for argument, label in (
         (42, "child 42"),
@@ -128,7 +131,7 @@ def test_a_child_is_told_by_whom_wait_names() -> None:
     assert told(record(layout.OBJECT_ID, argument=7, how=3)) == NO_OBJECT, "a descriptor"
 
 
-def test_a_file_is_told_by_its_path_and_by_its_number_where_another_one_is_open_there_by_now() -> None:
+def test_a_file_is_described_by_path_or_by_inode_if_its_fd_was_reused() -> None:
     with tempfile.NamedTemporaryFile() as one:
         found = record(magic=EXT4, inode=inode_of(one.fileno()), argument=one.fileno(), device=8 << 20 | 1)
         assert told(found) == Object("file", one.name)
@@ -136,7 +139,7 @@ def test_a_file_is_told_by_its_path_and_by_its_number_where_another_one_is_open_
     assert told(found).name == f"inode {found.inode} of 8:1", "it was closed"
 
 
-def test_a_lock_of_the_kernel_is_told_by_what_it_is_in_or_called() -> None:
+def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
     lock = record(layout.OBJECT_LOCK, file=0xF00, argument=layout.NO_DESCRIPTOR, device=8 << 20 | 1, inode=9)
     rwsem = lock._replace(how=layout.LOCK_RWSEM)
     with tempfile.NamedTemporaryFile() as one:
@@ -156,7 +159,7 @@ def test_a_lock_of_the_kernel_is_told_by_what_it_is_in_or_called() -> None:
     assert objects.of(OWN, lock._replace(file=0xF20, how=layout.LOCK_SEMAPHORE))[0].label == "semaphore#2"
 
 
-def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again() -> None:
+def test_an_anonymous_object_belongs_to_its_process_and_is_rechecked() -> None:
     objects = Objects(Book(), READS)
     with os.fdopen(os.eventfd(0), "rb") as one:
         found = record(magic=ANONYMOUS, inode=7, argument=one.fileno())
@@ -174,7 +177,7 @@ def test_what_has_no_name_is_of_its_process_alone_and_looked_at_again() -> None:
 
 @contextmanager
 def shared_memory() -> Generator[tuple[str, int]]:
-    """A file of two pages that is mapped, and where."""
+    """Yield the path of a mapped file of two pages, and its address."""
     with tempfile.NamedTemporaryFile() as file:
         file.truncate(2 * mmap.PAGESIZE)
         with mmap.mmap(file.fileno(), 2 * mmap.PAGESIZE) as pages:
@@ -183,7 +186,7 @@ def shared_memory() -> Generator[tuple[str, int]]:
             del word
 
 
-def test_a_futex_is_of_its_process_or_of_the_file_that_several_have_mapped() -> None:
+def test_a_futex_belongs_to_its_process_or_to_a_shared_file() -> None:
     with shared_memory() as (path, at):
         shared = record(layout.OBJECT_FUTEX, argument=at + mmap.PAGESIZE + 64)
         assert told(shared) == Object("futex", f"{path}+{mmap.PAGESIZE + 64:#x}")
@@ -194,7 +197,7 @@ def test_a_futex_is_of_its_process_or_of_the_file_that_several_have_mapped() -> 
     assert told(word).label == f"futex {word.argument:#x} of {OWN}"
 
 
-def test_a_tick_looks_for_so_many_and_the_rest_is_told_in_the_next(tmp_path: Path) -> None:
+def test_lookups_per_tick_are_bounded_and_the_rest_follows(tmp_path: Path) -> None:
     objects, files = Objects(Book(), READS), [(tmp_path / str(n)).open("wb") for n in range(60)]
     fds = [one.fileno() for one in files]
     found = [record(magic=EXT4, inode=inode_of(fd), argument=fd, file=fd) for fd in fds]

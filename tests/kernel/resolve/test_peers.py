@@ -1,4 +1,4 @@
-"""Who is at the other end of a pipe or socket, and what an epoll watches: of real children that hold them."""
+"""Test finding peers of pipes and sockets, and what an epoll watches, on real children."""
 
 import fcntl
 import json
@@ -42,7 +42,10 @@ server, _ = listening.accept()
 print(json.dumps([os.fstat(client.fileno()).st_ino, client.getsockname()[1]]), flush=True)
 sys.stdin.read()
 """
-"""A connection in a network of its own, whose loopback is brought up first (SIOCSIFFLAGS: IFF_UP, IFF_RUNNING)."""
+"""A connection in its own network namespace.
+
+Loopback is brought up first (SIOCSIFFLAGS: IFF_UP, IFF_RUNNING).
+"""
 
 
 _POLLS = """
@@ -75,7 +78,7 @@ def worker(book: Book, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """What was sought, each time that the files of all processes were read."""
+    """Return what was looked for, each time that the files of all processes were read."""
     found: list[set[str]] = []
     held = EndsWorker._held  # pyright: ignore[reportPrivateUsage]
 
@@ -89,7 +92,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 
 @contextmanager
 def child(*, stdin: int | socket.socket | None = None, stdout: int | None = None) -> Generator[Process]:
-    """Who has these, and does nothing with them."""
+    """Run a child that holds these descriptors and does nothing with them."""
     process = subprocess.Popen(
         SLEEPS, stdin=stdin.fileno() if isinstance(stdin, socket.socket) else stdin, stdout=stdout
     )
@@ -102,7 +105,7 @@ def child(*, stdin: int | socket.socket | None = None, stdout: int | None = None
 
 @contextmanager
 def pipe_of(readers: int, writers: int) -> Generator[tuple[Object, list[Process], list[Process]]]:
-    """One that so many have open to read, and so many to write."""
+    """Make a pipe that so many children have open for reading, and so many for writing."""
     read, write = os.pipe()
     what = Object("pipe", f"pipe:[{os.fstat(read).st_ino}]")
     with ExitStack() as opened:
@@ -128,13 +131,13 @@ def inode(one: socket.socket) -> int:
 
 
 def told(worker: EndsWorker, book: Book, *those: Object, pid: int = OWN) -> list[Ends]:
-    """What is told of these, once all of them have been looked at."""
+    """Return the peers of these objects, once all have been looked up."""
     ask(worker, dict.fromkeys(those, pid))
     return [book.ends_of(one) for one in those]
 
 
 def ask(worker: EndsWorker, waited_on: dict[Object, int]) -> None:
-    """Return when all of it has been looked at, and is in the book."""
+    """Return once all of these have been looked up and are in the catalog."""
     worker.find(waited_on)
     until(lambda: not worker._asked and all(worker._look_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
     worker.tell()
@@ -151,7 +154,7 @@ def test_a_pipe_has_readers_and_writers(worker: EndsWorker, book: Book) -> None:
         assert [side.total for side in found.sides] == [1, 2]
 
 
-def test_who_has_both_ends_of_a_pipe_is_both_and_once(worker: EndsWorker, book: Book) -> None:
+def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: EndsWorker, book: Book) -> None:
     read, write = os.pipe()
     again = os.dup(read)
     (found,) = told(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
@@ -163,7 +166,7 @@ def test_who_has_both_ends_of_a_pipe_is_both_and_once(worker: EndsWorker, book: 
     ]
 
 
-def test_many_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Book) -> None:
+def test_many_peers_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Book) -> None:
     with pipe_of(readers=1, writers=12) as (pipe, _, writers):
         side = told(worker, book, pipe)[0].sides[1]
         assert (len(side.processes), side.total, {*side.processes} <= {*writers}) == (8, 12, True)
@@ -171,7 +174,7 @@ def test_many_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Bo
         assert side.text.endswith("), +9")
 
 
-def test_nobody_is_told_of_what_no_process_has_open(worker: EndsWorker, book: Book) -> None:
+def test_an_object_that_no_process_has_open_has_no_peers(worker: EndsWorker, book: Book) -> None:
     nowhere = Object("tcp", "socket:[1]", 0, "127.0.0.1:1", "127.0.0.1:2")
     unheard = Object("tcp", "socket:[1]", 0, "*:1", "127.0.0.1:2")
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
@@ -181,7 +184,7 @@ def test_nobody_is_told_of_what_no_process_has_open(worker: EndsWorker, book: Bo
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_connection_on_this_machine_has_a_peer_at_each_end(address: str, worker: EndsWorker, book: Book) -> None:
+def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: EndsWorker, book: Book) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with (
         socket.create_server((address, 0), family=family) as listening,
@@ -196,7 +199,7 @@ def test_a_connection_on_this_machine_has_a_peer_at_each_end(address: str, worke
             assert [one.pid for side in there.sides for one in side.processes] == [OWN]
 
 
-def test_a_server_of_both_families_is_found_by_a_client_of_one(worker: EndsWorker, book: Book) -> None:
+def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: EndsWorker, book: Book) -> None:
     with (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening,
         socket.create_connection(("127.0.0.1", at(listening)[1])) as client,
@@ -206,14 +209,14 @@ def test_a_server_of_both_families_is_found_by_a_client_of_one(worker: EndsWorke
             assert process in by_role(*told(worker, book, inet(client)))[PEER]
 
 
-def test_a_connection_that_nobody_has_taken_is_for_who_listens(worker: EndsWorker, book: Book) -> None:
+def test_an_unaccepted_connection_belongs_to_the_listener(worker: EndsWorker, book: Book) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(at(listening)) as client:
         with child(stdin=listening) as process:
             (found,) = told(worker, book, inet(client))
         assert {role: process in those for role, those in by_role(found).items()} == {LISTENER: True}
 
 
-def test_datagrams_go_to_who_has_that_port(worker: EndsWorker, book: Book) -> None:
+def test_datagrams_belong_to_the_owner_of_the_port(worker: EndsWorker, book: Book) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
         server.bind(("127.0.0.1", 0))
         client.connect(at(server))
@@ -228,7 +231,7 @@ def test_a_unix_socket_has_a_peer(worker: EndsWorker, book: Book) -> None:
         assert by_role(*told(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
 
 
-def test_a_network_of_its_own_is_asked_for_its_own_connections(worker: EndsWorker, book: Book) -> None:
+def test_another_network_namespace_is_queried_for_its_connections(worker: EndsWorker, book: Book) -> None:
     command = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -244,7 +247,7 @@ def test_a_network_of_its_own_is_asked_for_its_own_connections(worker: EndsWorke
         process.communicate()
 
 
-def test_an_epoll_watches_descriptors_of_some_kinds(worker: EndsWorker, book: Book, epolls: dict[Object, int]) -> None:
+def test_an_epoll_lists_its_descriptors_by_kind(worker: EndsWorker, book: Book, epolls: dict[Object, int]) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     read, write = os.pipe()
     eventfd = os.eventfd(0)
@@ -265,7 +268,7 @@ def test_an_epoll_watches_descriptors_of_some_kinds(worker: EndsWorker, book: Bo
         yours.close()
 
 
-def test_an_epoll_of_a_process_that_may_have_very_many_files_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoll_with_too_many_files_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with select.epoll() as epoll, socket.socket() as one:
         epoll.register(one)
         assert watched(OWN, epoll.fileno()) == (("socket", 1),)
@@ -273,7 +276,7 @@ def test_an_epoll_of_a_process_that_may_have_very_many_files_is_left_alone(monke
         assert watched(OWN, epoll.fileno()) == ()
 
 
-def test_all_files_are_read_once_for_all_that_is_asked_and_not_again_while_it_is_so(
+def test_files_are_read_once_for_all_requests_until_they_change(
     worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_OLD_S", 0.0)
@@ -289,7 +292,7 @@ def test_all_files_are_read_once_for_all_that_is_asked_and_not_again_while_it_is
         assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
 
 
-def test_what_was_open_when_all_files_were_read_is_told_at_once_and_what_is_newer_waits_for_the_next_time(
+def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
     worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
@@ -309,7 +312,7 @@ def test_what_was_open_when_all_files_were_read_is_told_at_once_and_what_is_newe
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
-def test_where_too_many_pipes_and_sockets_are_open_none_is_remembered(
+def test_with_too_many_open_pipes_and_sockets_none_is_cached(
     most: int, worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_MET", most)
@@ -320,9 +323,7 @@ def test_where_too_many_pipes_and_sockets_are_open_none_is_remembered(
         assert len(readings) == (1 if most else 2)
 
 
-def test_what_was_looked_at_a_moment_ago_is_not_looked_at(
-    worker: EndsWorker, book: Book, readings: list[set[str]]
-) -> None:
+def test_a_recent_lookup_is_not_repeated(worker: EndsWorker, book: Book, readings: list[set[str]]) -> None:
     with pipe_of(1, 1) as (pipe, _, _):
         nothing = Object("pipe", "pipe:[1]")
         for _ in range(3):
@@ -330,7 +331,7 @@ def test_what_was_looked_at_a_moment_ago_is_not_looked_at(
         assert len(readings) == 1
 
 
-def test_on_a_machine_with_too_many_files_nobody_is_told(
+def test_with_too_many_files_on_the_machine_no_peers_are_found(
     worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_FILES", 3)
@@ -338,7 +339,7 @@ def test_on_a_machine_with_too_many_files_nobody_is_told(
         assert told(worker, book, pipe) == [NO_ENDS]
 
 
-def test_reading_rests_in_between_and_ends_at_once_when_it_is_closed(
+def test_the_worker_pauses_between_reads_and_closes_at_once(
     worker: EndsWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
@@ -362,9 +363,7 @@ def test_reading_rests_in_between_and_ends_at_once_when_it_is_closed(
     worker.find({Object("pipe", "pipe:[2]"): OWN})
 
 
-def test_no_more_is_asked_nor_told_than_there_is_room_for(
-    worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_and_results_are_bounded(worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TOLD", 2)
     monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
@@ -375,7 +374,7 @@ def test_no_more_is_asked_nor_told_than_there_is_room_for(
 
 
 @pytest.mark.kernel
-def test_who_reads_a_pipe_waits_for_its_writer_and_who_writes_for_its_reader() -> None:
+def test_a_pipe_reader_waits_for_its_writer_and_vice_versa() -> None:
     with pipe_between("exec cat", "exec sleep 1000") as (reads, sleeps):
         assert waits_for(reads) == [f"writer: sleep({sleeps})"]
     with pipe_between("exec sleep 1000", "exec cat /dev/zero") as (sleeps, writes):
@@ -393,7 +392,7 @@ time.sleep(1000)
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("how", ["flock", "lockf"])
-def test_who_waits_for_a_lock_of_a_file_waits_for_who_has_it(how: str, tmp_path: Path) -> None:
+def test_a_waiter_for_a_file_lock_waits_for_its_holder(how: str, tmp_path: Path) -> None:
     command = (sys.executable, "-c", _LOCKS, how, str(tmp_path / "lock"))
     with ExitStack() as opened:
         both: list[subprocess.Popen[bytes]] = []
@@ -415,10 +414,10 @@ def test_who_waits_for_a_lock_of_a_file_waits_for_who_has_it(how: str, tmp_path:
         ("exec 8>&9 9>&-; exec sleep 1000", ["sleep"]),
     ],
 )
-def test_a_lock_that_was_left_by_who_took_it_is_of_all_that_have_the_file_open(
+def test_a_lock_whose_taker_exited_belongs_to_all_that_have_the_file_open(
     keeps: str, left: list[str], tmp_path: Path
 ) -> None:
-    """flock(1) takes it, and ends: /proc/locks goes on to tell its pid."""
+    """flock(1) takes the lock and exits; /proc/locks still lists its PID."""
     file = tmp_path / "lock"
     with ExitStack() as opened:
 
@@ -443,8 +442,8 @@ def locks() -> list[str]:
     return Path("/proc/locks").read_text().splitlines()
 
 
-def test_the_pid_of_a_stranger_in_the_line_of_a_lock_is_not_told(tmp_path: Path) -> None:
-    """As one has that came to have it by now: this process has the file open, and no lock."""
+def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None:
+    """As with a reused PID: this process has the file open, but holds no lock."""
     file = tmp_path / "lock"
     with file.open("w") as opened, file.open("w") as another:
         fcntl.flock(another, fcntl.LOCK_EX)
@@ -454,12 +453,12 @@ def test_the_pid_of_a_stranger_in_the_line_of_a_lock_is_not_told(tmp_path: Path)
         assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
 
 
-def test_of_a_file_that_nobody_waits_to_lock_nobody_is_told(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
+def test_a_file_without_lock_waiters_has_no_peers(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
     assert told(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
 
 
 @pytest.mark.kernel
-def test_json_tells_ends_and_what_an_epoll_watches() -> None:
+def test_json_has_peers_and_what_an_epoll_watches() -> None:
     epolls = subprocess.Popen([sys.executable, "-c", _POLLS])
     try:
         with pipe_between("exec cat", "exec sleep 1000") as (reads, sleeps):
@@ -476,7 +475,7 @@ def test_json_tells_ends_and_what_an_epoll_watches() -> None:
 
 @contextmanager
 def pipe_between(reader: str, writer: str) -> Generator[tuple[int, int]]:
-    """The pids of two commands of a shell."""
+    """Yield the PIDs of two shell commands with a pipe between them."""
     read, write = os.pipe()
     with ExitStack() as opened:
         pids: list[int] = []
@@ -491,7 +490,7 @@ def pipe_between(reader: str, writer: str) -> Generator[tuple[int, int]]:
 
 
 def waits_for(pid: int) -> list[str]:
-    """Who is at the other end of what its wait in progress is on."""
+    """Return the peers of the object that its wait in progress is on."""
     with watch.watching(Filters(min_ns=MS, pids=(pid,))) as live:
         for _ in range(100):
             live.tick(0.1)

@@ -1,4 +1,4 @@
-"""The ids that stacks and sites have, against tables of the kernel that are made up."""
+"""Test the IDs of stacks and sites, against made-up BPF maps."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
 from tests.kernel import watch
 
 
-def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
-    no_map = cast(Map, None)  # ids of no stack are looked up nowhere
+def test_a_tid_reused_in_another_process_has_another_site() -> None:
+    no_map = cast(Map, None)  # IDs that mean "no stack" are not looked up
     no_frames = cast(Any, None)
     stacks = Stacks(no_map, no_map, Book(), watch.rules(), no_frames, no_frames, (0, 0))
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
@@ -24,18 +24,18 @@ def test_an_id_that_is_used_in_another_process_stands_in_another_site() -> None:
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
 
 
-def test_a_copy_that_was_lost_is_counted_once_a_tick_however_often_it_is_asked_about() -> None:
+def test_a_lost_stack_copy_counts_once_per_tick() -> None:
     roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
     stacks = Stacks(roomy, roomy, Book(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
     raw = (7, 100, NO_STACK, layout.COPIED | 5)
     for tick in (1, 2):
-        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a record's first wait, and where it ended
+        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a first wait, and as the site where it ended
         assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
         assert stacks.unread == tick
         stacks.make_room(at_once=False)
 
 
-def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_told_all_the_same() -> None:
+def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> None:
     code, asked, book = 0x7F00_0000, list[int](), Book()
 
     def lookup(key: bytes) -> bytes:
@@ -60,7 +60,7 @@ def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_tol
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
-    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # what lies where in 8 is known by then
+    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
         assert told(7) == [[GONE], ["it.py", GONE]] * 2
         assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
         assert asked == looked
@@ -70,7 +70,7 @@ def test_in_a_process_that_has_ended_is_looked_once_a_tick_and_its_python_is_tol
             stacks.forget_thread(ThreadKey(7, 7))
 
 
-def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_another_stack() -> None:
+def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     address = 0xFFFF_FFFF_C000_1010
     value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
     book, names = Book(), {address: "nfs_wait"}
@@ -95,9 +95,7 @@ def test_when_the_kernel_has_other_functions_there_the_same_addresses_are_anothe
 
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
-def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addresses_too(
-    signed: int, top: list[str]
-) -> None:
+def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top: list[str]) -> None:
     book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
     first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
     names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
@@ -111,8 +109,8 @@ def test_what_waits_in_the_scheduler_s_functions_is_found_by_signed_return_addre
     assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]
 
 
-def test_what_a_process_that_had_an_id_left_behind_is_not_shown_of_the_next() -> None:
-    """The first one's stack is looked up when it has been waited for, and has not left its CPU for good yet."""
+def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
+    """The first one's stack is looked up when its wait ended, before the process has exited."""
     files, book = [GONE], Book()
     value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
 

@@ -1,4 +1,4 @@
-"""From the kernel's ids to the book's: against maps that a test fills, so that what is in them is known."""
+"""Test turning BPF wake IDs into catalog IDs, against maps that the test fills."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -52,11 +52,11 @@ STACKS: Mapping[int, Sequence[str]] = {
 WAITED = 50
 """The kernel stack of each link's wait."""
 SILENT = ThreadRecord._make([0] * (len(ThreadRecord._fields) - 1) + [bytes(8 * layout.LANES)])
-"""Of a thread that is there."""
+"""Process of a thread that exists."""
 
 
 class FakeMap:
-    """As much of a Map as is asked here."""
+    """The part of a Map that is needed here."""
 
     def __init__(self, entries: int = 16, value_bytes: int = 8) -> None:
         self.entries, self.value_bytes = entries, value_bytes
@@ -69,7 +69,7 @@ class FakeMap:
         return self.held.get(key)
 
     def drain(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """In two parts."""
+        """Yield the contents in two parts."""
         keys = [*self.held]
         for part in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
             if part:
@@ -95,7 +95,7 @@ def test_an_empty_table_knows_nothing_and_stays_as_it_is() -> None:
     assert ids.read(77) is None
 
 
-def test_a_table_is_emptied_when_half_full_and_what_was_in_it_is_still_understood() -> None:
+def test_a_half_full_table_is_cleared_and_old_ids_still_resolve() -> None:
     held, ids = table(entries=16)
     for raw in range(20, 29):
         held.put(raw, (raw * 2).to_bytes(8, "little"))
@@ -113,7 +113,7 @@ def test_a_table_is_emptied_when_half_full_and_what_was_in_it_is_still_understoo
     assert ids.read(21) is None, "of two emptyings ago"
 
 
-def test_what_nobody_reads_fills_a_table_too() -> None:
+def test_ids_that_are_never_read_fill_a_table_too() -> None:
     held, ids = table(entries=16)
     for raw in (*range(20, 27), *range(20, 27)):
         ids.meet(raw)
@@ -160,7 +160,10 @@ class Kernel:
         return raw
 
     def wake(self, *wakers: int, end: int = layout.NO_WAKE, futex: int = 0, raw: int = 0) -> int:
-        """The first is the waker, the others who ended the last wait of the one before; and all that on a futex."""
+        """Add a wake: the first is the waker, each next one ended the previous one's last wait.
+
+        All waits are on the given futex.
+        """
         links = [word for one in wakers[1:] for word in (WAITED, NO_STACK, one)]
         links += [0] * (3 * layout.LINKS - len(links))
         self._next += 1
@@ -170,7 +173,7 @@ class Kernel:
         return raw or self._next
 
     def made(self, *wakers: int, end: int = layout.NO_WAKE) -> Wake:
-        """What ended a wait of the sleeper."""
+        """Return the wake that ended a wait of the sleeper."""
         return self.book.wake(self.read.id_of(self.wake(*wakers, end=end), PID, SLEEPER))
 
 
@@ -179,14 +182,14 @@ def kernel() -> Kernel:
     return Kernel()
 
 
-def test_ids_that_are_none_stay_what_they_are(kernel: Kernel) -> None:
+def test_reserved_ids_stay_as_they_are(kernel: Kernel) -> None:
     for raw in (layout.NO_WAKE, layout.WAKE_LOST, layout.WAKE_SHORT, layout.WAKE_UNSEEN):
         assert kernel.read.id_of(raw, PID, SLEEPER) == raw
     assert kernel.read.id_of(layout.FIRST_ID, PID, SLEEPER) == layout.WAKE_LOST
     assert kernel.read.unread == 1
 
 
-def test_the_same_wake_has_one_id_whatever_its_raw_ones_are(kernel: Kernel) -> None:
+def test_equal_wakes_share_one_id(kernel: Kernel) -> None:
     waker = kernel.waker(7)
     first = kernel.read.id_of(kernel.wake(waker, futex=0xABC), PID, SLEEPER)
     assert first == FIRST_WAKE
@@ -196,7 +199,7 @@ def test_the_same_wake_has_one_id_whatever_its_raw_ones_are(kernel: Kernel) -> N
     assert kernel.book.wake(first).waker[:5] == (THREAD, "", PID, 7, "t7")
 
 
-def test_a_wait_for_something_else_than_its_system_call_names_has_no_object(kernel: Kernel) -> None:
+def test_a_wait_on_something_else_than_its_call_names_has_no_object(kernel: Kernel) -> None:
     raw = kernel.wake(kernel.waker(7), futex=0xABC)
     on_futex, elsewhere = (kernel.read.id_of(raw, PID, SLEEPER, is_on_object) for is_on_object in (True, False))
     assert kernel.book.wake(on_futex).object == Object("futex", "0xabc", PID)
@@ -224,24 +227,24 @@ def test_how_a_chain_ends(kernel: Kernel) -> None:
     assert (lost.links[0].waker.name, lost.end) == ("(waker lost)", LOST)
 
 
-def test_a_child_that_ends_has_waited_for_somebody_too(kernel: Kernel) -> None:
+def test_a_child_that_exits_has_a_waker_too(kernel: Kernel) -> None:
     wake = kernel.made(kernel.waker(9, ENDED), kernel.waker(0, TIMER))
     assert (wake.waker.kind, wake.waker.tid) == (EXIT, 9)
     assert ([link.waker.kind for link in wake.links], wake.end) == ([TIMEOUT], WHOLE)
 
 
-def test_two_of_one_tid_in_two_namespaces_are_no_loop(kernel: Kernel) -> None:
+def test_equal_tids_in_two_namespaces_are_no_loop(kernel: Kernel) -> None:
     outside = kernel.waker(SLEEPER, pid=9_999_999)
     assert kernel.made(outside, kernel.waker(0, TIMER)).end == WHOLE
 
 
-def test_an_interrupt_is_nobody_whomever_it_hit(kernel: Kernel) -> None:
+def test_an_interrupt_is_not_the_thread_it_interrupted(kernel: Kernel) -> None:
     raw = kernel.waker(55, TIMER, user=60, comm="innocent")
     waker = kernel.made(raw).waker
     assert (waker.kind, waker.pid, waker.tid, waker.comm, waker.user) == (TIMEOUT, 0, 0, "", NO_STACK)
 
 
-def test_who_runs_the_softirqs_of_others_is_nobody(kernel: Kernel) -> None:
+def test_a_softirq_is_not_the_thread_that_runs_it(kernel: Kernel) -> None:
     waker = kernel.made(kernel.waker(55, SIGIO, user=60, comm="ksoftirqd/0")).waker
     assert waker == Waker(SOFTIRQ, "net_rx", kernel=SIGIO)
     waker = kernel.made(kernel.waker(56, RCU, user=60, comm="innocent")).waker
@@ -249,9 +252,7 @@ def test_who_runs_the_softirqs_of_others_is_nobody(kernel: Kernel) -> None:
     assert waker.label == "softirq (rcu_core)"
 
 
-def test_threads_that_wake_each_other_at_random_make_no_more_than_so_many_wakes(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_chains_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 10)
     monkeypatch.setattr(wakes, "_MOST_WAKES", 20)
     threads = [kernel.waker(tid) for tid in range(1, 30)]
@@ -266,7 +267,7 @@ def test_threads_that_wake_each_other_at_random_make_no_more_than_so_many_wakes(
     assert kernel.made(threads[20]).waker.tid == 21
 
 
-def test_before_there_is_no_room_for_chains_those_named_longest_ago_are_given_back(
+def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
@@ -305,7 +306,7 @@ def test_before_there_is_no_room_for_chains_those_named_longest_ago_are_given_ba
     assert {1000 + tick for tick in range(11, 31)} <= stacks, "a window of so long ago may still name them"
 
 
-def test_of_what_one_tick_names_nothing_is_given_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_named_in_one_tick_are_not_evicted(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
     ledger, threads = Ledger(0, book=kernel.book), [kernel.waker(tid) for tid in range(1, 40)]
     raw = [kernel.wake(one, threads[0], end=layout.FIRST_ID) for one in threads[1:]]
@@ -321,14 +322,14 @@ def test_of_what_one_tick_names_nothing_is_given_back(kernel: Kernel, monkeypatc
     assert Ledger(0).drop_wakes(0) == set()
 
 
-def test_a_waker_that_the_kernel_no_longer_had_is_counted_as_lost(kernel: Kernel) -> None:
+def test_a_waker_missing_from_the_map_counts_as_lost(kernel: Kernel) -> None:
     assert kernel.made(layout.FIRST_ID + 7).waker.name == "(waker lost)"
     assert kernel.read.unread == 1
     kernel.made(layout.WAKE_LOST)
     assert kernel.read.unread == 1, "the kernel side has counted that"
 
 
-def test_what_the_book_gave_back_is_made_anew(kernel: Kernel) -> None:
+def test_an_evicted_wake_is_created_again(kernel: Kernel) -> None:
     raw = kernel.wake(kernel.waker(7))
     first = kernel.read.id_of(raw, PID, SLEEPER)
     del kernel.book.wakes[first]
@@ -338,7 +339,7 @@ def test_what_the_book_gave_back_is_made_anew(kernel: Kernel) -> None:
     assert kernel.book.wake(again).waker.tid == 7
 
 
-def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kernel: Kernel) -> None:
+def test_a_storm_across_ticks_is_one_storm_of_the_full_size(kernel: Kernel) -> None:
     waker = kernel.waker(7)
     (wake,) = kernel.read.storms([((1000, 7), (waker, 60, 5, 1))])
     assert kernel.book.wake(wake).waker.tid == 7
@@ -348,13 +349,13 @@ def test_a_storm_over_the_end_of_a_tick_is_one_and_its_size_is_that_of_all(kerne
     assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
 
 
-def test_threads_whose_own_sleeps_end_together_are_no_storm(kernel: Kernel) -> None:
+def test_simultaneous_timeouts_are_no_storm(kernel: Kernel) -> None:
     assert kernel.read.storms([((1000, 7), (kernel.waker(0, TIMER), 60, 50, 1))]) == {}
     found = kernel.read.storms([((2000, 7), (kernel.waker(0, ALARM), 60, 50, 1))])
     assert [*found.values()] == [Storm(1, 60, 50, 60)], "one timerfd, many readers"
 
 
-def test_two_storms_of_one_waker_in_a_tick_are_added_up(kernel: Kernel) -> None:
+def test_two_storms_of_one_waker_in_a_tick_add_up(kernel: Kernel) -> None:
     waker, other = kernel.waker(7), kernel.waker(8)
     found = kernel.read.storms(
         [((1000, 7), (waker, 60, 5, 1)), ((2000, 7), (waker, 90, 9, 1)), ((1000, 8), (other, 8, 0, 1))]
@@ -362,7 +363,7 @@ def test_two_storms_of_one_waker_in_a_tick_are_added_up(kernel: Kernel) -> None:
     assert [*found.values()] == [Storm(2, 150, 14, 90), Storm(1, 8, 0, 8)]
 
 
-def test_when_the_kernel_has_other_functions_there_a_waker_s_stack_is_another() -> None:
+def test_a_waker_stack_is_another_after_a_module_change() -> None:
     found = [FIRST_STACK, FIRST_STACK + 1]
     book = Book(
         {one: Stack((Frame("[module]", 0, name),)) for one, name in zip(found, ("nfs_wake", "dlm_wake"), strict=True)}

@@ -1,4 +1,4 @@
-"""The source that samples /proc beside the one that sees every wait, on waits of 50 ms and longer."""
+"""Test the /proc sampling source against the tracing one, on waits of 50 ms and longer."""
 
 import contextlib
 import errno
@@ -55,7 +55,7 @@ print(before, during, opened())
 
 
 class Sampled:
-    """A ProcSource, and where its last tick ended."""
+    """A ProcSource, and the end of its last tick."""
 
     def __init__(self, filters: Filters = Filters(), cpu_pct: float = 20) -> None:
         self.source = ProcSource(watch.rules(), filters, cpu_pct)
@@ -67,7 +67,7 @@ class Sampled:
         return snapshot
 
     def tick(self, after_s: float = 0) -> Window:
-        """What passed since the last tick, with the sums of accounting held in it."""
+        """Return what passed since the last tick, after checking its accounting sums."""
         time.sleep(after_s)
         earlier, self.last = self.last, self.read()
         window = between(earlier, self.last)
@@ -94,7 +94,7 @@ def started(*command: str | Path) -> Generator[int]:
 
 
 def beside(traced: Watch, run: contextlib.AbstractContextManager[None]) -> tuple[Window, Window]:
-    """What both saw while `run` was entered and left: the one that sees all, and the one that samples."""
+    """Return the traced and the sampled window of the time in which `run` runs."""
     with sampling() as sampled:
         traced.tick()
         sampled.tick()
@@ -107,7 +107,7 @@ def within(part: float, share: float, of: float) -> bool:
     return abs(part - of) <= share * of
 
 
-def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: Watch) -> None:
+def test_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: Watch) -> None:
     kinds = ("sleep", "futex", "pipe", "poll", "child", "tcp")
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(waits.running(kind, _TIMES, _EACH_MS)) for kind in kinds]
@@ -124,7 +124,7 @@ def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: W
         for child in children:
             category = child.wait.category
             whole, estimate = (_of(window, child.tid, category) for window in (traced, sampled))
-            # Before its go and behind its end it waits in a pipe: then, by how long each of the two looked on.
+            # The child also waits in a pipe before its go and after its end, so scale by how long each source watched.
             longer = traced.span_ns / sampled.span_ns if category == "pipe" else 1
             assert within(longer * estimate.total_ns, 0.1, whole.total_ns), (child.name, estimate, whole)
             one, other = watch.thread(traced, child.tid), watch.thread(sampled, child.tid)
@@ -132,7 +132,7 @@ def test_the_totals_of_known_waits_are_within_a_tenth_of_the_traced_ones(live: W
             assert abs(one.runqueue_ns - other.runqueue_ns) <= 10 * MS
 
 
-def test_a_disk_that_is_waited_for(live: Watch) -> None:
+def test_disk_waits_are_counted(live: Watch) -> None:
     with contextlib.ExitStack() as stack:
         try:
             child = stack.enter_context(waits.running("read", _TIMES, _EACH_MS))
@@ -150,7 +150,7 @@ def test_a_disk_that_is_waited_for(live: Watch) -> None:
     assert within(estimate.total_ns, 0.1, whole.total_ns), (estimate, whole)
 
 
-def test_threads_that_fight_for_a_cpu_are_in_the_run_queue_and_not_blocked(live: Watch) -> None:
+def test_threads_competing_for_a_cpu_are_in_the_run_queue_not_blocked(live: Watch) -> None:
     with contextlib.ExitStack() as stack:
         pids = [stack.enter_context(started("taskset", "-c", "0", sys.executable, "-c", _SPIN)) for _ in range(3)]
         time.sleep(0.5)
@@ -168,14 +168,14 @@ def test_threads_that_fight_for_a_cpu_are_in_the_run_queue_and_not_blocked(live:
     assert estimate.preempted_ns >= 0.9 * estimate.runqueue_ns
 
 
-def test_one_that_is_woken_and_gets_no_cpu_is_in_the_run_queue_and_its_time_is_counted_once() -> None:
-    """At the least priority, beside one that takes all of its CPU."""
+def test_a_woken_thread_without_a_cpu_is_in_the_run_queue_and_counts_once() -> None:
+    """The thread has the lowest priority, beside one that takes all of its CPU."""
     idle = ("taskset", "-c", "0", "chrt", "-i", "0", sys.executable, "-c", _NAP)
     with started("taskset", "-c", "0", sys.executable, "-c", _SPIN), started(*idle) as pid:
         time.sleep(0.5)
         with sampling(Filters(pids=(pid,))) as sampled:
             was_ns = before_ns = queued_ns(pid)
-            while before_ns == was_ns:  # all that is added from now on has passed from now on
+            while before_ns == was_ns:  # after this change, all that is added has passed since
                 before_ns = queued_ns(pid)
             windows = [sampled.tick(0.5) for _ in range(10)]
             least_ns = queued_ns(pid) - before_ns
@@ -188,11 +188,11 @@ def test_one_that_is_woken_and_gets_no_cpu_is_in_the_run_queue_and_its_time_is_c
 
 
 def queued_ns(pid: int) -> int:
-    """By the kernel, which adds what is over."""
+    """Return the kernel's run queue time, which it adds only when the wait is over."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
 
 
-def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
+def test_the_sampling_rate_follows_the_budget_and_is_reported(live: Watch) -> None:
     rates: list[float] = []
     for cpu_pct in (2, 40):
         with sampling(cpu_pct=cpu_pct) as sampled:
@@ -204,7 +204,7 @@ def test_the_rate_follows_the_budget_and_is_told(live: Watch) -> None:
     assert rates[0] * 2 < rates[1]
 
 
-def test_more_than_the_budget_allows_is_not_looked_up_and_the_totals_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_beyond_the_budget_are_skipped_and_totals_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up: list[ThreadKey] = []
 
     def seen(root: str, key: ThreadKey) -> threads.Seen | None:
@@ -228,7 +228,7 @@ def test_more_than_the_budget_allows_is_not_looked_up_and_the_totals_hold(monkey
             assert within(_sum(totals).offcpu_ns, 0.1, 200 * window.span_ns)
 
 
-def test_what_ticks_take_is_paid_for_by_fewer_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_ticks_reduce_the_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(root: str, key: ThreadKey) -> bool:
         until_s = time.thread_time() + 0.01
         while time.thread_time() < until_s:
@@ -245,7 +245,7 @@ def test_what_ticks_take_is_paid_for_by_fewer_looks(monkeypatch: pytest.MonkeyPa
     assert looks[0] > 1.5 * looks[1]
 
 
-def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -> None:
+def test_a_wait_across_many_looks_is_one_wait_and_ages_with_the_clock() -> None:
     with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
         time.sleep(0.2)
         first = sampled.tick()
@@ -259,7 +259,7 @@ def test_one_wait_through_many_looks_is_one_and_its_age_grows_with_the_clock() -
         assert {key.pid for key, _ in first.each_thread()} == {pid}
 
 
-def test_the_tree_has_the_functions_of_the_kernel_alone_and_calls_no_wait_unended() -> None:
+def test_the_tree_has_kernel_functions_only_and_no_unended_waits() -> None:
     with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
         window = sampled.tick(0.2)
         steps = Steps(window.book, sampled.source.names, Shape())
@@ -269,7 +269,7 @@ def test_the_tree_has_the_functions_of_the_kernel_alone_and_calls_no_wait_unende
         assert not [name for name in names if name.startswith("(")]
 
 
-def test_the_end_of_all_that_was_asked_for_is_the_end() -> None:
+def test_the_source_ends_when_all_selected_processes_exited() -> None:
     with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
@@ -277,7 +277,7 @@ def test_the_end_of_all_that_was_asked_for_is_the_end() -> None:
         assert sampled.source.read() is None
 
 
-def test_only_what_is_asked_for_is_counted_from_the_next_tick_on() -> None:
+def test_new_filters_apply_from_the_next_tick_on() -> None:
     with started("sleep", "60") as pid, sampling() as sampled:
         assert len({key.pid for key, _ in sampled.tick(0.1).each_thread()}) > 1
         sampled.source.set_filters(Filters(pids=(pid,)))
@@ -290,7 +290,7 @@ def test_only_what_is_asked_for_is_counted_from_the_next_tick_on() -> None:
         assert pid not in {key.pid for key, _ in window.each_thread()}
 
 
-def test_what_cannot_be_told_is_refused_with_a_sentence() -> None:
+def test_unsupported_filters_and_modes_are_refused() -> None:
     with sampling() as sampled:
         for filters in (Filters(within="a:b"), Filters(states=1), Filters(max_ns=5)):
             with pytest.raises(UsageError, match="needs BPF"):
@@ -313,7 +313,7 @@ def test_the_sums_hold_while_threads_come_and_go() -> None:
             sampled.tick(0.1)
 
 
-def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> None:
+def test_threads_that_come_and_go_between_looks_are_counted_as_lost() -> None:
     with sampling(cpu_pct=0.1) as sampled:
         sampled.tick()
         for _ in range(50):
@@ -331,7 +331,7 @@ def test_threads_that_come_and_go_between_two_looks_are_lost_and_counted() -> No
         assert window.lost["threads"] > 25
 
 
-def test_threads_that_begin_and_end_between_ticks_have_all_that_they_waited(live: Watch) -> None:
+def test_threads_that_live_between_ticks_keep_all_their_waits(live: Watch) -> None:
     pids: list[int] = []
 
     @contextlib.contextmanager
@@ -347,7 +347,7 @@ def test_threads_that_begin_and_end_between_ticks_have_all_that_they_waited(live
     assert estimate.waits >= len(pids)
 
 
-def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> None:
+def test_an_unknown_number_of_lost_threads_is_reported() -> None:
     with sampling(Filters(who="user")) as sampled:
         assert sampled.source.notices[0].endswith("also how many threads started and exited in between")
     with sampling() as sampled:
@@ -362,7 +362,7 @@ def test_where_it_cannot_be_known_how_many_threads_are_lost_that_is_said() -> No
         (OSError(errno.ENOENT, "No such file"), KernelError, "mount -t proc"),
     ],
 )
-def test_what_ends_the_looks_is_told_to_who_reads(
+def test_an_error_in_the_sampler_reaches_the_reader(
     monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception], says: str
 ) -> None:
     failed = threading.Event()
@@ -379,7 +379,10 @@ def test_what_ends_the_looks_is_told_to_who_reads(
 
 
 def test_nothing_is_left_open() -> None:
-    """In a process of its own: the other source, here, opens the files of whatever this machine runs."""
+    """Run in a process of its own.
+
+    The other source, here, opens files of whatever this machine runs.
+    """
     ended = subprocess.run([sys.executable, "-c", _OPENS], capture_output=True, text=True, check=True, timeout=60)
     before, during, after = map(int, ended.stdout.split())
     assert before == after < during

@@ -1,4 +1,7 @@
-"""What comes of looks at threads: each test is the kernel, and moves a thread by hand. Times are in ms."""
+"""Test the totals from sampled threads.
+
+Each test plays the kernel and moves one thread by hand. Times are in ms.
+"""
 
 from typing import NamedTuple
 
@@ -19,15 +22,15 @@ KEY = ThreadKey(4242, 4243)
 SLEEP, LOCK = 3, 4
 MET_MS = 100
 OVER_NS = 500_000
-"""As soon behind the last look the ticks of the tests that count in it come at the latest."""
+"""Upper bound for the time from the last look to the tick that counts it, in these tests."""
 
 
 class Looked:
-    """An Account of one thread, and the snapshots of it."""
+    """An Account of one thread, and its snapshots."""
 
     def __init__(self, late_ns: int = LATE_NS) -> None:
         self.passed_ns = 0
-        """Off-CPU and running time of the thread, in all windows."""
+        """Off-CPU plus running time of the thread, in all windows."""
         book = Book()
         for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
             book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
@@ -35,7 +38,10 @@ class Looked:
         self.last = Snapshot(0, 0)
 
     def look(self, at: float, ran: float, queued: float, turns: int, place: int | None, began: float = 0) -> None:
-        """`place`: None where it is ready. `ran`, `queued` and `turns` are sums since the thread began."""
+        """Look at the thread.
+
+        `place` is None if it is ready. `ran`, `queued` and `turns` are sums since the thread began.
+        """
         counters = Counters(round(ran * MS), round(queued * MS), turns)
         seen = Seen("thread", "R" if place is None else "S", began_ns=round(began * MS))
         known = not self.account.must_look(KEY, counters)
@@ -43,7 +49,7 @@ class Looked:
         self.account.looked(KEY, at_ns, counters, None if known else seen, NO_STACK if place is None else place)
 
     def tick(self, at: float) -> Window:
-        """What passed since the last one, with the sums of accounting held in it."""
+        """Return what passed since the last tick, after checking its accounting sums."""
         at_ns, before = round(at * MS), self.last
         waiting, _ = self.account.end_tick(at_ns)
         threads, sites = self.account.threads.frozen(), self.account.sites.frozen()
@@ -65,14 +71,14 @@ def at(window: Window, place: int) -> SiteTotals:
 
 
 def begun(place: int | None = SLEEP) -> Looked:
-    """It has run for 5 ms in 2 turns when it is met, at 100."""
+    """Return a thread first seen at 100, after running for 5 ms in 2 turns."""
     looked = Looked()
     looked.look(100, 5, 1, 2, place)
     looked.tick(100)
     return looked
 
 
-def test_as_long_as_the_counters_stand_still_it_is_one_wait_and_nothing_is_guessed() -> None:
+def test_unchanged_counters_are_one_wait_and_nothing_is_estimated() -> None:
     looked = begun()
     for ms in (150, 190):
         looked.look(ms, 5, 1, 2, SLEEP)
@@ -83,7 +89,7 @@ def test_as_long_as_the_counters_stand_still_it_is_one_wait_and_nothing_is_guess
     assert looked.tick(300).still == [SiteKey(*KEY, SLEEP, NO_STACK)]
 
 
-def test_the_longest_time_between_two_looks_is_told_of_each_tick() -> None:
+def test_the_longest_gap_between_looks_is_reported_per_tick() -> None:
     looked = begun()
     looked.look(130, 5, 1, 2, SLEEP)
     looked.look(190, 15, 1, 3, LOCK)
@@ -95,20 +101,20 @@ def test_the_longest_time_between_two_looks_is_told_of_each_tick() -> None:
     assert looked.account.apart_ns == 40 * MS
 
 
-def test_of_a_wait_that_was_met_it_is_known_that_it_is_at_least_so_old() -> None:
+def test_the_age_of_a_wait_found_at_startup_is_a_minimum() -> None:
     looked = begun()
     one = looked.last.waiting[KEY]
     assert (one.since_ns, one.bound, one.state) == (100 * MS, Bound.AT_LEAST, 1)
 
 
-def test_one_that_began_between_two_looks_is_at_most_as_old_as_what_it_did_not_run_since() -> None:
+def test_the_age_of_a_wait_that_began_between_looks_is_a_maximum() -> None:
     looked = begun()
     looked.look(140, 25, 1, 3, LOCK)
     one = looked.account.end_tick(150 * MS)[0][KEY]
     assert (one.since_ns, one.bound) == (120 * MS, Bound.AT_MOST)
 
 
-def test_run_queue_and_running_are_the_kernels_own_and_the_rest_is_blocked() -> None:
+def test_run_queue_and_running_time_are_the_kernels_and_the_rest_blocked() -> None:
     """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and is on the CPU at 200."""
     looked = begun()
     looked.look(200, 11, 5, 3, None)
@@ -119,7 +125,7 @@ def test_run_queue_and_running_are_the_kernels_own_and_the_rest_is_blocked() -> 
     assert looked.account.guessed_ns == 0
 
 
-def test_between_two_places_the_time_that_nobody_saw_is_halved_and_counted_as_guessed() -> None:
+def test_time_between_two_locations_is_halved_and_counts_as_estimated() -> None:
     looked = begun()
     looked.look(160, 5, 1, 2, SLEEP)
     looked.look(200, 15, 1, 3, LOCK)
@@ -128,8 +134,8 @@ def test_between_two_places_the_time_that_nobody_saw_is_halved_and_counted_as_gu
     assert looked.account.guessed_ns == 30 * MS
 
 
-def test_all_waits_are_counted_where_it_was_seen_before_and_behind() -> None:
-    """41 turns in 100 ms: 21 waits here, 20 there."""
+def test_waits_are_split_between_the_locations_before_and_after() -> None:
+    """41 turns in 100 ms make 21 waits at the first location and 20 at the second."""
     looked = begun()
     looked.look(200, 15, 1, 43, LOCK)
     window = looked.tick(200)
@@ -137,7 +143,7 @@ def test_all_waits_are_counted_where_it_was_seen_before_and_behind() -> None:
     assert of_thread(window).waits == 41
 
 
-def test_where_both_looks_find_it_ready_only_the_run_queue_is_known() -> None:
+def test_if_both_looks_find_it_ready_only_run_queue_time_is_known() -> None:
     looked = begun(None)
     looked.look(200, 55, 46, 12, None)
     window = looked.tick(200)
@@ -146,7 +152,7 @@ def test_where_both_looks_find_it_ready_only_the_run_queue_is_known() -> None:
     assert (thread.short_waits, thread.short_ns, thread.running_ns) == (10, 45 * MS, 50 * MS)
 
 
-def test_what_the_kernel_has_not_added_yet_to_a_running_thread_is_no_wait() -> None:
+def test_time_not_yet_added_to_a_running_thread_is_no_wait() -> None:
     looked = begun(None)
     looked.look(200, 98, 1, 2, None)
     assert of_thread(looked.tick(200)) == ThreadTotals(running_ns=93 * MS)
@@ -155,7 +161,7 @@ def test_what_the_kernel_has_not_added_yet_to_a_running_thread_is_no_wait() -> N
     assert of_thread(window).offcpu_ns == 3 * MS, "of 200 ms it has run for 197"
 
 
-def test_one_that_blocked_unseen_is_short_and_one_that_was_robbed_of_its_cpu_did_not_wait() -> None:
+def test_unseen_voluntary_switches_are_short_waits_and_stolen_time_is_none() -> None:
     for by_itself, short_ms in ((3, 60), (0, 0)):
         looked = begun(None)
         looked.account.switched(KEY, 10, 10)
@@ -166,7 +172,7 @@ def test_one_that_blocked_unseen_is_short_and_one_that_was_robbed_of_its_cpu_did
         assert looked.account.guessed_ns == short_ms * MS
 
 
-def test_how_much_of_the_run_queue_was_being_put_aside_goes_by_the_count_of_that() -> None:
+def test_preempted_run_queue_time_follows_the_switch_counters() -> None:
     looked = begun(None)
     looked.account.switched(KEY, 0, 0)
     looked.look(200, 65, 41, 6, None)
@@ -176,7 +182,7 @@ def test_how_much_of_the_run_queue_was_being_put_aside_goes_by_the_count_of_that
     assert (thread.preempted_ns, thread.runqueue_ns) == (30 * MS, 40 * MS)
 
 
-def test_one_that_is_ready_and_gets_no_cpu_is_in_the_run_queue_while_that_goes_on() -> None:
+def test_a_ready_thread_without_a_cpu_is_in_the_run_queue_meanwhile() -> None:
     looked = begun(None)
     for ms in (140, 200):
         looked.look(ms, 5, 1, 2, None)
@@ -187,8 +193,8 @@ def test_one_that_is_ready_and_gets_no_cpu_is_in_the_run_queue_while_that_goes_o
     assert of_thread(window)[:4] == (1, 95 * MS, 95 * MS, 0)
 
 
-def test_one_that_was_woken_and_gets_no_cpu_is_counted_once_and_what_was_told_wrongly_is_guessed() -> None:
-    """Woken at 200, it gets a CPU at 5100: only then do its counters say so."""
+def test_a_woken_thread_without_a_cpu_counts_once_and_the_error_as_estimated() -> None:
+    """It is woken at 200 and gets a CPU at 5100; only then do its counters show it."""
     looked = begun()
     for ms in range(1000, 6000, 1000):
         looked.look(ms, 5, 1, 2, SLEEP)
@@ -199,7 +205,7 @@ def test_one_that_was_woken_and_gets_no_cpu_is_counted_once_and_what_was_told_wr
     assert looked.account.guessed_ns == 4800 * MS
 
 
-def test_once_it_is_seen_to_be_ready_its_wait_is_run_queue() -> None:
+def test_a_wait_is_run_queue_once_it_is_seen_ready() -> None:
     looked = begun()
     looked.look(1000, 5, 1, 2, SLEEP)
     assert looked.account.standing == [KEY]
@@ -214,14 +220,14 @@ def test_once_it_is_seen_to_be_ready_its_wait_is_run_queue() -> None:
     assert looked.account.guessed_ns == 800 * MS
 
 
-def test_what_it_was_in_the_run_queue_before_it_was_met_is_none_of_ours() -> None:
+def test_run_queue_time_before_the_first_look_is_not_counted() -> None:
     looked = begun(None)
     looked.look(150, 15, 9001, 3, SLEEP)
     assert of_thread(looked.tick(150))[1:3] == (40 * MS, 40 * MS)
 
 
-def test_run_queue_that_the_kernel_adds_later_is_no_robbed_time() -> None:
-    """It ran to 120 and was put aside, got a CPU at 220, and ran on."""
+def test_run_queue_time_that_the_kernel_adds_late_is_not_stolen_time() -> None:
+    """It ran until 120, was preempted, got a CPU at 220, and ran on."""
     looked = begun(None)
     looked.account.switched(KEY, 0, 0)
     looked.look(180, 25, 1, 2, None)
@@ -231,8 +237,8 @@ def test_run_queue_that_the_kernel_adds_later_is_no_robbed_time() -> None:
     assert of_thread(looked.tick(240))[1:3] == (100 * MS, 100 * MS)
 
 
-def test_a_wait_that_was_over_when_it_was_shown_makes_the_next_one_begin_later() -> None:
-    """It slept to 140, ran to 160, and sleeps again; a tick told at 150 that it slept."""
+def test_an_overcounted_wait_delays_the_start_of_the_next() -> None:
+    """It slept until 140, ran until 160, and sleeps again; a tick at 150 showed it asleep."""
     looked = begun()
     looked.account.end_tick(150 * MS)
     looked.look(160, 25, 1, 3, SLEEP)
@@ -242,7 +248,7 @@ def test_a_wait_that_was_over_when_it_was_shown_makes_the_next_one_begin_later()
     assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
 
 
-def test_where_cpus_have_a_tick_a_second_one_whose_counters_stand_still_for_less_runs() -> None:
+def test_without_cpu_ticks_counters_unchanged_for_under_a_second_mean_running() -> None:
     looked = Looked(LATE_WITHOUT_TICKS_NS)
     for ms in (100, 1000):
         looked.look(ms, 5, 1, 2, None)
@@ -251,7 +257,7 @@ def test_where_cpus_have_a_tick_a_second_one_whose_counters_stand_still_for_less
     assert of_thread(looked.tick(1300)).runqueue_ns == 1200 * MS
 
 
-def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that_ended() -> None:
+def test_an_exited_thread_keeps_its_time_and_then_joins_the_exited_ones() -> None:
     looked = begun()
     looked.account.ended(KEY)
     assert looked.tick(200).threads == {}
@@ -262,7 +268,7 @@ def test_a_thread_that_ends_keeps_what_was_shown_and_then_stands_with_those_that
     assert looked.account.book.life(KEY).to_ns == 200 * MS
 
 
-def test_one_that_ends_between_two_looks_waited_for_half_of_that_most_likely_and_that_is_guessed() -> None:
+def test_a_thread_that_exits_between_looks_waits_for_half_the_gap_as_an_estimate() -> None:
     looked = begun()
     looked.look(140, 5, 1, 2, SLEEP)
     looked.account.ended(KEY, 200 * MS)
@@ -271,8 +277,8 @@ def test_one_that_ends_between_two_looks_waited_for_half_of_that_most_likely_and
     assert looked.account.guessed_ns == 30 * MS
 
 
-def test_of_one_that_began_since_the_last_look_all_counts() -> None:
-    """At 130; it was in the run queue for 5 ms, ran for 10 in 3 turns, and sleeps."""
+def test_a_thread_that_began_since_the_last_look_counts_in_full() -> None:
+    """It began at 130, was in the run queue for 5 ms, ran for 10 ms in 3 turns, and sleeps."""
     looked = Looked()
     for ms in (100, 120, 200):
         looked.account.begin_look(ms * MS)
@@ -283,7 +289,7 @@ def test_of_one_that_began_since_the_last_look_all_counts() -> None:
     assert looked.last.waiting[KEY].bound == Bound.AT_MOST
 
 
-def test_of_one_that_began_before_all_were_met_or_others_were_chosen_nothing_does() -> None:
+def test_a_thread_from_before_startup_or_a_filter_change_starts_at_zero() -> None:
     for began, anew in ((119, False), (130, True)):
         looked = Looked()
         for ms in (100, 120, 200):
@@ -293,7 +299,7 @@ def test_of_one_that_began_before_all_were_met_or_others_were_chosen_nothing_doe
         assert looked.last.waiting[KEY].bound == Bound.AT_LEAST
 
 
-def test_another_thread_with_the_same_id_begins_anew() -> None:
+def test_another_thread_with_the_same_tid_starts_over() -> None:
     looked = begun()
     looked.look(200, 1, 0, 1, SLEEP)
     assert of_thread(looked.tick(250)).offcpu_ns == 50 * MS
@@ -303,8 +309,8 @@ def test_another_thread_with_the_same_id_begins_anew() -> None:
     assert of_thread(looked.tick(350)).offcpu_ns == 50 * MS, "of the other; half of 200 to 300 was told of the first"
 
 
-def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> None:
-    """Of 40 waits that are 100 ms together, half are 5 ms or shorter, and none is longer than 100."""
+def test_estimated_percentiles_are_not_too_low() -> None:
+    """If 40 waits are 100 ms together, half are at most 5 ms, and none is over 100 ms."""
     looked = begun(None)
     looked.look(200, 5, 1, 42, LOCK)
     thread = of_thread(looked.tick(200))
@@ -314,7 +320,7 @@ def test_no_percentile_of_waits_of_which_only_the_sum_is_known_is_too_low() -> N
 
 
 class Marked(NamedTuple):
-    """Waits of 50 ms and more are wanted."""
+    """Thresholds that catch waits of 50 ms and more."""
 
     lowest_ns: int = 50 * MS
     version: int = 0
@@ -323,7 +329,7 @@ class Marked(NamedTuple):
         return self.lowest_ns, self.lowest_ns
 
 
-def test_where_there_is_no_time_to_look_it_is_where_it_was_and_all_of_that_is_guessed() -> None:
+def test_without_time_to_look_it_stays_where_it_was_as_an_estimate() -> None:
     """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and waits again."""
     looked = begun()
     looked.account.assume(KEY, 200 * MS, Counters(11 * MS, 5 * MS, 3))
@@ -335,14 +341,14 @@ def test_where_there_is_no_time_to_look_it_is_where_it_was_and_all_of_that_is_gu
     assert (one.left_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
 
 
-def test_one_that_was_ready_is_ready_where_there_is_no_time_to_look() -> None:
+def test_without_time_to_look_a_ready_thread_stays_ready() -> None:
     looked = begun(None)
     looked.account.assume(KEY, 200 * MS, Counters(55 * MS, 46 * MS, 12))
     assert of_thread(looked.tick(200))[:3] == (10, 45 * MS, 45 * MS)
     assert looked.last.waiting == {}
 
 
-def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
+def test_an_outlier_is_reported_at_its_end_if_seen_for_the_threshold() -> None:
     for seen_ms, caught in ((140, 0), (160, 1)):
         looked = begun()
         looked.account.marks = Marked()
@@ -354,7 +360,7 @@ def test_a_wait_is_caught_when_it_ends_if_it_was_seen_for_so_long() -> None:
         assert all((one.began_ns, one.ended_ns) == (100 * MS, 160 * MS) for one in some)
 
 
-def test_waits_that_were_never_seen_for_so_long_are_not_caught_however_long_they_can_have_been() -> None:
+def test_waits_not_seen_for_the_threshold_are_no_outliers() -> None:
     """It is woken every 50 ms, and looked at once a second."""
     looked = begun()
     for turns in range(3, 6):
@@ -366,7 +372,7 @@ def test_waits_that_were_never_seen_for_so_long_are_not_caught_however_long_they
         assert waiting[KEY].since_ns < ms * MS
 
 
-def test_what_is_not_used_for_long_is_given_back_and_the_sums_stay() -> None:
+def test_unused_sites_are_evicted_and_the_sums_stay() -> None:
     looked = begun()
     looked.look(150, 15, 1, 3, LOCK)
     looked.tick(150)
@@ -387,10 +393,13 @@ steps = st.tuples(
 
 
 @given(st.lists(steps, max_size=30))
-def test_the_sums_hold_and_nothing_falls_and_no_time_is_counted_twice_whatever_a_thread_does(
+def test_sums_hold_and_nothing_decreases_or_counts_twice_whatever_happens(
     done: list[tuple[float, float, float, int, int | None, str]],
 ) -> None:
-    """In a step it either goes on as it was, by and by in the run queue, or has had `new` turns and is at `there`."""
+    """The thread goes on as it was, or has had `new` turns and is at `there`.
+
+    If it goes on, it may be in the run queue.
+    """
     looked, now, ran, queued, turns, waits = begun(), 100.0, 5.0, 1.0, 2, 0.0
     place: int | None = SLEEP
     for passed, running, ready, new, there, end in done:

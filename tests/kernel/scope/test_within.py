@@ -1,4 +1,7 @@
-"""--within: only waits inside of one function, however it is left; and how long its calls were."""
+"""Test --within.
+
+Only waits inside one function count, however it is left, and its calls are timed.
+"""
 
 import json
 import shutil
@@ -117,7 +120,7 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def within(program: Path, function: str, door: str = "auto", mode: str = "offcpu") -> Generator[tuple[Watch, Program]]:
-    """The program, and what is watched of it, by its path."""
+    """Run the program and watch it by its path."""
     with (
         programs.running([program]) as child,
         watch.watching(
@@ -128,8 +131,10 @@ def within(program: Path, function: str, door: str = "auto", mode: str = "offcpu
 
 
 def did(live: Watch, child: Program, what: bytes) -> tuple[Calls, int, int]:
-    """What its calls came to while it did that; waits (but for those where it was put aside) and
-    their ns of all threads that were counted."""
+    """Return the function's calls during one action, and all counted waits and their ns.
+
+    The waits are those of all counted threads, without preempted ones.
+    """
     live.tick()
     child.write(what)
     child.listen()
@@ -140,8 +145,11 @@ def did(live: Watch, child: Program, what: bytes) -> tuple[Calls, int, int]:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("door", ["auto", "switch"])
-def test_23_calls_wait_inside_and_nothing_else_counts(waits: Path, door: str) -> None:
-    """The same thread sleeps outside, too, and another one in the same system call without the function."""
+def test_only_waits_inside_the_23_calls_count(waits: Path, door: str) -> None:
+    """Waits outside do not count, nor do those of another thread.
+
+    The same thread also sleeps outside, and another makes the same system call without the function.
+    """
     with within(waits, "handle", door) as (live, child):
         calls, count, ns = did(live, child, b"h")
         lost = live.last.lost.get("events", 0)
@@ -156,7 +164,7 @@ def test_23_calls_wait_inside_and_nothing_else_counts(waits: Path, door: str) ->
 
 
 @pytest.mark.kernel
-def test_a_function_that_calls_itself_is_one_call_from_its_first_begin_to_its_last_end(waits: Path) -> None:
+def test_a_recursive_function_is_one_call_from_first_entry_to_last_return(waits: Path) -> None:
     with within(waits, "handle_again") as (live, child):
         calls, count, ns = did(live, child, b"a")
     assert (calls.returned, calls.left) == (7, 0)
@@ -166,17 +174,17 @@ def test_a_function_that_calls_itself_is_one_call_from_its_first_begin_to_its_la
 
 
 @pytest.mark.kernel
-def test_a_call_that_longjmp_leaves_is_left_and_what_follows_is_outside(waits: Path) -> None:
+def test_a_call_left_by_longjmp_counts_as_left_and_later_waits_as_outside(waits: Path) -> None:
     with within(waits, "handle_or_jump") as (live, child):
         calls, count, ns = did(live, child, b"j")
     assert (calls.returned, calls.left, calls.now) == (4, 4, 0)
     assert count == 8  # inside, of both kinds
-    assert calls.offcpu_ns < ns  # of what was left it is not known how long it took
+    assert calls.offcpu_ns < ns  # the duration of a call that was left is unknown
 
 
 @pytest.mark.kernel
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
-def test_a_call_that_an_exception_leaves_is_left_and_the_program_lives(tmp_path: Path) -> None:
+def test_a_call_left_by_an_exception_counts_as_left_and_the_program_survives(tmp_path: Path) -> None:
     program = programs.build(tmp_path / "offtop_throws", THROWS, "-O1", language="c++")
     with within(program, "shop::Cart::pay(int)") as (live, child):
         calls, count, _ = did(live, child, b"t")
@@ -200,7 +208,7 @@ def test_functions_of_one_name_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_threads_that_end_inside_are_forgotten(waits: Path) -> None:
+def test_threads_that_exit_inside_are_forgotten(waits: Path) -> None:
     with within(waits, "handle_to_the_end") as (live, child):
         calls, count, _ = did(live, child, b"e")
     assert (calls.returned, calls.left, calls.now) == (0, 5, 0)
@@ -208,8 +216,11 @@ def test_threads_that_end_inside_are_forgotten(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> None:
-    """hand_over ends with a jump to finish, which others call, too: a probe there would slow all of them."""
+def test_a_tail_call_is_outside(waits: Path) -> None:
+    """hand_over ends with a jump to finish.
+
+    Others call finish too, so a probe there would slow all of them.
+    """
     watched = Watched(f"{waits}:hand_over", (), READS)
     assert (watched.functions[0].elsewhere, len(watched.functions[0].ends)) == (1, 1)
     watched.close()
@@ -229,9 +240,7 @@ def test_what_a_function_hands_over_to_at_its_end_is_not_inside(waits: Path) -> 
         ("promoted", 6, "promoted.llvm.4711"),
     ],
 )
-def test_copies_of_a_function_count_as_it_and_what_was_taken_is_said(
-    waits: Path, function: str, times: int, taken: str
-) -> None:
+def test_copies_of_a_function_count_and_are_reported(waits: Path, function: str, times: int, taken: str) -> None:
     with within(waits, function) as (live, child):
         calls, count, ns = did(live, child, b"c")
         assert f"{taken} in {waits}; " in dict(live.source.about())["within"]
@@ -241,7 +250,7 @@ def test_copies_of_a_function_count_as_it_and_what_was_taken_is_said(
 
 
 @pytest.mark.kernel
-def test_a_switch_is_no_way_out(waits: Path) -> None:
+def test_a_switch_statement_is_no_exit(waits: Path) -> None:
     with within(waits, "pick") as (live, child):
         calls, count, _ = did(live, child, b"p")
     assert (calls.returned, calls.left) == (20, 0)
@@ -249,7 +258,7 @@ def test_a_switch_is_no_way_out(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_a_call_that_goes_on_is_told_with_its_age(waits: Path) -> None:
+def test_a_call_in_progress_has_its_age(waits: Path) -> None:
     with within(waits, "handle") as (live, child):
         did(live, child, b"s")
         live.tick(after_s=0.1)
@@ -260,7 +269,7 @@ def test_a_call_that_goes_on_is_told_with_its_age(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_a_call_from_before_is_not_known(waits: Path) -> None:
+def test_a_call_from_before_is_unknown(waits: Path) -> None:
     with programs.running([waits]) as child:
         child.write(b"s")
         child.listen()
@@ -271,7 +280,7 @@ def test_a_call_from_before_is_not_known(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_with_a_process_both_must_hold(waits: Path) -> None:
+def test_with_a_process_filter_both_must_match(waits: Path) -> None:
     with programs.running([waits]) as child, programs.running([waits]) as stranger:
         filters = Filters(pids=(child.pid,), within=":handle")
         with watch.watching(filters, unwind=Unwind("off")) as live:
@@ -282,7 +291,7 @@ def test_with_a_process_both_must_hold(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_a_function_of_a_library_counts_in_the_processes_that_are_called_so(waits: Path, tmp_path: Path) -> None:
+def test_a_library_function_counts_in_processes_of_that_name(waits: Path, tmp_path: Path) -> None:
     stranger_s = Path(shutil.copy(waits, tmp_path / "stranger"))
     filters = Filters(within="offtop_waits:usleep")
     with programs.running([waits]) as child, programs.running([stranger_s]) as stranger:
@@ -305,7 +314,7 @@ def test_a_function_of_a_library_counts_in_the_processes_that_are_called_so(wait
 
 
 @pytest.mark.kernel
-def test_with_wakers_only_waits_inside_are_counted(waits: Path) -> None:
+def test_with_wakers_only_waits_inside_count(waits: Path) -> None:
     with within(waits, "handle", mode="chain") as (live, child):
         calls, count, _ = did(live, child, b"h")
         sites = [key for key, totals in live.last.sites.items() if totals.waits]
@@ -315,7 +324,7 @@ def test_with_wakers_only_waits_inside_are_counted(waits: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_a_recording_and_an_export_are_of_those_waits(waits: Path, tmp_path: Path) -> None:
+def test_recordings_and_exports_have_only_waits_inside(waits: Path, tmp_path: Path) -> None:
     asked, file = f"{waits}:handle", str(tmp_path / "it.offtop")
     with programs.running([waits]) as child:
         child.write(b"s")
@@ -331,7 +340,7 @@ def test_a_recording_and_an_export_are_of_those_waits(waits: Path, tmp_path: Pat
     assert [(tick["within"]["calls"], tick["threads"]) for tick in ticks] == [(0, [])] * len(ticks)
 
 
-def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_path: Path) -> None:
+def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: Path) -> None:
     def why(asked: str) -> str:
         with pytest.raises(UsageError) as refused:
             Watched(asked, (), READS)
@@ -356,7 +365,7 @@ def test_what_is_not_there_is_refused_with_what_may_be_meant(waits: Path, tmp_pa
     assert "It is stripped: for others install its debug symbols" in why(f"{stripped}:handle")
 
 
-def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
+def test_a_function_fragment_is_never_probed(waits: Path) -> None:
     def taken(name: str) -> str:
         watched = Watched(f"{waits}:{name}", (), READS)
         watched.close()
@@ -378,7 +387,7 @@ def test_a_piece_of_a_function_is_never_taken_for_it(waits: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="there is no go")
-def test_go_is_refused(tmp_path: Path) -> None:
+def test_go_programs_are_refused(tmp_path: Path) -> None:
     go = Path(shutil.which("go") or "").resolve()
     with pytest.raises(UsageError, match="is a Go program"):
         Watched(f"{go}:main.main", (), READS)

@@ -1,4 +1,4 @@
-"""The kernel's symbols: held against the list itself, and against lists made to be awkward."""
+"""Test the kernel's symbols, against /proc/kallsyms and against awkward lists."""
 
 import itertools
 import time
@@ -45,9 +45,9 @@ def listed(directory: Path, text: str) -> KernelSymbols:
         (("nfs 20480 0", "nfs 24576 0"), ("nfs_wait", "nfs_wait_anew")),
         (("nfs 20480 0", "nfs 20480 7"), None),
     ],
-    ids=["another", "another of that name", "the same, in use"],
+    ids=["another", "another with its name", "the same, in use"],
 )
-def test_where_another_module_lies_by_now_its_names_are_told(
+def test_a_module_loaded_over_another_has_its_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: tuple[str, str], names: tuple[str, str] | None
 ) -> None:
     kallsyms_path, modules_path = tmp_path / "kallsyms", tmp_path / "modules"
@@ -69,7 +69,7 @@ def test_where_another_module_lies_by_now_its_names_are_told(
     assert not symbols.renamed()
 
 
-def test_a_list_that_cannot_be_read_now_is_read_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_read_now_is_read_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kallsyms_path, modules_path = tmp_path / "kallsyms", tmp_path / "modules"
     kallsyms_path.write_text(CORE + MODULES)
     modules_path.write_text("nfs 20480 0 - Live 0xffffffffc0001000\n")
@@ -95,7 +95,7 @@ def nameless(address: int) -> Frame:
 
 
 @pytest.mark.kernel
-def test_every_five_hundredth_function_of_this_kernel_is_named_as_the_kernel_lists_it() -> None:
+def test_every_500th_function_of_this_kernel_has_its_listed_name() -> None:
     symbols = KernelSymbols.read()
     lines = [line.split() for line in Path("/proc/kallsyms").read_text().splitlines() if "[" not in line]
     functions = [(int(address, 16), name) for address, kind, name in lines if kind in "tTwW"]
@@ -108,7 +108,7 @@ def test_every_five_hundredth_function_of_this_kernel_is_named_as_the_kernel_lis
 
 
 @pytest.mark.kernel
-def test_below_and_beyond_this_kernels_text_nothing_is_named() -> None:
+def test_addresses_outside_the_kernels_text_have_no_name() -> None:
     symbols = KernelSymbols.read()
     first, end = symbols.address_of("_stext"), symbols.address_of("_etext")
     assert first
@@ -117,7 +117,7 @@ def test_below_and_beyond_this_kernels_text_nothing_is_named() -> None:
         assert symbols.lookup(address) == nameless(address)
 
 
-def test_a_function_reaches_to_the_next_symbol_of_any_kind(tmp_path: Path) -> None:
+def test_a_function_extends_to_the_next_symbol_of_any_kind(tmp_path: Path) -> None:
     symbols = listed(tmp_path, CORE)
     assert symbols.lookup(0xFFFFFFFF81000010) == kernel("schedule_alias")  # the first of two at one address
     assert symbols.lookup(0xFFFFFFFF810000FF) == kernel("schedule_alias")
@@ -128,14 +128,14 @@ def test_a_function_reaches_to_the_next_symbol_of_any_kind(tmp_path: Path) -> No
     assert symbols.lookup(0xFFFFFFFF81000400) == nameless(0xFFFFFFFF81000400)
 
 
-def test_a_name_leads_to_its_address(tmp_path: Path) -> None:
+def test_a_name_resolves_to_its_address(tmp_path: Path) -> None:
     symbols = listed(tmp_path, CORE + MODULES)
     assert symbols.address_of("_stext") == 0xFFFFFFFF81000000
     assert symbols.address_of("down_write") == 0xFFFFFFFF81000100
     assert [symbols.address_of(name) for name in ("down", "write", "some_table", "", "\n")] == [None] * 5
 
 
-def test_modules_are_told_apart_in_whatever_order_they_are_listed(tmp_path: Path) -> None:
+def test_modules_are_distinguished_in_any_order(tmp_path: Path) -> None:
     symbols = listed(tmp_path, CORE + MODULES)
     assert symbols.lookup(0xFFFFFFFFC0001FFF) == Frame("[nfs]", 0, "nfs_wait")
     assert symbols.lookup(0xFFFFFFFFC0002000) == Frame("[ext4]", 0, "ext4_map_blocks")
@@ -147,17 +147,17 @@ def test_the_last_function_before_a_gap_does_not_fill_it(tmp_path: Path) -> None
     assert symbols.lookup(0xFFFFFFFFC0002000 + 0x100000) == nameless(0xFFFFFFFFC0102000)
 
 
-def test_a_module_loaded_later_is_found_by_reading_the_list_once_more(
+def test_a_module_loaded_later_is_found_by_reading_the_list_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     symbols = listed(tmp_path, CORE)
     (tmp_path / "kallsyms").write_text(CORE + MODULES)
-    assert symbols.lookup(0xFFFFFFFFC0001000) == nameless(0xFFFFFFFFC0001000)  # too soon after the first reading
+    assert symbols.lookup(0xFFFFFFFFC0001000) == nameless(0xFFFFFFFFC0001000)  # too soon after the first read
     monkeypatch.setattr(kallsyms, "_REREAD_NS", 0)
     assert symbols.lookup(0xFFFFFFFFC0001000) == Frame("[nfs]", 0, "nfs_wait")
 
 
-def test_an_address_that_stays_unknown_has_the_list_read_once_only(
+def test_an_address_that_stays_unknown_rereads_the_list_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     symbols, readings = listed(tmp_path, CORE), itertools.count(1)
@@ -173,7 +173,7 @@ def test_an_address_that_stays_unknown_has_the_list_read_once_only(
         symbols.lookup(0xFFFFFFFFC0001000)
         symbols.lookup(0xFFFFFFFFC0002000)
         symbols.lookup(0x400000)  # no kernel address: no reason to read at all
-        symbols.lookup(0xFFFFFFFF81000200)  # nor is one within the core kernel
+        symbols.lookup(0xFFFFFFFF81000200)  # neither is one within the core kernel
     assert next(readings) == 1 + 2
 
 
@@ -192,7 +192,7 @@ ffffffff81000400 T _etext
 """
 
 
-def test_pieces_of_one_kind_of_function_are_joined_and_the_largest_comes_first(tmp_path: Path) -> None:
+def test_adjacent_ranges_of_a_kind_are_joined_largest_first(tmp_path: Path) -> None:
     symbols = listed(tmp_path, ENTRIES)
     prefixes = ("asm_sysvec_", "asm_common_interrupt", "asm_spurious")
     assert symbols.ranges(prefixes, lambda _: True) == [(0xFFFFFFFF81000160, 0x50), (0xFFFFFFFF81000100, 0x40)]
@@ -201,7 +201,7 @@ def test_pieces_of_one_kind_of_function_are_joined_and_the_largest_comes_first(t
 
 
 @pytest.mark.kernel
-def test_in_this_kernel_all_ways_in_for_interrupts_are_within_two_pieces() -> None:
+def test_interrupt_entries_of_this_kernel_fit_into_two_ranges() -> None:
     symbols = KernelSymbols.read()
     found = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)
     assert found
@@ -217,12 +217,12 @@ def test_in_this_kernel_all_ways_in_for_interrupts_are_within_two_pieces() -> No
 
 
 @pytest.mark.kernel
-def test_in_this_kernel_threads_go_on_to_their_programs_within_four_pieces() -> None:
+def test_thread_return_paths_of_this_kernel_fit_into_four_ranges() -> None:
     found = KernelSymbols.read().ranges(wakers.RETURNS, wakers.is_return)
     assert 1 <= len(found) <= layout.RETURNS
 
 
-def test_a_list_that_goes_away_leaves_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_disappears_leaves_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     symbols = listed(tmp_path, CORE)
     (tmp_path / "kallsyms").unlink()
     monkeypatch.setattr(kallsyms, "_REREAD_NS", 0)
@@ -230,12 +230,12 @@ def test_a_list_that_goes_away_leaves_what_was_read(tmp_path: Path, monkeypatch:
     assert symbols.lookup(0xFFFFFFFF81000010) == kernel("schedule_alias")
 
 
-def test_hidden_addresses_are_a_question_of_privilege(tmp_path: Path) -> None:
+def test_hidden_addresses_raise_a_privilege_error(tmp_path: Path) -> None:
     with pytest.raises(PrivilegeError, match=r"CAP_SYSLOG|kptr_restrict"):
         listed(tmp_path, "0000000000000000 T _stext\n0000000000000000 T schedule\n")
 
 
-def test_a_missing_and_an_empty_list_are_said_to_be_so(tmp_path: Path) -> None:
+def test_a_missing_or_empty_list_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KernelError, match="CONFIG_KALLSYMS"):
         KernelSymbols.read(str(tmp_path / "none"))
     with pytest.raises(KernelError, match="is empty"):
@@ -250,7 +250,7 @@ def test_a_hostile_module_cannot_write_to_the_terminal(tmp_path: Path) -> None:
 @given(
     st.lists(st.sampled_from(["ffffffff8100000", "0", "1", " t ", " T", " D", "x", "\n", "\t[m]", " "]), max_size=30)
 )
-def test_no_list_makes_it_fail_but_with_words(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+def test_any_list_is_read_or_refused_with_a_message(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "kallsyms"
     path.write_text("".join(parts))
     try:
@@ -262,7 +262,7 @@ def test_no_list_makes_it_fail_but_with_words(tmp_path_factory: pytest.TempPathF
         assert symbols.lookup(address).file
 
 
-def test_variables_have_names_of_their_own_and_are_no_functions(tmp_path: Path) -> None:
+def test_variables_have_names_and_are_no_functions(tmp_path: Path) -> None:
     symbols = listed(
         tmp_path, CORE + "ffffffff82000000 B rtnl_mutex\nffffffff82000040 d table\nffffffffc0003000 b lock\t[nfs]\n"
     )

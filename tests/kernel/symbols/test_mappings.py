@@ -1,4 +1,4 @@
-"""From addresses to (file, offset): held against the bytes that real processes have in memory."""
+"""Test mapping addresses to (file, offset), against the memory of real processes."""
 
 import itertools
 import os
@@ -67,7 +67,7 @@ int main(void) {
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read again only now and then is read again at once."""
+    """Read again at once what is otherwise read again only now and then."""
     monkeypatch.setattr(mappings, "_THRIFT", 0)
     monkeypatch.setattr(perfmap, "_PATIENCE_S", 10)
     monkeypatch.setattr(files, "_MOMENT_NS", -1)
@@ -85,7 +85,7 @@ def processes() -> Processes:
 
 @pytest.fixture
 def jit(tmp_path: Path) -> Generator[tuple[Program, Path]]:
-    """A program with code of its own making, and where its perf map belongs."""
+    """Run a program that generates code, and yield it with the path of its perf map."""
     with running([build(tmp_path / "jit", JIT)]) as program:
         perf_map = Path(f"/tmp/perf-{program.pid}.map")
         yield program, perf_map
@@ -104,64 +104,64 @@ def bytes_at(frame: Frame) -> bytes:
     return Path(frame.file).read_bytes()[frame.offset : frame.offset + 16]
 
 
-def test_an_empty_stack_has_no_frames_and_asks_no_process(processes: Processes) -> None:
+def test_an_empty_stack_has_no_frames_and_reads_no_process(processes: Processes) -> None:
     assert processes.frames(1 << 30, []) == ()
     assert processes.gone == 0
 
 
-def test_the_file_has_at_the_offset_what_the_process_has_at_the_address(one: Path, processes: Processes) -> None:
+def test_the_file_at_the_offset_matches_the_memory_at_the_address(one: Path, processes: Processes) -> None:
     with running([one]) as program:
         (frame,) = processes.frames(program.pid, [program.at["one"]])
         assert frame == Frame(str(one), frame.offset)
         assert bytes_at(frame) == memory(program.pid, program.at["one"])
 
 
-def test_only_the_leaf_is_no_return_address(one: Path, processes: Processes) -> None:
+def test_all_but_the_leaf_are_return_addresses(one: Path, processes: Processes) -> None:
     with running([one]) as program:
         leaf, caller, _ = processes.frames(program.pid, [program.at["one"]] + 2 * [program.at["two"]])
-        assert (caller.file, caller.offset - leaf.offset) == (leaf.file, 4)  # 5 bytes on, and 1 back: the call
+        assert (caller.file, caller.offset - leaf.offset) == (leaf.file, 4)  # 5 bytes on and 1 back: the call
 
 
-def test_what_is_no_code_is_unknown(one: Path, processes: Processes) -> None:
+def test_addresses_that_are_no_code_are_unknown(one: Path, processes: Processes) -> None:
     with running([one]) as program:
         wrong = [program.at["stack"], program.at["data"], 8, (1 << 47) - 8, (1 << 64) - 1]
         assert processes.frames(program.pid, wrong) == 5 * (Frame("[unknown]", 0),)
 
 
-def test_the_vdso_counts_from_its_own_beginning(one: Path, processes: Processes) -> None:
+def test_vdso_offsets_start_at_its_beginning(one: Path, processes: Processes) -> None:
     with running([one]) as program:
         maps = Path(f"/proc/{program.pid}/maps").read_text().splitlines()
         start = next(int(line.split("-")[0], 16) for line in maps if line.endswith("[vdso]"))
         assert processes.frames(program.pid, [start + 0x123]) == (Frame("[vdso]", 0x123),)
 
 
-def test_a_process_that_was_gone_before_it_was_read_is_counted(processes: Processes) -> None:
+def test_a_process_that_exited_before_it_was_read_is_counted(processes: Processes) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait(10)
     assert processes.frames(ended.pid, [0x401000, 0x402000]) == (Frame("[gone]", 0),)
     assert processes.gone == 1
 
 
-def test_a_zombie_has_no_mappings_left(processes: Processes) -> None:
+def test_a_zombie_has_no_mappings(processes: Processes) -> None:
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert processes.frames(ended.pid, [0x401000]) == (Frame("[gone]", 0),)
     ended.wait(10)
 
 
-def test_what_was_read_of_a_process_outlives_it_until_it_is_forgotten(one: Path, processes: Processes) -> None:
+def test_mappings_outlive_their_process_until_forgotten(one: Path, processes: Processes) -> None:
     with running([one]) as program:
         address = program.at["one"]
         before = processes.frames(program.pid, [address])
         os.kill(program.pid, 9)
         os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
         assert processes.frames(program.pid, [address]) == before  # a zombie
-    assert processes.frames(program.pid, [address, address + 1]) == before + before  # nothing
+    assert processes.frames(program.pid, [address, address + 1]) == before + before  # gone
     processes.forget(program.pid)
     assert processes.frames(program.pid, [address]) == (Frame("[gone]", 0),)
 
 
-def test_exec_drops_what_was_known(tmp_path: Path, processes: Processes) -> None:
+def test_exec_drops_the_old_mappings(tmp_path: Path, processes: Processes) -> None:
     one, other = (build(tmp_path / name, ONE, "-no-pie") for name in ("one", "other"))
     with running([one, other]) as program:
         address = program.at["one"]
@@ -181,7 +181,7 @@ def test_a_library_loaded_later_is_found(tmp_path: Path, processes: Processes) -
         assert bytes_at(frame) == memory(program.pid, program.at["plugin"])
 
 
-def test_a_main_thread_that_has_ended_leaves_the_others_readable(tmp_path: Path, processes: Processes) -> None:
+def test_other_threads_stay_readable_after_the_main_thread_exits(tmp_path: Path, processes: Processes) -> None:
     with running([build(tmp_path / "leaderless", LEADERLESS)]) as program:
         while "Z" not in Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()[0]:
             time.sleep(0.01)
@@ -189,7 +189,7 @@ def test_a_main_thread_that_has_ended_leaves_the_others_readable(tmp_path: Path,
         assert frame.file == str(tmp_path / "leaderless")
 
 
-def test_two_programs_under_one_path_are_two_files(
+def test_two_programs_at_one_path_are_two_files(
     one: Path, tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mappings, "_OLD_NS", 0)
@@ -197,7 +197,7 @@ def test_two_programs_under_one_path_are_two_files(
     shutil.copy(one, path)
     with running([path]) as first:
         before = processes.frames(first.pid, [first.at["one"]])
-        path.unlink()  # from here on its path reads "app (deleted)": the same file for all that
+        path.unlink()  # its path is "app (deleted)" from here on, but it is still the same file
         assert processes.frames(first.pid, [first.at["one"]]) == before
         shutil.copy(one, path)
         with running([path]) as second, running([path]) as third:
@@ -205,7 +205,7 @@ def test_two_programs_under_one_path_are_two_files(
     assert after == [str(path), f"{path} (2)", f"{path} (2)"]
 
 
-def test_a_deleted_program_met_late_says_so(one: Path, tmp_path: Path, processes: Processes) -> None:
+def test_a_deleted_program_read_late_is_marked_deleted(one: Path, tmp_path: Path, processes: Processes) -> None:
     path = tmp_path / "app"
     shutil.copy(one, path)
     with running([path]) as program:
@@ -235,7 +235,7 @@ def test_a_hostile_path_cannot_write_to_the_terminal(one: Path, tmp_path: Path, 
 
 
 def named(processes: Processes, program: Program, addresses: list[int], count: int) -> tuple[Frame, ...]:
-    """Frames, when so many of them are named by the perf map."""
+    """Return the frames once the perf map names so many of them."""
     deadline = time.monotonic() + 30
     while True:
         frames = processes.frames(program.pid, addresses)
@@ -244,7 +244,7 @@ def named(processes: Processes, program: Program, addresses: list[int], count: i
         time.sleep(0.005)
 
 
-def test_code_made_at_run_time_is_named_by_the_perf_map(jit: tuple[Program, Path], processes: Processes) -> None:
+def test_jit_code_is_named_by_the_perf_map(jit: tuple[Program, Path], processes: Processes) -> None:
     program, perf_map = jit
     code = program.at["code"]
     assert processes.frames(program.pid, [code + 4]) == (Frame("[anon]", code + 4),)
@@ -252,13 +252,13 @@ def test_code_made_at_run_time_is_named_by_the_perf_map(jit: tuple[Program, Path
     frames = named(processes, program, [code + 15, code + 17, code + 24, code + 25], 3)
     assert frames == (
         Frame("[jit]", code + 15, "Main::loop()"),
-        Frame("[jit]", code + 16, r"evil\x1b[31m name"),  # of a return address the byte before it
+        Frame("[jit]", code + 16, r"evil\x1b[31m name"),  # for a return address, the byte before it
         Frame("[jit]", code + 23, r"evil\x1b[31m name"),
         Frame("[anon]", code + 24),
     )
 
 
-def test_a_perf_map_that_grows_is_read_on_and_its_newest_entry_holds(
+def test_a_growing_perf_map_is_read_on_and_its_newest_entry_wins(
     jit: tuple[Program, Path], processes: Processes
 ) -> None:
     program, perf_map = jit
@@ -280,7 +280,7 @@ def test_new_code_over_old_code_has_the_new_name(jit: tuple[Program, Path], proc
     assert [frame.name for frame in frames] == ["new", "new", "newest"]
 
 
-def test_a_perf_map_written_anew_is_read_anew(jit: tuple[Program, Path], processes: Processes) -> None:
+def test_a_rewritten_perf_map_is_read_again(jit: tuple[Program, Path], processes: Processes) -> None:
     program, perf_map = jit
     code = program.at["code"]
     perf_map.write_text(f"{code:x} 10 one\n")
@@ -292,14 +292,14 @@ def test_a_perf_map_written_anew_is_read_anew(jit: tuple[Program, Path], process
 
 
 @pytest.mark.kernel
-def test_a_perf_map_of_another_user_is_not_believed(jit: tuple[Program, Path], processes: Processes) -> None:
+def test_a_perf_map_of_another_user_is_ignored(jit: tuple[Program, Path], processes: Processes) -> None:
     program, perf_map = jit
     perf_map.write_text(f"{program.at['code']:x} 10 lie\n")
     os.chown(perf_map, 12345, 12345)
     assert processes.frames(program.pid, [program.at["code"]])[0].file == "[anon]"
 
 
-def test_a_perf_map_that_is_a_pipe_or_a_link_stops_nobody(jit: tuple[Program, Path], processes: Processes) -> None:
+def test_a_perf_map_that_is_a_fifo_or_a_link_blocks_nothing(jit: tuple[Program, Path], processes: Processes) -> None:
     program, perf_map = jit
     os.mkfifo(perf_map)
     assert processes.frames(program.pid, [program.at["code"]])[0].file == "[anon]"
@@ -345,7 +345,7 @@ def test_no_maps_make_it_fail(parts: list[bytes], addresses: list[int]) -> None:
     assert all(printable(frame.file) == frame.file for frame in frames)
 
 
-def test_astray_addresses_do_not_have_maps_read_time_and_again(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_addresses_do_not_reread_the_maps(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappings, "_THRIFT", 1_000_000)
     read, readings = mappings._maps, itertools.count()  # pyright: ignore[reportPrivateUsage]
 
@@ -361,7 +361,7 @@ def test_astray_addresses_do_not_have_maps_read_time_and_again(one: Path, monkey
     assert next(readings) == 1
 
 
-def test_what_was_read_long_ago_is_read_again(one: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_mappings_are_read_again(one: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappings, "_OLD_NS", 0)
     text = b"400000-401000 r-xp 00000000 08:01 12 /bin/%s\n"
     with running([one]) as program:
@@ -370,17 +370,17 @@ def test_what_was_read_long_ago_is_read_again(one: Path, processes: Processes, m
             assert processes.frames(program.pid, [0x400123]) == (Frame(f"/bin/{name.decode()}", 0x123),)
 
 
-def test_images_of_many_processes_are_bounded(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_processes_are_bounded(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mappings, "_MOST_IMAGES", 1)
     processes = Processes(Files())
     with running([one]) as first, running([one]) as second:
         for program in (first, second, first):
             assert processes.frames(program.pid, [program.at["one"]])[0].file == str(one)
-    assert processes.frames(first.pid, [first.at["one"]])[0].file == str(one)  # kept: seen last
+    assert processes.frames(first.pid, [first.at["one"]])[0].file == str(one)  # kept, because it was used last
     assert processes.frames(second.pid, [second.at["one"]]) == (Frame("[gone]", 0),)
 
 
-def test_the_interpreter_that_runs_this_is_a_file_of_its_own_process(processes: Processes) -> None:
+def test_mappings_of_this_interpreter_are_correct(processes: Processes) -> None:
     maps = Path("/proc/self/maps").read_text().splitlines()
     code = [line.split() for line in maps if " r-xp " in line and line.split()[-1].startswith("/")]
     starts = [int(fields[0].split("-")[0], 16) for fields in code]

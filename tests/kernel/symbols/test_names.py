@@ -1,4 +1,4 @@
-"""Names of user frames: of real programs, and only true ones."""
+"""Test the names of user frames of real programs, and that no name is wrong."""
 
 import ctypes
 import os
@@ -64,7 +64,7 @@ fn main() {
 
 
 class Namer:
-    """What a source has: processes, and a worker that names their frames."""
+    """Processes and a worker that names their frames, as a source has them."""
 
     def __init__(self) -> None:
         self.files = Files()
@@ -76,7 +76,7 @@ class Namer:
         return frame
 
     def name(self, pid: int, address: int) -> str:
-        """The best name there is."""
+        """Return the best name there is."""
         return self.best(self.frame(pid, address))
 
     def best(self, frame: Frame) -> str:
@@ -85,7 +85,7 @@ class Namer:
         return self.worker.of(frame)
 
     def why(self, frame: Frame) -> str:
-        """Why it has no name, which it was looked for."""
+        """Return the reason why a frame that was looked up has no name."""
         return self.worker.why_nameless(frame)
 
 
@@ -97,7 +97,7 @@ def namer() -> Generator[Namer]:
 
 
 def program(path: Path, name: str = "function", *options: str) -> Path:
-    """A program whose first function is called `name`."""
+    """Build a program whose first function is called `name`."""
     return build(path, SOURCE, f"-DNAME={name}", "-rdynamic", "-fno-toplevel-reorder", *options)
 
 
@@ -108,13 +108,13 @@ def stripped(path: Path, name: str = "function") -> Path:
 
 
 def rewrite(path: Path, other: Path) -> None:
-    """Put the content of `other` into the file `path`, which stays the same file."""
+    """Write the content of `other` into the file `path`, which keeps its inode."""
     path.write_bytes(other.read_bytes())
     os.utime(path, ns=(1, 1))
 
 
 def opened() -> list[str]:
-    """What this process has open."""
+    """Return the files that this process has open."""
     found: list[str] = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -126,7 +126,7 @@ def test_no_frames_need_no_waiting(namer: Namer) -> None:
     assert namer.worker.wait(set(), 0)
 
 
-def test_a_name_is_asked_for_at_once_and_there_in_the_end(namer: Namer, tmp_path: Path) -> None:
+def test_a_name_is_requested_at_once_and_arrives_in_the_end(namer: Namer, tmp_path: Path) -> None:
     with running([program(tmp_path / "app")]) as app:
         frame = namer.frame(app.pid, app.at["function"])
         assert namer.worker.of(frame) in (f"app+0x{frame.offset:x}", "function")
@@ -134,7 +134,7 @@ def test_a_name_is_asked_for_at_once_and_there_in_the_end(namer: Namer, tmp_path
         assert namer.name(app.pid, app.at["hidden"]) == "hidden"
 
 
-def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, tmp_path: Path) -> None:
+def test_a_stripped_binary_names_only_its_exports(namer: Namer, tmp_path: Path) -> None:
     with running([stripped(tmp_path / "app")]) as app:
         hidden = namer.frame(app.pid, app.at["hidden"])
         assert app.at["function"] < app.at["hidden"] < app.at["last"]
@@ -143,12 +143,12 @@ def test_a_stripped_binary_names_what_it_exports_and_nothing_else(namer: Namer, 
         version = namer.worker.version
         assert namer.best(hidden) == f"app+0x{hidden.offset:x}"
         assert namer.why(hidden) == STRIPPED
-        assert namer.worker.version == version  # it is called as before
+        assert namer.worker.version == version  # its name has not changed
         assert namer.name(app.pid, app.at["last"]) == "last"
         assert namer.worker.version > version
 
 
-def test_code_that_no_symbol_holds_is_not_called_stripped(namer: Namer, tmp_path: Path) -> None:
+def test_code_outside_all_symbols_is_not_called_stripped(namer: Namer, tmp_path: Path) -> None:
     source = '__asm__(".text; sizeless: nop; nop; ret"); extern int sizeless(void);'
     path = build(tmp_path / "app", f'{source} int main(void) {{ tell("sizeless", sizeless); return next(); }}')
     with running([path]) as app:
@@ -157,7 +157,7 @@ def test_code_that_no_symbol_holds_is_not_called_stripped(namer: Namer, tmp_path
         assert namer.why(frame) == NO_SYMBOL
 
 
-def test_what_has_no_name_is_its_byte_in_the_file_in_every_process(namer: Namer, tmp_path: Path) -> None:
+def test_a_nameless_frame_is_its_file_offset_in_every_process(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app")
     text = subprocess.run(["readelf", "-sW", str(path)], capture_output=True, text=True, check=True).stdout
     (address,) = (int(line.split()[1], 16) for line in text.splitlines() if line.endswith(" hidden"))
@@ -174,7 +174,7 @@ def test_what_has_no_name_is_its_byte_in_the_file_in_every_process(namer: Namer,
 
 
 def away(path: Path, name: str) -> Path:
-    """The symbols of the program, in another file, to which a link is left."""
+    """Move the program's symbols into another file, and leave a debug link to it."""
     debug = path.with_name(name)
     subprocess.run(["objcopy", "--only-keep-debug", str(path), str(debug)], check=True)
     subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", str(path)], check=True)
@@ -182,7 +182,7 @@ def away(path: Path, name: str) -> Path:
     return debug
 
 
-def test_symbols_in_a_file_beside_it_name_it(namer: Namer, tmp_path: Path) -> None:
+def test_symbols_in_a_file_beside_the_program_are_used(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app")
     away(path, "app.debug")
     with running([path]) as app:
@@ -190,7 +190,7 @@ def test_symbols_in_a_file_beside_it_name_it(namer: Namer, tmp_path: Path) -> No
 
 
 @pytest.mark.kernel
-def test_symbols_that_nobody_may_read_name_nothing(namer: Namer, tmp_path: Path) -> None:
+def test_unreadable_symbols_name_nothing(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app")
     away(path, "app.debug").chmod(0o600)
     with running([path]) as app:
@@ -200,15 +200,15 @@ def test_symbols_that_nobody_may_read_name_nothing(namer: Namer, tmp_path: Path)
         assert namer.name(app.pid, app.at["last"]) == "last"  # which it exports
 
 
-def test_a_program_that_nobody_may_read_is_named(namer: Namer, tmp_path: Path) -> None:
+def test_an_unreadable_program_is_named(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app")
     path.chmod(0o700)
     with running([path]) as app:
         assert namer.name(app.pid, app.at["hidden"]) == "hidden"
 
 
-def test_compressed_symbols_name_it(namer: Namer, tmp_path: Path) -> None:
-    """As Fedora and RHEL have them: in section .gnu_debugdata."""
+def test_compressed_symbols_are_used(namer: Namer, tmp_path: Path) -> None:
+    """As on Fedora and RHEL: in section .gnu_debugdata."""
     path, small = program(tmp_path / "app"), tmp_path / "small"
     subprocess.run(["objcopy", "-S", "--keep-symbol=hidden", str(path), str(small)], check=True)
     subprocess.run(["xz", str(small)], check=True)
@@ -221,8 +221,8 @@ def test_compressed_symbols_name_it(namer: Namer, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("rustc"), reason="no rustc")
-def test_rust_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
-    """By whichever of its two manglings this compiler has."""
+def test_rust_functions_have_their_source_names(namer: Namer, tmp_path: Path) -> None:
+    """The compiler may use either of the two manglings."""
     source, path = tmp_path / "shop.rs", tmp_path / "shop"
     source.write_text(RUST)
     subprocess.run(["rustc", "-O", "-o", path, source], check=True, timeout=100)
@@ -230,21 +230,19 @@ def test_rust_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
         assert namer.name(shop.pid, shop.at["wait"]) == "<shop::till::Box<u32> as shop::till::Wait>::wait"
 
 
-def test_cxx_is_named_as_it_was_written(namer: Namer, tmp_path: Path) -> None:
+def test_cxx_functions_have_their_source_names(namer: Namer, tmp_path: Path) -> None:
     with running([build(tmp_path / "box", BOX, language="c++")]) as box:
         assert namer.name(box.pid, box.at["wait"]) == "shop::Box<int>::wait(int)"
 
 
-def test_a_library_opened_at_run_time_is_named(namer: Namer, tmp_path: Path) -> None:
+def test_a_dlopened_library_is_named(namer: Namer, tmp_path: Path) -> None:
     library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
     with running([program(tmp_path / "app"), library]) as app:
         assert namer.name(app.pid, app.at["plugin"]) == "plugin"
 
 
 @pytest.mark.kernel
-def test_a_program_deleted_while_it_runs_is_named_and_its_successor_by_its_own_names(
-    namer: Namer, tmp_path: Path
-) -> None:
+def test_a_deleted_program_and_its_successor_have_their_own_names(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app", "old_one")
     with running([path]) as old:
         path.unlink()
@@ -254,9 +252,7 @@ def test_a_program_deleted_while_it_runs_is_named_and_its_successor_by_its_own_n
             assert (namer.best(old_frame), namer.best(new_frame)) == ("old_one", "new_one")
 
 
-def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_successors(
-    namer: Namer, tmp_path: Path
-) -> None:
+def test_an_exited_program_does_not_get_its_successors_names(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app", "old_one")
     with running([path]) as old:
         frame = namer.frame(old.pid, old.at["function"])
@@ -267,18 +263,18 @@ def test_after_the_end_of_a_replaced_program_it_has_no_name_rather_than_its_succ
     assert namer.why(frame) == FILE_GONE
 
 
-def test_a_program_that_ended_is_named_from_its_file(namer: Namer, tmp_path: Path) -> None:
+def test_an_exited_program_is_named_from_its_file(namer: Namer, tmp_path: Path) -> None:
     with running([program(tmp_path / "app")]) as app:
         frame = namer.frame(app.pid, app.at["function"])
     assert namer.best(frame) == "function"
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_program_rewritten_in_place_keeps_its_names_and_gives_none_to_the_next(
+def test_a_program_rewritten_in_place_keeps_its_names_to_itself(
     namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ) -> None:
     monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
-    if remote:  # there nobody asks when a file was written, until it is opened
+    if remote:  # there, the mtime is not checked until the file is opened
         monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid, _reads: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
     with running([path]) as old:
@@ -302,14 +298,14 @@ def test_a_program_rewritten_before_it_was_opened_has_no_names(namer: Namer, tmp
 
 
 @pytest.mark.kernel
-def test_a_library_deleted_while_it_is_mapped_is_named(namer: Namer, tmp_path: Path) -> None:
+def test_a_deleted_library_is_named_while_mapped(namer: Namer, tmp_path: Path) -> None:
     library = build(tmp_path / "plugin.so", "int plugin(void) { return getpid(); }", "-shared", "-fPIC")
     with running([program(tmp_path / "app"), library]) as app:
         library.unlink()
         assert namer.name(app.pid, app.at["plugin"]) == "plugin"
 
 
-def test_a_file_that_could_not_be_opened_is_tried_again_where_it_is_mapped_next(namer: Namer, tmp_path: Path) -> None:
+def test_a_file_that_failed_to_open_is_retried_at_its_next_mapping(namer: Namer, tmp_path: Path) -> None:
     path = program(tmp_path / "app")
     with running([path]) as first:
         frame = namer.frame(first.pid, first.at["function"])
@@ -322,7 +318,7 @@ def test_a_file_that_could_not_be_opened_is_tried_again_where_it_is_mapped_next(
 
 
 @pytest.mark.kernel
-def test_the_same_path_in_a_mount_namespace_of_its_own_is_another_file(namer: Namer, tmp_path: Path) -> None:
+def test_one_path_in_another_mount_namespace_is_another_file(namer: Namer, tmp_path: Path) -> None:
     ours, theirs = program(tmp_path / "app", "of_the_host"), program(tmp_path / "other", "of_the_container")
     enter = ["unshare", "-m", "sh", "-c", f"mount --bind {theirs} {ours} && exec {ours}"]
     with running([ours]) as host, running(enter) as container:
@@ -358,7 +354,7 @@ def test_hostile_symbols_cannot_write_to_the_terminal(namer: Namer, tmp_path: Pa
         assert namer.name(app.pid, app.at["hidden"]) == r"\x1b[2J\u202e" + 995 * "x" + "…"
 
 
-def test_a_file_that_is_no_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path: Path) -> None:
+def test_a_file_that_is_not_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path: Path) -> None:
     path = tmp_path / "code"
     path.write_bytes(4096 * b"\xc3")
     fd = os.open(path, os.O_RDONLY)
@@ -371,7 +367,7 @@ def test_a_file_that_is_no_elf_leaves_its_frames_unnamed(namer: Namer, tmp_path:
     libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(4096))
 
 
-def test_frames_that_lie_in_no_file_are_named_at_once(namer: Namer) -> None:
+def test_frames_in_no_file_are_named_at_once(namer: Namer) -> None:
     frames = [Frame(GONE, 0), Frame("[anon]", 0x7F00), Frame("[jit]", 16, "Main::loop"), Frame("/never/seen.so", 0x20)]
     assert namer.worker.wait(set(frames), 0)
     assert [namer.worker.of(frame) for frame in frames] == ["[gone]", "[anon]+0x7f00", "Main::loop", "seen.so+0x20"]
@@ -379,7 +375,7 @@ def test_frames_that_lie_in_no_file_are_named_at_once(namer: Namer) -> None:
     assert namer.worker.of(Frame("/never/\x1b[2J", 0, "")) == r"\x1b[2J"
 
 
-def test_many_threads_may_ask_for_the_same_names(namer: Namer, tmp_path: Path) -> None:
+def test_many_threads_may_request_the_same_names(namer: Namer, tmp_path: Path) -> None:
     with running([program(tmp_path / "app")]) as app:
         frames = {namer.frame(app.pid, app.at["function"] + n) for n in range(-200, 200)}
         found: list[bool] = []
@@ -391,7 +387,7 @@ def test_many_threads_may_ask_for_the_same_names(namer: Namer, tmp_path: Path) -
     assert found == [True] * 4
 
 
-def test_names_are_given_back_when_there_are_too_many(
+def test_names_are_evicted_when_there_are_too_many(
     namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(names_module, "_MOST_NAMES", 10)
@@ -404,7 +400,7 @@ def test_names_are_given_back_when_there_are_too_many(
         assert namer.name(app.pid, app.at["function"]) == "function"
 
 
-def test_more_than_can_be_queued_is_asked_for_again(
+def test_names_beyond_the_queue_are_requested_again(
     namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(names_module, "_MOST_QUEUED", 3)
@@ -425,8 +421,8 @@ def test_idle_workers_hold_no_file_open(namer: Namer, tmp_path: Path, monkeypatc
         assert namer.name(app.pid, app.at["last"]) == "last"
 
 
-def test_closing_ends_the_thread_and_keeps_what_is_known(tmp_path: Path) -> None:
-    before = {*threading.enumerate()}  # some of which end yet
+def test_closing_ends_the_thread_and_keeps_known_names(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}  # some of them may still exit
     namer = Namer()
     assert len({*threading.enumerate()} - before) == 1
     with running([program(tmp_path / "app")]) as app:
@@ -440,7 +436,7 @@ def test_closing_ends_the_thread_and_keeps_what_is_known(tmp_path: Path) -> None
         assert not namer.worker.wait({unknown}, 30)
 
 
-def test_a_machine_without_libdw_is_told_what_to_install() -> None:
+def test_without_libdw_the_error_says_what_to_install() -> None:
     code = """if True:
         import ctypes
         from offtop.errors import KernelError

@@ -1,4 +1,4 @@
-"""How much CPU time walking may take: sums that can be checked in the head."""
+"""Test how much CPU time unwinding may take, with sums that are easy to check."""
 
 import pytest
 
@@ -6,7 +6,10 @@ from offtop.kernel.unwind.cpu_allowance import Allowance
 
 
 def filled(share_pct: float, ticks: int, used_s: float) -> Allowance:
-    """With nothing saved, after so many ticks of a second in which the rest of offtop used so much."""
+    """Return an empty allowance after so many ticks of 1 s.
+
+    In each of them the rest of offtop used so much.
+    """
     one = Allowance(share_pct)
     one.spend(0.5)
     for _ in range(ticks):
@@ -15,7 +18,7 @@ def filled(share_pct: float, ticks: int, used_s: float) -> Allowance:
 
 
 def spendable_s(one: Allowance) -> float:
-    """In hundredths of a second, until nothing is left."""
+    """Spend in steps of 10 ms until nothing is left, and return the sum."""
     count = 0
     while one.is_left:
         one.spend(0.01)
@@ -26,19 +29,19 @@ def spendable_s(one: Allowance) -> float:
 @pytest.mark.parametrize(
     ("used_s", "left_s"),
     [(0.0, 0.05), (0.02, 0.03), (0.04, 0.01), (0.3, 0.01)],
-    ids=["all of it", "what the rest leaves", "what the rest leaves", "a fifth in any case"],
+    ids=["all", "rest", "rest", "at least a fifth"],
 )
-def test_a_second_gives_what_the_rest_of_offtop_leaves_of_5_percent(used_s: float, left_s: float) -> None:
+def test_a_second_grants_what_the_rest_of_offtop_leaves_of_5_percent(used_s: float, left_s: float) -> None:
     assert spendable_s(filled(5, 1, used_s)) == pytest.approx(left_s, abs=0.011)
 
 
-def test_what_is_not_used_is_kept_for_later_but_no_more_than_half_a_second() -> None:
+def test_unused_time_is_kept_up_to_half_a_second() -> None:
     assert spendable_s(Allowance(5)) == pytest.approx(0.5, abs=0.011)
     assert spendable_s(filled(5, 4, 0.0)) == pytest.approx(0.2, abs=0.011)
     assert spendable_s(filled(5, 100, 0.0)) == pytest.approx(0.5, abs=0.011)
 
 
-def test_one_costly_binary_keeps_the_others_waiting_for_some_ticks_only() -> None:
+def test_one_costly_binary_delays_others_for_some_ticks_only() -> None:
     one = Allowance(5)
     one.spend(60)
     for _ in range(11):

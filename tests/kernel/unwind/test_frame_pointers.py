@@ -1,4 +1,7 @@
-"""User stacks of blocked threads, read from outside: what the kernel itself finds when it walks the same threads."""
+"""Test user stacks of blocked threads, read from outside.
+
+They must be what the kernel itself finds.
+"""
 
 import ctypes as ct
 import mmap
@@ -31,7 +34,7 @@ MACHINE = platform.machine()
 
 
 def walk(tid: int, ip: int, bp: int, machine: str = MACHINE) -> tuple[int, ...]:
-    """Of a thread that is gone its leaf, as of one whose memory cannot be read."""
+    """Unwind a thread; one that exited, or whose memory is unreadable, has only its leaf."""
     try:
         with Memory(tid) as memory:
             return frame_pointers.walk(memory, ip, bp, machine)
@@ -148,8 +151,10 @@ HOSTILE_RETURNS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "none": ([], []),
     "one": ([], []),
 }
-"""Thread → its return addresses by the rules of x86_64, which follows a frame pointer wherever it goes, and of
-aarch64, which wants it aligned and larger than the last."""
+"""Return addresses of each thread by the rules of x86_64 and of aarch64.
+
+x86_64 follows a frame pointer wherever it goes; aarch64 requires it aligned and larger than the last.
+"""
 FAULT = r"""
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -175,7 +180,7 @@ class Registers(NamedTuple):
 
 
 def registers(tid: int, call: str) -> Registers:
-    """Those of a thread, once it is blocked in the system call `call`."""
+    """Return a thread's registers once it is blocked in the system call `call`."""
     while True:
         number, *rest = Path(f"/proc/{tid}/syscall").read_text().split()
         if number != "running" and name_of(int(number)) == call:
@@ -185,7 +190,7 @@ def registers(tid: int, call: str) -> Registers:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the programs are: `chain`, `hostile`, `fault`."""
+    """Build the programs `chain`, `hostile` and `fault`, and return their directory."""
     if not shutil.which("gcc"):
         pytest.skip("no gcc: sudo apt install gcc libc6-dev")
     directory = tmp_path_factory.mktemp("userwalk")
@@ -208,19 +213,19 @@ class Functions:
         self._code = [tuple(int(word, 16) for word in row[0].split("-")) for row in code]
 
     def of(self, address: int) -> str:
-        """Empty for code that is not the program's own."""
+        """Return the function's name, or nothing for code outside the program."""
         found = [name for name, (start, end) in self._ranges.items() if start < address <= end]
         assert bool(found) == any(start <= address < end for start, end in self._code)
         return found[0] if found else ""
 
 
 def blocked(child: Program) -> tuple[int, ...]:
-    """The walk of the program `chain`, once it waits for input."""
+    """Return the stack of the program `chain`, once it waits for input."""
     child.go_on_alone()
     return walk(child.pid, registers(child.pid, "ppoll").ip, child.at["frame"])
 
 
-def test_a_walk_gives_the_callers_of_the_waiting_function(built: Path) -> None:
+def test_a_stack_has_the_callers_of_the_waiting_function(built: Path) -> None:
     with running([built / "chain"]) as child:
         addresses = blocked(child)
         functions = Functions(built / "chain", child)
@@ -230,13 +235,13 @@ def test_a_walk_gives_the_callers_of_the_waiting_function(built: Path) -> None:
         assert not any(names[4:])
 
 
-def test_a_walk_goes_on_from_a_signals_own_stack_to_the_one_it_came_from(built: Path) -> None:
+def test_unwinding_continues_from_a_signal_stack_to_the_interrupted_one(built: Path) -> None:
     with running([built / "chain", "by-signal"]) as child:
         addresses = blocked(child)
         functions = Functions(built / "chain", child)
         names = [functions.of(address) for address in addresses]
         if MACHINE == X86:
-            assert names[:4] == ["", "", "alpha", "main"]  # gamma returns to libc's end of a signal
+            assert names[:4] == ["", "", "alpha", "main"]  # gamma returns to libc's signal trampoline
         assert "alpha" in names
 
 
@@ -247,7 +252,7 @@ def hostile(built: Path) -> Generator[Program]:
 
 
 def walked(child: Program, name: str, machine: str = MACHINE) -> tuple[int, ...]:
-    """What the thread `name` of the program `hostile` is found to return to."""
+    """Return the stack found for the thread `name` of the program `hostile`."""
     tid = child.at[name]
     ip = registers(tid, "nanosleep").ip
     addresses = walk(tid, ip, child.at[f"frame-of-{name}"], machine)
@@ -256,13 +261,13 @@ def walked(child: Program, name: str, machine: str = MACHINE) -> tuple[int, ...]
 
 
 @pytest.mark.parametrize("name", HOSTILE_RETURNS)
-def test_frame_pointers_that_lead_astray_end_by_each_machines_rules(hostile: Program, name: str) -> None:
+def test_invalid_frame_pointers_end_by_each_machines_rules(hostile: Program, name: str) -> None:
     by_x86, by_arm = HOSTILE_RETURNS[name]
     assert walked(hostile, name, X86) == tuple(by_x86)
     assert walked(hostile, name, ARM) == tuple(by_arm)
 
 
-def test_the_worst_of_them_takes_no_longer_than_a_few_reads_of_each_frame(hostile: Program) -> None:
+def test_the_worst_stack_costs_a_few_reads_per_frame(hostile: Program) -> None:
     fastest_ns = dict.fromkeys(HOSTILE_RETURNS, 1 << 62)
     for _ in range(10):
         for name in HOSTILE_RETURNS:
@@ -274,7 +279,7 @@ def test_the_worst_of_them_takes_no_longer_than_a_few_reads_of_each_frame(hostil
     assert max(fastest_ns.values()) < 10_000_000, fastest_ns
 
 
-def test_memory_is_read_of_a_thread_whose_main_thread_has_ended(built: Path) -> None:
+def test_memory_is_readable_after_the_main_thread_exited(built: Path) -> None:
     with running([built / "hostile"]) as child:
         before = walked(child, "past-the-end")
         child.go_on_alone()
@@ -284,30 +289,30 @@ def test_memory_is_read_of_a_thread_whose_main_thread_has_ended(built: Path) -> 
         assert walk(child.pid, IP, child.at["frame-of-itself"]) == (IP,)
 
 
-def test_of_what_is_gone_and_of_what_never_had_a_stack_the_leaf_is_all() -> None:
+def test_an_exited_or_stackless_thread_has_only_its_leaf() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait(10)
     for tid in (ended.pid, 2, 0, -1, 1 << 30):
         assert walk(tid, IP, 1 << 20) == (IP,)
 
 
-def test_of_a_machine_that_it_does_not_know_the_leaf_is_all(hostile: Program) -> None:
+def test_on_an_unknown_machine_a_stack_is_only_its_leaf(hostile: Program) -> None:
     frame = hostile.at["frame-of-itself"]
     assert walk(hostile.pid, IP, frame, "i386") == (IP,)
 
 
-def test_memory_that_would_have_to_come_first_is_not_waited_for(built: Path) -> None:
+def test_memory_that_is_not_present_is_not_waited_for(built: Path) -> None:
     with running([built / "fault"]) as child:
         room = child.at["room"]
         if not room:
             pytest.skip("no userfaultfd for this user")
         began_s = time.monotonic()
         assert walk(child.pid, IP, room) == (IP,)
-        assert time.monotonic() - began_s < 10  # nobody will ever bring it; the program ends after 30
+        assert time.monotonic() - began_s < 10  # it never arrives; the program exits after 30 s
 
 
 class Room:
-    """Memory of our own, all of it present, but for its last page, which cannot be read."""
+    """Memory of our own, all of it present, except for its last page, which cannot be read."""
 
     def __init__(self, pages: int) -> None:
         self.bytes = (pages - 1) * mmap.PAGESIZE
@@ -332,7 +337,7 @@ def room() -> Room:
 
 
 @MACHINES
-def test_frames_far_above_the_stack_pointer_are_read_as_well(room: Room, machine: str) -> None:
+def test_frames_far_above_the_stack_pointer_are_read(room: Room, machine: str) -> None:
     room.empty()
     step = (room.bytes - 64) // 10 // 16 * 16
     for n in range(10):
@@ -341,7 +346,7 @@ def test_frames_far_above_the_stack_pointer_are_read_as_well(room: Room, machine
 
 
 @MACHINES
-def test_a_frame_at_the_very_end_of_what_can_be_read_is_read(room: Room, machine: str) -> None:
+def test_a_frame_at_the_very_end_of_readable_memory_is_read(room: Room, machine: str) -> None:
     room.empty()
     last = room.bytes - 16
     room.put(last, room.at + room.bytes, 0x1234)  # the next would be where nothing can be read
@@ -349,19 +354,19 @@ def test_a_frame_at_the_very_end_of_what_can_be_read_is_read(room: Room, machine
 
 
 @MACHINES
-def test_no_more_frames_than_the_kernel_keeps(room: Room, machine: str) -> None:
+def test_a_stack_has_no_more_frames_than_the_kernel_keeps(room: Room, machine: str) -> None:
     room.empty()
     for n in range(200):
         room.put(n * 16, room.at + n * 16 + 16, n)
     assert walk(os.getpid(), IP, room.at, machine) == (IP, *range(FRAMES - 1))
 
 
-def test_without_a_stack_the_leaf_is_all() -> None:
+def test_without_a_frame_pointer_a_stack_is_only_its_leaf() -> None:
     assert walk(os.getpid(), IP, 0) == (IP,)
     assert walk(os.getpid(), 0, (1 << 64) - 1) == (0,)
 
 
-def test_signatures_of_return_addresses_are_taken_off_on_arm_only(room: Room) -> None:
+def test_signatures_of_return_addresses_are_stripped_on_arm_only(room: Room) -> None:
     room.empty()
     signed = 0x002A_0000_0000_0000 | IP
     room.put(0, 0, signed)
@@ -376,7 +381,7 @@ OFFSETS = st.integers(0, 7 * mmap.PAGESIZE - 16)
     st.dictionaries(OFFSETS, st.tuples(OFFSETS | st.sampled_from([-(1 << 47), 1 << 47, 1 << 63]), st.integers(0, 99))),
     OFFSETS,
 )
-def test_however_frames_lie_a_walk_is_what_the_rules_say(
+def test_unwinding_follows_the_rules_whatever_the_frames(
     room: Room, frames: Mapping[int, tuple[int, int]], bp: int
 ) -> None:
     room.empty()
@@ -400,13 +405,13 @@ def test_however_frames_lie_a_walk_is_what_the_rules_say(
     for machine in (X86, ARM):
         expected = [address for address, _ in zip(followed(machine), range(FRAMES - 1), strict=False)]
         walked = walk(os.getpid(), IP, room.at + bp, machine)
-        if machine in outside:  # where there may be other memory of this process
+        if machine in outside:  # there may be other memory of this process
             walked = walked[: 1 + len(expected)]
         assert walked == (IP, *expected)
 
 
 class Leaving(NamedTuple):
-    """A thread's registers and user stack, as the kernel had them when it last left the CPU."""
+    """A thread's registers and user stack as the kernel had them at its last switch-out."""
 
     ip: int
     sp: int
@@ -416,7 +421,7 @@ class Leaving(NamedTuple):
 
 @pytest.fixture(scope="module")
 def leavings() -> Generator[Map]:
-    """By thread, from here on."""
+    """Yield a map of these by thread, from here on."""
     registers_at = {X86: (128, 152, 32), ARM: (256, 248, 232)}[MACHINE]
     request = {
         "source": str(Path(__file__).with_name("user_stacks.c")),
@@ -446,7 +451,7 @@ def leaving(leavings: Map, tid: int) -> Leaving:
 
 
 @pytest.mark.kernel
-def test_the_kernels_own_walk_of_a_thread_that_leaves_is_the_same(built: Path, leavings: Map) -> None:
+def test_the_kernels_own_unwinding_at_switch_out_agrees(built: Path, leavings: Map) -> None:
     with running([built / "hostile"]) as astray, running([built / "chain"]) as child:
         blocked(child)
         frames = {astray.at[name]: astray.at[f"frame-of-{name}"] for name in HOSTILE_RETURNS}

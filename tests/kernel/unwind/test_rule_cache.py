@@ -1,4 +1,4 @@
-"""Rules that are remembered: what could not be asked is not taken for the binary's word."""
+"""Test cached unwind rules: a failed request is not remembered as an answer."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.kernel.programs import build, running
 
 @pytest.fixture
 def function(tmp_path: Path) -> Generator[tuple[File, int]]:
-    """A function of a program that runs: its file, and where in that."""
+    """Yield a running program's function: its file, and its offset there."""
     program = build(tmp_path / "app", 'int main(void) { tell("main", main); next(); return 0; }')
     files = Files()
     with running([program]) as app:
@@ -29,7 +29,7 @@ def function(tmp_path: Path) -> Generator[tuple[File, int]]:
         yield file, frame.offset
 
 
-def test_a_rule_is_asked_for_once(function: tuple[File, int]) -> None:
+def test_a_rule_is_requested_once(function: tuple[File, int]) -> None:
     binaries = Binaries(30)
     book = Rulebook(binaries)
     book.begin()
@@ -40,7 +40,7 @@ def test_a_rule_is_asked_for_once(function: tuple[File, int]) -> None:
     assert [*book.ways.values()] == [(0, 1, 0)]
 
 
-def test_of_what_a_reader_died_of_nothing_is_remembered_and_the_walk_is_in_doubt(
+def test_a_failed_request_is_not_cached_and_leaves_the_stack_in_doubt(
     function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.2)
@@ -51,12 +51,12 @@ def test_of_what_a_reader_died_of_nothing_is_remembered_and_the_walk_is_in_doubt
     assert (book.of(*function), book.doubts, binaries.failures) == (NO_RULE, True, 1)
     book.begin()
     assert not book.doubts
-    assert (book.of(*function), book.doubts) == (NO_RULE, True)  # left alone for a while
+    assert (book.of(*function), book.doubts) == (NO_RULE, True)  # not retried for a while
     assert not book.ways
     binaries.end()
 
 
-def test_a_walk_that_has_asked_for_too_long_asks_no_more(
+def test_a_stack_that_took_too_long_requests_no_more_rules(
     function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binaries = Binaries(30)

@@ -1,5 +1,7 @@
-"""User stacks of real programs, of whatever made them: each caller up to where the thread began, of waits that have
-ended and of the one that goes on."""
+"""Test user stacks of real programs, however they were built.
+
+Each caller up to the thread's start must be found, for ended waits and for the one in progress.
+"""
 
 import os
 import shutil
@@ -32,7 +34,7 @@ _PATIENCE_S = 20.0
 
 @pytest.fixture(scope="module")
 def live() -> Generator[Watch]:
-    """Watches everything, and may walk as much as it likes."""
+    """Watch everything, without a limit on the time for unwinding."""
     with closing(LiveSource(watch.rules(), Filters(), unwind=Unwind(cpu_pct=100.0))) as source:
         yield Watch(source)
 
@@ -43,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(name: str, directory: Path) -> Path:
-    """The program, and its twin that has all symbols beside it: `program.full`."""
+    """Return the program; its twin with all symbols is beside it as `program.full`."""
     chain, program = CHAINS[name], directory / "".join(letter if letter.isalnum() else "-" for letter in name)
     if missing := chain.missing():
         pytest.skip(f"no {missing}")
@@ -75,7 +77,7 @@ class Seen:
         return functions(name)[-1].removesuffix(" [clone .cold]").removesuffix(".cold")
 
     def sleeps(self, window: Window) -> list[tuple[int, Stack, list[str]]]:
-        """(waits, stack, names) of those waits of the thread that were sleeps and have ended."""
+        """Return (waits, stack, names) of the thread's ended sleeps."""
         found: list[tuple[int, Stack, list[str]]] = []
         for site, totals in watch.sites_of(window, self.tid).items():
             category = window.book.stack(site.kernel).category
@@ -85,7 +87,7 @@ class Seen:
         return found
 
     def now(self) -> tuple[Stack, list[str]]:
-        """Of the wait in progress, as soon as it was read."""
+        """Return stack and names of the wait in progress, once it was read."""
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
             for key, one in self.live.last.waiting.items():
@@ -104,7 +106,10 @@ def watched(live: Watch, command: Sequence[str | Path], program: Path) -> Genera
 
 @contextmanager
 def only(live: Watch, child: Program) -> Generator[None]:
-    """Watch this program alone: on a busy machine the stacks of all others would be walked before its own."""
+    """Watch only this program.
+
+    On a busy machine the stacks of all others would be unwound before its own.
+    """
     live.source.set_filters(Filters(pids=(child.pid,)))
     live.tick()
     try:
@@ -114,8 +119,10 @@ def only(live: Watch, child: Program) -> Generator[None]:
 
 
 def check(seen: Seen, chain: Chain) -> None:
-    """A first round, in which offtop learns the code, and says so of what it cannot tell yet; the wait behind it; and a
-    second round, in which it knows."""
+    """Check a chain in two rounds, and the wait after the first.
+
+    In the first round, offtop learns the code and marks what it does not know yet; in the second it knows.
+    """
     seen.child.go()
     first = seen.sleeps(seen.live.tick(0.05))
     assert sum(waits for waits, *_ in first) == WAITS
@@ -131,7 +138,10 @@ def check(seen: Seen, chain: Chain) -> None:
 
 
 def is_so(stack: Stack, names: Sequence[str], chain: Chain) -> bool:
-    """Whether these are the functions of the chain, and between them none but libc's and the language's own."""
+    """Return whether these are the chain's functions.
+
+    Only libc's and the language's own may be in between.
+    """
     known = set(chain.path)
     path = [name for name in names if name in known]
     if chain.end:
@@ -140,18 +150,18 @@ def is_so(stack: Stack, names: Sequence[str], chain: Chain) -> bool:
 
 
 def begins(stack: Stack, names: Sequence[str]) -> bool:
-    """Whether the last frame is where a thread begins: as far as its libc has a name for that."""
+    """Return whether the last frame is where a thread starts, if its libc has a name for that."""
     return names[-1] in chains.BEGINNINGS or "+0x" in names[-1]
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_caller_is_known_up_to_where_its_thread_began(live: Watch, directory: Path, name: str) -> None:
+def test_every_caller_is_known_up_to_the_threads_start(live: Watch, directory: Path, name: str) -> None:
     program, chain = built(name, directory), CHAINS[name]
     with watched(live, [program, *(word.format(program) for word in chain.words)], program) as seen:
         check(seen, chain)
 
 
-def test_a_program_that_is_deleted_while_it_runs_is_read_all_the_same(live: Watch, directory: Path) -> None:
+def test_a_deleted_program_is_still_read(live: Watch, directory: Path) -> None:
     program = directory / "deleted"
     shutil.copy(built("-O2", directory), program)
     with running([program]) as child:
@@ -160,7 +170,7 @@ def test_a_program_that_is_deleted_while_it_runs_is_read_all_the_same(live: Watc
             check(Seen(live, child, program), CHAINS["-O2"])
 
 
-def test_a_program_that_is_replaced_while_it_runs_is_still_the_old_one(live: Watch, directory: Path) -> None:
+def test_a_replaced_program_is_still_the_old_one(live: Watch, directory: Path) -> None:
     program, other = directory / "replaced", directory / "another"
     shutil.copy(built("-O2", directory), program)
     shutil.copy(built("aligned locals and alloca", directory), other)
@@ -172,7 +182,7 @@ def test_a_program_that_is_replaced_while_it_runs_is_still_the_old_one(live: Wat
             check(seen, CHAINS["aligned locals and alloca"])
 
 
-def test_a_program_in_a_root_of_its_own_is_read_there(live: Watch, directory: Path) -> None:
+def test_a_program_in_a_chroot_is_read_there(live: Watch, directory: Path) -> None:
     program, room = built("-O2", directory), directory / "room"
     room.mkdir()
     libraries = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split()
@@ -184,7 +194,7 @@ def test_a_program_in_a_root_of_its_own_is_read_there(live: Watch, directory: Pa
         check(seen, CHAINS["-O2"])
 
 
-def test_a_jits_functions_have_the_names_that_its_perf_map_tells(live: Watch, directory: Path) -> None:
+def test_jit_functions_have_their_perf_map_names(live: Watch, directory: Path) -> None:
     program = built("a JIT's code without", directory)
     with watched(live, [program, "none"], program) as seen:
         told = Path(f"/tmp/perf-{seen.child.pid}.map")
@@ -197,10 +207,8 @@ def test_a_jits_functions_have_the_names_that_its_perf_map_tells(live: Watch, di
             told.unlink()
 
 
-def test_none_of_a_jits_functions_is_left_out_where_they_return_to_what_did_not_call(
-    live: Watch, directory: Path
-) -> None:
-    """As those of Java's interpreter."""
+def test_no_jit_function_is_skipped_if_it_returns_to_code_without_a_call(live: Watch, directory: Path) -> None:
+    """Like the functions of Java's interpreter."""
     program = built("a JIT's code that jumps", directory)
     with watched(live, [program, "jumps"], program) as seen:
         code = seen.child.at["jit"]
@@ -213,7 +221,7 @@ def test_none_of_a_jits_functions_is_left_out_where_they_return_to_what_did_not_
             told.unlink()
 
 
-def test_code_in_the_place_of_other_code_is_walked_by_its_own_rules_as_soon_as_somebody_looks(
+def test_code_that_replaces_other_code_is_unwound_by_its_own_rules(
     live: Watch, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unwinder, "_OLD_S", 0.5)
@@ -234,7 +242,7 @@ def test_code_in_the_place_of_other_code_is_walked_by_its_own_rules_as_soon_as_s
 
 @contextmanager
 def alone(way: str, program: Path) -> Generator[Seen]:
-    """The program under a source of its own, that walks so."""
+    """Run the program under a source of its own with this way of unwinding."""
     with (
         closing(LiveSource(watch.rules(), Filters(), unwind=Unwind(way, cpu_pct=100.0))) as source,
         watched(Watch(source), [program], program) as seen,
@@ -242,7 +250,7 @@ def alone(way: str, program: Path) -> Generator[Seen]:
         yield seen
 
 
-def test_without_rules_the_stack_is_what_frame_pointers_lead_to_and_says_so(directory: Path) -> None:
+def test_without_rules_the_stack_follows_frame_pointers_and_says_so(directory: Path) -> None:
     with alone("fp", built("frame pointers", directory)) as seen:
         seen.child.go()
         (waits, stack, names), *others = seen.sleeps(seen.live.tick(0.05))
@@ -251,7 +259,7 @@ def test_without_rules_the_stack_is_what_frame_pointers_lead_to_and_says_so(dire
         assert seen.now()[0].end == LINKED
 
 
-def test_by_dwarf_alone_nothing_is_guessed(directory: Path) -> None:
+def test_with_dwarf_only_nothing_is_guessed(directory: Path) -> None:
     with alone("dwarf", built("musl", directory)) as seen:
         stack, names = seen.now()
         assert (stack.end, stack.is_unsure, len(names)) == (NO_WAY, False, 1)
@@ -274,8 +282,8 @@ int main(int count, char **words) {
 """
 
 
-def test_no_program_is_shown_with_the_functions_of_the_one_that_it_called_exec_for(live: Watch, tmp_path: Path) -> None:
-    """Both lie at the same addresses, so that nothing but the exec itself tells them apart."""
+def test_a_program_does_not_show_functions_of_its_exec_successor(live: Watch, tmp_path: Path) -> None:
+    """Both are at the same addresses, so only the exec itself distinguishes them."""
     naps = ("nap_of_one", "nap_of_the_other_with_a_longer_name")
     for name, nap in zip(("one", "other"), naps, strict=True):
         options = ["-O2", "-static", "-no-pie", "-fomit-frame-pointer", f"-DNAP={nap}"]
