@@ -1,6 +1,7 @@
-"""Programs that wait 23 times, and then once more until the test ends, at the end of a chain of calls that is known.
+"""Programs that wait 23 times at the end of a known call chain.
 
-Each is built once, in the directory that it is given, and says `ready` before its waits and after them.
+Then they wait once more until the test ends. Each is built once, in the directory that it is given, and prints `ready`
+before its waits and after them.
 """
 
 import shutil
@@ -241,18 +242,18 @@ class Chain:
     """One program, and what its stacks look like."""
 
     make: Callable[[Path, Path], None]
-    """(directory, program): builds it."""
+    """Builds the program; arguments are (directory, program)."""
     path: Sequence[str] = ("gamma_", "beta", "alpha", "main")
-    """The functions of its own, leaf first."""
+    """The program's own functions, leaf first."""
     words: Sequence[str] = ()
-    """Its arguments; {} is the directory."""
+    """Command-line arguments; {} stands for the directory."""
     end: str = ""
     is_unsure: bool = False
     needs: Sequence[str] = ("gcc",)
-    """The commands that make it."""
+    """The commands that build it."""
 
     def missing(self) -> str:
-        """A command that is needed, and not here; or nothing."""
+        """Return a command that is needed but not installed, or an empty string."""
         return next((name for name in self.needs if not found(name)), "")
 
 
@@ -260,7 +261,7 @@ _BARE = ("-O2", "-fomit-frame-pointer")
 
 
 def found(name: str) -> str | None:
-    """Where a command is; rustup has its own in a place that few look at."""
+    """Return the path of a command, also if it is one of rustup's, which are not on PATH."""
     return shutil.which(name) or shutil.which(name, path="/root/.cargo/bin")
 
 
@@ -315,8 +316,11 @@ def _with_library(directory: Path, program: Path, *, source: str, library: str, 
 
 
 def two_of_one_place(directory: Path) -> list[Path]:
-    """A program that calls its function by one library, then by another at the very same place, and both libraries:
-    they differ in the size of a frame alone. By the rules of the first, the second one has nobody above it."""
+    """Build a program and two libraries that it calls from the very same address in turn.
+
+    The libraries differ only in the size of a frame, so the second one's stack has no callers under the rules of the
+    first.
+    """
     found = [directory / "taken-place", directory / "first.so", directory / "second.so"]
     ran(*("gcc", "-w", "-D_GNU_SOURCE", *_BARE, "-o", found[0], "-x", "c", "-"), source=STAND + _LEAF + _TAKEN_PLACE)
     for library, size in zip(found[1:], (56, 88), strict=True):

@@ -1,4 +1,7 @@
-"""One live source for all tests of a file that only watch. What nobody reads for long fills up, so none outlives it."""
+"""Shared fixtures: one live source per file for the tests that only watch.
+
+It lives no longer than that because its maps fill up when nothing reads them.
+"""
 
 from collections.abc import Generator
 
@@ -9,14 +12,14 @@ from tests.kernel import watch
 
 @pytest.fixture(scope="module")
 def live() -> Generator[watch.Watch]:
-    """Watches everything, with the filters that offtop begins with. Sums are held in every tick."""
+    """Watch everything, with the default filters. Every tick checks the sums."""
     with watch.watching() as watched:
         yield watched
 
 
 @pytest.fixture(scope="module")
 def no_settings() -> Generator[None]:
-    """Whoever runs these tests."""
+    """Ignore the settings of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("OFFTOP_CONFIG", ""), ("XDG_CONFIG_HOME", "/nonexistent"), ("SUDO_UID", "")):
             patch.setenv(name, value)

@@ -1,6 +1,6 @@
-"""Processes and file systems that hang whoever reads them, for as long as a test wants, and never longer than that.
+"""Processes and file systems that hang their readers for as long as a test wants.
 
-A watchdog of its own session thaws and unmounts when the test does not: it hears the end of a pipe.
+A watchdog in a session of its own thaws and unmounts if the test does not: it sees the end of a pipe.
 """
 
 import os
@@ -74,7 +74,10 @@ int main(int argc, char **argv)
 		nap();
 }
 """
-"""Its argument is a file; it naps in two threads, and at its second stop its mmap_lock is held."""
+"""Takes a file as its argument, and naps in two threads.
+
+At its second stop its mmap_lock is held.
+"""
 FUSE_SERVER = r"""
 import ctypes, os, signal, struct, sys
 where, program = sys.argv[1], open(sys.argv[2], "rb").read()
@@ -127,7 +130,10 @@ while True:
         error = -38
     os.write(fd, struct.pack("=IiQ", 16 + len(answer), error, unique) + answer)
 """
-"""A file system with one file, `program`. From SIGUSR1 on it takes requests and answers none."""
+"""A file system with one file, `program`.
+
+After SIGUSR1 it takes requests and answers none.
+"""
 
 
 @contextmanager
@@ -146,7 +152,7 @@ def _watched(*commands: str) -> Generator[None]:
 
 @contextmanager
 def frozen_ext4(directory: Path) -> Generator[Path]:
-    """An ext4 of its own, mounted; freeze it with `freeze`. Thawed and unmounted at the end."""
+    """Mount an ext4 of its own, to be frozen with `freeze`; thaw and unmount it at the end."""
     image, mounted = directory / "image", directory / "frozen"
     mounted.mkdir()
     with image.open("wb") as file:
@@ -162,13 +168,16 @@ def freeze(mounted: Path) -> None:
 
 
 def thaw(mounted: Path) -> None:
-    """May be called twice."""
+    """Thaw a file system; may be called twice."""
     subprocess.run(["fsfreeze", "-u", mounted], check=False, timeout=30, capture_output=True)
 
 
 @contextmanager
 def stuck(directory: Path) -> Generator[programs.Program]:
-    """A process whose mmap_lock is held until the end, and whose program lies on a frozen file system."""
+    """Run a process whose mmap_lock is held until the end.
+
+    Its program is on a frozen file system.
+    """
     with frozen_ext4(directory) as mounted:
         binary = programs.build(mounted / "stuck", STUCK, "-pthread", "-D_GNU_SOURCE")
         (mounted / "data").write_bytes(bytes(1 << 20))
@@ -193,19 +202,22 @@ class Fuse:
         return self.mounted / "program"
 
     def fall_silent(self) -> None:
-        """Requests are taken from now on, and none is answered: who asks waits and cannot be killed."""
+        """Take requests from now on without answering: readers wait and cannot be killed."""
         assert self._server.stdout
         self._server.send_signal(signal.SIGUSR1)
         assert self._server.stdout.readline() == "silent\n"
 
     def stop(self) -> None:
-        """Stop the server: not even a request is taken."""
+        """Stop the server: it does not even take requests."""
         self._server.send_signal(signal.SIGSTOP)
 
 
 @contextmanager
 def fuse(directory: Path, program: Path) -> Generator[Fuse]:
-    """A FUSE file system that holds a copy of `program`; all that hangs on it goes on, with an error, at the end."""
+    """Mount a FUSE file system with a copy of `program`.
+
+    Every access that hangs on it fails at the end.
+    """
     mounted = directory / "fuse"
     mounted.mkdir()
     server = subprocess.Popen(
@@ -222,7 +234,7 @@ def fuse(directory: Path, program: Path) -> Generator[Fuse]:
 
 
 def hangs(path: Path, seconds: float = 0.5) -> bool:
-    """Whether a process that reads `path` is still at it after so long."""
+    """Return whether a process that reads `path` is still blocked after so long."""
     reader = subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         reader.wait(seconds)

@@ -1,4 +1,4 @@
-"""Where binutils finds the functions and instructions of a program of x86-64. x86.exits is compared with it."""
+"""Functions and instructions of x86-64 programs by binutils, to compare with x86.exits."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Comparison(NamedTuple):
     refused: int
     exits: int
     mismatches: tuple[str, ...]
-    """An exit that is within an instruction, or a return that is not among the exits; in hexadecimal."""
+    """An exit inside an instruction, or a return that is not among the exits; in hexadecimal."""
 
     def __str__(self) -> str:
         share = self.refused / max(1, self.functions)
@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
 
 def functions(path: Path) -> Mapping[int, int]:
-    """The end of each function by its begin, as unwind tables have it, else symbols."""
+    """Return the end of each function by its start, from unwind tables or else symbols."""
     found: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -52,14 +52,14 @@ def functions(path: Path) -> Mapping[int, int]:
 
 
 def instructions(*options: str | Path) -> Iterator[tuple[int, str]]:
-    """Address and text of each instruction that objdump lists."""
+    """Yield address and text of each instruction that objdump lists."""
     for line in _said("objdump", "-w", "--no-show-raw-insn", *options):
         if found := _LINE.match(line):
             yield int(found[1], 16), found[2]
 
 
 def compare(path: Path, some: Iterable[tuple[int, int]]) -> Comparison:
-    """x86.exits of the functions that have these begins and ends, with objdump's listing of the whole file."""
+    """Compare x86.exits of functions, given by start and end, with objdump's listing."""
     starts: set[int] = set()
     returns: list[int] = []
     for at, text in instructions("-d", path):

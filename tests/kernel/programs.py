@@ -1,4 +1,4 @@
-"""Small programs for tests of symbols, built from C or C++ on the spot, that tell where their functions lie."""
+"""Small C or C++ programs that print the addresses of their functions."""
 
 import subprocess
 import tempfile
@@ -14,19 +14,22 @@ STAND = r"""
 static void tell(const char *name, const void *address) { printf("%s %lx\n", name, (unsigned long)address); }
 static char next(void) { char c = 0; puts("ready"); fflush(stdout); return read(0, &c, 1) == 1 ? c : 0; }
 """
-"""What each program begins with: `tell` prints an address, `next` waits for the test."""
+"""Source at the start of each program: `tell` prints an address, `next` waits."""
 
 _SECONDS = 30.0
 
 
 class Program:
-    """A running program, and the addresses that it has told."""
+    """A running program, and the addresses that it has printed."""
 
     def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], asked: IO[bytes]) -> None:
         self.pid = process.pid
         self.at: dict[str, int] = {}
         self.took_ns = 0
-        """From its last `go` to its next stop: none of its threads waited longer for what it did there."""
+        """Time from its last `go` to its next stop, in ns.
+
+        This is an upper bound for any wait of its threads in between.
+        """
         self._told, self._asked = told, asked
         self.listen()
 
@@ -38,16 +41,16 @@ class Program:
         self.took_ns = time.monotonic_ns() - started_ns
 
     def go_on_alone(self) -> None:
-        """Let it go on to where it does not stop for us."""
+        """Let it go on to code that does not stop for us."""
         self.write(b"g")
 
     def write(self, text: bytes) -> None:
-        """To its standard input."""
+        """Write to its standard input."""
         self._asked.write(text)
         self._asked.flush()
 
     def listen(self) -> None:
-        """Hear it out until it is ready."""
+        """Read its output until it is ready."""
         while (line := self._told.readline().decode()) != "ready\n":
             assert line, f"program {self.pid} ended too early"
             name, address = line.split()
@@ -55,7 +58,7 @@ class Program:
 
 
 def build(program: Path, source: str, *options: str, language: str = "c") -> Path:
-    """`program`, compiled. A program of that name that runs already is left alone."""
+    """Compile `program`. A program of that name that already runs is not affected."""
     program.unlink(missing_ok=True)
     compiler = {"c": "gcc", "c++": "g++"}[language]
     command = [compiler, "-O1", *options, "-o", str(program), "-x", language, "-"]
@@ -64,7 +67,10 @@ def build(program: Path, source: str, *options: str, language: str = "c") -> Pat
 
 
 def let_nobody_in(path: Path) -> None:
-    """To the directories that tests have made above `path`: the reader opens debug files by their paths, as nobody."""
+    """Open the test directories above `path` to everyone.
+
+    The reader opens debug files by path, as nobody.
+    """
     for directory in path.parents:
         if directory.is_relative_to(tempfile.gettempdir()) and not directory.stat().st_mode & 1:
             directory.chmod(0o755)
@@ -79,7 +85,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def running(command: Sequence[str | Path]) -> Generator[Program]:
-    """The program, at its first stop; ended with the block."""
+    """Run the program to its first stop; kill it at the end."""
     process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin
     assert process.stdout

@@ -1,4 +1,4 @@
-"""Guarded reads for tests of what reads other processes; none of these hangs."""
+"""Guarded reads for tests that read other processes; none of these hangs."""
 
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 

@@ -1,4 +1,7 @@
-"""--baseline FILE on this machine: what is started anew is known by its name, and what it does else is new."""
+"""Test --baseline FILE on this machine.
+
+A restarted program is recognized by name, and new waits are marked.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.kernel
 
 @pytest.fixture(scope="module")
 def normal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of a child that sleeps 10 ms at a time."""
+    """Record a child that sleeps 10 ms at a time."""
     file = tmp_path_factory.mktemp("normal") / "normal.offtop"
     with waits.running("sleep", times=100_000, each_ms=10) as child:
         child.go()
@@ -24,7 +27,7 @@ def normal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def beside(normal: Path, name: str, each_ms: int) -> dict[str, Any]:
-    """The second tick of a child that waits so."""
+    """Return the second tick of a child that waits this way."""
     with waits.running(name, times=100_000, each_ms=each_ms) as child:
         child.go()
         ended = command.run("--json", "-n", "2", "-d", "1", "-p", str(child.pid), "--baseline", str(normal))
@@ -32,7 +35,7 @@ def beside(normal: Path, name: str, each_ms: int) -> dict[str, Any]:
     return json.loads(ended.out.splitlines()[-1])
 
 
-def test_a_program_that_was_started_anew_is_the_same_and_how_much_longer_it_waits_is_told(normal: Path) -> None:
+def test_a_restarted_program_is_recognized_and_longer_waits_are_reported(normal: Path) -> None:
     tick = beside(normal, "sleep", 400)
     assert tick["baseline"]["file"] == "normal.offtop"
     (sleep,) = [one for one in tick["categories"] if one["name"] == "sleep"]
@@ -44,7 +47,7 @@ def test_a_program_that_was_started_anew_is_the_same_and_how_much_longer_it_wait
     assert sum(one["total_ns"] for one in known) > sleep["total_ns"] / 2
 
 
-def test_what_it_never_waited_for_is_new_and_what_it_did_is_gone(normal: Path) -> None:
+def test_waits_missing_from_the_baseline_are_new_and_missing_now_are_gone(normal: Path) -> None:
     tick = beside(normal, "pipe", 40)
     (pipe,) = [one for one in tick["categories"] if one["name"] == "pipe"]
     assert pipe["baseline"]["new"] and pipe["baseline"]["sure"] and pipe["baseline"]["change"] > 0.3

@@ -1,4 +1,7 @@
-"""The command itself, in batch mode on the real kernel: what it prints adds up, and however it ends, nothing stays."""
+"""Test the command in batch mode on the real kernel.
+
+Its numbers add up, and it leaves nothing behind.
+"""
 
 import ctypes
 import io
@@ -39,17 +42,22 @@ pytestmark = pytest.mark.kernel
 
 Tick = dict[str, Any]
 GONE_S = 10.0
-"""The kernel frees a program a moment after its last user; and a machine may be busy."""
+"""The kernel frees a program a moment after its last user, and the machine may be busy."""
 STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
 ANSWERED = pytest.mark.parametrize("number", STATUS, ids=[number.name for number in STATUS])
 MOMENTS = pytest.mark.parametrize(
     ("cpu_ms", "kept"),
     [(60, True), (140, True), (200, True), (60_000, True), (140, False), (200, False), (350, False), (600, False)],
 )
-"""How much CPU it has used by then, or less where it has attached before: it loads until about 160, then takes what it
-has kept, or else compiles."""
+"""ms of CPU that it has used by then, or less if it has attached before.
+
+It loads until about 160 ms, then uses the cache, or else compiles.
+"""
 LATE_NS = 150 * MS
-"""The first reading takes so long on a busy machine, and what ran meanwhile may count in the first tick."""
+"""Slack for a slow first read on a busy machine.
+
+What ran meanwhile may count in the first tick.
+"""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MARK = "OFFTOP_TEST_RUN"
 _numbers = itertools.count()
@@ -88,7 +96,7 @@ int main(void)
 
 @pytest.fixture(autouse=True, scope="module")
 def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Whoever runs these tests."""
+    """Ignore the settings of the user who runs the tests."""
     file = tmp_path_factory.mktemp("settings") / "config.toml"
     file.touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -98,20 +106,22 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
 
 
 class Traces:
-    """Of one that is about to start: its processes are known by a mark in their environment, whoever their parent is
-    by then."""
+    """Processes and BPF programs of an offtop that is about to start.
+
+    Its processes are found by a mark in their environment, because their parent may change.
+    """
 
     def __init__(self) -> None:
         self.environment = {_MARK: f"{os.getpid()}.{next(_numbers)}"}
         self._others = loaded()
 
     def processes(self) -> list[int]:
-        """Those of it that are there."""
+        """Return the PIDs of its running processes."""
         mark = f"{_MARK}={self.environment[_MARK]}".encode()
         return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
 
     def programs(self) -> set[int]:
-        """The BPF programs that came after its start and are no other process's."""
+        """Return the BPF programs loaded since its start that belong to no other process."""
         new = loaded() - self._others
         if new:
             ours = self.processes()
@@ -123,7 +133,7 @@ class Traces:
 
 
 class Run(Traces):
-    """offtop, running."""
+    """A running offtop."""
 
     def __init__(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
         super().__init__()
@@ -133,29 +143,29 @@ class Run(Traces):
         self._out, self._err = self.process.stdout, self.process.stderr
 
     def line(self) -> bytes:
-        """The next that it prints."""
+        """Return the next line of output."""
         return self._out.readline()
 
     def tick(self) -> Tick:
-        """The next, as JSON."""
+        """Return the next tick from its JSON."""
         return json.loads(self.line())
 
     def stop_reading(self) -> None:
         self._out.close()
 
     def ended(self) -> command.Ended:
-        """How it ends, with what has not been read yet."""
+        """Return how it ended, with the output not read yet."""
         out = b"" if self._out.closed else self._out.read()
         err = self._err.read()
         status = self.process.wait(command.TIMEOUT_S)
         return command.Ended(status if status >= 0 else 128 - status, out.decode(), err.decode())
 
     def compiler(self) -> int:
-        """The process that compiles; 0 where there is none."""
+        """Return the PID of the compiling process, or 0 if there is none."""
         return next((pid for pid in self.processes() if b"compile.py" in read(f"/proc/{pid}/cmdline")), 0)
 
     def stopped_compiler(self) -> int:
-        """The same, once it has begun, and stopped there."""
+        """Stop the compiling process once it has started, and return its PID."""
         self.wait_for(lambda: cpu_ms(self.compiler()) > 50 or programs_of(self.process.pid))
         compiler = self.compiler()
         assert compiler, "it compiles for much longer than it takes to see that"
@@ -163,7 +173,7 @@ class Run(Traces):
         return compiler
 
     def cpu_ms(self) -> float:
-        """What it and its compiler have used until now."""
+        """Return the CPU time used so far by it and its compiler."""
         return sum(cpu_ms(pid) for pid in command.family(self.process.pid))
 
     def wait_for(self, what: Callable[[], object]) -> None:
@@ -188,7 +198,7 @@ def started(*arguments: str, before: Sequence[str] = (), **environment: str) -> 
 
 
 def cache(kept: bool) -> dict[str, str]:
-    """The environment of one that may begin with what another compiled, or not."""
+    """Return an environment with or without a filled cache of compiled programs."""
     return {} if kept else {"OFFTOP_CACHE": ""}
 
 
@@ -200,7 +210,7 @@ def wait_for(what: Callable[[], object], seconds: float = command.TIMEOUT_S) -> 
 
 
 def loaded() -> set[int]:
-    """The ids of all BPF programs that the kernel has."""
+    """Return the IDs of all BPF programs in the kernel."""
     ids, last = set[int](), ctypes.c_uint32()
     while not libbpf.library().bpf_prog_get_next_id(last.value, ctypes.byref(last)):
         ids.add(last.value)
@@ -208,7 +218,7 @@ def loaded() -> set[int]:
 
 
 def programs_of(pid: int) -> set[int]:
-    """The ids of the BPF programs that one process has open, itself or by a link."""
+    """Return the IDs of BPF programs that a process has open, directly or by a link."""
     try:
         open_files = [*Path(f"/proc/{pid}/fdinfo").iterdir()]
     except OSError:
@@ -218,7 +228,7 @@ def programs_of(pid: int) -> set[int]:
 
 
 def cpu_ms(pid: int) -> float:
-    """CPU time that the main thread of a process has used."""
+    """Return the CPU time used by the main thread of a process."""
     return int((read(f"/proc/{pid}/schedstat").split() or [0])[0]) / MS
 
 
@@ -227,7 +237,7 @@ def pids() -> list[int]:
 
 
 def read(path: str | Path) -> bytes:
-    """A file of /proc; empty where its process is gone."""
+    """Read a file of /proc; return nothing if its process has exited."""
     try:
         return Path(path).read_bytes()
     except OSError:
@@ -235,7 +245,7 @@ def read(path: str | Path) -> bytes:
 
 
 def closed(schema: Any) -> Any:
-    """The same schema, where no object may have more than is published of it."""
+    """Return the schema with additional properties forbidden everywhere."""
     if isinstance(schema, list):
         return [closed(part) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
@@ -256,7 +266,7 @@ def published() -> Any:
         *("--mode wakeup", "--mode offwake --min 0 -p PID", "--mode chain --depth 8"),
     ],
 )
-def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str, published: Any) -> None:
+def test_each_tick_matches_the_schema_and_its_laws_hold(filters: str, published: Any) -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
         ended = command.run("--json", "-n", "3", "-d", "0.3", *filters.replace("PID", str(child.pid)).split())
@@ -279,7 +289,7 @@ def test_each_tick_is_as_the_schema_says_and_its_laws_hold(filters: str, publish
 
 
 def check_wakers(tick: Tick, mode: str) -> None:
-    """Each wait that ended and began for something has one, and the links of chains have theirs."""
+    """Check that each ended wait for something has a waker, and links of chains theirs."""
     assert tick["mode"] == mode
     woken = [site for site in tick["sites"] if site["waker"]]
     assert (mode == "offcpu") == (not woken)
@@ -316,7 +326,7 @@ def check_laws(tick: Tick) -> None:
 
 @pytest.fixture(scope="module")
 def wakings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/kernel/wakings.c, whose threads wake each other."""
+    """Build tests/kernel/wakings.c, whose threads wake each other."""
     program, source = tmp_path_factory.mktemp("wakings") / "wakings", Path(__file__).with_name("wakings.c")
     subprocess.run(["gcc", "-O1", *_C, "-o", program, source], check=True, timeout=60)
     return program
@@ -324,14 +334,14 @@ def wakings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def waking(program: Path, kind: str, times: int, each_ms: int) -> Generator[programs.Program]:
-    """It, at work."""
+    """Run it, past its go."""
     with programs.running([program, kind, str(times), str(each_ms)]) as child:
         child.go_on_alone()
         yield child
 
 
 @pytest.mark.parametrize("mode", ["wakeup", "offwake", "chain"])
-def test_a_futex_s_waker_is_told_with_its_functions_and_before_it_who_woke_that(wakings: Path, mode: str) -> None:
+def test_a_futex_waker_has_its_functions_and_its_own_waker(wakings: Path, mode: str) -> None:
     with waking(wakings, "futex", 1500, 20) as child:
         ended = command.run("--json", "--mode", mode, "-n", "3", "-d", "0.5", "-p", str(child.pid))
     assert (ended.status, ended.err) == (0, "")
@@ -352,7 +362,7 @@ def test_a_futex_s_waker_is_told_with_its_functions_and_before_it_who_woke_that(
         assert most["chain_end"] == "whole"
 
 
-def test_who_wakes_a_hundred_at_once_is_a_storm(wakings: Path) -> None:
+def test_waking_a_hundred_threads_at_once_is_a_storm(wakings: Path) -> None:
     with waking(wakings, "storm", 1500, 20) as child:
         ended = command.run("--json", "--mode", "wakeup", "-n", "3", "-d", "0.5", "-p", str(child.pid))
     assert (ended.status, ended.err) == (0, "")
@@ -367,7 +377,7 @@ def test_who_wakes_a_hundred_at_once_is_a_storm(wakings: Path) -> None:
 
 
 def check_accounts(tick: Tick) -> None:
-    """How long each thread ran, and what is left of the tick."""
+    """Check the run time of each thread, and what is left of the tick."""
     for thread in tick["threads"]:
         assert thread["voluntary"] + thread["involuntary"] == thread["waits"]
         if thread["residue_ns"] is not None:
@@ -378,7 +388,10 @@ def check_accounts(tick: Tick) -> None:
 
 
 def check_still_blocked(tick: Tick) -> None:
-    """What is in progress is old enough for a stack, the oldest first, and its threads have time in this tick."""
+    """Check waits in progress: age, order, and time in this tick.
+
+    They are old enough for a stack, and the oldest comes first.
+    """
     every = tick["still_blocked"]
     ages = [one["age_ns"] for one in every]
     assert ages == sorted(ages, reverse=True)
@@ -391,12 +404,15 @@ def check_still_blocked(tick: Tick) -> None:
         else:
             assert len(one["arguments"]) == 6
         assert one["state"] in "RSDTtPIK"
-        assert one["kernel"] or one["category"] in ("other", "run-queue")  # its stack comes with a later walk
+        assert one["kernel"] or one["category"] in ("other", "run-queue")  # its stack arrives with a later scan
         assert told[one["pid"], one["tid"]]["offcpu_ns"] >= min(one["age_ns"], tick["span_ns"])
 
 
 def is_of_64_bits(pid: int) -> bool:
-    """Of others the arguments of system calls are not told. False, too, for who is gone."""
+    """Return whether a process is 64-bit; False if it has exited.
+
+    Arguments of system calls are unknown for others.
+    """
     try:
         with Path(f"/proc/{pid}/exe").open("rb") as program:
             return program.read(5)[4] == 2
@@ -408,7 +424,7 @@ def counted(row: Tick) -> int:
     return sum(count for _, count in row["histogram"])
 
 
-def test_a_wait_in_progress_is_told_of_with_its_age_its_call_and_both_its_stacks() -> None:
+def test_a_wait_in_progress_has_its_age_call_and_both_stacks() -> None:
     with waits.running("futex", times=1, each_ms=60_000) as child, started("--json", "-d", "0.3") as run:
         run.tick()
         went_ns = time.monotonic_ns()
@@ -432,7 +448,7 @@ def test_a_wait_in_progress_is_told_of_with_its_age_its_call_and_both_its_stacks
     assert (thread["offcpu_ns"], thread["running_ns"], thread["residue_ns"]) == (tick["span_ns"], 0, 0)
 
 
-def test_in_text_stuck_is_a_table_of_its_own_and_now_a_column() -> None:
+def test_text_has_a_stuck_table_and_a_now_column() -> None:
     with waits.running("futex", times=1, each_ms=60_000) as child:
         child.go()
         ended, without = command.run_at_once(
@@ -456,7 +472,7 @@ def test_in_text_stuck_is_a_table_of_its_own_and_now_a_column() -> None:
     assert "stuck now" not in without.out
 
 
-def test_23_sleeps_of_10_ms_are_23_waits_in_sleep_at_the_functions_that_made_them() -> None:
+def test_23_sleeps_of_10_ms_are_23_sleep_waits_at_their_functions() -> None:
     with waits.running("sleep", times=23, each_ms=10) as child, started("--json", "-d", "0.3") as run:
         ticks = [run.tick()]
         began_ns = time.monotonic_ns()
@@ -467,7 +483,7 @@ def test_23_sleeps_of_10_ms_are_23_waits_in_sleep_at_the_functions_that_made_the
             ticks.append(run.tick())
         mine = [s for tick in ticks for s in tick["sites"] if s["tid"] == child.tid and s["category"] == "sleep"]
         made = [site for site in mine if tuple(site["user"][:5]) == child.user]
-        # woken up and put aside before it has run is a wait of its own, at the same place
+        # a thread preempted between its wakeup and running has another wait at the same stack
         put_aside = sum(t["involuntary"] for tick in ticks for t in tick["threads"] if t["tid"] == child.tid)
         assert 23 <= sum(site["waits"] for site in made) <= 23 + put_aside
         assert sum(counted(site) for site in made) == sum(site["waits"] for site in mine)
@@ -480,7 +496,7 @@ def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
     tmp_path: Path, arguments: str, coding: str
 ) -> None:
     name = r'"\x1b[31mX[b]\xff\n"'
-    file = tmp_path / "\x1b]0;x\x07[b]"  # it has no symbols, so its frames are called by its name
+    file = tmp_path / "\x1b]0;x\x07[b]"  # it has no symbols, so its frames have its file's name
     programs.build(file, NAMED, *_C, f"-DMOTHER={name}", f"-DDAUGHTER={name}", "-s")
     with (
         programs.running([file]) as child,
@@ -505,7 +521,7 @@ def test_names_with_escape_codes_markup_and_invalid_utf8_are_escaped(
 
 
 @pytest.mark.parametrize("rows", [(), ("-H",)], ids=["processes", "threads"])
-def test_text_says_where_each_waits(rows: tuple[str, ...]) -> None:
+def test_text_shows_where_each_row_waits(rows: tuple[str, ...]) -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
         ended = command.run("-b", "-i", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
@@ -514,7 +530,7 @@ def test_text_says_where_each_waits(rows: tuple[str, ...]) -> None:
     assert " < ".join(child.user) in row
 
 
-def test_of_one_thread_there_is_nothing_but_it(tmp_path: Path) -> None:
+def test_a_thread_filter_leaves_only_that_thread(tmp_path: Path) -> None:
     file = programs.build(tmp_path / "named", NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="daughter"')
     with programs.running([file]) as child:
         child.go_on_alone()
@@ -533,23 +549,26 @@ def test_of_one_thread_there_is_nothing_but_it(tmp_path: Path) -> None:
         assert tick["threads"][0]["waits"] > 0
 
 
-# What is shown of it
+# Filters of what is shown
 
 
 def listed(text: str) -> list[str]:
-    """The rows of the list of the first tick; the last one may sum up the rest."""
+    """Return the rows of the first tick's list; the last one may sum up the rest."""
     return text.split("\n\n")[1].splitlines()[1:]
 
 
 def passes(text: str) -> float:
-    """What the head line of the first tick says of the filter."""
+    """Return the share in the first tick's head line that the filter passes."""
     (found,) = re.findall(r'  filter ".*" passes ([0-9.]+)', text.splitlines()[0])
     return float(found)
 
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[programs.Program, LiveSource]]:
-    """A mother and a daughter, each of whom waits all the time, and what watches them as -p does."""
+    """Run a mother and a daughter thread that wait all the time.
+
+    Also yields a source that watches them like -p.
+    """
     file = tmp_path_factory.mktemp("named") / "named"
     programs.build(file, NAMED, *_C, '-DMOTHER="mother"', '-DDAUGHTER="the daughter"')
     with programs.running([file]) as child:
@@ -561,7 +580,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[programs.
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("comm=mother", {"mother", "daughter"}),  # by the name of the process, too
+        ("comm=mother", {"mother", "daughter"}),  # the name of the process matches too
         ("thread=moth*", {"mother"}),
         ("thread!=mother", {"daughter"}),
         ("!daughter", {"mother"}),
@@ -577,7 +596,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[programs.
         ("evs>20 thread!=mother", {"daughter"}),
     ],
 )
-def test_tables_hold_only_what_passes_and_the_head_line_says_how_much(
+def test_tables_show_only_matches_and_the_head_line_their_share(
     named: tuple[programs.Program, LiveSource], words: str, names: set[str]
 ) -> None:
     child, source = named
@@ -593,7 +612,7 @@ def test_tables_hold_only_what_passes_and_the_head_line_says_how_much(
     assert passes(out) == pytest.approx(2 if rest else len(names), abs=0.3)
 
 
-def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
+def test_row_terms_select_rows_and_the_rest_is_summed_up() -> None:
     with (
         waits.running("sleep", times=10_000, each_ms=5) as often,
         waits.running("sleep", times=10_000, each_ms=100) as seldom,
@@ -612,7 +631,7 @@ def test_row_terms_choose_rows_and_the_others_are_summed_up() -> None:
 
 
 @pytest.mark.parametrize("user", ["games", "5", "54321"])
-def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
+def test_a_user_filter_selects_exactly_that_users_processes(user: str) -> None:
     uid = user.replace("games", "5")
     with subprocess.Popen(["setpriv", f"--reuid={uid}", "--clear-groups", "sleep", "60"]) as child:
         wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
@@ -635,7 +654,7 @@ def test_a_user_s_processes_are_those_and_no_others(user: str) -> None:
     assert (listed(other.out), passes(other.out), other.status) == ([], 0, 0)
 
 
-def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole(published: Any) -> None:
+def test_filtered_json_matches_the_schema_and_has_complete_threads(published: Any) -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child:
         child.go()
         words = "comm=waits cat=sleep", f"pid={child.pid}", "stack=wait_sleep", "comm=nobody"
@@ -663,7 +682,7 @@ def test_json_of_a_filter_is_as_the_schema_says_and_its_threads_are_whole(publis
 
 @pytest.fixture(scope="module")
 def a_tick() -> Generator[tuple[Kept, Names]]:
-    """Of the whole machine, with short waits and longer ones."""
+    """Take a tick of the whole machine, with short waits and longer ones."""
     with (
         waits.running("sleep", times=10_000, each_ms=2) as short,
         waits.running("sleep", times=10_000, each_ms=10) as long,
@@ -683,7 +702,7 @@ def a_tick() -> Generator[tuple[Kept, Names]]:
 @pytest.mark.parametrize(
     "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
 )
-def test_what_passes_and_what_is_left_out_are_all_there_is(a_tick: tuple[Kept, Names], words: str) -> None:
+def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[Kept, Names], words: str) -> None:
     kept, names = a_tick
     diagnoser = Diagnoser(names, WITHOUT_RULES)
     every = tick_object(passing(kept, parse(""), diagnoser), names, diagnoser)
@@ -699,7 +718,7 @@ def test_what_passes_and_what_is_left_out_are_all_there_is(a_tick: tuple[Kept, N
     if words:
         assert (total_ns(others), others["left_out_ns"]) == (tick["left_out_ns"], passing_ns)
     for rows in ("threads", "sites"):
-        of_all: list[Tick] = [{**row, "user": []} for row in every[rows]]  # names may have come since
+        of_all: list[Tick] = [{**row, "user": []} for row in every[rows]]  # names may have arrived since
         assert all({**row, "user": []} in of_all for row in tick[rows]), "whole"
 
 
@@ -707,7 +726,7 @@ def total_ns(tick: Tick) -> int:
     return sum(part["total_ns"] for part in tick["categories"])
 
 
-def test_rows_are_in_the_order_that_was_asked_for() -> None:
+def test_rows_are_in_the_requested_order() -> None:
     orders = ("PID", "-pid", "NAME", "-name")
     every = command.run_at_once(*([*command.QUICK, "-bi", "-n", "1", "-d", "0.3", "-o", order] for order in orders))
     rows = [[row for row in listed(one.out) if row[:7].strip()] for one in every]
@@ -718,7 +737,7 @@ def test_rows_are_in_the_order_that_was_asked_for() -> None:
         assert downward == sorted(downward, reverse=True)
 
 
-def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N802
+def test_total_is_the_time_of_all_matches_since_the_start() -> None:
     with waits.running("sleep", times=10_000, each_ms=2) as child, watch.watching_kernel_stacks() as live:
         child.go()
         history = History(watch.rules().idle, is_periodic)
@@ -738,7 +757,7 @@ def test_TOTAL_is_the_time_since_the_start_of_what_passes() -> None:  # noqa: N8
             assert mine.part.total_ns < mine.lifetime_ns <= ever.span_ns
 
 
-def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> None:
+def test_it_ends_with_status_0_after_complete_ticks_if_its_target_exits() -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
         with started(*command.QUICK, "--json", "-n", "50", "-d", "0.3", "-p", str(child.pid)) as run:
@@ -752,7 +771,7 @@ def test_when_what_it_watches_ends_it_ends_after_whole_ticks_with_status_0() -> 
     assert ended.out.count("\n") < 49
 
 
-def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
+def test_a_watched_process_counts_until_its_exit() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
         started(*command.QUICK, "--json", "-n", "5", "-d", "0.5", "-p", str(child.pid)) as run,
@@ -766,14 +785,14 @@ def test_what_was_watched_until_its_end_is_counted_until_its_end() -> None:
     assert sum(part["waits"] for part in parts) >= 23
 
 
-def test_where_the_locale_is_not_utf8_it_runs_as_anywhere() -> None:
+def test_it_runs_in_a_locale_without_utf8() -> None:
     no_utf8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ended = command.run(*command.QUICK, "-b", "-n", "1", "-d", "0.1", env=no_utf8)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.isascii()
 
 
-def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays() -> None:
+def test_a_signal_ends_it_with_its_status_and_leaves_nothing() -> None:
     with ExitStack() as stack:
         runs = {number: stack.enter_context(started("--json", "-d", "0.2")) for number in STATUS}
         for number, run in runs.items():
@@ -785,7 +804,7 @@ def test_a_signal_in_the_middle_ends_it_with_its_status_and_nothing_stays() -> N
             run.assert_none()
 
 
-def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays() -> None:
+def test_a_closed_pipe_ends_it_quietly_with_status_0() -> None:
     with started("-b", "-d", "0.2") as in_text, started("--json", "-d", "0.2") as in_json:
         for run in (in_text, in_json):
             run.line()
@@ -797,9 +816,7 @@ def test_a_reader_that_goes_away_ends_it_quietly_with_status_0_and_nothing_stays
 
 @ANSWERED
 @MOMENTS
-def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
-    number: signal.Signals, cpu_ms: int, kept: bool
-) -> None:
+def test_a_signal_during_startup_ends_it_with_its_status(number: signal.Signals, cpu_ms: int, kept: bool) -> None:
     with started("-b", "-d", "0.1", **cache(kept)) as run:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
         run.process.send_signal(number)
@@ -809,7 +826,7 @@ def test_a_signal_while_it_starts_ends_it_with_its_status_and_nothing_stays(
 
 
 @ANSWERED
-def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> None:
+def test_a_stopped_compiler_ends_with_it(number: signal.Signals) -> None:
     with started("-b", OFFTOP_CACHE="") as run:
         run.stopped_compiler()
         run.process.send_signal(number)
@@ -817,7 +834,7 @@ def test_a_compiler_that_stands_still_ends_with_it(number: signal.Signals) -> No
         run.assert_none()
 
 
-def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> None:
+def test_killed_while_compiling_it_leaves_no_compiler_behind() -> None:
     with started("-b", OFFTOP_CACHE="") as run:
         compiler = run.stopped_compiler()
         run.process.kill()
@@ -827,7 +844,7 @@ def test_killed_while_it_compiles_its_compiler_ends_too_and_nothing_stays() -> N
 
 
 @MOMENTS
-def test_killed_while_it_starts_nothing_stays(cpu_ms: int, kept: bool) -> None:
+def test_killed_during_startup_it_leaves_nothing(cpu_ms: int, kept: bool) -> None:
     with started("-b", "-d", "0.1", **cache(kept)) as run:
         run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
         run.process.kill()
@@ -835,7 +852,7 @@ def test_killed_while_it_starts_nothing_stays(cpu_ms: int, kept: bool) -> None:
         run.assert_none()
 
 
-def test_killed_in_the_middle_nothing_stays() -> None:
+def test_killed_while_running_it_leaves_nothing() -> None:
     with started("--json", "-d", "0.2") as run:
         run.tick()
         assert len(run.programs()) >= 2
@@ -845,7 +862,7 @@ def test_killed_in_the_middle_nothing_stays() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["-b", "--json"])
-def test_a_full_device_ends_it_with_one_sentence_and_nothing_stays(arguments: str) -> None:
+def test_a_full_device_ends_it_with_one_sentence(arguments: str) -> None:
     with started(*command.QUICK, arguments, "-d", "0.1", before=["sh", "-c", 'exec "$@" >/dev/full', "sh"]) as run:
         ended = run.ended()
         assert "No space left on device" in ended.sentence

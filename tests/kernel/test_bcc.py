@@ -1,4 +1,4 @@
-"""Where bcc is found: on Debian, on Fedora and RHEL, and what the error says if it is not there."""
+"""Test finding bcc on Debian, Fedora and RHEL, and the error message if it is missing."""
 
 import platform
 import shutil
@@ -27,14 +27,14 @@ import numpy
 
 @pytest.fixture
 def installed() -> Path:
-    """The directory of this machine's own bcc."""
+    """Return the directory of this machine's own bcc."""
     found = compiler.find_bcc()
     assert found
     return found / "bcc"
 
 
 def site(root: Path, directory: str, bcc: Path) -> Path:
-    """A directory of packages that has bcc, and a NumPy that cannot be imported."""
+    """Make a package directory with bcc, and a NumPy that cannot be imported."""
     made = root / directory
     shutil.copytree(bcc, made / "bcc", ignore=shutil.ignore_patterns("__pycache__"))
     (made / "numpy").mkdir()
@@ -43,7 +43,10 @@ def site(root: Path, directory: str, bcc: Path) -> Path:
 
 
 def imported_from(root: Path, *options: str) -> tuple[Path, str]:
-    """The file that `import bcc` takes in a root laid out like `root`, and the error of `import numpy` after it."""
+    """Import bcc and then numpy in a root laid out like `root`.
+
+    Returns the file that `import bcc` takes, and the error of `import numpy`.
+    """
     command = [sys.executable, "-S", *(options or ("-I",)), "-c", _IMPORT, str(_COMPILER), str(root)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return Path(child.stdout.strip()), child.stderr.strip().splitlines()[-1]
@@ -59,7 +62,7 @@ def imported_from(root: Path, *options: str) -> tuple[Path, str]:
     ],
     ids=["Debian", "RHEL 9", "Amazon Linux 2023", "Fedora"],
 )
-def test_bcc_alone_is_imported_whichever_python_it_was_packaged_for(
+def test_only_bcc_is_imported_whichever_python_it_is_packaged_for(
     tmp_path: Path, installed: Path, directory: str
 ) -> None:
     made = site(tmp_path, directory, installed)
@@ -72,7 +75,7 @@ def test_of_several_the_one_for_the_newest_python_is_taken(tmp_path: Path, insta
     assert imported_from(tmp_path)[0].is_relative_to(newest)
 
 
-def test_another_project_of_that_name_is_passed_over(
+def test_another_project_of_that_name_is_ignored(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lattices = tmp_path / "venv" / "bcc"
@@ -83,7 +86,7 @@ def test_another_project_of_that_name_is_passed_over(
     assert imported_from(tmp_path, "-s")[0].is_relative_to(made)
 
 
-def test_in_a_root_without_bcc_there_is_none(tmp_path: Path) -> None:
+def test_a_root_without_bcc_has_none(tmp_path: Path) -> None:
     assert compiler.find_bcc(tmp_path) is None
     assert imported_from(tmp_path)[1].startswith("ImportError: the BPF Compiler Collection")
 
@@ -100,7 +103,7 @@ def test_in_a_root_without_bcc_there_is_none(tmp_path: Path) -> None:
         ({"ID": "arch"}, "install what Debian calls python3-bpfcc and Fedora python3-bcc"),
     ],
 )
-def test_error_and_doctor_name_the_command_of_the_distribution(
+def test_error_and_doctor_name_the_distributions_command(
     release: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)

@@ -1,4 +1,7 @@
-"""--cgroup on the real kernel: what is in one cgroup or below it is counted exactly, in whichever hierarchy it is."""
+"""Test --cgroup on the real kernel.
+
+Exactly one cgroup and its descendants count, in any hierarchy.
+"""
 
 import os
 import re
@@ -38,7 +41,7 @@ class Place:
         self.top, self._stack = top, stack
 
     def make(self, name: str) -> Path:
-        """A cgroup, removed with the test."""
+        """Make a cgroup; it is removed at the end of the test."""
         made = self.top / name
         made.mkdir()
         self._stack.callback(remove, made)
@@ -75,7 +78,7 @@ def sleeping(into: Path, times: int = 23, each_ms: int = 10) -> Generator[waits.
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("door", ["auto", "switch"])
-def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below_it(place: Place, door: str) -> None:
+def test_only_the_selected_cgroup_and_its_descendants_count(place: Place, door: str) -> None:
     one, other = place.make(name("one")), place.make(name("one2"))
     inner = place.make(f"{one.name}/inner")
     with (
@@ -95,7 +98,7 @@ def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below
         windows.append(live.tick())
         assert {key.pid for window in windows for key in keys_of(window)} == {child.pid, below.pid}
         for tid, was in before.items():
-            missed = 1 if door == "switch" else 0  # of a return that this kernel does not trace: test_doors.py
+            missed = 1 if door == "switch" else 0  # a switch-in that this kernel does not trace: see test_doors.py
             assert 23 - missed <= sum(watch.by_category(window, tid)["sleep"].waits for window in windows) <= 23
             assert sum(since(was, tid)) - missed <= sum(counted(windows, tid)) <= sum(since(was, tid))
             assert missed or counted(windows, tid) == since(was, tid)
@@ -107,7 +110,7 @@ def test_of_two_cgroups_only_the_one_that_is_asked_for_is_counted_with_all_below
 
 
 @pytest.mark.kernel
-def test_what_is_forked_there_is_counted_from_its_beginning(place: Place) -> None:
+def test_processes_forked_there_count_from_their_start(place: Place) -> None:
     made = place.make(name("forks"))
     shell = subprocess.Popen(["sh", "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert shell.stdin and shell.stdout
@@ -136,7 +139,7 @@ def tids(window: watch.Window) -> list[int]:
 
 
 @pytest.mark.kernel
-def test_who_is_moved_is_counted_where_its_waits_begin(place: Place) -> None:
+def test_a_moved_thread_counts_where_its_waits_begin(place: Place) -> None:
     here, there = place.make(name("here")), place.make(name("there"))
     with (
         sleeping(here, times=40) as child,
@@ -168,9 +171,7 @@ def test_who_is_moved_is_counted_where_its_waits_begin(place: Place) -> None:
 
 
 @pytest.mark.kernel
-def test_a_sleeper_that_is_moved_goes_over_when_all_are_looked_up_anew(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moved_sleeper_changes_sides_at_the_next_full_scan(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = place.make(name("here")), place.make(name("there"))
     with (
         sleeping(here, times=3) as child,
@@ -198,7 +199,7 @@ def test_a_sleeper_that_is_moved_goes_over_when_all_are_looked_up_anew(
 
 
 @pytest.mark.kernel
-def test_narrowing_to_a_cgroup_and_widening_again_counts_no_time_twice(place: Place) -> None:
+def test_narrowing_to_a_cgroup_and_widening_counts_no_time_twice(place: Place) -> None:
     made = place.make(name("narrow"))
     with (
         sleeping(made, times=1, each_ms=5000) as child,
@@ -224,7 +225,7 @@ def test_narrowing_to_a_cgroup_and_widening_again_counts_no_time_twice(place: Pl
 
 
 @pytest.mark.kernel
-def test_with_a_process_it_is_both_that_must_hold(place: Place) -> None:
+def test_with_a_process_filter_both_must_match(place: Place) -> None:
     made = place.make(name("both"))
     with sleeping(made) as child, sleeping(made) as other, waits.running("sleep", times=0) as outside:
         pids = (child.pid, outside.pid)
@@ -239,7 +240,7 @@ def test_with_a_process_it_is_both_that_must_hold(place: Place) -> None:
 
 
 @pytest.mark.kernel
-def test_a_cgroup_that_is_made_anew_is_followed(place: Place) -> None:
+def test_a_recreated_cgroup_is_followed(place: Place) -> None:
     made = place.make(name("again"))
     path = place.path(made)
     with ExitStack() as stack:
@@ -263,7 +264,7 @@ def test_a_cgroup_that_is_made_anew_is_followed(place: Place) -> None:
 
 
 @pytest.mark.kernel
-def test_one_that_is_not_there_is_refused_and_what_was_counted_goes_on(place: Place) -> None:
+def test_an_unknown_cgroup_is_refused_and_counting_goes_on(place: Place) -> None:
     made = place.make(name("there"))
     with (
         pytest.raises(UsageError, match="there is no cgroup"),
@@ -278,7 +279,7 @@ def test_one_that_is_not_there_is_refused_and_what_was_counted_goes_on(place: Pl
 
 
 @pytest.mark.kernel
-def test_each_way_to_name_it_finds_the_same(place: Place) -> None:
+def test_each_way_to_name_a_cgroup_finds_the_same(place: Place) -> None:
     made = place.make(name("ways"))
     found = find(place.path(made))
     assert (found.directory, found.level, found.id) == (made, 1, made.stat().st_ino)
@@ -295,21 +296,21 @@ def test_each_way_to_name_it_finds_the_same(place: Place) -> None:
 
 
 @pytest.mark.kernel
-def test_the_kernels_own_types_know_each_hierarchy() -> None:
+def test_kernel_types_list_each_hierarchy() -> None:
     found = features.find(libbpf.KernelTypes()).hierarchies
     told = Path("/proc/cgroups").read_text().splitlines()[1:]
     assert set(found) == {"", *(line.split()[0] for line in told)}
     assert len({*found.values()}) == len(found)
 
 
-# --- machines that are made up ---
+# --- made-up machines ---
 
 ID, OTHER = "1a2b3c4d5e6f" + 52 * "0", "1a2b9999" + 56 * "0"
 
 
 @pytest.fixture
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mount, ...]:
-    """A hybrid machine: directories, and in `cgroup.procs` as many lines as there are processes."""
+    """Set up a hybrid machine: directories, and a line in `cgroup.procs` for each process."""
 
     def depth_of_root(hierarchy: str) -> int:
         return 0 if hierarchy else 2
@@ -348,7 +349,7 @@ def hierarchy(made_up: tuple[Mount, ...], asked: str) -> tuple[str, str, int]:
     return found.path, found.hierarchy, found.level
 
 
-def test_of_several_hierarchies_it_is_the_one_where_most_processes_are(made_up: tuple[Mount, ...]) -> None:
+def test_of_several_hierarchies_the_one_with_most_processes_wins(made_up: tuple[Mount, ...]) -> None:
     assert hierarchy(made_up, "/both") == ("/both", "cpu", 1)
     assert hierarchy(made_up, "/same") == ("/same", "", 3)
     assert hierarchy(made_up, ID[:9]) == (f"/docker/{ID}", "cpu", 2)
@@ -356,18 +357,18 @@ def test_of_several_hierarchies_it_is_the_one_where_most_processes_are(made_up: 
     assert hierarchy(made_up, "system.slice/mysql.service/io") == ("/system.slice/mysql.service/io", "", 5)
 
 
-def test_a_directory_is_that_of_its_own_hierarchy(made_up: tuple[Mount, ...]) -> None:
+def test_a_directory_selects_its_own_hierarchy(made_up: tuple[Mount, ...]) -> None:
     of_memory = str(Path(made_up[1].point, "docker", ID))
     found = find(of_memory, made_up)
     assert (found.path, found.hierarchy, found.level) == (of_memory, "memory", 2)
     assert find(found.path, made_up) == found
     assert hierarchy(made_up, str(Path(made_up[0].point, "both"))) == (str(Path(made_up[0].point, "both")), "", 3)
     assert hierarchy(made_up, str(Path(made_up[2].point, "both"))) == ("/both", "cpu", 1)
-    assert hierarchy(made_up, str(Path(made_up[3].point, "same"))) == ("/same", "", 3)  # systemd's own has no way
+    assert hierarchy(made_up, str(Path(made_up[3].point, "same"))) == ("/same", "", 3)  # systemd's own is unusable
     assert hierarchy(made_up, f"{made_up[1].point}/") == (made_up[1].point, "memory", 0)
 
 
-def test_who_watches_a_container_is_not_meant_and_neither_is_what_is_in_it(made_up: tuple[Mount, ...]) -> None:
+def test_a_containers_monitor_and_children_do_not_match_its_id(made_up: tuple[Mount, ...]) -> None:
     assert find(OTHER[:8], made_up).path == f"/machine.slice/libpod-{OTHER}.scope"
     assert find("conmon 1a2b99990000", made_up).path == f"/machine.slice/libpod-conmon-{OTHER}.scope"
 
@@ -391,27 +392,27 @@ def test_who_watches_a_container_is_not_meant_and_neither_is_what_is_in_it(made_
         ("\x1b[2J\udcff", "there is no cgroup '\\x1b[2J"),
     ],
 )
-def test_what_cannot_be_found_is_said_with_what_may_be_meant(made_up: tuple[Mount, ...], asked: str, said: str) -> None:
+def test_an_unknown_cgroup_is_refused_with_suggestions(made_up: tuple[Mount, ...], asked: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as raised:
         find(asked, made_up)
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 800
 
 
-def test_without_mounts_there_is_none() -> None:
+def test_without_mounts_there_is_no_cgroup() -> None:
     with pytest.raises(UsageError, match="there is no cgroup '/' here"):
         find("/", ())
 
 
-def test_where_a_mount_begins_below_the_root_paths_do_too(made_up: tuple[Mount, ...]) -> None:
+def test_paths_start_where_the_mount_does(made_up: tuple[Mount, ...]) -> None:
     inside = (made_up[0]._replace(root="/docker/1"),)
     found = find("/docker/1/both", inside)
     assert (found.path, found.level, found.directory.name) == ("/docker/1/both", 5, "both")
-    outside = (made_up[0]._replace(root="/.."),)  # in a namespace two below the root
+    outside = (made_up[0]._replace(root="/.."),)  # in a namespace two levels below the root
     assert find("/../both", outside)[:4] == ("/../both", Path(made_up[0].point, "both"), "", 2)
 
 
-def test_one_that_goes_stays_what_it_was(made_up: tuple[Mount, ...]) -> None:
+def test_a_removed_cgroup_stays_what_it_was(made_up: tuple[Mount, ...]) -> None:
     found = find("/both", made_up)
     assert found.now() == found
     gone = Cgroup("/gone", Path(made_up[0].point, "gone"), "", 1, 7)

@@ -1,4 +1,7 @@
-"""In what containers are made of: few capabilities, namespaces, a root where nothing can be written, a hidden /sys."""
+"""Test what containers are made of.
+
+That is few capabilities, namespaces, a read-only root, and a hidden /sys.
+"""
 
 import json
 from typing import Any
@@ -27,11 +30,11 @@ def with_only(*capabilities: str) -> tuple[str, ...]:
 
 
 def mounted(script: str) -> tuple[str, ...]:
-    """What a program is started with for which `script` has changed what is mounted where."""
+    """Return a command prefix that runs a program after `script` has changed its mounts."""
     return "unshare", "--mount", "sh", "-c", f'{script} && exec "$0" "$@"'
 
 
-def test_in_a_container_s_namespaces_with_its_capabilities_and_four_more_nothing_is_missing() -> None:
+def test_a_container_with_four_more_capabilities_lacks_nothing() -> None:
     before = (*NAMESPACES, *mounted(READ_ONLY), *with_only(*DOCKER_S, *FOUR))
     ended = command.run("-b", "--json", "-n", "1", before=before, env=COMPILED)
     assert (ended.status, ended.err) == (0, "")
@@ -42,14 +45,14 @@ def test_in_a_container_s_namespaces_with_its_capabilities_and_four_more_nothing
     assert named and all("(hidden)" not in site["kernel"] for site in tick["sites"])
 
 
-def test_where_nothing_can_be_written_it_compiles_and_finds_wakers_as_anywhere() -> None:
+def test_on_a_read_only_root_it_compiles_and_finds_wakers() -> None:
     line = ("-b", "--json", "-n", "1", "--mode", "wakeup")
     ended = command.run(*line, before=mounted(READ_ONLY), env=COMPILED)
     assert (ended.status, ended.err) == (0, "")
     assert json.loads(ended.out)["mode"] == "wakeup"
 
 
-def test_a_container_s_root_without_more_capabilities_is_told_which_it_needs() -> None:
+def test_a_containers_root_without_capabilities_is_told_which_it_needs() -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=with_only(*DOCKER_S))
     assert ended.sentence.startswith("offtop lacks CAP_BPF, CAP_PERFMON, without which")
     assert "CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG" in ended.sentence
@@ -64,20 +67,20 @@ def test_a_container_s_root_without_more_capabilities_is_told_which_it_needs() -
         ("/proc", "There is no /proc here"),
     ],
 )
-def test_what_is_hidden_is_said_in_one_sentence_with_status_4(hidden: str, says: str) -> None:
+def test_hidden_directories_are_reported_in_one_sentence_with_status_4(hidden: str, says: str) -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=mounted(f"mount -t tmpfs none {hidden}"))
     assert ended.sentence.startswith(says)
     assert "mount" in ended.sentence.lower()
     assert ended.status == 4
 
 
-def test_without_bpf_and_without_proc_it_is_said_why_there_is_no_bpf() -> None:
+def test_without_bpf_and_proc_it_reports_why_bpf_is_missing() -> None:
     ended = command.run("-b", "-n", "1", before=mounted("mount -t tmpfs none /proc"))
     assert ended.sentence.startswith("There is no /proc here")
     assert ended.status == 4
 
 
-def test_without_tracefs_and_control_groups_it_runs() -> None:
+def test_it_runs_without_tracefs_and_cgroups() -> None:
     script = "umount -l /sys/fs/cgroup; umount -l /sys/kernel/tracing; umount -l /sys/kernel/debug; true"
     ended = command.run("-b", "-n", "1", before=mounted(f"({script}) 2>/dev/null"))
     assert (ended.status, ended.err) == (0, "")

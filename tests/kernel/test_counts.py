@@ -1,4 +1,7 @@
-"""Waits made on purpose, on the real kernel: each is counted once, as long as it was, where it was."""
+"""Test deliberate waits on the real kernel.
+
+Each counts once, with its duration, at its stack.
+"""
 
 import os
 import signal
@@ -71,7 +74,7 @@ int main(void)
 SPIN = "int main(void) { next(); for (;;); }"
 
 
-def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_in_sleep(live: Watch) -> None:
+def test_23_sleeps_of_10_ms_are_23_waits_of_at_least_230_ms(live: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
         check_23_sleeps(live, child)
 
@@ -82,7 +85,7 @@ def check_23_sleeps(live: Watch, child: waits.Child) -> None:
 
 
 def count_23_sleeps(live: Watch, child: waits.Child) -> Window:
-    """The window that has them."""
+    """Return the window that has them."""
     live.tick()
     before = watch.switches(child.tid)
     child.go()
@@ -96,11 +99,11 @@ def count_23_sleeps(live: Watch, child: waits.Child) -> Window:
     left, put_aside = (now - then for now, then in zip(watch.switches(child.tid), before, strict=True))
     thread = watch.thread(window, child.tid)
     assert (thread.waits, thread.involuntary) == (left, put_aside)
-    assert left - put_aside >= 24  # and the one for its go; it may have waited for memory, too
+    assert left - put_aside >= 24  # including the wait for its go; it may have waited for memory too
     return window
 
 
-def test_no_wait_at_all_is_nothing_but_the_one_in_progress(live: Watch) -> None:
+def test_without_waits_only_the_one_in_progress_counts(live: Watch) -> None:
     with waits.running("sleep", times=0) as child:
         live.see_each_tick()
         window = live.tick(0.2)
@@ -113,7 +116,7 @@ def test_no_wait_at_all_is_nothing_but_the_one_in_progress(live: Watch) -> None:
     ("kind", "category"),
     [("poll", "poll"), ("futex", "lock"), ("pipe-write", "pipe"), ("stopped", "stopped"), ("tcp", "net-recv")],
 )
-def test_7_waits_of_50_ms_are_7_waits_of_350_ms_and_no_more_than_it_took(live: Watch, kind: str, category: str) -> None:
+def test_7_waits_of_50_ms_are_7_waits_of_at_least_350_ms(live: Watch, kind: str, category: str) -> None:
     with waits.running(kind, times=7, each_ms=50) as child:
         live.tick()
         child.go()
@@ -125,7 +128,7 @@ def test_7_waits_of_50_ms_are_7_waits_of_350_ms_and_no_more_than_it_took(live: W
         assert watch.by_category(window, child.tid)[category].waits >= 7
 
 
-def test_the_caller_of_a_system_call_wrapper_without_a_frame_is_there(live: Watch, tmp_path: Path) -> None:
+def test_the_caller_of_a_frameless_syscall_wrapper_is_shown(live: Watch, tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "frameless", FRAMELESS, *_C)]) as child:
         live.tick()
         child.go()
@@ -134,7 +137,7 @@ def test_the_caller_of_a_system_call_wrapper_without_a_frame_is_there(live: Watc
         assert max(stacks, key=lambda names: stacks[names].waits)[:5] == ("syscall", "gamma_", "beta", "alpha", "main")
 
 
-def test_a_sleep_of_3_s_is_1_thread_waiting_in_every_tick_and_3_s_in_all(live: Watch) -> None:
+def test_a_sleep_of_3_s_waits_in_every_tick_and_3_s_in_total(live: Watch) -> None:
     with waits.running("sleep", times=1, each_ms=3000) as child:
         live.tick()
         child.go()
@@ -169,12 +172,12 @@ def test_a_wait_that_began_before_offtop_counts_from_its_start() -> None:
             assert 400 * MS <= sum(part["pipe"].total_ns for part in parts) <= time.monotonic_ns() - began_ns
 
 
-def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_it_is(live: Watch, tmp_path: Path) -> None:
+def test_a_ping_pong_of_2000_rounds_has_as_many_waits_as_the_kernel_counts(live: Watch, tmp_path: Path) -> None:
     check_ping_pong(live, tmp_path, lambda _: 0)
 
 
 def check_ping_pong(live: Watch, directory: Path, most_unseen: Callable[[int], int]) -> None:
-    """`most_unseen`: how many of so many waits may be missing."""
+    """`most_unseen`: maximum number of missing waits, given the number of waits."""
     with programs.running([programs.build(directory / "ping-pong", PING_PONG, *_C)]) as child:
         tids = (child.pid, child.at["other"])
         wait_until_asleep(*tids)
@@ -188,7 +191,7 @@ def check_ping_pong(live: Watch, directory: Path, most_unseen: Callable[[int], i
             unseen = most_unseen(now[0] - left)
             assert 0 <= now[0] - left - thread.waits <= unseen
             assert 0 <= now[1] - put_aside - thread.involuntary <= unseen
-            assert thread.waits >= 1000  # where both are awake at once, one may see its turn come without a wait
+            assert thread.waits >= 1000  # if both are awake at once, one may see its turn come without a wait
 
 
 def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked(live: Watch, tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked(live: Watch, tm
 
 
 def check_two_spinners(live: Watch, directory: Path, least: float) -> None:
-    """One CPU for two: at any time one of them waits, which is at least `least` of it."""
+    """Check that one of two threads on one CPU waits for at least `least` of the time."""
     spin = programs.build(directory / "spin", SPIN)
     cpu = max(os.sched_getaffinity(0))
     with programs.running([spin]) as one, programs.running([spin]) as other:
@@ -215,21 +218,21 @@ def check_two_spinners(live: Watch, directory: Path, least: float) -> None:
         assert sum(thread.runqueue_ns for thread in threads) >= least * window.span_ns
 
 
-def test_a_quota_of_10_ms_in_100_is_9_tenths_of_the_time_in_throttle(live: Watch) -> None:
+def test_a_quota_of_10_ms_in_100_throttles_for_9_tenths_of_the_time(live: Watch) -> None:
     with waits.running("throttle", times=10, each_ms=90) as child:
         live.tick()
         child.go()
         child.finish()
         window = live.tick()
         throttle = watch.by_category(window, child.tid)["throttle"]
-        # the kernel pauses a thread where it returns to user space: one pause may be over by then
+        # the kernel throttles a thread on its return to user space: one pause may be over by then
         assert throttle.waits in (9, 10)
-        ready = watch.by_category(window, child.tid).get("run-queue", Part())  # a busy machine paused it, not its quota
+        ready = watch.by_category(window, child.tid).get("run-queue", Part())  # preempted, not throttled
         assert 800 * MS - ready.total_ns <= throttle.total_ns <= child.took_ns
         assert window.lost == {}
 
 
-def test_a_process_that_is_stopped_is_in_stopped_until_it_goes_on(live: Watch, tmp_path: Path) -> None:
+def test_a_stopped_process_is_in_stopped_until_it_continues(live: Watch, tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "spin", SPIN)]) as child:
         child.go_on_alone()
         os.kill(child.pid, signal.SIGSTOP)
@@ -240,7 +243,7 @@ def test_a_process_that_is_stopped_is_in_stopped_until_it_goes_on(live: Watch, t
 
 
 def wait_until_asleep(*tids: int) -> None:
-    """Until each has been off CPU at two looks, so that it is not just about to be woken."""
+    """Wait until each has been off CPU in two looks, so that it is not just about to be woken."""
     for tid in tids * 2:
         stat = Path(f"/proc/{tid}/stat")
         deadline = time.monotonic() + 30

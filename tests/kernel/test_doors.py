@@ -1,4 +1,4 @@
-"""Every way that this machine offers to learn that a thread is back, and when it was made runnable: the same counts."""
+"""Test that all switch-in probes and sources of run queue time count the same."""
 
 import os
 import signal
@@ -43,8 +43,11 @@ _WAYS = [*((door, waking, True) for door in DOORS for waking in (False, True)), 
 
 @pytest.fixture(scope="module", params=_WAYS)
 def through(request: pytest.FixtureRequest) -> Generator[Watch]:
-    """A live source with one of the switch-in probes, with run-queue time from sched_waking or not, and with threads'
-    records in task storage if the kernel may create it at a switch."""
+    """Yield a live source with one of the switch-in probes.
+
+    Run queue time is from sched_waking or from the kernel; thread records are in task storage if the kernel may create
+    it in a switch.
+    """
     door, waking, may_store = request.param
     demand(door)
     with pytest.MonkeyPatch.context() as patch:
@@ -79,10 +82,10 @@ int main(void)
 		pause();
 }
 """
-"""Its second thread calls exec, and goes on under the id of the first, which ends with that."""
+"""The second thread calls exec and takes over the TID of the first, which exits."""
 
 
-def test_a_thread_that_calls_exec_goes_on_under_its_process_s_id_alone(through: Watch, tmp_path: Path) -> None:
+def test_a_thread_that_calls_exec_continues_under_its_pid_only(through: Watch, tmp_path: Path) -> None:
     program = programs.build(tmp_path / "exec", EXEC, "-D_GNU_SOURCE", "-pthread")
     with programs.running([program]) as child:
         before, after = ThreadKey(child.pid, child.at["tid"]), ThreadKey(child.pid, child.pid)
@@ -102,13 +105,13 @@ def test_a_thread_that_calls_exec_goes_on_under_its_process_s_id_alone(through: 
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_who_takes_an_id_over_and_who_had_it_are_not_mixed_up_though_one_ends_late(door: str, tmp_path: Path) -> None:
+def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(door: str, tmp_path: Path) -> None:
     demand(door)
     binary = programs.build(tmp_path / "storm", STORM, "-D_GNU_SOURCE", "-pthread")
     with watch.watching_kernel_stacks(door=door) as live:
         storm = subprocess.Popen(["nice", "-n", "19", binary], start_new_session=True)
         try:
-            windows = [live.tick(0.01) for _ in range(150)]  # in each the sums are held
+            windows = [live.tick(0.01) for _ in range(150)]  # each tick checks the sums
         finally:
             os.killpg(storm.pid, signal.SIGKILL)
             storm.wait()
@@ -157,12 +160,15 @@ int main(void)
 	}
 }
 """
-"""Processes that have one id, one behind the other. Each leaves its CPU to another one before it ends: it is gone, and
-has been waited for, long before it leaves that CPU for good. Says the id, and a dot for each."""
+"""Processes that share one PID, one after the other.
+
+Each yields its CPU to another before it exits: it has been reaped long before its last switch-out. Prints the PID, and
+a dot for each process.
+"""
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_who_has_an_id_and_who_had_it_and_has_not_left_yet_are_told_apart(door: str, tmp_path: Path) -> None:
+def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(door: str, tmp_path: Path) -> None:
     demand(door)
     binary = programs.build(tmp_path / "one-id", ONE_ID, "-D_GNU_SOURCE")
     with (
@@ -172,7 +178,7 @@ def test_who_has_an_id_and_who_had_it_and_has_not_left_yet_are_told_apart(door: 
         assert one_id.stdout
         try:
             pid = int(one_id.stdout.readline())
-            windows = [live.tick(0.01) for _ in range(100)]  # in each the sums are held
+            windows = [live.tick(0.01) for _ in range(100)]  # each tick checks the sums
         finally:
             os.killpg(one_id.pid, signal.SIGKILL)
         windows += [live.tick(0.1), live.tick(0.1)]
@@ -197,11 +203,11 @@ int main(void)
 		}
 }
 """
-"""Has a child every 5 ms, each of which sleeps 20 times and ends."""
+"""Forks a child every 5 ms; each sleeps 20 times and exits."""
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_nobody_waits_longer_than_it_lives_whenever_it_ends(door: str, tmp_path: Path) -> None:
+def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None:
     demand(door)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
     waited, lives = Counter[ThreadKey](), dict[ThreadKey, Life]()
@@ -222,11 +228,11 @@ def test_nobody_waits_longer_than_it_lives_whenever_it_ends(door: str, tmp_path:
     lived = {key: life.to_ns - life.from_ns for key, life in lives.items() if life.to_ns}
     assert len(lived) > 100
     longer = [(key, ns, lived[key]) for key, ns in waited.items() if key in lived and ns > lived[key] + MS]
-    # Who left the walk, but waits for a CPU to end while the tick is read, was shown as it was before: one in 1,000.
+    # A thread that left the scan but waits for a CPU to exit during the tick was shown as before: 1 in 1,000.
     assert len(longer) <= len(lived) // 100, longer
 
 
-def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_through_every_door(through: Watch) -> None:
+def test_23_sleeps_of_10_ms_are_23_waits_with_every_probe(through: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
         unseen = most_unseen(through.last.door, 23)
         if not unseen:
@@ -237,7 +243,7 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_thro
         child.finish()
         window = through.tick(0.02)
         stacks = through.user_stacks(window, child.tid)
-        # Those that left before this door had learnt the way go along frame pointers, which miss the leaf's caller.
+        # Waits from before unwind rules are loaded follow frame pointers, which miss the leaf's caller.
         ways = (child.user, (child.user[0], *child.user[2:]))
         mine = [totals for names, totals in stacks.items() if any(names[: len(way)] == way for way in ways)]
         seen = sum(totals.waits for totals in mine)
@@ -247,20 +253,16 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_230_ms_and_no_more_than_it_took_thro
         assert seen * 10 * MS <= sum(totals.total_ns for totals in mine) <= child.took_ns
 
 
-def test_two_spinners_on_one_cpu_wait_for_it_and_are_not_blocked_through_every_door(
-    through: Watch, tmp_path: Path
-) -> None:
+def test_two_spinners_on_one_cpu_wait_for_it_with_every_probe(through: Watch, tmp_path: Path) -> None:
     check_two_spinners(through, tmp_path, least=0.9 if most_unseen(through.last.door, 1) else 0.98)
 
 
-def test_a_ping_pong_of_2000_rounds_is_as_many_waits_as_the_kernel_says_through_every_door(
-    through: Watch, tmp_path: Path
-) -> None:
+def test_a_ping_pong_has_as_many_waits_as_the_kernel_counts_with_every_probe(through: Watch, tmp_path: Path) -> None:
     check_ping_pong(through, tmp_path, partial(most_unseen, through.last.door))
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str, tmp_path: Path) -> None:
+def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_path: Path) -> None:
     demand(door)
     if found().run_delay is None:
         lacks("its own count of run-queue time")
@@ -273,7 +275,7 @@ def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str,
     ):
         for pid in (sleeper.pid, spinner.pid):
             os.sched_setaffinity(pid, {last_cpu()})
-        os.sched_setscheduler(sleeper.pid, os.SCHED_BATCH, os.sched_param(0))  # it never puts the spinner aside
+        os.sched_setscheduler(sleeper.pid, os.SCHED_BATCH, os.sched_param(0))  # it never preempts the spinner
         os.setpriority(os.PRIO_PROCESS, sleeper.pid, 10)
         spinner.go_on_alone()
         for live in (by_count, by_wakings):
@@ -293,7 +295,7 @@ def test_run_queue_time_from_wakings_is_that_of_the_kernels_own_count(door: str,
         assert sources == ["the kernel's run_delay", "tracepoint sched_waking"]
 
 
-def test_the_door_that_is_asked_for_and_not_there_is_refused_with_a_sentence() -> None:
+def test_a_requested_probe_that_is_missing_is_refused() -> None:
     for door in DOORS:
         refused = rf"^--probe {door}: this kernel does not have it\. Leave --probe out, or see: offtop doctor$"
         without = replace(found(), doors=tuple(other for other in DOORS if other != door))
@@ -307,10 +309,10 @@ def test_the_door_that_is_asked_for_and_not_there_is_refused_with_a_sentence() -
 
 
 def most_unseen(door: str, count: int) -> int:
-    """How many of so many waits may not be seen to end.
+    """Return how many ends of so many waits may be missed.
 
-    The door `switch` learns of a thread's return in the thread before it on that CPU. Where the kernel does not trace
-    that one (here: the threads of this virtual machine's init), nobody tells of the return.
+    The `switch` probe sees a switch-in from the previous thread on that CPU. If the kernel does not trace that thread
+    (here: the threads of this virtual machine's init), the switch-in is missed.
     """
     return 1 + count // 100 if door == "switch" else 0
 

@@ -1,4 +1,7 @@
-"""offtop export of this machine: what a child waits for is in the file, and filters that need more than names hold."""
+"""Test offtop export on this machine.
+
+A child's waits are in the file, and filters that need more than names apply.
+"""
 
 import csv
 import io
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.kernel
 
 
 @pytest.mark.parametrize("chosen", [(), ("-u", "root"), ("--filter", "user=root cat=sleep")])
-def test_what_a_child_waits_for_is_in_it(chosen: tuple[str, ...]) -> None:
+def test_the_waits_of_a_child_are_exported(chosen: tuple[str, ...]) -> None:
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
         ended = command.run("export", "csv", "-i", "-n", "2", "-d", "0.5", "-p", str(child.pid), *chosen)

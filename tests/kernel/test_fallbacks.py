@@ -1,4 +1,4 @@
-"""Nothing of what was asked for is left out silently: each fallback is a sentence at start, in the help and in JSON."""
+"""Test that each fallback is announced at startup, on the help screen and in JSON."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def attached(unwind: Unwind, **defines: int) -> Program:
 
 
 def copied(unwind: Unwind, binary: Path) -> Copy:
-    """The copy of its stack while it waited in deep(), of which no rule is known yet."""
+    """Return the copy of its stack from the wait in deep(), for which no rule is known yet."""
     running = attached(unwind)
     try:
         assert (running.unwind, running.notices) == (unwind, ())
@@ -59,19 +59,19 @@ def copied(unwind: Unwind, binary: Path) -> Copy:
             child.go()
             found = [one for one in copies.take(10) if one.pid == child.pid]
         copies.close()
-        return max(found, key=lambda one: len(one.stack))  # it may have waited for its go, too, in main()
+        return max(found, key=lambda one: len(one.stack))  # it may also have waited in main(), for its go
     finally:
         running.close()
 
 
 @pytest.mark.parametrize(("stack_kb", "least"), [(16, 16 << 10), (64, 50_000)])
-def test_so_much_of_a_stack_is_copied_as_was_asked_for(stack_kb: int, least: int, tmp_path: Path) -> None:
+def test_the_requested_amount_of_stack_is_copied(stack_kb: int, least: int, tmp_path: Path) -> None:
     binary = programs.build(tmp_path / "deep", DEEP, "-D_GNU_SOURCE", "-O1", "-fomit-frame-pointer")
     assert least <= len(copied(Unwind(stack_kb=stack_kb), binary).stack) <= stack_kb << 10
 
 
-def test_rules_that_the_kernel_refuses_give_way_to_frame_pointers_with_a_sentence() -> None:
-    running = attached(Unwind(), RULES=0)  # a map without room for anything cannot be made
+def test_without_kernel_unwinding_frame_pointers_are_used_with_a_notice() -> None:
+    running = attached(Unwind(), RULES=0)  # a map without room for anything cannot be created
     running.close()
     assert running.unwind == Unwind("fp")
     (notice,) = running.notices
@@ -89,7 +89,7 @@ main()
 """
 
 
-def test_what_offtop_does_without_is_said_at_start_and_in_each_tick_of_json() -> None:
+def test_missing_features_are_reported_at_startup_and_in_each_json_tick() -> None:
     command = [sys.executable, "-c", _ON_A_REAL_TIME_KERNEL, "-b", "--json", "-n", "1", "-d", "0.2"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=True)
     (notice,) = json.loads(done.stdout)["notices"]
@@ -125,10 +125,10 @@ _start:	xor %ebp, %ebp
 	jmp 1b
 	.size _start, .-_start
 """
-"""For ever it sleeps 20 ms, by nanosleep(2) of 32 bits."""
+"""Sleeps 20 ms forever, with the 32-bit nanosleep(2)."""
 
 
-def test_a_program_of_32_bits_is_walked_along_frame_pointers(tmp_path: Path) -> None:
+def test_a_32_bit_program_is_unwound_along_frame_pointers(tmp_path: Path) -> None:
     if platform.machine() != "x86_64":
         lacks("x86-64's 32-bit mode")
     code, binary = tmp_path / "narrow.o", tmp_path / "narrow"

@@ -1,4 +1,7 @@
-"""Who and what is asked for, on the real kernel: that is counted exactly, the rest is left out, and no time twice."""
+"""Test filters on the real kernel.
+
+What they select counts exactly, and no time counts twice.
+"""
 
 import os
 import signal
@@ -24,10 +27,16 @@ _C = ("-D_GNU_SOURCE", "-pthread")
 _PF_KTHREAD = 0x200000
 _S, _D = 0x1, 0x2
 _SWITCH_NS = 30_000
-"""For the kernel a thread runs from when it is chosen, for offtop from when the switch to it is done."""
+"""Slack in the start of a run.
+
+For the kernel a thread runs once it is picked, for offtop once the switch is done.
+"""
 _LATE_NS = 50 * MS
 _A_WHILE_NS = 300 * MS
-"""A wait that ends while a snapshot is being taken is whole in it, so that it may be longer than the span."""
+"""Slack for a wait that ends while a snapshot is taken.
+
+It counts in full, so it may exceed the span.
+"""
 
 SLEEPER = r"""
 #include <stdlib.h>
@@ -76,7 +85,10 @@ int main(void)
 	return 0;
 }
 """
-"""Four threads that sleep 1.5 ms each from the first go to the second, and stand still before and after."""
+"""Four threads that sleep 1.5 ms at a time from the first go to the second.
+
+They are idle before and after.
+"""
 
 ALARMS = r"""
 #include <pthread.h>
@@ -104,11 +116,14 @@ int main(int count, char **words)
 	return 0;
 }
 """
-"""600 threads whose sleeps end one after the other, 200 us apart, from words[1] (CLOCK_MONOTONIC, ns) on."""
+"""600 threads whose sleeps end one after the other, 200 us apart.
+
+The first ends at words[1] (CLOCK_MONOTONIC, ns).
+"""
 _ALARMS_NS = 120 * MS
 
 
-def test_only_the_process_that_is_asked_for_is_in_any_window() -> None:
+def test_a_process_filter_leaves_only_that_process() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
         waits.running("sleep", times=23, each_ms=10) as other,
@@ -127,10 +142,10 @@ def test_only_the_process_that_is_asked_for_is_in_any_window() -> None:
         assert sum(watch.by_category(window, child.tid)["sleep"].waits for window in windows) == 23
         left, put_aside = counted(windows, child.tid)
         assert (left, put_aside) == since(before, child.tid)
-        assert left - put_aside == 24  # and the one for its go
+        assert left - put_aside == 24  # including the wait for its go
 
 
-def test_only_the_thread_that_is_asked_for_is_in_any_window(tmp_path: Path) -> None:
+def test_a_thread_filter_leaves_only_that_thread(tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
         tid = child.at["two"]
         with watch.watching_kernel_stacks(Filters(tids=(tid,))) as live:
@@ -161,7 +176,7 @@ def test_only_user_threads_or_only_kernel_threads() -> None:
 @pytest.mark.parametrize(
     ("state", "kind", "hidden"), [(_S, "sleep", "vfork-libc"), (_D, "vfork-libc", "sleep")], ids=["S", "D"]
 )
-def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, kind: str, hidden: str) -> None:
+def test_waits_in_other_states_are_filtered_and_keep_their_time(state: int, kind: str, hidden: str) -> None:
     with watch.watching_kernel_stacks(Filters(states=state)) as live:
         with waits.running(kind, times=7, each_ms=50) as child:
             window = waited(live, child)
@@ -174,7 +189,7 @@ def test_waits_of_another_state_are_filtered_and_their_time_stays(state: int, ki
             assert 350 * MS <= watch.thread(window, child.tid).filtered_ns <= window.span_ns
 
 
-def test_of_a_sleeper_nothing_but_filtered_time_is_left_where_only_uninterruptible_waits_are_asked_for() -> None:
+def test_with_only_uninterruptible_waits_a_sleeper_has_only_filtered_time() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
         watch.watching_kernel_stacks(Filters(states=_D)) as live,
@@ -191,7 +206,7 @@ def test_of_a_sleeper_nothing_but_filtered_time_is_left_where_only_uninterruptib
         assert 0.95 * window.span_ns <= accounted_ns <= 1.01 * window.span_ns
 
 
-def test_a_wait_in_progress_leaves_when_its_state_is_not_asked_for_any_more_and_comes_back_with_its_stack() -> None:
+def test_a_wait_leaves_with_its_state_and_returns_with_its_stack() -> None:
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
         waits.running("sleep", times=1, each_ms=5000) as late,
@@ -218,8 +233,8 @@ def test_a_wait_in_progress_leaves_when_its_state_is_not_asked_for_any_more_and_
         assert [part["sleep"].total_ns > 0 and len(part) for part in parts] == [1, 1, 1]
 
 
-def test_who_is_stopped_is_not_killable() -> None:
-    """Though the kernel has the bit of killable waits for both."""
+def test_a_stopped_thread_is_not_killable() -> None:
+    """The kernel sets the bit of killable waits for both."""
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
         watch.watching_kernel_stacks(Filters(states=0x100)) as live,
@@ -235,7 +250,7 @@ def test_who_is_stopped_is_not_killable() -> None:
         os.kill(child.pid, signal.SIGCONT)
 
 
-def test_no_run_queue_is_shown_of_waits_that_began_in_another_state(tmp_path: Path) -> None:
+def test_waits_that_began_in_another_state_have_no_run_queue_time(tmp_path: Path) -> None:
     spin = programs.build(tmp_path / "spin", SPIN)
     cpu = max(os.sched_getaffinity(0))
     with (
@@ -253,7 +268,7 @@ def test_no_run_queue_is_shown_of_waits_that_began_in_another_state(tmp_path: Pa
             assert watch.by_category(window, child.pid).keys() <= {"filtered"}
 
 
-def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_path: Path) -> None:
+def test_only_running_waits_are_those_of_two_spinners_on_one_cpu(tmp_path: Path) -> None:
     spin = programs.build(tmp_path / "spin", SPIN)
     cpu = max(os.sched_getaffinity(0))
     filters = Filters(states=layout.RUNNING, min_ns=0)
@@ -278,12 +293,12 @@ def test_only_waits_that_began_running_are_those_of_two_spinners_on_one_cpu(tmp_
             assert 350 * MS <= watch.thread(window, sleeper.tid).filtered_ns <= window.span_ns
 
 
-def test_waits_of_2_ms_are_short_while_the_minimum_is_above_them(tmp_path: Path) -> None:
+def test_waits_of_2_ms_are_short_below_the_minimum(tmp_path: Path) -> None:
     command = [programs.build(tmp_path / "sleeper", SLEEPER), "20", str(2 * MS)]
     with programs.running(command) as child, watch.watching_kernel_stacks(Filters(min_ns=MS)) as live:
         for min_ms in (1, 50, 1):
             live.source.set_filters(Filters(min_ns=min_ms * MS))
-            live.tick(0.1)  # its wait for the go, too, is longer than either minimum
+            live.tick(0.1)  # its wait for the go is longer than either minimum too
             before = watch.switches(child.pid)
             child.go()
             wait_until_asleep(child.pid)
@@ -301,12 +316,12 @@ def test_waits_of_2_ms_are_short_while_the_minimum_is_above_them(tmp_path: Path)
                 assert thread.short_ns >= 40 * MS
 
 
-def test_waits_of_50_ms_are_filtered_while_the_maximum_is_below_them(tmp_path: Path) -> None:
+def test_waits_of_50_ms_are_filtered_above_the_maximum(tmp_path: Path) -> None:
     command = [programs.build(tmp_path / "sleeper", SLEEPER), "5", str(50 * MS)]
     with programs.running(command) as child, watch.watching_kernel_stacks() as live:
         for max_ms in (0, 10, 0):
             live.source.set_filters(Filters(max_ns=max_ms * MS))
-            live.tick(0.05)  # its wait for the go, too, is longer than the maximum
+            live.tick(0.05)  # its wait for the go is longer than the maximum too
             before = watch.switches(child.pid)
             child.go()
             wait_until_asleep(child.pid)
@@ -323,7 +338,7 @@ def test_waits_of_50_ms_are_filtered_while_the_maximum_is_below_them(tmp_path: P
                 assert 250 * MS <= by_category["sleep"].total_ns <= child.took_ns
 
 
-def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_other_never_gaps() -> None:
+def test_a_reselected_wait_counts_in_full_and_others_have_no_gaps() -> None:
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
         waits.running("sleep", times=1, each_ms=10) as other,
@@ -352,7 +367,7 @@ def test_a_wait_in_progress_is_whole_again_once_it_is_asked_for_again_and_the_ot
             assert watch.thread(window, other.tid).offcpu_ns <= window.span_ns + _LATE_NS
 
 
-def test_a_wait_that_ends_just_as_it_is_asked_for_again_is_not_counted_twice(tmp_path: Path) -> None:
+def test_a_wait_that_ends_as_it_is_reselected_counts_once(tmp_path: Path) -> None:
     alarms = programs.build(tmp_path / "alarms", ALARMS, *_C)
     with waits.running("sleep", times=0) as child, watch.watching_kernel_stacks() as live:
         first_ns = time.monotonic_ns() + 2 * S
@@ -370,7 +385,7 @@ def test_a_wait_that_ends_just_as_it_is_asked_for_again_is_not_counted_twice(tmp
             assert waited_longer_than_it_lasted(widened) == []
 
 
-def test_20_quick_ticks_of_4_busy_threads_add_up_to_the_kernels_own_count(tmp_path: Path) -> None:
+def test_20_quick_ticks_of_4_busy_threads_match_the_kernels_count(tmp_path: Path) -> None:
     with programs.running([programs.build(tmp_path / "four", FOUR, *_C)]) as child:
         tids = [*child.at.values()]
         with watch.watching_kernel_stacks(Filters(pids=(child.pid,))) as live:
@@ -392,8 +407,8 @@ def test_20_quick_ticks_of_4_busy_threads_add_up_to_the_kernels_own_count(tmp_pa
             assert {key.pid for window in windows for key in keys_of(window)} == {child.pid}
 
 
-def test_a_process_or_thread_that_is_not_there_is_refused_with_its_remedy() -> None:
-    nobody = int(Path("/proc/sys/kernel/pid_max").read_text())  # the least number that is never given
+def test_an_unknown_process_or_thread_is_refused_with_its_remedy() -> None:
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text())  # the lowest ID that is never assigned
     no_process = rf"^No process {nobody}\. Look it up with: pgrep NAME$"
     no_thread = rf"^No thread {nobody}\. List a process's threads with: ps -L -p PID$"
     with waits.running("sleep", times=0) as child:
@@ -415,7 +430,7 @@ def test_a_process_or_thread_that_is_not_there_is_refused_with_its_remedy() -> N
             assert watch.thread(window, child.tid).offcpu_ns == window.span_ns
 
 
-def test_what_was_asked_for_is_counted_until_its_end_and_then_there_is_no_more_to_read() -> None:
+def test_selected_threads_count_until_they_exit_and_reading_ends() -> None:
     with (
         waits.running("sleep", times=0) as child,
         waits.running("sleep", times=23, each_ms=10) as other,
@@ -434,7 +449,7 @@ def test_what_was_asked_for_is_counted_until_its_end_and_then_there_is_no_more_t
 
 
 def waited(live: Watch, child: waits.Child) -> Window:
-    """What passed from before its go to after its last wait."""
+    """Return what passed from before its go to after its last wait."""
     live.tick()
     child.go()
     child.finish()
@@ -447,19 +462,22 @@ def keys_of(window: Window) -> set[ThreadKey]:
 
 
 def counted(windows: Sequence[Window], tid: int) -> tuple[int, int]:
-    """All waits of a thread, and how many of these involuntary."""
+    """Return the number of a thread's waits, and how many of them were involuntary."""
     threads = [watch.thread(window, tid) for window in windows]
     return sum(thread.waits for thread in threads), sum(thread.involuntary for thread in threads)
 
 
 def since(before: tuple[int, int], tid: int) -> tuple[int, int]:
-    """The same by the kernel's own count, since it was `before`."""
+    """Return the same by the kernel's own count, since it was `before`."""
     left, put_aside = watch.switches(tid)
     return left - before[0], put_aside - before[1]
 
 
 def waited_longer_than_it_lasted(window: Window) -> list[tuple[ThreadKey, float]]:
-    """The threads of `window` that waited longer than it was, and by how much: time of theirs is in it twice."""
+    """Return threads that waited longer than the window's span, and by how much.
+
+    Some of their time must have counted twice.
+    """
     return [
         (key, thread.offcpu_ns / window.span_ns)
         for key, thread in window.each_thread()
@@ -468,7 +486,10 @@ def waited_longer_than_it_lasted(window: Window) -> list[tuple[ThreadKey, float]
 
 
 def is_settled(key: ThreadKey, window: Window) -> bool:
-    """It has had its id for a while: what one did that has ended, or had that id before, may come out a tick late."""
+    """Return whether the thread has had its TID for a while.
+
+    Time of an exited thread, or of a previous owner of the TID, may arrive a tick late.
+    """
     try:
         stat = Path(f"/proc/{key.pid}/task/{key.tid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -478,7 +499,10 @@ def is_settled(key: ThreadKey, window: Window) -> bool:
 
 
 def wait_until_still(*tids: int) -> None:
-    """Until none of them has left the CPU for 50 ms, which is longer than any of their sleeps."""
+    """Wait until none of them was switched out for 50 ms.
+
+    This is longer than any of their sleeps.
+    """
     deadline = time.monotonic() + 30
     before: list[tuple[int, int]] = []
     while (now := [watch.switches(tid) for tid in tids]) != before:
@@ -488,7 +512,7 @@ def wait_until_still(*tids: int) -> None:
 
 
 def is_of_the_kernel(tid: int) -> bool | None:
-    """None for a thread that has ended meanwhile."""
+    """Return whether it is a kernel thread, or None if it has exited."""
     try:
         flags = int(Path(f"/proc/{tid}/stat").read_bytes().rpartition(b")")[2].split()[6])
     except (FileNotFoundError, ProcessLookupError):

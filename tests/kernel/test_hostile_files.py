@@ -1,5 +1,7 @@
-"""ELF files and perf maps that are cut, overwritten or made to mislead: an answer or a refusal, in bounded time and
-memory."""
+"""Test truncated, overwritten and misleading ELF files and perf maps.
+
+Each is read or refused, in bounded time and memory.
+"""
 
 import itertools
 import os
@@ -38,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @st.composite
 def flaws(draw: st.DrawFn) -> list[tuple[str, float, bytes]]:
-    """What stands where instead: in the header, in what it leads to, or anywhere."""
+    """Draw overwrites in the header, in what it points to, or anywhere."""
     one = st.tuples(
         st.sampled_from(["header", "segments", "sections", "anywhere"]),
         st.floats(0, 1, exclude_max=True),
@@ -75,9 +77,7 @@ def file_of(content: bytes) -> Generator[int]:
 
 @ANY
 @given(flaws(), st.just(1.0) | st.floats(0, 1))
-def test_what_is_read_of_a_spoilt_file_is_something_or_refused(
-    whole: bytes, some: list[tuple[str, float, bytes]], length: float
-) -> None:
+def test_a_broken_file_is_read_or_refused(whole: bytes, some: list[tuple[str, float, bytes]], length: float) -> None:
     reads: list[Callable[[int], object]] = [
         elf.sections,
         lambda fd: [*elf.named(fd)],
@@ -94,7 +94,7 @@ def test_what_is_read_of_a_spoilt_file_is_something_or_refused(
 
 @ANY
 @given(flaws(), st.just(1.0) | st.floats(0, 1))
-def test_a_function_of_a_spoilt_file_is_found_within_it_or_refused_in_one_sentence(
+def test_a_function_of_a_broken_file_is_within_it_or_refused_in_one_sentence(
     whole: bytes, some: list[tuple[str, float, bytes]], length: float
 ) -> None:
     content = spoilt(whole, some, length)
@@ -110,7 +110,7 @@ def test_a_function_of_a_spoilt_file_is_found_within_it_or_refused_in_one_senten
 
 @ANY
 @given(flaws(), st.just(1.0) | st.floats(0.1, 1), st.lists(st.integers(0, 1 << 16), min_size=1, max_size=8))
-def test_the_reader_s_rules_of_a_spoilt_file_are_rules(
+def test_rules_of_a_broken_file_are_valid(
     whole: bytes, some: list[tuple[str, float, bytes]], length: float, offsets: list[int]
 ) -> None:
     with file_of(spoilt(whole, some, length)) as fd:
@@ -129,7 +129,7 @@ def test_the_reader_s_rules_of_a_spoilt_file_are_rules(
 
 @ANY
 @given(st.text(max_size=60) | st.lists(st.integers().map(str), max_size=30).map(" ".join))
-def test_whatever_the_reader_says_is_a_rule_or_none_and_an_interpreter_or_none(said: str) -> None:
+def test_any_reader_output_parses_to_a_rule_and_an_interpreter_or_none(said: str) -> None:
     assert isinstance(unwind_rules.read(said), unwind_rules.Rule)
     cpython_layout.read(said)
 
@@ -142,7 +142,10 @@ def test_any_bytes_are_instructions_or_a_valueerror(code: bytes, address: int) -
 
 
 def table_of_symbols(count: int, text: bytes) -> bytes:
-    """An ELF file with so many symbols, all of whose names begin at the first letter of `text`."""
+    """Return an ELF file with so many symbols.
+
+    Their names all start at the first letter of `text`.
+    """
     rows = struct.pack("<IBBHQQ", 1, 2, 0, 1, 0x1000, 16) * count
     names = b"\0.symtab\0.strtab\0"
     text_at, rows_at = 64, 64 + len(text)
@@ -160,7 +163,7 @@ def table_of_symbols(count: int, text: bytes) -> bytes:
     return head + text + rows + names + sections
 
 
-def test_names_without_an_end_take_no_time_of_their_own() -> None:
+def test_unterminated_names_take_little_time_and_memory() -> None:
     with file_of(table_of_symbols(2_000, b"\0" + b"x" * (32 << 20))) as fd:
         tracemalloc.start()
         began_s = time.process_time()
@@ -189,6 +192,6 @@ def test_a_huge_perf_map_is_read_in_bounded_time_and_memory() -> None:
     assert peak_bytes < 120 << 20
 
 
-def test_a_rule_that_the_reader_is_made_to_send_fits_its_message() -> None:
+def test_a_hostile_name_fits_into_the_readers_message() -> None:
     names = [reader._cut("\x1b" * 100_000, 4000)]  # pyright: ignore[reportPrivateUsage]
     assert len(names[0].encode(errors="backslashreplace")) <= 4000

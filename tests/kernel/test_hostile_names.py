@@ -1,5 +1,7 @@
-"""Names that strangers chose, of threads, files, functions and cgroups: whatever they hold, no terminal and no file
-gets it raw, and no markup in them is obeyed."""
+"""Test hostile names of threads, files, functions and cgroups.
+
+Whatever they contain, they reach no terminal and no file raw, and markup in them is not interpreted.
+"""
 
 import json
 import re
@@ -28,7 +30,10 @@ from tests.kernel import programs, watch
 pytestmark = pytest.mark.kernel
 
 EVIL = "\x1b[6n[red]\x07"
-"""Asks a terminal where its cursor is, and rings its bell: nothing that offtop draws does that."""
+"""Asks a terminal for its cursor position, and rings its bell.
+
+Nothing that offtop draws does that.
+"""
 SAFE = r"\x1b[6n[red]\x07"
 NAMES = (
     EVIL,
@@ -98,7 +103,10 @@ _CGROUPS = ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")
 
 @contextmanager
 def napping(directory: Path, names: Sequence[str]) -> Generator[programs.Program]:
-    """A process with a thread of each name, in a file, with a function, and in a cgroup of hostile names."""
+    """Run a process with a thread of each name.
+
+    Its file, its function and its cgroup have hostile names too.
+    """
     plain, path = directory / "plain", directory / EVIL
     programs.build(plain, NAPPING, *_C)
     subprocess.run(["objcopy", f"--redefine-sym=hidden={EVIL}", str(plain), str(path)], check=True)
@@ -122,8 +130,8 @@ def in_cgroup(pid: int) -> Generator[None]:
         group.rmdir()
 
 
-def test_a_thread_may_be_called_anything(tmp_path: Path) -> None:
-    """By 16 bytes of whatever, as the kernel keeps them."""
+def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
+    """Any 16 bytes, as the kernel stores them."""
     with napping(tmp_path, ["x"] * 8) as child, watch.watching(Filters(pids=(child.pid,))) as live:
         diagnoser = Diagnoser(live.source.names, WITHOUT_RULES)
         problems = Problems(live.source.names, live.source.why_nameless)

@@ -1,4 +1,7 @@
-"""Ids of stacks: other ones at each start, so that no program can make two of its stacks meet."""
+"""Test that stack IDs differ at each start.
+
+Otherwise a program could make two of its stacks collide.
+"""
 
 import platform
 from collections.abc import Generator
@@ -20,7 +23,7 @@ _WORD = (1 << 64) - 1
 _TOP = 1 << 63
 _CANCELS_TOP = _TOP | 1 << 34
 _MARK = 0x0FF7_0000_0000_0000
-"""Of made-up return addresses; the number of the frame is added."""
+"""Base of made-up return addresses; the number of the frame is added."""
 SOURCE = rf"""
 #include <time.h>
 static unsigned long chain[7][2];
@@ -46,17 +49,20 @@ int main(void)
 	return 0;
 }}
 """
-"""Sleeps twice at each step, with a chain of frame pointers that leads through six addresses of its own choice."""
+"""Sleeps twice at each step, below a made-up frame pointer chain.
+
+The chain leads through six addresses of its own choice.
+"""
 
 
 def unkeyed_mix(hashed: int, word: int) -> int:
-    """How ids were made of words before they had a key."""
+    """Return how IDs were mixed from words before they had a key."""
     hashed = (hashed ^ word) * 0x9E3779B97F4A7C15 & _WORD
     return hashed ^ hashed >> 29
 
 
 def ids_of_forged_stacks(forger: Program) -> dict[tuple[int, ...], int]:
-    """Frames and id of what the kernel side keeps of one step of the program, in a start of its own."""
+    """Return frames and ID of each stack that BPF keeps of one step, under a new source."""
     found: dict[tuple[int, ...], int] = {}
     with watch.watching(unwind=Unwind("fp")) as live:
         live.tick()
@@ -76,14 +82,14 @@ def forger(tmp_path: Path) -> Generator[Program]:
         yield program
 
 
-def test_the_same_stack_has_another_id_at_each_start(forger: Program) -> None:
+def test_a_stack_has_another_id_at_each_start(forger: Program) -> None:
     one, other = ids_of_forged_stacks(forger), ids_of_forged_stacks(forger)
     assert one.keys() == other.keys()
     assert one
     assert not {*one.values()} & {*other.values()}
 
 
-def test_two_stacks_made_to_meet_are_kept_apart(forger: Program) -> None:
+def test_two_stacks_made_to_collide_stay_separate(forger: Program) -> None:
     for start in (1, 0x1234567890ABCDEF):
         one, other = (
             unkeyed_mix(unkeyed_mix(start, (_MARK + 1) ^ first), (_MARK + 5) ^ fifth)

@@ -1,4 +1,7 @@
-"""Which lock of the kernel's own a thread waits for, and who holds it, as a child does for as long as it wants."""
+"""Test which kernel lock a thread waits for and who holds it.
+
+A child holds it for as long as it wants.
+"""
 
 import os
 from collections import Counter
@@ -133,7 +136,7 @@ def live() -> Generator[Watch]:
 
 @contextmanager
 def held(live: Watch, binary: Path, kind: str, path: Path, mode: str = "offcpu") -> Generator[Program]:
-    """A child with two waiters for a lock that its holder has."""
+    """Run a child with a lock holder and two waiters."""
     with programs.running([binary, kind, path]) as child:
         live.source.set_filters(Filters(min_ns=MS, pids=(child.pid,)))
         live.source.set_mode(mode)
@@ -147,7 +150,7 @@ def in_progress(live: Watch, child: Program, name: str) -> Waiting:
 
 
 def until_told(live: Watch, child: Program, count: int = 2) -> list[Waiting]:
-    """The waiters' waits, once a walk has met them: not each tick has one."""
+    """Return the waiters' waits once a scan has found them; not each tick has a scan."""
     keys = [ThreadKey(child.pid, child.at[f"waiter-{n}"]) for n in range(1, count + 1)]
     waits: list[Waiting] = []
     while len(waits) < count or any(one.site.kernel < FIRST_STACK for one in waits):
@@ -162,7 +165,7 @@ def on(live: Watch, one: Waiting) -> Object:
 
 @pytest.mark.parametrize("kind", ["inode", "path", "position", "pipe"])
 @pytest.mark.parametrize("mode", ["offcpu", OFFWAKE])
-def test_two_who_wait_for_a_lock_wait_for_one_and_are_told_who_holds_it(
+def test_two_waiters_for_a_lock_share_it_and_its_holder(
     live: Watch, binary: Path, tmp_path: Path, kind: str, mode: str
 ) -> None:
     path = tmp_path / "file"
@@ -182,7 +185,7 @@ def test_two_who_wait_for_a_lock_wait_for_one_and_are_told_who_holds_it(
         assert what in told[kind]
         assert in_progress(live, child, "holder").holder == NO_HOLDER, "which waits for its page"
         child.go()
-        window = merge([live.tick(), live.tick(0.1), live.tick(0.1)])  # of who has just ended, much comes a tick late
+        window = merge([live.tick(), live.tick(0.1), live.tick(0.1)])  # waits of a just exited thread may be late
         ended = Counter[Object]()
         for n in (1, 2):
             for key, totals in watch.sites_of(window, child.at[f"waiter-{n}"]).items():
@@ -191,7 +194,7 @@ def test_two_who_wait_for_a_lock_wait_for_one_and_are_told_who_holds_it(
         assert not any(one.holder.tid for one in live.last.waiting.values())
 
 
-def test_the_lock_of_a_process_s_memory_is_called_so(live: Watch, binary: Path, tmp_path: Path) -> None:
+def test_the_lock_of_a_processs_memory_is_named(live: Watch, binary: Path, tmp_path: Path) -> None:
     with held(live, binary, "memory", tmp_path) as child:
         told = Counter[Object]()
         holders: set[Holder] = set()
@@ -207,7 +210,7 @@ def test_the_lock_of_a_process_s_memory_is_called_so(live: Watch, binary: Path, 
         assert Holder(child.pid, child.at["holder"], "holder") in holders
 
 
-def test_a_holder_who_is_not_counted_is_told_too(live: Watch, binary: Path, tmp_path: Path) -> None:
+def test_a_filtered_holder_is_reported_too(live: Watch, binary: Path, tmp_path: Path) -> None:
     with held(live, binary, "inode", tmp_path / "file") as child:
         live.source.set_filters(Filters(min_ns=MS, tids=(child.at["waiter-1"],)))
         until_told(live, child, 1)

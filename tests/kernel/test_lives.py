@@ -1,6 +1,7 @@
-"""Threads that have one id one behind the other: what each did is its own, in whatever order they are heard of.
+"""Test threads that share a TID one after the other.
 
-Who has been waited for, or has lost its id to one that called exec, may wait for a CPU still, to leave for good.
+Each keeps its own time, in any order of reports. A thread that was reaped, or lost its TID to one that called exec, may
+still wait for a CPU for its last switch-out.
 """
 
 from itertools import pairwise
@@ -22,11 +23,11 @@ from tests.kernel.accounting.test_ledger import MIN_NS, NOTHING, Wait, record_of
 KEY = ThreadKey(7, 7)
 TICK_NS = 10_000
 A, B, C = 1, 2, 3
-"""Since when each has that id."""
+"""Times at which each acquires the TID."""
 
 
 class Ticks:
-    """A ledger, tick by tick; the sums of each hold."""
+    """A ledger that is fed tick by tick and checks the sums of each."""
 
     def __init__(self) -> None:
         self.ledger = Ledger(0)
@@ -47,7 +48,7 @@ class Ticks:
         watch.check_sums(between(self.at[-2], self.at[-1]))
 
     def give_up(self) -> None:
-        """The kernel could not keep some records: what is held back is of those."""
+        """Run ticks with lost records, so that everything deferred is written off."""
         for _ in range(4):
             self.threads_lost += 1
             self.tick([])
@@ -57,7 +58,7 @@ class Ticks:
         return self.at[-1].at_ns
 
     def counted_ns(self, first: int = 0, last: int = -1) -> int:
-        """Of all that had the id, by their ticks."""
+        """Return the off-CPU time of all owners of the TID, in the given ticks."""
         window = between(self.at[first], self.at[last])
         return sum(totals.offcpu_ns for _, totals in window.each_thread())
 
@@ -82,7 +83,7 @@ def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> Ended:
     [(TICK_NS, 0), (10 * NS_PER_S, 0), (NS_PER_S, 11)],
     ids=["a tick later", "ticks of 10 s", "11 s later"],
 )
-def test_one_that_is_heard_of_late_leaves_who_has_its_id_now_alone(tick_ns: int, silent_ticks: int) -> None:
+def test_a_late_report_leaves_the_new_owner_of_the_tid_alone(tick_ns: int, silent_ticks: int) -> None:
     ticks = Ticks()
     first = sleep(tick_ns // 10, 12 * tick_ns // 10)
     now = sleep(15 * tick_ns // 10, (6 + silent_ticks) * tick_ns - tick_ns // 2, kernel=4)
@@ -101,7 +102,7 @@ def test_one_that_is_heard_of_late_leaves_who_has_its_id_now_alone(tick_ns: int,
     assert ticks.counted_ns() == first.off_ns + now.off_ns
 
 
-def test_of_three_that_had_an_id_the_first_may_be_heard_of_last() -> None:
+def test_the_first_of_three_owners_may_be_reported_last() -> None:
     ticks = Ticks()
     first, second, third = sleep(1_500, 12_000), sleep(13_000, 22_000, 4), sleep(25_000, 90_000, 5)
     ticks.tick([did(A, [first], 0, 10_000)])
@@ -117,7 +118,7 @@ def test_of_three_that_had_an_id_the_first_may_be_heard_of_last() -> None:
     assert not ticks.ledger.book.life(KEY).to_ns
 
 
-def test_who_ends_in_the_tick_in_which_the_one_before_is_heard_of_has_ended() -> None:
+def test_a_thread_that_exits_when_its_predecessor_is_reported_has_exited() -> None:
     ticks = Ticks()
     first, second = sleep(1_500, 12_000), sleep(15_000, 26_000, 4)
     ticks.tick([did(A, [first], 0, 10_000)])
@@ -132,7 +133,7 @@ def test_who_ends_in_the_tick_in_which_the_one_before_is_heard_of_has_ended() ->
 
 
 @pytest.mark.parametrize("silent_s", [0, 30])
-def test_who_was_taken_for_lost_and_lost_its_id_is_counted_once_when_it_is_heard_of(silent_s: int) -> None:
+def test_a_written_off_thread_whose_tid_was_reused_counts_once(silent_s: int) -> None:
     ticks = Ticks()
     first = sleep(5_000, 14_000)
     ticks.tick([])
@@ -153,7 +154,7 @@ def test_who_was_taken_for_lost_and_lost_its_id_is_counted_once_when_it_is_heard
     assert sum(totals.waits for _, totals in between(ticks.at[0], ticks.at[-1]).each_thread()) == 1
 
 
-def test_who_was_taken_for_lost_and_is_heard_of_half_a_minute_later_is_counted_once() -> None:
+def test_a_written_off_thread_reported_half_a_minute_later_counts_once() -> None:
     ticks = Ticks()
     wait = sleep(5_000, 14_000)
     ticks.tick([])
@@ -167,7 +168,7 @@ def test_who_was_taken_for_lost_and_is_heard_of_half_a_minute_later_is_counted_o
 
 @pytest.mark.parametrize("in_one_tick", [True, False])
 @pytest.mark.parametrize("anew", [True, False])
-def test_two_halves_of_one_that_was_taken_for_lost_have_no_less_than_nothing(in_one_tick: bool, anew: bool) -> None:
+def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: bool, anew: bool) -> None:
     ticks = Ticks()
     waits = [Wait(5_000, 14_000, 13_000, False, 3, 13), Wait(18_000, 24_000, 19_000, False, 3, 13)]
     ticks.tick([])
@@ -187,8 +188,8 @@ def test_two_halves_of_one_that_was_taken_for_lost_have_no_less_than_nothing(in_
             assert min(*totals[:9], *log2.to_lanes([totals.histogram])[0]) >= 0
 
 
-def test_what_was_given_up_is_not_taken_for_the_first_wait_that_is_left() -> None:
-    """It had one too short for a site behind it, which is all that is left."""
+def test_written_off_time_is_not_taken_from_the_remaining_wait() -> None:
+    """The thread also had a wait too short for a site, which is all that remains."""
     ticks = Ticks()
     waits = [sleep(5_000, 14_000), sleep(15_000, 15_000 + MIN_NS - 1)]
     ticks.tick([])
@@ -200,7 +201,7 @@ def test_what_was_given_up_is_not_taken_for_the_first_wait_that_is_left() -> Non
     assert ticks.counted_ns() == 9_000 + MIN_NS - 1
 
 
-def test_what_is_given_up_in_two_ticks_is_counted_once_when_its_thread_is_heard_of() -> None:
+def test_time_written_off_in_two_ticks_counts_once() -> None:
     ticks = Ticks()
     waits = [sleep(5_000, 14_000), sleep(18_000, 24_000, 4)]
     ticks.tick([])
@@ -212,7 +213,7 @@ def test_what_is_given_up_in_two_ticks_is_counted_once_when_its_thread_is_heard_
     assert ticks.counted_ns() == 15_000
 
 
-def test_what_was_shown_of_one_is_taken_off_once_and_of_that_one_alone() -> None:
+def test_provisional_time_is_subtracted_once_and_from_its_owner_only() -> None:
     ticks = Ticks()
     first, more = sleep(1_000, 12_000), sleep(13_000, 28_000, 4)
     second, third = sleep(16_000, 32_000, 5), sleep(35_000, 900_000, 6)
@@ -225,8 +226,8 @@ def test_what_was_shown_of_one_is_taken_off_once_and_of_that_one_alone() -> None
     assert ticks.counted_ns() == first.off_ns + more.off_ns + second.off_ns + goes_on_ns
 
 
-def test_what_one_waited_for_is_not_shown_of_the_next_that_is_in_progress() -> None:
-    """Its sites are given up while another waits under its id."""
+def test_waits_of_the_old_owner_are_not_shown_for_the_new_one() -> None:
+    """Its sites are written off while another thread waits under its TID."""
     ticks = Ticks()
     first = sleep(5_000, 14_000)
     second = sleep(21_000, 900_000, 4)
@@ -240,8 +241,11 @@ def test_what_one_waited_for_is_not_shown_of_the_next_that_is_in_progress() -> N
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> None:
-    """A thread called exec, and has its main thread's id, of whom nothing is heard for a while."""
+def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
+    """A thread called exec and took its main thread's TID.
+
+    The main thread is not reported for a while.
+    """
     key = ThreadKey(7, 7)
     mains = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
     others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
@@ -274,8 +278,11 @@ def test_who_has_an_id_and_who_had_it_before_are_not_mixed_up(is_lost: bool) -> 
     assert whole.threads[key].waits == 2
 
 
-def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() -> None:
-    """A process has been waited for, so that its id is free, and waits for a CPU to leave for good."""
+def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> None:
+    """A process was reaped, so its PID is free.
+
+    It still waits for a CPU for its last switch-out.
+    """
     key = ThreadKey(7, 7)
     first = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
     others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
@@ -308,12 +315,12 @@ def test_who_was_met_by_a_walk_alone_is_not_mixed_up_with_who_has_its_id_next() 
     tick([], ran=[Ran(key, 180, 15_000)])
     whole = between(at[0], at[-1]).threads[key]
     assert (whole.waits, whole.offcpu_ns) == (2, 14_500 - 10_000 + 1_200 + 40_000 - 18_000)
-    assert whole.running_ns == 100 + 180  # what it ran at last, when another had its id, is not told
+    assert whole.running_ns == 100 + 180  # what it ran at last, when another had its TID, is not reported
 
 
 @pytest.mark.parametrize("was_shown", [False, True])
 @pytest.mark.parametrize("in_halves", [False, True])
-def test_who_was_taken_for_lost_and_comes_all_the_same_is_counted_once(was_shown: bool, in_halves: bool) -> None:
+def test_a_written_off_thread_that_is_reported_after_all_counts_once(was_shown: bool, in_halves: bool) -> None:
     key = ThreadKey(7, 100)
     waits = [
         Wait(left_ns=5_000, back_ns=14_000, ready_ns=13_000, preempted=False, kernel=3, user=13),
@@ -349,7 +356,7 @@ def test_who_was_taken_for_lost_and_comes_all_the_same_is_counted_once(was_shown
         assert sums.short_ns == MIN_NS - 1
 
 
-def test_who_ends_and_is_given_back_before_the_one_of_its_id_is_heard_of_leaves_what_was_shown_of_that() -> None:
+def test_an_exited_and_evicted_successor_leaves_its_predecessors_time_alone() -> None:
     for silent_ticks in (0, 1):
         ticks = Ticks()
         first, second = sleep(1_500, 12_000), sleep(15_000, 26_000, kernel=4)
@@ -366,7 +373,7 @@ def test_who_ends_and_is_given_back_before_the_one_of_its_id_is_heard_of_leaves_
         assert KEY not in ticks.ledger.threads
 
 
-def test_who_waits_for_a_cpu_to_end_is_in_no_walk_and_is_counted_once_when_all_are_walked() -> None:
+def test_a_thread_that_waits_for_a_cpu_to_exit_counts_once_after_a_full_scan() -> None:
     ticks = Ticks()
     first = sleep(1_500, 12_000)
     ticks.tick([did(A, [first], 0, 10_000)])
@@ -375,7 +382,7 @@ def test_who_waits_for_a_cpu_to_end_is_in_no_walk_and_is_counted_once_when_all_a
     assert ticks.counted_ns() == first.off_ns
 
 
-def test_who_has_the_id_goes_on_waiting_where_the_end_of_the_one_before_comes_with_a_walk_of_all() -> None:
+def test_the_new_owner_keeps_waiting_if_the_old_exit_arrives_in_a_full_scan() -> None:
     ticks = Ticks()
     first, second = sleep(1_500, 12_000), sleep(15_000, 55_000, kernel=4)
     ticks.tick([did(A, [first], 0, 10_000)])
@@ -392,7 +399,7 @@ def test_who_has_the_id_goes_on_waiting_where_the_end_of_the_one_before_comes_wi
     assert ticks.counted_ns() == first.off_ns + second.off_ns
 
 
-def test_where_the_next_of_an_id_is_lost_the_one_before_waits_no_longer() -> None:
+def test_a_lost_successor_ends_the_wait_of_its_predecessor() -> None:
     ticks = Ticks()
     first, second = sleep(1_500, 12_000), sleep(13_000, 17_000, kernel=4)
     ticks.tick([did(A, [first], 0, 10_000)])
@@ -403,7 +410,7 @@ def test_where_the_next_of_an_id_is_lost_the_one_before_waits_no_longer() -> Non
     assert ticks.ledger.book.life(KEY).to_ns
 
 
-def test_where_others_are_asked_for_only_what_passed_since_counts_of_the_one_before_too() -> None:
+def test_after_a_filter_change_only_later_time_of_the_predecessor_counts() -> None:
     ticks = Ticks()
     first, second = sleep(1_500, 42_000), sleep(15_000, 900_000, kernel=4)
     ticks.tick([did(B, [second], 10_000, 20_000)])
@@ -414,8 +421,8 @@ def test_where_others_are_asked_for_only_what_passed_since_counts_of_the_one_bef
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_what_the_one_before_ran_is_not_of_who_has_its_id_which_it_neither_ends_nor_revives(lives: bool) -> None:
-    """By exec: then both began at the same time."""
+def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None:
+    """The TID was taken by exec, so both started at the same time."""
     ticks = Ticks()
     first, second = sleep(1_500, 12_000), sleep(15_000, 900_000 if lives else 26_000, kernel=4)
     ticks.tick([did(A, [first], 0, 10_000)], ran=[Ran(KEY, 1_000, 1)])
@@ -436,13 +443,13 @@ def test_what_the_one_before_ran_is_not_of_who_has_its_id_which_it_neither_ends_
     assert (KEY in ticks.ledger.threads) == lives
 
 
-def test_sites_that_are_left_out_take_nobody_else_s_time_with_them() -> None:
+def test_excluded_sites_do_not_take_others_time_with_them() -> None:
     sites = Ended.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
     both = sites._replace(born_ns=[A, B])
     assert (both.without([0]).keys, both.without([0]).born_ns) == (sites.keys[1:], [B])
 
 
-def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
     for born_ns in range(1, 6):
@@ -455,7 +462,7 @@ def test_what_is_remembered_of_threads_that_were_lost_is_bounded(monkeypatch: py
         assert ticks.counted_ns() == whole_ns
 
 
-def test_what_is_remembered_of_threads_that_had_an_id_before_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_old_tid_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
     waits = {born_ns: sleep(ticks.now_ns + born_ns * TICK_NS - 4_000, 900_000) for born_ns in range(1, 6)}

@@ -1,8 +1,8 @@
-"""What the verifier of older kernels refuses before it looks at anything: a loop that falls into its own head.
+"""Test for loops that fall through into their own head, which older verifiers refuse.
 
-In Linux 6.1, check_cfg() (kernel/bpf/verifier.c) follows the instructions depth first, and lets only jumps lead back to
-one that it is still following. Where clang enters a loop in its middle, what is before that leads back by falling
-through. Newer kernels take it, so that nothing else would tell.
+In Linux 6.1, check_cfg() (kernel/bpf/verifier.c) follows the instructions depth first before it looks at anything else,
+and allows only jumps to lead back to an instruction that it is still following. If clang enters a loop in its middle,
+the code before that leads back by falling through. Newer kernels accept it, so no other test would notice.
 """
 
 import os
@@ -18,15 +18,15 @@ from offtop.kernel.bpf.program import Unwind, _defines, sizes_for_machine  # pyr
 pytestmark = pytest.mark.kernel
 
 JUMP, JUMP_32 = 5, 6
-"""Classes of instructions (include/uapi/linux/bpf.h)."""
+"""Instruction classes (include/uapi/linux/bpf.h)."""
 ALWAYS, CALL, EXIT = 0x05, 0x85, 0x95
 
 Code = Sequence[tuple[int, int]]
-"""What an instruction does, and how far it jumps."""
+"""An instruction's opcode and jump offset."""
 
 
 def falls_back(code: Code) -> list[int]:
-    """The instructions, other than jumps, whose next one is being followed already."""
+    """Return instructions, other than jumps, whose successor is still being followed."""
     found: list[int] = []
     ways: dict[int, list[tuple[int, bool]]] = {0: _ways(code, 0)}
     path, done = [0], set[int]()
@@ -45,7 +45,7 @@ def falls_back(code: Code) -> list[int]:
 
 
 def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
-    """Where it goes on from there, in the order of check_cfg; and whether by a jump."""
+    """Return the successors in the order of check_cfg, and whether each is a jump."""
     what, far = code[at]
     if what == EXIT:
         return []
@@ -79,7 +79,7 @@ def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, door: 
     assert falls_back(code) == []
 
 
-def test_a_loop_that_is_entered_in_its_middle_is_found() -> None:
+def test_a_loop_entered_in_its_middle_is_found() -> None:
     step, leave, to_middle, back = (0x07, 0), (EXIT, 0), (ALWAYS, 1), (0x55, -3)
     assert falls_back([step, to_middle, step, step, step, back, leave]) == []
     assert falls_back([step, to_middle, step, step, (0x15, 1), (ALWAYS, -4), leave]) == [2]

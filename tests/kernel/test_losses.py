@@ -1,4 +1,7 @@
-"""What the kernel side has no room for is counted as lost, and the laws hold; broken on purpose, they do not."""
+"""Test that BPF counts as lost what it has no room for, and the laws hold.
+
+If they are broken on purpose, the check fails.
+"""
 
 import contextlib
 import os
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.kernel
 TINY = 16
 ROOMY = 8192
 BROKEN_LAW = r"^\d+, as "
-"""How watch.check_sums begins."""
+"""Prefix of the messages of watch.check_sums."""
 _C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin")
 
 SLEEPERS = r"""
@@ -74,7 +77,10 @@ int main(int argc, char **argv)
 	return 0;
 }
 """
-"""At each go so many threads begin, sleep so often and so long, each at one of so many depths, and end."""
+"""At each go, so many threads start, sleep so often and so long, and exit.
+
+Each sleeps at one of so many depths.
+"""
 
 EXITS = r"""
 #include <pthread.h>
@@ -122,8 +128,10 @@ int main(int argc, char **argv)
 	return 0;
 }
 """
-"""At its go it makes so many threads a second, for so many seconds, of which each waits 20 times, mostly below the
-minimum, and ends. Then it tells how many it made, and how long they waited in all."""
+"""Creates so many threads per second, for so many seconds, after its go.
+
+Each waits 20 times, mostly below the minimum, and exits. Then it prints how many it made, and their total waiting time.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +150,12 @@ def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
 
 
 def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
-    """The maps of sources from here on have so many entries."""
+    """Set the number of map entries of sources from here on."""
     monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(threads, sites, stacks))
 
 
 def storm(child: programs.Program, live: Watch) -> list[Window]:
-    """One go of the sleepers, from its begin to its end, in some ticks."""
+    """Run the sleepers once, from start to end, over some ticks."""
     child.go_on_alone()
     windows = [live.tick(0.03) for _ in range(5)]
     child.listen()
@@ -155,7 +163,7 @@ def storm(child: programs.Program, live: Watch) -> list[Window]:
 
 
 def lost(windows: Iterable[Window]) -> dict[str, int]:
-    """What had no room, by kind."""
+    """Return losses by kind."""
     every = Counter[str]()
     for window in windows:
         every.update(window.lost)
@@ -164,7 +172,7 @@ def lost(windows: Iterable[Window]) -> dict[str, int]:
 
 
 def at_stack_lost(windows: Iterable[Window], kernel: bool = False, user: bool = False) -> SiteTotals:
-    """What stands where the kernel stack, or the user stack, or both are lost."""
+    """Return the totals at sites whose kernel stack, user stack, or both are lost."""
     found = SiteTotals()
     for window in windows:
         for key, totals in window.each_site():
@@ -174,7 +182,7 @@ def at_stack_lost(windows: Iterable[Window], kernel: bool = False, user: bool = 
 
 
 def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey], Counter[ThreadKey]]:
-    """The waits from the minimum up of a process, as its threads have them, and as their sites have them."""
+    """Count the waits from the minimum up of a process, by its threads and by their sites."""
     of_threads, of_sites = Counter[ThreadKey](), Counter[ThreadKey]()
     for window in windows:
         for key, t in window.each_thread():
@@ -187,13 +195,14 @@ def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey],
 
 
 @pytest.mark.parametrize(("door", "threads"), [("auto", TINY), ("switch", 64)])
-def test_in_tiny_maps_every_kind_of_loss_is_counted_and_the_laws_hold(
+def test_in_tiny_maps_every_loss_is_counted_and_the_laws_hold(
     monkeypatch: pytest.MonkeyPatch, binary: Path, door: str, threads: int
 ) -> None:
     give_room(monkeypatch, threads, TINY, TINY)
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40))
-        # through the switch, whoever is watched takes room as long as it lives: the rest of the machine would take all
+        # with the switch probe, each watched thread takes room as long as it lives: the rest of the machine would take
+        # all
         filters = Filters(pids=(child.pid,)) if door == "switch" else Filters()
         tiny = both.enter_context(watch.watching(filters, door))
         windows = [window for _ in range(2) for window in storm(child, tiny)]
@@ -204,7 +213,7 @@ def test_in_tiny_maps_every_kind_of_loss_is_counted_and_the_laws_hold(
         assert waiting <= {child.pid}, "who has ended waits no longer, lost or not"
 
 
-def test_there_is_room_for_the_threads_of_a_big_machine_twice(tmp_path: Path) -> None:
+def test_there_is_room_for_twice_the_threads_of_a_big_machine(tmp_path: Path) -> None:
     loadavg = tmp_path / "loadavg"
     for threads, room in ((90, 8_192), (9_085, 32_768), (400_000, 262_144)):
         loadavg.write_text(f"0.91 2.08 2.60 3/{threads} 4194303\n")
@@ -213,7 +222,7 @@ def test_there_is_room_for_the_threads_of_a_big_machine_twice(tmp_path: Path) ->
     assert program.sizes_for_machine().threads >= len([*Path("/proc/self/task").iterdir()])
 
 
-def test_each_wait_without_room_for_its_site_is_counted_as_lost_and_stands_under_stack_lost(
+def test_each_wait_without_room_for_its_site_is_lost_under_stack_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
     give_room(monkeypatch, sites=TINY)
@@ -227,7 +236,7 @@ def test_each_wait_without_room_for_its_site_is_counted_as_lost_and_stands_under
         assert of_threads == of_sites
 
 
-def test_each_stack_without_room_is_counted_as_lost_and_its_wait_stands_under_stack_lost(
+def test_each_stack_without_room_is_lost_and_its_wait_under_stack_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
     give_room(monkeypatch, stacks=TINY)
@@ -241,7 +250,7 @@ def test_each_stack_without_room_is_counted_as_lost_and_its_wait_stands_under_st
 
 
 @pytest.mark.parametrize("room", ["of this machine", "for 64"])
-def test_2000_threads_that_begin_sleep_and_end_in_one_tick_are_there_or_counted_as_lost(
+def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: str
 ) -> None:
     if room == "for 64":
@@ -263,7 +272,7 @@ def test_2000_threads_that_begin_sleep_and_end_in_one_tick_are_there_or_counted_
             assert sum(t.offcpu_ns for _, t in every) >= 4 * S
 
 
-def test_of_300_threads_that_begin_and_end_in_each_of_20_ticks_only_their_sums_stay(binary: Path) -> None:
+def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> None:
     with sleepers(binary, threads=300, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
         ledger = fresh.source._ledger  # pyright: ignore[reportPrivateUsage]
         windows: list[Window] = []
@@ -281,7 +290,10 @@ def test_of_300_threads_that_begin_and_end_in_each_of_20_ticks_only_their_sums_s
 
 
 def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
-    """How many entries there are of threads of a process other than its main one, wherever there are some by thread."""
+    """Return how many entries there are about exited threads of a process.
+
+    This is by table, for all tables with entries by thread.
+    """
     ledger, stacks = source._ledger, source._stacks  # pyright: ignore[reportPrivateUsage]
     sites = [site for of_thread in stacks._sites.values() for site in of_thread.values()]  # pyright: ignore[reportPrivateUsage]
     kept: dict[str, Iterable[tuple[int, ...]]] = {
@@ -296,7 +308,7 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
     return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}
 
 
-def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
+def test_dropped_sites_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     drained = Drain.sites
 
     def dropped(drain: Drain, half: int) -> Ended:
@@ -312,7 +324,7 @@ def test_sites_that_are_taken_out_and_dropped_break_a_law(monkeypatch: pytest.Mo
         live.tick(0.1)
 
 
-def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
+def test_a_buffer_whose_threads_are_never_read_breaks_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     walked = Drain.threads
 
     def of_one_half(drain: Drain, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
@@ -327,7 +339,7 @@ def test_threads_of_one_half_that_are_never_walked_break_a_law(monkeypatch: pyte
                 live.tick(0.1)
 
 
-def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
+def test_without_the_switch_in_probe_23_sleeps_are_missing() -> None:
     with watch.watching_kernel_stacks() as live:
         with waits.running("sleep", times=23, each_ms=10) as child:
             count_23_sleeps(live, child)
@@ -345,7 +357,7 @@ def test_without_the_hook_at_the_return_the_23_sleeps_are_not_found() -> None:
 
 
 def detach(source: LiveSource, tracepoint: str) -> None:
-    """Close the link to it; its descriptor stays one that can be closed."""
+    """Close the link to the tracepoint; its descriptor stays closable."""
     fds = source._program._fds  # pyright: ignore[reportPrivateUsage]
     links = [fd for fd in fds.values() if f"tp_name:\t{tracepoint}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()]
     if not links:
@@ -356,7 +368,7 @@ def detach(source: LiveSource, tracepoint: str) -> None:
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_whole(
+def test_a_thread_that_exits_between_flip_and_scan_is_complete_or_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: int
 ) -> None:
     flipped = Drain.flip
@@ -382,9 +394,7 @@ def test_a_thread_that_ends_between_the_flip_and_the_walk_is_there_or_lost_as_a_
         assert lost(windows).keys() <= ({"threads"} if room == 1 else set())
 
 
-def test_what_others_did_before_the_filters_were_set_is_in_no_window(
-    monkeypatch: pytest.MonkeyPatch, binary: Path
-) -> None:
+def test_time_from_before_the_filters_were_set_is_in_no_window(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     configured, flipped = LiveSource._configure, Drain.flip  # pyright: ignore[reportPrivateUsage]
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000))
@@ -412,16 +422,14 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs.build(tmp_path_factory.mktemp("exits") / "exits", EXITS, *_C)
 
 
-def test_the_time_of_threads_that_ended_without_room_for_their_records_is_in_one_row(
-    monkeypatch: pytest.MonkeyPatch, exits: Path
-) -> None:
+def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
     give_room(monkeypatch, threads=TINY)
     with programs.running([exits, "300", "3"]) as child, watching_only(child) as tiny:
         tiny.tick()
         child.go_on_alone()
         windows = [tiny.tick(0.2) for _ in range(15)]
         child.listen()
-        windows += [tiny.tick(0.1) for _ in range(6)]  # until what is held back is counted
+        windows += [tiny.tick(0.1) for _ in range(6)]  # until everything deferred is counted
         made = child.at["made"]
         threads_lost = lost(windows)["threads"]
         assert lost(windows).keys() == {"threads"}
@@ -438,7 +446,7 @@ def test_the_time_of_threads_that_ended_without_room_for_their_records_is_in_one
         assert book.comm(UNNAMED) == book.process(UNNAMED.pid) == "[ended, not named]"
 
 
-def test_exits_between_two_readings_that_are_far_apart_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
+def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
     give_room(monkeypatch, threads=2048)
     with programs.running([exits, "1000", "5"]) as child, watching_only(child) as live:
         child.go_on_alone()

@@ -1,4 +1,7 @@
-"""In a container ids are those seen in there, all other threads are one process; from outside, -p takes both."""
+"""Test PID namespaces.
+
+A container sees its own IDs, and all other threads as one process; from outside, -p takes both IDs.
+"""
 
 import json
 import os
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.kernel
 
 Tick = dict[str, Any]
 OWN = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""What a program is started with that is to be the first process of a namespace."""
+"""Command prefix that makes a program the first process of a namespace."""
 _NAMED = re.compile(r"(main|thread|exec)(\d+)")
 _C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
 
@@ -99,8 +102,10 @@ int main(int argc, char **argv)
 	}
 }
 """
-"""Processes and threads that live for some ms, and are called by the ids that they have for themselves. Of some it is
-the other thread that calls exec, and so takes the id of the first."""
+"""Processes and threads that live for some ms, and are named after their own IDs.
+
+In some, the other thread calls exec, and so takes the TID of the first.
+"""
 
 NAPPERS = r"""
 #include <pthread.h>
@@ -121,7 +126,7 @@ int main(void)
 	return 0;
 }
 """
-"""Each of 20 threads sleeps once, all at the same place."""
+"""Each of 20 threads sleeps once, all at the same stack."""
 
 SPIN = "int main(void) { next(); for (;;) ; }"
 
@@ -132,17 +137,19 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Container:
-    """A program that is the first process of a pid namespace, with a /proc of its own."""
+    """A program that is the first process of a PID namespace, with its own /proc."""
 
     def __init__(self, program: programs.Program) -> None:
         self.program = program
         self.first = child_of(program.pid)
-        """The host's id of the first process."""
+        """PID of the first process on the host."""
         self.enter = ("nsenter", "--target", str(self.first), "--pid", "unshare", "--mount-proc")
 
     def tick(self, *arguments: str, go: bool = False) -> Tick:
-        """What offtop tells in there, of the second that follows the first one, or of as long as -d says. `go`: in it,
-        the program goes on."""
+        """Return offtop's second tick in the container, of 1 s or as long as -d says.
+
+        `go`: let the program go on during it.
+        """
         process = command.start("-b", "--json", "-n", "2", *arguments, before=self.enter)
         try:
             assert process.stdout
@@ -168,46 +175,46 @@ def child_of(pid: int) -> int:
 
 
 def ids_of(pid: int) -> list[int]:
-    """In each namespace that it is in, from here downwards."""
+    """Return a process's PIDs in each of its namespaces, from here downwards."""
     told = re.search(r"^NSpid:\s+(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert told
     return [int(one) for one in told[1].split()]
 
 
 def keys(tick: Tick) -> set[tuple[int, int]]:
-    """Of all threads but those that have been given back."""
+    """Return the keys of all threads but the evicted ones."""
     told = [*tick["threads"], *tick["sites"], *tick["still_blocked"]]
     return {(one["pid"], one["tid"]) for one in told} - {(0, 0)}
 
 
 def run_inside(of: Container, script: str) -> Any:
-    """What a Python program prints in there, as JSON."""
+    """Return what a Python program prints in the container, as JSON."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([*of.enter, sys.executable, "-c", script], capture_output=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--door", "switch")], ids=["its best door", "switch"])
-def test_23_sleeps_are_counted_under_the_ids_that_the_container_sees(family: Path, arguments: Sequence[str]) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--door", "switch")], ids=["the default probe", "switch"])
+def test_23_sleeps_count_under_the_containers_ids(family: Path, arguments: Sequence[str]) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]
         assert (1 < pid < tid) and tid < one.first
         tick = one.tick(*arguments, go=True)
     sleeps = [site for site in tick["sites"] if site["category"] == "sleep" and site["pid"] == pid]
-    missed = 1 if arguments else 0  # by the door switch, of a return that this kernel does not trace: test_doors.py
+    missed = 1 if arguments else 0  # a switch-in that this kernel does not trace: see test_doors.py
     assert {(site["tid"], site["comm"]) for site in sleeps} == {(tid, "family")}
     assert 23 - missed <= sum(site["waits"] for site in sleeps) <= 23
     assert (23 - missed) * 10 * MS <= sum(site["total_ns"] for site in sleeps) <= tick["span_ns"]
-    assert "nap" in max(sleeps, key=lambda site: site["waits"])["user"]  # by this door, the first is not walked yet
+    assert "nap" in max(sleeps, key=lambda site: site["waits"])["user"]  # the first wait may not be unwound yet
     (thread,) = (thread for thread in tick["threads"] if thread["tid"] == tid and thread["pid"] == pid)
-    assert 24 - missed <= thread["voluntary"] <= 24  # and the one for its go
+    assert 24 - missed <= thread["voluntary"] <= 24  # including the wait for its go
     assert {(1, 1), (pid, pid), (pid, tid)} == {key for key in keys(tick) if key[0] != OUTSIDE}
     (waiting,) = (wait for wait in tick["still_blocked"] if (wait["pid"], wait["tid"]) == (1, 1))
     assert (waiting["syscall"], waiting["process"]) == ("wait4", "family")
 
 
-def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: Path, tmp_path: Path) -> None:
+def test_the_outside_is_one_process_with_the_machines_sums(family: Path, tmp_path: Path) -> None:
     spin, cpu = programs.build(tmp_path / "outsider", SPIN), max(os.sched_getaffinity(0))
     with contained(family) as one, ExitStack() as spinners:
         for _ in range(2):
@@ -216,7 +223,7 @@ def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: P
             spinner.go_on_alone()
         tick = one.tick()
     known = {key[1] for key in keys(tick) if key[0] == OUTSIDE}
-    assert {2, os.getpid()} <= known  # kernel threads, too
+    assert {2, os.getpid()} <= known  # kernel threads too
     assert {thread["process"] for thread in tick["threads"] if thread["pid"] == OUTSIDE} == {"(outside)"}
     ready = [thread for thread in tick["threads"] if thread["comm"] == "outsider"]
     assert {thread["pid"] for thread in ready} == {OUTSIDE}
@@ -228,7 +235,7 @@ def test_what_is_outside_is_one_process_and_its_sums_are_the_machine_s(family: P
     assert by_category == sum(thread["offcpu_ns"] for thread in tick["threads"])
 
 
-def test_the_laws_hold_in_there_and_offtop_s_own_threads_are_none(family: Path) -> None:
+def test_the_laws_hold_in_a_container_without_offtops_own_threads(family: Path) -> None:
     script = """
 import json, os
 from tests.kernel import watch
@@ -245,7 +252,7 @@ with watch.watching() as live:  # which holds the laws in each tick
     assert found["all"] > 20
 
 
-def test_threads_whose_ids_are_used_again_within_a_tick_keep_their_waits(tmp_path: Path) -> None:
+def test_threads_with_ids_reused_within_a_tick_keep_their_waits(tmp_path: Path) -> None:
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
         lacks("a way to choose ids")
     nappers = programs.build(tmp_path / "nappers", NAPPERS, "-static", *_C)
@@ -268,7 +275,7 @@ with watch.watching() as live:  # which holds the laws in each tick
     assert len({tid for _, tid in naps}) < 30
 
 
-def test_a_storm_of_forks_shows_no_host_id(tmp_path: Path) -> None:
+def test_a_fork_storm_shows_no_host_id(tmp_path: Path) -> None:
     storm = programs.build(tmp_path / "storm", STORM, *_C)
     line = [*OWN, "sh", "-c", '"$0" & exec "$@"', str(storm), str(command.OFFTOP), "-b", "--json", "-n", "3"]
     done = subprocess.run(line, capture_output=True, timeout=command.TIMEOUT_S)
@@ -282,14 +289,14 @@ def test_a_storm_of_forks_shows_no_host_id(tmp_path: Path) -> None:
     assert len(told) > 100
     wrong = [
         (kind, number, pid, tid)
-        for kind, number, pid, tid in told  # a thread that calls exec changes ids with the first one
+        for kind, number, pid, tid in told  # a thread that calls exec swaps IDs with the first one
         if (not (pid < number and tid in (number, pid)) if kind == "thread" else number != pid or tid < pid)
     ]
     assert wrong == []
     assert [one["comm"] for one in every if one["pid"] == OUTSIDE and one["comm"] in ("storm", "exe")] == []
 
 
-def test_in_a_container_p_and_t_take_its_ids(family: Path) -> None:
+def test_p_and_t_take_the_containers_ids(family: Path) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]
         chosen = ("-p", "1"), ("-p", f"1,{pid}"), ("-t", "1,2"), ("-p", str(OUTSIDE))
@@ -301,13 +308,13 @@ def test_in_a_container_p_and_t_take_its_ids(family: Path) -> None:
             first, both, few, everybody_else = pool.map(keys_of, chosen)
         assert first == {(1, 1)}
         assert both == {(1, 1), (pid, pid), (pid, tid)}
-        assert few == {(1, 1), (2, 2)}  # the host has such threads, too
+        assert few == {(1, 1), (2, 2)}  # the host has such threads too
         assert {key[0] for key in everybody_else} == {OUTSIDE}
         refused = command.run("-b", "-n", "1", "-p", str(one.first), before=one.enter)
         assert (refused.status, refused.sentence) == (2, f"No process {one.first}. Look it up with: pgrep NAME")
 
 
-def test_threads_of_a_namespace_below_have_the_ids_of_ours(family: Path) -> None:
+def test_threads_of_a_nested_namespace_have_our_ids(family: Path) -> None:
     with contained(*OWN, family) as one:
         inner = child_of(one.first)
         last = child_of(inner)
@@ -323,7 +330,7 @@ def test_threads_of_a_namespace_below_have_the_ids_of_ours(family: Path) -> None
         ) == (our_first)
 
 
-def test_a_kernel_without_functions_for_it_counts_the_container_alone(family: Path) -> None:
+def test_a_kernel_without_the_needed_functions_counts_only_the_container(family: Path) -> None:
     script = """
 import json
 from offtop.kernel.bpf import pid_namespace as namespace
@@ -341,7 +348,7 @@ with watch.watching() as live:
     assert "not counted" in said
 
 
-def test_with_another_s_proc_it_does_not_run_and_says_what_to_do() -> None:
+def test_with_a_foreign_proc_it_exits_and_names_the_fix() -> None:
     refused = command.run("-b", "-n", "1", "--source", "bpf", before=OWN[:-1])
     assert refused.status == 4
     assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
@@ -350,7 +357,7 @@ def test_with_another_s_proc_it_does_not_run_and_says_what_to_do() -> None:
     assert str(OUTSIDE) in done.out
 
 
-def test_on_the_machine_itself_p_takes_an_id_in_a_container(family: Path) -> None:
+def test_on_the_host_p_takes_a_containers_id(family: Path) -> None:
     with contained(family) as one, contained(family) as other:
         pid = one.program.at["pid"]
         host = child_of(one.first)
@@ -367,13 +374,13 @@ def test_on_the_machine_itself_p_takes_an_id_in_a_container(family: Path) -> Non
 
 @contextmanager
 def in_group(place: Path, line: Sequence[str | Path]) -> Generator[int]:
-    """The host's id of the first process of a namespace, in the cgroup `place`."""
+    """Run the first process of a namespace in the cgroup `place`; yield its host PID."""
     script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
     with programs.running(["sh", "-c", script, str(place), *OWN, *line]) as program:
         yield child_of(program.pid)
 
 
-def test_a_container_is_told_by_its_id_or_name(family: Path) -> None:
+def test_a_container_is_found_by_id_or_name(family: Path) -> None:
     ids = ("feedface" + "1" * 56, "feedbeef" + "2" * 56)
     names = [f"docker-{ids[0]}.scope", f"docker-{ids[1]}.scope", "lxc.payload.web", "mysql.service"]
     with group("names") as top, ExitStack() as stack:
@@ -398,7 +405,7 @@ def test_a_container_is_told_by_its_id_or_name(family: Path) -> None:
         refuses("mysql.service", 7, r"no process ids of its own\. Take the one seen here: -p 7$")
 
 
-def test_what_is_no_container_is_refused_in_one_sentence() -> None:
+def test_an_unknown_container_is_refused_in_one_sentence() -> None:
     for asked, said in (
         ("nobody:1", r"-p nobody:1: no such container\. Name it by"),
         (f"{os.getpid()}:1", r"no process ids of its own\. Take the one seen here: -p 1"),
@@ -414,7 +421,7 @@ def refuses(name: str, pid: int, said: str) -> None:
         pid_in(name, pid)
 
 
-def test_the_machine_s_own_namespace_needs_nothing() -> None:
+def test_the_machines_own_namespace_needs_nothing() -> None:
     if pid_namespace.own():
         lacks("its own pid namespace for the tests")
     assert pid_namespace.told({}) == "the machine's own"

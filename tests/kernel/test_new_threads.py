@@ -1,4 +1,4 @@
-"""New threads wait for their first CPU before they were ever switched out: as long as the kernel itself says."""
+"""Test how long new threads wait for their first CPU, against the kernel's own figures."""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -78,8 +78,10 @@ int main(int argc, char **argv)
 	return 0;
 }
 """
-"""At its go so many threads begin, run for so long on one CPU, one behind the other, and `stay` or `end`. Then it tells
-how long each waited until it ran."""
+"""After its go, so many threads run on one CPU, one after the other.
+
+They run for so long, and `stay` or `end`. Then it prints how long each waited until it ran.
+"""
 EACH_US = 200
 
 BEHIND = r"""
@@ -128,8 +130,10 @@ int main(void)
 	return 0;
 }
 """
-"""At its go a thread begins, which has no CPU for 1.5 s: its maker spins on the only one. Then it runs for 0.6 s, and
-little but the kernel's own threads can take the CPU from it."""
+"""After its go, a thread starts that gets no CPU for 1.5 s.
+
+Its creator spins on the only one. Then it runs for 0.6 s, and hardly anything but kernel threads can preempt it.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +146,7 @@ def bursts(binary: Path, threads: int, how: str) -> AbstractContextManager[progr
 
 
 def of_threads(windows: list[Window], pid: int) -> dict[ThreadKey, ThreadTotals]:
-    """What the threads of a process did, but for the main one."""
+    """Return the totals of a process's threads, without the main one."""
     found: dict[ThreadKey, ThreadTotals] = {}
     for window in windows:
         for key, totals in window.each_thread():
@@ -152,7 +156,7 @@ def of_threads(windows: list[Window], pid: int) -> dict[ThreadKey, ThreadTotals]
 
 
 def run(live: Watch, child: programs.Program) -> list[Window]:
-    """The windows of its one go."""
+    """Return the windows of its one go."""
     live.tick()
     child.go_on_alone()
     windows = [live.tick(0.02) for _ in range(10)]
@@ -176,7 +180,7 @@ def watching(child: programs.Program, door: str, waking: bool) -> Generator[Watc
 
 
 @DOORS
-def test_the_run_queue_time_of_new_threads_is_what_the_kernel_says(binary: Path, door: str, waking: bool) -> None:
+def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, door: str, waking: bool) -> None:
     with bursts(binary, 300, "stay") as child, watching(child, door, waking) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
@@ -188,9 +192,7 @@ def test_the_run_queue_time_of_new_threads_is_what_the_kernel_says(binary: Path,
 
 
 @DOORS
-def test_a_thread_that_is_switched_out_only_at_its_end_has_waited_for_its_cpu(
-    binary: Path, door: str, waking: bool
-) -> None:
+def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path, door: str, waking: bool) -> None:
     with bursts(binary, 300, "end") as child, watching(child, door, waking) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
@@ -205,9 +207,7 @@ def test_a_thread_that_is_switched_out_only_at_its_end_has_waited_for_its_cpu(
 
 
 @DOORS
-def test_a_thread_that_never_ran_is_shown_as_waiting_for_a_cpu_until_it_runs(
-    tmp_path: Path, door: str, waking: bool
-) -> None:
+def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, door: str, waking: bool) -> None:
     binary = programs.build(tmp_path / "behind", BEHIND, *_C)
     with programs.running([binary]) as child, watching(child, door, waking) as live:
         live.tick()
@@ -230,7 +230,7 @@ def test_a_thread_that_never_ran_is_shown_as_waiting_for_a_cpu_until_it_runs(
         child.listen()
         windows += [live.tick(0.1) for _ in range(2)]
         found = of_threads(windows, child.pid)[key]
-        rest_ns = found.preempted_ns  # by others, once it ran
+        rest_ns = found.preempted_ns  # preempted by others, once it ran
         assert before.offcpu_ns - before.preempted_ns == found.runqueue_ns - rest_ns, "its time was in its windows"
         assert found.offcpu_ns == found.runqueue_ns
         assert found.runqueue_ns - rest_ns == pytest.approx(child.at["waited"], rel=0.02)

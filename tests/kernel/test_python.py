@@ -1,4 +1,7 @@
-"""Python's own functions in user stacks: of every CPython that is here, in their order, with C's where they were."""
+"""Test Python functions in user stacks, for every installed CPython.
+
+They are in order, with C's in between.
+"""
 
 import os
 import sys
@@ -99,9 +102,9 @@ ORDER = {
     "größe": ["größe"],
     "giver": ["give", "giver"],
 }
-"""Thread → its functions in app.py, leaf first, above again_and_again."""
+"""Each thread's functions in app.py, leaf first, above again_and_again."""
 BY_C = {"by_regex": ("callback", "sub"), "by_sort": ("<lambda>", "by_sort"), "cache": ("cached", "cache")}
-"""Thread → two of its functions with C in between."""
+"""Two functions of each thread with C code in between."""
 SHORT_THREADS = r"""
 import sys, threading, time
 def brief():
@@ -154,7 +157,7 @@ for _ in iter(lambda: sys.stdin.read(1), ""):
 
 
 def interpreters() -> dict[str, Path]:
-    """The CPythons that are here, by version; that of the tests is always there."""
+    """Return the installed CPythons by version; the tests' own is always among them."""
     places = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
     found = {v: place / f"python{v}" for v in VERSIONS for place in reversed(places) if (place / f"python{v}").exists()}
     return {version: path.resolve() for version, path in found.items()}
@@ -178,7 +181,7 @@ def script(directory: Path, text: str, python: Path, *words: str) -> Generator[P
 
 
 def bare(name: str) -> str:
-    """The function of `Server.handle (app.py:12)`; empty of what is none of Python's."""
+    """Return the function of `Server.handle (app.py:12)`, or nothing if it is not Python's."""
     return name.rpartition(" (")[0].rpartition(".")[2] if ".py:" in name else ""
 
 
@@ -202,7 +205,10 @@ def check(names: Sequence[str], thread: str) -> None:
 
 
 def by_thread(live: watch.Watch, child: Program) -> dict[str, list[tuple[str, ...]]]:
-    """Thread → its stacks in the last of some ticks, where it waited by itself, without those not known yet."""
+    """Return each thread's stacks of voluntary waits in the last of some ticks.
+
+    Stacks that are still unknown are left out.
+    """
     for _ in range(4):
         live.tick(0.3)
     window = live.tick(0.4)
@@ -223,7 +229,7 @@ def category(window: Window, key: SiteKey) -> str:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("wait_s", [0.03, 100], ids=["ended", "in-progress"])
-def test_each_wait_has_the_functions_of_python_in_their_order(python: Path, wait_s: float, tmp_path: Path) -> None:
+def test_each_wait_has_its_python_functions_in_order(python: Path, wait_s: float, tmp_path: Path) -> None:
     with script(tmp_path, APP, python, str(wait_s)) as child, watch.watching(Filters(pids=(child.pid,))) as live:
         every = by_thread(live, child)
         assert len(every) == len(ORDER) + 1
@@ -238,7 +244,7 @@ def test_each_wait_has_the_functions_of_python_in_their_order(python: Path, wait
 
 
 @pytest.mark.kernel
-def test_along_frame_pointers_they_are_there_too(python: Path, tmp_path: Path) -> None:
+def test_python_functions_are_found_along_frame_pointers(python: Path, tmp_path: Path) -> None:
     with (
         script(tmp_path, APP, python, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,)), unwind=Unwind("fp", cpu_pct=200)) as live,
@@ -252,10 +258,10 @@ def test_along_frame_pointers_they_are_there_too(python: Path, tmp_path: Path) -
 @pytest.mark.kernel
 @pytest.mark.parametrize("python", sorted(HERE.keys() - {"3.9", "3.10"}), indirect=True)
 @pytest.mark.parametrize("wait_s", [0.03, 100], ids=["ended", "in-progress"])
-def test_where_a_thread_s_own_memory_does_not_tell_it_its_id_does(
+def test_the_thread_is_found_by_id_if_not_by_its_tls(
     python: Path, wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on arm64: by native_thread_id, which is right behind thread_id from 3.11 on."""
+    """As on arm64: by native_thread_id, which comes right after thread_id from 3.11 on."""
     find, learn = features.find, Pythons.learn
 
     def without_fs_base(types: KernelTypes) -> Features:
@@ -281,7 +287,7 @@ def test_where_a_thread_s_own_memory_does_not_tell_it_its_id_does(
 
 
 @pytest.mark.kernel
-def test_a_frame_tells_the_source_and_the_line_where_the_function_begins(tmp_path: Path) -> None:
+def test_a_frame_has_its_source_and_the_functions_first_line(tmp_path: Path) -> None:
     with (
         script(tmp_path, APP, OWN, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
@@ -298,7 +304,7 @@ def test_a_frame_tells_the_source_and_the_line_where_the_function_begins(tmp_pat
 
 
 @pytest.mark.kernel
-def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
+def test_a_waker_has_its_python_functions(tmp_path: Path) -> None:
     with (
         script(tmp_path, APP, OWN, "0.03") as child,
         watch.watching(Filters(pids=(child.pid,)), mode=WAKEUP) as live,
@@ -311,18 +317,18 @@ def test_a_waker_has_its_functions_of_python(tmp_path: Path) -> None:
 
 
 def once_known(child: Program, live: watch.Watch, rounds: int) -> Window:
-    """What one more round does, when so many have shown that it is Python's."""
+    """Return a window with one more round, after enough rounds to recognize Python."""
     for _ in range(rounds):
         child.go()
         live.tick()
     child.at.clear()
     live.tick()
     child.go()
-    return live.tick(0.1)  # the last thread may still be ending, and its waits come with its end
+    return live.tick(0.1)  # the last thread may still be exiting, and its waits arrive with its exit
 
 
 @pytest.mark.kernel
-def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> None:
+def test_threads_that_live_within_a_tick_have_python_functions(tmp_path: Path) -> None:
     with (
         script(tmp_path, SHORT_THREADS, OWN) as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
@@ -335,7 +341,7 @@ def test_threads_that_begin_and_end_within_a_tick_have_them(tmp_path: Path) -> N
 
 
 @pytest.mark.kernel
-def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
+def test_children_have_python_functions_from_their_first_wait_on(tmp_path: Path) -> None:
     with script(tmp_path, FORKS, OWN) as child, watch.watching() as live:
         window = once_known(child, live, 2)
         assert len(child.at) == 5
@@ -345,7 +351,7 @@ def test_children_have_them_from_their_first_wait_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_another_program_of_the_process_has_its_own(tmp_path: Path) -> None:
+def test_after_exec_the_new_programs_functions_are_shown(tmp_path: Path) -> None:
     with (
         script(tmp_path, EXECS, OWN, "first") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
@@ -364,7 +370,7 @@ def test_another_program_of_the_process_has_its_own(tmp_path: Path) -> None:
 
 
 class Table(Map):
-    """Keeps what was told last."""
+    """A map that keeps the last update."""
 
     def __init__(self) -> None:
         self.told: dict[bytes, bytes] = {}
@@ -374,7 +380,7 @@ class Table(Map):
 
 
 class Given(Memory):
-    """Memory of which some words are known."""
+    """Memory with some known words."""
 
     def __init__(self) -> None:
         self.bytes: dict[int, int] = {}
@@ -435,7 +441,7 @@ class Process:
         return self.at
 
     def mixed(self, frames: Sequence[Frame], words: Sequence[int], is_whole: bool = True) -> tuple[list[str], bool]:
-        """Names, of C's frames `lib` and so on; and whether they are sure."""
+        """Return frame names, with C's as `lib` and so on, and whether they are certain."""
         self.pythons.read(
             7, [word & layout.PYTHON_ADDRESS for word in words if word & layout.PYTHON_ADDRESS], self.memory
         )
@@ -448,7 +454,7 @@ class Process:
 SHIM = layout.PYTHON | layout.PYTHON_ENTRY
 
 
-def test_two_calls_of_the_interpreter_each_have_their_functions() -> None:
+def test_two_interpreter_calls_each_have_their_functions() -> None:
     process = Process()
     f, g, h = (layout.PYTHON | process.function(name) for name in "fgh")
     frames = [IN_LIBC, IN_EVAL, IN_LIB, IN_EVAL, START]
@@ -460,7 +466,7 @@ def test_two_calls_of_the_interpreter_each_have_their_functions() -> None:
     assert process.mixed(frames, [SHIM, h, SHIM]) == (["libc", "eval", "lib", "h (app.py:3)", "start"], True)
 
 
-def test_functions_without_a_call_of_the_interpreter_are_kept_and_marked() -> None:
+def test_functions_without_an_interpreter_call_are_kept_and_marked() -> None:
     process = Process()
     f, g = (layout.PYTHON | process.function(name) for name in "fg")
     assert process.mixed([IN_LIBC, IN_EVAL, IN_LIB, START], [f, SHIM, g, SHIM]) == (
@@ -478,7 +484,7 @@ def test_functions_without_a_call_of_the_interpreter_are_kept_and_marked() -> No
     assert process.mixed([], [f, SHIM], is_whole=False) == (["f (app.py:3)"], True)
 
 
-def test_calls_without_functions_stay_and_what_is_missing_is_said() -> None:
+def test_interpreter_calls_without_functions_stay_and_gaps_are_marked() -> None:
     process = Process()
     f = layout.PYTHON | process.function("f")
     frames = [IN_LIBC, IN_EVAL, IN_LIB, IN_EVAL, START]
@@ -491,7 +497,7 @@ def test_calls_without_functions_stay_and_what_is_missing_is_said() -> None:
     assert process.mixed(frames, [layout.PYTHON]) == (["libc", "eval", "lib", "eval", "start"], True)
 
 
-def test_names_of_functions_are_strangers_text() -> None:
+def test_function_names_are_untrusted_text() -> None:
     process = Process()
     odd = [
         process.function("größe"),
@@ -508,7 +514,7 @@ def test_names_of_functions_are_strangers_text() -> None:
     ]
 
 
-def test_what_is_no_code_object_has_no_name() -> None:
+def test_an_invalid_code_object_has_no_name() -> None:
     process = Process()
     f, nothing = process.function("f"), 0x6660001
     process.memory.words(f + 8, 0x1234)
@@ -520,21 +526,24 @@ def test_what_is_no_code_object_has_no_name() -> None:
     assert found.frames == (Frame("[python]", 0),) * 3
 
 
-def test_of_a_process_that_is_not_known_frames_stay_as_they_are() -> None:
+def test_frames_of_an_unknown_process_stay_as_they_are() -> None:
     process = Process()
     assert process.pythons.mixed(8, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
     process.pythons.forget(7)
     assert process.pythons.mixed(7, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
 
 
-def test_names_not_read_yet_are_asked_for() -> None:
+def test_names_not_read_yet_are_requested() -> None:
     process = Process()
     f = process.function("f")
     assert process.pythons.mixed(7, (IN_EVAL,), [layout.PYTHON | f, SHIM], True).unnamed == (f,)
 
 
-def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this very process: a function's code object is one, and is another one when its file's name is."""
+def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace a code object by one with another file name.
+
+    Both belong to functions of this process.
+    """
 
     def function() -> None: ...
 
@@ -576,7 +585,7 @@ def test_a_code_object_that_is_another_one_by_now_is_read_anew(monkeypatch: pyte
     assert pythons.mixed(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
 
 
-def test_what_a_binary_says_of_itself_is_held_within_bounds() -> None:
+def test_a_binarys_layout_is_validated() -> None:
     assert cpython_layout.read(cpython_layout.written(KNOWN)) == KNOWN
     for text in (
         "",
@@ -609,5 +618,5 @@ def test_no_python_is_found_in_other_binaries() -> None:
         ("[anon]", False),
     ],
 )
-def test_by_its_name_a_binary_may_hold_python(path: str, may_be: bool) -> None:
+def test_a_binarys_name_tells_whether_it_may_hold_python(path: str, may_be: bool) -> None:
     assert cpython_layout.may_be_python(path) is may_be

@@ -1,4 +1,7 @@
-"""What offtop records of this kernel is replayed: the same JSON, the same names, and by a person without rights."""
+"""Test that recordings of this kernel replay the same.
+
+JSON and names are equal, also without privileges.
+"""
 
 import json
 import os
@@ -28,7 +31,10 @@ _WAITS = (
 
 @pytest.fixture
 def waits() -> Generator[int]:
-    """A process that sleeps 50 times a second, and three threads of which wait for a lock all the time."""
+    """Run a process that sleeps 50 times a second.
+
+    Three of its threads wait for a lock all the time.
+    """
     process = subprocess.Popen([sys.executable, "-c", _WAITS])
     yield process.pid
     process.kill()
@@ -50,7 +56,10 @@ def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits:
 
 @pytest.fixture
 def wakings(tmp_path: Path) -> Generator[programs.Program]:
-    """Of which one thread wakes another by a futex, 50 times a second, and sleeps in between."""
+    """Run a thread that wakes another by a futex, 50 times a second.
+
+    It sleeps in between.
+    """
     program, source = tmp_path / "wakings", Path(__file__).with_name("wakings.c")
     subprocess.run(["gcc", "-O1", "-fno-omit-frame-pointer", "-pthread", "-o", program, source], check=True, timeout=60)
     with programs.running([program, "futex", "2000", "20"]) as child:
@@ -58,14 +67,14 @@ def wakings(tmp_path: Path) -> Generator[programs.Program]:
         yield child
 
 
-def test_a_replay_prints_who_woke_whom_byte_for_byte(tmp_path: Path, wakings: programs.Program) -> None:
+def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.Program) -> None:
     file = tmp_path / "it.offtop"
     live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5", "--mode", "chain")
     assert live.status == 0, live.err
     ticks = [json.loads(line) for line in live.out.splitlines()]
     woken = [site for tick in ticks for site in tick["sites"] if site["comm"] == "sleeper" and site["waker"]]
     assert "rest" in next(site["chain"][0] for site in woken if site["waker"]["tid"] == wakings.at["waker"])
-    for mode in ("chain", "offcpu"):  # of the tables and the screen alone
+    for mode in ("chain", "offcpu"):  # affects only tables and screen
         again = run("replay", str(file), "--json", "--mode", mode)
         assert (again.status, again.err) == (0, "")
         assert again.out == live.out
@@ -78,7 +87,10 @@ def test_a_replay_prints_who_woke_whom_byte_for_byte(tmp_path: Path, wakings: pr
 
 
 def known(tick: dict[str, Any]) -> dict[str, Any]:
-    """Without what tells of the ticks before: who begins there has not seen them."""
+    """Return the tick without references to earlier ticks.
+
+    A replay that starts here has not seen those.
+    """
     sites = [{**site, "earlier_ns": 0} for site in tick["sites"] if site["total_ns"]]
     return {**tick, "sites": sites}
 
@@ -109,7 +121,7 @@ def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: i
 
 
 def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
-    # The shell makes the terminal its own, so that the kernel sends it SIGHUP when the other end is closed.
+    # The shell makes the terminal its controlling one, so that the kernel sends it SIGHUP when the other end is closed.
     on_own_terminal = ["sh", "-c", 'exec 0<>"$(tty)" && cd "$1" && shift && exec "$@"', "sh", str(tmp_path)]
     record = ["nohup", str(OFFTOP), "record", "-o", "it", "-d", "0.2", "-n", "10", *QUICK]
     said = tmp_path / "nohup.out"
@@ -122,7 +134,7 @@ def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
     assert (played.status, played.err, len(played.out.splitlines())) == (0, "", 10)
 
 
-def test_names_of_functions_are_in_the_file(tmp_path: Path, waits: int) -> None:
+def test_function_names_are_in_the_file(tmp_path: Path, waits: int) -> None:
     assert run("record", "-o", str(tmp_path / "it"), "-d", "0.5", "-p", str(waits), "-n", "3").status == 0
     played = run("replay", str(tmp_path / "it"), "--json", "-n", "3").out.splitlines()
     user = {frame for site in json.loads(played[-1])["sites"] for frame in site["user"]}
@@ -132,7 +144,7 @@ def test_names_of_functions_are_in_the_file(tmp_path: Path, waits: int) -> None:
     }
 
 
-def test_whoever_may_read_the_file_may_replay_it(tmp_path: Path, ann: Person) -> None:
+def test_anyone_who_can_read_the_file_can_replay_it(tmp_path: Path, ann: Person) -> None:
     file = ann.home / "it.offtop"
     assert run("record", "-o", str(file), "-n", "2", "-d", "0.3").status == 0
     os.chown(file, ann.uid, ann.gid)

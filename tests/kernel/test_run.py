@@ -1,4 +1,7 @@
-"""How run.sh runs the kernel tests: what fails in company is run alone and called flaky; a broken law is final."""
+"""Test run.sh, which runs the kernel tests.
+
+A failed test is run again alone and reported as flaky; a broken law is final.
+"""
 
 import os
 import subprocess
@@ -15,7 +18,10 @@ LAW = "class LawError(AssertionError): ...\n"
 
 
 def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
-    """How run.sh ends, and how often it ran what ends with `first`, and then with `second`."""
+    """Return run.sh's exit status, and how often it ran a command.
+
+    The command exits with `first`, and then with `second`.
+    """
     fake, told = tmp_path / "pytest", tmp_path / "told"
     fake.write_text(
         f'#!/bin/sh\necho "$@" >>{told}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
@@ -25,16 +31,16 @@ def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
     return status, len(told.read_text().splitlines())
 
 
-def test_what_passes_is_run_once(tmp_path: Path) -> None:
+def test_a_passing_run_is_not_repeated(tmp_path: Path) -> None:
     assert ends(tmp_path, 0) == (0, 1)
 
 
 @pytest.mark.parametrize("alone", [0, 1])
-def test_what_fails_is_run_again_and_that_holds(tmp_path: Path, alone: int) -> None:
+def test_a_failing_run_is_repeated_and_the_second_result_holds(tmp_path: Path, alone: int) -> None:
     assert ends(tmp_path, 1, alone) == (alone, 2)
 
 
-def test_the_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) -> None:
+def test_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import os\ndef test_steady(): pass\ndef test_flaky(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
     )
@@ -48,13 +54,13 @@ def test_the_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, LAW_BROKEN])
-def test_any_other_end_is_final(tmp_path: Path, status: int) -> None:
+def test_any_other_status_is_final(tmp_path: Path, status: int) -> None:
     assert ends(tmp_path, status) == (status, 1)
 
 
-@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["alone", "beside others"])
+@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["alone", "with other workers"])
 @pytest.mark.parametrize(("what", "status"), [("AssertionError", 1), ("LawError", LAW_BROKEN)])
-def test_a_broken_law_ends_a_run_in_another_way_than_another_failure(
+def test_a_broken_law_has_another_exit_status_than_other_failures(
     tmp_path: Path, what: str, status: int, how: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_it.py").write_text(f"{LAW}def test_it():\n    raise {what}\n")

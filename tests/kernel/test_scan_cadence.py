@@ -1,4 +1,7 @@
-"""How often the walk is made: in each tick while it takes less than a twentieth of it."""
+"""Test how often tasks are scanned.
+
+Each tick has a scan while that takes less than a twentieth of the tick.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,7 +15,7 @@ MS = 1_000_000
 
 
 def ticks(walks: ScanCadence, took_ns: int, tick_ns: int, count: int) -> list[bool]:
-    """In which of `count` ticks the walk is made."""
+    """Return which of `count` ticks have a scan."""
     made: list[bool] = []
     for _ in range(count):
         made.append(walks.is_due)
@@ -20,27 +23,27 @@ def ticks(walks: ScanCadence, took_ns: int, tick_ns: int, count: int) -> list[bo
     return made
 
 
-def test_before_the_first_one_it_is_due_and_nothing_is_known() -> None:
+def test_the_first_scan_is_due_and_its_cost_unknown() -> None:
     assert (ScanCadence().is_due, ScanCadence().every, ScanCadence().took_ns) == (True, 1, -1)
 
 
-def test_a_walk_of_50_ms_is_made_in_each_second() -> None:
+def test_a_scan_of_50_ms_runs_every_second() -> None:
     walks = ScanCadence()
     assert ticks(walks, 50 * MS, 1000 * MS, 5) == [True] * 5
     assert (walks.every, walks.took_ns) == (1, 50 * MS)
 
 
-def test_one_of_120_ms_is_made_in_every_third() -> None:
+def test_a_scan_of_120_ms_runs_every_third_tick() -> None:
     walks = ScanCadence()
     assert ticks(walks, 120 * MS, 1000 * MS, 7) == [True, False, False, True, False, False, True]
     assert walks.every == 3
 
 
-def test_with_a_tenth_of_a_second_between_ticks_5_ms_are_much() -> None:
+def test_with_100_ms_ticks_a_10_ms_scan_runs_every_second_tick() -> None:
     assert ticks(ScanCadence(), 10 * MS, 100 * MS, 4) == [True, False, True, False]
 
 
-def test_it_is_made_at_least_in_every_tenth_and_more_often_again_when_it_is_short() -> None:
+def test_a_scan_runs_at_least_every_tenth_tick_and_recovers() -> None:
     walks = ScanCadence()
     assert ticks(walks, 10_000 * MS, 1000 * MS, 11) == [True, *[False] * 9, True]
     for _ in range(200):
@@ -55,8 +58,8 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(("held_up", "costs"), [(time.sleep, False), (spin, True)], ids=["put aside", "at work"])
-def test_what_a_walk_costs_is_the_time_that_it_runs_not_how_long_it_is_put_aside(
+@pytest.mark.parametrize(("held_up", "costs"), [(time.sleep, False), (spin, True)], ids=["preempted", "running"])
+def test_a_scan_costs_the_time_that_it_runs_not_its_preemption(
     monkeypatch: pytest.MonkeyPatch, held_up: Callable[[float], None], costs: bool
 ) -> None:
     walk = Drain.walk
@@ -66,6 +69,6 @@ def test_what_a_walk_costs_is_the_time_that_it_runs_not_how_long_it_is_put_aside
         return walk(drain, mode)
 
     monkeypatch.setattr(Drain, "walk", walk_late)
-    with watch.watching_kernel_stacks() as live:  # the first walk is of all, and counts for nothing
+    with watch.watching_kernel_stacks() as live:  # the first scan is of all tasks and does not count
         live.tick(1)
         assert (live.last.cost.walk_every > 1) is costs

@@ -1,4 +1,7 @@
-"""All of offtop, on the real kernel and in tmux: who waits comes to the screen by name, and Enter leads to why."""
+"""Test all of offtop on the real kernel in tmux.
+
+Waiting threads appear by name, and Enter leads to the cause.
+"""
 
 import os
 import re
@@ -20,8 +23,10 @@ from tests.kernel import programs
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 THREADS = 64
-"""All but one of them wait: more than others do on a busy machine; and each for a quarter of a second, for a wait has
-its user stack only once it has ended."""
+"""Number of threads, all but one of which wait: more than others on a busy machine.
+
+Each waits for a quarter of a second, because a wait has its user stack only once it has ended.
+"""
 CONVOY = r"""
 #include <pthread.h>
 #include <stdint.h>
@@ -58,7 +63,7 @@ _WINDOW_NUMBER = count(1)
 
 
 class Tmux:
-    """A tmux server of its own, with one window, in which a shell's line runs."""
+    """A separate tmux server with one window that runs a shell command."""
 
     def __init__(self, width: int, height: int, line: str, config: Path) -> None:
         self._socket = f"offtop-test-{os.getpid()}-{next(_WINDOW_NUMBER)}"
@@ -82,11 +87,11 @@ class Tmux:
         return self("capture-pane", "-p").splitlines()
 
     def modes(self) -> str:
-        """Whether the alternate screen is on, the mouse reported, and the cursor seen."""
+        """Return whether the alternate screen, mouse reporting and the cursor are on."""
         return self("display-message", "-p", "#{alternate_on} #{mouse_any_flag} #{cursor_flag}").strip()
 
     def until(self, holds: Callable[[list[str]], object]) -> list[str]:
-        """The first screen of which that holds."""
+        """Return the first screen for which that holds."""
         end = time.monotonic() + _PATIENCE_S
         while not holds(screen := self.screen()):
             assert time.monotonic() < end, "\n".join(screen)
@@ -104,19 +109,19 @@ def tmux(width: int, height: int, line: str, config: Path) -> Generator[Tmux]:
 
 
 def clock(screen: list[str]) -> str:
-    """When the tick was that is shown; empty before the first."""
+    """Return the time of the tick that is shown, or nothing before the first."""
     found = re.search(r"\d\d:\d\d:\d\d", screen[0]) if screen and "LIVE" in screen[0] else None
     return found[0] if found else ""
 
 
 def below(screen: list[str], head: str) -> str:
-    """The line below the first that has `head`; empty if there is none."""
+    """Return the line below the first one that has `head`, or nothing if there is none."""
     lines = iter(screen)
     return next((next(lines, "") for line in lines if head in line), "")
 
 
 def first_category(screen: list[str]) -> str:
-    """The name in the first row of the categories, below that of all of them."""
+    """Return the name in the first row of categories below the total."""
     return below(screen, " all  ").lstrip("> ").partition(" ")[0]
 
 
@@ -125,14 +130,14 @@ def first_process(screen: list[str]) -> str:
 
 
 def in_crumb(screen: list[str], *words: str) -> bool:
-    """Whether these were drilled into, and nothing else."""
+    """Return whether exactly these were drilled into."""
     lines = [line for line in screen if line.startswith("All")]
     crumb = lines[0].partition("  ")[0].split(" > ") if lines else []
     return len(crumb) == len(words) and all(word in part for word, part in zip(words, crumb, strict=True))
 
 
 @pytest.mark.parametrize(("width", "height"), [(160, 50), (80, 24)])
-def test_a_mutex_convoy_is_at_the_top_by_name_within_two_ticks_and_three_enters_reach_its_stack(
+def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
     width: int, height: int, tmp_path: Path
 ) -> None:
     assert shutil.which("tmux"), "packaging/system.sh test installs tmux"
@@ -186,7 +191,7 @@ def test_a_mutex_convoy_is_at_the_top_by_name_within_two_ticks_and_three_enters_
         assert not [pid for pid in offtop if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_shell_stops_it_brings_it_back_and_ends_it_and_the_terminal_is_as_it_was(tmp_path: Path) -> None:
+def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: Path) -> None:
     told = tmp_path / "told"
     with tmux(100, 30, "PS1='$ ' exec bash --norc --noprofile -i", tmp_path) as shown:
 

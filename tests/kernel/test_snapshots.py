@@ -1,4 +1,4 @@
-"""A snapshot of this kernel's last seconds is replayed with the numbers that were shown live."""
+"""Test that a saved clip of this kernel replays with the numbers shown live."""
 
 import json
 import subprocess
@@ -39,7 +39,10 @@ _WAITS = (
 
 @pytest.fixture
 def waits() -> Generator[int]:
-    """A process that sleeps shorter and longer than a tick, and three threads of which wait all the time."""
+    """Run a process that sleeps shorter and longer than a tick.
+
+    Three of its threads wait all the time.
+    """
     process = subprocess.Popen([sys.executable, "-c", _WAITS])
     yield process.pid
     process.kill()
@@ -47,8 +50,10 @@ def waits() -> Generator[int]:
 
 
 def numbers(tick: dict[str, Any]) -> dict[str, Any]:
-    """All of it, in no order; of what is stuck, what is old enough to be remembered. What rules say is said anew, by
-    names that came late, too."""
+    """Return the tick's numbers in no order.
+
+    Stuck waits too young to be kept are left out. So are causes, which are found again, with names that arrived late.
+    """
     stuck = [one for one in tick["still_blocked"] if one["age_ns"] >= 100 * MS and not one["held_by"]]
     lists = {**{name: tick[name] for name in ("categories", "threads", "sites")}, "still_blocked": stuck}
     said = ("idle", "idle_ns", "diagnosis")
@@ -68,7 +73,7 @@ def as_json(history: History, kept: Kept, since_ns: int, diagnoser: Diagnoser, s
 
 
 @pytest.mark.parametrize("mode", ["offcpu", "chain"])
-def test_it_says_what_was_shown(tmp_path: Path, waits: int, mode: str) -> None:
+def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) -> None:
     rules = watch.rules()
     files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)
     with closing(LiveSource(rules, Filters(), mode=mode)) as source:

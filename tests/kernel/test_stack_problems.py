@@ -1,5 +1,7 @@
-"""Why real user stacks are broken: binaries without unwind information or symbols, code made at run time, and processes
-that are gone at once."""
+"""Test why real user stacks are broken.
+
+Causes are binaries without unwind information or symbols, generated code, and processes that exit at once.
+"""
 
 import shutil
 import time
@@ -27,14 +29,14 @@ _UNCHECKED = "(any)", LINKED
 
 
 class Looker:
-    """A live source of its own, and what it says of a process."""
+    """A separate live source, and what it reports about a process."""
 
     def __init__(self, source: LiveSource) -> None:
         self.live = watch.Watch(source)
         self._problems = Problems(source.names, source.why_nameless)
 
     def of(self, pid: int, after_s: float = 0.05) -> dict[tuple[str, str], Problem]:
-        """What the stacks of its waits that ended lack, by binary and reason, since the last look."""
+        """Return problems of its ended waits since the last call, by binary and reason."""
         window, source = self.live.tick(after_s), self.live.source
         mine = {site: totals for site, totals in window.each_site() if site.pid == pid and totals.waits}
         frames = {frame for site in mine for frame in window.book.stack(site.user).frames}
@@ -52,7 +54,10 @@ def looking(way: str = "auto") -> Generator[Looker]:
 
 
 def rounds(looker: Looker, child: Program) -> dict[tuple[str, str], Problem]:
-    """Of a round of waits in which all were walked in time: in the first, offtop learns the code."""
+    """Return problems of a round in which all waits were unwound in time.
+
+    In the first round, offtop learns the code.
+    """
     until_s = time.monotonic() + _PATIENCE_S
     found: dict[tuple[str, str], Problem] = {_UNCHECKED: Problem("", "", LINKED, 0, 0.0, "")}
     while _UNCHECKED in found:
@@ -64,7 +69,7 @@ def rounds(looker: Looker, child: Program) -> dict[tuple[str, str], Problem]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without frame pointers, without .eh_frame, without symbols."""
+    """Build a program without frame pointers, .eh_frame and symbols."""
     directory = tmp_path_factory.mktemp("bare")
     whole, program = directory / "whole", directory / "bare"
     c(*_BARE)(directory, whole)
@@ -72,7 +77,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def test_a_binary_that_says_nothing_of_its_callers_is_named_with_what_mends_it(bare: Path) -> None:
+def test_a_binary_without_unwind_information_is_named_with_the_fix(bare: Path) -> None:
     with looking("dwarf") as looker, running([bare]) as child:
         child.go()
         found = rounds(looker, child)
@@ -82,7 +87,7 @@ def test_a_binary_that_says_nothing_of_its_callers_is_named_with_what_mends_it(b
         assert "debug symbols" in found["bare", STRIPPED].remedy
 
 
-def test_what_the_remedies_say_mends_it(bare: Path, tmp_path: Path) -> None:
+def test_the_remedies_fix_it(bare: Path, tmp_path: Path) -> None:
     program = tmp_path / "mended"
     c("-O2", "-fomit-frame-pointer", "-fasynchronous-unwind-tables")(tmp_path, program)
     with looking("dwarf") as looker, running([program]) as child:
@@ -90,7 +95,7 @@ def test_what_the_remedies_say_mends_it(bare: Path, tmp_path: Path) -> None:
         assert rounds(looker, child) == {}
 
 
-def test_callers_that_were_guessed_stand_under_the_binary_that_made_it_guess(bare: Path) -> None:
+def test_guessed_callers_are_blamed_on_the_binary_without_rules(bare: Path) -> None:
     with looking() as looker, running([bare]) as child:
         child.go()
         found = rounds(looker, child)
@@ -99,14 +104,14 @@ def test_callers_that_were_guessed_stand_under_the_binary_that_made_it_guess(bar
         assert {label for label, _ in found} == {"bare"}
 
 
-def test_frame_pointers_alone_are_nobodys_word(bare: Path) -> None:
+def test_frame_pointers_alone_are_reported_as_unchecked(bare: Path) -> None:
     with looking("fp") as looker, running([bare]) as child:
         child.go()
         child.go()
         assert "--unwind fp" in looker.of(child.pid)[_UNCHECKED].remedy
 
 
-def test_code_made_at_run_time_lacks_a_perf_map_until_there_is_one(tmp_path: Path) -> None:
+def test_generated_code_needs_a_perf_map(tmp_path: Path) -> None:
     program = tmp_path / "jit"
     CHAINS["a JIT's code without"].make(tmp_path, program)
     with looking() as looker, running([program, "none"]) as child:
@@ -127,7 +132,7 @@ def test_code_made_at_run_time_lacks_a_perf_map_until_there_is_one(tmp_path: Pat
             told.unlink()
 
 
-def test_a_process_that_ends_at_once_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_a_process_that_exits_at_once_is_reported_as_gone(tmp_path: Path) -> None:
     source = r"""
 #include <sys/wait.h>
 #include <time.h>

@@ -1,4 +1,4 @@
-"""A process calls itself by what looks like other lines of its /proc/PID/status."""
+"""Test process names that look like other lines of /proc/PID/status."""
 
 import os
 import pwd
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @contextmanager
 def nobody_called(name: bytes) -> Generator[int]:
-    """Its pid."""
+    """Run a process of nobody with that name, and yield its PID."""
     command = [sys.executable, "-c", _CALL_ONESELF, name.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin and child.stdout
@@ -56,7 +56,7 @@ def test_only_a_newline_ends_a_line() -> None:
     "name",
     [b"x\rUid:\t0 0 0 0", b"x\rUid: 0 0 0", b"x\rUid:", b"x\rUid: z", b"x\rNSpid:\t1 a", b"x\x0bUid:\t0 0 0"],
 )
-def test_a_name_passes_for_no_line(name: bytes) -> None:
+def test_a_name_is_never_parsed_as_a_line(name: bytes) -> None:
     nobody = 65534
     with nobody_called(name) as pid:
         assert status_of(pid)["Uid"].split() == [str(nobody)] * 4
@@ -68,13 +68,13 @@ def test_a_name_passes_for_no_line(name: bytes) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become nobody")
-def test_a_name_makes_nobody_the_owner_of_the_names_of_its_functions() -> None:
+def test_a_name_does_not_make_another_user_the_owner_of_perf_maps() -> None:
     with nobody_called(b"x\rUid:\t54321") as pid:
         assert name_in_map(pid, 54321) == ""
 
 
 def name_in_map(pid: int, uid: int) -> str:
-    """What a function is called by a map of `uid`'s."""
+    """Return a function's name from a perf map owned by `uid`."""
     path = Path(f"/tmp/perf-{pid}.map")
     path.write_text("1000 10 mine\n")
     try:

@@ -1,4 +1,7 @@
-"""A walk step by step, over made-up code and a made-up stack: by rules, and by what code shows that has none."""
+"""Test unwinding step by step, over made-up code and stacks.
+
+It goes by rules, and by inspecting code that has none.
+"""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +35,7 @@ FIRST = Rule(Value(SP, 8), Value(UNDEFINED), SAME, KEPT)
 
 
 def pushed(size_bytes: int) -> Rule:
-    """Of code that has so much on the stack, its return address included."""
+    """Return the rule of code with so many bytes on the stack, return address included."""
     return Rule(Value(SP, size_bytes), CALLED, SAME, KEPT)
 
 
@@ -46,12 +49,12 @@ class Made:
         self.machine: Machine = X86_64
 
     def put(self, address: int, code: bytes) -> int:
-        """Some code; the address behind it."""
+        """Write some code, and return the address after it."""
         self.code[address] = code
         return address + len(code)
 
     def call(self, at: int, target: int) -> int:
-        """A call; where it returns to."""
+        """Write a call, and return its return address."""
         return self.put(at, b"\x90\x90\xe8" + struct.pack("<i", target - (at + 7)))
 
     def read(self, address: int, size: int) -> bytes:
@@ -90,7 +93,7 @@ def steps(walk: Walk) -> list[tuple[int, tuple[int, ...]]]:
     return [(at - CODE, layout.RULE.unpack(rule)) for at, rule in walk.steps]
 
 
-def test_three_callers_up_to_one_that_nobody_called() -> None:
+def test_three_callers_up_to_one_without_a_caller() -> None:
     made = Made([7, CODE + 0x1010, CODE + 0x2020], {0: pushed(16), 1: pushed(8), 2: FIRST})
     walk = made.walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_WHOLE, False)
@@ -101,12 +104,12 @@ def test_three_callers_up_to_one_that_nobody_called() -> None:
     ]
 
 
-def test_a_return_address_of_0_is_the_beginning_too() -> None:
+def test_a_return_address_of_0_is_the_end_too() -> None:
     walk = Made([0], {0: pushed(8)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_WHOLE)
 
 
-def test_where_memory_ends_the_walk_does_and_the_rule_is_told_all_the_same() -> None:
+def test_unreadable_memory_ends_the_stack_and_the_rule_is_reported() -> None:
     walk = Made([1], {0: pushed(100_000)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_MEMORY)
     assert steps(walk) == [(0x10, (100_000, 0, layout.HOW_SP, 0, 0))]
@@ -114,7 +117,7 @@ def test_where_memory_ends_the_walk_does_and_the_rule_is_told_all_the_same() -> 
 
 
 @pytest.mark.parametrize("size", [0, -8, LARGEST_FRAME + 8])
-def test_a_caller_s_stack_pointer_is_above_but_not_far_above(size: int) -> None:
+def test_a_callers_stack_pointer_is_above_but_not_far_above(size: int) -> None:
     made = Made([CODE + 0x10] * 4, {0: pushed(size)})
     made.stack = b"\0" * 16 + made.stack
     found = unwind.walk(
@@ -125,20 +128,20 @@ def test_a_caller_s_stack_pointer_is_above_but_not_far_above(size: int) -> None:
     assert (offsets(found), found.end) == ([0x10], END_ASTRAY)
 
 
-def test_code_that_calls_itself_for_ever_ends_after_127_frames() -> None:
+def test_endless_recursion_ends_after_127_frames() -> None:
     made = Made([CODE + 0x10] * 300, {0: pushed(8)})
     walk = made.walk(state(CODE + 0x10))
     assert (len(walk.frames), walk.end) == (FRAMES, END_DEEP)
     assert len(made.walk(state(CODE + 0x10), depth=100).frames) == FRAMES - 100
 
 
-def test_what_returns_to_where_no_code_is_went_astray_and_the_kernel_is_told() -> None:
+def test_a_return_address_outside_code_is_a_bad_pc_and_is_reported() -> None:
     walk = Made([0x1234], {0: pushed(8)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_ASTRAY)
     assert walk.steps[-1] == (0x1233, unwind_rules.ended(END_ASTRAY))
 
 
-def test_who_was_interrupted_is_at_that_very_instruction_on_whatever_stack() -> None:
+def test_an_interrupted_frame_is_at_its_exact_instruction_on_any_stack() -> None:
     signal = Rule(Value(SP, 0, True), Value(SP, 8, True), Value(SP, 16, True), KEPT, Value(SP, 0, True), True)
     made = Made(
         [0, 0, CODE + 0x3030, CODE + 0x1001, STACK, CODE + 0x2000, 0xBEEF],
@@ -149,13 +152,13 @@ def test_who_was_interrupted_is_at_that_very_instruction_on_whatever_stack() -> 
     assert [how for _, (_, _, how, _, _) in steps(walk)][1] == layout.HOW_ODD
 
 
-def test_a_signal_s_frame_at_the_very_end_of_the_code_does_no_harm() -> None:
+def test_a_signal_frame_at_the_very_end_of_the_code_does_no_harm() -> None:
     signal = Rule(Value(SP, 8), CALLED, SAME, KEPT, is_signal=True)
     walk = Made([CODE + 0x1010], {0xFF: signal, 1: FIRST}).walk(State(CODE + 0x10_0000, STACK, 0, is_exact=False))
     assert (offsets(walk), walk.end) == ([0xF_FFFF, 0x1010], END_WHOLE)
 
 
-def test_a_frame_pointer_is_found_again_where_it_was_saved() -> None:
+def test_a_frame_pointer_is_restored_from_where_it_was_saved() -> None:
     saves = Rule(Value(SP, 24), CALLED, Value(CFA, -16, True), KEPT)
     by_bp = Rule(Value(BP, 16), CALLED, Value(CFA, -16, True), KEPT)
     made = Made([1, STACK + 40, CODE + 0x1010, 2, 3, 0, CODE + 0x2020], {0: saves, 1: by_bp, 2: FIRST})
@@ -163,14 +166,14 @@ def test_a_frame_pointer_is_found_again_where_it_was_saved() -> None:
     assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
 
 
-def test_a_register_that_is_not_known_any_more_ends_the_walk() -> None:
+def test_an_unknown_register_ends_the_stack() -> None:
     by_rbx = Rule(Value(RBX, 16), CALLED, SAME, KEPT)
     made = Made([1, CODE + 0x1010], {0: by_rbx, 1: FIRST})
     assert offsets(made.walk(state(CODE + 0x10, kept=(STACK, 0, 0, 0, 0)))) == [0x10, 0x100F]
     assert made.walk(state(CODE + 0x10, kept=(None,) * 5)).end == END_ODD
 
 
-def test_rules_that_say_less_or_more_than_they_should_do_no_harm() -> None:
+def test_rules_with_too_few_or_too_many_registers_do_no_harm() -> None:
     for kept in ((), (Value(99),) * 20):
         walk = Made([CODE + 0x1010], {0: pushed(8)._replace(kept=kept), 1: FIRST}).walk(state(CODE + 0x10))
         assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
@@ -181,7 +184,7 @@ def test_rules_that_say_less_or_more_than_they_should_do_no_harm() -> None:
     st.lists(st.builds(pushed, st.integers(-64, 512)), min_size=4, max_size=4),
     st.booleans(),
 )
-def test_whatever_lies_on_the_stack_a_walk_ends(words: list[int], made_of: list[Rule], guess: bool) -> None:
+def test_unwinding_ends_whatever_is_on_the_stack(words: list[int], made_of: list[Rule], guess: bool) -> None:
     made = Made(words, dict(enumerate(made_of[:2])))
     walk = made.walk(state(CODE + 0x10, bp=STACK + 64), guess)
     assert 1 <= len(walk.frames) <= FRAMES
@@ -189,7 +192,7 @@ def test_whatever_lies_on_the_stack_a_walk_ends(words: list[int], made_of: list[
     assert all(len(rule) == layout.RULE.size for _, rule in walk.steps)
 
 
-def test_without_a_rule_a_walk_ends_unless_it_may_guess() -> None:
+def test_without_a_rule_unwinding_ends_unless_guessing_is_allowed() -> None:
     walk = Made([CODE + 0x1010]).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
     assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_WAY))]
@@ -200,7 +203,7 @@ def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[Walk, list[
     return walk, offsets(walk)
 
 
-def test_who_called_this_very_function_is_its_caller_and_no_other_that_called() -> None:
+def test_a_guessed_caller_must_call_this_very_function() -> None:
     made = Made([0, 0, 0, 0], {1: FIRST, 2: FIRST})
     wrong, right = made.call(CODE + 0x2000, LIBRARY), made.call(CODE + 0x1000, CODE)
     made.stack = struct.pack("<4Q", 5, wrong, right, wrong)
@@ -209,7 +212,7 @@ def test_who_called_this_very_function_is_its_caller_and_no_other_that_called() 
     assert steps(walk)[0] == (0x10, (24, 0, layout.HOW_SP, layout.SAVED_NOT, 1))
 
 
-def test_a_call_by_an_entry_of_the_plt_or_to_what_jumps_on_is_one_of_this_function() -> None:
+def test_a_call_through_the_plt_or_a_jump_counts_as_a_call_of_this_function() -> None:
     for entry in (
         b"\xff\x25\x0a\0\0\0",
         b"\xf3\x0f\x1e\xfa\xff\x25\x06\0\0\0",
@@ -225,7 +228,7 @@ def test_a_call_by_an_entry_of_the_plt_or_to_what_jumps_on_is_one_of_this_functi
     assert guessed(made, LIBRARY + 0x10)[1] == [0x10, 0x1006]
 
 
-def test_a_function_of_another_file_is_never_this_one_however_near() -> None:
+def test_a_nearby_function_of_another_file_is_not_this_one() -> None:
     made = Made()
     behind = made.call(CODE + 0x1000, CODE + 0xF_FFF0)
     made.stack = struct.pack("<300Q", behind, *299 * [0])
@@ -238,7 +241,7 @@ def test_a_function_of_another_file_is_never_this_one_however_near() -> None:
     assert (len(near.frames), near.end) == (1, END_NO_WAY)
 
 
-def test_the_code_ahead_shows_how_much_it_takes_off_the_stack() -> None:
+def test_the_code_ahead_shows_how_much_it_pops() -> None:
     made = Made([], {1: FIRST, 2: FIRST})
     stale, right = made.put(CODE + 0x2000, b"\xff\xd0"), made.put(CODE + 0x1000, b"\xff\xd0")
     made.put(CODE + 0x10, b"\x48\x83\xc4\x20\x5b\x5d\x41\x5c\xc3")  # add $32, rsp; pop rbx, rbp, r12; ret
@@ -248,7 +251,7 @@ def test_the_code_ahead_shows_how_much_it_takes_off_the_stack() -> None:
     assert steps(with_call)[0] == (0xF, (64, -24, layout.HOW_SP, layout.SAVED_AT, 1))
 
 
-def test_a_frame_pointer_is_followed_where_it_leads_to_a_return_address() -> None:
+def test_a_frame_pointer_is_followed_if_it_leads_to_a_return_address() -> None:
     made = Made([], {1: FIRST})
     right = made.put(CODE + 0x1000, b"\xff\xd0")
     made.stack = struct.pack("<6Q", 0, 0, 0, 0xB9, right, 0)
@@ -257,14 +260,14 @@ def test_a_frame_pointer_is_followed_where_it_leads_to_a_return_address() -> Non
     assert steps(walk)[0] == (0x10, (16, 0, layout.HOW_LINK, layout.SAVED_BELOW, 1))
 
 
-def test_what_looks_like_a_call_by_register_is_taken_last() -> None:
+def test_what_looks_like_an_indirect_call_is_the_last_choice() -> None:
     made = Made([], {1: FIRST})
     right = made.put(CODE + 0x1000, b"\xff\xd0")
     made.stack = struct.pack("<3Q", 0, right, 0)
     assert guessed(made)[1] == [0x10, 0x1001]
 
 
-def test_a_cleared_frame_pointer_is_the_beginning_where_nothing_calls() -> None:
+def test_a_cleared_frame_pointer_without_a_caller_is_the_end() -> None:
     for bp, words in ((0, [0] * 300), (STACK + 8, [0] * 300)):
         walk, found = guessed(Made(words), bp=bp)
         assert (found, walk.end, walk.unsure) == ([0x10], END_WHOLE, True)
@@ -274,12 +277,12 @@ def test_a_cleared_frame_pointer_is_the_beginning_where_nothing_calls() -> None:
     assert (offsets(walk), walk.end) == ([0x1F], END_WHOLE)
 
 
-def test_where_nothing_looks_like_a_caller_there_is_no_way_on() -> None:
+def test_without_a_plausible_caller_unwinding_ends() -> None:
     walk, found = guessed(Made([0] * 300))
     assert (found, walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
 
 
-def test_of_a_stack_that_is_not_all_there_nothing_is_told_to_the_kernel() -> None:
+def test_nothing_is_loaded_into_bpf_from_an_incomplete_stack() -> None:
     walk, found = guessed(Made([0] * 3))
     assert (found, walk.end, walk.steps) == ([0x10], END_MEMORY, [])
 
@@ -301,11 +304,11 @@ def code(before: bytes) -> Callable[[int, int], bytes]:
         *((bytes.fromhex(one), None) for one in ("", "ffe0", "ff20", "ffd000", "e8", "c3", "ff30", "0fffd000")),
     ],
 )
-def test_what_stands_right_before_a_return_address_is_a_call(before: bytes, whom: int | None) -> None:
+def test_the_instruction_before_a_return_address_is_a_call(before: bytes, whom: int | None) -> None:
     assert called(0x1000, code(before)) == whom
 
 
-def test_code_that_cannot_be_read_is_no_call() -> None:
+def test_unreadable_code_is_no_call() -> None:
     assert called(0x1000, lambda address, size: b"") is None
     assert called(3, lambda address, size: b"\xff\xd0") is None
 
@@ -317,7 +320,10 @@ LEAF = Rule(Value(31), Value(30), Value(29), ARM_KEPT)
 
 
 def framed(size_bytes: int) -> Rule:
-    """Of code that has so much on the stack, at its lower end x29 and x30."""
+    """Return the rule of code with so many bytes on the stack.
+
+    x29 and x30 are at the lower end.
+    """
     saved = Value(CFA, -size_bytes, True), Value(CFA, 8 - size_bytes, True)
     return Rule(Value(31, size_bytes), saved[1], saved[0], (*ARM_KEPT[:-1], saved[1]))
 
@@ -330,7 +336,7 @@ def on_arm(
     return made.walk(State(CODE + 0x10, STACK, bp, (*[0] * 10, link)), guess)
 
 
-def test_on_arm64_a_leaf_has_its_return_address_in_a_register_and_its_callers_on_the_stack() -> None:
+def test_an_arm64_leaf_returns_by_register_and_its_callers_by_the_stack() -> None:
     words = [STACK + 16, CODE + 0x2020, 7, 8, 0, CODE + 0x3030]
     walk = on_arm(words, {0: LEAF, 1: framed(32), 2: framed(16), 3: FIRST}, CODE + 0x1010)
     assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F, 0x302F], END_WHOLE, False)
@@ -342,19 +348,19 @@ def test_on_arm64_a_leaf_has_its_return_address_in_a_register_and_its_callers_on
     ]
 
 
-def test_that_register_is_known_of_the_leaf_alone() -> None:
+def test_only_the_leafs_link_register_is_known() -> None:
     assert on_arm([], {0: LEAF}, None).end == END_MEMORY
     walk = on_arm([0, CODE + 0x1010], {0: framed(16), 1: LEAF}, CODE + 0x2020)
     assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_MEMORY)
 
 
-def test_signatures_of_return_addresses_are_taken_off() -> None:
+def test_signatures_of_return_addresses_are_stripped() -> None:
     signed = 0x2A << 48
     walk = on_arm([0, signed | CODE + 0x2020], {0: LEAF, 1: framed(16), 2: FIRST}, signed | CODE + 0x1010)
     assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
 
 
-def test_where_a_signal_came_in_a_leaf_its_return_address_is_known_too() -> None:
+def test_a_signal_in_a_leaf_preserves_its_return_address() -> None:
     at = {register: 312 + 8 * register for register in (*AARCH64.kept, 29)} | {31: 560, 32: 568}
     frame = [0] * 80
     for register, value in {30: CODE + 0x2010, 31: STACK + 8 * 80, 32: CODE + 0x1010}.items():
@@ -369,12 +375,15 @@ def test_where_a_signal_came_in_a_leaf_its_return_address_is_known_too() -> None
     assert steps(walk)[0] == (0x10, (0, 0, layout.HOW_SIGNAL, 0, 0))
 
 
-def test_without_a_rule_frame_pointers_are_followed_and_behind_them_nothing_else() -> None:
-    """The second is where its frame pointer says: nobody knows where the first one's frame ended."""
+def test_without_a_rule_only_frame_pointers_are_followed() -> None:
+    """The second frame is where its frame pointer says.
+
+    The end of the first one's frame is unknown.
+    """
     words = [1, 2, STACK + 40, CODE + 0x1010, 0, 0, CODE + 0x2020]
     by_function = {1: framed(16), 2: FIRST}
     walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F], END_ASTRAY, True)  # an odd place for a frame
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F], END_ASTRAY, True)  # a misaligned frame
     words.insert(4, 5)
     words[2] = STACK + 48
     walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)

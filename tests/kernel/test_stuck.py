@@ -1,4 +1,7 @@
-"""Waits in progress on the real kernel: how old, in which state, for what, where; and how long each thread ran."""
+"""Test waits in progress and run times on the real kernel.
+
+Waits have the right age, state, cause and stack.
+"""
 
 import contextlib
 import os
@@ -71,7 +74,7 @@ int main(void)
 }
 """
 )
-"""Says when it falls asleep, for good."""
+"""Prints the time when it falls asleep forever."""
 VFORKS = CLOCK + "int main(void) { next(); if (!vfork()) { usleep(20000000); _exit(0); } return 0; }"
 SPINS = CLOCK + "int main(void) { next(); for (;;) ; }"
 SPINS_THEN_ENDS = CLOCK + "int main(void) { spin_ms(300); return 0; }"
@@ -150,16 +153,16 @@ int main(int count, char **words)
 }
 """
 )
-"""Two threads spin; then the second becomes another program, which has the id of the first."""
+"""Two threads spin; then the second execs another program and takes the TID of the first."""
 
 
 LATE_NS = 12 * MS
-"""The kernel adds to a thread's running time at its own ticks."""
+"""Slack: the kernel updates a thread's running time at its own ticks."""
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the programs are."""
+    """Return the directory of the programs."""
     directory = tmp_path_factory.mktemp("stuck")
     sources = {
         "sleeps": SLEEPS,
@@ -176,7 +179,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def waiting(live: Watch, tid: int) -> Waiting:
-    """The wait of that thread that was in progress at the last tick."""
+    """Return that thread's wait in progress at the last tick."""
     return next(one for key, one in live.last.waiting.items() if key.tid == tid)
 
 
@@ -185,7 +188,7 @@ def now_stuck(snapshot: Snapshot) -> Stuck:
 
 
 def names(live: Watch, stack: int) -> tuple[str, ...]:
-    """Of the frames, leaf first."""
+    """Return the frame names, leaf first."""
     frames = live.last.book.stack(stack).trimmed
     live.source.wait_for_names({*frames}, 30)
     return tuple(live.source.names.of(frame) for frame in frames)
@@ -195,10 +198,10 @@ def of_thread(window: Window, tid: int) -> Account:
     return accounts([window]).of(None, tid)
 
 
-# Since when
+# Age
 
 
-def test_a_wait_that_began_before_offtop_is_at_most_so_old_which_is_right_to_20_ms(built: Path) -> None:
+def test_a_wait_from_before_offtop_has_a_maximum_age_within_20_ms(built: Path) -> None:
     with programs.running([built / "sleeps"]) as child:
         child.go()
         wait_until_asleep(child.pid)
@@ -209,7 +212,7 @@ def test_a_wait_that_began_before_offtop_is_at_most_so_old_which_is_right_to_20_
                 fresh.tick(after_s)
                 one = waiting(fresh, child.pid)
                 assert one.bound == Bound.AT_MOST
-                assert one.left_ns >= attached_ns  # from then on it counts
+                assert one.left_ns >= attached_ns  # it counts from then on
                 assert abs(one.since_ns - child.at["asleep"]) <= 20 * MS
                 some = now_stuck(fresh.last)
                 age = next(some.age(row) for row, it in enumerate(some.waits) if it.site.tid == child.pid)
@@ -217,7 +220,7 @@ def test_a_wait_that_began_before_offtop_is_at_most_so_old_which_is_right_to_20_
                 assert age.text.startswith("<=")
 
 
-def test_a_wait_that_begins_later_is_exactly_so_old_and_is_stuck_at_the_next_tick(live: Watch, built: Path) -> None:
+def test_a_later_wait_has_an_exact_age_and_is_stuck_at_the_next_tick(live: Watch, built: Path) -> None:
     with programs.running([built / "sleeps"]) as child:
         live.tick()
         child.go()
@@ -236,7 +239,7 @@ def test_a_wait_that_begins_later_is_exactly_so_old_and_is_stuck_at_the_next_tic
         assert waiting(live, child.pid).left_ns == some.waits[row].left_ns
 
 
-def test_a_thread_that_is_back_is_no_longer_stuck_and_was_at_the_tick_before(live: Watch) -> None:
+def test_a_thread_switched_in_is_no_longer_stuck(live: Watch) -> None:
     history = History((), is_periodic)
     with waits.running("futex", times=1, each_ms=400) as child:
         history.add(live.last)
@@ -266,19 +269,21 @@ KINDS = dict.fromkeys(("futex", "mutex-libc", "sleep", "pipe", "poll", "flock", 
     "vfork-libc": "DK",
     "stopped": "T",
 }
-"""Kind of wait → its state, or states."""
+"""State or states of each kind of wait."""
 
 
 @pytest.fixture(scope="module")
 def guessed() -> set[str]:
-    """The kernel's own functions for waiting (__sched), which no walk gives: they are found among the words of the
-    stack, of which some may be of earlier calls."""
+    """Return the kernel's wait functions (__sched) that a scan only guesses.
+
+    They are found among the words of the stack, some of which may be from earlier calls.
+    """
     symbols = [line.split()[:3] for line in Path("/proc/kallsyms").read_text().splitlines()]
     ends = {name: int(at, 16) for at, _, name in symbols if name in ("__sched_text_start", "__sched_text_end")}
     return {name for at, _, name in symbols if ends["__sched_text_start"] <= int(at, 16) < ends["__sched_text_end"]}
 
 
-def test_a_wait_has_one_category_and_one_stack_before_and_after_it_ends(live: Watch, guessed: set[str]) -> None:
+def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[str]) -> None:
     with contextlib.ExitStack() as stack:
         children = {name: stack.enter_context(waits.running(name, times=1, each_ms=1500)) for name in KINDS}
         live.tick()
@@ -318,7 +323,7 @@ def test_a_wait_has_one_category_and_one_stack_before_and_after_it_ends(live: Wa
         assert len(alike) >= len(KINDS) - 3, alike
 
 
-def test_who_has_used_up_its_quota_is_ready_and_in_throttle(live: Watch) -> None:
+def test_a_thread_that_used_up_its_quota_is_ready_and_in_throttle(live: Watch) -> None:
     with waits.running("throttle", times=2, each_ms=900) as child:
         live.tick()
         child.go()
@@ -336,7 +341,7 @@ def test_who_has_used_up_its_quota_is_ready_and_in_throttle(live: Watch) -> None
         assert found == {"throttle"}
 
 
-def test_who_is_stopped_is_stopped_and_in_no_system_call_of_which_it_had_none(live: Watch, built: Path) -> None:
+def test_a_stopped_thread_shows_no_system_call_if_it_was_in_none(live: Watch, built: Path) -> None:
     with programs.running([built / "spins"]) as child:
         child.go_on_alone()
         time.sleep(0.05)
@@ -350,7 +355,7 @@ def test_who_is_stopped_is_stopped_and_in_no_system_call_of_which_it_had_none(li
         assert Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_the_parent_of_a_vfork_cannot_be_woken_by_every_signal(live: Watch, built: Path) -> None:
+def test_a_vfork_parent_is_uninterruptible(live: Watch, built: Path) -> None:
     with programs.running([built / "vforks"]) as child:
         child.go_on_alone()
         live.tick(0.3)
@@ -394,11 +399,11 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
         )
 
 
-# What was read of a thread that ran meanwhile
+# Threads that ran while their stack was read
 
 
 def stack_of(tid: int) -> WalkedStack:
-    """What the walk would tell of a thread that is in a system call."""
+    """Return what the scan would report of a thread that is in a system call."""
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
     turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
     words = tuple(int(word, 16) for word in arguments)
@@ -419,7 +424,7 @@ def stack_of(tid: int) -> WalkedStack:
 
 
 class Watched(Walker):
-    """A walker that has `before` called with each thread first, and `after` when it has walked its stack."""
+    """A walker that calls `before` before it unwinds each thread, and `after` afterwards."""
 
     def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
         super().__init__(Files(GUARDED), "fp", None)
@@ -442,7 +447,7 @@ class Watched(Walker):
 
 
 def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[int]:
-    """The threads whose stacks are read when `meanwhile` happens while they are."""
+    """Return the threads whose stacks are read if `meanwhile` happens during that."""
     key = ThreadKey(tid, tid)
     goes_on = threading.Event()
 
@@ -464,7 +469,7 @@ def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[i
     return [one.key.tid for one in found]
 
 
-def test_a_stack_is_thrown_away_when_its_thread_ran_while_it_was_read(built: Path) -> None:
+def test_a_stack_is_discarded_if_its_thread_ran_while_it_was_read(built: Path) -> None:
     with programs.running([built / "sleeps"]) as child:
         wait_until_asleep(child.pid)
 
@@ -486,7 +491,7 @@ def test_a_stack_is_thrown_away_when_its_thread_ran_while_it_was_read(built: Pat
         assert found_of(gone.pid, ends) == []
 
 
-def test_a_process_that_does_not_let_its_memory_be_read_keeps_nobody_waiting_for_long(
+def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_stacks, "_HUNG_S", 0.1)
@@ -524,7 +529,7 @@ def test_a_process_that_does_not_let_its_memory_be_read_keeps_nobody_waiting_for
         reader.close()
 
 
-def test_a_stack_that_was_read_of_an_earlier_wait_is_not_that_of_a_later_one(live: Watch) -> None:
+def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -> None:
     with waits.running("sleep", times=2, each_ms=700) as child:
         live.tick()
         child.go()
@@ -532,7 +537,7 @@ def test_a_stack_that_was_read_of_an_earlier_wait_is_not_that_of_a_later_one(liv
         for _ in range(26):
             live.tick(0.05)
             one = waiting(live, child.tid)
-            if live.last.book.calls.get(one.call, "").endswith("nanosleep"):  # not for its go, nor for its end
+            if live.last.book.calls.get(one.call, "").endswith("nanosleep"):  # neither for its go nor for its end
                 seen.setdefault(one.left_ns, []).append((one.age_ns(live.last.at_ns), one.user))
         child.finish()
     assert len(seen) == 2
@@ -542,12 +547,12 @@ def test_a_stack_that_was_read_of_an_earlier_wait_is_not_that_of_a_later_one(liv
         assert [names(live, user)[:5] for user in read] == [child.user]
 
 
-# How long a thread ran
+# Run time
 
 
 @contextlib.contextmanager
 def spinning(built: Path, count: int, cpus: Sequence[int] = ()) -> Generator[list[int]]:
-    """So many processes that run all the time."""
+    """Run so many processes that spin."""
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(programs.running([built / "spins"])) for _ in range(count)]
         for child in children:
@@ -576,7 +581,7 @@ def test_a_spinner_runs_or_is_ready_all_the_time(live: Watch, built: Path) -> No
         assert window.machine.cpus == os.cpu_count()
 
 
-def test_two_spinners_on_one_cpu_run_alike_and_are_ready_for_the_rest(live: Watch, built: Path) -> None:
+def test_two_spinners_on_one_cpu_share_it_and_are_ready_otherwise(live: Watch, built: Path) -> None:
     with spinning(built, 2, cpus=[max(os.sched_getaffinity(0))]) as tids:
         live.tick(0.2)
         window = live.tick(2)
@@ -586,13 +591,13 @@ def test_two_spinners_on_one_cpu_run_alike_and_are_ready_for_the_rest(live: Watc
             assert (one.blocked_ns, one.voluntary) == (0, 0)
             assert one.involuntary > 10
             assert abs(one.running_ns + one.ready_ns - window.span_ns) <= 0.02 * window.span_ns
-        # others may want this CPU, too: then each has less than half, but as much as the other
+        # others may want this CPU too: then each has less than half, but as much as the other
         assert all(0.1 * window.span_ns <= one.running_ns <= 0.6 * window.span_ns for one in both)
         assert abs(both[0].running_ns - both[1].running_ns) <= 0.1 * window.span_ns
         assert sum(one.running_ns for one in both) <= 1.02 * window.span_ns
 
 
-def test_a_sleeper_does_not_run_and_all_its_time_is_blocked(live: Watch, built: Path) -> None:
+def test_a_sleeper_does_not_run_and_is_blocked_all_the_time(live: Watch, built: Path) -> None:
     with programs.running([built / "sleeps"]) as child:
         child.go()
         wait_until_asleep(child.pid)
@@ -601,10 +606,10 @@ def test_a_sleeper_does_not_run_and_all_its_time_is_blocked(live: Watch, built: 
         assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
 
 
-# Who it is
+# Identity
 
 
-def test_a_process_that_came_and_went_between_two_ticks_keeps_its_name(live: Watch, built: Path) -> None:
+def test_a_process_that_lived_between_two_ticks_keeps_its_name(live: Watch, built: Path) -> None:
     live.tick()
     with subprocess.Popen([built / "brief"]) as child:
         child.wait(10)
@@ -620,9 +625,7 @@ def test_a_process_that_came_and_went_between_two_ticks_keeps_its_name(live: Wat
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["later", "in the same tick"])
-def test_a_pid_that_is_used_again_is_another_process_which_has_not_run(
-    live: Watch, built: Path, together: bool
-) -> None:
+def test_a_reused_pid_is_another_process_that_has_not_run(live: Watch, built: Path, together: bool) -> None:
     live.tick()
     with subprocess.Popen([built / "spins-then-ends"]) as child:
         child.wait(10)
@@ -648,7 +651,7 @@ def test_a_pid_that_is_used_again_is_another_process_which_has_not_run(
 
 
 @pytest.mark.parametrize(("main_ms", "other_ms"), [(300, 20), (20, 300)])
-def test_a_thread_that_becomes_another_program_does_not_take_over_the_time_that_was_run(
+def test_exec_from_a_thread_does_not_take_over_the_run_time(
     live: Watch, built: Path, main_ms: int, other_ms: int
 ) -> None:
     with programs.running([built / "execs", str(main_ms), str(other_ms)]) as child:
@@ -670,6 +673,6 @@ def test_a_thread_that_becomes_another_program_does_not_take_over_the_time_that_
         assert window.book.life(ThreadKey(child.pid, child.pid)).to_ns == 0
 
 
-def test_nothing_is_stuck_where_there_is_nothing(live: Watch) -> None:
+def test_nothing_is_stuck_without_waits(live: Watch) -> None:
     assert stuck([], live.last.at_ns, live.last.book, Idle()).waits == ()
     assert name_of(-1) == ""

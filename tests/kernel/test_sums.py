@@ -1,4 +1,7 @@
-"""The sums of accounting on a busy machine, exactly, in every tick; and beside them the kernel's own figures."""
+"""Test the sums of accounting on a busy machine.
+
+They are exact in every tick, and agree with the kernel's own figures.
+"""
 
 import os
 import subprocess
@@ -59,7 +62,10 @@ int main(void)
 	return 0;
 }
 """
-"""40 threads that wait 600 times a second, just long enough for a stack; a ping-pong; threads that come and go."""
+"""40 threads that wait 600 times a second, just long enough for a stack.
+
+Beside them a ping-pong, and threads that come and go.
+"""
 
 WORKERS = r"""
 #include <pthread.h>
@@ -104,7 +110,10 @@ int main(void)
 	return 0;
 }
 """
-"""Four threads that for 2 s sleep 10 ms and spin 0, 1, 2 or 3 ms, and stand still before and after."""
+"""Four threads that for 2 s sleep 10 ms and spin 0, 1, 2 or 3 ms.
+
+They are idle before and after.
+"""
 
 SLOW_EXIT = r"""
 #include <sched.h>
@@ -161,8 +170,10 @@ int main(void)
 	return 0;
 }
 """
-"""Its child sleeps 10 times at the first go, and 10 times at the second. Then it exits: no scan of the tasks has it any
-more, but it gets no CPU to be switched out for the last time until the third go."""
+"""Its child sleeps 10 times at the first go and 10 times at the second, and then exits.
+
+Scans no longer find it, but it gets no CPU for its last switch-out until the third go.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +182,24 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def busy(storm: Path) -> AbstractContextManager[programs.Program]:
-    """The machine is busy, with what gives way: threads that are always new can starve all others (6.18)."""
+    """Keep the machine busy at low priority.
+
+    Ever new threads can starve all others (6.18).
+    """
     return programs.running(["nice", "-n", "19", storm])
 
 
 def test_the_sums_hold_in_each_of_50_ticks_of_a_busy_machine(live: Watch, storm: Path) -> None:
     with busy(storm) as program:
         live.tick()
-        windows = [live.tick(0.05) for _ in range(50)]  # each holds the sums, or raises
+        windows = [live.tick(0.05) for _ in range(50)]  # each checks the sums, or raises
     mine = [totals for window in windows for key, totals in window.each_thread() if key.pid == program.pid]
     assert sum(totals.waits for totals in mine) > 10_000
     assert merge(windows).lost == {}
 
 
-def test_processes_that_come_and_go_run_no_more_than_the_cpus_have(live: Watch) -> None:
-    """Some end just between a tick's two walks."""
+def test_short_lived_processes_run_no_more_than_the_cpus_allow(live: Watch) -> None:
+    """Some exit just between a tick's two scans."""
     loops = [subprocess.Popen(["nice", "-n", "19", "sh", "-c", "while :; do /bin/true; done"]) for _ in range(2)]
     try:
         live.tick(0.2)
@@ -199,10 +213,10 @@ def test_processes_that_come_and_go_run_no_more_than_the_cpus_have(live: Watch) 
     assert 0.3 * whole.span_ns < ran_ns < 1.05 * (os.cpu_count() or 1) * whole.span_ns
 
 
-def test_a_thread_whose_exit_lasts_longer_than_a_tick_counts_once(
+def test_a_thread_whose_exit_takes_longer_than_a_tick_counts_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The scan of the tasks comes too late, so one of its halves has waits of the first tick and the third."""
+    """The scan is late, so one buffer has waits of the first tick and of the third."""
     flip, goes = Drain.flip, list[Callable[[], None]]()
 
     def flip_and_go(drain: Drain) -> tuple[int, int, int]:
@@ -222,7 +236,7 @@ def test_a_thread_whose_exit_lasts_longer_than_a_tick_counts_once(
         for goes_on in (True, True, False):
             if goes_on:
                 goes.append(program.go)
-            windows.append(live.tick(0.05))  # holds the sums, or raises
+            windows.append(live.tick(0.05))  # checks the sums, or raises
         windows += [live.tick(0.05) for _ in range(3)]
     waits = sum(watch.thread(window, child).waits for window in windows)
     sleeps = sum(part.waits for window in windows if (part := watch.by_category(window, child).get("sleep")))
@@ -230,9 +244,7 @@ def test_a_thread_whose_exit_lasts_longer_than_a_tick_counts_once(
     assert waits >= 22
 
 
-def test_a_thread_s_running_and_waiting_are_its_whole_time_but_for_3_in_1000(
-    live: Watch, storm: Path, tmp_path: Path
-) -> None:
+def test_a_threads_running_and_waiting_add_up_within_3_in_1000(live: Watch, storm: Path, tmp_path: Path) -> None:
     workers = programs.build(tmp_path / "workers", WORKERS, *_C)
     with programs.running([workers]) as child, busy(storm):
         tids = [child.at[f"worker{n}"] for n in range(4)]
@@ -254,7 +266,7 @@ def test_a_thread_s_running_and_waiting_are_its_whole_time_but_for_3_in_1000(
 
 
 def settle(tids: list[int]) -> None:
-    """Return when all these threads are off CPU, and stay so."""
+    """Return once all these threads are off CPU, and stay so."""
     deadline = time.monotonic() + 30
     quiet = 0
     while quiet < 3:
@@ -264,7 +276,7 @@ def settle(tids: list[int]) -> None:
         time.sleep(0.01)
 
 
-def test_the_check_itself_tells_a_nanosecond_too_much() -> None:
+def test_the_check_itself_notices_a_nanosecond_too_much() -> None:
     thread, site = ThreadKey(7, 8), SiteKey(7, 8, 3, NO_STACK)
     whole = Window(0, S, S, {thread: ThreadTotals(offcpu_ns=1000)}, {site: SiteTotals(total_ns=1000)})
     watch.check_sums(whole)

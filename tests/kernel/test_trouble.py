@@ -1,4 +1,4 @@
-"""What may happen to offtop, and to what it watches, while it runs: nothing is lost in silence, and nothing stays."""
+"""Test faults of offtop and of what it watches: no silent loss, and nothing left behind."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from tests.kernel.trouble import MS, check_said, shown, sleeps, ticks_until
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]
 
 
-def test_what_passes_while_it_stands_still_is_in_the_tick_after_that(tmp_path: Path) -> None:
+def test_what_passes_while_offtop_is_stopped_is_in_the_next_tick(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     with (
         waits.running("sleep", times=150, each_ms=10) as child,
@@ -40,16 +40,16 @@ def test_what_passes_while_it_stands_still_is_in_the_tick_after_that(tmp_path: P
     assert sleeps([json.loads(line) for line in again.out.splitlines()], child.tid) == (counted, put_aside)
 
 
-def test_who_becomes_another_program_all_the_time_is_counted_to_the_end(tmp_path: Path) -> None:
+def test_a_process_that_keeps_calling_exec_counts_to_the_end(tmp_path: Path) -> None:
     trouble.become_others(tmp_path, by_others=0, within=True)
 
 
 @pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.15, 2), (0.4, 1), (0.7, 2)])
-def test_ctrl_c_while_it_starts_leaves_a_sane_terminal_and_nothing_else(after_s: float, times: int) -> None:
+def test_ctrl_c_during_startup_leaves_a_sane_terminal(after_s: float, times: int) -> None:
     trouble.ctrl_c(after_s, times)
 
 
-def test_left_by_its_terminal_it_ends_with_its_status_and_its_recording_can_be_played(tmp_path: Path) -> None:
+def test_a_hangup_ends_it_with_its_status_and_a_playable_recording(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     with shown("--record", str(file), "-d", "0.2") as terminal:
         terminal.read_until(b"CATEGORY")

@@ -1,4 +1,7 @@
-"""What was waited on where nobody asks who ended the waits: 23 waits on a thing of each kind are 23 on that thing."""
+"""Test what threads wait on, without wakers.
+
+23 waits on an object of each kind are 23 waits on that object.
+"""
 
 from collections import Counter
 from collections.abc import Generator
@@ -29,7 +32,7 @@ def live() -> Generator[Watch]:
 
 
 def asked(live: Watch, child: Program, mode: str = OFFCPU, min_ns: int = MS) -> Watch:
-    """From here on for the child alone."""
+    """Select only the child from here on."""
     live.source.set_filters(Filters(min_ns=min_ns, pids=(child.pid,)))
     live.source.set_mode(mode)
     live.tick()
@@ -37,7 +40,7 @@ def asked(live: Watch, child: Program, mode: str = OFFCPU, min_ns: int = MS) -> 
 
 
 def waits_on(window: Window, tid: int) -> Counter[Object]:
-    """How many waits of a thread ended on what."""
+    """Count the ended waits of a thread by their object."""
     found = Counter[Object]()
     for key, totals in watch.sites_of(window, tid).items():
         found[window.book.wake(key.wake).object] += totals.waits
@@ -45,7 +48,7 @@ def waits_on(window: Window, tid: int) -> Counter[Object]:
 
 
 def goes_on(live: Watch, pid: int, tid: int) -> Object:
-    """What a thread waits on now."""
+    """Return the object that a thread waits on now."""
     return live.last.book.wake(live.last.waiting[ThreadKey(pid, tid)].site.wake).object
 
 
@@ -64,7 +67,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_23_waits_on_one_thing_are_23_waits_on_it_and_nobody_is_said_to_have_ended_them(live: Watch, kind: str) -> None:
+def test_23_waits_on_an_object_are_23_waits_on_it_without_a_waker(live: Watch, kind: str) -> None:
     with wakings.running(kind) as child:
         asked(live, child)
         tid = child.at.get("sleeper", child.pid)
@@ -90,7 +93,7 @@ def test_23_waits_on_one_thing_are_23_waits_on_it_and_nobody_is_said_to_have_end
 
 @pytest.mark.parametrize("way", ["poll", "ppoll", "select", "pselect", "turns"])
 @pytest.mark.parametrize("kind", ["tcp", "eventfd"])
-def test_who_polls_one_thing_waits_on_it_as_one_who_reads_it(live: Watch, kind: str, way: str) -> None:
+def test_polling_one_object_waits_on_it_like_reading_it(live: Watch, kind: str, way: str) -> None:
     with wakings.running(f"{way}:{kind}") as child:
         asked(live, child)
         sleeper = child.at["sleeper"]
@@ -99,14 +102,14 @@ def test_who_polls_one_thing_waits_on_it_as_one_who_reads_it(live: Watch, kind: 
         window = live.tick()
         found = waits_on(window, sleeper)
         (what,) = (one for one in found if one.kind == kind)
-        short = watch.thread(window, sleeper).short_waits  # where it got no CPU until just before it was woken
+        short = watch.thread(window, sleeper).short_waits  # those that got no CPU until just before the wakeup
         assert what == before
         assert TIMES - short <= found[what] <= TIMES, found
         if kind == "tcp":
             assert what.label == f"tcp {what.peer} via :{child.at['port']}"
 
 
-def test_who_polls_two_things_by_turns_waits_on_each_of_them(live: Watch) -> None:
+def test_polling_two_objects_by_turns_waits_on_each(live: Watch) -> None:
     with wakings.running("turns:two-tcp") as child:
         asked(live, child)
         child.go()
@@ -115,7 +118,7 @@ def test_who_polls_two_things_by_turns_waits_on_each_of_them(live: Watch) -> Non
 
 
 @pytest.mark.parametrize(("way", "many"), [("2", "2"), ("5", "5"), ("9", "9"), ("10", "9 or more")])
-def test_who_polls_several_things_is_told_how_many(live: Watch, way: str, many: str) -> None:
+def test_polling_several_objects_shows_how_many(live: Watch, way: str, many: str) -> None:
     with wakings.running(f"{way}:pipe") as child:
         asked(live, child)
         sleeper = child.at["sleeper"]
@@ -127,7 +130,7 @@ def test_who_polls_several_things_is_told_how_many(live: Watch, way: str, many: 
 
 
 @pytest.mark.parametrize("way", ["poll", "select"])
-def test_who_wakes_one_that_polls_one_thing_ends_a_wait_on_that(live: Watch, way: str) -> None:
+def test_waking_a_poller_of_one_object_ends_a_wait_on_it(live: Watch, way: str) -> None:
     with wakings.running(f"{way}:pipe") as child:
         asked(live, child, mode=OFFWAKE)
         child.go()
@@ -141,14 +144,14 @@ def test_who_wakes_one_that_polls_one_thing_ends_a_wait_on_that(live: Watch, way
         assert name in descriptors(child.pid)
 
 
-def test_who_sleeps_by_polling_nothing_waits_on_nothing(live: Watch) -> None:
+def test_a_poll_of_nothing_waits_on_nothing(live: Watch) -> None:
     with wakings.running("nap") as child:
         asked(live, child)
         child.go()
         assert waits_on(live.tick(), child.pid)[NO_OBJECT] == TIMES
 
 
-def test_what_no_system_call_names_has_no_object(live: Watch) -> None:
+def test_an_object_that_no_system_call_names_is_unknown(live: Watch) -> None:
     for kind in ("splice", "signal"):
         with wakings.running(kind) as child:
             asked(live, child)
@@ -156,7 +159,7 @@ def test_what_no_system_call_names_has_no_object(live: Watch) -> None:
             assert waits_on(live.tick(), child.at.get("sleeper", child.pid))[NO_OBJECT] == TIMES
 
 
-def test_who_accepts_waits_on_what_listens(live: Watch) -> None:
+def test_accept_waits_on_the_listening_socket(live: Watch) -> None:
     with wakings.running("accept") as child:
         asked(live, child)
         child.go()
@@ -167,7 +170,7 @@ def test_who_accepts_waits_on_what_listens(live: Watch) -> None:
         assert what.label == f"tcp 127.0.0.1:{child.at['port']} (listening)"
 
 
-def test_two_sockets_of_one_thread_are_two_things(live: Watch) -> None:
+def test_two_sockets_of_one_thread_are_two_objects(live: Watch) -> None:
     with wakings.running("two-tcp") as child:
         asked(live, child)
         child.go()
@@ -176,7 +179,7 @@ def test_two_sockets_of_one_thread_are_two_things(live: Watch) -> None:
         assert len({one.label for one in found}) == len(found)
 
 
-def test_each_child_that_is_waited_for_is_one(live: Watch) -> None:
+def test_each_awaited_child_is_one_object(live: Watch) -> None:
     with wakings.running("exit") as child:
         asked(live, child)
         child.go()
@@ -184,7 +187,7 @@ def test_each_child_that_is_waited_for_is_one(live: Watch) -> None:
         assert (len(found), {*found.values()}, {one.pid for one in found}) == (TIMES, {1}, {0})
 
 
-def test_of_a_thread_that_waits_on_2000_things_64_are_told_in_a_tick_and_no_wait_is_lost(live: Watch) -> None:
+def test_of_2000_objects_of_a_thread_64_are_shown_per_tick_and_no_wait_is_lost(live: Watch) -> None:
     with wakings.running("timerfds", 2000, 1) as child:
         asked(live, child, min_ns=MS // 2)
         child.go()
@@ -197,7 +200,7 @@ def test_of_a_thread_that_waits_on_2000_things_64_are_told_in_a_tick_and_no_wait
         assert window.lost == {}
 
 
-def test_where_sites_are_scarce_half_of_them_are_for_things_and_no_wait_is_lost(
+def test_with_few_sites_half_are_for_objects_and_no_wait_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, 32, ROOMY, ROOMY, ROOMY))
@@ -212,7 +215,7 @@ def test_where_sites_are_scarce_half_of_them_are_for_things_and_no_wait_is_lost(
         assert window.lost == {}
 
 
-def test_things_without_room_are_left_untold_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_without_room_are_unknown_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, 8, ROOMY))
     with wakings.running("timerfds", 60, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
         live.tick()
@@ -226,7 +229,7 @@ def test_things_without_room_are_left_untold_and_counted(monkeypatch: pytest.Mon
         }
 
 
-def test_a_wait_that_goes_on_is_on_the_thing_that_it_ends_on_and_nothing_moves(live: Watch) -> None:
+def test_a_wait_in_progress_is_on_its_final_object(live: Watch) -> None:
     with wakings.running("pipe", 3, 200) as child:
         asked(live, child)
         child.go_on_alone()
@@ -244,7 +247,7 @@ def test_a_wait_that_goes_on_is_on_the_thing_that_it_ends_on_and_nothing_moves(l
             assert on["pipe"] >= 0.9 * window.span_ns - 10 * MS or "futex" in on
 
 
-def test_with_wakers_a_wait_that_goes_on_is_on_its_thing_and_moves_to_its_waker(live: Watch) -> None:
+def test_with_wakers_a_wait_moves_from_its_object_to_its_waker(live: Watch) -> None:
     with wakings.running("pipe", 2, 200) as child:
         asked(live, child, OFFWAKE)
         child.go_on_alone()

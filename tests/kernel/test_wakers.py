@@ -1,4 +1,7 @@
-"""Who woke whom, through which code and on what: as 23 wakings of each kind are made, so are they told."""
+"""Test who woke whom, through which code and on which object.
+
+23 wakeups of each kind are reported as such.
+"""
 
 import json
 import os
@@ -73,7 +76,7 @@ def live() -> Generator[Watch]:
 
 
 def asked(live: Watch, child: Program, mode: str, depth: int = DEFAULT_DEPTH, min_ns: int = MS) -> Watch:
-    """From here on for the child alone, in that mode."""
+    """Select only the child from here on, in that mode."""
     live.source.set_filters(of(child, min_ns))
     live.source.set_mode(mode, depth)
     live.tick()
@@ -81,7 +84,7 @@ def asked(live: Watch, child: Program, mode: str, depth: int = DEFAULT_DEPTH, mi
 
 
 def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
-    """What ended those of a thread's waits that ended in `window`, but for waits for nothing but a CPU."""
+    """Return the wakes of a thread's ended waits in `window`, but for waits for a CPU only."""
     found: dict[Wake, SiteTotals] = {}
     for key, totals in watch.sites_of(window, tid).items():
         wake = window.book.wake(key.wake)
@@ -95,7 +98,7 @@ def waits(found: Iterable[SiteTotals]) -> int:
 
 
 def by_kind(window: Window, tid: int) -> dict[str, int]:
-    """How many waits what kind of waker ended."""
+    """Count waits by the kind of their waker."""
     found = Counter[str]()
     for wake, totals in wakes_of(window, tid).items():
         found[wake.waker.kind] += totals.waits
@@ -103,7 +106,7 @@ def by_kind(window: Window, tid: int) -> dict[str, int]:
 
 
 def kernel(window: Window, stack: int) -> list[str]:
-    """The names of all frames, leaf first."""
+    """Return the names of all frames, leaf first."""
     return [frame.name for frame in window.book.stack(stack).frames]
 
 
@@ -114,7 +117,7 @@ def user(live: Watch, window: Window, stack: int) -> list[str]:
 
 
 def holds(names: Sequence[str], *wanted: str) -> bool:
-    """Whether all of `wanted` are there, in that order."""
+    """Return whether all of `wanted` are there, in that order."""
     rest = iter(names)
     return all(name in rest for name in wanted)
 
@@ -123,7 +126,7 @@ def holds(names: Sequence[str], *wanted: str) -> bool:
 class Kind:
     object: str
     waits_in: Sequence[str]
-    """Functions of the kernel, leaf first; of each, what its name has in it."""
+    """Parts of the names of kernel functions, leaf first."""
     wakes_in: Sequence[str]
     via: str = ""
 
@@ -138,13 +141,13 @@ KINDS = {
 
 
 def has(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether functions with these in their names are there, in that order."""
+    """Return whether functions with these in their names are there, in that order."""
     rest = iter(names)
     return all(any(part in name for name in rest) for part in parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch, kind: str) -> None:
+def test_23_wakeups_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch, kind: str) -> None:
     made = KINDS[kind]
     with wakings.running(kind) as child:
         asked(live, child, OFFWAKE)
@@ -155,7 +158,7 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
         found = wakes_of(window, sleeper)
         assert waits(found.values()) == TIMES
         who = {(one.waker.kind, one.waker.pid, one.waker.tid, one.waker.comm, one.waker.via) for one in found}
-        elsewhere = {(SOFTIRQ, 0, 0, "", "")} if made.via else set[object]()  # what a busy machine puts off
+        elsewhere = {(SOFTIRQ, 0, 0, "", "")} if made.via else set[object]()  # work that a busy machine defers
         assert who - elsewhere == {(THREAD, child.pid, waker, "waker", made.via)}
         blocked_ns = sum(totals.total_ns - totals.runqueue_ns for totals in found.values())
         assert TIMES * 20 * MS * 0.9 <= blocked_ns <= child.took_ns
@@ -182,7 +185,7 @@ def test_23_wakings_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
             assert TIMES - 3 <= by_kind(window, waker)[TIMEOUT] <= TIMES
 
 
-def test_what_waits_for_another_descriptor_than_its_first_has_no_object(live: Watch) -> None:
+def test_a_wait_for_another_descriptor_than_the_first_has_no_object(live: Watch) -> None:
     with wakings.running("splice") as child:
         asked(live, child, WAKEUP)
         child.go()
@@ -192,7 +195,7 @@ def test_what_waits_for_another_descriptor_than_its_first_has_no_object(live: Wa
         assert {wake.object for wake in found} == {NO_OBJECT}
 
 
-def test_a_thread_that_is_stopped_does_not_wait_on_what_its_system_call_names(live: Watch) -> None:
+def test_a_stopped_thread_does_not_wait_on_its_system_calls_object(live: Watch) -> None:
     with wakings.running("pipe", 1, 2000) as child:
         sleeper = child.at["sleeper"]
         asked(live, child, WAKEUP)
@@ -215,13 +218,13 @@ def test_a_thread_that_is_stopped_does_not_wait_on_what_its_system_call_names(li
         assert objects == {True: {""}, False: {"pipe"}}
 
 
-def test_what_a_system_call_may_meet_on_its_way_are_categories_that_there_are() -> None:
+def test_categories_of_incidental_waits_exist() -> None:
     found = FOR_SOMETHING_ELSE
     assert found <= {*watch.rules().ids}
 
 
 @pytest.mark.parametrize("depth", [2, 4, 8])
-def test_the_chain_of_the_last_of_a_relay_is_the_relay(live: Watch, depth: int) -> None:
+def test_the_chain_of_a_relays_last_runner_is_the_relay(live: Watch, depth: int) -> None:
     with wakings.running("relay") as child:
         asked(live, child, CHAIN, depth=depth)
         child.go()
@@ -230,7 +233,7 @@ def test_the_chain_of_the_last_of_a_relay_is_the_relay(live: Watch, depth: int) 
         way = [child.at[f"runner-{n}"] for n in (3, 2, 1, 0)] + [child.at["main"], 0]
         every = {wake: [wake.waker, *(link.waker for link in wake.links)] for wake in found}
         tids = {wake: [one.tid for one in chain] for wake, chain in every.items()}
-        # On a busy machine one may be woken again before it ran, or be put aside until its sleep is nearly over.
+        # On a busy machine one may be woken again before it ran, or be preempted until its sleep is nearly over.
         expected = {wake: totals for wake, totals in found.items() if tids[wake] == way[:depth]}
         assert TIMES - 3 <= waits(expected.values()) <= waits(found.values()) <= TIMES
         assert all(tids[wake] == way[: len(tids[wake])] for wake in found)
@@ -238,7 +241,7 @@ def test_the_chain_of_the_last_of_a_relay_is_the_relay(live: Watch, depth: int) 
         for wake, chain in every.items():
             for link, waker in zip(wake.links, chain, strict=False):
                 where = "wait_futex" if waker.tid != child.pid else "rest"
-                if link.user != NO_STACK:  # of a wait whose stack was copied, nobody keeps it
+                if link.user != NO_STACK:  # the stack of a wait that was copied is not kept
                     assert holds(user(live, window, link.user), where)
                 assert has(kernel(window, link.kernel), ["nanosleep" if where == "rest" else "futex_wait"])
         if depth == 8:
@@ -247,7 +250,7 @@ def test_the_chain_of_the_last_of_a_relay_is_the_relay(live: Watch, depth: int) 
             assert waits(with_users.values()) >= TIMES // 2
 
 
-def test_two_that_wake_each_other_are_a_loop_and_their_wakes_do_not_grow_in_number(live: Watch) -> None:
+def test_two_threads_that_wake_each_other_are_a_loop_of_constant_size(live: Watch) -> None:
     with wakings.running("pingpong", 60, 5) as child:
         known = len(asked(live, child, CHAIN, depth=8).last.book.wakes)
         child.go_on_alone()
@@ -262,7 +265,7 @@ def test_two_that_wake_each_other_are_a_loop_and_their_wakes_do_not_grow_in_numb
 
 
 @pytest.mark.parametrize("kind", ["timer", "timer-calls"])
-def test_whom_the_timer_interrupted_woke_nobody(live: Watch, kind: str) -> None:
+def test_a_thread_interrupted_by_a_timer_is_not_the_waker(live: Watch, kind: str) -> None:
     with wakings.running(kind, 46, 10) as child:
         asked(live, child, CHAIN)
         child.go()
@@ -280,7 +283,7 @@ def test_whom_the_timer_interrupted_woke_nobody(live: Watch, kind: str) -> None:
         assert sum(wake.waker.kind == TIMEOUT for wake in found) <= 8
 
 
-def test_a_timer_a_signal_and_the_end_of_a_child_are_told_as_such(live: Watch) -> None:
+def test_timers_signals_and_child_exits_are_reported_as_such(live: Watch) -> None:
     with wakings.running("timerfd") as child:
         asked(live, child, WAKEUP)
         child.go()
@@ -307,7 +310,7 @@ def test_a_timer_a_signal_and_the_end_of_a_child_are_told_as_such(live: Watch) -
         assert child.pid not in ended
 
 
-def test_a_child_that_is_killed_while_it_computes_has_ended_and_no_interrupt_woke(live: Watch) -> None:
+def test_a_child_killed_while_computing_is_an_exit_not_an_interrupt(live: Watch) -> None:
     with wakings.running("killed") as child:
         asked(live, child, CHAIN)
         child.go()
@@ -322,7 +325,7 @@ def test_a_child_that_is_killed_while_it_computes_has_ended_and_no_interrupt_wok
         assert len(of_interrupts) >= TIMES // 2, "they are killed on their way out of an interrupt"
 
 
-def test_a_waker_that_runs_another_program_by_now_is_not_named_by_its_functions(live: Watch) -> None:
+def test_a_waker_that_called_exec_does_not_show_its_old_functions(live: Watch) -> None:
     with wakings.running("exec") as child:
         asked(live, child, WAKEUP)
         child.go()
@@ -347,7 +350,7 @@ def sum_of(storms: Iterable[Storm]) -> Storm:
     return sums
 
 
-def test_100_threads_woken_23_times_by_one_broadcast_are_23_storms_of_100(live: Watch) -> None:
+def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watch) -> None:
     found: list[tuple[int, int, int]] = []
     while len(found) < 8 and (TIMES, TIMES * 100, 100) not in found:  # a waker that the hypervisor halts makes two
         with wakings.running("storm") as child:
@@ -366,7 +369,7 @@ def test_100_threads_woken_23_times_by_one_broadcast_are_23_storms_of_100(live: 
     assert (TIMES, TIMES * 100, 100) in found
 
 
-def test_one_thread_that_is_woken_again_and_again_is_no_storm(live: Watch) -> None:
+def test_waking_one_thread_again_and_again_is_no_storm(live: Watch) -> None:
     with wakings.running("pipe", 2000, 0) as child:
         asked(live, child, WAKEUP, min_ns=0)
         child.go()
@@ -375,7 +378,7 @@ def test_one_thread_that_is_woken_again_and_again_is_no_storm(live: Watch) -> No
         assert window.storms == {}
 
 
-def test_a_storm_is_counted_once_wherever_ticks_end(live: Watch) -> None:
+def test_a_storm_counts_once_wherever_ticks_end(live: Watch) -> None:
     with wakings.running("storm", 40, 5) as child:
         asked(live, child, WAKEUP)
         child.go_on_alone()
@@ -386,7 +389,7 @@ def test_a_storm_is_counted_once_wherever_ticks_end(live: Watch) -> None:
     assert sums.largest <= 100
 
 
-def test_a_wait_that_was_over_before_the_minimum_has_nobody_who_was_looked_at(live: Watch) -> None:
+def test_a_wait_woken_before_the_minimum_has_no_waker(live: Watch) -> None:
     with wakings.running("late", TIMES, 2) as child:
         asked(live, child, WAKEUP, min_ns=5 * MS)
         child.go()
@@ -396,7 +399,7 @@ def test_a_wait_that_was_over_before_the_minimum_has_nobody_who_was_looked_at(li
         assert short.runqueue_ns >= short.waits * 5 * MS
 
 
-def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole(live: Watch) -> None:
+def test_a_wait_in_progress_has_no_waker_yet_and_keeps_its_time(live: Watch) -> None:
     with wakings.running("futex", 4, 100) as child:
         asked(live, child, WAKEUP)
         child.go_on_alone()
@@ -420,7 +423,7 @@ def test_a_wait_that_goes_on_has_no_waker_yet_and_its_time_stays_whole(live: Wat
         assert min(by_waker.values()) >= 0
 
 
-def test_who_is_put_aside_for_another_was_woken_by_nobody_and_does_not_still_wait(live: Watch, tmp_path: Path) -> None:
+def test_a_preempted_thread_has_no_waker_and_is_not_still_waiting(live: Watch, tmp_path: Path) -> None:
     spin = programs.build(tmp_path / "spin", SPIN)
     with running([spin]) as one, running([spin]) as two:
         for child in (one, two):
@@ -438,16 +441,16 @@ def test_who_is_put_aside_for_another_was_woken_by_nobody_and_does_not_still_wai
             assert {key.wake for key, totals in sites.items() if totals.waits} == {WAKE_CPU}
 
 
-def test_who_is_asked_for_no_more_is_in_no_storm(live: Watch) -> None:
+def test_a_deselected_thread_is_in_no_storm(live: Watch) -> None:
     with wakings.running("storm", 3, 10) as members, wakings.running("futex") as child:
-        asked(live, members, WAKEUP)  # that all wait now is known
+        asked(live, members, WAKEUP)  # all waits in progress are known now
         asked(live, child, WAKEUP)
         members.go()
         assert live.tick().storms == {}
 
 
 def waking_links(source: LiveSource) -> list[str]:
-    """The descriptors by which a program is attached at sched_waking."""
+    """Return the descriptors that attach a program to sched_waking."""
     said = {fd: (Path("/proc/self/fdinfo") / fd).read_text() for fd in descriptors(source)}
     return [fd for fd, text in said.items() if "tp_name:\tsched_waking\n" in text]
 
@@ -456,7 +459,7 @@ def descriptors(source: LiveSource) -> list[str]:
     return [str(fd) for fd in source._program._fds.values()]  # pyright: ignore[reportPrivateUsage]
 
 
-def test_modes_change_while_waits_go_on_and_the_laws_hold(live: Watch) -> None:
+def test_modes_change_during_waits_and_the_laws_hold(live: Watch) -> None:
     with wakings.running("futex", 1000, 8) as child:
         sleeper = child.at["sleeper"]
         asked(live, child, OFFCPU)
@@ -479,7 +482,7 @@ def test_modes_change_while_waits_go_on_and_the_laws_hold(live: Watch) -> None:
         assert live.last.lost == {}
 
 
-def test_the_sleeper_alone_is_asked_for_and_its_waker_named_nevertheless(live: Watch) -> None:
+def test_the_waker_of_a_selected_sleeper_is_named_though_not_selected(live: Watch) -> None:
     with wakings.running("futex") as child:
         sleeper = child.at["sleeper"]
         live.source.set_filters(Filters(tids=(sleeper,)))
@@ -493,7 +496,7 @@ def test_the_sleeper_alone_is_asked_for_and_its_waker_named_nevertheless(live: W
         assert {(wake.waker.tid, wake.waker.comm, wake.links) for wake in found} == {(child.at["waker"], "waker", ())}
 
 
-def test_a_waker_that_is_asked_for_no_more_has_no_chain_of_old(live: Watch) -> None:
+def test_a_deselected_waker_has_no_old_chain(live: Watch) -> None:
     with wakings.running("futex", 60, 5) as child:
         asked(live, child, CHAIN)
         child.go_on_alone()
@@ -504,7 +507,7 @@ def test_a_waker_that_is_asked_for_no_more_has_no_chain_of_old(live: Watch) -> N
         assert {(wake.waker.tid, wake.links) for wake in found} == {(child.at["waker"], ())}
 
 
-def test_with_the_minimum_of_0_each_wait_is_told(live: Watch) -> None:
+def test_with_a_minimum_of_0_each_wait_has_its_waker(live: Watch) -> None:
     with wakings.running("futex") as child:
         asked(live, child, WAKEUP, min_ns=0)
         child.go()
@@ -514,7 +517,7 @@ def test_with_the_minimum_of_0_each_wait_is_told(live: Watch) -> None:
 
 
 @pytest.mark.parametrize(("door", "waking"), [("switch", False), ("auto", True)])
-def test_by_every_door_the_waker_is_told(door: str, waking: bool) -> None:
+def test_every_probe_reports_the_waker(door: str, waking: bool) -> None:
     with (
         wakings.running("pipe") as child,
         watch.watching(of(child), door=door, waking=waking, mode=CHAIN) as live,
@@ -527,7 +530,7 @@ def test_by_every_door_the_waker_is_told(door: str, waking: bool) -> None:
         assert {wake.waker.tid for wake in found} == {child.at["waker"]}
 
 
-def test_in_a_container_who_wakes_from_outside_is_outside() -> None:
+def test_in_a_container_an_outside_waker_is_outside() -> None:
     script = """
 import json, sys
 from offtop.model.values.snapshot import Filters
@@ -581,7 +584,7 @@ def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pyte
         assert window.lost["wakes"] >= lost[WAKE_LOST].waits
 
 
-def test_before_the_book_has_no_room_for_wakes_it_forgets_those_of_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_wakes_are_evicted_before_the_catalog_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 60)
     monkeypatch.setattr(wakes, "_MOST_WAKES", 60)
     with wakings.running("exit", 150, 10) as child, watch.watching(of(child), mode=CHAIN) as live:
@@ -597,7 +600,7 @@ def test_before_the_book_has_no_room_for_wakes_it_forgets_those_of_long_ago(monk
         assert len(seen) >= 100
 
 
-def test_a_chain_that_goes_on_with_what_was_taken_away_is_counted_as_lost(live: Watch) -> None:
+def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
     with wakings.running("pingpong", 12, 60) as child:
         asked(live, child, CHAIN, depth=8)
         child.go_on_alone()
@@ -605,7 +608,7 @@ def test_a_chain_that_goes_on_with_what_was_taken_away_is_counted_as_lost(live: 
         lost = 0
         for _ in range(4):
             live.source._wakes.make_room(at_once=True)  # pyright: ignore[reportPrivateUsage]
-            window = live.tick(0.12)  # in which who was awake has woken the other
+            window = live.tick(0.12)  # in which the awake one has woken the other
             assert window.lost.keys() <= {"wakes"}
             lost += window.lost.get("wakes", 0)
         assert lost > 0
@@ -625,7 +628,7 @@ def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("typed", [None, 1])
-def test_where_the_kernel_refuses_wakers_it_says_what_to_do_and_offcpu_goes_on(
+def test_if_wakers_are_refused_the_error_names_a_fix_and_offcpu_goes_on(
     monkeypatch: pytest.MonkeyPatch, typed: int | None
 ) -> None:
     with wakings.running("futex") as child, watch.watching(of(child)) as live:
@@ -642,15 +645,15 @@ def test_where_the_kernel_refuses_wakers_it_says_what_to_do_and_offcpu_goes_on(
 
 
 def opened() -> set[tuple[str, str]]:
-    """The descriptors of this process, and what they are open on."""
+    """Return this process's descriptors and what they refer to."""
     found: set[tuple[str, str]] = set()
     for fd in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that by which they are listed
+        with suppress(OSError):  # the descriptor that lists them
             found.add((fd.name, str(fd.readlink())))
     return found
 
 
-def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, "")
     with wakings.running("futex") as child, watch.watching(of(child)) as live:
         before = opened()
@@ -665,7 +668,7 @@ def test_without_room_to_load_it_says_so_and_with_room_it_loads(monkeypatch: pyt
         assert waits(wakes_of(live.tick(), child.at["sleeper"]).values()) == TIMES
 
 
-def test_who_closes_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, "")
 
     def bpf_ones() -> set[tuple[str, str]]:

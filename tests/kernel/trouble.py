@@ -1,4 +1,7 @@
-"""What the tests of faults share: offtop on a terminal where ctrl-C is a signal, and what it may never say or leave."""
+"""Shared code of the fault tests.
+
+It runs offtop on a terminal where ctrl-C is a signal, and checks what it must never print or leave behind.
+"""
 
 import json
 import os
@@ -17,7 +20,7 @@ from tests.ui.terminal import Terminal, terminal
 
 MS = 1_000_000
 FAULT = re.compile(r"Traceback|A fault of offtop|Exception ignored|Fatal Python error|RuntimeWarning")
-"""What nobody is to see, whatever happens."""
+"""Texts that must not appear, whatever happens."""
 _GONE_S = 15.0
 
 
@@ -26,7 +29,10 @@ def check_said(text: str) -> None:
 
 
 def on_terminal(*arguments: str) -> list[str]:
-    """The command as a shell starts it: the terminal is its own, so that ctrl-C is a signal until it takes keys."""
+    """Return the command in a shell with the terminal as its controlling one.
+
+    Then ctrl-C is a signal until offtop takes keys.
+    """
     return ["sh", "-c", 'exec 0<>"$(tty)" && exec "$@"', "sh", str(command.OFFTOP), *arguments]
 
 
@@ -34,16 +40,19 @@ def on_terminal(*arguments: str) -> list[str]:
 def shown(
     *arguments: str, width: int = 100, height: int = 30, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[Terminal]:
-    """offtop on a terminal. At its end: no fault was told, and nothing of it is left."""
+    """Run offtop on a terminal.
+
+    Checks at the end that it reported no fault and left nothing behind.
+    """
     with terminal(on_terminal(*arguments), width, height, **environment) as one:
         yield one
     check_said(one.drawn.decode(errors="replace"))
 
 
 def wait_until_python_is_offtop(pid: int) -> None:
-    """Return when a ctrl-C is offtop's to answer: until then Python answers it with a traceback.
+    """Return once offtop handles ctrl-C itself; until then Python answers it with a traceback.
 
-    offtop's main takes that over first, and then loads ctypes.
+    offtop's main takes over that first, and then loads ctypes.
     """
     wait_for(lambda: b"/_ctypes." in read(f"/proc/{pid}/maps"))
 
@@ -56,7 +65,7 @@ class Left:
         self._programs = command.programs_of(pid)
 
     def check(self) -> None:
-        """It has ended."""
+        """Check that nothing is left after its exit."""
         wait_for(lambda: not [pid for pid in self._pids if _is_running(pid)], _GONE_S)
         assert not command.still_loaded(self._programs, _GONE_S)
 
@@ -72,7 +81,7 @@ def _is_running(pid: int) -> bool:
 
 
 def until(what: Callable[[], object], shown: Terminal, seconds: float = 30) -> None:
-    """Reads what is drawn meanwhile."""
+    """Wait until `what` holds, reading what is drawn meanwhile."""
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, shown.text[-2000:]
@@ -80,7 +89,7 @@ def until(what: Callable[[], object], shown: Terminal, seconds: float = 30) -> N
 
 
 def ctrl_c(after_s: float, times: int = 1, environment: Mapping[str, str] = MappingProxyType({})) -> None:
-    """So long after its own code has begun."""
+    """Send ctrl-C so long after its own code has started."""
     traces = Traces()
     with shown(environment={**traces.environment, **environment}) as terminal:
         wait_until_python_is_offtop(terminal.pid)
@@ -109,7 +118,10 @@ def check_whole(ticks: Sequence[Tick]) -> None:
 
 
 def sleeps(ticks: Sequence[Tick], tid: int) -> tuple[int, int]:
-    """How many waits in `sleep` a thread has had, and how often it was put aside: then one sleep may be two waits."""
+    """Return a thread's number of waits in `sleep`, and of preemptions.
+
+    A preemption may split one sleep into two waits.
+    """
     sites = [site for tick in ticks for site in tick["sites"] if site["tid"] == tid and site["category"] == "sleep"]
     put_aside = sum(one["involuntary"] for tick in ticks for one in tick["threads"] if one["tid"] == tid)
     return sum(site["waits"] for site in sites), put_aside
@@ -153,12 +165,15 @@ int main(int argc, char **argv)
 	pthread_join(thread, 0);
 }
 """
-"""Sleeps once in each of its lives, and then becomes another program: the same."""
+"""Sleeps once in each of its lives, and then execs itself."""
 LIVES = 60
 
 
 def become_others(directory: Path, by_others: int, within: bool) -> None:
-    """Watches a process that becomes another program time and again, perhaps by another thread than its main one."""
+    """Watch a process that keeps calling exec.
+
+    `by_others` of the calls are from another thread than its main one.
+    """
     binary = programs.build(directory / "successor", SUCCESSOR, *_C, f"-DOTHERS={by_others}")
     with programs.running([binary, str(LIVES)]) as child:
         options = ("--within", f"{binary}:work") if within else ()
@@ -170,7 +185,7 @@ def become_others(directory: Path, by_others: int, within: bool) -> None:
     ticks += [json.loads(line) for line in ended.out.splitlines()]
     assert (ended.status, ended.err) == (0, "offtop: what was watched has ended\n")
     counted, put_aside = sleeps(ticks, child.pid)
-    # While a thread takes its main thread's id, a wait of either may be missed on a machine that has no CPU to spare.
+    # While a thread takes its main thread's TID, a wait of either may be missed on a machine without CPU to spare.
     assert LIVES + 1 - 2 * by_others <= counted <= LIVES + 1 + put_aside
     if not by_others:
         check_whole(ticks)

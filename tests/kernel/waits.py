@@ -5,10 +5,9 @@
         child.go()
         child.finish()  # now child.tid has waited 23 times in the category `sleep`
 
-The child's main thread makes them, below the user frames `child.user`. Around them stand two waits of the
-same thread in `pipe`: one for the go, which ends with it, and after the last of its waits one that lasts
-until the block is left. A kind that is itself `pipe` is told apart from these by its user frames.
-The child ends with the block, whatever it was doing.
+The child's main thread makes them, below the user frames `child.user`. It also waits twice in `pipe`: before them
+for the go, and after the last of them until the end of the block. A kind that is itself `pipe` differs from these by
+its user frames. The child is killed at the end of the block, whatever it is doing.
 """
 
 import atexit
@@ -31,17 +30,20 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _SWAP_LIMIT_BYTES = 24 << 20
 _SWAP_FILE_BYTES = 256 << 20
 _IMAGE_BYTES = 512 << 20
-"""Of a file that is nearly all holes; XFS wants no less than 300 MB."""
+"""Size of a mostly sparse file; XFS needs at least 300 MB."""
 _QUOTA_MS = 10
-"""How long a thread with a CPU quota runs before it is paused."""
+"""How long a thread with a CPU quota runs before it is throttled."""
 
 
 class UnavailableError(Exception):
-    """This machine cannot make that wait happen; says why."""
+    """Raised if this machine cannot make that kind of wait; the message is the reason."""
 
 
 Surroundings = Callable[[int, int, Path], contextlib.AbstractContextManager[None]]
-"""(pid, each_ms, directory) → what the child needs around it, from before its go until its end."""
+"""What the child needs around it, from before its go until its end.
+
+Arguments are (pid, each_ms, directory).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,24 @@ class Wait:
     category: str
     """The category that its blocked time belongs to."""
     exact: bool = True
-    """Asked for `times`, it makes so many waits in its category. Else: at least one, about as many."""
+    """Whether it makes exactly `times` waits in its category.
+
+    Otherwise it makes at least one, about as many.
+    """
     paced: bool = True
-    """Each lasts at least each_ms, and by itself no longer. Else the disk or the kernel sets the time."""
+    """Whether each lasts at least each_ms, and no longer by itself.
+
+    Otherwise the disk or the kernel sets the time.
+    """
     needs: Surroundings | None = None
     program: str = ""
-    """What the child calls it, where that is not its name here."""
+    """The child's name for it, if it differs."""
     filesystem: str = ""
-    """The kind of file system that its files are on; empty for whatever /var/tmp is on."""
+    """The kind of file system for its files; empty for that of /var/tmp."""
 
 
 class Child:
-    """A process that stands ready to wait."""
+    """A process that is ready to wait."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str, times: int, each_ms: int, other_pid: int) -> None:
         self._process = process
@@ -70,26 +78,29 @@ class Child:
         self.wait = WAITS[name]
         self.pid = self.tid = process.pid
         self.other_pid = other_pid
-        """The process that ends each of its waits; 0 where a timer or the kernel does."""
+        """PID of the process that ends its waits; 0 if a timer or the kernel does."""
         self._went_ns = 0
         self.took_ns = 0
-        """From `go` to `finish`: all of its waits together took no longer."""
+        """ns from `go` to `finish`, an upper bound for all of its waits together."""
 
     @property
     def user(self) -> tuple[str, ...]:
-        """The user frames of its waits, leaf first. Others stand before them where the name of the kind ends in
-        `-libc` (libc's), and where it spins (run-queue, throttle)."""
+        """The user frames of its waits, leaf first.
+
+        More frames are in front of them for kinds whose name ends in `-libc` (libc's), and for spinning ones
+        (run-queue, throttle).
+        """
         return (_user_function(self.wait.program or self.name), "gamma", "beta", "alpha", "main")
 
     def go(self) -> None:
-        """Let it begin."""
+        """Let it start."""
         assert self._process.stdin is not None
         self._went_ns = time.monotonic_ns()
         self._process.stdin.write(b"g")
         self._process.stdin.flush()
 
     def has_finished(self) -> bool:
-        """Whether its last wait is over: then `finish` returns at once."""
+        """Return whether its last wait is over, so that `finish` returns at once."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], 0)[0])
 
@@ -100,12 +111,12 @@ class Child:
         assert line == f"done {self.times}", line
 
     def end(self) -> None:
-        """Returns when the process is gone. May be called twice."""
+        """Kill the process and return once it has exited; may be called twice."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         if not self._is_gone_in(0.2):
-            self._end_other()  # first: it may hold what keeps the child from ending
+            self._end_other()  # first, because it may hold what keeps the child from exiting
             for number in (signal.SIGTERM, signal.SIGCONT):
                 self._process.send_signal(number)
         if not self._is_gone_in(2):
@@ -129,12 +140,12 @@ class Child:
 
 @contextlib.contextmanager
 def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
-    """A child that will wait `times` times, `each_ms` each where the kind is paced. It waits for its go.
+    """Run a child that waits `times` times once it gets its go.
 
-    Raises UnavailableError where this machine cannot make that wait.
+    Each wait takes `each_ms` if the kind is paced. Raises UnavailableError if this machine cannot make that wait.
     """
     with contextlib.ExitStack() as stack:
-        # /var/tmp, because /tmp may be memory, and waits for a disk need a disk
+        # /var/tmp, because /tmp may be in memory, and waits for a disk need a disk
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="waits-", dir="/var/tmp")))
         wait = WAITS[name]
         if wait.filesystem:
@@ -153,13 +164,16 @@ def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
         stack.callback(child.end)
         if wait.needs:
             stack.enter_context(wait.needs(child.pid, each_ms, directory))
-        stack.callback(child.end)  # once more, and first: what it needs cannot go before it
+        stack.callback(child.end)  # again, and first, because what it needs cannot be removed before it exits
         yield child
 
 
 @functools.cache
 def program() -> Path:
-    """The compiled child: with frame pointers, and without calls turned into jumps, so that frames are as written."""
+    """Compile the child.
+
+    It has frame pointers and no tail calls, so that frames are as written.
+    """
     if not shutil.which("gcc"):
         raise UnavailableError("no gcc: sudo apt install gcc libc6-dev")
     directory = tempfile.mkdtemp(prefix="waits-")
@@ -171,14 +185,17 @@ def program() -> Path:
 
 
 def _user_function(kind: str) -> str:
-    """The function of the child that makes this kind of wait."""
+    """Return the child's function that makes this kind of wait."""
     shared = {"unix": "receive", "tcp": "receive", "udp": "receive", "tcp-send": "send", "tty": "pipe"}
     shared |= {"read-direct": "read", "unix-accept": "accept", "mutex-pi-libc": "mutex-libc"}
     return "wait_" + shared.get(kind, kind).replace("-", "_")
 
 
 def _wait_until_asleep(pid: int) -> None:
-    """Else its go could come before its wait for it, and there would be no such wait."""
+    """Return once the child waits for its go.
+
+    Otherwise the go could come first, and there would be no such wait.
+    """
     stat = Path(f"/proc/{pid}/stat")
     while stat.read_text().rpartition(")")[2].split()[0] != "S":
         time.sleep(0.001)
@@ -196,7 +213,7 @@ def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 
 @contextlib.contextmanager
 def _mounted(filesystem: str, directory: Path) -> Generator[Path]:
-    """A new, empty file system of that kind, in a file in `directory`."""
+    """Mount a new, empty file system of that kind, from a file in `directory`."""
     image, place = directory / "image", directory / "mounted"
     place.mkdir()
     with image.open("wb") as out:
@@ -216,7 +233,10 @@ def _mounted(filesystem: str, directory: Path) -> Generator[Path]:
 def in_cgroup(
     controller: str, pid: int, settings: Mapping[str, str], settings_v2: Mapping[str, str]
 ) -> Generator[Path]:
-    """The process in a cgroup of its own with these settings, in version 1 or 2, whichever has the controller."""
+    """Put the process into a new cgroup with these settings.
+
+    It is of version 1 or 2, whichever has the controller.
+    """
     v1 = _CGROUPS / controller
     v2 = next((path for path in (_CGROUPS, _CGROUPS / "unified") if (path / "cgroup.controllers").exists()), None)
     if (v1 / "cgroup.procs").exists():
@@ -239,14 +259,14 @@ def in_cgroup(
         yield group
     finally:
         for member in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):  # it may be ending by itself
+            with contextlib.suppress(OSError):  # it may already be exiting
                 (top / "cgroup.procs").write_text(member)
         group.rmdir()
 
 
 @contextlib.contextmanager
 def _quota(pid: int, each_ms: int, directory: Path) -> Generator[None]:
-    """10 ms of CPU, then a pause of each_ms."""
+    """Allow 10 ms of CPU, then a pause of each_ms."""
     quota_us, period_us = _QUOTA_MS * 1000, (_QUOTA_MS + each_ms) * 1000
     settings = {"cpu.cfs_period_us": str(period_us), "cpu.cfs_quota_us": str(quota_us)}
     with in_cgroup("cpu", pid, settings, {"cpu.max": f"{quota_us} {period_us}"}) as group:
@@ -256,7 +276,7 @@ def _quota(pid: int, each_ms: int, directory: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def _slow_disk(pid: int, each_ms: int, directory: Path) -> Generator[None]:
-    """One read or write of a disk every each_ms."""
+    """Allow one disk read or write every each_ms."""
     device, rate = _disk_of(directory), max(1, 1000 // each_ms)
     names = ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device")
     v2 = {"io.max": f"{device} riops={rate} wiops={rate}"}
@@ -265,7 +285,7 @@ def _slow_disk(pid: int, each_ms: int, directory: Path) -> Generator[None]:
 
 
 def _disk_of(directory: Path) -> str:
-    """major:minor of the whole disk that the directory is on."""
+    """Return major:minor of the whole disk that the directory is on."""
     number = directory.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not device.exists():
@@ -276,7 +296,7 @@ def _disk_of(directory: Path) -> str:
 
 @contextlib.contextmanager
 def _little_memory(pid: int, each_ms: int, directory: Path) -> Generator[None]:
-    """24 MB of memory, a file to swap to, and a slow disk under it."""
+    """Allow 24 MB of memory, with a swap file on a slow disk."""
     file = directory / "swap"
     with file.open("wb") as out:
         os.fchmod(out.fileno(), 0o600)

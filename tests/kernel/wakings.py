@@ -1,20 +1,26 @@
-"""Threads that wake each other in known ways, made by a child process, a known number of times.
+"""A child process whose threads wake each other in known ways, a known number of times.
 
     with wakings.running("futex", times=23, each_ms=20) as child:
         ...attach...
         child.go()  # returns when it has happened
         child.at["sleeper"]  # has been woken 23 times by child.at["waker"], in main's child.pid
 
-Kinds: `futex`, `pipe`, `unix`, `eventfd`, `tcp`, `two-tcp` (by turns through two connections) and `splice` (a waker
-wakes a sleeper, which for the last one waits for room in a pipe, with a file as the first argument), `late` (and keeps
-it from the CPU), `relay` (main wakes runner-0, which wakes runner-1 and so on, up to runner-4), `pingpong` (ping and
-pong wake each other), `storm` (main broadcasts to 100 members), `timer` and `timer-calls` (a timer wakes main, while a
-stranger spins on its CPU), `nap` (main sleeps in a poll of nothing, each time behind one of a pipe), `timerfd`,
-`timerfds` (another one each time, and all stay open), `accept` (main waits for connections of its child), `signal`,
-`exit` and `exec` (main waits for its child's signal, its end, its bytes), `killed` (for the end of a child that spins
-until a signal kills it).
-Before one of the first six stands, with a colon, how the sleeper waits until it can read: `poll`, `ppoll`, `select`,
-`pselect`, `turns` (by poll and pselect), `5` (by poll, and for four more that never come).
+Kinds:
+- `futex`, `pipe`, `unix`, `eventfd`, `tcp`, `two-tcp` (two connections by turns) and `splice`: a waker wakes a sleeper.
+  In `splice` the sleeper waits for room in a pipe, with a file as the first argument.
+- `late`: the same, but the waker keeps the sleeper from the CPU.
+- `relay`: main wakes runner-0, which wakes runner-1 and so on, up to runner-4.
+- `pingpong`: ping and pong wake each other.
+- `storm`: main broadcasts to 100 members.
+- `timer` and `timer-calls`: a timer wakes main, while another thread spins on its CPU.
+- `nap`: main sleeps in a poll of nothing, each time after a poll of a pipe.
+- `timerfd`; `timerfds`: another one each time, and all stay open.
+- `accept`: main waits for connections of its child.
+- `signal`, `exit` and `exec`: main waits for its child's signal, its exit, its bytes.
+- `killed`: main waits for the exit of a child that spins until a signal kills it.
+
+A prefix with a colon for the first six kinds sets how the sleeper waits until it can read: `poll`, `ppoll`, `select`,
+`pselect`, `turns` (poll and pselect by turns), `5` (poll of this and four more that never become readable).
 """
 
 import atexit
@@ -33,14 +39,17 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 @contextmanager
 def running(kind: str, times: int = 23, each_ms: int = 20) -> Generator[programs.Program]:
-    """The child, that waits for its go; ended with the block."""
+    """Run the child, which waits for its go; kill it at the end."""
     with programs.running([program(), kind, str(times), str(each_ms)]) as child:
         yield child
 
 
 @functools.cache
 def program() -> Path:
-    """The compiled child: with frame pointers, and without calls turned into jumps, so that frames are as written."""
+    """Compile the child.
+
+    It has frame pointers and no tail calls, so that frames are as written.
+    """
     directory = tempfile.mkdtemp(prefix="wakings-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     binary = Path(directory) / "wakings"

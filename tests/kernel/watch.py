@@ -1,9 +1,11 @@
-"""What a live source counts around a child: by thread, by category and by user stack, beside the kernel's own counts.
+"""What a live source counts about a child, and what the kernel itself counts.
+
+The source's counts are by thread, by category and by user stack.
 
 with watch.watching() as live:
     live.tick()  # from here on
     ...the child waits...
-    window = live.tick()  # what passed, with the sums of accounting held in it
+    window = live.tick()  # what passed, after checking the sums of accounting
     watch.thread(window, child.tid).waits
 """
 
@@ -35,22 +37,31 @@ MS = 1_000_000
 S = 1_000_000_000
 _NAMES_S = 30.0
 _UNWIND = Unwind(cpu_pct=200)
-"""Ticks of a few ms take all of what offtop allows itself: stacks would come late."""
+"""CPU limit for unwinding.
+
+With ticks of a few ms the default would be used up, and stacks would be late.
+"""
 
 
 class LawError(AssertionError):
-    """A law of accounting does not hold. No run of tests is green in which that was so once (tests/conftest.py)."""
+    """A law of accounting does not hold.
+
+    Any occurrence fails the test run (tests/conftest.py).
+    """
 
 
 class Watch:
-    """A LiveSource, and where its last tick ended."""
+    """A LiveSource, and the end of its last tick."""
 
     def __init__(self, source: LiveSource) -> None:
         self.source = source
         self.last = self._read()
 
     def tick(self, after_s: float = 0) -> Window:
-        """What passed since the last tick. Raises LawError where a law of accounting does not hold in it."""
+        """Return what passed since the last tick.
+
+        Raises LawError if a law of accounting does not hold in it.
+        """
         time.sleep(after_s)
         earlier, self.last = self.last, self._read()
         window = between(earlier, self.last)
@@ -58,7 +69,10 @@ class Watch:
         return window
 
     def see_each_tick(self) -> None:
-        """Return when the walk of the waits in progress is made at each tick: behind a very short one it is not."""
+        """Return once waits in progress are scanned at each tick.
+
+        After a very short tick they are not.
+        """
         for _ in range(50):
             self.tick(0.1)
             if self.last.cost.walk_every == 1:
@@ -71,7 +85,10 @@ class Watch:
         return snapshot
 
     def user_stacks(self, window: Window, tid: int, category: str = "") -> dict[tuple[str, ...], SiteTotals]:
-        """What one thread did in `window`, by the names of its user frames, leaf first; of one category of waits."""
+        """Return one thread's totals in `window` by user frame names, leaf first.
+
+        Only waits of `category` count, if it is given.
+        """
         sites = {
             key: totals
             for key, totals in sites_of(window, tid).items()
@@ -96,7 +113,7 @@ def watching(
     mode: str = OFFCPU,
     depth: int = DEFAULT_DEPTH,
 ) -> Generator[Watch]:
-    """A live source; closed with the block."""
+    """Run a live source; close it at the end."""
     source = LiveSource(
         rules(), filters, door=door, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
     )
@@ -107,11 +124,14 @@ def watching(
 
 
 watching_kernel_stacks = partial(watching, unwind=Unwind("off"))
-"""The same without user stacks, for what they say nothing of: it begins in a third of the time."""
+"""The same without user stacks, for tests that do not need them.
+
+It starts in a third of the time.
+"""
 
 
 def without(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
-    """Sources from here on find that the kernel lacks this member of Features."""
+    """Make sources from here on find that the kernel lacks this member of Features."""
     find = features.find
 
     def found(types: libbpf.KernelTypes) -> Features:
@@ -126,7 +146,10 @@ def rules() -> categories.Categories:
 
 
 def check_sums(window: Window) -> None:
-    """The laws of accounting, exactly; and that neither idle threads nor offtop's own are threads here."""
+    """Check the laws of accounting exactly.
+
+    Also check that neither idle threads nor offtop's own appear.
+    """
     of_sites: dict[ThreadKey, int] = {}
     broken: list[object] = []
     for site, totals in window.each_site():
@@ -153,7 +176,7 @@ def check_sums(window: Window) -> None:
 
 
 def thread(window: Window, tid: int) -> ThreadTotals:
-    """All zeros for a thread that did not wait."""
+    """Return a thread's totals, all zero if it did not wait."""
     return next((totals for key, totals in window.each_thread() if key.tid == tid), ThreadTotals())
 
 
@@ -162,19 +185,22 @@ def sites_of(window: Window, tid: int) -> dict[SiteKey, SiteTotals]:
 
 
 def by_category(window: Window, tid: int) -> dict[str, Part]:
-    """What one thread's waits from the minimum up were for."""
+    """Return one thread's waits from the minimum up, by category."""
     every = shares(window, Idle())
     mine = every.of((every.ids[:, 1] == tid) & (every.ids[:, 2] != SHORT) & (every.ids[:, 2] != FILTERED))
     return {every.leaves[leaf].category: Part(*part) for leaf, part in mine.by(mine.leaf)}
 
 
 def switches(tid: int) -> tuple[int, int]:
-    """How often the kernel says that a thread left the CPU, and how often of these involuntarily."""
+    """Return the kernel's count of a thread's switches: all, and involuntary ones."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/{tid}/status").read_text().splitlines())
     involuntary = int(fields["nonvoluntary_ctxt_switches"])
     return int(fields["voluntary_ctxt_switches"]) + involuntary, involuntary
 
 
 def running_ns(pid: int, tid: int) -> int:
-    """How long the kernel says that a thread has run (its sum_exec_runtime); exact while it does not run."""
+    """Return the kernel's count of a thread's run time (sum_exec_runtime).
+
+    It is exact while the thread does not run.
+    """
     return int(Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[0])
