@@ -18,7 +18,7 @@ WAITS = 23
 _LEAF = r"""
 #include <time.h>
 #define KEPT __attribute__((noinline, noclone))
-#define BEHIND __asm__ volatile("" ::: "memory") /* so that no call is the last thing that a function does */
+#define BEHIND __asm__ volatile("" ::: "memory") /* so that no call is a tail call */
 static const struct timespec pause_ = {0, 4000000};
 KEPT void gamma_(void) {
     do {

@@ -50,7 +50,7 @@ static void *faults(void *unused)
 }
 static void *unmaps(void *unused)
 {
-	munmap(mapped + (1 << 19), 1 << 19); /* not where the fault is, but of the same mapping */
+	munmap(mapped + (1 << 19), 1 << 19); /* the same mapping as the fault, but not the same page */
 	return 0;
 }
 int main(int argc, char **argv)
@@ -63,7 +63,7 @@ int main(int argc, char **argv)
 	pthread_create(&thread, 0, naps, 0);
 	tell("nap", nap);
 	next();
-	/* The file system is frozen by now: the fault waits for it, and munmap for the fault. */
+	/* The file system is frozen by now: the fault waits for it, and munmap waits for the fault. */
 	pthread_create(&thread, 0, faults, 0);
 	usleep(200000);
 	pthread_create(&thread, 0, unmaps, 0);

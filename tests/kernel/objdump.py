@@ -77,10 +77,10 @@ def compare(path: Path, some: Iterable[tuple[int, int]]) -> Comparison:
             except ValueError:
                 refused += 1
                 continue
-            ours = {*found.returns, *(jump.at for jump in found.jumps)}
-            theirs = {*returns[bisect_left(returns, begins) : bisect_left(returns, behind)]}
-            exits += len(ours)
-            mismatches += (f"{at:#x}" for at in (ours - starts) | (theirs ^ {*found.returns}))
+            decoded = {*found.returns, *(jump.at for jump in found.jumps)}
+            listed = {*returns[bisect_left(returns, begins) : bisect_left(returns, behind)]}
+            exits += len(decoded)
+            mismatches += (f"{at:#x}" for at in (decoded - starts) | (listed ^ {*found.returns}))
     finally:
         os.close(fd)
     return Comparison(count, refused, exits, tuple(mismatches))

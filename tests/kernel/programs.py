@@ -79,7 +79,7 @@ def let_nobody_in(path: Path) -> None:
 def until(holds: Callable[[], bool]) -> None:
     end_s = time.monotonic() + _SECONDS
     while not holds():
-        assert time.monotonic() < end_s, "it did not come to that"
+        assert time.monotonic() < end_s, "timed out"
         time.sleep(0.005)
 
 

@@ -168,7 +168,7 @@ class Run(Traces):
         """Stop the compiling process once it has started, and return its PID."""
         self.wait_for(lambda: cpu_ms(self.compiler()) > 50 or programs_of(self.process.pid))
         compiler = self.compiler()
-        assert compiler, "it compiles for much longer than it takes to see that"
+        assert compiler, "it compiles for much longer than this takes to notice"
         os.kill(compiler, signal.SIGSTOP)
         return compiler
 
@@ -396,7 +396,7 @@ def check_still_blocked(tick: Tick) -> None:
     ages = [one["age_ns"] for one in every]
     assert ages == sorted(ages, reverse=True)
     assert len({(one["pid"], one["tid"]) for one in every}) == len(every)
-    told = {(thread["pid"], thread["tid"]): thread for thread in tick["threads"]}
+    threads = {(thread["pid"], thread["tid"]): thread for thread in tick["threads"]}
     for one in every:
         assert one["age_ns"] >= tick["filters"]["min_ns"]
         if one["syscall"] is None or not (one["arguments"] or is_of_64_bits(one["pid"])):
@@ -405,7 +405,7 @@ def check_still_blocked(tick: Tick) -> None:
             assert len(one["arguments"]) == 6
         assert one["state"] in "RSDTtPIK"
         assert one["kernel"] or one["category"] in ("other", "run-queue")  # its stack arrives with a later scan
-        assert told[one["pid"], one["tid"]]["offcpu_ns"] >= min(one["age_ns"], tick["span_ns"])
+        assert threads[one["pid"], one["tid"]]["offcpu_ns"] >= min(one["age_ns"], tick["span_ns"])
 
 
 def is_of_64_bits(pid: int) -> bool:
@@ -459,8 +459,8 @@ def test_text_has_a_stuck_table_and_a_now_column() -> None:
     _, last = ended.out.split("offtop - ")[1:]
     categories, listed, stuck = last.split("\n\n")[:3]
     assert categories.splitlines()[1].split()[-1] == listed.splitlines()[0].split()[-2] == "NOW"
-    said, heads, row = stuck.splitlines()
-    assert said == "stuck now: 1 thread"
+    title, heads, row = stuck.splitlines()
+    assert title == "stuck now: 1 thread"
     assert heads.split() == ["AGE", "PID", "TID", "COMMAND", "S", "CATEGORY", "SYSCALL", "STACK"]
     age, *words = row.split()
     assert re.fullmatch(r"<=\d\.\d\ds", age)  # it began before offtop did
@@ -600,9 +600,9 @@ def test_tables_show_only_matches_and_the_head_line_their_share(
     named: tuple[programs.Program, LiveSource], words: str, names: set[str]
 ) -> None:
     child, source = named
-    told, wanted = io.StringIO(), Wanted(parse(words), idle_shown=True, threads=True)
-    batch.run(source, watch.rules(), 400 * MS, 1, wanted, as_json=False, width=0, out=told)
-    out = told.getvalue()
+    written, wanted = io.StringIO(), Wanted(parse(words), idle_shown=True, threads=True)
+    batch.run(source, watch.rules(), 400 * MS, 1, wanted, as_json=False, width=0, out=written)
+    out = written.getvalue()
     assert f'  filter "{words}" passes ' in out.splitlines()[0]
     rows = [row.split() for row in listed(out)]
     rest = ["2", "more"] if words == "waiting>5" else []
@@ -719,7 +719,7 @@ def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[Kept, Names], w
         assert (total_ns(others), others["left_out_ns"]) == (tick["left_out_ns"], passing_ns)
     for rows in ("threads", "sites"):
         of_all: list[Tick] = [{**row, "user": []} for row in every[rows]]  # names may have arrived since
-        assert all({**row, "user": []} in of_all for row in tick[rows]), "whole"
+        assert all({**row, "user": []} in of_all for row in tick[rows]), "rows are complete"
 
 
 def total_ns(tick: Tick) -> int:

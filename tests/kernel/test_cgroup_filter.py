@@ -298,8 +298,8 @@ def test_each_way_to_name_a_cgroup_finds_the_same(place: Place) -> None:
 @pytest.mark.kernel
 def test_kernel_types_list_each_hierarchy() -> None:
     found = features.find(libbpf.KernelTypes()).hierarchies
-    told = Path("/proc/cgroups").read_text().splitlines()[1:]
-    assert set(found) == {"", *(line.split()[0] for line in told)}
+    lines = Path("/proc/cgroups").read_text().splitlines()[1:]
+    assert set(found) == {"", *(line.split()[0] for line in lines)}
     assert len({*found.values()}) == len(found)
 
 
@@ -344,8 +344,8 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Mount, ...
     )
 
 
-def hierarchy(made_up: tuple[Mount, ...], asked: str) -> tuple[str, str, int]:
-    found = find(asked, made_up)
+def hierarchy(made_up: tuple[Mount, ...], text: str) -> tuple[str, str, int]:
+    found = find(text, made_up)
     return found.path, found.hierarchy, found.level
 
 
@@ -374,7 +374,7 @@ def test_a_containers_monitor_and_children_do_not_match_its_id(made_up: tuple[Mo
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("text", "message"),
     [
         ("", "an empty text is the name of no cgroup"),
         ("mysqld.service", "there is no cgroup 'mysqld.service' here. Is it /system.slice/mysql.service"),
@@ -392,9 +392,9 @@ def test_a_containers_monitor_and_children_do_not_match_its_id(made_up: tuple[Mo
         ("\x1b[2J\udcff", "there is no cgroup '\\x1b[2J"),
     ],
 )
-def test_an_unknown_cgroup_is_refused_with_suggestions(made_up: tuple[Mount, ...], asked: str, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)) as raised:
-        find(asked, made_up)
+def test_an_unknown_cgroup_is_refused_with_suggestions(made_up: tuple[Mount, ...], text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as raised:
+        find(text, made_up)
     assert str(raised.value).isprintable()
     assert len(str(raised.value)) < 800
 

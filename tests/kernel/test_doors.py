@@ -115,8 +115,8 @@ def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(door: str, tm
         finally:
             os.killpg(storm.pid, signal.SIGKILL)
             storm.wait()
-    told = Counter(window.book.comm(key).rstrip("0123456789") for window in windows for key, _ in window.each_thread())
-    assert min(told[kind] for kind in ("main", "thread", "exec")) > 100
+    kinds = Counter(window.book.comm(key).rstrip("0123456789") for window in windows for key, _ in window.each_thread())
+    assert min(kinds[kind] for kind in ("main", "thread", "exec")) > 100
 
 
 ONE_ID = r"""
@@ -222,7 +222,7 @@ def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None
     for window in windows:
         for key, thread in window.each_thread():
             if window.book.comm(key) == "brief" and key.pid != brief.pid:
-                assert thread.running_ns < 8 * MS, "nobody runs while it sleeps for 10 ms"
+                assert thread.running_ns < 8 * MS, "it does not run while it sleeps for 10 ms"
                 waited[key] += thread.offcpu_ns
                 lives[key] = window.book.life(key)
     lived = {key: life.to_ns - life.from_ns for key, life in lives.items() if life.to_ns}
@@ -289,8 +289,8 @@ def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_pa
         assert 0 <= counted.waits - woken.waits <= unseen
         assert counted.waits >= 24
         assert counted.runqueue_ns >= 10 * MS
-        apart = 0.25 if unseen or "wakings" in windows[1].lost else 0.1
-        assert abs(counted.runqueue_ns - woken.runqueue_ns) <= max(2 * MS, apart * counted.runqueue_ns)
+        tolerance = 0.25 if unseen or "wakings" in windows[1].lost else 0.1
+        assert abs(counted.runqueue_ns - woken.runqueue_ns) <= max(2 * MS, tolerance * counted.runqueue_ns)
         sources = [dict(live.source.about())["run-queue time"] for live in (by_count, by_wakings)]
         assert sources == ["the kernel's run_delay", "tracepoint sched_waking"]
 

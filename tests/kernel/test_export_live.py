@@ -36,8 +36,8 @@ def test_ctrl_c_writes_what_passed_until_then(form: str, tmp_path: Path) -> None
     out = tmp_path / "out"
     with waits.running("sleep", times=10_000, each_ms=10) as child:
         child.go()
-        asked = ("-n", "1000", "-d", "0.2", "-p", str(child.pid), "-o", str(out))
-        process = command.start("export", form, "-i", *asked, *command.QUICK)
+        options = ("-n", "1000", "-d", "0.2", "-p", str(child.pid), "-o", str(out))
+        process = command.start("export", form, "-i", *options, *command.QUICK)
         time.sleep(4)
         process.send_signal(signal.SIGINT)
         ended = command.ended(process)

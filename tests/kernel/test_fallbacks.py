@@ -24,7 +24,7 @@ DEEP = r"""
 static __attribute__((noinline)) void deep(void)
 {
 	volatile char room[50000];
-	for (int i = 0; i < sizeof(room); i++) /* only what is in memory can be copied */
+	for (int i = 0; i < sizeof(room); i++) /* only pages that are present can be copied */
 		room[i] = i;
 	usleep(20000);
 	room[0] = 2;

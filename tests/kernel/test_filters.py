@@ -209,7 +209,7 @@ def test_with_only_uninterruptible_waits_a_sleeper_has_only_filtered_time() -> N
 def test_a_wait_leaves_with_its_state_and_returns_with_its_stack() -> None:
     with (
         waits.running("sleep", times=1, each_ms=5000) as child,
-        waits.running("sleep", times=1, each_ms=5000) as late,
+        waits.running("sleep", times=1, each_ms=5000) as later_child,
         watch.watching_kernel_stacks() as live,
     ):
         child.go()
@@ -217,12 +217,12 @@ def test_a_wait_leaves_with_its_state_and_returns_with_its_stack() -> None:
         parts = [watch.by_category(live.tick(0.1), child.tid)]
         live.source.set_filters(Filters(states=_D))
         live.tick(0.1)
-        late.go()
+        later_child.go()
         hidden = [live.tick(0.1) for _ in range(3)]
         live.source.set_filters(Filters())
         live.tick(0.1)
         shown = live.tick(0.1)
-        for one in (child, late):
+        for one in (child, later_child):
             assert [watch.thread(window, one.tid).filtered_ns for window in hidden[1:]] == [
                 window.span_ns for window in hidden[1:]
             ]

@@ -129,9 +129,9 @@ def test_rules_of_a_broken_file_are_valid(
 
 @ANY
 @given(st.text(max_size=60) | st.lists(st.integers().map(str), max_size=30).map(" ".join))
-def test_any_reader_output_parses_to_a_rule_and_an_interpreter_or_none(said: str) -> None:
-    assert isinstance(unwind_rules.read(said), unwind_rules.Rule)
-    cpython_layout.read(said)
+def test_any_reader_output_parses_to_a_rule_and_an_interpreter_or_none(output: str) -> None:
+    assert isinstance(unwind_rules.read(output), unwind_rules.Rule)
+    cpython_layout.read(output)
 
 
 @ANY

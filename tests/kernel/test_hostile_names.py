@@ -140,7 +140,7 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
 
         @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
         @given(st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=4))
-        def told(names: list[bytes]) -> None:
+        def check(names: list[bytes]) -> None:
             child.write(b"".join(names))
             live.tick(0.02 + 0.02 * len(names))
             kept = history.add(live.last)
@@ -153,4 +153,4 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
             every = json.dumps(tick_object(tick, live.source.names, diagnoser, problems=problems), ensure_ascii=False)
             assert not CONTROL.search(every), every
 
-        told()
+        check()

@@ -45,7 +45,7 @@ static int fds[2], faults, others;
 static char *page, *large;
 static volatile int is_over;
 
-/* Holds the lock while it writes what is not there yet. */
+/* Holds the lock while it writes to a page that is not present yet. */
 static void *holder(void *unused)
 {
 	prctl(PR_SET_NAME, "holder");
@@ -96,7 +96,7 @@ int main(int count, char **words)
 	faults = syscall(SYS_userfaultfd, O_CLOEXEC);
 	if (faults < 0 || ioctl(faults, UFFDIO_API, &api) || ioctl(faults, UFFDIO_REGISTER, &range))
 		return 1;
-	if (!strcmp(kind, "memory")) { /* all of it the page of zeros, which costs nothing but time */
+	if (!strcmp(kind, "memory")) { /* all of it is the zero page, which costs only time */
 		large = mmap(0, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		madvise(large, LARGE, MADV_NOHUGEPAGE);
 		for (unsigned long at = 0; at < LARGE; at += PAGE)
@@ -106,7 +106,7 @@ int main(int count, char **words)
 	next();
 	pthread_create(&threads[0], 0, holder, 0);
 	if (strcmp(kind, "memory"))
-		read(faults, &message, sizeof(message)); /* now it holds it */
+		read(faults, &message, sizeof(message)); /* the holder has the lock now */
 	for (long i = 1; i <= 2; i++)
 		pthread_create(&threads[i], 0, waiter, (void *)i);
 	usleep(50000);
@@ -176,14 +176,14 @@ def test_two_waiters_for_a_lock_share_it_and_its_holder(
         stat = (path if path.exists() else tmp_path).stat()
         inode = f"{stat.st_ino} of {os.major(stat.st_dev)}:{os.minor(stat.st_dev)}"
         pipes = [fd.readlink() for fd in Path(f"/proc/{child.pid}/fd").iterdir() if "pipe" in str(fd.readlink())]
-        told = {
+        in_json = {
             "inode": [Object("rwsem", f"i_rwsem of {path}")],
             "path": [Object("rwsem", f"i_rwsem of inode {inode}")],
             "position": [Object("mutex", f"f_pos_lock of {path}")],
             "pipe": [Object("mutex", f"mutex of {pipe}") for pipe in pipes],
         }
-        assert what in told[kind]
-        assert in_progress(live, child, "holder").holder == NO_HOLDER, "which waits for its page"
+        assert what in in_json[kind]
+        assert in_progress(live, child, "holder").holder == NO_HOLDER, "the holder waits for its page"
         child.go()
         window = merge([live.tick(), live.tick(0.1), live.tick(0.1)])  # waits of a just exited thread may be late
         ended = Counter[Object]()
@@ -196,17 +196,17 @@ def test_two_waiters_for_a_lock_share_it_and_its_holder(
 
 def test_the_lock_of_a_processs_memory_is_named(live: Watch, binary: Path, tmp_path: Path) -> None:
     with held(live, binary, "memory", tmp_path) as child:
-        told = Counter[Object]()
+        by_object = Counter[Object]()
         holders: set[Holder] = set()
         for _ in range(100):
             window = live.tick(0.02)
             for n in (1, 2):
                 for key, totals in watch.sites_of(window, child.at[f"waiter-{n}"]).items():
-                    told[window.book.wake(key.wake).object] += totals.waits
+                    by_object[window.book.wake(key.wake).object] += totals.waits
             holders |= {one.holder for one in live.last.waiting.values()}
-            if holders - {NO_HOLDER} and told[Object("rwsem", "mmap_lock", child.pid)]:
+            if holders - {NO_HOLDER} and by_object[Object("rwsem", "mmap_lock", child.pid)]:
                 break
-        assert told[Object("rwsem", "mmap_lock", child.pid)]
+        assert by_object[Object("rwsem", "mmap_lock", child.pid)]
         assert Holder(child.pid, child.at["holder"], "holder") in holders
 
 

@@ -40,10 +40,10 @@ class Ticks:
         sites: Ended = NOTHING,
         *walked: Walked,
         ns: int = TICK_NS,
-        **told: Any,
+        **more: Any,
     ) -> None:
         at_ns = self.at[-1].at_ns + ns
-        self.ledger.tick(at_ns, MIN_NS, threads, sites, walked, threads_lost=self.threads_lost, **told)
+        self.ledger.tick(at_ns, MIN_NS, threads, sites, walked, threads_lost=self.threads_lost, **more)
         self.at.append(snapshot(self.ledger))
         watch.check_sums(between(self.at[-2], self.at[-1]))
 
@@ -96,7 +96,7 @@ def test_a_late_report_leaves_the_new_owner_of_the_tid_alone(tick_ns: int, silen
     for _ in range(2):
         ticks.tick([], ns=tick_ns)
         assert ticks.counted_ns(-2) == tick_ns
-    assert not ticks.ledger.book.life(KEY).to_ns, "it goes on"
+    assert not ticks.ledger.book.life(KEY).to_ns, "it is alive"
     span = ticks.now_ns, ticks.now_ns + tick_ns
     ticks.tick([did(B, [now], *span)], ended(B, [now], *span), ns=tick_ns)
     assert ticks.counted_ns() == first.off_ns + now.off_ns
@@ -128,7 +128,7 @@ def test_a_thread_that_exits_when_its_predecessor_is_reported_has_exited() -> No
     assert ticks.ledger.book.life(KEY).to_ns == 28_000
     assert ticks.ledger.waiting == {}
     ticks.tick([])
-    assert KEY not in ticks.ledger.threads, "given back"
+    assert KEY not in ticks.ledger.threads, "evicted"
     assert ticks.counted_ns() == first.off_ns + second.off_ns
 
 
@@ -161,7 +161,7 @@ def test_a_written_off_thread_reported_half_a_minute_later_counts_once() -> None
     ticks.tick([], ended(A, [wait], 10_000, 20_000))
     for _ in range(40):
         ticks.tick([], ns=NS_PER_S)
-    assert ticks.counted_ns() == wait.off_ns, "taken for lost"
+    assert ticks.counted_ns() == wait.off_ns, "written off"
     ticks.tick([did(A, [wait], 10_000, 20_000)], gone={KEY: ticks.now_ns})
     assert ticks.counted_ns() == wait.off_ns
 
@@ -236,7 +236,7 @@ def test_waits_of_the_old_owner_are_not_shown_for_the_new_one() -> None:
     ticks.tick([did(B, [second], 20_000, 30_000)])
     ticks.give_up()
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
-    assert not ticks.ledger.book.life(KEY).to_ns, "it goes on"
+    assert not ticks.ledger.book.life(KEY).to_ns, "it is alive"
     assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
 
 
@@ -258,9 +258,9 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
     ledger = Ledger(0)
     at = [snapshot(ledger)]
 
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **more: Any) -> None:
         threads_lost = int(is_lost and len(at) > 2)
-        ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **told)
+        ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 
@@ -294,9 +294,9 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     at = [snapshot(ledger)]
 
     def tick(
-        threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, *walked: Walked, **told: Any
+        threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, *walked: Walked, **more: Any
     ) -> None:
-        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **told)
+        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 
@@ -336,8 +336,8 @@ def test_a_written_off_thread_that_is_reported_after_all_counts_once(was_shown: 
     ledger = Ledger(0)
     at = [snapshot(ledger)]
 
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **told: Any) -> None:
-        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, [], **told)
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **more: Any) -> None:
+        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, [], **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 

@@ -210,7 +210,7 @@ def test_in_tiny_maps_every_loss_is_counted_and_the_laws_hold(
         assert at_stack_lost(windows, kernel=True, user=True).total_ns > 0
         last = tiny.tick(0.05)
         waiting = {key.tid for key, t in last.each_thread() if key.pid == child.pid and t.offcpu_ns}
-        assert waiting <= {child.pid}, "who has ended waits no longer, lost or not"
+        assert waiting <= {child.pid}, "an exited thread no longer waits, lost or not"
 
 
 def test_there_is_room_for_twice_the_threads_of_a_big_machine(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> No
             kept.append(max(kept_of_the_dead(fresh.source, child.pid).values()))
         windows += [fresh.tick(0.05) for _ in range(3)]
         assert not any(kept_of_the_dead(fresh.source, child.pid).values())
-        assert 300 <= max(kept) < 3 * 300, "there were some, and never those of many ticks"
+        assert 300 <= max(kept) < 3 * 300, "some at a time, but never those of many ticks"
         ended = [t for window in windows for key, t in window.each_thread() if key.pid == child.pid != key.tid]
         assert ledger.threads[EXITED].waits >= sum(t.waits for t in ended) >= 20 * 300
         assert ledger.threads[EXITED].offcpu_ns >= sum(t.offcpu_ns for t in ended)
@@ -460,5 +460,5 @@ def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPat
         child.listen()
         assert lost(windows) == {}
         mine = {key: totals for key, totals in windows[-1].each_thread() if key.pid == child.pid}
-        assert len(mine) > 4000, "each by its name"
+        assert len(mine) > 4000, "each under its own key"
         assert max(totals.max_ns for totals in mine.values()) > 0

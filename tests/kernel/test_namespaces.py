@@ -176,15 +176,15 @@ def child_of(pid: int) -> int:
 
 def ids_of(pid: int) -> list[int]:
     """Return a process's PIDs in each of its namespaces, from here downwards."""
-    told = re.search(r"^NSpid:\s+(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    assert told
-    return [int(one) for one in told[1].split()]
+    found = re.search(r"^NSpid:\s+(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return [int(one) for one in found[1].split()]
 
 
 def keys(tick: Tick) -> set[tuple[int, int]]:
     """Return the keys of all threads but the evicted ones."""
-    told = [*tick["threads"], *tick["sites"], *tick["still_blocked"]]
-    return {(one["pid"], one["tid"]) for one in told} - {(0, 0)}
+    rows = [*tick["threads"], *tick["sites"], *tick["still_blocked"]]
+    return {(one["pid"], one["tid"]) for one in rows} - {(0, 0)}
 
 
 def run_inside(of: Container, script: str) -> Any:
@@ -282,14 +282,14 @@ def test_a_fork_storm_shows_no_host_id(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     ticks = [json.loads(one) for one in done.stdout.splitlines()]
     every = [one for tick in ticks for one in (*tick["threads"], *tick["sites"], *tick["still_blocked"])]
-    told = {
+    seen = {
         (found[1], int(found[2]), one["pid"], one["tid"]) for one in every if (found := _NAMED.fullmatch(one["comm"]))
     }
-    assert {kind for kind, *_ in told} == {"main", "thread", "exec"}
-    assert len(told) > 100
+    assert {kind for kind, *_ in seen} == {"main", "thread", "exec"}
+    assert len(seen) > 100
     wrong = [
         (kind, number, pid, tid)
-        for kind, number, pid, tid in told  # a thread that calls exec swaps IDs with the first one
+        for kind, number, pid, tid in seen  # a thread that calls exec swaps IDs with the first one
         if (not (pid < number and tid in (number, pid)) if kind == "thread" else number != pid or tid < pid)
     ]
     assert wrong == []
@@ -342,10 +342,10 @@ with watch.watching() as live:
     print(json.dumps([[[*key] for key, _ in window.each_thread()], dict(live.source.about())["process ids"]]))
 """
     with contained(family) as one:
-        found, said = run_inside(one, script)
+        found, description = run_inside(one, script)
         pid, tid = one.program.at["pid"], one.program.at["tid"]
     assert {tuple(key) for key in found} - {(0, 0)} == {(1, 1), (pid, pid), (pid, tid)}
-    assert "not counted" in said
+    assert "not counted" in description
 
 
 def test_with_a_foreign_proc_it_exits_and_names_the_fix() -> None:
@@ -406,18 +406,18 @@ def test_a_container_is_found_by_id_or_name(family: Path) -> None:
 
 
 def test_an_unknown_container_is_refused_in_one_sentence() -> None:
-    for asked, said in (
+    for option, message in (
         ("nobody:1", r"-p nobody:1: no such container\. Name it by"),
         (f"{os.getpid()}:1", r"no process ids of its own\. Take the one seen here: -p 1"),
         ("\x1b[31m:7", r"-p \\x1b\[31m:7: no such container"),
     ):
-        refused = command.run("-b", "-n", "1", "-p", asked)
+        refused = command.run("-b", "-n", "1", "-p", option)
         assert refused.status == 2
-        assert re.search(said, refused.sentence), refused.sentence
+        assert re.search(message, refused.sentence), refused.sentence
 
 
-def refuses(name: str, pid: int, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def refuses(name: str, pid: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         pid_in(name, pid)
 
 

@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	CPU_SET(sysconf(_SC_NPROCESSORS_ONLN) - 1, &one);
 	sched_setaffinity(0, sizeof(one), &one);
 	next();
-	sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &first); /* none of them runs before all are made */
+	sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &first); /* none of them runs before all exist */
 	for (long i = 0; i < threads; i++) {
 		made_ns[i] = now_ns();
 		pthread_create(&made, &small, burst, (void *)i);
@@ -231,7 +231,7 @@ def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, door
         windows += [live.tick(0.1) for _ in range(2)]
         found = of_threads(windows, child.pid)[key]
         rest_ns = found.preempted_ns  # preempted by others, once it ran
-        assert before.offcpu_ns - before.preempted_ns == found.runqueue_ns - rest_ns, "its time was in its windows"
+        assert before.offcpu_ns - before.preempted_ns == found.runqueue_ns - rest_ns, "each window had its time"
         assert found.offcpu_ns == found.runqueue_ns
         assert found.runqueue_ns - rest_ns == pytest.approx(child.at["waited"], rel=0.02)
         assert found.waits - found.involuntary == 1

@@ -312,8 +312,8 @@ def test_a_waker_has_its_python_functions(tmp_path: Path) -> None:
         by_thread(live, child)
         window = live.tick(0.3)
         wakers = {window.book.wake(key.wake).waker for key in watch.sites_of(window, child.at["reader"])}
-        told = [of_app([frame.name for frame in window.book.stack(waker.user).frames]) for waker in wakers]
-        assert ["give", "giver", "again_and_again"] in told
+        by_waker = [of_app([frame.name for frame in window.book.stack(waker.user).frames]) for waker in wakers]
+        assert ["give", "giver", "again_and_again"] in by_waker
 
 
 def once_known(child: Program, live: watch.Watch, rounds: int) -> Window:
@@ -356,17 +356,17 @@ def test_after_exec_the_new_programs_functions_are_shown(tmp_path: Path) -> None
         script(tmp_path, EXECS, OWN, "first") as child,
         watch.watching(Filters(pids=(child.pid,))) as live,
     ):
-        told: list[list[str]] = []
+        rounds: list[list[str]] = []
         for number in range(12):
             if number == 6:
                 child.write(b"x")
             child.go()
             window = live.tick()
             stacks = live.user_stacks(window, child.pid)
-            told.append([name for stack in stacks for name in of_app(stack) if name in ("before", "after")])
-        assert "before" in told[5]
-        assert "after" in told[11]
-        assert "before" not in [name for names in told[7:] for name in names]
+            rounds.append([name for stack in stacks for name in of_app(stack) if name in ("before", "after")])
+        assert "before" in rounds[5]
+        assert "after" in rounds[11]
+        assert "before" not in [name for names in rounds[7:] for name in names]
 
 
 class Table(Map):
@@ -462,7 +462,7 @@ def test_two_interpreter_calls_each_have_their_functions() -> None:
         ["libc", "f (app.py:3)", "g (app.py:3)", "lib", "h (app.py:3)", "start"],
         True,
     )
-    assert process.mixed(frames, [f, g, SHIM, h, SHIM, SHIM])[1], "3.14 has one more where a thread begins"
+    assert process.mixed(frames, [f, g, SHIM, h, SHIM, SHIM])[1], "3.14 has one more at the start of a thread"
     assert process.mixed(frames, [SHIM, h, SHIM]) == (["libc", "eval", "lib", "h (app.py:3)", "start"], True)
 
 

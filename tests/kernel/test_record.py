@@ -114,22 +114,22 @@ def test_record_writes_until_its_time_is_over_or_ctrl_c(tmp_path: Path, waits: i
         process.send_signal(signal.SIGINT)
         assert "offtop: recorded " in process.stderr.read()
         assert process.wait(timeout=20) == 0
-    for name, said in (("a", "lock"), ("b", "ticks: ")):
+    for name, expected in (("a", "lock"), ("b", "ticks: ")):
         page = run("report", str(tmp_path / name), "-w", "120")
         assert (page.status, page.err) == (0, "")
-        assert said in page.out
+        assert expected in page.out
 
 
 def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
     # The shell makes the terminal its controlling one, so that the kernel sends it SIGHUP when the other end is closed.
     on_own_terminal = ["sh", "-c", 'exec 0<>"$(tty)" && cd "$1" && shift && exec "$@"', "sh", str(tmp_path)]
     record = ["nohup", str(OFFTOP), "record", "-o", "it", "-d", "0.2", "-n", "10", *QUICK]
-    said = tmp_path / "nohup.out"
+    output = tmp_path / "nohup.out"
     with terminal([*on_own_terminal, *record]) as shown:
-        programs.until(lambda: said.exists() and "ctrl-C ends it" in said.read_text())
+        programs.until(lambda: output.exists() and "ctrl-C ends it" in output.read_text())
         shown.hang_up()
-        assert shown.status() == 0, said.read_text()
-    assert "offtop: recorded 10 ticks" in said.read_text()
+        assert shown.status() == 0, output.read_text()
+    assert "offtop: recorded 10 ticks" in output.read_text()
     played = run("replay", str(tmp_path / "it"), "--json")
     assert (played.status, played.err, len(played.out.splitlines())) == (0, "", 10)
 

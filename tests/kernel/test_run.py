@@ -22,13 +22,13 @@ def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
 
     The command exits with `first`, and then with `second`.
     """
-    fake, told = tmp_path / "pytest", tmp_path / "told"
+    fake, runs = tmp_path / "pytest", tmp_path / "told"
     fake.write_text(
-        f'#!/bin/sh\necho "$@" >>{told}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
+        f'#!/bin/sh\necho "$@" >>{runs}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
     )
     fake.chmod(0o755)
     status = subprocess.run([RUN, fake], timeout=20).returncode
-    return status, len(told.read_text().splitlines())
+    return status, len(runs.read_text().splitlines())
 
 
 def test_a_passing_run_is_not_repeated(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ CONVOY = r"""
 #include <stdint.h>
 #include <time.h>
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-/* libc may have no frame pointers: then the caller of its leaf is missing from the stack, and this is that caller. */
+/* If libc has no frame pointers, its leaf's caller is missing from the stack: this function is that caller. */
 static __attribute__((noinline)) void take(void) { pthread_mutex_lock(&mutex); __asm__ volatile(""); }
 static __attribute__((noinline)) void hold_the_lock(unsigned *seed)
 {
@@ -143,8 +143,8 @@ def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
     assert shutil.which("tmux"), "packaging/system.sh test installs tmux"
     flags = (f"-DTHREADS={THREADS}", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread")
     binary = programs.build(tmp_path / _NAME, CONVOY, *flags)
-    told = tmp_path / "told"
-    line = f"exec 3>{told}; stty -g >&3; {command.OFFTOP} 3>&-; echo $? >&3; stty -g >&3; exec sleep 600"
+    log = tmp_path / "told"
+    line = f"exec 3>{log}; stty -g >&3; {command.OFFTOP} 3>&-; echo $? >&3; stty -g >&3; exec sleep 600"
     with programs.running([binary]) as convoy, tmux(width, height, line, tmp_path) as shown:
         shown.until(clock)
         offtop = [pid for pid in command.family(shown.shell) if pid != shown.shell]
@@ -182,8 +182,8 @@ def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
 
         assert shown.modes()[0] == "1"
         shown.press("q")
-        shown.until(lambda _: told.read_text().count("\n") == 3)
-        settings_before, status, settings_after = told.read_text().splitlines()
+        shown.until(lambda _: log.read_text().count("\n") == 3)
+        settings_before, status, settings_after = log.read_text().splitlines()
         assert status == "0"
         assert settings_after == settings_before
         assert shown.modes() == "0 0 1"
@@ -192,11 +192,11 @@ def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
 
 
 def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    log = tmp_path / "told"
     with tmux(100, 30, "PS1='$ ' exec bash --norc --noprofile -i", tmp_path) as shown:
 
         def begin(line: str = f"{command.OFFTOP} --unwind off") -> int:
-            shown.press(f"clear; stty -g >>{told}; {line}", "Enter")
+            shown.press(f"clear; stty -g >>{log}; {line}", "Enter")
             shown.until(clock)
             return next(pid for pid in command.family(shown.shell) if pid != shown.shell)
 
@@ -205,8 +205,8 @@ def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: P
             shown.until(lambda _: not Path(f"/proc/{offtop}").exists())
             shown.until(lambda _: not command.still_loaded(loaded))
             assert shown.modes() == "0 0 1"
-            shown.press("", "Enter", f"stty -g >>{told}", "Enter")
-            shown.until(lambda _: told.read_text().endswith("\n") and told.read_text().count("\n") % 2 == 0)
+            shown.press("", "Enter", f"stty -g >>{log}", "Enter")
+            shown.until(lambda _: log.read_text().endswith("\n") and log.read_text().count("\n") % 2 == 0)
 
         offtop = begin()
         loaded = command.programs_of(shown.shell)
@@ -235,4 +235,4 @@ def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: P
         assert shown.modes() == "0 0 1"
         end_by("kill %1", "Enter")
         shown.until(lambda screen: any("Exit 143" in line for line in screen))
-        assert len({*told.read_text().splitlines()}) == 1
+        assert len({*log.read_text().splitlines()}) == 1

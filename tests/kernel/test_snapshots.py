@@ -56,12 +56,12 @@ def numbers(tick: dict[str, Any]) -> dict[str, Any]:
     """
     stuck = [one for one in tick["still_blocked"] if one["age_ns"] >= 100 * MS and not one["held_by"]]
     lists = {**{name: tick[name] for name in ("categories", "threads", "sites")}, "still_blocked": stuck}
-    said = ("idle", "idle_ns", "diagnosis")
-    told = {
-        name: sorted(json.dumps({key: value for key, value in one.items() if key not in said}) for one in some)
+    varying = ("idle", "idle_ns", "diagnosis")
+    rows = {
+        name: sorted(json.dumps({key: value for key, value in one.items() if key not in varying}) for one in some)
         for name, some in lists.items()
     }
-    return {**{key: value for key, value in tick.items() if key not in ("version", "diagnoses")}, **told}
+    return {**{key: value for key, value in tick.items() if key not in ("version", "diagnoses")}, **rows}
 
 
 def as_json(history: History, kept: Kept, since_ns: int, diagnoser: Diagnoser, source: LiveSource) -> dict[str, Any]:

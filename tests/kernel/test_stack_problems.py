@@ -43,8 +43,8 @@ class Looker:
         source.wait_for_names(frames, _NAMES_S)
         every = shares(window, Idle())
         table = {row: part for row, part in by_site(every, Scope(ALL)).items() if row[3] == pid}
-        told = self._problems.of(table, window.book)
-        return {(one.label, one.reason): one for one in told.problems}
+        found = self._problems.of(table, window.book)
+        return {(one.label, one.reason): one for one in found.problems}
 
 
 @contextmanager
@@ -120,8 +120,8 @@ def test_generated_code_needs_a_perf_map(tmp_path: Path) -> None:
         assert {*found} == {(f"{ANONYMOUS} of jit", NO_MAP), (f"{ANONYMOUS} of jit", GUESSED)}
         assert all(one.share == 1.0 for one in found.values())
         assert "/tmp/perf-PID.map" in found[f"{ANONYMOUS} of jit", NO_MAP].remedy
-        told = Path(f"/tmp/perf-{child.pid}.map")
-        told.write_text(f"{child.at['jit']:x} 40 made_at_run_time\n")
+        perf_map = Path(f"/tmp/perf-{child.pid}.map")
+        perf_map.write_text(f"{child.at['jit']:x} 40 made_at_run_time\n")
         try:
             until_s = time.monotonic() + _PATIENCE_S
             while (f"{ANONYMOUS} of jit", NO_MAP) in found:
@@ -129,7 +129,7 @@ def test_generated_code_needs_a_perf_map(tmp_path: Path) -> None:
                 child.go()
                 found = looker.of(child.pid)
         finally:
-            told.unlink()
+            perf_map.unlink()
 
 
 def test_a_process_that_exits_at_once_is_reported_as_gone(tmp_path: Path) -> None:

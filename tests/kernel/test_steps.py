@@ -292,7 +292,7 @@ def code(before: bytes) -> Callable[[int, int], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("before", "whom"),
+    ("before", "target"),
     [
         (b"\xe8\x00\x01\x00\x00", 0x1100),
         (b"\xe8\x00\xff\xff\xff", 0xF00),
@@ -304,8 +304,8 @@ def code(before: bytes) -> Callable[[int, int], bytes]:
         *((bytes.fromhex(one), None) for one in ("", "ffe0", "ff20", "ffd000", "e8", "c3", "ff30", "0fffd000")),
     ],
 )
-def test_the_instruction_before_a_return_address_is_a_call(before: bytes, whom: int | None) -> None:
-    assert called(0x1000, code(before)) == whom
+def test_the_instruction_before_a_return_address_is_a_call(before: bytes, target: int | None) -> None:
+    assert called(0x1000, code(before)) == target
 
 
 def test_unreadable_code_is_no_call() -> None:

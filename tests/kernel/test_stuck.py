@@ -517,14 +517,14 @@ def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
 
         assert read() == set()
         time.sleep(0.15)
-        found, asked = set[int](), 0
-        while not found and asked < 100:
-            found, asked = read(), asked + 1
+        found, requests = set[int](), 0
+        while not found and requests < 100:
+            found, requests = read(), requests + 1
         assert (found, reader.hung) == ({child.pid}, 1)
         let_go.set()
-        while reader.hung and asked < 200:
+        while reader.hung and requests < 200:
             time.sleep(0.01)
-            asked += 1
+            requests += 1
         assert read() | read() >= {hung.pid}
         reader.close()
 

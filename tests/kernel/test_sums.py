@@ -165,7 +165,7 @@ int main(void)
 	next();
 	kill(spinner, SIGKILL);
 	waitpid(spinner, 0, 0);
-	usleep(200000); /* the child has the CPU, and leaves it for good */
+	usleep(200000); /* the child gets the CPU for its last switch-out */
 	next();
 	return 0;
 }
@@ -230,7 +230,7 @@ def test_a_thread_whose_exit_takes_longer_than_a_tick_counts_once(
     with programs.running([binary]) as program, watch.watching_kernel_stacks(Filters(who="user")) as live:
         live.tick(0.05)
         child = program.at["child"]
-        assert [*Path(f"/proc/{child}/task/{child}/fd").iterdir()], "entries that it will remove"
+        assert [*Path(f"/proc/{child}/task/{child}/fd").iterdir()], "it has entries that it will remove"
         program.go()
         windows = list[Window]()
         for goes_on in (True, True, False):

@@ -33,7 +33,7 @@ def test_what_passes_while_offtop_is_stopped_is_in_the_next_tick(tmp_path: Path)
     trouble.check_whole(ticks)
     counted, put_aside = sleeps(ticks, child.tid)
     assert 150 <= counted <= 150 + put_aside
-    assert max(tick["span_ns"] for tick in ticks) >= 150 * 10 * MS, "it stood still for as long as they took"
+    assert max(tick["span_ns"] for tick in ticks) >= 150 * 10 * MS, "it was stopped for as long as they took"
     check_said(ended.err)
     again = command.run("replay", str(file), "--json")
     assert (again.status, again.err) == (0, "")

@@ -77,7 +77,7 @@ def test_23_waits_on_an_object_are_23_waits_on_it_without_a_waker(live: Watch, k
         found = waits_on(window, tid)
         (what,) = {one for one in found if one.kind == KINDS[kind]}
         assert found[what] == TIMES
-        assert (what == before) is (kind != "timerfd"), "which is waited on once the child has its go"
+        assert (what == before) is (kind != "timerfd"), "a timerfd is waited on only after the go"
         assert what.pid == (child.pid if kind in ("futex", "eventfd", "timerfd") else 0)
         if not what.pid:
             assert what.name in descriptors(child.pid)
@@ -240,7 +240,7 @@ def test_a_wait_in_progress_is_on_its_final_object(live: Watch) -> None:
         assert what.kind == "pipe"
         for window in windows:
             moved = [one for one in window.moves if one.was.tid == sleeper]
-            assert all(one.was.wake == one.now.wake for one in moved), "but its user stack may come later"
+            assert all(one.was.wake == one.now.wake for one in moved), "though its user stack may arrive later"
             on = Counter[str]()
             for key, totals in watch.sites_of(window, sleeper).items():
                 on[window.book.wake(key.wake).object.kind] += totals.total_ns

@@ -384,7 +384,7 @@ def test_a_storm_counts_once_wherever_ticks_end(live: Watch) -> None:
         child.go_on_alone()
         windows = [live.tick(0.011) for _ in range(40)]
     sums = sum_of(storm for window in windows for storm in window.storms.values())
-    assert 40 <= sums.storms <= 44, "a hypervisor may halt a waker meanwhile"
+    assert 40 <= sums.storms <= 44, "the hypervisor may halt a waker meanwhile"
     assert sums.woken <= 40 * 100
     assert sums.largest <= 100
 
@@ -419,7 +419,7 @@ def test_a_wait_in_progress_has_no_waker_yet_and_keeps_its_time(live: Watch) -> 
         by_waker = Counter[bool]()
         for key, totals in watch.sites_of(merge(windows), sleeper).items():
             by_waker[live.last.book.wake(key.wake).has_waker] += totals.total_ns
-        assert by_waker[False] == pytest.approx(goes_on_ns, abs=5 * MS), "all of what has ended is its waker's"
+        assert by_waker[False] == pytest.approx(goes_on_ns, abs=5 * MS), "all ended time belongs to its waker"
         assert min(by_waker.values()) >= 0
 
 
@@ -451,8 +451,8 @@ def test_a_deselected_thread_is_in_no_storm(live: Watch) -> None:
 
 def waking_links(source: LiveSource) -> list[str]:
     """Return the descriptors that attach a program to sched_waking."""
-    said = {fd: (Path("/proc/self/fdinfo") / fd).read_text() for fd in descriptors(source)}
-    return [fd for fd, text in said.items() if "tp_name:\tsched_waking\n" in text]
+    fdinfo = {fd: (Path("/proc/self/fdinfo") / fd).read_text() for fd in descriptors(source)}
+    return [fd for fd, text in fdinfo.items() if "tp_name:\tsched_waking\n" in text]
 
 
 def descriptors(source: LiveSource) -> list[str]:
@@ -477,8 +477,8 @@ def test_modes_change_during_waits_and_the_laws_hold(live: Watch) -> None:
                 assert {live.last.book.wake(wake).waker for wake in ended} == {NOT_ASKED}
             else:
                 assert len(waking_links(live.source)) == 1
-                told = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
-                assert told == {child.at["waker"]}
+                waker_tids = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
+                assert waker_tids == {child.at["waker"]}
         assert live.last.lost == {}
 
 
@@ -563,7 +563,7 @@ with watch.watching(mode="wakeup") as live:
         finally:
             process.kill()
             process.communicate(timeout=10)
-    go = [told for told in found if told[0] == 1 and told[-1] == "pipe" and told[2] == OUTSIDE]
+    go = [row for row in found if row[0] == 1 and row[-1] == "pipe" and row[2] == OUTSIDE]
     ((_, kind, _, tid, _, stack, _),) = go
     assert (kind, tid, stack) == (THREAD, os.getpid(), NO_STACK)
 
@@ -613,7 +613,7 @@ def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
             lost += window.lost.get("wakes", 0)
         assert lost > 0
         live.tick(0.15)
-        assert live.tick(0.15).lost == {}, "it is no reason to take even more away"
+        assert live.tick(0.15).lost == {}, "this clears no more of them"
 
 
 def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ int main(int argc, char **argv)
 	snprintf(left, sizeof(left), "%d", lives - 1);
 	char *words[] = {argv[0], left, "on", 0};
 	self = words;
-	if (OTHERS && lives % 2) /* then it is another thread that goes on, under the id of this one */
+	if (OTHERS && lives % 2) /* then another thread goes on, under the ID of this one */
 		pthread_create(&thread, 0, become_the_next, 0);
 	else
 		become_the_next(0);

@@ -81,7 +81,7 @@ class Watch:
 
     def _read(self) -> Snapshot:
         snapshot = self.source.read()
-        assert snapshot is not None, "what was watched has ended"
+        assert snapshot is not None, "the watched process has exited"
         return snapshot
 
     def user_stacks(self, window: Window, tid: int, category: str = "") -> dict[tuple[str, ...], SiteTotals]:
@@ -163,8 +163,8 @@ def check_sums(window: Window) -> None:
         whole = t.offcpu_ns == sites_ns + t.short_ns + t.filtered_ns
         inside = t.offcpu_ns >= t.runqueue_ns >= t.preempted_ns >= 0
         inside = inside and t.short_ns >= t.short_runqueue_ns >= 0 and t.filtered_ns >= t.filtered_runqueue_ns >= 0
-        ours = key != EXITED and (key.tid == 0 or key.pid == os.getpid())
-        if not whole or not inside or ours or t.waits != log2.count(t.histogram):
+        is_own = key != EXITED and (key.tid == 0 or key.pid == os.getpid())
+        if not whole or not inside or is_own or t.waits != log2.count(t.histogram):
             where = [(site[2:], one[:-1]) for site, one in window.each_site() if site.thread == key]
             broken.append((window.book.comm(key), key, t._replace(histogram=log2.count(t.histogram)), sites_ns, where))
     broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]

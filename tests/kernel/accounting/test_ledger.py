@@ -608,7 +608,7 @@ def test_a_wait_found_at_startup_ends_at_the_scanned_site_with_its_waker() -> No
     ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
     at = SiteKey(7, 100, FIRST_STACK + 3, NO_STACK)
     assert ledger.sites[at._replace(wake=wake)].waits == 1
-    assert sum(totals.total_ns for totals in dict(ledger.sites).values()) == 6_000, "from the walk on, or the tick"
+    assert sum(totals.total_ns for totals in dict(ledger.sites).values()) == 6_000, "from the scan on, or the tick"
     assert {site.kernel for site in ledger.sites} == {FIRST_STACK + 3}
 
 
@@ -654,7 +654,7 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
     assert {wake for _, gone in kept for wake in gone} == {of_wait, of_storm}
     assert ledger.storms == {}
     assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
-    assert ledger.book.wakes.keys() == Book().wakes.keys(), "those that are none stay"
+    assert ledger.book.wakes.keys() == Book().wakes.keys(), "reserved ones stay"
 
 
 def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
@@ -665,7 +665,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     ledger = Ledger(0)
     ledger.book.stacks[stack], ledger.book.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
     ledger.tick(10_000, MIN_NS, [(key, record)], NOTHING, [])
-    assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "where nobody knows yet"
+    assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "the site is unknown so far"
     ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on)])
     site = SiteKey(*key, stack, NO_STACK, on)
     for at_ns in (60_000, 120_000, 180_000):
@@ -675,7 +675,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
         assert dropped and not dropped.wakes
     assert ledger.drop_wakes(0) == set()
     ledger.tick(190_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on + 1)])
-    assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another one by now"
+    assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another object by now"
     ledger.tick(200_000, MIN_NS, [], NOTHING, [], max_ns=1)
     assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
 
@@ -730,7 +730,7 @@ def test_names_of_exited_threads_are_bounded() -> None:
         for key in keys:
             ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
         ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=dict.fromkeys(keys, 0))
-    assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are still there"
+    assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are kept"
 
 
 def test_a_wait_in_progress_in_an_excluded_state_is_filtered_from_its_start() -> None:
@@ -776,7 +776,7 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
     running.move(site, SiteKey(*EXITED, 3, NO_STACK))
     add(running, site, totals._replace(total_ns=1_000))
     before = len(running.frozen().ids)
-    assert before < 4000, "rows given back have closed up"
+    assert before < 4000, "evicted rows were compacted"
     window = between(first, Snapshot(0, 1, sites=running.frozen()))
     assert window.sites[site] == SiteTotals(1, 1_000, 0, 2_000, log2.of(2_000))
     assert window.sites[SiteKey(*EXITED, 3, NO_STACK)].total_ns == 4000 * 2_000

@@ -162,17 +162,17 @@ def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None
     with waits.running("sleep", times=2000, each_ms=20) as child:
         child.go()
         rule = f"comm:{Path(f'/proc/{child.pid}/comm').read_text().strip()} sleep.max > 15ms"
-        asked = ("--json", "-n", "3", "-d", "0.5", "--trigger", rule, "--record", str(file), "--mode", "wakeup")
-        live = run(*asked, "--fail-on-trigger", "--on-trigger", f"echo $OFFTOP_PID >>{ran}")
+        options = ("--json", "-n", "3", "-d", "0.5", "--trigger", rule, "--record", str(file), "--mode", "wakeup")
+        live = run(*options, "--fail-on-trigger", "--on-trigger", f"echo $OFFTOP_PID >>{ran}")
         text = run("-b", "-n", "1", "-d", "0.5", "--trigger", rule, *QUICK)
     assert live.status == 5
     assert "caught (--fail-on-trigger)" in live.err
     ticks = [json.loads(line) for line in live.out.splitlines()]
-    told = [one for tick in ticks for one in tick["outliers"]]
-    assert {one["rule"] for one in told} == {rule}
-    assert {one["wait"]["pid"] for one in told} == {child.pid}
-    assert len(told) >= 30
-    one = next(one for one in told if not one["wait"]["going_on"])
+    outliers = [one for tick in ticks for one in tick["outliers"]]
+    assert {one["rule"] for one in outliers} == {rule}
+    assert {one["wait"]["pid"] for one in outliers} == {child.pid}
+    assert len(outliers) >= 30
+    one = next(one for one in outliers if not one["wait"]["going_on"])
     assert one["wait"]["user"][0] == child.user[0]
     assert "main" in one["wait"]["user"]
     assert one["wait"]["waker"]["kind"] == "timeout"
@@ -201,7 +201,7 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     names, frames = ["nfs_wait", "dlm_wait"], (1, 0, 0xFFFF_FFFF_C000_1010, *[0] * layout.FRAMES)
     of = layout.MARK_KEY.pack(20, b"x")
     raw = layout.CAUGHT.pack(0, 5 * MS, 0, 20, NO_STACK, 0, 7, 7, 1, 0, of)
-    told = dict[bytes, bytes]()
+    loaded = dict[bytes, bytes]()
     ring = SimpleNamespace(close=lambda: None)
 
     class Marked(Fixed):
@@ -222,7 +222,7 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     book = Book()
     stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
-    marked = cast(Map, SimpleNamespace(entries=16, update=told.__setitem__, delete=told.pop))
+    marked = cast(Map, SimpleNamespace(entries=16, update=loaded.__setitem__, delete=loaded.pop))
 
     def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:
         return stacks.site(pid, tid, kernel, user)
@@ -230,10 +230,10 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     catcher = Catcher(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
     marks = Marked("", MS)
     assert catcher.take(marks) == []
-    assert told == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
+    assert loaded == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
     del names[0]
     stacks.kernel_renamed()
     catcher.forget()
-    assert told == {}
+    assert loaded == {}
     assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]
-    assert told == {of: layout.MARK.pack(MS, NEVER_NS)}
+    assert loaded == {of: layout.MARK.pack(MS, NEVER_NS)}

@@ -92,11 +92,11 @@ def test_exec_from_a_thread_keeps_its_own_run_time() -> None:
     It has run for 8,000 ns under its own TID.
     """
     main_ended = Ran(ONE, 5_000, BORN_NS, ended=True)
-    for of_tick, told in (([main_ended, Ran(ONE, 8_000, BORN_NS)], 500), ([main_ended], 0)):
+    for of_tick, in_second_tick in (([main_ended, Ran(ONE, 8_000, BORN_NS)], 500), ([main_ended], 0)):
         ledger, each = after(
             (of_tick, {ONE: 9_000}), ([Ran(ONE, 8_500, BORN_NS)], {}), ([Ran(ONE, 8_600, BORN_NS)], {})
         )
-        assert (each, ledger.book.lives) == ([5_000, told, 100], {ONE: Life(BORN_NS)})
+        assert (each, ledger.book.lives) == ([5_000, in_second_tick, 100], {ONE: Life(BORN_NS)})
         assert set(ledger.threads) == {ONE}
 
 
@@ -111,10 +111,10 @@ def test_run_time_while_filtered_out_is_not_counted_later() -> None:
         ([Ran(ONE, 500_300, 10), late._replace(exec_ns=NS_PER_S + 40)], False),
     ]
     ran: list[dict[ThreadKey, int]] = []
-    for number, (told, primed) in enumerate(ticks, 1):
+    for number, (samples, primed) in enumerate(ticks, 1):
         before = snapshot(ledger)
         at_ns = number * NS_PER_S
-        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], ran=told, primed_ns=at_ns - 1_000 if primed else 0)
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [], ran=samples, primed_ns=at_ns - 1_000 if primed else 0)
         window = between(before, snapshot(ledger))
         ran.append({key: totals.running_ns for key, totals in window.each_thread()})
     assert ran == [{}, {}, {other.key: 500}, {ONE: 300, late.key: 40}]
@@ -123,10 +123,10 @@ def test_run_time_while_filtered_out_is_not_counted_later() -> None:
 def test_late_run_time_of_an_old_thread_leaves_the_new_one_alone() -> None:
     before, now = Ran(ONE, 5_000, 20), Ran(ONE, 30, 12_000)
     late = before._replace(exec_ns=6_000, ended=True)
-    goes_on = now._replace(exec_ns=50)
-    ledger, each = after(([before], {}), ([now], {}), ([late], {}), ([goes_on], {}))
+    later = now._replace(exec_ns=50)
+    ledger, each = after(([before], {}), ([now], {}), ([late], {}), ([later], {}))
     assert (each, ledger.book.lives) == ([0, 30, 0, 20], {ONE: Life(12_000)})
-    ended = goes_on._replace(ended=True)
+    ended = later._replace(ended=True)
     ledger, each = after(([before], {}), ([now], {}), ([ended], {ONE: 29_000}), ([late], {}))
     assert (each, ledger.book.lives) == ([0, 30, 20, 0], {ONE: Life(12_000, 29_000)})
 
@@ -135,4 +135,4 @@ def test_a_thread_that_began_during_the_scan_counts_a_tick_later() -> None:
     runs, walk_ns = Runs(0), NS_PER_S // 20
     assert runs.new_ns(Ran(ONE, 500, NS_PER_S - walk_ns), None, NS_PER_S, 2 * NS_PER_S) == 500
     other = Ran(ThreadKey(7, 101), 500, NS_PER_S // 2)
-    assert runs.new_ns(other, None, NS_PER_S, 2 * NS_PER_S) == 0, "it was not asked for before"
+    assert runs.new_ns(other, None, NS_PER_S, 2 * NS_PER_S) == 0, "it did not pass the filter before"

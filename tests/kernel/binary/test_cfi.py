@@ -62,9 +62,9 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             head = []
 
 
-def saved(said: str, number: int) -> Value:
+def saved(text: str, number: int) -> Value:
     """Parse a readelf value such as `u`, `s` or `c-16`."""
-    return Value(CFA, int(said[1:]), True) if said.startswith("c") else Value(number)
+    return Value(CFA, int(text[1:]), True) if text.startswith("c") else Value(number)
 
 
 def check(path: Path, machine: Machine) -> int:

@@ -94,9 +94,9 @@ def anybody_s(tmp_path: Path) -> Path:
     ],
 )
 def test_forbidden_calls_are_refused(attempt: str) -> None:
-    status, (lacking, said) = attempted(attempt)
+    status, (lacking, result) = attempted(attempt)
     assert (status, lacking) == (0, "")
-    assert int(said) in (errno.EPERM, errno.EACCES)
+    assert int(result) in (errno.EPERM, errno.EACCES)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_the_fetcher_has_sockets_and_opens_no_file_for_writing(anybody_s: Path) 
 def test_the_child_is_confined_with_capabilities_but_no_root() -> None:
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     held = ("--inh-caps=-all,+sys_ptrace", "--ambient-caps=-all,+sys_ptrace")
-    status, (lacking, said) = attempted("called(0x7fff, 0)", before=(*user, *held))
-    assert (status, lacking, said) == (0, "", str(errno.EPERM))
+    status, (lacking, result) = attempted("called(0x7fff, 0)", before=(*user, *held))
+    assert (status, lacking, result) == (0, "", str(errno.EPERM))
     effective = 'raise OSError(int(os.pread(status, 4096, 0).split(b"CapEff:")[1].split()[0], 16), "")'
     opened = f'status = os.open("/proc/self/status", os.O_RDONLY); {effective}'
     assert attempted(opened, readable=["/proc"], before=(*user, *held)) == (0, ["", "0"])

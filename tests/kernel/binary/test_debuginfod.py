@@ -84,8 +84,8 @@ def stripped(path: Path) -> tuple[str, bytes]:
     debug = path.with_suffix(".away")
     subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
     subprocess.run(["strip", path], check=True)
-    said = subprocess.run(["readelf", "-n", path], capture_output=True, text=True, check=True).stdout
-    (build_id,) = (line.split()[-1] for line in said.splitlines() if "Build ID" in line)
+    notes = subprocess.run(["readelf", "-n", path], capture_output=True, text=True, check=True).stdout
+    (build_id,) = (line.split()[-1] for line in notes.splitlines() if "Build ID" in line)
     return f"/buildid/{build_id}/debuginfo", debug.read_bytes()
 
 
@@ -237,12 +237,12 @@ def statuses() -> list[Mapping[str, str]]:
 
 @pytest.mark.parametrize("build_id", ["", "../../etc", "AB" * 20, "0" * 4, "a/b" * 10])
 def test_an_invalid_build_id_is_not_asked_for(server: Server, build_id: str) -> None:
-    debug_files, came = DebugFiles([server.address]), threading.Event()
-    debug_files.want(build_id, came.set)
-    debug_files.want("ab" * 20, came.set)
+    debug_files, arrived = DebugFiles([server.address]), threading.Event()
+    debug_files.want(build_id, arrived.set)
+    debug_files.want("ab" * 20, arrived.set)
     until_told(debug_files, "1 not there")
     assert server.asked == [f"/buildid/{'ab' * 20}/debuginfo"]
-    assert not came.is_set()
+    assert not arrived.is_set()
     debug_files.close()
 
 
@@ -268,8 +268,8 @@ def test_an_exited_program_keeps_its_names_when_its_debug_file_arrives(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "app"
-    asked, debug = stripped(build(path, SOURCE, "-g", "-Wl,--build-id", "-rdynamic"))
-    server.files[asked] = debug
+    url_path, debug = stripped(build(path, SOURCE, "-g", "-Wl,--build-id", "-rdynamic"))
+    server.files[url_path] = debug
     server.answering.clear()
     debug_files, files = DebugFiles([server.address]), Files()
     worker = NameWorker(files, debug_files)
@@ -324,8 +324,8 @@ int main(void) {{ next(); return outer(1); }}
 @pytest.mark.kernel
 def test_late_names_are_in_later_ticks_and_in_the_whole_recording(tmp_path: Path, server: Server) -> None:
     path, recording = tmp_path / "app", tmp_path / "it.offtop"
-    asked, debug = stripped(build(path, NAPS, "-g", "-Wl,--build-id", "-fno-omit-frame-pointer", "-rdynamic"))
-    server.files[asked] = debug
+    url_path, debug = stripped(build(path, NAPS, "-g", "-Wl,--build-id", "-fno-omit-frame-pointer", "-rdynamic"))
+    server.files[url_path] = debug
     with running([path]) as app:
         app.go_on_alone()
         options = ("-n", "4", "-d", "0.5", "-p", str(app.pid), "--record", str(recording))

@@ -67,8 +67,8 @@ def functions(path: Path) -> list[Symbol]:
 
     ABI suffixes of assembly are left out, and type names shortened.
     """
-    said = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 3) for line in said.splitlines()]
+    listing = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 3) for line in listing.splitlines()]
     return [
         Symbol(row[3].removesuffix(".abi0"), int(row[0], 16), int(row[1], 16))
         for row in rows
@@ -121,8 +121,8 @@ def patched(directory: Path, to: Path, *changes: tuple[int, bytes]) -> Path:
 
 def table_of(directory: Path) -> tuple[int, int]:
     """Return the offset and length of the function table in the stripped file."""
-    said = subprocess.run(["readelf", "-SW", directory / "stripped"], capture_output=True, text=True, check=True).stdout
-    (row,) = (line.split(".gopclntab")[1].split() for line in said.splitlines() if ".gopclntab" in line)
+    text = subprocess.run(["readelf", "-SW", directory / "stripped"], capture_output=True, text=True, check=True).stdout
+    (row,) = (line.split(".gopclntab")[1].split() for line in text.splitlines() if ".gopclntab" in line)
     return int(row[2], 16), int(row[3], 16)
 
 

@@ -103,8 +103,8 @@ def test_rust_functions_are_named(tmp_path: Path) -> None:
     source, path = tmp_path / "app.rs", tmp_path / "app"
     source.write_text(RUST)
     subprocess.run(["rustc", "-g", "-O", "-o", path, source], check=True, timeout=100)
-    said = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
-    (start,) = (int(line.split()[0], 16) for line in said.splitlines() if line.endswith(" T outer"))
+    listing = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
+    (start,) = (int(line.split()[0], 16) for line in listing.splitlines() if line.endswith(" T outer"))
     binary = Binary(os.open(path, os.O_RDONLY), str(path))
     found = [binary.inlined(address) for address in range(start, start + 40)]
     assert any("inner" in names[-2] and "middle" in names[-1] for names in found if len(names) > 1)
@@ -113,18 +113,18 @@ def test_rust_functions_are_named(tmp_path: Path) -> None:
 
 def test_inline_depth_matches_binutils_at_every_address(tmp_path: Path) -> None:
     path = build(tmp_path / "app", BOX, "-g", "-O2", language="c++")
-    said = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
     sizes = [
-        (int(row[0], 16), int(row[1], 16)) for row in map(str.split, said.splitlines()) if row[2:3] in (["t"], ["T"])
+        (int(row[0], 16), int(row[1], 16)) for row in map(str.split, listing.splitlines()) if row[2:3] in (["t"], ["T"])
     ]
     addresses = [address for start, size in sizes for address in range(start, start + size)]
     assert len(addresses) > 100
-    asked = "\n".join(map(hex, addresses))
-    told = subprocess.run(
-        ["addr2line", "-afie", path], input=asked, capture_output=True, text=True, check=True, timeout=60
+    addresses_text = "\n".join(map(hex, addresses))
+    answer = subprocess.run(
+        ["addr2line", "-afie", path], input=addresses_text, capture_output=True, text=True, check=True, timeout=60
     ).stdout
     binary = Binary(os.open(path, os.O_RDONLY), str(path))
-    for address, lines in zip(addresses, told.split("0x")[1:], strict=True):
+    for address, lines in zip(addresses, answer.split("0x")[1:], strict=True):
         assert len(binary.inlined(address)) == len(lines.splitlines()) // 2 - 1, hex(address)
     binary.close()
 
@@ -157,12 +157,12 @@ def file_of(path: Path) -> File:
 
 def test_damaged_debug_information_costs_only_the_names_of_its_file(tmp_path: Path) -> None:
     good, broken = (build(tmp_path / name, SOURCE, "-g") for name in ("good", "broken"))
-    said = subprocess.run(["readelf", "-SW", good], capture_output=True, text=True, check=True).stdout
-    (row,) = (line.split("PROGBITS")[1].split() for line in said.splitlines() if " .debug_info " in line)
+    listing = subprocess.run(["readelf", "-SW", good], capture_output=True, text=True, check=True).stdout
+    (row,) = (line.split("PROGBITS")[1].split() for line in listing.splitlines() if " .debug_info " in line)
     start, length = int(row[1], 16), int(row[2], 16)
     whole, flaws = good.read_bytes(), random.Random(7)
-    said = subprocess.run(["nm", good], capture_output=True, text=True, check=True).stdout
-    (outer,) = (int(line.split()[0], 16) for line in said.splitlines() if line.endswith(" outer"))
+    listing = subprocess.run(["nm", good], capture_output=True, text=True, check=True).stdout
+    (outer,) = (int(line.split()[0], 16) for line in listing.splitlines() if line.endswith(" outer"))
     binaries = Binaries(60)
     try:
         for _ in range(100):

@@ -171,13 +171,13 @@ def test_a_reader_killed_while_busy_is_replaced_and_names_arrive(seen: Seen, lib
     try:
         reader = new_reader(before)
         stop(reader)
-        asked, others = seen.frame(libraries[0]), {seen.frame(libraries[1]), seen.frame("main")}
-        assert not worker.wait({asked}, 0.1)
+        first, others = seen.frame(libraries[0]), {seen.frame(libraries[1]), seen.frame("main")}
+        assert not worker.wait({first}, 0.1)
         assert not worker.wait(others, 0.1)
         os.kill(reader, signal.SIGKILL)
-        assert worker.wait({asked, *others}, 60)
+        assert worker.wait({first, *others}, 60)
         assert {worker.of(frame) for frame in others} == {"first", "main"}
-        assert worker.of(asked) in ("first", f"one.so+0x{asked.offset:x}")
+        assert worker.of(first) in ("first", f"one.so+0x{first.offset:x}")
         assert new_reader(before) != reader
     finally:
         worker.close()
@@ -256,8 +256,8 @@ def test_the_reader_exits_with_its_parent_even_if_stopped() -> None:
         [sys.executable, "-c", f"{code}; time.sleep(600)"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout
-    with parent.stdout as told:
-        reader = int(told.readline())
+    with parent.stdout as output:
+        reader = int(output.readline())
     stop(reader)
     assert not has_ended(reader)
     parent.kill()
@@ -289,14 +289,14 @@ def test_the_reader_runs_as_nobody_without_capabilities_or_files(binaries: Binar
 
 def test_the_reader_imports_few_modules(binaries: Binaries) -> None:
     code = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel.binary import reader; print(*sys.modules)"
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(ROOT)],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    modules = {name.partition(".")[0] for name in said.stdout.split()}
-    assert "offtop" in modules, said.stderr
+    modules = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "offtop" in modules, done.stderr
     assert not modules & {"numpy", "textual", "rich", "bcc", "psutil", "subprocess", "asyncio"}
     pid = binaries.start().pid
     until(pid, "Name", "offtop-reader")  # -S: it has no packages at all, and still gets this far

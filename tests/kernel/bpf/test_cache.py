@@ -43,15 +43,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the functions that the compiler is called for, from now on."""
-    asked: list[str] = []
+    functions: list[str] = []
     ask: Callable[..., Any] = program._ask_compiler  # pyright: ignore[reportPrivateUsage]
 
-    def told(request: Any, shared: Any = ()) -> Any:
-        asked.extend((*request["raw_tracepoints"], *request["typed_tracepoints"]))
+    def recorded(request: Any, shared: Any = ()) -> Any:
+        functions.extend((*request["raw_tracepoints"], *request["typed_tracepoints"]))
         return ask(request, shared)
 
-    monkeypatch.setattr(program, "_ask_compiler", told)
-    return asked
+    monkeypatch.setattr(program, "_ask_compiler", recorded)
+    return functions
 
 
 def kept(cache: Path, number: int = 1) -> list[Path]:
@@ -125,9 +125,9 @@ def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
 
 def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Rewrite the file with a change and a valid checksum, as another compiler child would."""
-    told = json.loads(file.read_bytes().partition(b"\n")[2])
-    change(told)
-    body = json.dumps(told).encode()
+    content = json.loads(file.read_bytes().partition(b"\n")[2])
+    change(content)
+    body = json.dumps(content).encode()
     file.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
 
 

@@ -117,7 +117,7 @@ def test_every_field_is_unpacked_from_where_gcc_puts_it(name: str, measured: dic
         end = at + measured[f"{name}.{field} size"]
         while at < end:
             at += next(steps)
-        assert at == end, f"{field} ends within a number of the format"
+        assert at == end, f"{field} ends inside a number of the format"
     assert at == form.size
     assert list(steps) == [], "the format has more than the struct"
 
@@ -152,7 +152,7 @@ def test_storms_and_wake_ids_agree_with_the_header(measured: dict[str, int]) -> 
     assert [measured[name] for name in names] == [getattr(wake, name) for name in names]
     assert measured["LINKS"] == wake.MOST_DEPTH - 1
     assert measured["wake.links size"] == layout.LINKS * measured["link sizeof"] == layout.LINKS * 3 * 8
-    assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_UNTOLD"], "which has none of the book's"
+    assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_UNTOLD"], "BPF has none of the catalog's IDs"
 
 
 def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) -> None:

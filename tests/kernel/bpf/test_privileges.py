@@ -96,8 +96,8 @@ def naps_in(tick: Tick, aside: int = 0) -> Tick:
 
 
 def test_four_capabilities_do_everything_but_cost(napping: programs.Program) -> None:
-    tick, said = watched(napping, *FOUR)
-    assert said == ""
+    tick, err = watched(napping, *FOUR)
+    assert err == ""
     site = naps_in(tick)
     assert site["category"] == "sleep"
     assert "nap" in site["user"]
@@ -105,12 +105,12 @@ def test_four_capabilities_do_everything_but_cost(napping: programs.Program) -> 
 
 
 def test_without_cap_sys_ptrace_waits_count_and_the_loss_is_reported(napping: programs.Program) -> None:
-    tick, said = watched(napping, "bpf", "perfmon", "syslog")
-    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
-    assert said.count("\n") == 1
+    tick, err = watched(napping, "bpf", "perfmon", "syslog")
+    assert err.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks")
+    assert err.count("\n") == 1
     site = naps_in(tick)
     assert site["category"] == "sleep"
-    if "waits in progress" in said:  # this kernel lets CAP_PERFMON read mappings
+    if "waits in progress" in err:  # this kernel lets CAP_PERFMON read mappings
         assert "nap" in site["user"]
     else:
         assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
@@ -156,9 +156,9 @@ def test_a_process_with_all_capabilities_lacks_nothing(before: Sequence[str], sa
 
 def test_hidepid_proc_reports_user_stacks_as_not_permitted(napping: programs.Program) -> None:
     before = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$0" "$@"')
-    tick, said = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
-    assert said.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks and no open files of ")
-    assert said.count("\n") == 1
+    tick, err = second_tick(napping, (*before, *as_nobody("bpf", "perfmon", "syslog")))
+    assert err.startswith("offtop: Missing CAP_SYS_PTRACE (sudo offtop): no user stacks and no open files of ")
+    assert err.count("\n") == 1
     site = naps_in({**tick, "sites": [site for site in tick["sites"] if site["pid"] == napping.pid]})
     assert (*site["user"], site["user_end"]) == ("[not permitted]", "not-permitted")
     (problem,) = (one for one in tick["user_stack_problems"] if one["process"] == "naps")
@@ -169,9 +169,9 @@ def test_hidepid_proc_reports_user_stacks_as_not_permitted(napping: programs.Pro
 
 
 def test_without_cap_syslog_waits_count_and_categories_are_unknown(napping: programs.Program) -> None:
-    tick, said = watched(napping, "bpf", "perfmon", "sys_ptrace")
-    assert said.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. Categories, wak")
-    assert said.count("\n") == 1
+    tick, err = watched(napping, "bpf", "perfmon", "sys_ptrace")
+    assert err.startswith("offtop: Missing CAP_SYSLOG (sudo offtop): the kernel hides its addresses. Categories, wak")
+    assert err.count("\n") == 1
     (thread,) = tick["threads"]
     site = naps_in(tick, thread["involuntary"])  # all kernel stacks are one, including those of preempted waits
     assert site["category"] == "other"

@@ -81,14 +81,14 @@ def test_json_has_a_state_for_each_check() -> None:
         Check("kprobes", "ok", "none", state="unneeded"),
         Check("wakers", "warn", "unknown without BTF", "mend that", state="unknown"),
     ]
-    told = by_name(report.as_json(found))
-    assert [one.state for one in told.values()] == ["there", "missing", "unneeded", "unknown"]
+    states = by_name(report.as_json(found))
+    assert [one.state for one in states.values()] == ["there", "missing", "unneeded", "unknown"]
     for one in by_name(report.as_json(report.checks())).values():
         assert one.loses if one.state == "missing" else not one.loses, one
 
 
 @pytest.mark.parametrize(
-    ("waking", "doors", "waking_type", "said"),
+    ("waking", "doors", "waking_type", "verdict"),
     [
         (False, ("exit", "switch"), 7, "ok"),
         (True, ("exit", "switch"), None, "ok"),
@@ -97,17 +97,17 @@ def test_json_has_a_state_for_each_check() -> None:
     ],
 )
 def test_wakers_need_a_described_tracepoint_or_one_in_use(
-    monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, said: str
+    monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, verdict: str
 ) -> None:
     found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
     monkeypatch.setattr(kernel_checks, "features_found", lambda: found)
     check = kernel_checks.wakers()
-    assert check.verdict == said
-    assert ("offtop --mode offcpu" in check.remedy) == (said == "warn")
+    assert check.verdict == verdict
+    assert ("offtop --mode offcpu" in check.remedy) == (verdict == "warn")
 
 
 @pytest.mark.parametrize(
-    ("allocator", "spinlocks_sleep", "machine", "verdict", "said"),
+    ("allocator", "spinlocks_sleep", "machine", "verdict", "reason"),
     [
         ("bpf_mem_alloc", False, "x86_64", "ok", "a thread's record is kept with the thread (bpf_mem_alloc)"),
         ("kmalloc", False, "x86_64", "warn", "kmalloc, which may deadlock"),
@@ -117,11 +117,11 @@ def test_wakers_need_a_described_tracepoint_or_one_in_use(
     ],
 )
 def test_task_storage_is_reported_as_used_or_with_the_reason_against(
-    allocator: Allocator, spinlocks_sleep: bool, machine: str, verdict: str, said: str
+    allocator: Allocator, spinlocks_sleep: bool, machine: str, verdict: str, reason: str
 ) -> None:
     check = kernel_checks.task_storage_of(MapInternals(allocator, "raw_spinlock_t", spinlocks_sleep), machine)
     assert check.verdict == verdict
-    assert said in check.what
+    assert reason in check.what
     assert ("preallocated table" in check.what) == (check.what.startswith("creating it is not safe"))
 
 
@@ -303,12 +303,12 @@ def test_a_program_on_a_dead_file_system_does_not_stop_the_doctor(monkeypatch: p
     """On a FUSE mount whose server died, every access to the file fails."""
     stat = Path.stat
 
-    def looked(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+    def failing_stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
         if path.name == "exe":
             raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
         return stat(path, follow_symlinks=follow_symlinks)
 
-    monkeypatch.setattr(Path, "stat", looked)
+    monkeypatch.setattr(Path, "stat", failing_stat)
     assert any(name.startswith("python") for names in host_checks.programs_by_unwind_information() for name in names)
 
 

@@ -344,11 +344,11 @@ def test_a_cgroup_outside_the_namespace_has_its_quota() -> None:
         lacks("unshare")
     with group("inside") as inside, group("beside", quota_us=50_000) as beside, child(beside, "sleep", "1000") as pid:
         script = f'echo $$ > "{inside}/cgroup.procs" && exec unshare -C cat /proc/{pid}/cgroup /proc/self/mountinfo'
-        told = subprocess.run(["sh", "-c", script], capture_output=True, check=True, timeout=30).stdout
-        places = mounts_of(told)
-        seen = told[: told.index(b" - ")]
+        output = subprocess.run(["sh", "-c", script], capture_output=True, check=True, timeout=30).stdout
+        places = mounts_of(output)
+        seen = output[: output.index(b" - ")]
         assert f":/../{beside.name}\n".encode() in seen
-        found = quota_of(told, places)
+        found = quota_of(output, places)
         assert found
         assert (found.path, found.cpus) == (f"/../{beside.name}", 0.5)
         assert {mount.root for mount in places} >= {"/.."}

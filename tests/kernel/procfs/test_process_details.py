@@ -77,28 +77,28 @@ def giving(value: object) -> Callable[..., object]:
 
 
 def test_our_own_process_has_correct_details() -> None:
-    told = dict(facts(os.getpid(), READS))
-    assert [name for name in NAMES if name in told] == [*told]  # in that order
-    assert told["command line"].split()[0] in Path("/proc/self/cmdline").read_text()
-    assert told["executable"] == str(Path("/proc/self/exe").readlink())
-    assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
-    assert told["parent"] == f"{os.getppid()} {Path(f'/proc/{os.getppid()}/comm').read_text().rstrip()}"
-    assert int(told["threads"]) >= 1  # exact only for the child below: a thread of ours may exit
-    assert told["memory"].endswith("MB resident")
-    assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
-    assert "state" not in told
+    details = dict(facts(os.getpid(), READS))
+    assert [name for name in NAMES if name in details] == [*details]  # in that order
+    assert details["command line"].split()[0] in Path("/proc/self/cmdline").read_text()
+    assert details["executable"] == str(Path("/proc/self/exe").readlink())
+    assert details["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
+    assert details["parent"] == f"{os.getppid()} {Path(f'/proc/{os.getppid()}/comm').read_text().rstrip()}"
+    assert int(details["threads"]) >= 1  # exact only for the child below: a thread of ours may exit
+    assert details["memory"].endswith("MB resident")
+    assert details["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
+    assert "state" not in details
 
 
 def test_a_child_shows_its_arguments_limit_and_start_time() -> None:
     began = datetime.now()
     with child("sleep", "1000", "0", limit=100) as one:
-        told = dict(facts(one.pid, READS))
-        assert told["command line"] == "sleep 1000 0"
-        assert told["executable"].endswith(("/sleep", "/coreutils", "/busybox"))
-        assert told["open files"] == "3, limit 100"
-        assert told["threads"] == "1"
-        assert told["parent"].startswith(f"{os.getpid()} ")
-        when, age = told["started"].split(", ")
+        details = dict(facts(one.pid, READS))
+        assert details["command line"] == "sleep 1000 0"
+        assert details["executable"].endswith(("/sleep", "/coreutils", "/busybox"))
+        assert details["open files"] == "3, limit 100"
+        assert details["threads"] == "1"
+        assert details["parent"].startswith(f"{os.getpid()} ")
+        when, age = details["started"].split(", ")
         assert abs((datetime.fromisoformat(when) - began).total_seconds()) < 60
         assert age.endswith("s ago")
         assert 0 <= int(age.removesuffix("s ago")) < 60
@@ -106,9 +106,9 @@ def test_a_child_shows_its_arguments_limit_and_start_time() -> None:
 
 def test_escape_codes_in_names_are_kept_raw(named: Path) -> None:
     with running([named, ESCAPES, "second\x1b[31m"]) as one:
-        told = dict(facts(one.pid, READS))
-        assert told["command line"] == f"{named} {ESCAPES} second\x1b[31m"
-        assert told["threads"] == "2"
+        details = dict(facts(one.pid, READS))
+        assert details["command line"] == f"{named} {ESCAPES} second\x1b[31m"
+        assert details["threads"] == "2"
     with child("sh", "-c", 'exec 3>"/proc/$$/comm"; printf "\\033[2J" >&3; sleep 1000; :') as parent:
         until(lambda: [one.name() for one in psutil.Process(parent.pid).children()] == ["sleep"])
         [only] = psutil.Process(parent.pid).children()
@@ -122,10 +122,10 @@ def test_escape_codes_in_names_are_kept_raw(named: Path) -> None:
 @pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "Threads:\t77", "State:\tZ", ") Z (", "a\nUid:\t0\t0\t0"])
 def test_a_name_that_looks_like_a_kernel_line_is_not_parsed_as_one(named: Path, name: str) -> None:
     with running([named, name]) as one:
-        told = dict(facts(one.pid, READS))
-        assert told["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
-        assert told["threads"] == "1"
-        assert "state" not in told
+        details = dict(facts(one.pid, READS))
+        assert details["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
+        assert details["threads"] == "1"
+        assert "state" not in details
     program = named.parent / "nobodys"
     with running(["setpriv", "--reuid=65534", "--clear-groups", build(program, NAMED, "-pthread"), name]) as one:
         assert dict(facts(one.pid, READS))["user"] == f"{pwd.getpwuid(65534).pw_name}, uid 65534"
@@ -139,10 +139,10 @@ def test_a_process_with_another_effective_user_shows_both(tmp_path: Path) -> Non
 
 @pytest.mark.kernel
 def test_a_kernel_thread_has_neither_program_nor_memory() -> None:
-    told = dict(facts(2, READS))
-    assert told["user"] == "root, uid 0"
-    assert told["threads"] == "1"
-    assert not {"command line", "executable", "memory", "parent", "state", "cpu quota"} & {*told}
+    details = dict(facts(2, READS))
+    assert details["user"] == "root, uid 0"
+    assert details["threads"] == "1"
+    assert not {"command line", "executable", "memory", "parent", "state", "cpu quota"} & {*details}
 
 
 def test_a_replaced_program_is_marked_deleted(named: Path) -> None:
@@ -163,12 +163,12 @@ def test_an_exited_process_is_reported_as_gone() -> None:
 def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
-        def late(_: int) -> dict[str, str]:
+        def exits_meanwhile(_: int) -> dict[str, str]:
             one.kill()
             one.wait(10)
             return {}
 
-        monkeypatch.setattr(module, "status_of", late)
+        monkeypatch.setattr(module, "status_of", exits_meanwhile)
         assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
 
 
@@ -176,11 +176,11 @@ def test_a_zombie_is_reported() -> None:
     with child() as one:
         one.kill()
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
-        told = dict(facts(one.pid, READS))
-        assert told["state"] == "zombie: it has ended, and its parent has not asked how"
-        assert told["parent"].startswith(f"{os.getpid()} ")
-        assert {"user", "started", "threads"} < {*told}
-        assert not {"command line", "open files", "memory", "cgroup"} & {*told}
+        details = dict(facts(one.pid, READS))
+        assert details["state"] == "zombie: it has ended, and its parent has not asked how"
+        assert details["parent"].startswith(f"{os.getpid()} ")
+        assert {"user", "started", "threads"} < {*details}
+        assert not {"command line", "open files", "memory", "cgroup"} & {*details}
 
 
 def test_a_stopped_process_is_reported() -> None:
@@ -195,11 +195,11 @@ def test_a_process_without_its_main_thread_is_reported(tmp_path: Path) -> None:
         app.go_on_alone()
         wait_for_state(app.pid, "Z")
         until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third exits by itself
-        told = dict(facts(app.pid, READS))
-        assert told["state"] == "its main thread has ended, others go on"
-        assert told["threads"] == "2"
-        assert told["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
-        assert "open files" not in told  # the main thread has none any more
+        details = dict(facts(app.pid, READS))
+        assert details["state"] == "its main thread has ended, others go on"
+        assert details["threads"] == "2"
+        assert details["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
+        assert "open files" not in details  # the main thread has none any more
 
 
 @pytest.mark.kernel
@@ -210,10 +210,10 @@ def test_unreadable_values_are_reported_as_not_permitted() -> None:
         status = 1
         try:
             os.setuid(65534)
-            told = dict(facts(os.getppid(), READS))
-            assert told["executable"] == told["open files"] == "not permitted"
-            assert told["user"] == "root, uid 0"
-            assert told["cgroup"]
+            details = dict(facts(os.getppid(), READS))
+            assert details["executable"] == details["open files"] == "not permitted"
+            assert details["user"] == "root, uid 0"
+            assert details["cgroup"]
             status = 0
         finally:
             os._exit(status)
@@ -225,16 +225,16 @@ def test_a_quota_shows_how_much_was_throttled() -> None:
     with group("facts", quota_us=10_000) as place, child("sh", "-c", "while :; do :; done") as one:
         (place / "cgroup.procs").write_text(str(one.pid))
         until(lambda: not dict(facts(one.pid, READS))["throttled"].startswith("never"))
-        told = dict(facts(one.pid, READS))
-        assert told["cpu quota"].startswith("0.1 CPUs: 10ms in each 100ms")
-        count, _, periods, _, time_, *over = told["throttled"].removeprefix("in ").replace(",", "").split()
+        details = dict(facts(one.pid, READS))
+        assert details["cpu quota"].startswith("0.1 CPUs: 10ms in each 100ms")
+        count, _, periods, _, time_, *over = details["throttled"].removeprefix("in ").replace(",", "").split()
         assert 1 <= int(count) <= int(periods)
         assert time_[0].isdigit()
         assert over == ["over", "all", "CPUs"]
 
 
 @pytest.mark.parametrize(
-    ("quota", "told"),
+    ("quota", "expected"),
     [
         (None, None),
         (Quota("/a", 250 * MS, 100 * MS, 0, 0, 0), ("2.5 CPUs: 250ms in each 100ms", "never, in 0 periods")),
@@ -245,18 +245,18 @@ def test_a_quota_shows_how_much_was_throttled() -> None:
     ],
 )
 def test_a_quota_is_described(
-    monkeypatch: pytest.MonkeyPatch, quota: Quota | None, told: tuple[str, str] | None
+    monkeypatch: pytest.MonkeyPatch, quota: Quota | None, expected: tuple[str, str] | None
 ) -> None:
     monkeypatch.setattr(module, "quota_of", giving(quota))
     monkeypatch.setattr(processes, "cgroup_of", giving("/a"))
     found = dict(facts(os.getpid(), READS))
     assert found["cgroup"] == "/a"
     assert "container" not in found
-    assert (found.get("cpu quota"), found.get("throttled")) == (told or (None, None))
+    assert (found.get("cpu quota"), found.get("throttled")) == (expected or (None, None))
 
 
 def test_a_container_shows_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"/docker/1a2b3c4d5e6f{52 * '0'}"
     monkeypatch.setattr(processes, "cgroup_of", giving(path))
-    told = dict(facts(os.getpid(), READS))
-    assert (told["cgroup"], told["container"]) == (path, "docker 1a2b3c4d5e6f")
+    details = dict(facts(os.getpid(), READS))
+    assert (details["cgroup"], details["container"]) == (path, "docker 1a2b3c4d5e6f")

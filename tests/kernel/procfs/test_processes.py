@@ -80,7 +80,7 @@ def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
     pytest.fail("others were faster each time")
 
 
-def told(worker: DetailsWorker, book: Book, pid: int) -> Details:
+def details_of(worker: DetailsWorker, book: Book, pid: int) -> Details:
     """Return the details of `pid` once they are known."""
     worker.describe([pid])
     until(lambda: pid in book.details)
@@ -97,7 +97,7 @@ def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
 
 
 def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Book) -> None:
-    us = told(worker, book, os.getpid())
+    us = details_of(worker, book, os.getpid())
     assert us.user == pwd.getpwuid(os.geteuid()).pw_name
     assert us.uid == os.geteuid()
     assert us.cmdline == " ".join(
@@ -109,21 +109,21 @@ def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Book) 
 
 def test_arguments_are_kept_raw(worker: DetailsWorker, book: Book) -> None:
     with child((*WAITS, "\x1b[2J", "two  blanks", os.fsdecode(b"\xff"))) as one:
-        assert told(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
+        assert details_of(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
 
 
 def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, book: Book) -> None:
     fitting = 4096 - len("sh -c read line ")
     with child((*WAITS, fitting * "x")) as whole, child((*WAITS, 100_000 * "x")) as cut:
-        assert told(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
-        assert told(worker, book, cut.pid).cmdline == f"sh -c read line {fitting * 'x'}…"
+        assert details_of(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
+        assert details_of(worker, book, cut.pid).cmdline == f"sh -c read line {fitting * 'x'}…"
 
 
 @pytest.mark.kernel
 def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, book: Book) -> None:
     with child(user=65534) as nobody, child(user=54321) as number:
-        assert told(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
-        assert told(worker, book, number.pid)[0::3] == ("54321", 54321)
+        assert details_of(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
+        assert details_of(worker, book, number.pid)[0::3] == ("54321", 54321)
 
 
 @pytest.mark.kernel
@@ -138,18 +138,18 @@ def test_the_effective_user_is_reported_not_the_real_one(tmp_path: Path) -> None
 def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as one:
 
-        def late(*_: object) -> str:
+        def exits_meanwhile(*_: object) -> str:
             one.kill()
             one.wait(10)
             return "/"
 
-        monkeypatch.setattr(processes, "cgroup_of", late)
+        monkeypatch.setattr(processes, "cgroup_of", exits_meanwhile)
         assert reading(READS, one.pid) is None
 
 
 @pytest.mark.kernel
 def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Book) -> None:
-    assert told(worker, book, 2) == Details("root", "", "/", 0)
+    assert details_of(worker, book, 2) == Details("root", "", "/", 0)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, boo
     with child() as one:
         pass
     worker.describe([one.pid, 0, -1, NOBODY])
-    told(worker, book, os.getpid())  # requested after them
+    details_of(worker, book, os.getpid())  # requested after them
     assert [*book.details] == [os.getpid()]
     assert reading(READS, one.pid) is None
 
@@ -204,7 +204,7 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
     worker: DetailsWorker, book: Book, reads: list[int], tmp_path: Path
 ) -> None:
     with running([build(tmp_path / "app", HEADLESS, "-pthread"), "mark"]) as app:
-        before = told(worker, book, app.pid)
+        before = details_of(worker, book, app.pid)
         assert before.cmdline == f"{tmp_path}/app mark"
         app.go_on_alone()
         until(lambda: Path(f"/proc/{app.pid}/cmdline").read_bytes() == b"")
@@ -221,7 +221,7 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
 def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Book, reads: list[int]) -> None:
     with child() as one:
         book.processes[one.pid] = "sh"
-        first = told(worker, book, one.pid)
+        first = details_of(worker, book, one.pid)
     worker.ended(one.pid)
     worker.drop_unnamed()
     ask_again(worker, reads, one.pid)
@@ -237,7 +237,7 @@ def test_a_missed_exit_is_found_by_reading_again(
 ) -> None:
     monkeypatch.setattr(processes, "_OLD_S", 0.0)
     with child() as one:
-        told(worker, book, one.pid)
+        details_of(worker, book, one.pid)
         worker.drop_unnamed()
         assert one.pid in book.details
     ask_again(worker, reads, one.pid)
@@ -250,7 +250,7 @@ def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
     """The kernel is simulated, because PIDs are not reused on demand."""
     began, user = [b"100"], ["first"]
     worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
-    assert told(worker, book, 7).user == "first"
+    assert details_of(worker, book, 7).user == "first"
     worker.met(7)  # it is still alive
     assert book.details[7].user == "first"
     worker.ended(7)
@@ -259,7 +259,7 @@ def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
     assert 7 not in book.details
 
     began[0], user[0] = b"200", "second"
-    assert told(worker, book, 7).user == "second"
+    assert details_of(worker, book, 7).user == "second"
     worker.met(7)
     worker.ended(7)
     began[0], user[0] = b"300", "third"
@@ -271,13 +271,13 @@ def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
 
 
 def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> None:
-    at, goes_on = threading.Semaphore(0), threading.Semaphore(0)
+    at, released = threading.Semaphore(0), threading.Semaphore(0)
     answers = iter([Reading(b"100", Details("first")), Reading(b"200", Details("second"))])
 
     def slowly(_: int) -> Reading:
         answer = next(answers)
         at.release()
-        goes_on.acquire()
+        released.acquire()
         return answer
 
     worker = DetailsWorker(book, read=slowly)
@@ -285,10 +285,10 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> No
     at.acquire()
     worker.ended(7)
     worker.met(7)
-    goes_on.release()
+    released.release()
     until(lambda: worker.describe([7]) is None and at.acquire(blocking=False))
     assert book.details == {}
-    goes_on.release()
+    released.release()
     until(lambda: 7 in book.details)
     assert book.details[7].user == "second"
     worker.close()
@@ -297,7 +297,7 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> No
 @pytest.mark.kernel
 def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Book) -> None:
     with child((*WAITS, "first")) as one:
-        assert told(worker, book, one.pid).cmdline.endswith("first")
+        assert details_of(worker, book, one.pid).cmdline.endswith("first")
     worker.ended(one.pid)
     with child_with_pid(one.pid, (*WAITS, "second")):
         worker.describe([one.pid])
@@ -309,12 +309,12 @@ def test_exec_shows_after_reading_again(
 ) -> None:
     with child(("sh", "-c", "read line; exec sleep 1000")) as one:
         assert one.stdin
-        assert told(worker, book, one.pid).cmdline == "sh -c read line; exec sleep 1000"
+        assert details_of(worker, book, one.pid).cmdline == "sh -c read line; exec sleep 1000"
         one.stdin.write(b"\n")
         one.stdin.flush()
         until(lambda: Path(f"/proc/{one.pid}/cmdline").read_bytes() == b"sleep\x001000\0")
         worker.describe([one.pid])
-        told(worker, book, os.getpid())
+        details_of(worker, book, os.getpid())
         assert book.details[one.pid].cmdline.startswith("sh")  # it has just been read
         monkeypatch.setattr(processes, "_OLD_S", 0.0)
         ask_again(worker, reads, one.pid)
@@ -322,11 +322,11 @@ def test_exec_shows_after_reading_again(
 
 
 def test_a_process_that_never_answers_blocks_nothing(book: Book) -> None:
-    stuck, goes_on = threading.Event(), threading.Event()
+    stuck, released = threading.Event(), threading.Event()
 
     def never(_: int) -> None:
         stuck.set()
-        goes_on.wait(SECONDS)
+        released.wait(SECONDS)
 
     worker = DetailsWorker(book, read=never)
     worker.describe([1])
@@ -336,8 +336,8 @@ def test_a_process_that_never_answers_blocks_nothing(book: Book) -> None:
     worker.met(1)
     worker.drop_unnamed()
     worker.close()
-    assert not goes_on.is_set()
-    goes_on.set()
+    assert not released.is_set()
+    released.set()
     until(lambda: not any(thread.name == "offtop-details" for thread in threading.enumerate()))
     assert book.details == {}
 
@@ -346,20 +346,20 @@ def test_the_queue_and_the_details_are_bounded(book: Book, monkeypatch: pytest.M
     monkeypatch.setattr(processes, "_REST_S", 0.0)
     monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
     monkeypatch.setattr(processes, "_MOST_TOLD", 10)
-    first, goes_on = threading.Event(), threading.Event()
+    first, released = threading.Event(), threading.Event()
     read: list[int] = []
 
     def count(pid: int) -> Reading:
         read.append(pid)
         first.set()
-        assert goes_on.wait(SECONDS)
+        assert released.wait(SECONDS)
         return Reading(b"1", Details(str(pid)))
 
     worker = DetailsWorker(book, read=count)
     worker.describe([1])
     assert first.wait(SECONDS)
     worker.describe(range(2, 1000))
-    goes_on.set()
+    released.set()
     until(lambda: 31 in book.details)
     worker.describe([2000])
     until(lambda: 2000 in book.details)

@@ -60,8 +60,8 @@ def test_minus_1_is_no_call_in_any_width() -> None:
 def test_an_unknown_call_keeps_its_number() -> None:
     assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
     book = Book(calls={202: "futex", CALL_32_BIT | 240: "futex"})
-    told = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
-    assert told == ["futex", "syscall 999", "futex", "syscall 999"]
+    names = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
+    assert names == ["futex", "syscall 999", "futex", "syscall 999"]
 
 
 def test_only_calls_with_a_name_are_kept() -> None:

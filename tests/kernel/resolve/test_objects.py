@@ -27,35 +27,35 @@ ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 OWN = os.getpid()
 
 
-def record(kind: int = layout.OBJECT_FILE, **told: int | bytes) -> ObjectRecord:
+def record(kind: int = layout.OBJECT_FILE, **fields: int | bytes) -> ObjectRecord:
     words = {**dict.fromkeys(ObjectRecord._fields, 0), "file": 0xF00, "unused": bytes(6), "kind": kind}
     ends = {"local": bytes(16), "peer": bytes(16)}
-    return ObjectRecord(**{**words, **ends, **told})  # pyright: ignore[reportArgumentType]
+    return ObjectRecord(**{**words, **ends, **fields})  # pyright: ignore[reportArgumentType]
 
 
 def socket_of(family: int, protocol: int, local: str, peer: str = "", state: int = ESTABLISHED) -> ObjectRecord:
     """Return a socket's record; local and peer are `ADDRESS PORT`."""
     af = socket.AF_INET if family == layout.FAMILY_IPV4 else socket.AF_INET6
 
-    def end(said: str) -> tuple[bytes, int]:
-        address, port = said.split() if said else ("0.0.0.0" if af == socket.AF_INET else "::", "0")
+    def end(text: str) -> tuple[bytes, int]:
+        address, port = text.split() if text else ("0.0.0.0" if af == socket.AF_INET else "::", "0")
         return socket.inet_pton(af, address).ljust(16, b"\0"), int(port)
 
-    (ours, our_port), (theirs, their_port) = end(local), end(peer)
+    (local_address, our_port), (peer_address, their_port) = end(local), end(peer)
     return record(
         magic=layout.MAGIC_SOCKETS,
         inode=77,
         family=family,
         protocol=protocol,
         state=state,
-        local=ours,
+        local=local_address,
         local_port=our_port,
-        peer=theirs,
+        peer=peer_address,
         peer_port=their_port,
     )
 
 
-def told(found: ObjectRecord, pid: int = OWN, book: Book | None = None) -> Object:
+def described(found: ObjectRecord, pid: int = OWN, book: Book | None = None) -> Object:
     return Objects(book or Book(), READS).of(pid, found)[0]
 
 
@@ -91,30 +91,30 @@ def inode_of(fd: int) -> int:
     ],
 )
 def test_a_socket_is_described_by_its_addresses(found: ObjectRecord, label: str, ends: tuple[str, str, str]) -> None:
-    one = told(found)
+    one = described(found)
     assert (one.label, one.name, one.pid, one[3:]) == (label, "socket:[77]", 0, ends)
 
 
 def test_a_unix_socket_is_described_by_its_peer() -> None:
     unix = record(magic=layout.MAGIC_SOCKETS, inode=77, family=layout.FAMILY_UNIX, peer_pid=123)
-    assert told(unix, book=Book(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
-    assert told(unix).peer == "123"
-    assert told(unix._replace(peer_pid=0)) == Object("unix", "socket:[77]")
-    assert told(unix._replace(peer_pid=0)).label == "unix [77]"
-    assert told(unix._replace(family=16)) == Object("socket", "socket:[77]"), "of netlink"
+    assert described(unix, book=Book(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
+    assert described(unix).peer == "123"
+    assert described(unix._replace(peer_pid=0)) == Object("unix", "socket:[77]")
+    assert described(unix._replace(peer_pid=0)).label == "unix [77]"
+    assert described(unix._replace(family=16)) == Object("socket", "socket:[77]"), "netlink"
 
 
 def test_pipes_and_no_object_need_no_lookup() -> None:
-    assert told(record(magic=PIPES, inode=9)) == Object("pipe", "pipe:[9]")
-    assert told(record(0)) == NO_OBJECT
-    assert told(record(file=0)) == NO_OBJECT, "a descriptor that is not open"
+    assert described(record(magic=PIPES, inode=9)) == Object("pipe", "pipe:[9]")
+    assert described(record(0)) == NO_OBJECT
+    assert described(record(file=0)) == NO_OBJECT, "a descriptor that is not open"
 
 
 def test_a_poll_is_described_by_its_number_of_descriptors() -> None:
     several = record(layout.OBJECT_POLL, file=0, how=5)
-    assert told(several) == Object("poll", "poll of 5 descriptors", OWN)
-    assert told(several).label == f"poll of 5 descriptors of {OWN}"
-    assert told(several._replace(argument=1)).name == "poll of 5 or more descriptors"
+    assert described(several) == Object("poll", "poll of 5 descriptors", OWN)
+    assert described(several).label == f"poll of 5 descriptors of {OWN}"
+    assert described(several._replace(argument=1)).name == "poll of 5 or more descriptors"
 
 
 def test_a_child_is_described_by_the_arguments_of_wait() -> None:
@@ -125,18 +125,18 @@ def test_a_child_is_described_by_the_arguments_of_wait() -> None:
         (0, f"child (of its group) of {OWN}"),
         (minus - 42, f"child (of group 42) of {OWN}"),
     ):
-        assert told(record(layout.OBJECT_CHILD, argument=argument)).label == label
+        assert described(record(layout.OBJECT_CHILD, argument=argument)).label == label
     for how, label in ((0, f"child (any) of {OWN}"), (1, "child 7"), (2, f"child (of group 7) of {OWN}")):
-        assert told(record(layout.OBJECT_ID, argument=7, how=how)).label == label
-    assert told(record(layout.OBJECT_ID, argument=7, how=3)) == NO_OBJECT, "a descriptor"
+        assert described(record(layout.OBJECT_ID, argument=7, how=how)).label == label
+    assert described(record(layout.OBJECT_ID, argument=7, how=3)) == NO_OBJECT, "a descriptor"
 
 
 def test_a_file_is_described_by_path_or_by_inode_if_its_fd_was_reused() -> None:
     with tempfile.NamedTemporaryFile() as one:
         found = record(magic=EXT4, inode=inode_of(one.fileno()), argument=one.fileno(), device=8 << 20 | 1)
-        assert told(found) == Object("file", one.name)
-        assert told(found._replace(inode=1)) == Object("file", "inode 1 of 8:1")
-    assert told(found).name == f"inode {found.inode} of 8:1", "it was closed"
+        assert described(found) == Object("file", one.name)
+        assert described(found._replace(inode=1)) == Object("file", "inode 1 of 8:1")
+    assert described(found).name == f"inode {found.inode} of 8:1", "it was closed"
 
 
 def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
@@ -151,11 +151,11 @@ def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
             (lock._replace(state=layout.PLACE_POSITION, **opened), f"mutex f_pos_lock of {one.name}"),
             (lock._replace(state=layout.PLACE_PIPE, magic=PIPES), "mutex of pipe:[9]"),
         ):
-            assert told(found).label == label
+            assert described(found).label == label
     objects = Objects(Book(), READS, lambda at: "rtnl_mutex" if at == 0xF10 else "")
     assert objects.of(OWN, lock._replace(file=0xF10))[0] == Object("mutex", "rtnl_mutex")
     assert objects.of(OWN, lock)[0] == Object("mutex", "mutex#1")
-    assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "of another process the same"
+    assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "the same for another process"
     assert objects.of(OWN, lock._replace(file=0xF20, how=layout.LOCK_SEMAPHORE))[0].label == "semaphore#2"
 
 
@@ -165,11 +165,11 @@ def test_an_anonymous_object_belongs_to_its_process_and_is_rechecked() -> None:
         found = record(magic=ANONYMOUS, inode=7, argument=one.fileno())
         mine, _ = objects.of(OWN, found)
         assert (mine.kind, mine.name, mine.pid) == ("eventfd", "eventfd#1", OWN)
-        assert objects.of(os.getppid(), found)[0].name.endswith("#2"), "the same place, of another process"
+        assert objects.of(os.getppid(), found)[0].name.endswith("#2"), "the same descriptor of another process"
         assert objects.of(OWN, record(layout.OBJECT_EPOLL, file=0xE, magic=ANONYMOUS))[0].name == "epoll#3"
         with tempfile.TemporaryFile() as other:
             os.dup2(other.fileno(), one.fileno())
-            assert objects.of(OWN, found) == (mine, False), "not looked at in every tick"
+            assert objects.of(OWN, found) == (mine, False), "not looked up in every tick"
             for _ in range(10):
                 objects.tick()
             assert objects.of(OWN, found) == (Object("file", "file#1", OWN), False)
@@ -189,12 +189,12 @@ def shared_memory() -> Generator[tuple[str, int]]:
 def test_a_futex_belongs_to_its_process_or_to_a_shared_file() -> None:
     with shared_memory() as (path, at):
         shared = record(layout.OBJECT_FUTEX, argument=at + mmap.PAGESIZE + 64)
-        assert told(shared) == Object("futex", f"{path}+{mmap.PAGESIZE + 64:#x}")
-        assert told(shared._replace(how=layout.FUTEX_PRIVATE)) == Object("futex", f"{shared.argument:#x}", OWN)
-        assert told(shared, pid=1 << 30).pid == 1 << 30, "gone"
+        assert described(shared) == Object("futex", f"{path}+{mmap.PAGESIZE + 64:#x}")
+        assert described(shared._replace(how=layout.FUTEX_PRIVATE)) == Object("futex", f"{shared.argument:#x}", OWN)
+        assert described(shared, pid=1 << 30).pid == 1 << 30, "it has exited"
     own = ctypes.c_int(0)
     word = record(layout.OBJECT_FUTEX_WAIT, argument=ctypes.addressof(own))
-    assert told(word).label == f"futex {word.argument:#x} of {OWN}"
+    assert described(word).label == f"futex {word.argument:#x} of {OWN}"
 
 
 def test_lookups_per_tick_are_bounded_and_the_rest_follows(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_lookups_per_tick_are_bounded_and_the_rest_follows(tmp_path: Path) -> No
     first = [objects.of(OWN, one) for one in found]
     assert [is_for_now for _, is_for_now in first] == [False] * 50 + [True] * 10
     assert [what.name.startswith("inode ") for what, _ in first] == [False] * 50 + [True] * 10
-    assert objects.of(OWN, record(magic=PIPES, inode=9)) == (Object("pipe", "pipe:[9]"), False), "which needs no look"
+    assert objects.of(OWN, record(magic=PIPES, inode=9)) == (Object("pipe", "pipe:[9]"), False), "it needs no lookup"
     objects.tick()
     assert [objects.of(OWN, one) for one in found] == [(Object("file", one.name), False) for one in files]
     for one in files:

@@ -130,10 +130,10 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def told(worker: EndsWorker, book: Book, *those: Object, pid: int = OWN) -> list[Ends]:
+def peers_of(worker: EndsWorker, book: Book, *objects: Object, pid: int = OWN) -> list[Ends]:
     """Return the peers of these objects, once all have been looked up."""
-    ask(worker, dict.fromkeys(those, pid))
-    return [book.ends_of(one) for one in those]
+    ask(worker, dict.fromkeys(objects, pid))
+    return [book.ends_of(one) for one in objects]
 
 
 def ask(worker: EndsWorker, waited_on: dict[Object, int]) -> None:
@@ -149,7 +149,7 @@ def by_role(ends: Ends) -> dict[str, set[Process]]:
 
 def test_a_pipe_has_readers_and_writers(worker: EndsWorker, book: Book) -> None:
     with pipe_of(readers=1, writers=2) as (pipe, readers, writers):
-        (found,) = told(worker, book, pipe)
+        (found,) = peers_of(worker, book, pipe)
         assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
         assert [side.total for side in found.sides] == [1, 2]
 
@@ -157,7 +157,7 @@ def test_a_pipe_has_readers_and_writers(worker: EndsWorker, book: Book) -> None:
 def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: EndsWorker, book: Book) -> None:
     read, write = os.pipe()
     again = os.dup(read)
-    (found,) = told(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
+    (found,) = peers_of(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
     for fd in (read, write, again):
         os.close(fd)
     assert [(side.role, [one.pid for one in side.processes], side.total) for side in found.sides] == [
@@ -168,7 +168,7 @@ def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: Ends
 
 def test_many_peers_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Book) -> None:
     with pipe_of(readers=1, writers=12) as (pipe, _, writers):
-        side = told(worker, book, pipe)[0].sides[1]
+        side = peers_of(worker, book, pipe)[0].sides[1]
         assert (len(side.processes), side.total, {*side.processes} <= {*writers}) == (8, 12, True)
         assert side.text.startswith("writer: sleep(")
         assert side.text.endswith("), +9")
@@ -180,7 +180,7 @@ def test_an_object_that_no_process_has_open_has_no_peers(worker: EndsWorker, boo
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
     assert (book.ends, book.ends_version) == ({}, 0)
     worker.find({Object("futex", "0x7f00", OWN): OWN, Object("tcp", "socket:[1]", 0, "*:80"): OWN})
-    assert not worker._asked, "which have no other end"  # pyright: ignore[reportPrivateUsage]
+    assert not worker._asked, "these have no peer"  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -194,8 +194,8 @@ def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: EndsWor
         with child(stdin=server) as process:
             of_client, of_server = inet(client), inet(server)
             server.close()
-            assert by_role(*told(worker, book, of_client)) == {PEER: {process}}
-            (there,) = told(worker, book, of_server, pid=process.pid)
+            assert by_role(*peers_of(worker, book, of_client)) == {PEER: {process}}
+            (there,) = peers_of(worker, book, of_server, pid=process.pid)
             assert [one.pid for side in there.sides for one in side.processes] == [OWN]
 
 
@@ -206,13 +206,13 @@ def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: EndsWorker, book
     ):
         server, _ = listening.accept()
         with server, child(stdin=server) as process:
-            assert process in by_role(*told(worker, book, inet(client)))[PEER]
+            assert process in by_role(*peers_of(worker, book, inet(client)))[PEER]
 
 
 def test_an_unaccepted_connection_belongs_to_the_listener(worker: EndsWorker, book: Book) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(at(listening)) as client:
         with child(stdin=listening) as process:
-            (found,) = told(worker, book, inet(client))
+            (found,) = peers_of(worker, book, inet(client))
         assert {role: process in those for role, those in by_role(found).items()} == {LISTENER: True}
 
 
@@ -221,14 +221,14 @@ def test_datagrams_belong_to_the_owner_of_the_port(worker: EndsWorker, book: Boo
         server.bind(("127.0.0.1", 0))
         client.connect(at(server))
         with child(stdin=server) as process:
-            assert process in by_role(*told(worker, book, inet(client, "udp")))[PEER]
+            assert process in by_role(*peers_of(worker, book, inet(client, "udp")))[PEER]
 
 
 def test_a_unix_socket_has_a_peer(worker: EndsWorker, book: Book) -> None:
     mine, yours = socket.socketpair()
     with mine, child(stdin=yours) as process:
         yours.close()
-        assert by_role(*told(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
+        assert by_role(*peers_of(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
 
 
 def test_another_network_namespace_is_queried_for_its_connections(worker: EndsWorker, book: Book) -> None:
@@ -238,12 +238,12 @@ def test_another_network_namespace_is_queried_for_its_connections(worker: EndsWo
         number, port = json.loads(process.stdout.readline())
         what = Object("tcp", f"socket:[{number}]", 0, f"127.0.0.1:{port}", "127.0.0.1:4242", "established")
         with sockets_of(OWN) as sockets:
-            assert sockets.other_end("tcp", number, what.local, what.peer) is None, "in ours"
-        (found,) = told(worker, book, what, pid=process.pid)
+            assert sockets.other_end("tcp", number, what.local, what.peer) is None, "in our namespace"
+        (found,) = peers_of(worker, book, what, pid=process.pid)
         assert [(side.role, [one.pid for one in side.processes]) for side in found.sides] == [(PEER, [process.pid])]
         with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_connection(at(ours)) as client:
-            (mine,) = told(worker, book, inet(client))
-            assert [side.role for side in mine.sides] == [LISTENER], "the worker has come back"
+            (mine,) = peers_of(worker, book, inet(client))
+            assert [side.role for side in mine.sides] == [LISTENER], "the worker has returned to ours"
         process.communicate()
 
 
@@ -256,7 +256,7 @@ def test_an_epoll_lists_its_descriptors_by_kind(worker: EndsWorker, book: Book, 
             epoll.register(one)
         what = Object("epoll", "epoll#1", OWN)
         epolls[what] = epoll.fileno()
-        (found,) = told(worker, book, what)
+        (found,) = peers_of(worker, book, what)
         assert found.members == (("socket", 3), ("eventfd", 1), ("pipe", 1))
         assert found.told(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
     assert watched(OWN, read) == (), "no epoll"
@@ -281,13 +281,13 @@ def test_files_are_read_once_for_all_requests_until_they_change(
 ) -> None:
     monkeypatch.setattr(module, "_OLD_S", 0.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, writers):
-        told(worker, book, first, second)
+        peers_of(worker, book, first, second)
         assert readings == [{first.name, second.name}]
-        before = told(worker, book, first, second)
+        before = peers_of(worker, book, first, second)
         assert (len(readings), book.ends_version) == (1, 2)
         os.kill(writers[0].pid, 9)
         until(lambda: not Path(f"/proc/{writers[0].pid}/fd/1").exists())
-        after = told(worker, book, first, second)
+        after = peers_of(worker, book, first, second)
         assert (readings[1:], book.ends_version) == ([{second.name}], 3)
         assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
 
@@ -297,16 +297,16 @@ def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
 ) -> None:
     monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 2) as (second, readers, writers), pipe_of(1, 1) as (third, _, gone):
-        told(worker, book, first)
+        peers_of(worker, book, first)
         with pipe_of(1, 1) as (newer, _, _):
             worker.find({newer: OWN})
             until(lambda: not worker._asked)  # pyright: ignore[reportPrivateUsage]
-            (found,) = told(worker, book, second)
+            (found,) = peers_of(worker, book, second)
             assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
             os.kill(gone[0].pid, 9)
             until(lambda: not Path(f"/proc/{gone[0].pid}/fd/1").exists())
             worker.find({third: OWN})
-            told(worker, book, first, second)
+            peers_of(worker, book, first, second)
             assert (book.ends_of(newer), book.ends_of(third)) == (NO_ENDS, NO_ENDS)
             assert readings == [{first.name}]
 
@@ -317,8 +317,8 @@ def test_with_too_many_open_pipes_and_sockets_none_is_cached(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_MET", most)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
-        told(worker, book, first)
-        (found,) = told(worker, book, second)
+        peers_of(worker, book, first)
+        (found,) = peers_of(worker, book, second)
         assert [side.total for side in found.sides] == [1, 1]
         assert len(readings) == (1 if most else 2)
 
@@ -327,7 +327,7 @@ def test_a_recent_lookup_is_not_repeated(worker: EndsWorker, book: Book, reading
     with pipe_of(1, 1) as (pipe, _, _):
         nothing = Object("pipe", "pipe:[1]")
         for _ in range(3):
-            told(worker, book, pipe, nothing)
+            peers_of(worker, book, pipe, nothing)
         assert len(readings) == 1
 
 
@@ -336,7 +336,7 @@ def test_with_too_many_files_on_the_machine_no_peers_are_found(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     with pipe_of(1, 1) as (pipe, _, _):
-        assert told(worker, book, pipe) == [NO_ENDS]
+        assert peers_of(worker, book, pipe) == [NO_ENDS]
 
 
 def test_the_worker_pauses_between_reads_and_closes_at_once(
@@ -433,9 +433,9 @@ def test_a_lock_whose_taker_exited_belongs_to_all_that_have_the_file_open(
         assert not Path(f"/proc/{took}").exists()
         waits = begun(f"exec 9>{file}; echo it is on; exec flock 9")
         until(lambda: Path(f"/proc/{waits.pid}/comm").read_text() == "flock\n")
-        (told,) = waits_for(waits.pid)
-        assert re.fullmatch(r"holder: " + ", ".join(rf"{comm}\(\d+\)" for comm in left), told)
-        assert f"({has_it.pid})" in told and f"({took})" not in told
+        (holders,) = waits_for(waits.pid)
+        assert re.fullmatch(r"holder: " + ", ".join(rf"{comm}\(\d+\)" for comm in left), holders)
+        assert f"({has_it.pid})" in holders and f"({took})" not in holders
 
 
 def locks() -> list[str]:
@@ -454,7 +454,7 @@ def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None
 
 
 def test_a_file_without_lock_waiters_has_no_peers(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
-    assert told(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
+    assert peers_of(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
 
 
 @pytest.mark.kernel
@@ -497,6 +497,6 @@ def waits_for(pid: int) -> list[str]:
             book, one = live.last.book, live.last.waiting.get(ThreadKey(pid, pid))
             if one is not None and (on := waited_on([(pid, one.site.wake)], book.wakes)):
                 live.source.find_ends(on)
-                if told := [text for what in on if (text := book.ends_of(what).told(book.stack(one.site.kernel)))]:
-                    return told
+                if texts := [text for what in on if (text := book.ends_of(what).told(book.stack(one.site.kernel)))]:
+                    return texts
     return []

@@ -36,7 +36,7 @@ def test_a_lost_stack_copy_counts_once_per_tick() -> None:
 
 
 def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> None:
-    code, asked, book = 0x7F00_0000, list[int](), Book()
+    code, pids_read, book = 0x7F00_0000, list[int](), Book()
 
     def lookup(key: bytes) -> bytes:
         number = int.from_bytes(key, "little")
@@ -46,7 +46,7 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
         return layout.STACK.pack(len(addresses), end, *addresses, *[0] * (layout.FRAMES + 1 - len(addresses)))
 
     def frames(pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        asked.append(pid)
+        pids_read.append(pid)
         return (Frame(GONE, 0),) if pid == 7 else tuple(Frame("/bin/it", one) for one in addresses)
 
     def with_python(
@@ -54,19 +54,19 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
     ) -> tuple[tuple[Frame, ...], bool]:
         return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
 
-    def told(pid: int) -> list[list[str]]:
+    def names_of(pid: int) -> list[list[str]]:
         ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
         return [[frame.file for frame in book.stacks[one].frames] for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
-    for looked in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
-        assert told(7) == [[GONE], ["it.py", GONE]] * 2
-        assert told(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
-        assert asked == looked
-        asked.clear()
+    for expected in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
+        assert names_of(7) == [[GONE], ["it.py", GONE]] * 2
+        assert names_of(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
+        assert pids_read == expected
+        pids_read.clear()
         stacks.make_room(at_once=False)
-        if looked != [7]:
+        if expected != [7]:
             stacks.forget_thread(ThreadKey(7, 7))
 
 
@@ -81,17 +81,17 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     def frame(address: int) -> Frame:
         return Frame("[module]", 0, names[address])
 
-    def told() -> list[str]:
+    def shown() -> list[str]:
         ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
         return [book.stack(one).frames[0].name for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
     stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
-    assert told() == ["nfs_wait"] * 2
+    assert shown() == ["nfs_wait"] * 2
     names[address] = "dlm_wait"
-    assert told() == ["nfs_wait"] * 2
+    assert shown() == ["nfs_wait"] * 2
     stacks.kernel_renamed()
-    assert told() == ["dlm_wait"] * 2
+    assert shown() == ["dlm_wait"] * 2
 
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])

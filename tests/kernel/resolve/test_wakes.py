@@ -106,30 +106,30 @@ def test_a_half_full_table_is_cleared_and_old_ids_still_resolve() -> None:
     assert ids.make_room(at_once=False)
     assert held.held == {}
     assert ids.fill == 0
-    assert [ids.read(raw) for raw in (20, 27, 28)] == [40, 54, 56], "28 was in it, and nobody had read it"
-    assert ids.fill == 3 / 16, "they count as there, since the kernel puts back what it meets again"
+    assert [ids.read(raw) for raw in (20, 27, 28)] == [40, 54, 56], "28 was in it, but not read yet"
+    assert ids.fill == 3 / 16, "they count, because BPF adds again what it finds missing"
     assert ids.make_room(at_once=True)
     assert ids.read(20) == 40
-    assert ids.read(21) is None, "of two emptyings ago"
+    assert ids.read(21) is None, "cleared two times ago"
 
 
 def test_ids_that_are_never_read_fill_a_table_too() -> None:
     held, ids = table(entries=16)
     for raw in (*range(20, 27), *range(20, 27)):
         ids.meet(raw)
-    assert ids.fill == 7 / 16, "each is there once"
+    assert ids.fill == 7 / 16, "each counts once"
     held.put(20, bytes(8))
     ids.read(20)
     ids.meet(20)
-    assert ids.fill == 7 / 16, "and is that one still, when somebody has read it"
+    assert ids.fill == 7 / 16, "and still once after it was read"
     assert not ids.make_room(at_once=False)
     ids.meet(27)
     assert ids.make_room(at_once=False)
     assert ids.fill == 0
 
 
-def raw_object(kind: int, **told: int | bytes) -> bytes:
-    words = {**dict.fromkeys(ObjectRecord._fields, 0), "unused": b"", "local": b"", "peer": b"", "kind": kind, **told}
+def raw_object(kind: int, **fields: int | bytes) -> bytes:
+    words = {**dict.fromkeys(ObjectRecord._fields, 0), "unused": b"", "local": b"", "peer": b"", "kind": kind, **fields}
     return layout.OBJECT.pack(*words.values())
 
 
@@ -259,7 +259,7 @@ def test_the_number_of_chains_is_bounded(kernel: Kernel, monkeypatch: pytest.Mon
     made = [kernel.made(threads[n % 5], threads[5 + n], end=layout.FIRST_ID) for n in range(24)]
     assert [wake.end for wake in made] == [DEPTH] * 10 + [LOST] * 14
     assert len({*made}) == 10 + 5
-    assert kernel.read.unread == 14, "whose chains are lost"
+    assert kernel.read.unread == 14, "their chains are lost"
     ids = [kernel.read.id_of(kernel.wake(one), PID, SLEEPER) for one in threads[5:]]
     assert ids.count(layout.WAKE_LOST) == 24 - 5
     assert kernel.read.unread == 14 + 24 - 5
@@ -294,16 +294,16 @@ def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
         }
         snapshots.append(Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), {}, kernel.book))
     assert kernel.read.unread == 0
-    assert ids[0] == FIRST_WAKE, "who is named all the while stays"
+    assert ids[0] == FIRST_WAKE, "a chain in use stays"
     assert ledger.storms == {FIRST_WAKE: Storm(30, 240, 0, 8)}
     assert sum(totals.waits for totals in dict(ledger.sites).values()) == 4 * 30
     for earlier, later in pairwise(snapshots):
         parts = dict(between(earlier, later).each_site())
-        assert [totals.waits for totals in parts.values()] == [1] * 4, "and nothing of those that were given back"
+        assert [totals.waits for totals in parts.values()] == [1] * 4, "and nothing of the evicted ones"
         assert all(site.tid for site in parts)
     assert ledger.age(keep_ns=200_000)
     stacks = {stack for stack in kernel.book.stacks if stack >= 1000}
-    assert {1000 + tick for tick in range(11, 31)} <= stacks, "a window of so long ago may still name them"
+    assert {1000 + tick for tick in range(11, 31)} <= stacks, "an old window may still name them"
 
 
 def test_chains_named_in_one_tick_are_not_evicted(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_a_waker_missing_from_the_map_counts_as_lost(kernel: Kernel) -> None:
     assert kernel.made(layout.FIRST_ID + 7).waker.name == "(waker lost)"
     assert kernel.read.unread == 1
     kernel.made(layout.WAKE_LOST)
-    assert kernel.read.unread == 1, "the kernel side has counted that"
+    assert kernel.read.unread == 1, "BPF has counted that"
 
 
 def test_an_evicted_wake_is_created_again(kernel: Kernel) -> None:
@@ -344,9 +344,9 @@ def test_a_storm_across_ticks_is_one_storm_of_the_full_size(kernel: Kernel) -> N
     (wake,) = kernel.read.storms([((1000, 7), (waker, 60, 5, 1))])
     assert kernel.book.wake(wake).waker.tid == 7
     assert kernel.read.storms([((1000, 7), (waker, 40, 80, 0))]) == {wake: Storm(0, 40, 80, 100)}
-    assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "who only slept again"
+    assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "these only slept again"
     assert kernel.read.storms([]) == {}
-    assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "nobody knows of which waker any more"
+    assert kernel.read.storms([((1000, 7), (0, 0, 1, 0))]) == {}, "its waker is unknown by now"
 
 
 def test_simultaneous_timeouts_are_no_storm(kernel: Kernel) -> None:
@@ -377,10 +377,10 @@ def test_a_waker_stack_is_another_after_a_module_change() -> None:
 
     table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), book, stacks, lambda _: "", READS)
 
-    def told() -> str:
+    def function() -> str:
         return book.stack(book.wakes[table.id_of(40, 7, 7)].waker.kernel).frames[0].name
 
-    assert told() == "nfs_wake"
+    assert function() == "nfs_wake"
     del found[0]
     table.kernel_renamed()
-    assert told() == "dlm_wake"
+    assert function() == "dlm_wake"

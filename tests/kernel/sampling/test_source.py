@@ -229,7 +229,7 @@ def test_lookups_beyond_the_budget_are_skipped_and_totals_hold(monkeypatch: pyte
 
 
 def test_expensive_ticks_reduce_the_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(root: str, key: ThreadKey) -> bool:
+    def slow_check(root: str, key: ThreadKey) -> bool:
         until_s = time.thread_time() + 0.01
         while time.thread_time() < until_s:
             pass
@@ -241,7 +241,7 @@ def test_expensive_ticks_reduce_the_number_of_looks(monkeypatch: pytest.MonkeyPa
             with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
                 windows = [sampled.tick(0.05) for _ in range(20)]
                 looks.append(sum(one.sampling.looks for one in windows if one.sampling))
-            monkeypatch.setattr(threads, "is_ready", asked)
+            monkeypatch.setattr(threads, "is_ready", slow_check)
     assert looks[0] > 1.5 * looks[1]
 
 
@@ -355,7 +355,7 @@ def test_an_unknown_number_of_lost_threads_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told", "says"),
+    ("failure", "raised", "says"),
     [
         (ValueError("not a number"), ValueError, "not a number"),
         (OSError(errno.EMFILE, "Too many open files"), KernelError, "ulimit -n"),
@@ -363,7 +363,7 @@ def test_an_unknown_number_of_lost_threads_is_reported() -> None:
     ],
 )
 def test_an_error_in_the_sampler_reaches_the_reader(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception, told: type[Exception], says: str
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, raised: type[Exception], says: str
 ) -> None:
     failed = threading.Event()
 
@@ -374,7 +374,7 @@ def test_an_error_in_the_sampler_reaches_the_reader(
     with sampling() as sampled:
         monkeypatch.setattr(threads.Tasks, "walk", walk)
         assert failed.wait(60)
-        with pytest.raises(told, match=says):
+        with pytest.raises(raised, match=says):
             sampled.read()
 
 

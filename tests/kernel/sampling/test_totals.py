@@ -58,7 +58,7 @@ class Looked:
         check_sums(window)
         thread = of_thread(window)
         self.passed_ns += thread.offcpu_ns + thread.running_ns
-        assert self.passed_ns <= max(0, at_ns - MET_MS * MS) + OVER_NS, "more than there was"
+        assert self.passed_ns <= max(0, at_ns - MET_MS * MS) + OVER_NS, "more time than has passed"
         return window
 
 
@@ -158,7 +158,7 @@ def test_time_not_yet_added_to_a_running_thread_is_no_wait() -> None:
     assert of_thread(looked.tick(200)) == ThreadTotals(running_ns=93 * MS)
     looked.look(300, 202, 1, 2, SLEEP)
     window = looked.tick(300)
-    assert of_thread(window).offcpu_ns == 3 * MS, "of 200 ms it has run for 197"
+    assert of_thread(window).offcpu_ns == 3 * MS, "it has run for 197 of 200 ms"
 
 
 def test_unseen_voluntary_switches_are_short_waits_and_stolen_time_is_none() -> None:
@@ -243,7 +243,7 @@ def test_an_overcounted_wait_delays_the_start_of_the_next() -> None:
     looked.account.end_tick(150 * MS)
     looked.look(160, 25, 1, 3, SLEEP)
     waiting, _ = looked.account.end_tick(165 * MS)
-    assert waiting == {}, "10 ms of it were told before"
+    assert waiting == {}, "10 ms of it were counted before"
     waiting, _ = looked.account.end_tick(180 * MS)
     assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
 
@@ -306,7 +306,7 @@ def test_another_thread_with_the_same_tid_starts_over() -> None:
     looked.account.begin_look(250 * MS)
     looked.account.begin_look(300 * MS)
     looked.look(350, 0, 0, 1, SLEEP, began=300)
-    assert of_thread(looked.tick(350)).offcpu_ns == 50 * MS, "of the other; half of 200 to 300 was told of the first"
+    assert of_thread(looked.tick(350)).offcpu_ns == 50 * MS, "for the second; half of 200 to 300 counted for the first"
 
 
 def test_estimated_percentiles_are_not_too_low() -> None:

@@ -325,25 +325,25 @@ def test_with_wakers_only_waits_inside_count(waits: Path) -> None:
 
 @pytest.mark.kernel
 def test_recordings_and_exports_have_only_waits_inside(waits: Path, tmp_path: Path) -> None:
-    asked, file = f"{waits}:handle", str(tmp_path / "it.offtop")
+    function, file = f"{waits}:handle", str(tmp_path / "it.offtop")
     with programs.running([waits]) as child:
         child.write(b"s")
         child.listen()
-        before = command.run("record", "-n", "3", "-d", "0.2", "-o", file, "--within", asked, *command.QUICK)
+        before = command.run("record", "-n", "3", "-d", "0.2", "-o", file, "--within", function, *command.QUICK)
         assert before.status == 0, before.err
         child.write(b"s")
         child.listen()
-        none = command.run("export", "folded", "-n", "1", "-d", "0.2", "--within", asked, *command.QUICK)
+        none = command.run("export", "folded", "-n", "1", "-d", "0.2", "--within", function, *command.QUICK)
     assert (none.status, none.out) == (0, "")
     ticks = [json.loads(line) for line in command.run("replay", file, "--json").out.splitlines()]
-    assert [tick["filters"]["within"] for tick in ticks] == [asked] * len(ticks)
+    assert [tick["filters"]["within"] for tick in ticks] == [function] * len(ticks)
     assert [(tick["within"]["calls"], tick["threads"]) for tick in ticks] == [(0, [])] * len(ticks)
 
 
 def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: Path) -> None:
-    def why(asked: str) -> str:
+    def why(text: str) -> str:
         with pytest.raises(UsageError) as refused:
-            Watched(asked, (), READS)
+            Watched(text, (), READS)
         return str(refused.value)
 
     assert "names no function" in why("mysqld")

@@ -266,9 +266,9 @@ def test_variables_have_names_and_are_no_functions(tmp_path: Path) -> None:
     symbols = listed(
         tmp_path, CORE + "ffffffff82000000 B rtnl_mutex\nffffffff82000040 d table\nffffffffc0003000 b lock\t[nfs]\n"
     )
-    told = [symbols.variable(at) for at in (0xFFFFFFFF82000000, 0xFFFFFFFF82000048, 0xFFFFFFFFC0003008)]
-    assert told == ["rtnl_mutex", "table+0x8", "lock+0x8 [nfs]"]
+    names = [symbols.variable(at) for at in (0xFFFFFFFF82000000, 0xFFFFFFFF82000048, 0xFFFFFFFFC0003008)]
+    assert names == ["rtnl_mutex", "table+0x8", "lock+0x8 [nfs]"]
     assert symbols.variable(0xFFFFFFFF81000010) == "", "a function"
-    assert symbols.variable(0xFFFF888100000000) == symbols.variable(0) == "", "memory that was asked for"
+    assert symbols.variable(0xFFFF888100000000) == symbols.variable(0) == "", "allocated memory"
     assert symbols.lookup(0xFFFFFFFF82000000) == nameless(0xFFFFFFFF82000000)
     assert symbols.address_of("rtnl_mutex") is None

@@ -319,11 +319,11 @@ def test_a_file_that_failed_to_open_is_retried_at_its_next_mapping(namer: Namer,
 
 @pytest.mark.kernel
 def test_one_path_in_another_mount_namespace_is_another_file(namer: Namer, tmp_path: Path) -> None:
-    ours, theirs = program(tmp_path / "app", "of_the_host"), program(tmp_path / "other", "of_the_container")
-    enter = ["unshare", "-m", "sh", "-c", f"mount --bind {theirs} {ours} && exec {ours}"]
-    with running([ours]) as host, running(enter) as container:
+    on_host, in_container = program(tmp_path / "app", "of_the_host"), program(tmp_path / "other", "of_the_container")
+    enter = ["unshare", "-m", "sh", "-c", f"mount --bind {in_container} {on_host} && exec {on_host}"]
+    with running([on_host]) as host, running(enter) as container:
         frames = [namer.frame(app.pid, app.at["function"]) for app in (host, container)]
-        assert frames[0].file == str(ours)
+        assert frames[0].file == str(on_host)
         assert frames[0].offset == frames[1].offset
         assert [namer.best(frame) for frame in frames] == ["of_the_host", "of_the_container"]
 
@@ -450,7 +450,7 @@ def test_without_libdw_the_error_says_what_to_install() -> None:
     """
     python = shutil.which("python3")
     assert python
-    said = subprocess.run(
+    done = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3]
     )
-    assert "apt install libdw1" in said.stdout, said.stderr
+    assert "apt install libdw1" in done.stdout, done.stderr

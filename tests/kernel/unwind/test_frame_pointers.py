@@ -166,7 +166,7 @@ int main(void) {
     struct uffdio_api api = {.api = UFFD_API};
     struct uffdio_register all = {.range = {(unsigned long)room, 65536}, .mode = UFFDIO_REGISTER_MODE_MISSING};
     int fd = syscall(SYS_userfaultfd, O_CLOEXEC);
-    alarm(30); /* whoever waits for this memory waits no longer than that */
+    alarm(30); /* limits the wait of everything that reads this memory */
     tell("room", fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &all) ? 0 : room);
     next();
     return 0;

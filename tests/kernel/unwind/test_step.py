@@ -197,14 +197,14 @@ def test_a_program_in_a_chroot_is_read_there(live: Watch, directory: Path) -> No
 def test_jit_functions_have_their_perf_map_names(live: Watch, directory: Path) -> None:
     program = built("a JIT's code without", directory)
     with watched(live, [program, "none"], program) as seen:
-        told = Path(f"/tmp/perf-{seen.child.pid}.map")
-        told.write_text(f"{seen.child.at['jit']:x} 40 made_at_run_time\n")
+        perf_map = Path(f"/tmp/perf-{seen.child.pid}.map")
+        perf_map.write_text(f"{seen.child.at['jit']:x} 40 made_at_run_time\n")
         try:
             check(
                 seen, Chain(CHAINS["-O2"].make, ("gamma_", "made_at_run_time", "beta", "alpha", "main"), is_unsure=True)
             )
         finally:
-            told.unlink()
+            perf_map.unlink()
 
 
 def test_no_jit_function_is_skipped_if_it_returns_to_code_without_a_call(live: Watch, directory: Path) -> None:
@@ -212,13 +212,13 @@ def test_no_jit_function_is_skipped_if_it_returns_to_code_without_a_call(live: W
     program = built("a JIT's code that jumps", directory)
     with watched(live, [program, "jumps"], program) as seen:
         code = seen.child.at["jit"]
-        told = Path(f"/tmp/perf-{seen.child.pid}.map")
-        told.write_text(f"{code:x} 13 outer\n{code + 0x13:x} 20 inner\n")
+        perf_map = Path(f"/tmp/perf-{seen.child.pid}.map")
+        perf_map.write_text(f"{code:x} 13 outer\n{code + 0x13:x} 20 inner\n")
         path = ("gamma_", "inner", "outer", "beta", "alpha", "main")
         try:
             check(seen, Chain(CHAINS["-O2"].make, path, is_unsure=True))
         finally:
-            told.unlink()
+            perf_map.unlink()
 
 
 def test_code_that_replaces_other_code_is_unwound_by_its_own_rules(
