@@ -1,1 +1,4 @@
-"""What you see: the only Textual and Rich. Pure functions make lines of a Picture, panels draw them."""
+"""The terminal UI, and the only code that uses Textual and Rich.
+
+Pure functions turn a Picture into lines, and panels draw them.
+"""

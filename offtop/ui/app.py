@@ -1,7 +1,9 @@
-"""The app: keys make the next View, ticks and keys make the next Picture, panels draw it.
+"""The Textual app.
 
-It reads no source: one thread of its own does, at its pace whatever the screen does, and sends one message
-that something is new; a newer one takes the place of one that is still queued.
+Keys produce the next View, ticks and keys the next Picture, and panels draw it.
+
+A polling thread reads the source at its own pace, independently of the screen. It posts a NewTick message for each
+tick; a newer message replaces one that is still queued.
 """
 
 import asyncio
@@ -64,14 +66,14 @@ from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
 _BEHIND_SECONDS = 0.25
-_ABOUT_NS = 60 * NS_PER_S
-"""Over which time help tells how many user stacks are whole."""
-_STOOD_STILL_NS = 3 * NS_PER_S
-"""A screen that is so late is said to be: its terminal read nothing, or offtop was suspended."""
-_TOLD = 200
-"""So many of what is stuck are looked up: a screenful."""
+_STACK_COUNT_NS = 60 * NS_PER_S
+"""Help counts complete and incomplete user stacks over this time."""
+_FROZEN_NS = 3 * NS_PER_S
+"""A delay this long is reported: the terminal did not read, or offtop was suspended."""
+_MOST_DETAILED = 200
+"""How many of the listed waits get process details and peers: a screenful."""
 _PALETTE_LINES = 8
-"""Textual's list of commands fails where it has no line."""
+"""Least screen height for Textual's command palette, which fails if its list has no line."""
 _PANELS = (
     *("head", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
     *("border", "border-low", "alert", "keys"),
@@ -79,34 +81,37 @@ _PANELS = (
 
 
 class Files(Protocol):
-    """Where what a person keeps is written, as theirs. Raises OfftopError."""
+    """Writes what the user saves, owned by the user. All methods raise OfftopError."""
 
     def keep(self, view: View, theme: str, mouse: bool) -> str:
-        """Write the choices to the config file; says where."""
+        """Write the settings to the config file; return a message that names the file."""
         ...
 
     def write(self, path: Path, text: str | bytes) -> str:
-        """Write a file; says where."""
+        """Write a file; return a message that names it."""
         ...
 
     def recorder(self, source: Source) -> Recorder:
-        """Begin a recording of `source`."""
+        """Start a recording of `source`."""
         ...
 
     def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:
-        """Begin a file of its past up to then; `what` it is about is in the name."""
+        """Start a clip that ends at `taken_ns` (CLOCK_REALTIME).
+
+        `what` becomes part of its file name.
+        """
         ...
 
 
 class NewTick(Message):
-    """History holds one tick more."""
+    """The history has a new tick."""
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, NewTick)
 
 
 class Ended(Message):
-    """There will be no more ticks: the source came to its end, or failed."""
+    """There will be no more ticks: the source ended or failed."""
 
     def __init__(self, error: BaseException | None) -> None:
         super().__init__()
@@ -121,7 +126,7 @@ class OfftopApp(Mouse):
     {theme.TEXTUAL}
     """
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
-    COMMANDS = {PaletteActions}  # noqa: RUF012  # as Textual wants it
+    COMMANDS = {PaletteActions}  # noqa: RUF012  # Textual's type
 
     def __init__(
         self,
@@ -152,15 +157,15 @@ class OfftopApp(Mouse):
         self._groups, self._ids = categories.groups, categories.ids
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
-        verdicts = Diagnoser(source.names, rules).verdicts  # one of its own, for another thread
+        verdicts = Diagnoser(source.names, rules).verdicts  # the polling thread needs its own Diagnoser
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
         self._catch = catch
         self._outliers = catch.judge.outliers if catch else Outliers(source.outliers())
         self._listed = Listed(self._outliers)
-        self._heard_ns = max((one.at_ns for one in self._outliers.every), default=0)
-        """When the last outlier was caught that was told on the alert line."""
+        self._announced_ns = max((one.at_ns for one in self._outliers.every), default=0)
+        """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
         self._freeze = catch is not None and catch.freeze
-        """Whether the picture is to be held at the first outlier."""
+        """Whether to pause the screen at the next outlier."""
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
         self._pace = pace.Pace(source, self._history, view.delay_ns, judge=catch.judge if catch else None)
@@ -170,21 +175,21 @@ class OfftopApp(Mouse):
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
         self._seen = 0
-        """How many ticks were to be looked at."""
+        """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files
         self._mouse = mouse
         self._view = panes.catching(view, catch.texts) if catch else view
         self._picture: Picture | None = None
-        self._told = (0, 0)
-        """`_told_by_now` of the last drawing."""
+        self._drawn_versions = (0, 0)
+        """`_name_versions()` when the screen was last drawn."""
         self._ticked_ns = 0
-        """CLOCK_MONOTONIC when the last tick came to the screen."""
+        """CLOCK_MONOTONIC when the last tick was drawn."""
         self._alert = ""
         self._is_over = False
-        """Whether the source has come to its end."""
+        """Whether the source has ended."""
         self.failure: BaseException | None = None
         self.came: Sequence[int] = ()
-        """Signals that asked for the end before there was a screen."""
+        """Termination signals received before the screen existed."""
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self._glyphs)
@@ -196,7 +201,7 @@ class OfftopApp(Mouse):
 
     @property
     def picture(self) -> Picture | None:
-        """What is on the screen."""
+        """What the screen shows."""
         return self._picture
 
     def compose(self) -> ComposeResult:
@@ -211,7 +216,7 @@ class OfftopApp(Mouse):
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
             if self.came:
                 self.exit(128 + self.came[0])
-            self.set_interval(1.0, self._look_at_terminal)
+            self.set_interval(1.0, self._check_terminal)
         self._draw()
         if self._source.notices:
             self._say(" ".join(self._source.notices))
@@ -220,26 +225,29 @@ class OfftopApp(Mouse):
     def on_unmount(self) -> None:
         self._pace.stop()
         if self._source.recorded:
-            self._source.close()  # it waits for its time
+            self._source.close()  # a replay may be sleeping until its next tick
         if self._poll.is_alive():
             self._poll.join(timeout=2.0)
 
     def _read(self) -> None:
-        """The polling thread. It ends when the pace is stopped, and its failure is raised again by `run`."""
+        """Body of the polling thread, which ends when the pace is stopped.
+
+        `run` raises its error again.
+        """
         error: BaseException | None = None
         try:
             for _ in self._pace.ticks():
-                self._seen += not self._leads()
+                self._seen += not self._is_seeking()
                 self.post_message(NewTick())
         except BaseException as raised:
             error = raised
         self.post_message(Ended(error))
 
-    def _look_again(self) -> None:
+    def _retry_drawing(self) -> None:
         self.post_message(NewTick())
 
-    def _look_at_terminal(self) -> None:
-        """Leave where it is gone; and take its size, where the signal that tells of a new one got lost."""
+    def _check_terminal(self) -> None:
+        """Exit if the terminal is gone; otherwise pick up its size, in case SIGWINCH was lost."""
         if terminal.is_gone():
             self.exit(128 + signal.SIGHUP)
             return
@@ -252,14 +260,14 @@ class OfftopApp(Mouse):
         if newest and self._iterations and self._seen >= self._iterations:
             self.exit(0)
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
-            self.set_timer(_BEHIND_SECONDS, self._look_again)
-            return  # what comes later draws all that this would
+            self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
+            return  # the later drawing includes this tick
         if self.recorder and self.recorder.failure:
             self._say(self.recorder.failure)
             self.recorder = self._pace.recorder = None
-        if not self._arrived() or self._leads():
+        if not self._arrived() or self._is_seeking():
             return
-        self._tell_of_outliers()
+        self._announce_outliers()
         drawn, last_ns = self._picture, self._ticked_ns
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
@@ -267,24 +275,24 @@ class OfftopApp(Mouse):
         else:
             latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
-            if self._told != self._told_by_now():
+            if self._drawn_versions != self._name_versions():
                 self._draw()
             self._picture = replace(self._picture or drawn, behind_ns=behind_ns)
             self._draw_picture(self._picture, self._layout)
         late_ns = self._ticked_ns - last_ns
-        if last_ns and not self._source.recorded and late_ns > max(_STOOD_STILL_NS, 3 * self._view.delay_ns):
+        if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self._view.delay_ns):
             still = span(round(late_ns, -9))
             self._say(f"the screen stood still for {still}; the measuring went on")
 
-    def _tell_of_outliers(self) -> None:
-        """Once of each kind in a while."""
+    def _announce_outliers(self) -> None:
+        """Announce new outliers on the alert line, and pause at the first one if requested."""
         if self._catch and (failure := self._catch.alarm.failure):
             self._catch.alarm.failure = ""
             self._say(failure)
-        new = [one for one in self._listed.every if one.first.at_ns > self._heard_ns]
+        new = [one for one in self._listed.every if one.first.at_ns > self._announced_ns]
         if not new:
             return
-        worst, self._heard_ns = new[-1].worst, new[-1].first.at_ns
+        worst, self._announced_ns = new[-1].worst, new[-1].first.at_ns
         more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
         if self._catch and self._catch.bell:
             self.bell()
@@ -293,8 +301,8 @@ class OfftopApp(Mouse):
             self._look(views.paused_at(self._view, tick.at_ns))
         self._say(f"outlier: {printable(in_line(worst, self._source.names))}{more}")
 
-    def _told_by_now(self) -> tuple[int, int]:
-        """What a picture depends on that comes late: names of functions, and who processes are."""
+    def _name_versions(self) -> tuple[int, int]:
+        """Versions of data that may arrive after its tick: function names, process details."""
         newest = self._history.newest
         return self._source.names.version, newest.facts.book.details_version if newest else 0
 
@@ -305,7 +313,7 @@ class OfftopApp(Mouse):
             return
         recorded = self._source.recorded is not None
         if self._history.newest is None:
-            what = "There is nothing in this recording" if recorded else "What was watched has ended"
+            what = "This recording is empty" if recorded else "What was watched has ended"
             self.failure = OfftopError(f"{what}: no tick of it can be shown")
             self.exit(self.failure.status)
             return
@@ -333,7 +341,7 @@ class OfftopApp(Mouse):
         within = bool(newest.facts.filters.within if newest else view.filters.within)
         return arrange(self.size.width, self.size.height, view, within)
 
-    def _reach(self) -> str:
+    def _history_reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
 
     def _look(self, view: View) -> None:
@@ -347,9 +355,9 @@ class OfftopApp(Mouse):
     # Drawing
 
     def _draw(self) -> None:
-        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._leads():
+        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._is_seeking():
             return
-        layout, self._told = self._layout, self._told_by_now()
+        layout, self._drawn_versions = self._layout, self._name_versions()
         self._picture = self._pictures.of(self._view, layout.room)
         self._place(layout)
         if self._picture is None:
@@ -362,13 +370,13 @@ class OfftopApp(Mouse):
         if isinstance(self.screen, StackProblems) and self.screen.is_mounted:
             self.screen.draw()
 
-    def _leads(self) -> bool:
-        """Whether what is kept by now only leads to a moment that was asked for."""
+    def _is_seeking(self) -> bool:
+        """Whether the newest tick only leads up to the target of a seek."""
         latest = self._history.latest
         return latest is not None and latest.leads
 
     def _place(self, layout: Layout) -> None:
-        """Give each panel its part of the screen."""
+        """Move and resize the panels."""
         asked_on = "alert" if "alert" in layout.panels else "head"
         for name, panel in self._panels.items():
             rect = layout.panels.get(name) if name != asked_on or not self._prompt.is_open else None
@@ -382,26 +390,31 @@ class OfftopApp(Mouse):
         self._prompt.styles.offset = 0, layout.panels[asked_on].y
 
     def _describe(self, picture: Picture) -> None:
-        """Have the source tell of processes what the view wants to know, and only that."""
+        """Ask the source for the peers and process details that the view needs, and no others."""
         view = picture.view
-        self._source.find_ends(self._in_sight(picture))
+        self._source.find_ends(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
             self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:
-            self._source.describe({one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_TOLD]})
+            self._source.describe(
+                {one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]}
+            )
         elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
             rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
             self._source.describe({row.pid for row in rows})
 
-    def _in_sight(self, picture: Picture) -> Mapping[Object, int]:
-        """What is waited on in what can be seen, or may be by its ends; and a process that waits on each."""
+    def _visible_objects(self, picture: Picture) -> Mapping[Object, int]:
+        """Objects that threads in the visible rows wait on, each with a waiting PID.
+
+        If a filter needs peers, the objects are those of all rows.
+        """
         view, book = picture.view, picture.book
         if any(one.needs_ends for one in (view.filter, *view.muted)):
             return waited_on(picture.newest.waits, book.wakes)
         if view.focus == STUCK:
-            sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_TOLD]]
+            sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]]
         else:
             sites = [row.top for row in tables.seen_rows(picture, self._pen(LIST)) if row.top != NOWHERE]
         return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], book.wakes)}
@@ -447,7 +460,7 @@ class OfftopApp(Mouse):
                 return [self._alert_text(layout)]
             case "keys":
                 sampled = bool(self._picture and self._picture.sampling)
-                return [_key_bar(layout.width, self.chosen_keys, {_WAKERS} if sampled else ())]
+                return [_key_bar(layout.width, self.chosen_keys, {_WAKEUP_KEY} if sampled else ())]
             case _:
                 return [plain(self._glyphs.edge, "border")] * pen.height
 
@@ -457,31 +470,34 @@ class OfftopApp(Mouse):
         return plain(fit(self._standing_text(layout.width), layout.width, self._glyphs), "dim")
 
     def _standing_text(self, width: int) -> str:
-        """What is on the alert line while there is nothing new: what is wrong, else what the category means."""
+        """Text of the alert line without an alert.
+
+        A problem if there is one, otherwise the main cause, otherwise the meaning of the category.
+        """
         picture, category = self._picture, self._view.category
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            return f"lost {kinds}: {_WHAT_UNSEEN_IS if picture.sampling else _WHAT_LOST_IS}"
+            return f"lost {kinds}: {_LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT}"
         recorded = self._source.recorded
         if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
         if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
-            return f"pinned process {self._view.pin} has ended; p lets it go"
+            return f"pinned process {self._view.pin} has exited; p unpins it"
         if self._rules.error:
             return self._rules.error
-        if picture and (told := stacks.cause_line(picture)):
-            return whole_sentences(told, width)
-        said = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _WHAT_ALL_IS
-        return whole_sentences(" ".join(said.split()), width)
+        if picture and (cause := stacks.cause_line(picture)):
+            return whole_sentences(cause, width)
+        meaning = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
+        return whole_sentences(" ".join(meaning.split()), width)
 
     def _say(self, text: str) -> None:
-        """On the alert line, until the next key or for a while."""
+        """Show `text` on the alert line until the next key, or for a few seconds."""
         self._alert = text
-        self.set_timer(_ALERT_SECONDS, lambda: self._unsay(text))
+        self.set_timer(_ALERT_SECONDS, lambda: self._clear_alert(text))
         if self._picture:
             self._draw_picture(self._picture, self._layout)
 
-    def _unsay(self, text: str) -> None:
+    def _clear_alert(self, text: str) -> None:
         if self._alert == text:
             self._alert = ""
             self._draw()
@@ -504,8 +520,11 @@ class OfftopApp(Mouse):
         await super().on_event(event)
 
     async def _acted_on(self, event: events.Key) -> bool:
-        """Textual would hand a key to the screen, and read the next one before that acts on it: of a burst, letters
-        would come to a question that is not open yet, and get lost."""
+        """Handle a key at once; return whether it did anything.
+
+        Textual would pass the key to the screen and read the next one before the screen acts. In a burst of keys,
+        letters would then arrive before their question is open, and get lost.
+        """
         if self._prompt.is_open and await self._prompt.take(event):
             if not self._prompt.is_open:
                 self._draw()
@@ -521,12 +540,12 @@ class OfftopApp(Mouse):
             or event.character in self._bound
         ):
             return
-        said = event.character if event.is_printable and event.character else event.key
-        self._say(f"no action on {said!r}; ? for help")
+        key = event.character if event.is_printable and event.character else event.key
+        self._say(f"no action on {key!r}; ? for help")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """While a question is asked, keys are its answer."""
-        if action in _OF_KEYS and self._prompt.is_open:
+        """Disable key actions while a question is open: keys belong to its answer."""
+        if action in _KEY_ACTIONS and self._prompt.is_open:
             return action in ("leave", "leave_offtop", "suspend_process")
         return super().check_action(action, parameters)
 
@@ -545,7 +564,7 @@ class OfftopApp(Mouse):
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
-        elif picture and self._passes_nothing(picture):
+        elif picture and self._filter_matches_nothing(picture):
             self._look(views.of_user(views.filtered(self._view, NOTHING), ""))
         else:
             super().action_leave()
@@ -553,10 +572,10 @@ class OfftopApp(Mouse):
     def action_reset(self) -> None:
         self._history.reset()
         self._draw()
-        self._say("the numbers since the start (T, and w) begin anew")
+        self._say("cumulative numbers (T, and w) are reset")
 
     def _ask_kernel(self, view: View) -> None:
-        """Go to `view`, if the source will count what it asks for."""
+        """Switch to `view` if the source accepts its filters."""
         try:
             if view.asked != self._view.asked:
                 self._source.set_filters(view.asked)
@@ -572,7 +591,7 @@ class OfftopApp(Mouse):
         now: str = "",
         typed: Callable[[str], None] | None = None,
     ) -> None:
-        """Ask on the alert line, or on the only one there is."""
+        """Ask on the alert line, or on the head if the screen has only one line."""
         self._prompt.ask(question, answered, now, typed)
         self._draw()
 
@@ -586,7 +605,7 @@ class OfftopApp(Mouse):
             self._say(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
-        return Pictures(self._history, self._source.names, self._rules).selected(picture)  # of another thread
+        return Pictures(self._history, self._source.names, self._rules).selected(picture)  # runs in another thread
 
     def _write_file(self, path: Path, content: str | bytes) -> str:
         if self._files is None:
@@ -617,20 +636,26 @@ class OfftopApp(Mouse):
                 self._say(str(refused))
 
     def _end(self, recorder: Recorder) -> None:
-        """In a thread of its own: the last names, and the disk, may take seconds."""
-        said = recorder.close()
+        """Close the recording, in a separate thread.
+
+        The last names and the disk may take seconds.
+        """
+        result = recorder.close()
         if self.is_running:
-            self.post_message(Said(said))
+            self.post_message(Said(result))
 
     def on_said(self, message: Said) -> None:
         self._say(message.text)
 
     def tell_fault(self, error: BaseException, thread: str) -> None:
-        """Something ended in a thread beside this one; watching goes on. For any thread."""
+        """Report an error that ended another thread; measuring goes on. Thread-safe."""
         self.post_message(Said(faults.told(error, thread)))
 
     def _fatal_error(self) -> None:
-        """Textual would print a traceback; `run` raises the error again once the terminal is as it was."""
+        """Keep the error for `run`, which raises it once the terminal is restored.
+
+        Textual would print a traceback.
+        """
         self.failure = self._exception
         self._close_messages_no_wait()
 
@@ -639,14 +664,14 @@ class OfftopApp(Mouse):
             self._driver.end()
 
     def close_recordings(self) -> str:
-        """Have what is being recorded whole in its file; says what came of it, or nothing."""
+        """Finish recordings and clips; return messages about the results, or an empty string."""
         if self._ending is not None:
             self._ending.join()
-        every = self.saved(), self.recorder.close() if self.recorder else ""
-        return "; ".join(filter(None, every))
+        results = self.saved(), self.recorder.close() if self.recorder else ""
+        return "; ".join(filter(None, results))
 
     def action_theme(self, name: str) -> None:
-        """Raises UsageError for one that there is not."""
+        """Switch to the theme. Raises UsageError if it does not exist."""
         if name not in self.available_themes:
             self.register_theme(theme.load(name))
         self.theme = name
@@ -655,7 +680,7 @@ class OfftopApp(Mouse):
         self._mouse = not self._mouse
         if isinstance(self._driver, terminal.TerminalDriver):
             self._driver.use_mouse(self._mouse)
-        self._say("the mouse is offtop's" if self._mouse else "the mouse is the terminal's: it selects text")
+        self._say("offtop uses the mouse" if self._mouse else "the terminal uses the mouse: it selects text")
 
     def action_command_palette(self) -> None:
         if self.size.height < _PALETTE_LINES:
@@ -665,8 +690,13 @@ class OfftopApp(Mouse):
 
     def action_help(self) -> None:
         end_ns = self._picture.newest.at_ns if self._picture else None
-        stacks = stack_ends.endings(one.window for one in self._history.last(_ABOUT_NS, end_ns))
-        about = [*stack_ends.told(stacks), ("theme", self.theme), *self._source.about(), ("history", self._reach())]
+        stacks = stack_ends.endings(one.window for one in self._history.last(_STACK_COUNT_NS, end_ns))
+        about = [
+            *stack_ends.told(stacks),
+            ("theme", self.theme),
+            *self._source.about(),
+            ("history", self._history_reach()),
+        ]
         self.push_screen(Help(self._view.focus, self._categories, self.chosen_keys, about, self._glyphs))
 
     def action_redraw(self) -> None:
@@ -676,14 +706,17 @@ class OfftopApp(Mouse):
         self.action_redraw()
 
     def action_suspend_process(self) -> None:
-        """As the terminal would for ctrl-Z: all that runs in the foreground stops, make or sudo around it, too."""
+        """Stop the whole foreground process group, as the terminal does for ctrl-Z.
+
+        That includes a make or sudo that started offtop.
+        """
         if self._driver is not None and self._driver.can_suspend:
             self._suspend_signal()
-            self._driver.suspend_application_mode()  # else the shell may have the terminal before it is left
+            self._driver.suspend_application_mode()  # before the shell gets the terminal
             os.killpg(0, signal.SIGTSTP)
 
-    def _passes_nothing(self, picture: Picture) -> bool:
-        """Whether the person's filter is most likely a wrong one."""
+    def _filter_matches_nothing(self, picture: Picture) -> bool:
+        """Whether the user's filter matches nothing at all, and so is most likely wrong."""
         view = self._view
         own = (view.filter.text or view.user) and view.group is None and view.pool is None
         return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
@@ -695,21 +728,21 @@ class OfftopApp(Mouse):
             self.exit(0)
 
 
-_OF_KEYS = {row.action.partition("(")[0] for row in KEYS}
-_WHAT_LOST_IS = "totals are right but for these. A longer minimum (m) or fewer threads (p, F) help"
-_WHAT_UNSEEN_IS = "they came and went between two looks. A larger --cpu-budget or fewer threads (p, F) help"
-"""The same, where /proc is sampled."""
-_WAKERS = "wakeup"
-"""The key that asks who ended waits."""
-_WHAT_ALL_IS = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
+_KEY_ACTIONS = {row.action.partition("(")[0] for row in KEYS}
+_LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
+_LOST_HINT_SAMPLED = "they came and went between two samples. A larger --cpu-budget or fewer threads (p, F) help"
+"""The same, when /proc is sampled."""
+_WAKEUP_KEY = "wakeup"
+"""Id of the key for wakers, which does nothing when /proc is sampled."""
+_ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 
 
-def _key_bar(width: int, chosen: Mapping[str, str], idle: Collection[str]) -> Line:
-    """`idle`: ids of keys that can do nothing here."""
+def _key_bar(width: int, chosen: Mapping[str, str], disabled: Collection[str]) -> Line:
+    """Key bar; `disabled` holds ids of keys that do nothing here."""
     bars = {
         row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
         for row in KEYS
-        if row.bar and row.id not in idle
+        if row.bar and row.id not in disabled
     }
 
     def fitting() -> Iterator[str]:
@@ -719,10 +752,10 @@ def _key_bar(width: int, chosen: Mapping[str, str], idle: Collection[str]) -> Li
             if room >= -1:
                 yield name
 
-    those = {*fitting()}
+    kept = {*fitting()}
     spans: list[tuple[str, str]] = []
     for name, bar in bars.items():
-        if name in those:
+        if name in kept:
             key, _, word = bar.partition(" ")
             spans += [(key, "key"), (f" {word} ", "dim")]
     return Line(tuple(spans))
@@ -746,12 +779,12 @@ def run(
     catch: Catch | None = None,
     held_ns: int | None = None,
 ) -> int:
-    """Show `source` until the person quits, or for `iterations` ticks; the exit status.
+    """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
 
-    Raises what the source raised, once the terminal is as it was. `colour` is False for --color never; NO_COLOR
-    says the same. An empty `theme` is what the terminal can show. `history_ns`: how far back is kept, as far as its
-    bytes go. `catch`: None where it was recorded what was caught. `held_ns`: the moment of a recording that
-    is held at first.
+    Raises what the source raised, once the terminal is restored. `colour` is False for --color never; NO_COLOR
+    has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
+    history, which its memory limit may shorten. `catch` is None if the outliers come from a recording. `held_ns` is
+    the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -776,9 +809,9 @@ def run(
             status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()
-        said = app.close_recordings()
-        if said:
-            warn(f"offtop: {said}")
+        results = app.close_recordings()
+        if results:
+            warn(f"offtop: {results}")
     if app.failure is not None:
         raise app.failure
     return app.return_code or 0 if status is None else status

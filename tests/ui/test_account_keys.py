@@ -186,7 +186,7 @@ async def test_a_list_of_seconds_is_sorted_by_its_own_columns_and_what_it_was_so
         assert tids()[-1] == 100
         await pilot.press("E")
         assert (app.view.sort, app.view.account_sort) == ("EV/S", "REST")
-        assert screen(app)[-2] == "what A lists has no EV/S: the categories alone go by it; < and > sort the list"
+        assert screen(app)[-2] == "A lists no EV/S: only the categories are sorted by it; < and > sort the list"
         await pilot.press("A")
         assert "sort EV/S" in screen(app)[4]
 
@@ -229,7 +229,7 @@ async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_expla
         )
         assert lines_with(screen(app), " 6 threads: 0% idle, 80% blocked, 0% ready to run, 17% running") != []
         await pilot.press("Q", *"soon", "enter")
-        assert any("is no rate" in line for line in screen(app))
+        assert any("is not a rate" in line for line in screen(app))
         await pilot.press("escape", "Q", "enter")  # it begins with what it is
         assert app.view.rate == Rate(100.0, 10_000_000)
         await pilot.press("Q", "ctrl+u", "enter")

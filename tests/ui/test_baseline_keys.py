@@ -53,12 +53,12 @@ async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
     async with shown(source) as (app, pilot):
         await pilot.press("B")
         await until(lambda: app.view.baseline is not None)
-        assert alert(app) == "normal is now: 2026-11-21 02:00:00 to 02:01:00, 1m; D compares with it"
+        assert alert(app) == "baseline: 2026-11-21 02:00:00 to 02:01:00, 1m; D compares with it"
         assert not line_with(app, "CHANGE")
         source.go_on(AFTER + 10)
         await until(lambda: app.picture is not None and app.picture.newest.number == AFTER + 10)
         await pilot.press("D")
-        assert "compared with normal: 2026-11-21 02:00:00" in alert(app)
+        assert "compared with the baseline: 2026-11-21 02:00:00" in alert(app)
         assert "vs 02:01:00 (D)" in screen(app)[4]
         assert row_of(app, "all")[:4] == ["all", "1.60", "+0.60!", "x2.5"]
         assert row_of(app, "lock") == ["lock", "1.20", "+0.50!", "x2.5"]
@@ -74,7 +74,7 @@ async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
 async def test_d_says_that_nothing_is_marked_yet() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("D")
-        assert "nothing is marked as normal: B marks" in alert(app)
+        assert "there is no baseline: B takes" in alert(app)
         assert not app.view.diff
 
 
@@ -121,7 +121,7 @@ async def test_who_is_gone_has_a_row_that_leads_nowhere_and_a_category_that_is_g
         before = app.view
         await pilot.press("enter")
         assert app.view == before
-        assert "in the baseline alone" in alert(app)
+        assert "only in the baseline" in alert(app)
         for key in ("p", "X", "y", "Y"):
             await pilot.press(key)
             assert (app.view.pin, app.view.muted) == (None, ())

@@ -175,9 +175,9 @@ async def test_what_the_palette_offers_is_done() -> None:
         await run_from_palette(app, pilot, "theme mono")
         assert app.theme == "mono"
         await run_from_palette(app, pilot, "mouse")
-        assert "the mouse is offtop's" in screen(app)
+        assert "offtop uses the mouse" in screen(app)
         await run_from_palette(app, pilot, "mouse")
-        assert "the mouse is the terminal's: it selects text" in screen(app)
+        assert "the terminal uses the mouse: it selects text" in screen(app)
         await run_from_palette(app, pilot, "sort max")
         assert app.view.sort == "MAX"
         await run_from_palette(app, pilot, "flame")

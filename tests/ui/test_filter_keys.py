@@ -239,7 +239,7 @@ async def test_x_mutes_a_category_and_f_lets_it_be_heard_again() -> None:
         await pilot.press("X")
         assert "X mutes the category, process, thread group or function under the cursor" in screen(app)
         await pilot.press("down", "X")
-        assert "muted cat=lock; it is counted in the head. f undoes it, W keeps it" in screen(app)
+        assert "muted cat=lock; the header counts it. f unmutes it, W saves it" in screen(app)
         assert categories(app) == {"net-recv": 1_000, "fsync": 1_000, "disk-read": 1_000}
         assert accounted_ms(app) == (3_000, 10_000, 7_000, 0)
         assert "+0.70 muted (f)" in screen(app)[1]
@@ -297,7 +297,7 @@ async def test_x_on_a_pinned_process_that_is_muted_lets_it_be_heard_again_and_sa
         await pilot.press("tab", "down", "p", "X")
         assert listed(app) == [200, 100]
         await pilot.press("home", "X")
-        assert "proc=bank is muted no more" in screen(app)
+        assert "unmuted proc=bank" in screen(app)
         assert app.view.muted == ()
 
 

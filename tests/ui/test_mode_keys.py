@@ -302,7 +302,7 @@ async def test_mute_pin_narrow_and_copy_on_a_waker() -> None:
         assert app.clipboard == "200 bank pipe_write < pay < main -> shop 0.10"
         await pilot.press("down", "y", "p")
         assert app.clipboard.startswith("irq (nvme_irq) blk_mq_end_request -> bank 0.06")
-        assert "is no process and no thread" in alert(app)
+        assert "is neither a process nor a thread" in alert(app)
         await pilot.press("X")
         assert 'muted waker="irq (nvme_irq)"' in alert(app)
 
@@ -336,7 +336,7 @@ async def test_g_lists_what_is_waited_on_in_every_mode() -> None:
         await pilot.press("escape")
         assert (app.view.lists_objects, app.view.cursor) == (True, MUTEX)
         await pilot.press("end", "up", "enter")
-        assert "nobody knows what these waits were for" in alert(app)
+        assert "what these waits were on is not known" in alert(app)
         await pilot.press("p")
         assert "p pins a process" in alert(app)
         await pilot.press("home", "X")

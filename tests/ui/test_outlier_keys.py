@@ -72,7 +72,7 @@ async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
         for key in ("down", "enter", "pagedown", "end", "y", "n"):
             await pilot.press(key)
             assert app.view.focus == OUTLIERS
-        assert screen(app)[-2] == "nothing was caught yet: ! says what is; / searches"
+        assert screen(app)[-2] == "no outliers yet: ! chooses what counts as one; / searches"
         await pilot.press("O")
         assert app.view.focus == CATEGORIES
 
@@ -147,7 +147,7 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
     one = caught()
     async with shown(ScriptedSource(STUCK, ticks=12), catch=one) as (app, pilot):
         await pilot.press("!")
-        assert f"catch (auto; lock.max > 500ms; off): {RULE}; {OTHER}"[:70] in screen(app)[-2]
+        assert f"outliers (auto; lock.max > 500ms; off): {RULE}; {OTHER}"[:70] in screen(app)[-2]
         await pilot.press("ctrl+u", *"lock.long > 1s", "enter")
         assert "unknown metric long" in screen(app)[-2]
         await pilot.press("ctrl+u", *"auto ; any.now > 9s", "enter")
@@ -164,7 +164,7 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
 async def test_a_minimum_above_a_rule_says_what_that_catches_then() -> None:
     async with shown(ScriptedSource(STUCK, ticks=2), catch=catching("auto", "lock.max > 5ms")) as (app, pilot):
         await pilot.press("m", *"10ms", "enter")
-        assert "'lock.max > 5ms' catches waits of 10ms and longer only" in screen(app)[-2]
+        assert "'lock.max > 5ms' reports no waits shorter than the minimum of 10ms" in screen(app)[-2]
         await pilot.press("m", *"5ms", "enter")
         assert "lock.max" not in screen(app)[-2]
 
@@ -225,7 +225,7 @@ async def test_a_replay_has_what_was_caught_and_can_begin_there(tmp_path: Path) 
         await pilot.pause()
         assert app.view.thread == PURGE
         await pilot.press("!")
-        assert "this is a recording: what was caught then is all there is" in screen(app)
+        assert "this is a recording: it has only the outliers that were reported then" in screen(app)
         await pilot.press("O")
         assert [row[2] for row in rows(app)] == ["4270", "4268"]
         assert "[k]jbd2_log_wait_commit" in "\n".join(screen(app))

@@ -84,7 +84,7 @@ async def test_while_the_picture_is_held_it_is_the_span_up_to_that(tmp_path: Pat
     source = ScriptedSource(SHOP, ticks=9)
     async with shown(source, files=Here(tmp_path), view=view) as (app, pilot):
         await pilot.press("[", "[", "s")
-        assert screen(app)[-2].rstrip() == "snapshot up to 02:00:07, of the last: 1s"
+        assert screen(app)[-2].rstrip() == "save a clip up to 02:00:07, of the last: 1s"
         await pilot.press("enter")
         await until(lambda: "saved " in screen(app)[-2])
     (file,) = tmp_path.iterdir()
@@ -101,7 +101,7 @@ async def test_all_since_the_start_of_a_held_picture_is_all_there_is_up_to_it(tm
 async def test_what_is_no_time_is_asked_again_and_nothing_is_nothing(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=Here(tmp_path)) as (app, pilot):
         await pilot.press("s", *"x", "enter")
-        assert screen(app)[-2].startswith("'x' is no length of time: try 90s, 10m or all")
+        assert screen(app)[-2].startswith("'x' is not a length of time: try 90s, 10m or all")
         await pilot.press("escape", "s", "backspace", "enter")
         assert [*tmp_path.iterdir()] == []
 

@@ -528,7 +528,7 @@ async def test_n_finds_threads_processes_categories_calls_and_functions() -> Non
             assert app.view.stuck.cursor == found
         app._look(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))  # pyright: ignore[reportPrivateUsage]
         await pilot.press("n")
-        assert (app.view.stuck.cursor, "no line here has it" in screen(app)[-2]) == (None, True)
+        assert (app.view.stuck.cursor, "no line here matches" in screen(app)[-2]) == (None, True)
 
 
 @asynchronous

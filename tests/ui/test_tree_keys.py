@@ -231,9 +231,9 @@ async def test_n_follows_the_lines_and_goes_into_what_is_closed() -> None:
 async def test_n_without_a_word_says_so_and_so_it_does_where_no_line_has_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "n")
-        assert "nothing was caught yet: ! says what is; / searches" in screen(app)
+        assert "no outliers yet: ! chooses what counts as one; / searches" in screen(app)
         await pilot.press("/", *"shop", "enter", "N")
-        assert "no function here has it" in screen(app)
+        assert "no function here matches" in screen(app)
 
 
 @asynchronous

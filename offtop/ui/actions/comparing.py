@@ -1,4 +1,4 @@
-"""The keys that say what is normal, and compare with it."""
+"""Actions of the keys that set a baseline and compare with it."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,11 +15,11 @@ from offtop.ui.actions.files import Keeping
 from offtop.units import span
 
 ALL_NS = 1 << 62
-"""More than any history goes back."""
+"""Longer than any history."""
 
 
 class Marked(Message):
-    """A baseline is made."""
+    """A baseline was computed."""
 
     def __init__(self, baseline: Baseline) -> None:
         super().__init__()
@@ -28,38 +28,41 @@ class Marked(Message):
 
 class Comparing(Keeping):
     def action_mark(self) -> None:
-        """The span that is looked at, or the minute that it is the end of."""
+        """Take the displayed span as the baseline, but at least the last minute of it."""
         picture, span_ns = self._picture, max(LEAST_NS, self._view.span_ns)
         if self._view.span_ns == SINCE_START:
             span_ns = ALL_NS
         kept = self._history.last(span_ns, picture.newest.at_ns) if picture else []
         if not kept:
-            self._say("there is nothing to mark yet")
+            self._say("there is nothing to take as a baseline yet")
             return
         ticks = last_alike(kept, span_ns, self._view.mode)
         Thread(target=self._marked, args=(ticks,), name="offtop-mark", daemon=True).start()
 
     def _marked(self, ticks: Sequence[Kept]) -> None:
-        """In a thread of its own: a minute of thousands of stacks takes a second."""
+        """Compute the baseline. Runs in its own thread, because it can take a second.
+
+        That is what a minute of thousands of stacks takes.
+        """
         self.post_message(Marked(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
 
     def on_marked(self, message: Marked) -> None:
         self._look(views.marked(self._view, message.baseline))
         compares = "compared with it already" if self._view.diff else "D compares with it"
-        self._say(f"normal is now: {told(message.baseline)}; {compares}")
+        self._say(f"baseline: {told(message.baseline)}; {compares}")
 
     def action_diff(self) -> None:
         baseline = self._view.baseline
         if baseline is None:
-            self._say("nothing is marked as normal: B marks the last minute, --baseline takes a recording")
+            self._say("there is no baseline: B takes the last minute, --baseline a recording")
             return
         self._look(views.compared_or_not(self._view))
         if self._view.diff:
-            self._say(f"compared with {baseline.file or 'normal'}: {told(baseline)}")
+            self._say(f"compared with {baseline.file or 'the baseline'}: {told(baseline)}")
 
 
 def told(baseline: Baseline) -> str:
-    """`14:02:10 to 14:03:10, 60s`, with the day where it is another one."""
+    """Return `14:02:10 to 14:03:10, 60s`, with the day if it is not today."""
     ends = [datetime.fromtimestamp(ns // 10**9) for ns in (baseline.began_ns, baseline.taken_ns)]
     day = "" if ends[1].date() == datetime.now().date() else f"{ends[1]:%Y-%m-%d} "
     return f"{day}{ends[0]:%H:%M:%S} to {ends[1]:%H:%M:%S}, {span(round(baseline.span_ns, -9))}"

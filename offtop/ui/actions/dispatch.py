@@ -1,4 +1,7 @@
-"""What each key does: nearly always, the next View from this one and from what is on the screen."""
+"""Actions of the keys.
+
+Most of them compute the next View from the current one and from what the screen shows.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,16 +44,16 @@ from offtop.ui.panes.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
 
 _NS_PER_MS = 1_000_000
-"""The minimum is shown in ms, so a bare number at its prompt is one; `--min` takes us, as bcc's tools do."""
+"""The screen shows the minimum in ms, so a bare number at its prompt is in ms. `--min` takes us, as bcc's tools do."""
 _PANES = ("timeline", "latency", "tree")
-"""Panes that `f` can hide; latency is hidden by OFF."""
+"""Panes that `f` can hide. The latency pane is hidden by View.latency = OFF."""
 _WHOLE_LINES = 10_000
-"""What is copied is not cut to the screen."""
+"""Width of copied lines, so that they are not cut to the screen."""
 _LINE_END = "\n"
 
 
 class FactsTold(Message):
-    """What a source knows of a process."""
+    """The details of a process have arrived."""
 
     def __init__(self, pid: int, told: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -58,12 +61,12 @@ class FactsTold(Message):
 
 
 class Actions(Catching, Comparing):
-    """The actions of the keys. Whoever shows the screen gives them what is on it."""
+    """Actions of the keys, for the app to inherit."""
 
     _groups: Mapping[str, tuple[str, ...]]
     _problems: Problems
 
-    # What the app itself does
+    # Implemented by the app
 
     def _ask_kernel(self, view: View) -> None:
         raise NotImplementedError
@@ -84,7 +87,7 @@ class Actions(Catching, Comparing):
         self._move(1_000_000)
 
     def _move(self, step: int) -> None:
-        """The cursor of the pane that the keys are in, so many rows down."""
+        """Move the cursor of the focused pane down by `step` rows, or up if negative."""
         picture, view = self._picture, self._view
         if picture is None:
             return
@@ -114,7 +117,7 @@ class Actions(Catching, Comparing):
             self._look(view)
 
     def _move_stuck(self, picture: Picture, step: int) -> None:
-        """In the list, or among the lines of the wait that has the whole pane."""
+        """Move in the list of waits, or scroll the wait that fills the pane."""
         view, waits = self._view, picture.stuck.shown.waits
         if not waits:
             return
@@ -168,15 +171,15 @@ class Actions(Catching, Comparing):
             key = self._key_under_cursor()
             self._look(drilling.entered(view, key))
             if isinstance(key, Gone):
-                self._say("this is in the baseline alone: nobody waits there now")
+                self._say("this is only in the baseline: nothing waits there now")
             elif view.focus == LIST and isinstance(key, Object) and not key.kind:
-                self._say("nobody knows what these waits were for: 1 shows where they were")
+                self._say("what these waits were on is not known: 1 shows where they were")
 
     def action_leave(self) -> None:
         self._look(drilling.left(self._view))
 
     def action_aside(self, step: int) -> None:
-        """Right (1) or left (-1)."""
+        """Handle the arrow keys right (1) and left (-1)."""
         picture, focus = self._picture, self._view.focus
         if picture is None:
             return
@@ -208,7 +211,7 @@ class Actions(Catching, Comparing):
             self._look(panes.branch_opened(self._view, branch.path))
 
     def action_close(self) -> None:
-        """The branch closed; one that is closed already, its parent."""
+        """Close the branch; if it is not open, move to its parent."""
         if self._view.focus == LIST:
             self._fold(True)
             return
@@ -221,7 +224,7 @@ class Actions(Catching, Comparing):
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
-        """Threads whose names differ only by a number in one row, or each in its own."""
+        """Fold threads whose names differ only by a number into one row (a pool), or unfold."""
         if self._view.lists_threads:
             self._look(drilling.folded_or_not(self._view, not folded))
         elif self._view.lists_sleepers:
@@ -239,7 +242,7 @@ class Actions(Catching, Comparing):
             self._look(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
-        """The one under the cursor, if the keys are in the tree."""
+        """Branch under the cursor; if there is none, or the tree lacks the focus, alert."""
         shown = self._picture.tree if self._picture else None
         if self._view.focus != TREE or shown is None or not shown.branches:
             empty = "there is no stack here" if self._view.focus == TREE else ""
@@ -250,12 +253,15 @@ class Actions(Catching, Comparing):
     # Latency
 
     def action_latency(self) -> None:
-        """Where there is no room for it beside the pane that the keys are in, beside the categories."""
+        """Show the next form of the latency pane.
+
+        If the focused pane leaves no room for it, focus the categories.
+        """
         view = views.next_latency(self._view, self._layout.latency)
         if view.latency != views.OFF and not self._has_room(LATENCY, view):
             view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
             if not self._has_room(LATENCY, view):
-                self._say("no room here for latency: it takes a higher terminal")
+                self._say("no room here for latency: it needs a taller terminal")
                 return
         self._look(view)
 
@@ -279,7 +285,10 @@ class Actions(Catching, Comparing):
         self._ask("only this user's processes (name or id; empty: all): ", self._of_user, self._view.user)
 
     def _of_user(self, text: str) -> str | None:
-        """A recording may know users that this machine does not."""
+        """Filter by user.
+
+        A recording may have users that do not exist on this machine, so any name is accepted there.
+        """
         user = text.strip()
         try:
             parse(f"user={quoted(user)}")
@@ -295,7 +304,9 @@ class Actions(Catching, Comparing):
             mask = self._view.filters.states
             return [Choice(one, f"{one}  {WORDS[one]}", bool(mask & bit)) for one, bit in MASKS.items()]
 
-        self.push_screen(Chooser("only waits that begin so (none chosen: all)", choices, self._of_state, self._glyphs))
+        self.push_screen(
+            Chooser("only waits in these thread states (none chosen: all)", choices, self._of_state, self._glyphs)
+        )
 
     def _of_state(self, letter: str) -> None:
         filters = self._view.filters
@@ -304,21 +315,21 @@ class Actions(Catching, Comparing):
     def action_rate(self) -> None:
         view = self._view
         now = view.rate.text if view.rate and view.rate_pid in (None, view.subject_ids[0]) else ""
-        self._ask("requests a second, and CPU time of one (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
+        self._ask("requests/s, CPU time each (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
 
     def _of_rate(self, text: str) -> str | None:
         try:
             rate = parse_rate(text) if text.strip() else None
         except ValueError:
-            return f"{text!r} is no rate: try 1500, 1.5k or 1500,1ms"
+            return f"{text!r} is not a rate: try 1500, 1.5k or 1500,1ms"
         pid = self._view.subject_ids[0]
         self._look(replace(self._view, rate=rate, rate_pid=pid))
         if rate and pid is None:
-            self._say("the budget is told of the process that you drill into")
+            self._say("drill into a process to see its budget")
         return None
 
     def _subject_pid(self) -> int:
-        """Of the process that the cursor is on, or that was drilled into; 0: none."""
+        """PID of the process under the cursor, or of the one drilled into; 0 if there is none."""
         picture, view = self._picture, self._view
         thread = self._stuck_thread()
         if thread is not None:
@@ -330,26 +341,26 @@ class Actions(Catching, Comparing):
     def action_facts(self) -> None:
         pid = self._subject_pid()
         if not pid:
-            self._say(f"Y tells of the process under the cursor: {self._way_to_processes}")
+            self._say(f"Y shows details of the process under the cursor: {self._way_to_processes}")
             return
         Thread(target=self._ask_facts, args=(pid,), name="offtop-facts", daemon=True).start()
 
     def _ask_facts(self, pid: int) -> None:
-        """In a thread of its own: a process's command line may take long."""
-        told = self._source.facts(pid)
-        self.post_message(FactsTold(pid, told))
+        """Fetch the details in a separate thread, because reading a command line may take long."""
+        details = self._source.facts(pid)
+        self.post_message(FactsTold(pid, details))
 
     def on_facts_told(self, message: FactsTold) -> None:
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
-            self.push_screen(Facts(title, message.told or [("", "nothing is known of it any more")], self._glyphs))
+            self.push_screen(Facts(title, message.told or [("", "nothing is known about it any more")], self._glyphs))
 
     def action_stack_problems(self) -> None:
         if self._picture is not None:
-            self.push_screen(StackProblems(self._told_of_stacks, self._glyphs, self._picture.sampling is not None))
+            self.push_screen(StackProblems(self._stack_problems, self._glyphs, self._picture.sampling is not None))
 
-    def _told_of_stacks(self) -> tuple[StacksTold, int]:
-        """Of the selection, and the span."""
+    def _stack_problems(self) -> tuple[StacksTold, int]:
+        """Stack problems of the selection, and the ns that they were measured over."""
         picture = self._picture
         return (self._problems.of(picture.sites, picture.book), picture.span_ns) if picture else (StacksTold(), 0)
 
@@ -364,12 +375,12 @@ class Actions(Catching, Comparing):
             return
         self._look(views.muted_or_not(self._view, what))
         if any(one.text == what.text for one in self._view.muted):
-            self._say(f"muted {what.text}; it is counted in the head. f undoes it, W keeps it")
+            self._say(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
         else:
-            self._say(f"{what.text} is muted no more")
+            self._say(f"unmuted {what.text}")
 
     def _under_cursor_as_filter(self) -> Filter | None:
-        """What the cursor is on, as a filter that chooses its waits."""
+        """Filter that selects the waits of what is under the cursor."""
         picture, view = self._picture, self._view
         if picture is None:
             return None
@@ -414,7 +425,7 @@ class Actions(Catching, Comparing):
         elif isinstance(key, Pool):
             self._say("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         elif isinstance(key, WakerKey):
-            self._say("this waker is no process and no thread: p pins those")
+            self._say("this waker is neither a process nor a thread: p pins only those")
         else:
             self._say(f"p pins a process, thread or cgroup: {self._way_to_processes}")
 
@@ -423,7 +434,7 @@ class Actions(Catching, Comparing):
         return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
 
     def _stuck_thread(self) -> ThreadKey | None:
-        """The one under the cursor of what is stuck, if the keys are there."""
+        """Thread under the cursor of the waits in progress, if that pane has the focus."""
         shown = self._picture.stuck if self._picture else None
         if self._view.focus != STUCK or shown is None:
             return None
@@ -433,16 +444,16 @@ class Actions(Catching, Comparing):
 
     def action_narrow(self) -> None:
         if self._view.pin is None:
-            self._say("F lets the kernel count only the pin, and nothing is pinned: p pins")
+            self._say("F measures only what is pinned, and nothing is pinned: p pins")
             return
         if self._view.pin == "/":
             self._say("everything is in the cgroup / or below it: there is nothing to narrow to")
             return
         self._ask_kernel(views.narrowed_or_widened(self._view))
         if self._view.narrowed:
-            self._say("only the pin is counted from now on; F counts all again")
+            self._say("only what is pinned is measured from now on; F measures everything again")
 
-    # What is shown at all
+    # Columns and panes
 
     def action_setup(self) -> None:
         self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self._glyphs))
@@ -474,7 +485,7 @@ class Actions(Catching, Comparing):
             self._say("a recording keeps its own pace: --speed plays it faster")
             return
         now = span(self._view.delay_ns)
-        self._ask(f"seconds between two readings, 0.1 to 60 (now {now}): ", self._set_delay)
+        self._ask(f"seconds between ticks, 0.1 to 60 (now {now}): ", self._set_delay)
 
     def _set_delay(self, text: str) -> str | None:
         if not text.strip():
@@ -482,13 +493,13 @@ class Actions(Catching, Comparing):
         try:
             view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
         except ValueError:
-            return f"{text!r} is no delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
+            return f"{text!r} is not a delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
         self._look(view)
         return None
 
     def action_minimum(self) -> None:
         now = span(self._view.filters.min_ns)
-        self._ask(f"take stacks of waits from this length on (now {now}): ", self._set_minimum)
+        self._ask(f"shortest wait that gets a stack (now {now}): ", self._set_minimum)
 
     def _set_minimum(self, text: str) -> str | None:
         if not text.strip():
@@ -496,16 +507,16 @@ class Actions(Catching, Comparing):
         try:
             min_ns = parse_duration(text.strip(), _NS_PER_MS)
         except ValueError:
-            return f"{text!r} is no length of time: try 200us, 1ms or 0; a bare number is milliseconds"
+            return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
         self._ask_kernel(views.with_minimum(self._view, min_ns))
         if self._catch and (deaf := self._catch.deaf(min_ns)):
-            self._say(f"'{printable(deaf)}' catches waits of {span(min_ns)} and longer only: shorter ones are not told")
+            self._say(f"'{printable(deaf)}' reports no waits shorter than the minimum of {span(min_ns)}")
         return None
 
-    # Taking away
+    # Copying
 
     def action_copy(self) -> None:
-        """The chosen stack in folded form, else the row."""
+        """Copy the chosen stack in folded form, or the row, to the terminal's clipboard."""
         text = self._to_copy()
         if not text:
             self._say("y copies the row or the branch under the cursor: TAB goes to one")
@@ -556,7 +567,7 @@ def _text(lines: Iterable[Line]) -> str:
 
 
 def _of_step(step: Step) -> Filter | None:
-    """What goes through it; None where it stands for nothing that a filter can name."""
+    """Filter for waits through this step; None if no filter can name it."""
     if step in (trees.MORE, NO_FRAMES, NO_THING) or step in TURNS:
         return None
     if step.is_object:
@@ -573,6 +584,9 @@ def _within(index: int, rows: Sequence[object]) -> int:
 
 
 def _family(row: Row) -> str:
-    """A pattern for all threads whose names differ from this one only by numbers; a number alone is a name."""
+    """Pattern for all threads whose names differ from this one only by numbers.
+
+    A name that is only a number stays as it is.
+    """
     shared = parts(row.key.family if isinstance(row.key, Pool) else family(row.name))
     return "*".join(quoted(part) if part else "" for part in shared) if any(shared) else quoted(row.name)

@@ -1,4 +1,4 @@
-"""The keys that write a file: a snapshot of the last minutes, the selection for other programs, and the screen."""
+"""Actions of the keys that write a file: a clip, an export, or a screenshot."""
 
 import re
 from dataclasses import replace
@@ -27,21 +27,21 @@ from offtop.ui.panes.head import clock, selection
 from offtop.units import NS_PER_S, parse_duration, size, span
 
 _ALL, _ALL_NS = "all", 1 << 62
-"""What is typed for as far back as there is, and more than that."""
+"""What the user types for the whole history, and a time longer than any history."""
 _MINUTE = "1m"
 _PARTED = {"threads": ("thread",), "categories": ("category",)}
-"""Folded stacks, otherwise."""
+"""Exports that are folded stacks with this first frame."""
 _FORMS = {
     "folded": FORMATS["folded"],
-    "threads": "the same, of each thread by itself",
-    "categories": "the same, below their categories",
+    "threads": "the same, per thread",
+    "categories": "the same, under their categories",
     **FORMATS,
 }
-"""What is offered. Ticks as JSON are not: the selection is of a span."""
+"""Export formats. JSON ticks are not among them, because the selection covers a span, not ticks."""
 
 
 class Exported(Message):
-    """What was asked for is there to be written."""
+    """An export is ready to be written."""
 
     def __init__(self, form: str, content: str | bytes) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Exported(Message):
 
 
 class Said(Message):
-    """Something that another thread did came to an end."""
+    """Another thread has finished something, with a message for the alert line."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Recorder(pace.Recorder, Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it writes no more; empty while all is well."""
+        """Why it stopped writing; empty if it did not."""
         ...
 
     @property
@@ -72,11 +72,11 @@ class Recorder(pace.Recorder, Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether, now that it is closed, all that was handed over is in the file."""
+        """Whether the closed file contains everything that was added."""
         ...
 
     def close(self) -> str:
-        """End the file, which may take seconds; says what came of it."""
+        """Finish the file, which may take seconds; return a message about the result."""
         ...
 
 
@@ -85,20 +85,23 @@ class Keeping(Modes):
 
     _saving: Thread | None = None
     _saved = ""
-    """What came of it."""
+    """Message about the last clip."""
 
     def action_snapshot(self) -> None:
-        """All that was measured in the last minutes; while the picture is held, in the span up to that."""
+        """Ask for the length of a clip, and save it.
+
+        The clip ends now, or at the tick that a paused screen shows.
+        """
         picture, view = self._picture, self._view
         if picture is None:
-            self._say("there is nothing to keep yet")
+            self._say("there is nothing to save yet")
         elif self._saving is not None and self._saving.is_alive():
-            self._say("a snapshot is being written already")
+            self._say("a clip is being written already")
         elif view.paused_at_ns is None:
-            self._ask("snapshot of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
+            self._ask("save a clip of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
         else:
             shown = _ALL if view.span_ns == SINCE_START else span(view.span_ns)
-            self._ask(f"snapshot up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
+            self._ask(f"save a clip up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
 
     def _snapshot(self, text: str) -> str | None:
         picture, asked = self._picture, text.strip()
@@ -107,15 +110,15 @@ class Keeping(Modes):
         try:
             span_ns = _ALL_NS if asked == _ALL else parse_duration(asked, NS_PER_S)
         except ValueError:
-            return f"{text!r} is no length of time: try 90s, 10m or all"
+            return f"{text!r} is not a length of time: try 90s, 10m or all"
         end_ns = None if self._view.paused_at_ns is None else picture.newest.at_ns
-        self._say("writing the snapshot…")
+        self._say("writing the clip…")
         self._saving = Thread(target=self._save, args=(span_ns, end_ns, _about(picture)), name="offtop-snapshot")
         self._saving.start()
         return None
 
     def _save(self, span_ns: int, end_ns: int | None, what: str) -> None:
-        """In a thread of its own: ten minutes of a busy machine take seconds."""
+        """Save the clip in a separate thread: ten minutes of a busy machine take seconds."""
         try:
             self._saved = self._save_ticks(span_ns, end_ns, what)
         except OfftopError as refused:
@@ -126,7 +129,7 @@ class Keeping(Modes):
     def _save_ticks(self, span_ns: int, end_ns: int | None, what: str) -> str:
         ticks = self._history.last(span_ns, end_ns)
         if not ticks:
-            return "there is nothing to keep yet"
+            return "there is nothing to save yet"
         last = ticks[-1]
         look_up(self._source, last, ())
         recorder = self._snapshot_file(what, last.taken_ns)
@@ -134,13 +137,16 @@ class Keeping(Modes):
         caught = [one for one in self._outliers.every if one.at_ns > begin_ns]
         for one in self._history.again(span_ns, last.at_ns):
             recorder.add(replace(one, outliers=[outlier for outlier in caught if outlier.at_ns == one.at_ns]))
-        said = recorder.close()
+        result = recorder.close()
         if not recorder.is_whole:
-            return said
+            return result
         return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
 
     def saved(self) -> str:
-        """Wait for a snapshot that is being written, and say what came of it; nothing where none is."""
+        """Wait for a clip that is being written; return a message about it.
+
+        The message is empty if no clip is being written.
+        """
         if self._saving is None or not self._saving.is_alive():
             return ""
         self._saving.join()
@@ -150,7 +156,7 @@ class Keeping(Modes):
         raise NotImplementedError
 
     def action_export(self) -> None:
-        """What is selected, over the span that is shown."""
+        """Ask for a format, and export the selection over the displayed span."""
         if self._picture is None or not self._picture.gathered:
             self._say("there is nothing to write yet")
             return
@@ -163,7 +169,7 @@ class Keeping(Modes):
             Thread(target=self._exported, args=(form, self._picture), name="offtop-export", daemon=True).start()
 
     def _exported(self, form: str, picture: Picture) -> None:
-        """In a thread of its own: a minute of thousands of stacks takes seconds."""
+        """Compute the export in a separate thread: a minute of thousands of stacks takes seconds."""
         window, shares = self._selected(picture)
         mode, idle, host = picture.view.mode, picture.view.idle_shown, self._source.host
         made = profile_of(window, shares, self._source.names, host, mode, idle)
@@ -192,7 +198,7 @@ class Keeping(Modes):
 
 
 def _about(picture: Picture) -> str:
-    """What was drilled into: `lock-mysqld`."""
+    """Return what the user drilled into, for a file name: `lock-mysqld`."""
     pid = picture.view.subject_ids[0]
     process = picture.book.process(pid) if pid is not None else ""
     return "-".join(filter(None, (picture.view.category, process)))

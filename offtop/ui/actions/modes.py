@@ -1,4 +1,7 @@
-"""The keys of the modes: what is shown at once, and what the source gathers for it a little later."""
+"""Actions of the mode keys.
+
+The mode is shown at once; the source collects its data a little later.
+"""
 
 from threading import Lock, Thread, current_thread
 
@@ -11,17 +14,17 @@ from offtop.model.viewmodel import drilling
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.actions.view import OF_OBJECTS
 
-_SAID = {
+_ALREADY = {
     OFFCPU: "this is off-CPU time already: 2 shows who ends waits, 5 what is stuck",
     WAKEUP: "these are the wakers already: 3 shows both stacks",
     OFFWAKE: "these are both stacks already: 4 goes on with who woke the waker",
     CHAIN: "these are the chains already: 1 goes back to off-CPU time",
 }
-_SAID_SAMPLED = "this is off-CPU time already: 5 shows what is stuck; who ends waits (2) needs BPF"
+_ALREADY_SAMPLED = "this is off-CPU time already: 5 shows what is stuck; who ends waits (2) needs BPF"
 
 
 class Refused(Message):
-    """The source cannot gather what a mode shows."""
+    """The source cannot collect the data of a mode."""
 
     def __init__(self, why: str) -> None:
         super().__init__()
@@ -29,21 +32,21 @@ class Refused(Message):
 
 
 class Modes(Sorting):
-    """The actions of these keys."""
+    """Actions of the mode keys."""
 
     _source: Source
 
     _wanted: tuple[str, int] | None = None
-    """The mode that the source is to be asked for; None: nothing is."""
+    """Mode and chain depth to request from the source next, or None."""
     _wanting = Lock()
     _asker: Thread | None = None
 
     def action_mode(self, mode: str) -> None:
-        """The same selection in that mode."""
+        """Show the current selection in `mode`."""
         view = drilling.in_mode(self._view, mode)
         if view == self._view:
             sampled = self._picture is not None and self._picture.sampling is not None
-            self._say(_SAID_SAMPLED if sampled and mode == OFFCPU else _SAID[mode])
+            self._say(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
             return
         changes = mode != self._view.mode
         self._look(view)
@@ -60,12 +63,15 @@ class Modes(Sorting):
         self._look(drilling.reasons_or_not(self._view))
 
     def on_refused(self, message: Refused) -> None:
-        if self._picture and self._picture.sampling:  # it never will
+        if self._picture and self._picture.sampling:  # sampling /proc never supports it
             self._look(drilling.in_mode(self._view, OFFCPU))
         self._say(message.why)
 
     def _gather(self, mode: str) -> None:
-        """In a thread of its own: the first time, the kernel side takes a second."""
+        """Request the mode from the source, in a separate thread.
+
+        The first time, loading the BPF programs takes a second.
+        """
         with self._wanting:
             self._wanted = mode, self._view.depth
             if self._asker is None:
@@ -80,13 +86,16 @@ class Modes(Sorting):
                     self._source.set_mode(*wanted)
                 except OfftopError as refused:
                     self.post_message(Refused(str(refused)))
-        finally:  # also of an error that nobody foresaw, behind which the keys shall not be dead
+        finally:  # even after an unexpected error, so that the mode keys keep working
             with self._wanting:
                 if self._asker is current_thread():
                     self._asker = None
 
     def _next_wanted(self) -> tuple[str, int] | None:
-        """Once that is None, another thread asks for what is wanted from then on."""
+        """Take the next request; None ends this thread.
+
+        A new thread then handles later requests.
+        """
         with self._wanting:
             wanted, self._wanted = self._wanted, None
             if wanted is None:

@@ -1,4 +1,7 @@
-"""What a click or a turn of the wheel does: it chooses; a click on what is chosen goes down, as ENTER does."""
+"""Mouse actions.
+
+A click selects, a click on the selection drills down as ENTER does, and the wheel moves the cursor.
+"""
 
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
@@ -15,7 +18,7 @@ from offtop.ui.panes.head import moment_at
 from offtop.ui.panes.tables import CATEGORY_MARK, LIST_MARK, category_columns, list_columns, seen_rows
 
 _WHEEL = 3
-"""Lines a turn."""
+"""Lines per turn."""
 
 
 class Mouse(Searching):
@@ -48,9 +51,9 @@ class Mouse(Searching):
                 self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
             elif event.y <= len(keys):
                 key = keys[event.y - 1]
-                at_it = key == self._view.category and self._view.focus == CATEGORIES
+                is_selected = key == self._view.category and self._view.focus == CATEGORIES
                 if isinstance(key, str):
-                    self._look(drilling.entered(view, None) if at_it else drilling.at_category(view, key))
+                    self._look(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
             line = event.y - head - 1
@@ -58,17 +61,17 @@ class Mouse(Searching):
                 self._sort_at(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
             elif 0 <= line < len(seen := seen_rows(picture, pen)):
                 key = seen[line].key
-                at_it = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
-                self._look(drilling.entered(view, key) if at_it else drilling.at_row(view, key))
+                is_selected = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
+                self._look(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
         elif event.panel == TREE and picture.tree:
             index = picture.tree.first + event.y - 2
             if event.y > 1 and index < len(picture.tree.branches):
                 branch = picture.tree.branches[index]
-                at_it = index == picture.tree.cursor and self._view.focus == TREE
+                is_selected = index == picture.tree.cursor and self._view.focus == TREE
                 view = panes.at_branch(view, branch.path, event.y - 2)
-                if at_it and branch.openable:
+                if is_selected and branch.openable:
                     view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
-                elif at_it:
+                elif is_selected:
                     view = drilling.entered(view, None)
                 self._look(view)
         elif event.panel == STUCK and not view.stuck.opened:
@@ -78,19 +81,19 @@ class Mouse(Searching):
                 and row < len(picture.stuck.shown.waits)
                 and event.y < STUCK_FRAME + stuck_lines(pen.height)
             ):
-                at_it = row == picture.stuck.cursor
+                is_selected = row == picture.stuck.cursor
                 view = panes.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._look(panes.stuck_opened(view) if at_it else view)
+                self._look(panes.stuck_opened(view) if is_selected else view)
         elif event.panel == OUTLIERS and not view.outliers.opened:
             line = event.y - STUCK_FRAME
             row = picture.outliers.first + line
             if 0 <= line < stuck_lines(pen.height) and row < len(picture.outliers.groups):
-                at_it = row == picture.outliers.cursor
+                is_selected = row == picture.outliers.cursor
                 view = panes.at_outlier(view, which(picture.outliers.groups[row]))
-                self._look(panes.outlier_opened(view) if at_it else view)
+                self._look(panes.outlier_opened(view) if is_selected else view)
         elif event.panel == FLAME and (path := icicle.at(picture, event.x, event.y)):
-            at_it = path == icicle.chosen(picture)
-            self._look(panes.zoomed_in(view, path) if at_it else panes.at_box(view, path))
+            is_selected = path == icicle.chosen(picture)
+            self._look(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
         elif event.panel == LATENCY and picture.heat and picture.heat.rows:
             column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
             if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):

@@ -1,4 +1,4 @@
-"""The keys of what is caught: the list of outliers, from one to the next, and what is to be caught."""
+"""Actions of the outlier keys: the list, the next and previous outlier, and the triggers."""
 
 from offtop.errors import OfftopError
 from offtop.feed.outlier_actions import Catch
@@ -17,35 +17,35 @@ from offtop.units import NS_PER_S
 
 
 class Catching(Keeping):
-    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+    """Actions of the outlier keys, for the app to inherit."""
 
     _ids: tuple[str, ...]
-    """Of all categories."""
+    """Ids of all categories."""
     _listed: Listed
     _catch: Catch | None = None
-    """None: it was recorded what was caught."""
+    """None if the outliers come from a recording."""
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError
 
     def action_triggers(self) -> None:
         if self._catch is None:
-            self._say("this is a recording: what was caught then is all there is")
+            self._say("this is a recording: it has only the outliers that were reported then")
             return
-        self._ask("catch (auto; lock.max > 500ms; off): ", self._triggers_said, "; ".join(self._view.triggers))
+        self._ask("outliers (auto; lock.max > 500ms; off): ", self._set_triggers, "; ".join(self._view.triggers))
 
-    def _triggers_said(self, text: str) -> str | None:
-        said = [one for part in text.split(";") if (one := " ".join(part.split()))] or ["off"]
+    def _set_triggers(self, text: str) -> str | None:
+        triggers = [one for part in text.split(";") if (one := " ".join(part.split()))] or ["off"]
         if self._catch is not None:
             try:
-                self._catch.ask(said, self._view.filters.min_ns)
+                self._catch.ask(triggers, self._view.filters.min_ns)
             except OfftopError as refused:
                 return str(refused)
-        self._look(panes.catching(self._view, tuple(said)))
+        self._look(panes.catching(self._view, tuple(triggers)))
         return None
 
     def _move_outlier(self, picture: Picture, step: int) -> None:
-        """In the list, or among the lines of the one that has the whole pane."""
+        """Move in the list of outliers, or scroll the one that fills the pane."""
         view, shown = self._view, picture.outliers
         if not shown.groups:
             return
@@ -58,7 +58,7 @@ class Catching(Keeping):
             self._look(panes.at_outlier(view, which(shown.groups[row])))
 
     def _enter_outlier(self, picture: Picture) -> None:
-        """Into the one under the cursor, and from there to its moment."""
+        """Show the outlier under the cursor in full; if it is shown already, go to its time."""
         shown = picture.outliers
         if shown.groups and self._view.outliers.opened:
             self._go_to_outlier(shown.groups[shown.cursor])
@@ -67,10 +67,10 @@ class Catching(Keeping):
             self._look(panes.outlier_opened(self._view))
 
     def _next_outlier(self, step: int) -> None:
-        """To the next one after the moment that is shown, or the last one before it."""
+        """Go to the next outlier after the displayed time (1), or the last one before (-1)."""
         picture, every = self._picture, self._listed.every
         if picture is None or not every:
-            self._say("nothing was caught yet: ! says what is; / searches")
+            self._say("no outliers yet: ! chooses what counts as one; / searches")
             return
         here = next((i for i, one in enumerate(every) if which(one) == self._view.outliers.cursor), None)
         now_ns = picture.newest.taken_ns
@@ -83,13 +83,13 @@ class Catching(Keeping):
         if 0 <= target < len(every):
             self._go_to_outlier(every[target])
         elif step > 0:
-            is_there = here is not None and self._view.paused_at_ns is not None
-            self._say("this is the newest outlier" if is_there else "there is no later outlier: N goes back")
+            is_shown = here is not None and self._view.paused_at_ns is not None
+            self._say("this is the newest outlier" if is_shown else "there is no later outlier: N goes back")
         else:
             self._say("there is no earlier outlier")
 
     def _go_to_outlier(self, group: Group) -> None:
-        """All panes as they were then, about its thread."""
+        """Show all panes as they were at the time of the outlier, with its thread selected."""
         one, recorded = group.worst, self._source.recorded
         picture, oldest = self._picture, self._history.oldest
         if picture is None or oldest is None:
@@ -97,7 +97,7 @@ class Catching(Keeping):
         if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
             self._look(panes.outlier_opened(panes.at_outlier(self._view, which(group))))
             ago_s = (picture.newest.taken_ns - one.taken_ns) // NS_PER_S
-            self._say(f"that was {ago_s // 60} min ago, longer than offtop remembers: this is what was kept of it")
+            self._say(f"that was {ago_s // 60} min ago, before the history begins: this is all that was kept of it")
             return
         category = one.category if one.category in self._ids else ALL
         self._look(panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))

@@ -1,7 +1,7 @@
-"""The keys that go through time: hold the picture, step back and on, go to a moment, and live again.
+"""Actions of the keys that move in time: pause, step, jump to a time, return to live.
 
-Of what happens now the history tells, as far back as it is kept; of a recording the file does, which is then taken
-up at that moment.
+While measuring, the past comes from the history, as far back as that goes. A recording is read again from its file,
+starting at the wanted time.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from offtop.units import NS_PER_S, parse_moment, span
 
 
 class Rewind(App[int]):
-    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+    """Actions of these keys, for the app to inherit."""
 
     _view: View
     _picture: Picture | None
     _history: History
     _source: Source
     _wanted_ns: int | None = None
-    """CLOCK_REALTIME of the moment that a recording was asked for, until it is there."""
+    """Target of a seek in a recording (CLOCK_REALTIME), until its tick arrives; otherwise None."""
 
     def _look(self, view: View) -> None:
         raise NotImplementedError
@@ -48,7 +48,7 @@ class Rewind(App[int]):
             newest = self._history.newest
             if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
                 try:
-                    self._source.go_to(picture.newest.taken_ns)  # a recording plays on from what is seen
+                    self._source.go_to(picture.newest.taken_ns)  # so that playing goes on from what is shown
                 except OfftopError as refused:
                     self._say(str(refused))
                     return
@@ -67,7 +67,7 @@ class Rewind(App[int]):
             self._say("this is live already")
 
     def action_step(self, ticks: int) -> None:
-        """So many ticks back or on."""
+        """Pause, and move by `ticks`: forward, or back if negative."""
         if self._picture is None:
             return
         shown = self._picture.newest
@@ -84,7 +84,7 @@ class Rewind(App[int]):
             self._go_to(self._picture.newest.taken_ns + seconds * NS_PER_S)
 
     def action_go_to(self) -> None:
-        self._ask("go to a time (02:10:55) or so far (-5m, +30s): ", self._answered)
+        self._ask("go to a time (02:10:55), or back or forward (-5m, +30s): ", self._answered)
 
     def _answered(self, text: str) -> str | None:
         newest, picture = self._history.newest, self._picture
@@ -94,11 +94,14 @@ class Rewind(App[int]):
         try:
             self._go_to(parse_moment(text, picture.newest.taken_ns, last_ns))
         except ValueError:
-            return f"{text!r} is no moment: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
+            return f"{text!r} is not a time: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
         return None
 
     def _go_to(self, taken_ns: int, after: bool = False) -> None:
-        """Hold the picture of that moment, or of the one nearest to it; or of the first `after` it."""
+        """Pause at the tick of `taken_ns` (CLOCK_REALTIME), or at the nearest one.
+
+        With `after`, pause at the first tick after it.
+        """
         oldest, newest, recorded = self._history.oldest, self._history.newest, self._source.recorded
         if oldest is None or newest is None:
             return
@@ -107,7 +110,7 @@ class Rewind(App[int]):
             try:
                 self._wanted_ns = self._source.go_to(taken_ns, after)
                 if not self._arrived():
-                    self._say("reading the recording there")
+                    self._say("reading the recording at that time")
                 elif taken_ns < oldest.taken_ns:
                     self._say("the recording begins here")
             except OfftopError as refused:
@@ -119,7 +122,7 @@ class Rewind(App[int]):
         else:
             self._hold(self._history.taken_by(taken_ns) or oldest)
             if taken_ns < oldest.taken_ns - oldest.span_ns:
-                what = "the recording begins here" if recorded else "offtop remembers no more than this"
+                what = "the recording begins here" if recorded else "this is the start of the history"
                 self._say(f"{what}: {span(round(self._history.reach_ns, -9))}")
             elif taken_ns > newest.taken_ns:
                 self._say("this is the end of the recording" if recorded else "this is the newest; 0 is live")
@@ -128,7 +131,10 @@ class Rewind(App[int]):
         self._look(views.paused_at(self._view, tick.at_ns))
 
     def _arrived(self) -> bool:
-        """Whether what was asked for is there, or nothing was; then it is held."""
+        """Pause at the target of a seek if its tick has arrived.
+
+        Returns False while that tick is missing, otherwise True, also if there is no seek.
+        """
         newest = self._history.newest
         if self._wanted_ns is None:
             return True

@@ -1,5 +1,8 @@
-"""The keys of the search: `/` looks for a word and may keep it as a filter, `n` and `N` go from one hit to the next,
-or where nothing is searched, from one outlier to the next."""
+"""Actions of the search keys.
+
+`/` searches for a word, and may turn it into a filter. `n` and `N` go to the next and previous match; without a
+search, to the next and previous outlier.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +19,7 @@ from offtop.ui.panes import icicle, outliers, stuck
 
 
 class Searching(Actions):
-    """The actions of these keys."""
+    """Actions of the search keys."""
 
     def action_search(self) -> None:
         self._ask(
@@ -39,7 +42,7 @@ class Searching(Actions):
         return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
 
     def action_next_hit(self, step: int) -> None:
-        """To the next line of the pane that holds what was searched."""
+        """Go to the next (1) or previous (-1) match in the focused pane."""
         picture, view = self._picture, self._view
         word = (view.search or view.found).casefold()
         if picture is None:
@@ -72,9 +75,12 @@ class Searching(Actions):
             self._to_hit(rows, picture.cursor_row, step, self._at_listed)
 
     def _to_branch(self, hits: Sequence[Path], shown: TreePicture, step: int) -> None:
-        """To the next of `hits`, in the order of the lines if all were open, with what it stands in opened."""
+        """Go to the next of `hits`, and open the branches around it.
+
+        Their order is that of the fully opened tree.
+        """
         if not hits or not shown.branches:
-            self._say("no function here has it")
+            self._say("no function here matches")
             return
         branch = shown.branches[shown.cursor]
         now = trees.order_of(shown.root, branch.path)
@@ -98,7 +104,7 @@ class Searching(Actions):
 
     def _to_hit(self, hits: list[int], now: int, step: int, go: Callable[[int], None]) -> None:
         if not hits:
-            self._say("no line here has it")
+            self._say("no line here matches")
             return
         after = [hit for hit in hits if (hit > now if step > 0 else hit < now)]
         go((after or hits)[0 if step > 0 else -1])

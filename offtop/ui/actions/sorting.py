@@ -1,4 +1,7 @@
-"""The keys that sort the tables, and clicks on the heads of columns; what is not on the screen is not sorted."""
+"""Actions that sort the tables, by keys or by a click on a column title.
+
+Only visible tables are sorted.
+"""
 
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import CATEGORIES, LIST
@@ -10,7 +13,7 @@ _FOR_TABLES = "the tables, which are not on the screen"
 
 
 class Sorting(Looks):
-    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+    """Actions that sort, for the app to inherit."""
 
     _glyphs: Glyphs
 
@@ -24,7 +27,7 @@ class Sorting(Looks):
             return
         else:
             self._look(views.sorted_by(view, sort))
-            self._say(f"what A lists has no {sort}: the categories alone go by it; < and > sort the list")
+            self._say(f"A lists no {sort}: only the categories are sorted by it; < and > sort the list")
 
     def action_next_sort(self, step: int) -> None:
         if not self._lacks(_FOR_TABLES, CATEGORIES, LIST):
@@ -42,6 +45,6 @@ class Sorting(Looks):
             self._look(views.reversed_order(self._view))
 
     def _sort_at(self, sort: str) -> None:
-        """The head of a column that sorts so was clicked."""
+        """Sort by the clicked column; reverse the order if the list is sorted by it already."""
         if sort:
             self.action_reverse() if sort == self._view.list_sort else self.action_sort(sort)

@@ -1,4 +1,7 @@
-"""The keys that need nothing but the view; one that would change nothing that can be seen says so instead."""
+"""Actions of the keys that only change the view.
+
+A key that would change nothing visible says so instead.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -32,7 +35,7 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
 )
 FOR_LIST = "the list, which is not on the screen"
 _STACKS = ("the stack tree and the icicle: t and g show them", TREE, SITE, FLAME)
-_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_NEEDED_PANES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "account": (FOR_LIST, LIST),
         "names": (FOR_LIST, LIST),
@@ -43,58 +46,58 @@ _FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "by_object": _STACKS,
     }
 )
-"""What some are for, and the panes of which one must be on the screen."""
-_OF_SLEEPERS = MappingProxyType(
+"""What some actions are for, and panes, one of which must be on the screen."""
+_ONLY_FOR_SLEEPERS = MappingProxyType(
     {
-        "account": "A tells where each second went",
+        "account": "A shows the account of each second",
         "cgroups": "C lists the containers, units and cgroups",
-        "names": "c tells command lines and cgroups",
+        "names": "c shows command lines and cgroups",
     }
 )
-"""What is said where the list is of wakers, or of what is waited on. Cgroups take the place of the latter."""
+"""Alerts for a list of wakers or of objects. The list of cgroups replaces that of objects, so `cgroups` works there."""
 OF_OBJECTS = "which lock, pipe or file a wait is on needs BPF: 5 shows its system call, L what waits are for"
-"""Said where /proc is sampled."""
-_SAME = MappingProxyType(
+"""Alert if /proc is sampled."""
+_UNCHANGED = MappingProxyType(
     {
         "zoom": "this pane has the whole screen already",
     }
 )
-"""What is said where the next view would be the same."""
+"""Alert if the next view would be the same."""
 
 
 class Looks(Rewind):
-    """The actions of these keys. Whoever shows the screen gives them what is on it."""
+    """Actions of these keys, for the app to inherit."""
 
     @property
     def _layout(self) -> Layout:
         raise NotImplementedError
 
     def _arranged(self, view: View) -> Layout:
-        """The layout that `view` would have."""
+        """Layout that `view` would have."""
         raise NotImplementedError
 
-    def _lacks(self, said: str, *panes: str) -> bool:
-        """Whether none of these panes is on the screen; then the person is told what the key is for."""
+    def _lacks(self, purpose: str, *panes: str) -> bool:
+        """Whether none of `panes` is on the screen; if so, an alert says what the key is for."""
         if not self._layout.panels.keys().isdisjoint(panes):
             return False
-        self._say(f"this key is for {said}")
+        self._say(f"this key is for {purpose}")
         return True
 
     def action_look(self, what: str) -> None:
-        if what in _FOR and self._lacks(*_FOR[what]):
+        if what in _NEEDED_PANES and self._lacks(*_NEEDED_PANES[what]):
             return
         view = self._view
         if what == "by_object" and self._picture and self._picture.sampling and not view.tree.shape.objects:
             self._say(OF_OBJECTS)
             return
-        if what in _OF_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
-            self._say(f"{_OF_SLEEPERS[what]} of those that wait: 1 lists them")
+        if what in _ONLY_FOR_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
+            self._say(f"{_ONLY_FOR_SLEEPERS[what]} of waiting threads: 1 lists them")
             return
         if what == "account" and self._layout.calls:
-            self._say("with --within only a part of each second is counted, so that there is no account of them")
+            self._say("with --within only a part of each second is counted, so there is no account")
             return
         view = VIEWS[what](self._view)
-        if what in _SAME and view == self._view:
-            self._say(_SAME[what])
+        if what in _UNCHANGED and view == self._view:
+            self._say(_UNCHANGED[what])
         else:
             self._look(view)

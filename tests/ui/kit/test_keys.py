@@ -126,7 +126,7 @@ DOES: dict[str, Does] = {
     "objects": Does(says("what is waited on: anything"), ("2",)),
     "stuck": Does(says("stuck now")),
     "outliers": Does(says("Nothing was caught yet.")),
-    "triggers": Does(says("catch (auto; lock.max > 500ms; off):")),
+    "triggers": Does(says("outliers (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("what is waited for: anything")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
@@ -146,7 +146,7 @@ DOES: dict[str, Does] = {
     "previous_hit": Does(lambda after: after.app.view.cursor == (100, 101), (*SEARCHED, "n")),
     "filter": Does(says("filter (as comm=mysql* max>10ms cat!=poll):")),
     "user": Does(says("only this user's processes (name or id; empty: all):")),
-    "states": Does(says("only waits that begin so")),
+    "states": Does(says("only waits in these thread states")),
     "rate": Does(says("requests a second")),
     "facts": Does(on(Facts), ("enter",)),
     "stack_problems": Does(on(StackProblems)),
@@ -159,16 +159,16 @@ DOES: dict[str, Does] = {
     "tick_on": Does(at_tick(2), ("[", "[")),
     "minute_back": Does(at_tick(1)),
     "minute_on": Does(lambda after: at_tick(3)(after) and after.app.view.paused_at_ns, ("[", "[")),
-    "go_to": Does(says("go to a time (02:10:55) or so far (-5m, +30s)")),
+    "go_to": Does(says("go to a time (02:10:55), or back or forward (-5m, +30s)")),
     "live": Does(lambda after: after.app.view.paused_at_ns is None, ("[",)),
     "record": Does(says("recording to shop.offtop; a ends it")),
-    "snapshot": Does(says("snapshot of the last (90s, 10m, all): 1m")),
+    "snapshot": Does(says("save a clip of the last (90s, 10m, all): 1m")),
     "window": Does(lambda after: after.app.view.span_ns == 60_000 * MS),
-    "mark": Does(says("normal is now: 2026-11-21 02:00:00 to 02:00:03, 3s; D compares with it")),
-    "diff": Does(says("nothing is marked as normal: B marks")),
-    "reset": Does(says("the numbers since the start (T, and w) begin anew")),
-    "delay": Does(says("seconds between two readings, 0.1 to 60")),
-    "minimum": Does(says("take stacks of waits from this length on")),
+    "mark": Does(says("baseline: 2026-11-21 02:00:00 to 02:00:03, 3s; D compares with it")),
+    "diff": Does(says("there is no baseline: B takes")),
+    "reset": Does(says("cumulative numbers (T, and w) are reset")),
+    "delay": Does(says("seconds between ticks, 0.1 to 60")),
+    "minimum": Does(says("shortest wait that gets a stack")),
     "names": Does(says("/opt/shop --open 8080")),
     "sort_waiting": Does(lambda after: after.app.view.sort == "WAITING", ("M",)),
     "sort_max": Does(lambda after: after.app.view.sort == "MAX"),
@@ -503,11 +503,11 @@ async def test_each_sort_key_and_the_next_column_and_the_other_way_round() -> No
 async def test_d_asks_for_the_delay_and_takes_no_nonsense() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("d")
-        assert "seconds between two readings, 0.1 to 60" in screen(app)[-2]
+        assert "seconds between ticks, 0.1 to 60" in screen(app)[-2]
         await pilot.press(*"abc", "enter")
-        assert "'abc' is no delay from 0.1 to 60 s" in screen(app)[-2]
+        assert "'abc' is not a delay from 0.1 to 60 s" in screen(app)[-2]
         await pilot.press(*"61", "enter")
-        assert "'61' is no delay from 0.1 to 60 s" in screen(app)[-2]
+        assert "'61' is not a delay from 0.1 to 60 s" in screen(app)[-2]
         assert app.view.delay_ns == QUICK_NS
         await pilot.press(*"2.5", "enter")
         assert app.view.delay_ns == 2_500 * MS
@@ -531,7 +531,7 @@ async def test_m_asks_for_the_minimum_and_tells_the_source() -> None:
     source = ScriptedSource()
     async with shown(source) as (app, pilot):
         await pilot.press("m", "x", "enter")
-        assert "'x' is no length of time" in screen(app)[-2]
+        assert "'x' is not a length of time" in screen(app)[-2]
         await pilot.press(*"200us", "enter")
         assert source.filters.min_ns == 200_000
         await pilot.press("m", "2", "enter")

@@ -90,7 +90,7 @@ def test_the_mouse_switched_on_by_hand_is_off_at_the_end() -> None:
         shown.read_until(b"mouse")
         shown.look_on(1)
         shown.press(b"\r")
-        shown.read_until(b"the mouse is offtop's")
+        shown.read_until(b"offtop uses the mouse")
         assert b"\x1b[?1000h" in shown.seen
         shown.press(b"q")
         assert shown.status() == 0

@@ -111,7 +111,7 @@ async def test_what_helps_where_threads_came_and_went_unseen_is_no_longer_minimu
     async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
         await pilot.press("j")  # what was said at the start goes with the first key
         told = screen(app)[-2]
-        assert told.startswith("lost 12 threads: they came and went between two looks. A larger --cpu-budget"), told
+        assert told.startswith("lost 12 threads: they came and went between two samples. A larger --cpu-budget"), told
 
 
 @asynchronous
