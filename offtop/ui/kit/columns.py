@@ -1,4 +1,7 @@
-"""Columns of a table: their heads, and the line of a row. Numbers stand still, and a narrow pane has fewer of them."""
+"""Table columns: titles, the line of a row, and the choice of columns that fit.
+
+Columns have fixed widths, so that numbers do not move.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,19 +15,19 @@ from offtop.ui.kit.lines import Line, Pen, fit
 class Column:
     title: str
     width: int
-    """In cells, without the blank that parts it from the one before."""
+    """In cells, without the blank before it."""
     text_of: Callable[[Row], str]
     token: str = "value"
     left: bool = False
-    """Numbers stand at the right, words at the left."""
+    """Whether text is aligned to the left, as words are; numbers are aligned to the right."""
     sort: str = ""
-    """The sort that this column shows."""
+    """Sort order that belongs to this column."""
     least_width: int = 0
-    """Below this width of the pane it is left out, unless the table is sorted by it."""
+    """Least width of the pane to show the column, unless the table is sorted by it."""
     stays: bool = False
-    """A name, or the main figure: where there is no room, it is left out last."""
+    """Whether it is dropped last if there is no room: a name, or the main number."""
     token_of: Callable[[Row], str] | None = None
-    """The token of one row's text, where rows differ."""
+    """Token of a row's text, if rows differ."""
 
 
 def line_of(columns: Sequence[Column], row: Row, mark: str, base: str, pen: Pen) -> Line:
@@ -50,7 +53,7 @@ def heads(columns: Sequence[Column], sort: str, mark_width: int) -> Line:
 
 
 def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
-    """What the head of a column at `x` sorts by; empty: nothing."""
+    """Return the sort order of the column title at `x`; empty if it has none."""
     edge = mark_width
     for column in columns:
         edge += 1 + column.width
@@ -60,10 +63,10 @@ def sort_at(columns: Sequence[Column], mark_width: int, x: int) -> str:
 
 
 def that_fit(columns: Sequence[Column], width: int, view: View, sort: str, mark_width: int) -> list[Column]:
-    """Those that the person wants and that have room, whole: a number without its last digits is another one.
+    """Return the columns that are not hidden and that fit as a whole into `width`.
 
-    Where there is too little room, those go first that are for wide panes, then those at the right; last the one that
-    the table is sorted by, and those that stay.
+    No column is cut, because a number without its last digits is a different one. Columns for wide panes are dropped
+    first, then those at the right; the sort column and those with `stays` are dropped last.
     """
 
     def stays(column: Column) -> bool:
@@ -80,5 +83,5 @@ def that_fit(columns: Sequence[Column], width: int, view: View, sort: str, mark_
 
 
 def width_of(columns: Sequence[Column], mark_width: int) -> int:
-    """In cells, of a whole line."""
+    """Return the width of a whole line in cells."""
     return mark_width + sum(1 + column.width for column in columns)

@@ -1,4 +1,4 @@
-"""The few characters that are no letters, in two sets: one for every terminal, one for UTF-8."""
+"""Graphic characters in two sets: ASCII for every terminal, and Unicode for UTF-8."""
 
 from typing import NamedTuple
 
@@ -7,33 +7,33 @@ from offtop.model.viewmodel.picture import Series
 
 class Glyphs(NamedTuple):
     spark: str
-    """Eight levels, lowest first; the lowest stands for nothing too."""
+    """Eight levels, lowest first; the lowest also stands for zero."""
     rule: str
     ellipsis: str
     is_ascii: bool
     bar: str
-    """A cell filled by an eighth and so on; the last is full."""
+    """Cells filled from left to right in equal steps; the last is full."""
     opened: str
     closed: str
     fold: str
-    """Between functions on one line."""
+    """Separator between functions on one line."""
     edge: str
-    """The left edge of a box, and the border between panes."""
+    """Left edge of a box, and border between panes."""
     shades: str
     """Three fills, lightest first."""
     mark: str
-    """Where something was caught."""
+    """Marks an outlier."""
 
 
 UNICODE = Glyphs("▁▂▃▄▅▆▇█", "─", "…", False, "▏▎▍▌▋▊▉█", "▼", "▶", "›", "│", "░▒▓", "▲")
 ASCII = Glyphs("_.:-=+*#", "-", "~", True, "#", "-", "+", ">", "|", ".-=", "!")
 
 LEAST_SCALE = 0.1
-"""Average threads at which a line is full: below it, a busy look would make much of nothing."""
+"""Least full scale of a sparkline in average threads, so that a nearly idle row does not look busy."""
 
 
 def sparkline(values: Series, glyphs: Glyphs) -> str:
-    """One character a value, scaled to the largest; blank where nothing was measured."""
+    """Return one character per value, scaled to the largest; blank for missing values."""
     scale = max((value for value in values if value is not None), default=0.0)
     levels = glyphs.spark
     full = max(scale, LEAST_SCALE)

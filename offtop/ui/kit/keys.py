@@ -1,4 +1,7 @@
-"""Table of all keys: the app binds them; key bar, palette, help and manual describe them; a config file remaps them."""
+"""Table of all keys.
+
+The app binds them; key bar, palette, help and manual describe them; a config file can remap them.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -245,7 +248,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""Where hands that know another program want other keys."""
+"""Key mappings for users of other programs."""
 
 _SHOWN = {
     "pagedown": "PgDn",
@@ -273,7 +276,7 @@ BINDINGS: list[BindingType] = [
 
 
 def shown(key: str) -> str:
-    """A key as help names it: `PgDn`, `Ctrl-L`, `F12`, `?`."""
+    """Return a key as help names it: `PgDn`, `Ctrl-L`, `F12`, `?`."""
     if key in _SHOWN:
         return _SHOWN[key]
     if key.startswith("ctrl+"):
@@ -284,8 +287,10 @@ def shown(key: str) -> str:
 
 
 def keymap(preset: str, remapped: Mapping[str, str]) -> dict[str, str]:
-    """Action → keys, where they are not those of KEYS. Raises UsageError for an action that there is not, and for a
-    key that would do two things."""
+    """Return action → keys, for actions whose keys differ from KEYS.
+
+    Raises UsageError for an unknown action, and for a key that would have two actions.
+    """
     ids = {row.id for row in KEYS}
     for action in remapped:
         if action not in ids:
@@ -303,7 +308,7 @@ def keymap(preset: str, remapped: Mapping[str, str]) -> dict[str, str]:
 
 
 def _named(keys: str) -> str:
-    """Keys as people write them, as Textual names them."""
+    """Translate keys as people write them into Textual's names."""
     names = {character: name for name, character in _SHOWN.items() if len(character) == 1}
     return ",".join(names.get(key, key) for key in (key.strip() for key in keys.split(",")) if key)
 

@@ -1,4 +1,4 @@
-"""Who gets which part of the screen: every size of terminal has a layout, and none is refused."""
+"""Layout of the panels. Every terminal size has one, down to a single line."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from offtop.units import NS_PER_S
 
 
 class Rect(NamedTuple):
-    """A part of the screen, in cells."""
+    """A rectangle of the screen, in cells."""
 
     x: int
     y: int
@@ -34,24 +34,24 @@ class Rect(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The rectangle of each panel that is shown; no two overlap."""
+    """Rectangles of the visible panels; they do not overlap."""
 
     width: int
     height: int
     panels: Mapping[str, Rect]
-    """By the panels' ids: `head`, `alert`, `keys`, `border`, and the names of the panes in model.view."""
+    """By panel id: `head`, `alert`, `keys`, `border`, `border-low`, and the pane names of model.viewmodel.view."""
     latency: str = OFF
     """What the latency pane shows."""
     cost: bool = True
-    """Whether the head tells what offtop costs."""
+    """Whether the head has the line with offtop's own cost."""
     timeline: bool = True
     crumb: bool = True
     calls: bool = False
-    """Whether the head tells of the function that --within names."""
+    """Whether the head has the line about the function of --within."""
 
     @property
     def panes(self) -> list[str]:
-        """Those that the keys can be in, in the order of TAB; a histogram has nothing to choose."""
+        """Panes that can have the focus, in the order of TAB. A histogram has nothing to select."""
         every = (CATEGORIES, LATENCY, LIST, TREE, SITE, *WHOLE_SCREEN)
         return [pane for pane in every if pane in self.panels and (pane != LATENCY or self.latency == HEATMAP)]
 
@@ -62,12 +62,12 @@ class Layout(NamedTuple):
 
     @property
     def timeline_cells(self) -> int:
-        """A cell for each 5 s: 5 minutes, or 10 where there is room."""
+        """Cells of the timeline, 5 s each: 5 minutes, or 10 if there is room."""
         return 120 if self.width >= 140 else min(60, max(0, self.width - 18))
 
     @property
     def heat(self) -> tuple[int, int, int]:
-        """Columns, how many seconds each of them is, and rows of the heat map: whole minutes."""
+        """Heat map: columns (whole minutes), seconds per column, and rows."""
         pane = self.panels.get(LATENCY)
         if pane is None or self.latency != HEATMAP:
             return 0, 5, 0
@@ -98,28 +98,34 @@ class Layout(NamedTuple):
 
 
 TINY_WIDTH, TINY_HEIGHT = 40, 8
-"""Below these, one line has to do."""
+"""A smaller terminal gets only one line."""
 LEAST_LIST = 4
-"""Lines of a list that is of use: its title, its head and two rows."""
+"""Least lines of a useful list: its title, column titles and two rows."""
 LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 140, 35
-"""From so many columns, and lines, on these panes stand beside the others."""
+"""Least screen columns to place the latency pane and the tree beside other panes; least lines for the tree."""
 HEAT_SCALE, HEAT_FRAME = 16, 3
-"""What a heat map has at its left, and above and below it."""
+"""Cells to the left of a heat map, and lines above and below it."""
 FLAME_FRAME = 3
 STUCK_FRAME = 2
-"""Title and heads."""
+"""Title and column titles."""
 MOST_PLACES = 50
 _LIST_SHARE = 0.6
 
 
 def stuck_lines(height: int) -> int:
-    """How many of what is stuck, or was caught, a pane of `height` lists, above the one under the cursor."""
-    told = 0 if height < 10 else max(6, height * 2 // 5)
-    return max(1, height - STUCK_FRAME - told)
+    """Rows of the list of waits in progress or outliers, in a pane of `height`.
+
+    Below the list the pane shows the selected row in full.
+    """
+    details = 0 if height < 10 else max(6, height * 2 // 5)
+    return max(1, height - STUCK_FRAME - details)
 
 
 def arrange(width: int, height: int, view: View | None = None, within: bool = False) -> Layout:
-    """The layout of a terminal for what the person looks at. `within`: whether they look at one function's calls."""
+    """Return the layout of a terminal for `view`.
+
+    `within` says whether the view is limited to the calls of one function (--within).
+    """
     view = view or View()
     if width < TINY_WIDTH or height < TINY_HEIGHT:
         head = {"head": Rect(0, 0, width, min(1, height))}
@@ -183,5 +189,5 @@ CATEGORIES_WIDTH = 96
 
 
 def _split(whole: Rect, left: int) -> tuple[Rect, Rect]:
-    """Left and right of a border of one column."""
+    """Split into left and right, with a border of one column between them."""
     return whole._replace(width=left), whole._replace(x=whole.x + left + 1, width=whole.width - left - 1)

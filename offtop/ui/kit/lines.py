@@ -1,4 +1,7 @@
-"""A line is text with the names of its styles; a Panel shows lines, and draws again only those that changed."""
+"""Lines of text with style tokens, and the Panel widget that shows them.
+
+A panel redraws only the cells that changed.
+"""
 
 import re
 from collections.abc import Sequence
@@ -26,13 +29,13 @@ from offtop.ui.kit.glyphs import Glyphs
 
 class Line(NamedTuple):
     spans: tuple[tuple[str, str], ...] = ()
-    """(text, token) from left to right; the text is printable already."""
+    """(text, token) from left to right; the text is already escaped."""
     base: str = "text"
-    """The token of the whole line, under those of its spans."""
+    """Token of the whole line, below those of its spans."""
 
 
 class Pen(NamedTuple):
-    """What a pane is drawn with."""
+    """What a pane needs to draw itself: its size in cells, the glyphs, and function names."""
 
     width: int
     height: int
@@ -42,7 +45,7 @@ class Pen(NamedTuple):
 
 NO_LINE = Line()
 WHOLE_LINE = frozenset({"cursor", "cursor-away", "menu-chosen"})
-"""Tokens that, as the base of a line, stand above those of its spans."""
+"""Tokens that override those of the spans if they are the base of a line."""
 
 
 def plain(text: str, token: str = "text") -> Line:
@@ -50,7 +53,7 @@ def plain(text: str, token: str = "text") -> Line:
 
 
 def fit(text: str, width: int, glyphs: Glyphs) -> str:
-    """`text`, escaped, in exactly `width` cells: cut with an ellipsis, or filled up."""
+    """Return `text`, escaped, in exactly `width` cells: cut with an ellipsis, or padded."""
     shown = printable(text, glyphs.is_ascii)
     if cell_len(shown) <= width:
         return shown + " " * (width - cell_len(shown))
@@ -58,7 +61,7 @@ def fit(text: str, width: int, glyphs: Glyphs) -> str:
 
 
 def whole_sentences(text: str, width: int) -> str:
-    """As many sentences of `text` as have room in `width`; the first in any case."""
+    """Return as many sentences of `text` as fit into `width`, but at least the first."""
     kept, *sentences = re.split(r"(?<=\.) ", text)
     for sentence in sentences:
         if cell_len(f"{kept} {sentence}") > width:
@@ -72,7 +75,7 @@ def width_of(spans: Sequence[tuple[str, str]]) -> int:
 
 
 def cut_spans(spans: Sequence[tuple[str, str]], width: int) -> tuple[tuple[str, str], ...]:
-    """The first `width` cells of `spans`."""
+    """Return the first `width` cells of `spans`."""
     kept: list[tuple[str, str]] = []
     for text, token in spans:
         cells = cell_len(text)
@@ -85,7 +88,7 @@ def cut_spans(spans: Sequence[tuple[str, str]], width: int) -> tuple[tuple[str, 
 
 
 def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], width: int) -> Line:
-    """`left` at the left edge and `right` at the right one; where both do not fit, the left is cut."""
+    """Place `left` at the left edge and `right` at the right one, cutting `left` to fit."""
     room = width - width_of(right)
     if room <= 0:
         return Line(cut_spans(right, width))
@@ -94,7 +97,7 @@ def spread(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], wi
 
 
 def rule(title: str, pen: Pen) -> Line:
-    """The title of a pane, in a line across it."""
+    """Return the title of a pane in a horizontal line."""
     shown = f" {title} "
     spans = (
         (pen.glyphs.rule * 2, "rule"),
@@ -105,7 +108,10 @@ def rule(title: str, pen: Pen) -> Line:
 
 
 def marked(line: Line, search: str) -> Line:
-    """The line with each occurrence of `search` in one span marked, large and small letters alike."""
+    """Return the line with each match of `search` highlighted, ignoring case.
+
+    A match must lie within one span.
+    """
     if not search or line.base in WHOLE_LINE:
         return line
     spans: list[tuple[str, str]] = []
@@ -116,7 +122,10 @@ def marked(line: Line, search: str) -> Line:
 
 
 def changes(was: Line | None, now: Line | None, width: int) -> list[tuple[int, int]]:
-    """The cells in which `now` differs from `was`, a line of `width` cells: (the first, how many), span by span."""
+    """Return the cells in which `now` differs from `was`, as (first cell, number of cells).
+
+    `width` is that of the whole line.
+    """
     if was is None or now is None or was.base != now.base:
         return [(0, width)]
     found: list[tuple[int, int]] = []
@@ -124,7 +133,7 @@ def changes(was: Line | None, now: Line | None, width: int) -> list[tuple[int, i
     for old, new in zip_longest(was.spans, now.spans, fillvalue=("", "")):
         cells = cell_len(new[0])
         if cells != cell_len(old[0]):
-            found.append((x, max(1, width - x)))  # all that follows has moved
+            found.append((x, max(1, width - x)))  # everything after it has moved
             break
         if old != new:
             found.append((x, cells))
@@ -133,7 +142,7 @@ def changes(was: Line | None, now: Line | None, width: int) -> list[tuple[int, i
 
 
 class _Exact(ChopsUpdate):
-    """A part of the screen to be drawn, and no cell beside it: Textual's own begins at the left of the line."""
+    """A screen update of exactly the changed cells; Textual's starts at the left of the line."""
 
     def render_segments(self, console: Console) -> str:
         drawn: list[str] = []
@@ -147,12 +156,12 @@ class _Exact(ChopsUpdate):
 
 
 def exact(update: RenderableType | None) -> RenderableType | None:
-    """What Textual is about to draw, without the cells that have not changed."""
+    """Reduce what Textual is about to draw to the changed cells."""
     return _Exact(update.chops, update.spans, update.chop_ends) if isinstance(update, ChopsUpdate) else update
 
 
 class Clicked(Message):
-    """A click, or a turn of the wheel, on a panel."""
+    """A click, or a wheel movement, on a panel."""
 
     def __init__(self, panel: str, x: int, y: int, turns: int = 0) -> None:
         super().__init__()
@@ -160,23 +169,23 @@ class Clicked(Message):
         self.x = x
         self.y = y
         self.turns = turns
-        """Of the wheel, down; 0: a click."""
+        """Wheel steps down, negative for up; 0 for a click."""
 
 
 class Panel(Widget):
-    """Shows the lines it was given, and holds nothing else."""
+    """A widget that shows the lines passed to `show`."""
 
     def __init__(self, id: str, classes: str = "") -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id, classes=classes)
         self._lines: Sequence[Line] = ()
         self._strips: dict[int, Strip] = {}
         self._looks: dict[str, Style] = {}
-        """By token; Textual's component classes would be matched anew, all of them, whenever a style changes."""
+        """Styles by token. Textual would match all component classes again whenever a style changes."""
         self._drawn_for = (0, "")
-        """The width and the theme of both."""
+        """Width and theme that `_strips` and `_looks` are for."""
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Draw `lines` from the top; those beyond the panel's height are not drawn."""
+        """Draw `lines` from the top, as many as fit."""
         was, self._lines = self._lines, tuple(lines)
         for y, (old, new) in enumerate(zip_longest(was, self._lines)):
             if old != new:
@@ -208,11 +217,11 @@ class Panel(Widget):
         return strip
 
     def _strip(self, line: Line) -> Strip:
-        """A line with a look of its own, as that of the cursor, has one look from edge to edge."""
+        """Render a line. With a WHOLE_LINE base it has one style from edge to edge."""
         base = self._look(line.base)
         own = line.base in WHOLE_LINE
         segments = [Segment(text, base if own else self._look(token)) for text, token in line.spans if text]
-        # Neighbours of one look become one: each look is 20 bytes more on the wire.
+        # Join neighbours with the same style: each style change costs 20 bytes of output.
         return Strip(segments).adjust_cell_length(self.size.width, base).simplify()
 
     def _look(self, token: str) -> Style:
@@ -223,4 +232,4 @@ class Panel(Widget):
 
     @property
     def _theme(self) -> Theme:
-        return self.app.current_theme  # pyright: ignore[reportUnknownMemberType]  # an app of whatever result
+        return self.app.current_theme  # pyright: ignore[reportUnknownMemberType]  # the app's type parameter is unknown here

@@ -1,4 +1,4 @@
-"""A panel over the middle of the screen, with lines that the keys go through."""
+"""Overlays: a panel in the middle of the screen, with lines that can be scrolled."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,7 +14,7 @@ _WIDEST = 100
 
 
 class Over(ModalScreen[None]):
-    """Draws itself when it opens, and whenever it has another size."""
+    """An overlay that draws itself when it opens and when its size changes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "move(1)", show=False),
@@ -41,7 +41,7 @@ class Over(ModalScreen[None]):
 
 
 class Read(Over):
-    """Lines to read, as many as there is room for at a time."""
+    """An overlay with lines to read, which scroll if they do not fit."""
 
     def __init__(self, glyphs: Glyphs) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Read(Over):
         self._top = 0
 
     def page(self, width: int) -> tuple[str, Sequence[Line]]:
-        """What stands above them, and the lines."""
+        """Return the title and the lines."""
         raise NotImplementedError
 
     def action_move(self, step: int) -> None:

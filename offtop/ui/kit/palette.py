@@ -10,7 +10,7 @@ from offtop.ui.kit.keys import KEYS, shown
 
 
 class Actions(Provider):
-    """What there is to do."""
+    """All commands of the palette."""
 
     def _every(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         chosen = getattr(self.app, "chosen_keys", {})

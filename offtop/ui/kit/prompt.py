@@ -1,4 +1,4 @@
-"""A question on the alert line, and the answer that is typed to it."""
+"""A question on the alert line, with an input field for the answer."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ from offtop.ui.kit.lines import Panel, fit, plain, width_of
 
 class _Answer(Input):
     def validate_value(self, value: str) -> str:
-        """What is pasted may hold escape codes: they never reach the terminal."""
+        """Drop unprintable characters: pasted text may contain escape codes for the terminal."""
         return "".join(character for character in value if character.isprintable())
 
 
@@ -24,7 +24,7 @@ _EDITS: Mapping[str, str] = {
     if isinstance(binding, Binding) and binding.action not in ("submit", "copy")
     for key in binding.key.split(",")
 }
-"""Keys that change an answer: the action that each is."""
+"""Keys that edit an answer, and the action of each."""
 
 
 class Prompt(Horizontal):
@@ -60,8 +60,11 @@ class Prompt(Horizontal):
         now: str = "",
         typed: Callable[[str], None] | None = None,
     ) -> None:
-        """`answered` does what the answer says, or tells what is wrong with it. `typed` is told of each letter, and
-        of nothing where the question is dropped."""
+        """Open the question, with `now` as the initial answer.
+
+        `answered` acts on the answer and returns None, or returns what is wrong with it. `typed` is called with the
+        text after each change, and with an empty string if the question is cancelled.
+        """
         self._answered, self._typed = answered, typed
         self._answer.disabled = False
         self.display = True
@@ -70,8 +73,11 @@ class Prompt(Horizontal):
         self.screen.set_focus(self._answer)
 
     async def take(self, event: events.Key) -> bool:
-        """Have a key as a part of the answer; whether it was one. Done at once, and by whoever reads keys: over a slow
-        line several come in one burst, and the next one has to meet what this one did."""
+        """Handle a key of the answer at once; return whether it was one.
+
+        The reader of the keys calls this directly: over a slow line several keys arrive in one burst, and each must see
+        the effect of the previous one.
+        """
         if event.key == "escape":
             self.drop()
         elif event.key == "enter":
@@ -85,7 +91,7 @@ class Prompt(Horizontal):
         return True
 
     def paste(self, text: str) -> None:
-        """The first line of it, in its turn, as a key."""
+        """Insert the first line of pasted text."""
         if text:
             self._answer.replace(text.splitlines()[0], *self._answer.selection)
 
@@ -100,7 +106,7 @@ class Prompt(Horizontal):
         self._question.show([line])
 
     def drop(self) -> None:
-        """Close it without an answer."""
+        """Close the question without an answer."""
         if self._typed:
             self._typed("")
         self._close()

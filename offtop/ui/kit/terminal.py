@@ -1,4 +1,7 @@
-"""The terminal may go away at any moment: then nothing waits for it, and offtop ends."""
+"""Terminal driver and helpers that cope with a terminal that disappears.
+
+The terminal may go away at any time. Then nothing blocks on it, and offtop exits.
+"""
 
 import asyncio
 import contextlib
@@ -16,17 +19,21 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_LATER_S = 0.05
 """Signals that end offtop."""
+_LATER_S = 0.05
+"""Delay between SIGCONT and resuming, so that a termination signal sent with it is handled first."""
 
 
 class _Forgiving:
-    """A file whose writes are dropped once it is gone: Textual's writer would die, and the screen wait for it."""
+    """A file that ignores write errors.
+
+    On an error Textual's writer thread would die, and the screen would block on it.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self.is_taken = True
-        """Whether the terminal has taken all that was written."""
+        """Whether the terminal has accepted everything written so far."""
 
     def write(self, text: str) -> None:
         self.is_taken = False
@@ -36,7 +43,7 @@ class _Forgiving:
             return
 
     def flush(self) -> None:
-        """Textual flushes whenever it has nothing more to write."""
+        """Flush; Textual does so whenever it has nothing more to write."""
         try:
             self._file.flush()
         except OSError:
@@ -52,7 +59,7 @@ class _Forgiving:
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's own, but for a terminal that is gone: it neither hangs nor prints a traceback into nothing."""
+    """Textual's driver, which here survives a terminal that is gone: no hang and no traceback."""
 
     def __init__(
         self, app: App[int], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
@@ -61,11 +68,14 @@ class TerminalDriver(LinuxDriver):
         screen = screen_file() or self._file
         self._screen = _Forgiving(screen)
         self._is_left = True
-        self._file: IO[str] = self._screen  # type: ignore[assignment]  # all that Textual uses of it
+        self._file: IO[str] = self._screen  # type: ignore[assignment]  # has all the methods that Textual uses
 
     @property
     def is_behind(self) -> bool:
-        """Whether the terminal has not yet taken what was drawn: more would be late, and in the end wait for it."""
+        """Whether the terminal has not accepted everything drawn so far.
+
+        Further output would be late, and eventually block.
+        """
         return not self._screen.is_taken
 
     def start_application_mode(self) -> None:
@@ -80,15 +90,18 @@ class TerminalDriver(LinuxDriver):
                 self._is_left = True
 
     def write(self, data: str) -> None:
-        if not self._is_left:  # else nobody takes it, and too much of it would be waited for
+        if not self._is_left:  # otherwise nothing drains the queue, and a full queue would block
             super().write(data)
 
     def disable_input(self) -> None:
-        if not self._is_left:  # else there is none, and who asks the terminal from the background is stopped
+        if not self._is_left:  # otherwise input is off already, and a background process would be stopped for asking
             super().disable_input()
 
     def resume_application_mode(self) -> None:
-        """By SIGCONT. A signal that ends offtop and comes with it, as of a shell's `kill %1`, goes first."""
+        """Handle SIGCONT: resume a little later.
+
+        A termination signal that arrives together with it, as from a shell's `kill %1`, is handled first.
+        """
         with contextlib.suppress(RuntimeError):  # the app has ended
             asyncio.get_running_loop().call_later(_LATER_S, self._come_back)
 
@@ -96,23 +109,25 @@ class TerminalDriver(LinuxDriver):
         if self._app._exit:  # pyright: ignore[reportPrivateUsage]
             return
         if self._is_in_background():
-            os.kill(os.getpid(), signal.SIGSTOP)  # who brings it to the foreground sends another SIGCONT
+            os.kill(
+                os.getpid(), signal.SIGSTOP
+            )  # the shell sends another SIGCONT when it brings offtop to the foreground
             return
         if not self._is_left:
-            # It was stopped from outside, or not at all. What it made of the terminal must not be taken for how that
-            # was before, nor may two threads read from it.
+            # offtop was stopped without leaving the screen (SIGSTOP), or not at all. Leave it now: otherwise Textual
+            # would save its own terminal settings as the original ones, and start a second input thread.
             self.suspend_application_mode()
-            self._must_signal_resume = True  # have the app draw all of it
+            self._must_signal_resume = True  # so that the app redraws the whole screen
         super().resume_application_mode()
 
     def _is_in_background(self) -> bool:
         try:
             return os.tcgetpgrp(self.fileno) != os.getpgrp()
-        except OSError:  # no terminal that has jobs
+        except OSError:  # a terminal without job control
             return False
 
     def end(self) -> None:
-        """Whatever ended the app: the terminal is as it was, and no thread of the driver keeps the process alive."""
+        """Restore the terminal and stop the driver's threads, however the app ended."""
         for number in (signal.SIGTSTP, signal.SIGCONT):
             signal.signal(number, signal.SIG_DFL)
         with contextlib.suppress(OSError):
@@ -121,9 +136,9 @@ class TerminalDriver(LinuxDriver):
         self.close()
 
     def use_mouse(self, on: bool) -> None:
-        """Have the terminal tell of the mouse, or leave that to its own selecting of text."""
+        """Switch mouse reports on, or off so that the terminal can select text."""
         self._mouse = on
-        # The escape codes are Textual's own.
+        # These methods write Textual's escape codes.
         if on:
             self._enable_mouse_support()
         else:
@@ -138,10 +153,13 @@ class TerminalDriver(LinuxDriver):
 
 @contextlib.contextmanager
 def ending_later() -> Generator[list[int]]:
-    """Meanwhile signals that end offtop do no more than to be listed: while asyncio and Textual begin, a second ctrl-C
-    would end them half-way. Not by a mask: another thread would take them for this one."""
+    """Collect termination signals in a list instead of handling them.
+
+    While asyncio and Textual start, a second ctrl-C would end them half-way. A signal mask would not help, because
+    another thread would receive the signals.
+    """
     came: list[int] = []
-    before = {number: signal.signal(number, lambda told, _: came.append(told)) for number in ENDING}
+    before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in ENDING}
     try:
         yield came
     finally:
@@ -160,7 +178,7 @@ def is_gone() -> bool:
 
 
 def size() -> Size | None:
-    """Of the terminal, now; None where it does not tell."""
+    """Return the current size of the terminal, or None if it is unknown."""
     screen = screen_file()
     try:
         return Size(*os.get_terminal_size(screen.fileno())) if screen else None
@@ -169,19 +187,22 @@ def size() -> Size | None:
 
 
 def screen_file() -> TextIO | None:
-    """What the screen is drawn to: stderr, as Textual has it, unless that was redirected (`offtop 2>log`)."""
+    """Return the file that the screen is drawn to.
+
+    It is stderr, as in Textual, unless that is redirected (`offtop 2>log`).
+    """
     return sys.__stderr__ if sys.__stderr__ and sys.__stderr__.isatty() else sys.__stdout__
 
 
 def speaks_utf8() -> bool:
-    """Whether what is written to the screen can be more than ASCII."""
+    """Whether the screen can show characters beyond ASCII."""
     screen = screen_file()
-    # Not the encoding alone: in the C locale Python writes UTF-8 that the terminal does not understand.
+    # The file's encoding is not enough: in the C locale Python writes UTF-8 that the terminal does not understand.
     if locale.getencoding().lower().replace("-", "") != "utf8":
         return False
     return screen is not None and screen.encoding.lower().replace("-", "") == "utf8"
 
 
 def theme() -> str:
-    """The theme for it where nobody chose one: its own 16 colours where it has no more."""
+    """Return the default theme: one of the terminal's own 16 colours if it has no more."""
     return "ansi" if Console(file=screen_file(), force_terminal=True).color_system == "standard" else "dark"

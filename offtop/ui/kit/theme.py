@@ -1,4 +1,4 @@
-"""A theme is data: a TOML file in themes/ with Textual's colours, and a look for each token that offtop draws."""
+"""Themes: TOML files in themes/ that define Textual's colours and the look of each token."""
 
 import tomllib
 from functools import cache
@@ -42,14 +42,14 @@ CATEGORY_TOKENS = (
     "cat-other",
     "cat-filtered",
 )
-"""`cat-` and the id of a category."""
+"""`cat-` and the id of each category."""
 HEAT_TOKENS = ("heat-1", "heat-2", "heat-3", "heat-4", "heat-5", "heat-6")
-"""From few waits to many."""
+"""Cells of the heat map, from few waits to many."""
 USER_FLAMES = ("flame-user-1", "flame-user-2", "flame-user-3")
-"""Boxes of a program's functions: beside each other, two differ."""
+"""Icicle boxes of user functions; several colours, so that neighbours differ."""
 KERNEL_FLAMES = ("flame-kernel-1", "flame-kernel-2", "flame-kernel-3")
 CHANGED_FLAMES = ("flame-grew", "flame-shrank", "flame-same")
-"""Boxes beside a baseline."""
+"""Icicle boxes when compared with a baseline."""
 
 TOKENS = (
     "text",
@@ -95,10 +95,13 @@ TOKENS = (
     "menu",
     "menu-chosen",
 )
-"""What a text is, which is all that Python knows of its look. The words: `head` heads a column and `sorted` the one
-that rows are sorted by; `cursor` is the row that the keys are on, `cursor-away` the chosen row of the pane that they
-are not in; `bar-mark` a percentile in a histogram; `kernel` and `user` whose function it is; `grew` and `shrank` what
-changed since the baseline; `fold` the signs that open and close a branch; `border` the lines between panes."""
+"""Tokens: the kinds of text on the screen. The code only names the token; the theme defines its look.
+
+`head` is a column title, `sorted` the title of the sort column. `cursor` is the selected row of the focused pane,
+`cursor-away` that of another pane. `bar-mark` is a percentile in a histogram. `kernel` and `user` are functions.
+`grew` and `shrank` are changes since the baseline. `fold` is a sign that opens or closes a branch. `border` is a line
+between panes.
+"""
 
 _LOOK = {"color": "", "background": "transparent", "style": "none"}
 _COLOURS = {
@@ -114,8 +117,11 @@ _COLOURS = {
     "panel",
 }
 _PARTS = {"says", "dark", "ansi", "palette", "colours", "tokens"}
-"""Of a theme's file: `says` what it is for in a sentence; `ansi` draws with the terminal's own 16 colours; and
-`[palette]` gives names to colours, for the other two tables to write `$name`."""
+"""Top-level keys of a theme file.
+
+`says` describes the theme in one sentence. `ansi` draws with the terminal's own 16 colours. `[palette]` names colours
+that the other two tables use as `$name`.
+"""
 _STYLES = {"none", "bold", "dim", "italic", "underline", "reverse", "strike"}
 
 _OWN_COLOURS = (
@@ -145,15 +151,18 @@ _OWN_COLOURS = (
     "scrollbar-background-hover",
     "scrollbar-hover",
 )
-"""Textual's variables that would be a colour of its choice where a theme leaves the colours to the terminal."""
+"""Textual's variables that would get a colour of Textual's choice even if the theme uses the terminal's colours."""
 _ANSI = dict.fromkeys(_OWN_COLOURS, "ansi_default") | {
     "block-cursor-text-style": "bold underline",
     "block-cursor-blurred-text-style": "underline",
     "input-cursor-text-style": "reverse",
     "input-selection-text-style": "reverse",
 }
-"""What Textual wants to know of a theme that draws with the terminal's own colours. What is chosen is told by a
-style, which can be seen on every terminal; of `reverse`, Textual's lists know nothing (Widget.get_visual_style)."""
+"""Textual's variables for a theme that draws with the terminal's own colours.
+
+The selection is marked by a style, which every terminal can show. Textual's lists do not support `reverse`
+(Widget.get_visual_style).
+"""
 
 TEXTUAL = """
 Input > .input--cursor {
@@ -172,29 +181,37 @@ CommandList > .option-list--option-highlighted {
     color: $block-cursor-foreground; background: $block-cursor-background; text-style: $block-cursor-text-style;
 }
 """
-"""What no variable reaches in Textual's own widgets: colours that even a theme without colours would have, green
-for borders that cannot be seen among them; explanations too dim to read; and an emoji, of whose width terminals
-have different opinions."""
+"""CSS for what no variable changes in Textual's own widgets.
+
+These are colours that would appear even in a theme without colours, such as green borders; explanations too dim to
+read; and an emoji whose width differs between terminals.
+"""
 
 
 def load(name: str) -> Theme:
-    """The theme of that name. Raises UsageError if there is none, or if its file lacks something."""
+    """Return the theme `name`. Raises UsageError if it does not exist or its file is invalid."""
     return _made(_file(name), name)
 
 
 @cache
 def says(name: str) -> str:
-    """What that theme is for, in a sentence of at most 60 letters. Raises UsageError as `load` does."""
+    """Return the theme's description, a sentence of at most 60 letters.
+
+    Raises UsageError as `load` does.
+    """
     return _file(name)["says"]
 
 
 def parse(text: str, name: str) -> Theme:
-    """A theme file's text. Raises ValueError that says what is missing, unknown, or no colour."""
+    """Parse the text of a theme file.
+
+    Raises ValueError that names what is missing, unknown or not a colour.
+    """
     return _made(_checked(text), name)
 
 
 def look(chosen: Theme, token: str) -> Style:
-    """How a text that is a `token` is drawn, on the theme's background where it has none of its own."""
+    """Return the style of `token`, on the theme's background unless it has its own."""
     color, background, style = (chosen.variables[f"{token}-{part}"] for part in _LOOK)
     under = Color.parse(chosen.background) + Color.parse(background)
     return Style.parse(style) + Style.from_color((under + Color.parse(color)).rich_color, under.rich_color)
@@ -211,7 +228,7 @@ def _file(name: str) -> dict[str, Any]:
 
 
 def _checked(text: str) -> dict[str, Any]:
-    """What the file says, the names of its palette replaced by their colours."""
+    """Parse and check the file, and replace palette names by their colours."""
     file = tomllib.loads(text)
     palette: dict[str, str] = file.get("palette", {})
     colours: dict[str, str] = file.get("colours", {})
@@ -227,7 +244,7 @@ def _checked(text: str) -> dict[str, Any]:
         if unknown := set(look) - set(_LOOK):
             raise ValueError(f"{token}: unknown {', '.join(sorted(unknown))}")
         if wrong := set(look.get("style", "none").split()) - _STYLES:
-            raise ValueError(f"{token}: no style: {', '.join(sorted(wrong))}")
+            raise ValueError(f"{token}: unknown style: {', '.join(sorted(wrong))}")
     return {
         **file,
         "colours": {kind: _colour(kind, colour, palette) for kind, colour in colours.items()},
@@ -247,7 +264,7 @@ def _colour(where: str, colour: str, palette: dict[str, str]) -> str:
     try:
         Color.parse(colour)
     except ColorParseError:
-        raise ValueError(f"{where}: {colour!r} is no colour") from None
+        raise ValueError(f"{where}: {colour!r} is not a colour") from None
     return colour
 
 
