@@ -328,7 +328,7 @@ async def test_esc_leaves_a_pool_that_only_idles_and_keeps_the_filter() -> None:
             await pilot.press("down")
         await pilot.press("enter", "i")
         assert app.view.pool == Pool(300, "p*")
-        assert any("looks idle" in line for line in screen(app))
+        assert any('" is idle: ' in line for line in screen(app))
         await pilot.press("escape")
         assert (app.view.pool, app.view.filter.text) == (None, "proc=farm")
 

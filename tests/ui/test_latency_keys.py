@@ -183,7 +183,7 @@ async def test_without_a_wait_that_ended_both_say_so_and_their_keys_do_no_harm()
     async with shown(ScriptedSource([still], ticks=2)) as (app, pilot):
         for _ in range(2):
             await pilot.press("l")
-            assert any("No wait from the minimum up has ended here." in line for line in screen(app))
+            assert any("No wait of the minimum length or longer has ended here." in line for line in screen(app))
         await pilot.press("up", "down", "left", "right", "enter", "home", "end", "escape")
         assert app.is_running
 

@@ -23,7 +23,7 @@ TABS = {"1": "|1 off-CPU|", "2": "|2 wakeup|", "3": "|3 off-wake|", "4": "|4 cha
 MODE_OF = dict(zip("1234", MODES, strict=True))
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 EVIL = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
-NOT_GATHERED = "Who ended these waits was not gathered then, or is not yet"
+NOT_GATHERED = "Wakers were not recorded then, or are not yet"
 
 
 def gathering(
@@ -97,14 +97,14 @@ async def test_until_wakers_are_gathered_the_list_says_so_and_what_is_there_is_k
     async with shown(source) as (app, pilot):
         for key in "234":
             await pilot.press(key)
-            assert NOT_GATHERED in line_with(app, "Who ended")
+            assert NOT_GATHERED in line_with(app, "Wakers were")
             assert line_with(app, "fsync")  # the categories need no wakers
         await pilot.press("t")
-        assert NOT_GATHERED in line_with(app, "Who ended")
+        assert NOT_GATHERED in line_with(app, "Wakers were")
         await pilot.press("enter", "enter", "down", "y")
         assert app.view.focus == TREE
         await pilot.press("g")
-        assert NOT_GATHERED in line_with(app, "Who ended")
+        assert NOT_GATHERED in line_with(app, "Wakers were")
         await pilot.press("g", "2", "t")
         await until(lambda: source.mode == WAKEUP)
         await ticks(app, source, 4)
@@ -129,7 +129,7 @@ async def test_where_only_the_chain_is_missing_it_says_where_the_wakers_are() ->
     source = gathering(WAKEUP, ticks=3)
     async with shown(source, (160, 50)) as (app, pilot):
         await pilot.press("space", "4")
-        assert "3 shows who ended these waits" in line_with(app, "The chain behind")
+        assert "3 shows who ended these waits" in line_with(app, "Chains of wakers")
 
 
 @pytest.mark.parametrize("key", "1234")
@@ -463,7 +463,7 @@ async def test_filters_by_waker_and_object_leave_what_those_ended() -> None:
                 await pilot.press(key, "backslash", "ctrl+u", *text, "enter")
                 assert f"{waits} pass" in screen(app)[4]
         await pilot.press("1", "backslash", "ctrl+u", *"waker=nobody", "enter")
-        assert "wakers are gathered in the modes 2, 3 and 4" in line_with(app, "nothing matches")
+        assert "modes 2, 3 and 4 record wakers" in line_with(app, "nothing matches")
         await pilot.press("2")
         assert 'no thread matches "waker=nobody"' in line_with(app, "no thread")
 
@@ -520,13 +520,13 @@ async def test_rewind_to_ticks_without_wakers_and_live_again() -> None:
         assert ("window 1s of 10s" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
         await pilot.press("[")
         assert "PAUSED" in screen(app)[0]
-        assert NOT_GATHERED in line_with(app, "Who ended")
+        assert NOT_GATHERED in line_with(app, "Wakers were")
         await pilot.press("1")
         assert listed(app)[0][:2] == ["300", "late"]
         await pilot.press("2", "]")
         assert listed(app)[1][1] == "shop"
         await pilot.press("[", "w", "w")
-        assert NOT_GATHERED in line_with(app, "Who ended")
+        assert NOT_GATHERED in line_with(app, "Wakers were")
         await pilot.press("0")
         assert ("LIVE" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
         await pilot.press("space", "3")
@@ -556,7 +556,7 @@ async def test_a_source_that_refuses_says_why_and_the_app_goes_on() -> None:
         await pilot.press("2")
         await until(lambda: "no [sched]_waking" in alert(app))
         assert not CONTROL.search("".join(screen(app)))
-        assert NOT_GATHERED in line_with(app, "Who ended")
+        assert NOT_GATHERED in line_with(app, "Wakers were")
         await ticks(app, source, 5)
         await pilot.press("1")
         assert listed(app)[0][:2] == ["300", "late"]

@@ -67,8 +67,8 @@ async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(AUTO)) as (app, pilot):
         assert not any("outlier" in line for line in screen(app)[:5])
         await pilot.press("O")
-        assert title(app) == "outliers: none; caught is auto (!)"
-        assert " Nothing was caught yet." in screen(app)
+        assert title(app) == "outliers: none; triggers: auto (!)"
+        assert " No outliers yet." in screen(app)
         for key in ("down", "enter", "pagedown", "end", "y", "n"):
             await pilot.press(key)
             assert app.view.focus == OUTLIERS
@@ -81,14 +81,14 @@ async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
 async def test_the_newest_stands_first_and_the_one_under_the_cursor_is_told_below() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("O")
-        assert title(app) == f"outliers: 2, newest first; caught is {RULE}; {OTHER} (!)"
+        assert title(app) == f"outliers: 2, newest first; triggers: {RULE}; {OTHER} (!)"
         assert [row[1:5] for row in rows(app)] == [
             [">2.00s", "4270", "purge", "fsync"],
             [">3.50s", "4268", "connection", "lock"],
         ]
         told = "\n".join(screen(app))
-        assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 and it went on" in told
-        assert f"caught by {OTHER}; usual: not known (mysqld, fsync)" in told
+        assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 (in progress)" in told
+        assert f"trigger {OTHER}; usual: not known (mysqld, fsync)" in told
         assert "D: waits, not woken by signals" in told
         assert "[k]jbd2_log_wait_commit" in told
         await pilot.press("down")
@@ -153,7 +153,7 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
         await pilot.press("ctrl+u", *"auto ; any.now > 9s", "enter")
         assert app.view.triggers == ("auto", "any.now > 9s")
         await pilot.press("O")
-        assert title(app).endswith("caught is auto; any.now > 9s (!)")
+        assert title(app).endswith("triggers: auto; any.now > 9s (!)")
         await pilot.press("!", "ctrl+u", "enter")
         assert app.view.triggers == ("off",)
         await pilot.press("!", "ctrl+u", *"lock.max > 1us", "enter")

@@ -32,7 +32,7 @@ async def test_it_tells_of_the_selection() -> None:
         await pilot.press("tab", "down", "enter", "V")
         assert any("user stacks of 0.20 waiting: 100% whole, 50% with all names" in line for line in screen(app))
         await pilot.press("escape", "escape", "escape", "end", "V")
-        assert any("Each is whole, and all of its functions have names." in line for line in screen(app))
+        assert any("All of them are complete, and all functions have names." in line for line in screen(app))
 
 
 @asynchronous

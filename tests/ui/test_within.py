@@ -34,7 +34,7 @@ async def test_without_it_there_is_no_such_line() -> None:
 @asynchronous
 async def test_where_none_has_returned_that_is_told_and_what_goes_on() -> None:
     async with shown(CallingSource(calls=Calls(), ticks=2), (100, 24)) as (app, _):
-        told = "no call has returned: what began before offtop did is not known"
+        told = "no call has returned: calls that began before offtop are not known"
         assert screen(app)[2].rstrip() == f"Within shop:Cart::pay  {told}"
     async with shown(CallingSource(calls=Calls(now=1, oldest_ns=7 * 10**9), ticks=2), (100, 24)) as (app, _):
         assert screen(app)[2].rstrip() == "Within shop:Cart::pay  no call has returned  1 now, oldest 7.00s"
@@ -68,4 +68,4 @@ async def test_there_is_no_account_of_seconds_of_which_a_part_is_counted() -> No
         assert not app.view.lists_account
         assert any("with --within only a part of each second is counted" in line for line in screen(app))
         await pilot.press("tab", "enter")
-        assert any("not known: with --within only a part of its time is counted." in line for line in screen(app))
+        assert any("unknown: with --within only a part of it is counted." in line for line in screen(app))

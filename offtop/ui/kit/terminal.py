@@ -59,7 +59,7 @@ class _Forgiving:
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver, which here survives a terminal that is gone: no hang and no traceback."""
+    """Textual's driver, made to survive a terminal that is gone: no hang and no traceback."""
 
     def __init__(
         self, app: App[int], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None

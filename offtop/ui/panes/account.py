@@ -1,4 +1,7 @@
-"""Where the seconds of threads went, as a bar and as figures: running, ready to run, blocked for what, and the rest."""
+"""Account of thread time, as a bar and as numbers.
+
+Its parts are running, run queue, blocked by category, and the rest.
+"""
 
 from collections.abc import Sequence
 
@@ -14,46 +17,47 @@ from offtop.units import average, count, percent, threads
 
 BAR_CELLS = 16
 _BEFORE_REST = 2
-"""Running and run queue stand before the rest, and that before what may be cut off."""
+"""The rest comes after this many numbers, running and run queue: what follows it may be cut off."""
 Spans = list[tuple[str, str]]
 
 
 def lines(picture: Picture, pen: Pen) -> list[Line]:
-    """Of what was drilled into; none where nothing was."""
-    told = picture.account
-    if told is None:
+    """Lines about what the user drilled into; none if there is no such selection."""
+    shown = picture.account
+    if shown is None:
         return []
-    if not told.is_known:
+    if not shown.is_known:
         within = picture.newest.facts.filters.within
-        why = "with --within only a part of its time is counted" if within else "this recording has none of it"
-        return [plain(fit(f" How long it ran is not known: {why}.", pen.width, pen.glyphs), "dim")]
-    whole_ns = max(1, told.account.sum_ns)
-    name = f" {threads(average(told.account.sum_ns, picture.span_ns))} "
-    segments = _segments(told)
+        why = "with --within only a part of it is counted" if within else "this recording does not contain it"
+        return [plain(fit(f" Run time unknown: {why}.", pen.width, pen.glyphs), "dim")]
+    whole_ns = max(1, shown.account.sum_ns)
+    name = f" {threads(average(shown.account.sum_ns, picture.span_ns))} "
+    segments = _segments(shown)
     drawn = bar([(ns, token, fill) for _, ns, token, fill in segments], pen.width - len(name) - 1, pen.glyphs)
     figures: Spans = [(" ", "text")]
     for number, (text, ns, token, _) in enumerate(segments):
         if number == _BEFORE_REST:
-            figures += _rest(told, whole_ns)
+            figures += _rest(shown, whole_ns)
         if number < _BEFORE_REST or ns * 2000 >= whole_ns:
             figures.append((f"{text} {_share(ns, whole_ns)}  ", token))
     if len(segments) <= _BEFORE_REST:
-        figures += _rest(told, whole_ns)
+        figures += _rest(shown, whole_ns)
     return [
         Line(((name, "waiting"), *drawn)),
         Line(cut_spans(figures, pen.width)),
-        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (told.budget.lines if told.budget else [])),
+        *(plain(fit(f" {text}", pen.width, pen.glyphs)) for text in (shown.budget.lines if shown.budget else [])),
     ]
 
 
-def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
-    """Words, ns, token and fill of each part but the rest, in the order of the bar."""
-    account = told.account
-    blocked = [(leaf, ns) for leaf, ns in told.parts if leaf.category != RUN_QUEUE]
-    ready_ns = sum(ns for leaf, ns in told.parts if leaf.category == RUN_QUEUE)
+def _segments(shown: AccountPicture) -> list[tuple[str, int, str, str]]:
+    """Return (name, ns, token, fill) of each part except the rest, in the order of the bar."""
+    account = shown.account
+    blocked = [(leaf, ns) for leaf, ns in shown.parts if leaf.category != RUN_QUEUE]
+    ready_ns = sum(ns for leaf, ns in shown.parts if leaf.category == RUN_QUEUE)
     missing_ns = account.ready_ns + account.blocked_ns - ready_ns - sum(ns for _, ns in blocked)
     segments = [("running", account.running_ns, "title", "run")]
-    segments.append(("run queue", ready_ns, "cat-run-queue", "ready"))  # who is throttled is ready, too, but not in it
+    # Throttled threads are ready, too, but not part of this.
+    segments.append(("run queue", ready_ns, "cat-run-queue", "ready"))
     for leaf, ns in blocked:
         token = "idle" if leaf.idle else f"cat-{leaf.category}"
         segments.append(
@@ -64,22 +68,24 @@ def _segments(told: AccountPicture) -> list[tuple[str, int, str, str]]:
     return [one for one in segments if one[1] > 0 or one[0] in ("running", "run queue")]
 
 
-def _rest(told: AccountPicture, whole_ns: int) -> Spans:
-    residue_ns = _told(told.account.residue_ns, whole_ns)
-    if not told.account.through:
-        return [("rest unknown: it began or ended meanwhile  ", "dim")]
+def _rest(shown: AccountPicture, whole_ns: int) -> Spans:
+    residue_ns = _without_noise(shown.account.residue_ns, whole_ns)
+    if not shown.account.through:
+        return [("rest unknown: it started or exited meanwhile  ", "dim")]
     why = [
         f"{word} {_share(ns, whole_ns)}"
-        for word, ns in (("steal", told.left.steal_ns), ("irq", told.left.interrupt_ns))
+        for word, ns in (("steal", shown.left.steal_ns), ("irq", shown.left.interrupt_ns))
         if ns * 1000 > whole_ns
     ]
-    named = f" ({' '.join(why)}, by the machine's shares)" if why else ""
+    named = f" ({' '.join(why)}, estimated)" if why else ""
     return [(f"rest {_share(residue_ns, whole_ns)}{named}  ", "alert" if abs(residue_ns) * 50 > whole_ns else "dim")]
 
 
-def _told(residue_ns: int, whole_ns: int) -> int:
-    """Below 0 where the kernel's account and ours have both counted something, as they do of each switch; but for what
-    is too little to be read."""
+def _without_noise(residue_ns: int, whole_ns: int) -> int:
+    """Return the residue, or 0 if it is negative but less than 0.5 % of the whole.
+
+    It is negative if the kernel's counters and offtop both counted some time, as they do at each switch.
+    """
     return residue_ns if residue_ns >= 0 or residue_ns * -200 > whole_ns else 0
 
 
@@ -89,7 +95,7 @@ def _share(ns: int, whole_ns: int) -> str:
 
 
 def bar(parts: Sequence[tuple[int, str, str]], cells: int, glyphs: Glyphs) -> Spans:
-    """ns, token and fill of each part, as so many cells in all; a part that has any has a cell if there is room."""
+    """Draw `parts`, each (ns, token, fill), as a bar of `cells`."""
     whole_ns = sum(max(0, ns) for ns, _, _ in parts)
     fills = {"run": glyphs.bar[-1], "ready": glyphs.shades[2], "wait": glyphs.shades[1], "idle": glyphs.shades[0]}
     spans: Spans = []
@@ -109,7 +115,7 @@ def _part(ns: int, row: Row) -> str:
 
 
 def _rest_of(row: Row) -> str:
-    return _part(_told(row.account.residue_ns, row.span_ns), row) if row.account.through else ""
+    return _part(_without_noise(row.account.residue_ns, row.span_ns), row) if row.account.through else ""
 
 
 def _mean(row: Row) -> str:
@@ -135,7 +141,7 @@ COLUMNS = (
     Column("AVG", 5, _mean, least_width=100),
     Column("WORST", 5, _worst, least_width=100),
 )
-"""Those of a list that tells where the seconds went."""
+"""Columns of the list with accounts (`A`)."""
 
 
 def row_bar(account: Account, cells: int, glyphs: Glyphs) -> str:

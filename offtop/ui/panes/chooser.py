@@ -1,4 +1,4 @@
-"""A list to choose from, over the screen: columns and panes to show, what to sort by."""
+"""Overlay with a list to choose from, such as columns to show or the sort order."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
@@ -13,12 +13,15 @@ from offtop.ui.kit.overlay import Over
 class Choice(NamedTuple):
     id: str
     text: str
-    """Printable."""
+    """Already escaped."""
     chosen: bool = False
 
 
 class Chooser(Over):
-    """Each choice goes to `choose` at once; one of many (`closes`) closes the list."""
+    """A list of choices.
+
+    Each choice is passed to `choose` at once. With `closes`, the first one closes the list.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,f,f2,f6,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),

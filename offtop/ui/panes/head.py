@@ -1,4 +1,4 @@
-"""The head says who and when, how much waits, what offtop itself costs and what it lost."""
+"""The head: host, time, waiting threads, cost, lost records, timeline and selection."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -25,16 +25,16 @@ MODES = (
     *(("1", "off-CPU", OFFCPU), ("2", "wakeup", WAKEUP), ("3", "off-wake", OFFWAKE), ("4", "chain", CHAIN)),
     ("5", "stuck", STUCK),
 )
-"""Key, word, id of each mode there is."""
+"""(key, word, id) of each mode."""
 
 Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
 _MUCH_UNEXPLAINED_PCT = 2.0
-"""From here on it is told."""
+"""Least share of unexplained CPU time that is reported."""
 _LEAST_BOTH = 60
-"""Columns that it takes to tell over what time numbers are, too, where threads are only looked at."""
+"""Least screen columns to show the window beside the sampling rate."""
 _LEAST_NAME = 24
-"""So many are named, more are counted."""
+"""Least cells for the name of the --within function."""
 
 
 def head(
@@ -46,7 +46,10 @@ def head(
     written_bytes: int | None = None,
     is_over: bool = False,
 ) -> list[Line]:
-    """`written_bytes`: of the recording that is being made. `is_over`: there will be no more ticks."""
+    """Return the lines of the head.
+
+    `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks.
+    """
     lines = [_who(picture, host, layout, recorded, written_bytes, is_over), _waiting(picture, layout)]
     if layout.calls:
         lines.append(_calls(picture, layout, glyphs))
@@ -60,7 +63,7 @@ def head(
 
 
 def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
-    """All that fits on a terminal that has room for one line."""
+    """Return the only line of a tiny terminal."""
     view = picture.view
     name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
     sampled: Spans = [("SAMPLED ", "alert")] if picture.sampling else []
@@ -133,13 +136,13 @@ def _who(
 
 
 def clock(picture: Picture, at_ns: int) -> str:
-    """The wall clock's time at CLOCK_MONOTONIC `at_ns`."""
+    """Return the local time at CLOCK_MONOTONIC `at_ns`."""
     taken_ns = picture.newest.taken_ns + at_ns - picture.newest.at_ns
     return datetime.fromtimestamp(taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
 
 
 def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
-    """The first of `lefts` for which there is room beside `right`."""
+    """Return a line with the first of `lefts` that fits beside `right`."""
     left = next((left for left in lefts if width_of([*left, *right]) < width), lefts[-1])
     return spread(left, right, width)
 
@@ -185,7 +188,7 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
 
 
 def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
-    """The function that --within names: how often, how long, of what that was made, and what goes on."""
+    """Return the line about the --within function: rate, duration, its parts, open calls."""
     calls = picture.calls
     name = fit(picture.newest.facts.filters.within, 1000, glyphs).rstrip()
     most = max(_LEAST_NAME, layout.width // 3)
@@ -193,7 +196,7 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
     left = [(f"  {count(calls.left)} left otherwise", "lost")] if calls.left else []
     if not calls.returned:
-        none = "" if calls.now or calls.left else ": what began before offtop did is not known"
+        none = "" if calls.now or calls.left else ": calls that began before offtop are not known"
         lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]
         return _fitting([*lefts, within], [], layout.width)
     rate = f"  {three(calls.returned * NS_PER_S / picture.span_ns)}/s"
@@ -212,18 +215,21 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
         f"{rate} {p99}{longest}",
         rate,
     ]
-    told = [[*within, (text, "text"), *end] for text in texts for end in ([*now, *left], now)]
-    return _fitting([*told, [*within, (rate, "text")], within], [], layout.width)
+    lefts = [[*within, (text, "text"), *end] for text in texts for end in ([*now, *left], now)]
+    return _fitting([*lefts, [*within, (rate, "text")], within], [], layout.width)
 
 
 def _cost(picture: Picture, layout: Layout) -> Line:
-    """What is wrong stands first, and each part is whole or not there: half of one reads as another."""
+    """Return the cost line: problems first, then offtop's own cost.
+
+    A part that does not fit is dropped, because half of a number would read as another one.
+    """
     cost: Cost = picture.newest.facts.cost
     wrong: Spans = []
     if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
         wrong.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
     if cost.walk_every > 1:
-        wrong.append((f"  waits looked up every {cost.walk_every} ticks", "lost"))
+        wrong.append((f"  waits scanned every {cost.walk_every} ticks", "lost"))
     own = [
         f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
         f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
@@ -232,8 +238,8 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
 
     def left(*parts: str, of_wrong: int = len(wrong)) -> Spans:
-        told = "".join(parts)
-        costs: Spans = [(f"  Cost{told}", "text")] if told else []
+        text = "".join(parts)
+        costs: Spans = [(f"  Cost{text}", "text")] if text else []
         return [*lost(picture), *wrong[:of_wrong], *costs]
 
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
@@ -247,7 +253,7 @@ def _cost(picture: Picture, layout: Layout) -> Line:
 
 
 def lost(picture: Picture) -> Spans:
-    """What the kernel could not tell, by kind."""
+    """Return the counts of lost records, by kind."""
     if not picture.lost:
         is_known = picture.sampling is None or picture.sampling.lost_known
         return [("lost 0" if is_known else LOST_NOT_KNOWN, "text")]
@@ -281,7 +287,10 @@ def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) 
 
 
 def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
-    """CLOCK_REALTIME of the end of the timeline's cell at that place of the head; None where there is none."""
+    """Return the end (CLOCK_REALTIME) of the timeline's cell at `x`, `y` of the head.
+
+    It is None if the timeline has no cell there.
+    """
     room, cell = layout.room, x - _TIMELINE_X
     if not layout.timeline or y != 2 + layout.calls + layout.cost or not 0 <= cell < room.timeline_cells:
         return None
@@ -291,7 +300,7 @@ def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
 
 
 def picture_minutes(layout: Layout) -> str:
-    """How far back the timeline goes."""
+    """Return how far back the timeline goes, as in `-5m`."""
     return f"-{span(layout.timeline_cells * layout.room.timeline_cell_ns)}"
 
 
@@ -302,11 +311,11 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
         words.append(printable(view.path[-1].name, glyphs.is_ascii))
     left: Spans = [(" > ".join(words), "crumb")]
     right: Spans = []
-    chosen = view.group[1] if view.group else view.filter  # what is named at the left is not named again
+    chosen = view.group[1] if view.group else view.filter  # a selected cgroup is named at the left already
     for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
-    if (view.filter.chooses_waits or view.user) and view.pool is None:  # else it is what passes of the pool
+    if (view.filter.chooses_waits or view.user) and view.pool is None:  # with a pool, it would be that of the pool
         right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))
@@ -323,7 +332,7 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
 
 
 def normal(baseline: Baseline, glyphs: Glyphs) -> str:
-    """`14:02:10`, when it ended, or the recording's name."""
+    """Return the end of the baseline, `14:02:10`, or the name of its recording."""
     if baseline.file:
         return printable(baseline.file, glyphs.is_ascii)
     return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
@@ -352,12 +361,12 @@ def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
 
 
 def selection(picture: Picture, glyphs: Glyphs) -> str:
-    """What a pane is about: `lock > mysqld(4242)`."""
+    """Return the selection as text: `lock > mysqld(4242)`."""
     return " > ".join(_chosen(picture, glyphs)) or "all"
 
 
 def who(picture: Picture, key: str | int | ThreadKey, glyphs: Glyphs) -> str:
-    """`mysqld(4242)`, `connection(4268)`, `mysql.service`, printable."""
+    """Return `mysqld(4242)`, `connection(4268)` or `mysql.service`, escaped."""
     if isinstance(key, str):
         return printable(cgroup_name(key), glyphs.is_ascii)
     name = picture.book.comm(key) if isinstance(key, ThreadKey) else picture.book.process(key)

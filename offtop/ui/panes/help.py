@@ -1,4 +1,4 @@
-"""Help screen: keys, filters, numbers, categories with their rules, and facts about this session."""
+"""Help screen: keys, filters, numbers, category rules, and facts about this session."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
@@ -41,10 +41,10 @@ last 60s     WAITING over the last minute, scaled to each row's own maximum. The
 the cursor over the whole history.
 N more       rows that do not fit, summed up.
 WHERE        the cause, then the innermost kernel function and the callers in the program.
-cause: place  what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
+cause:       what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
 line above the keys explains the largest one. Your own rules go into ~/.config/offtop/rules.toml.
-11/12        before a place: 11 of the 12 threads of that process or pool wait there now (a convoy). `one futex`: all \
-of them on the same lock.
+11/12        before a location: 11 of the 12 threads of that process or pool wait there now (a convoy). `one futex`: \
+all of them on the same lock.
 short        waits below the minimum (m): counted, but without a stack. Their run-queue part is under run-queue.
 min          the shortest wait that gets a stack (m). p50, p99 and MAX count waits from this length up.
 idle ~       before a category or a name: an idle wait, of a server or worker with nothing to do. Hidden until i, and \
@@ -195,7 +195,10 @@ class Help(ModalScreen[None]):
         self._draw()
 
     async def take(self, event: events.Key) -> bool:
-        """Handle a key of the search at once, so that none of a burst is lost. Returns whether it was one."""
+        """Handle a key of the search at once; return whether it was one.
+
+        Handling it later would lose keys of a burst.
+        """
         if self._prompt.is_open:
             return await self._prompt.take(event)
         if event.key in ("slash", "f3"):
@@ -238,7 +241,7 @@ class Help(ModalScreen[None]):
             self.dismiss()
 
     def _searched(self, word: str) -> str | None:
-        """Go to the first line with the word, from the top of the screen on."""
+        """Go to the first line with the word, starting at the top of the screen."""
         self._word = word.strip()
         if self._word and not self._hits():
             self._word = ""

@@ -1,4 +1,4 @@
-"""The icicle: the stack tree as boxes, each as wide as the time that was waited below it."""
+"""The icicle: the stack tree as boxes whose width is the time waited below them."""
 
 from zlib import crc32
 
@@ -16,23 +16,23 @@ from offtop.units import average, count, duration, percent, threads
 
 _HUES = 3
 TITLE_LINES = 1
-"""Above the boxes."""
+"""Lines above the boxes."""
 
 
 def chosen(picture: Picture) -> Path:
-    """The box that the keys are on: the nearest one that there still is."""
+    """Return the box of the cursor, or the nearest one if that is gone."""
     box = icicle.box_of(picture.flame, picture.view.flame.cursor) if picture.flame else None
     return box.path if box else ()
 
 
 def neighbour(picture: Picture, direction: Direction) -> Path:
-    """The box that a key leads to."""
+    """Return the box next to the cursor in `direction`."""
     box = icicle.neighbour(picture.flame, chosen(picture), direction) if picture.flame else None
     return box.path if box else ()
 
 
 def at(picture: Picture, x: int, y: int) -> Path:
-    """The box in a cell of the pane."""
+    """Return the box at a cell of the pane."""
     box = icicle.at(picture.flame, x, y - TITLE_LINES) if picture.flame else None
     return box.path if box else ()
 
@@ -57,8 +57,8 @@ def flame(picture: Picture, pen: Pen) -> list[Line]:
     at_cursor = next((box for box in shown.boxes if box.path == cursor), shown.boxes[0])
     return [
         *lines,
-        plain(fit(_told(at_cursor, shown, picture), pen.width, pen.glyphs), "bar-mark"),
-        _left_out(shown, pen),
+        plain(fit(_box_text(at_cursor, shown, picture), pen.width, pen.glyphs), "bar-mark"),
+        _hint(shown, pen),
     ]
 
 
@@ -88,11 +88,11 @@ def _token(box: Box, cursor: Path, picture: Picture) -> str:
 
 
 def _row(box: Box, picture: Picture) -> Row:
-    """As of a table."""
+    """Return the box as a table row, to compute its numbers and change."""
     return Row("", "", picture.flame_span_ns, box.part, before=picture.flame_before.get(box.path))
 
 
-def _told(box: Box, shown: Icicle, picture: Picture) -> str:
+def _box_text(box: Box, shown: Icicle, picture: Picture) -> str:
     part = box.part
     waits = f"  {count(part.waits)} waits" if part.waits else ""
     longest = f"  max {duration(part.max_ns)}" if part.max_ns else ""
@@ -102,7 +102,7 @@ def _told(box: Box, shown: Icicle, picture: Picture) -> str:
     return f" {printable(box.name)}  {waiting} ({share:.1f}%){waits}{longest}"
 
 
-def _left_out(shown: Icicle, pen: Pen) -> Line:
+def _hint(shown: Icicle, pen: Pen) -> Line:
     words = ["arrows move", "ENTER zoom", "ESC out", "v invert", "/ search", "g close"]
     if shown.dropped:
         share = percent(shown.dropped_ns, shown.whole_ns)

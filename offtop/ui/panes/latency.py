@@ -1,4 +1,4 @@
-"""How long the waits of the selection were: as a histogram, or as a heat map over the last minutes."""
+"""Latency of the selection: as a histogram, or as a heat map over the last minutes."""
 
 from collections.abc import Sequence
 from math import log
@@ -16,15 +16,15 @@ from offtop.units import count, duration, span
 _PERCENTS = (50, 90, 99, 99.9)
 _HEATS = 6
 _LEAST_BARS = 5
-"""Lines of a histogram that is of use."""
-_NO_WAIT, _NO_CALL = " No wait from the minimum up has ended here.", " No call has returned."
+"""Least lines of a useful histogram."""
+_NO_WAIT, _NO_CALL = " No wait of the minimum length or longer has ended here.", " No call has returned."
 _BESIDE_BAR = 14 + 9 + 7
-"""The range, the count and the marks."""
+"""Cells beside a bar: range, count and percentile marks."""
 Spans = list[tuple[str, str]]
 
 
 def histogram(picture: Picture, pen: Pen) -> list[Line]:
-    """Of the waits; where there is room, of the calls of the function that --within names, too."""
+    """Histogram of the waits, and of the calls of the --within function if there is room."""
     part, calls, within = picture.latency, picture.calls, picture.newest.facts.filters.within
     title = f"latency of: {selection(picture, pen.glyphs)}"
     if not within or pen.height < 2 * _LEAST_BARS:
@@ -37,7 +37,7 @@ def histogram(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[Line]:
-    """A bar for each range of powers of two, and the percentiles, upper bounds of theirs."""
+    """Return a bar for each power-of-two range, and the percentiles, as upper bounds."""
     lines = [rule(title, pen)]
     ranges = log2.ranges(histogram, pen.height - 2)
     if not ranges:
@@ -65,19 +65,19 @@ def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[
 
 
 def _percentiles(histogram: int, max_ns: int, width: int) -> str:
-    """As many as there is room for."""
-    told = {p: f"p{p:g}<={duration(log2.percentile_ns(histogram, p, max_ns))}" for p in _PERCENTS}
-    said = ""
+    """Return as many percentiles as fit."""
+    percentiles = {p: f"p{p:g}<={duration(log2.percentile_ns(histogram, p, max_ns))}" for p in _PERCENTS}
+    line = ""
     for left_out in ((), (90,), (90, 99.9)):
-        words = [text for percent, text in told.items() if percent not in left_out]
-        said = f" {'  '.join([*words, f'max {duration(max_ns)}'])}"
-        if len(said) <= width:
+        words = [text for percent, text in percentiles.items() if percent not in left_out]
+        line = f" {'  '.join([*words, f'max {duration(max_ns)}'])}"
+        if len(line) <= width:
             break
-    return said
+    return line
 
 
 def _marks(histogram: int, ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-    """Which percentiles lie in each range."""
+    """Return the names of the percentiles in each range."""
     marks: dict[tuple[int, int], str] = {}
     for percent in (50, 99):
         lane = log2.lane_of(max(0, log2.percentile_ns(histogram, percent, 1 << 62) - 1))
@@ -93,7 +93,7 @@ def _range(lanes: tuple[int, int]) -> str:
 
 
 def _bar(cells: float, pen: Pen) -> str:
-    """At least a mark for what is more than nothing."""
+    """Return a bar that is visible for any value above 0."""
     whole = int(cells)
     if pen.glyphs.is_ascii:
         return pen.glyphs.bar[-1] * max(whole, int(cells > 0))
@@ -124,12 +124,12 @@ def heat_map(picture: Picture, pen: Pen) -> list[Line]:
     axis = f"-{minutes}"
     end = "now" if picture.view.paused_at_ns is None else "^"
     lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - len(end))}}{end}", "dim"))
-    lines.append(plain(fit(_told(picture, heat, chosen), pen.width, pen.glyphs), "bar-mark"))
+    lines.append(plain(fit(_cursor_text(picture, heat, chosen), pen.width, pen.glyphs), "bar-mark"))
     return lines
 
 
 def _cell(counts: Sequence[int] | None, row: int, heat: Heat, pen: Pen) -> tuple[str, str]:
-    """Nothing where nothing was measured, a dot where no wait ended."""
+    """Return text and token of a cell: a blank if nothing was measured, a dot for no waits."""
     if counts is None:
         return " ", "dim"
     n = counts[row]
@@ -142,7 +142,7 @@ def _cell(counts: Sequence[int] | None, row: int, heat: Heat, pen: Pen) -> tuple
 
 
 def _joined(spans: Spans) -> tuple[tuple[str, str], ...]:
-    """Neighbours that look alike as one."""
+    """Join neighbours with the same token."""
     joined: Spans = []
     for text, token in spans:
         if joined and joined[-1][1] == token:
@@ -153,7 +153,7 @@ def _joined(spans: Spans) -> tuple[tuple[str, str], ...]:
 
 
 def chosen_cell(picture: Picture) -> tuple[int, int]:
-    """Column and row that the keys are on: where nothing was chosen, the latest column's fullest."""
+    """Return column and row of the cursor; by default the latest column's fullest cell."""
     heat, cell = picture.heat, picture.view.cell
     if heat is None or not heat.columns or not heat.rows:
         return 0, 0
@@ -166,13 +166,13 @@ def chosen_cell(picture: Picture) -> tuple[int, int]:
 
 
 def is_measured(picture: Picture) -> bool:
-    """Whether there is a tick in the column that the keys are on."""
+    """Whether the column of the cursor has a tick."""
     heat = picture.heat
     return heat is not None and bool(heat.columns) and heat.columns[chosen_cell(picture)[0]] is not None
 
 
 def moved(picture: Picture, columns: int, rows: int) -> Cell | None:
-    """The cell so far from the chosen one, within the map."""
+    """Return the cell at that distance from the cursor, limited to the map."""
     heat = picture.heat
     if heat is None or not heat.columns or not heat.rows:
         return None
@@ -181,7 +181,7 @@ def moved(picture: Picture, columns: int, rows: int) -> Cell | None:
     return Cell(heat.ends_ns[column], max(0, min(len(heat.rows) - 1, row + rows)))
 
 
-def _told(picture: Picture, heat: Heat, chosen: tuple[int, int]) -> str:
+def _cursor_text(picture: Picture, heat: Heat, chosen: tuple[int, int]) -> str:
     column, row = chosen
     counts = heat.columns[column]
     until_ns = heat.ends_ns[column]

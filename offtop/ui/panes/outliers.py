@@ -1,4 +1,4 @@
-"""What was caught: the outliers, the newest first, and the one under the cursor in full."""
+"""Outliers, newest first, and the one under the cursor in full."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ from offtop.ui.panes.stuck import frame_lines, halves, told_frames
 from offtop.units import NS_PER_S, duration
 
 _RULE_WIDTH = 120
-"""From here on a line says against what it was too much."""
+"""Least width for the process and for the threshold (AGAINST)."""
 
 
 def outliers(picture: Picture, pen: Pen) -> list[Line]:
@@ -47,7 +47,7 @@ def outliers(picture: Picture, pen: Pen) -> list[Line]:
     below = pen.height - STUCK_FRAME - room
     if below > 1:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
-        lines += _told(shown.groups[shown.cursor].worst, pen)[:below]
+        lines += _details(shown.groups[shown.cursor].worst, pen)[:below]
     return lines
 
 
@@ -59,24 +59,24 @@ def _title(picture: Picture) -> str:
         f", {n:,} {what}" for n, what in ((shown.dropped, "older ones dropped"), (lost, "lost in this tick")) if n
     )
     triggers = picture.view.triggers
-    caught = f"; caught is {printable('; '.join(triggers))} (!)" if triggers else ""
-    return f"outliers: {many}{gone}{caught}"
+    chosen = f"; triggers: {printable('; '.join(triggers))} (!)" if triggers else ""
+    return f"outliers: {many}{gone}{chosen}"
 
 
 def _nothing(picture: Picture) -> Sequence[str]:
     if not picture.view.triggers:
-        return ("Nothing was caught in this recording.",)
+        return ("This recording has no outliers.",)
     if picture.view.triggers == ("off",):
-        return ("Nothing is caught: ! says what is to be, as auto, or lock.max > 500ms.",)
+        return ("Outliers are off: ! chooses what counts as one, such as auto, or lock.max > 500ms.",)
     return (
-        "Nothing was caught yet.",
-        "auto: waits 20 times longer than all but one in a thousand of that program and category in the last minutes;",
-        "to learn that takes 10 s. ! adds rules, as lock.max > 500ms, or comm:mysqld disk.p99 > 50ms for 3s.",
+        "No outliers yet.",
+        "auto: waits 20 times longer than 99.9 % of those of that program and category in the last minutes;",
+        "it needs 10 s to learn. ! adds triggers such as lock.max > 500ms, or comm:mysqld disk.p99 > 50ms for 3s.",
     )
 
 
 def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
-    """Title, width, and whether it stands at the right."""
+    """Return (title, width, aligned to the right) of each column."""
     columns = [("WHEN", 8, False), ("LENGTH", 7, True), ("", 5, False), ("TID", 7, True)]
     columns += [("THREAD", 15 if pen.width >= 64 else 8, False)]
     if pen.width >= _RULE_WIDTH:
@@ -114,13 +114,13 @@ def _colour(one: Outlier) -> str:
 
 
 def text_of(group: Group, names: Names) -> str:
-    """All that a search looks at."""
+    """Return the text that a search looks at."""
     one = group.worst
     return f"{who(one)} {one.category} {against(one)} {place(one, names)}"
 
 
-def _told(one: Outlier, pen: Pen) -> list[Line]:
-    """What it was; then all its frames, as many in a line as fit."""
+def _details(one: Outlier, pen: Pen) -> list[Line]:
+    """Return the facts, then all frames, as many in a line as fit."""
     lines = _facts(one, pen)
     if one.wait:
         lines += told_frames(halves(one.wait.site.kernel, one.wait.site.user, one.book, pen.names), pen)
@@ -128,7 +128,7 @@ def _told(one: Outlier, pen: Pen) -> list[Line]:
 
 
 def in_full(picture: Picture, pen: Pen) -> list[Line]:
-    """The same, a frame a line, and those of who woke it; nothing where there is none."""
+    """Return the facts, then one frame per line, then the waker's; nothing if no outlier."""
     shown = picture.outliers
     if not shown.groups:
         return []
@@ -152,22 +152,22 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     if wait is None:
         over = f" of {one.program}" if one.program else ""
         return [
-            line(f" {how_much(one)} {one.metric} {one.category or 'of all that does not look idle'}{over}", "title"),
-            line(f"   in the tick that ended at {clock(one.taken_ns)}; caught by {one.rule}"),
+            line(f" {how_much(one)} {one.metric} {one.category or 'of everything not idle'}{over}", "title"),
+            line(f"   in the tick that ended at {clock(one.taken_ns)}; trigger {one.rule}"),
         ]
     began_ns = one.taken_ns - (one.at_ns - wait.began_ns)
     ended = (
         f"to {'' if wait.is_exact else 'about '}{clock(began_ns + one.length_ns, 3)}"
         if wait.ended_ns
-        else ("and it went on")
+        else "(in progress)"
     )
     lines = [line(f" {how_much(one)} {who(one)}  from {clock(began_ns, 3)} {ended}", "title")]
     state = letter(wait.state)
-    facts = [f"{state}: {WORDS.get(state, 'its state is not known')}"]
+    facts = [f"{state}: {WORDS.get(state, 'unknown state')}"]
     if wait.runqueue_ns:
-        facts.append(f"of it {duration(wait.runqueue_ns)} ready to run")
+        facts.append(f"{duration(wait.runqueue_ns)} of it in the run queue")
     if wait.cpu >= 0:
-        facts.append(f"went on on cpu {wait.cpu}")
+        facts.append(f"resumed on cpu {wait.cpu}")
     if one.after:
         facts.append(f"at the end of the tick {one.after}")
     lines.append(
@@ -178,9 +178,9 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
             )
         )
     )
-    usual = f"<={duration(one.usual_ns)} but for one in 1000" if one.usual_ns else "not known"
-    caught = f"{AUTO} from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
-    lines.append(line(f"   caught by {caught}; usual: {usual} ({one.program}, {one.category})"))
+    usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "not known"
+    trigger = f"{AUTO}, from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
+    lines.append(line(f"   trigger {trigger}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.book.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
     on += filter(None, [location.ends_of(one.book, wait.site.kernel, wait.site.wake)])
@@ -190,11 +190,11 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
 
 
 def _no_waker(book: Book) -> str:
-    keys = "2, 3 and 4 do" if book.has_programs else "it needs BPF"
-    return f"who woke it was not gathered ({keys})"
+    keys = "modes 2, 3 and 4 record it" if book.has_programs else "it needs BPF"
+    return f"waker not recorded ({keys})"
 
 
 def clock(taken_ns: int, digits: int = 0) -> str:
-    """`02:10:55`, with so many digits of the second."""
+    """Return `02:10:55`, with `digits` decimals of the seconds."""
     seconds = datetime.fromtimestamp(taken_ns // NS_PER_S).strftime("%H:%M:%S")
     return f"{seconds}.{taken_ns % NS_PER_S:09}"[: 9 + digits] if digits else seconds

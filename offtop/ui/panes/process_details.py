@@ -1,4 +1,4 @@
-"""What is known of one process, over the screen."""
+"""Overlay with the details of one process."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -15,21 +15,21 @@ _INDENT = 2
 
 
 class Facts(Read):
-    """`told`: what, and its value, raw."""
+    """The overlay. `details` are (label, value); values are escaped here."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q,Y,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
     ]
     CSS = "Facts { align: center middle; background: $background 0%; }"
 
-    def __init__(self, heading: str, told: Sequence[tuple[str, str]], glyphs: Glyphs) -> None:
+    def __init__(self, heading: str, details: Sequence[tuple[str, str]], glyphs: Glyphs) -> None:
         super().__init__(glyphs)
-        self._heading, self._told = heading, told
+        self._heading, self._details = heading, details
 
     def page(self, width: int) -> tuple[str, Sequence[Line]]:
-        labels = max((len(label) for label, _ in self._told), default=0)
+        labels = max((len(label) for label, _ in self._details), default=0)
         lines: list[Line] = []
-        for label, value in self._told:
+        for label, value in self._details:
             shown = printable(value, self._glyphs.is_ascii)
             parts = wrap(shown, max(10, width - labels - 2 * _INDENT)) or [""]
             for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The stack tree, and the site: one branch of it with its whole stacks, a frame a line."""
+"""The stack tree, and the whole stacks of one of its branches, one frame per line."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -28,17 +28,17 @@ _MUCH_PCT = 10
 _LEAST_NAME = 8
 _LEAST_WITH_ACCOUNT = 14
 _LEAST_LABEL = 24
-"""Cells that the names of a line have, however deep it stands."""
+"""Least cells for the names of a line, however deep it is indented."""
 Spans = list[tuple[str, str]]
 
 
 def tree(picture: Picture, pen: Pen) -> list[Line]:
-    """The lines of the tree around its cursor."""
+    """Return the lines of the tree around its cursor."""
     shown = picture.tree
     shape = picture.view.tree.shape
-    told = _cause_heading(picture)
+    cause = _cause_heading(picture)
     about = f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}"
-    lines = [rule(f"{about}: {told}" if told else about, pen)]
+    lines = [rule(f"{about}: {cause}" if cause else about, pen)]
     if picture.view.thread is not None and _tells_account(picture, pen):
         lines += account.lines(picture, pen)
     if shown is None or not shown.branches:
@@ -60,12 +60,12 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def _tells_account(picture: Picture, pen: Pen) -> bool:
-    """Where the list does not stand beside it, and there is room."""
+    """Whether the tree is without the list beside it, and has room for the account."""
     return pen.height >= _LEAST_WITH_ACCOUNT and picture.view.focus == TREE and not picture.view.zoomed
 
 
 def no_stack(picture: Picture) -> str:
-    """Why there is none."""
+    """Return why there is no stack."""
     if not picture.gathered:
         return not_gathered(picture)
     if not picture.latency.total_ns:
@@ -74,7 +74,7 @@ def no_stack(picture: Picture) -> str:
 
 
 def _on_names(shown: TreePicture) -> str:
-    """What is missing where much of the program's part has no names."""
+    """Return what is missing if many of the program's frames have no names."""
     share = percent(shown.nameless.nameless_ns, shown.nameless.all_ns)
     if share < _MUCH_PCT:
         return ""
@@ -84,7 +84,7 @@ def _on_names(shown: TreePicture) -> str:
 
 
 def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
-    """All functions from the root down to the line of the cursor, below the tree where that leaves room."""
+    """Return all functions from the root to the cursor, for the room below the tree."""
     path = shown.branches[shown.cursor].path
     if path[-1] == MORE or room < 3:
         return []
@@ -138,8 +138,10 @@ def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[
 
 
 def _names(branch: Branch, room: int, pen: Pen) -> Spans:
-    """The functions of a line, as many of those at its leaf as there is room for beside the first; of who woke as many
-    of those that did it as there is room for beside who that was."""
+    """Return the functions of a line: the first one, and as many at its leaf as fit.
+
+    In a line about a waker, it is the waker's name and as many of its functions as fit.
+    """
     steps: list[Step | None] = [*branch.path[branch.first :]]
     if steps[0] == WOKEN_BY and _cells(steps, pen) > room:
         steps = _who_first(branch.path[branch.first :], room, pen)
@@ -172,9 +174,9 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
 
 
 def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
-    """Of a line that says who woke: that name, and of the functions that did it as many as there is room for."""
+    """Choose the steps of a line about a waker: its name, and as many functions as fit."""
     who = max((number for number, step in enumerate(steps) if step.is_waker), default=len(steps) - 1)
-    shown, room = 1, room - (4 if who + 1 < len(steps) else 0)  # for what follows, cut
+    shown, room = 1, room - (4 if who + 1 < len(steps) else 0)  # room for a cut rest
     while shown < who and _cells([*steps[: shown + 1], None, steps[who]], pen) <= room:
         shown += 1
     return [*steps[:shown], *([None] if shown < who else []), *steps[max(shown, who) :]]
@@ -191,8 +193,10 @@ def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
 
 
 def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
-    """All of the pane; what `view.scrolled` leaves is for the caller to cut off. `rule_of`: in words, why a kernel
-    stack has its category."""
+    """Return the lines of the pane, scrolled by `view.scrolled`.
+
+    `rule_of` describes the rule that chose the category of a kernel stack.
+    """
     if not picture.gathered:
         title = rule(f"site: {selection(picture, pen.glyphs)}", pen)
         return [title, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
@@ -215,11 +219,11 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
 
 
 def site_length(picture: Picture, pen: Pen) -> int:
-    """How many lines the site has below its title."""
+    """Return the number of lines below the title."""
     places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
     frames = sum(len(_frames(picture, place, pen.names)) for place in places)
-    said = sum(len(_why(picture, row, pen)) for row in picture.places.rows)
-    return 2 + 3 * len(places) + said + frames + (picture.places.elided is not None)
+    causes = sum(len(_why(picture, row, pen)) for row in picture.places.rows)
+    return 2 + 3 * len(places) + causes + frames + (picture.places.elided is not None)
 
 
 def _whole_stack(
@@ -229,14 +233,14 @@ def _whole_stack(
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
     waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
-    said = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
+    numbers = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
     if picture.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
         what = f"{book.stack(place.kernel).category}: {rule_of(location.kernel_names(book, place.kernel, pen.names))}"
     lines = [
         Line(),
-        plain(fit(said, pen.width, pen.glyphs), "title"),
+        plain(fit(numbers, pen.width, pen.glyphs), "title"),
         plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
     ]
     lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(picture, row, pen)]
@@ -246,23 +250,25 @@ def _whole_stack(
 
 
 def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
-    """What it is for, as a rule says it, and what to look at next; and on what, where that is known."""
-    said: list[str] = []
+    """Return the cause, what to look at next, and the main object, as far as known."""
+    texts: list[str] = []
     if row.rule:
-        said.append(f"for {row.rule.name}: {row.rule.says}")
-        said += [f"next: {hint}"] if (hint := advice(row.rule, picture.book)) else []
+        texts.append(f"for {row.rule.name}: {row.rule.says}")
+        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.book)) else []
     what = picture.book.wake(row.top.wake).object
-    said += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
-    return [line for text in said for line in textwrap.wrap(text, max(20, pen.width - 4))]
+    texts += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
+    return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
 
 _Frames = list[tuple[str, str, str]]
-"""A name, what marks it, and its token, a line each."""
+"""(name, mark, token) of each line."""
 
 
 def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
-    """Of the sleeper, leaf first; of who ended its wait, the other way round above it, so that the two meet; of
-    wakeups, of the waker alone."""
+    """Return the frames of the sleeper, leaf first, below those of its wakers, root first.
+
+    The two leaves meet in the middle. In the wakeup mode, only the waker's frames are returned.
+    """
     book, mode = picture.book, picture.view.tree.shape.mode
     wake = book.wake(place.wake)
     if mode == WAKEUP:
@@ -282,31 +288,31 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
 
 
 def _waker(book: Book, waker: Waker, names: Names) -> _Frames:
-    """The outermost first."""
+    """Return the waker's frames, root first."""
     frames = _of_stacks(book, waker.kernel, waker.user, names)[::-1]
     return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
 
 
 def _of_stacks(book: Book, kernel: int, user: int, names: Names) -> _Frames:
-    """Leaf first."""
+    """Return the frames, leaf first, and a note on guessed or missing callers."""
     return [
         *((name, "[k]", "kernel") for name in location.kernel_names(book, kernel, names)),
         *((name, "   ", "user") for name in location.user_names(book, user, names)),
-        *((said, "   ", "user") for said in _on_callers(book.stack(user))),
+        *((note, "   ", "user") for note in _on_callers(book.stack(user))),
     ]
 
 
 def _on_callers(stack: Stack) -> list[str]:
-    """A line below the program's frames, where they may be wrong or are not all."""
+    """Return a note below the program's frames if they may be wrong or incomplete."""
     if stack.missing:
         return [f"({stack.missing})"]
-    return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are what looks so in the stack'})"] * (
+    return [f"(~ {ENDS[LINKED] if stack.end == LINKED else 'some callers are guessed from values in the stack'})"] * (
         stack.is_guessed
     )
 
 
 def cause_line(picture: Picture) -> str:
-    """The main cause of what is selected, and what to look at next; empty if too little of it has a known cause."""
+    """Return the main cause of the selection and a hint; empty if too little is known."""
     cause = most(picture.diagnosis)
     return cause.in_full(picture.book, picture.view.pid is None) if cause else ""
 

@@ -1,4 +1,4 @@
-"""What is stuck now: the waits in progress, the oldest first, and the one under the cursor in full."""
+"""Waits in progress, oldest first, and the one under the cursor in full."""
 
 from collections.abc import Sequence
 
@@ -22,9 +22,9 @@ from offtop.ui.panes.head import clock, selection
 from offtop.units import duration
 
 _GUESSED = "~"
-"""Marks the program's part where no binary says that the callers are these."""
+"""Marks user stacks with guessed callers."""
 _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
-"""From here on a line names the process, and the cgroup."""
+"""Least widths for the process and for the cgroup."""
 
 
 def stuck(picture: Picture, pen: Pen) -> list[Line]:
@@ -50,9 +50,9 @@ def stuck(picture: Picture, pen: Pen) -> list[Line]:
 
 def _title(picture: Picture, pen: Pen) -> str:
     shown, hidden = picture.stuck.shown, picture.stuck.hidden
-    what = selection(picture, pen.glyphs)
-    of = f" in {what}" if what != "all" else ""
-    idle = f", and {len(hidden.waits)} idle-looking hidden (i)" if hidden.waits else ""
+    selected = selection(picture, pen.glyphs)
+    of = f" in {selected}" if selected != "all" else ""
+    idle = f", and {len(hidden.waits)} idle hidden (i)" if hidden.waits else ""
     many = f"{len(shown.waits)} threads wait" if len(shown.waits) != 1 else "1 thread waits"
     return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
 
@@ -61,7 +61,7 @@ def _nothing(picture: Picture) -> str:
     hidden = picture.stuck.hidden
     if hidden.waits:
         oldest = hidden.age(0).text
-        many = f"{len(hidden.waits)} threads look" if len(hidden.waits) != 1 else "1 thread looks"
+        many = f"{len(hidden.waits)} threads are" if len(hidden.waits) != 1 else "1 thread is"
         return f" Nothing is stuck. {many} idle, the longest for {oldest} (press i to see them)."
     passes = " that passes the filter" if picture.view.filter.text or picture.view.user else ""
     return f" Nothing{passes} waits for {duration(LEAST_AGE_NS)} or longer."
@@ -74,7 +74,7 @@ def _heads(pen: Pen) -> str:
 
 
 def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
-    """Title, width, and whether it stands at the right."""
+    """Return (title, width, aligned to the right) of each column."""
     columns = [("AGE", 7, True), ("TID", 7, True), ("THREAD", 15 if pen.width >= 64 else 8, False)]
     if pen.width >= _PROCESS_WIDTH:
         columns.append(("PROCESS", 15, False))
@@ -109,12 +109,12 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
 
 
 def call_of(one: Waiting, book: Book) -> str:
-    """The system call that it is in, as `futex(0x7f12…, WAIT)`; nothing where it is in none. Raw."""
+    """Return its system call, as `futex(0x7f12…, WAIT)`, unescaped; empty if in none."""
     return calls.told(book.call(one.call), one.arguments) if one.call >= 0 else ""
 
 
 def text_of(picture: Picture, row: int, names: Names) -> str:
-    """All that a search looks at."""
+    """Return the text that a search looks at."""
     book, one = picture.book, picture.stuck.shown.waits[row]
     who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
     for_what = _for_what(picture, row, names)
@@ -122,29 +122,29 @@ def text_of(picture: Picture, row: int, names: Names) -> str:
 
 
 def _for_what(picture: Picture, row: int, names: Names) -> str:
-    """What a rule says that it is for, and its stack in short."""
+    """Return the cause, if a rule names one, and the stack in short."""
     one, book = picture.stuck.shown.waits[row], picture.book
     return location.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
 
 
 def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
     if one.site.kernel in PLACELESS:
-        return "(short for a stack)"
+        return "(too short for a stack)"
     return location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
 
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
-    """Who waits, since when, for what; then all its frames, as many in a line as fit."""
+    """Return the facts of a wait, then all its frames, as many in a line as fit."""
     one = picture.stuck.shown.waits[row]
     return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.book, pen.names), pen)]
 
 
 Halves = Sequence[tuple[str, str, Sequence[str]]]
-"""Mark, colour, and functions leaf first, of kernel and program."""
+"""(mark, token, functions leaf first) of the kernel stack and of the user stack."""
 
 
 def told_frames(both: Halves, pen: Pen) -> list[Line]:
-    """As many in a line as fit."""
+    """Return lines with as many frames as fit."""
     lines: list[Line] = []
     spans: list[tuple[str, str]] = [("   ", "text")]
     for mark, token, frames in both:
@@ -171,7 +171,7 @@ def _in_full(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def in_full(picture: Picture, pen: Pen) -> list[Line]:
-    """The same, a frame a line; nothing where the wait that was opened has ended."""
+    """Return the facts, then one frame per line; nothing if the opened wait has ended."""
     waits, view = picture.stuck.shown.waits, picture.view.stuck
     if not waits or (view.opened and waits[picture.stuck.cursor].site.thread != view.cursor):
         return []
@@ -179,13 +179,13 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
     one = picture.stuck.shown.waits[picture.stuck.cursor]
     lines += frame_lines(_halves(one, picture.book, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
-        why = "has not been read" if picture.book.has_programs else "needs BPF"
-        lines.append(plain(fit(f"   (the program's part {why})", pen.width, pen.glyphs), "dim"))
+        why = "not read yet" if picture.book.has_programs else "needs BPF"
+        lines.append(plain(fit(f"   (user stack {why})", pen.width, pen.glyphs), "dim"))
     return lines
 
 
 def frame_lines(both: Halves, pen: Pen) -> list[Line]:
-    """A frame a line."""
+    """Return one line per frame."""
     return [
         Line(((f"   {mark or '   '} ", "fold"), (fit(frame, pen.width - 7, pen.glyphs).rstrip(), token)))
         for mark, token, frames in both
@@ -212,7 +212,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     one, age = shown.waits[row], shown.age(row)
     who = f"{thread_name(one.site.thread, book)}({one.site.tid}) of {process_name(one.site.pid, book)}({one.site.pid})"
     since = clock(picture, shown.at_ns - age.ns)
-    unseen = "between two looks" if picture.sampling else "before offtop watched"
+    unseen = "between two samples" if picture.sampling else "before offtop started"
     began = {
         Bound.EXACT: f"since {since}",
         Bound.AT_MOST: f"last had a CPU at {since}, {unseen}",
@@ -228,7 +228,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
                 (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),
                 (
                     fit(
-                        f"  {state}: {WORDS.get(state, 'its state is not known')}{ready}  {call_of(one, book)}",
+                        f"  {state}: {WORDS.get(state, 'unknown state')}{ready}  {call_of(one, book)}",
                         max(0, pen.width - 3 - len(shown.leaf(row).category)),
                         pen.glyphs,
                     ),
@@ -242,7 +242,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
         held = f", held by {one.holder.label}" if one.holder.tid else ""
         on = [f"on {what.label}{held}", location.ends_of(book, one.site.kernel, one.site.wake)]
         lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
-    whose = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
-    if whose:
-        lines.append(plain(fit(f"   {whose}", pen.width, pen.glyphs), "dim"))
+    process = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
+    if process:
+        lines.append(plain(fit(f"   {process}", pen.width, pen.glyphs), "dim"))
     return lines

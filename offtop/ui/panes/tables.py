@@ -1,4 +1,4 @@
-"""The tables of categories, and of processes, threads or pools."""
+"""The table of categories, and the list of processes, threads, pools or cgroups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,17 +53,19 @@ CHANGES = (
     Column(CHANGE, 8, _change, sort=CHANGE, stays=True, token_of=_change_token),
     Column("p99 x", 5, lambda row: row.change.p99_text if row.change else "", token_of=_times_token),
 )
-"""Beside the baseline: average waiting threads more or less, and how many times the 99th percentile; or whether it is
-new, or gone."""
+"""Columns of a comparison with the baseline.
+
+They are the change in average waiting threads, and p99 as a multiple of the baseline's, or `new` or `gone`.
+"""
 
 
 def changes_of(row: Row) -> str:
-    """The same in a text; empty where it is not compared."""
+    """Return the columns of CHANGES as text; empty without a comparison."""
     return " ".join(filter(None, (column.text_of(row).strip() for column in CHANGES)))
 
 
 _LEAST_COMPARED, _LEAST_COMPARED_LIST, _WIDER_COMPARED = 90, 120, 30
-"""Beside what they are compared with, other numbers have room from this width on, or so much later."""
+"""Least pane widths for other numbers beside a comparison, and by how much their own least widths grow."""
 NOW = Column("NOW", 7, lambda row: row.now.text, sort="NOW")
 WAITING = Column(
     "WAITING",
@@ -75,18 +77,18 @@ WAITING = Column(
 )
 SHARE = Column("%", 4, _percent, least_width=44)
 TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
-"""Shown where rows are sorted by it."""
+"""Shown if rows are sorted by it."""
 _LEAST_BAR = 8
 USER_WIDTH = 130
-"""From here on a list names the user."""
+"""Least width for the USER column."""
 CGROUP_WIDTH = 160
-"""From here on also the container, unit or cgroup."""
+"""Least width for the CGROUP column."""
 _OBJECT_WIDTH = 190
-"""From here on also what is waited on most where it waits most."""
+"""Least width for the WAITING ON column: the main object at the row's main location."""
 _WIDE_WAKERS = 120
-"""From here on their list has all numbers beside the code through which they wake."""
+"""Least width for all numbers in the list of wakers, beside their WHERE column."""
 CATEGORY_MARK, LIST_MARK = 1, 2
-"""Cells at the left: whether the cursor is on a row, and in the list whether it is pinned."""
+"""Cells at the left for the cursor, and in the list also for the mark of a pin or outlier."""
 CHOOSABLE = (
     *("%", "spark", "EV/S", "p50<=", "p99<=", "MAX", "NOW", "THR"),
     *("USER", "WAITING ON", "CGROUP", "PROCESS", "WHERE"),
@@ -115,7 +117,10 @@ def category_columns(picture: Picture, pen: Pen) -> list[Column]:
 
 
 def beside(view: View, numbers: Sequence[Column], least_width: int = _LEAST_COMPARED) -> list[Column]:
-    """`numbers`, the first of which is WAITING, with what they are compared with; the others from that width on."""
+    """Insert the comparison after the first column of `numbers`, which is WAITING.
+
+    The other columns then need at least `least_width`.
+    """
     if view.compared is None:
         return [*numbers]
     first, *others = numbers
@@ -131,7 +136,7 @@ def _category_token(row: Row) -> str:
 
 
 def categories(picture: Picture, pen: Pen) -> list[Line]:
-    """The table of categories of what was drilled into, all of them together as its first row."""
+    """Return the table of the selection's categories; its first row is their sum."""
     columns = category_columns(picture, pen)
     view, ranking = picture.view, picture.categories
     everything = Row(
@@ -149,7 +154,7 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def rows(picture: Picture, pen: Pen) -> list[Line]:
-    """The list of cgroups, processes or threads, with its title."""
+    """Return the list of cgroups, processes or threads, with its title."""
     view, ranking = picture.view, picture.rows
     what = _what(view)
     pid = view.pool.pid if view.pool is not None else view.pid
@@ -177,8 +182,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     columns = list_columns(picture, pen)
     lines.append(heads(columns, view.list_sort, LIST_MARK))
     for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
-        is_at_it = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
-        chosen = index == picture.cursor_row and is_at_it
+        shows_cursor = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
+        chosen = index == picture.cursor_row and shows_cursor
         caught = pen.glyphs.mark if row.key in picture.outliers.marked else " "
         mark = (">" if chosen else " ") + ("*" if row.pinned else caught)
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
@@ -202,14 +207,17 @@ def _what(view: View) -> str:
 
 
 def not_gathered(picture: Picture) -> str:
-    """Why there is nothing of what the mode shows, and which key shows what there is."""
+    """Return why the mode's data is missing, and which key shows what there is."""
     if gathers(picture.newest.facts.mode, OFFWAKE):
-        return " The chain behind the waker was not gathered then, or is not yet: 3 shows who ended these waits."
-    return " Who ended these waits was not gathered then, or is not yet: 1 shows where they were."
+        return " Chains of wakers were not recorded then, or are not yet: 3 shows who ended these waits."
+    return " Wakers were not recorded then, or are not yet: 1 shows where these waits were."
 
 
 def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
-    """The rows of the list that are on the screen: above them title, seconds and heads, below them the rest in one."""
+    """Return the rows of the list that are on the screen.
+
+    Title, account and column titles are above them; below them is one row for all others.
+    """
     room = pen.height - 2 - picture.account_lines
     room = max(min(1, room), room - (picture.rows.elided is not None))
     return picture.rows.rows[picture.first_row : picture.first_row + room]
@@ -218,28 +226,28 @@ def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
 def _nothing(picture: Picture) -> str:
     view = picture.view
     if view.mode == OFFCPU and view.filter.needs_wakers and not picture.passing_ns:
-        return f' nothing matches "{view.filter.text}": wakers are gathered in the modes 2, 3 and 4. Esc clears'
+        return f' nothing matches "{view.filter.text}": modes 2, 3 and 4 record wakers. Esc clears'
     if view.filter.text or view.user:
         chosen = " ".join(
             ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
         )
         if picture.passing_ns and not view.filter.chooses_rows:
             passing = threads(average(picture.passing_ns, picture.span_ns))
-            return f' nothing that matches "{chosen}" waits here; {passing} pass elsewhere (Esc goes up)'
+            return f' nothing that matches "{chosen}" waits here; {passing} match elsewhere (Esc goes up)'
         if picture.idle_passing_ns and not view.filter.chooses_rows:
             idle = threads(average(picture.idle_passing_ns, picture.span_ns))
-            return f' what matches "{chosen}" looks idle: {idle} threads (press i to see them)'
+            return f' all that matches "{chosen}" is idle: {idle} threads (press i to see them)'
         if view.group or view.pool or view.wakers or view.object or view.reason:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
         idle = threads(average(picture.hidden_ns, picture.span_ns))
-        return f" Nothing interesting is blocked here: {idle} threads look idle (press i to see them)."
+        return f" Only idle waits here: {idle} threads (press i to see them)."
     return nothing(picture)
 
 
 def nothing(picture: Picture) -> str:
-    """Where nothing waits: whose waits are not seen."""
+    """Return the text of an empty list; it says which processes are visible if not all are."""
     here = whose(picture.sampling) if picture.sampling else ""
     return f" Nothing waits here{f' ({here})' if here else ''}."
 
@@ -257,8 +265,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
 
     def name_of(row: Row) -> str:
         details = book.details.get(row.pid) if in_full else None
-        told = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
-        return told or row.name
+        full = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
+        return full or row.name
 
     title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
     if view.lists_cgroups:
@@ -315,10 +323,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
-            place = "" if row.top == NOWHERE else location.of_sleeper(book, row.top, pen.names)
+            where = "" if row.top == NOWHERE else location.of_sleeper(book, row.top, pen.names)
             if row.convoy.waiting:
                 return location.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
-            return location.with_rule(book, row.top, row.rule, place)
+            return location.with_rule(book, row.top, row.rule, where)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

@@ -1,4 +1,4 @@
-"""The list of wakers, and of what is waited on or for: its columns, and what is told of each row."""
+"""Lists of wakers, objects and causes: their columns, and the text of each row."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,13 +12,13 @@ from offtop.ui.kit.lines import Line, Pen
 from offtop.units import average, threads
 
 _LEAST_FOR_ENDS = 30
-"""A narrower place tells nothing of who is at the other end: that stands behind the name then."""
+"""In a narrower WHERE column peers do not fit; they are then appended to the name."""
 _MARKS = 2
-"""Cells at the left, as in every list."""
+"""Cells for marks at the left, as in every list."""
 
 
 def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Column]:
-    """`numbers`: those of every list."""
+    """Return the columns; `numbers` are those of every list."""
     view, width = picture.view, pen.width
     name_width = max(10, min(34, width * 2 // 5) if view.lists_objects else min(28, width * 3 // 10))
     title = "WAKER" if view.lists_wakers else "WAITED ON" if view.lists_objects else "WAITED FOR"
@@ -46,7 +46,7 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
 
 
 def ready(row: Row) -> str:
-    """The run queue that followed, in threads."""
+    """Return the run-queue time after the wakeups, in average threads."""
     return threads(average(row.ready_ns, row.span_ns)) if row.ready_ns > 0 else ""
 
 
@@ -54,7 +54,10 @@ READY = Column("RUNQ", 6, ready, least_width=76)
 
 
 def told(picture: Picture, row: Row, pen: Pen) -> str:
-    """Through which code it wakes, and whom; of a storm, what it costs; of a lock of the kernel's, who has it."""
+    """Return the text of a row: how a waker wakes and whom, or where an object is waited on.
+
+    For a storm it is its cost; for a lock it begins with the holder, if that is known.
+    """
     if row.storm != NO_STORM:
         return location.of_storm(row.storm, row.span_ns)
     if row.top == NOWHERE:
@@ -68,10 +71,10 @@ def told(picture: Picture, row: Row, pen: Pen) -> str:
 
 
 def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:
-    """All of a storm in one text: it has none of the numbers of the others."""
+    """Return the line of a storm: one text, because it has none of the other rows' numbers."""
     number = Column("PID", 7, _id)
-    told_width = pen.width - width_of([number], _MARKS) - 1
-    storm = Column("", told_width, lambda row: f"{row.name}  {told(picture, row, pen)}", "where", left=True)
+    text_width = pen.width - width_of([number], _MARKS) - 1
+    storm = Column("", text_width, lambda row: f"{row.name}  {told(picture, row, pen)}", "where", left=True)
     return line_of([number, storm], row, mark, base, pen)
 
 

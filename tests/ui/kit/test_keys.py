@@ -125,7 +125,7 @@ DOES: dict[str, Does] = {
     "chain": Does(says("|4 chain|")),
     "objects": Does(says("what is waited on: anything"), ("2",)),
     "stuck": Does(says("stuck now")),
-    "outliers": Does(says("Nothing was caught yet.")),
+    "outliers": Does(says("No outliers yet.")),
     "triggers": Does(says("outliers (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("what is waited for: anything")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
