@@ -1,7 +1,8 @@
-"""The binaries that are open at the moment, and the child process that reads them (reader.py).
+"""The binaries that are currently open, and the child process that reads them (reader.py).
 
-At most 16 are open, because each holds memory, and none longer than needed. A file that the child dies of, or is
-too slow with, is left alone for five minutes. After four of them in a minute all files wait.
+At most 16 binaries are open, because each holds memory, and they are closed when they are no longer needed. If the
+child crashes on a file or takes too long for it, that file is skipped for five minutes. After four such failures within
+a minute no file is read until that minute has passed.
 """
 
 import os
@@ -28,29 +29,29 @@ _LEFT_ALONE_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
 _BEGIN_S = 15.0
-"""A child may take so long to begin, which is no file's fault: seconds where the machine is slow, or busy."""
+"""How long a child may take to start: seconds if the machine is slow or busy. No file is blamed for that."""
 _END_S = 1.0
-"""A child that waits for a file system may take its time to die; it does so without us then."""
+"""How long to wait for a killed child. One that is blocked in a file system may die later; nobody waits for it."""
 _OPEN_S = 1.0
-"""A file system that takes longer to open a file hangs, or might as well."""
+"""A file system that takes longer than this to open a file is treated as hung."""
 _LONGEST_ANSWER = 1 << 18
 _LONGEST_NAME = 10_010
-"""1000 characters, each of which may be spelled out."""
+"""1000 characters, each of which may be written as an escape sequence."""
 _CPU_CLOCK = 2
-"""With a pid before it: a clock of what that process takes of CPUs (the kernel's CPUCLOCK_SCHED)."""
+"""The kernel's CPUCLOCK_SCHED: combined with a PID, it is the clock ID of that process's CPU time."""
 
 
 class _Child:
-    """A running symbol reader. Its answers are not trusted: the file that it reads may have taken it over."""
+    """A running symbol reader. Its answers are not trusted, because a crafted file may have taken it over."""
 
     def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
         self.is_asked = False
         self._answer_s, self._has_begun = answer_s, False
         self._lacking: list[str] = []
-        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._socket, child_socket = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(_BEGIN_S)
-        with theirs:
-            number = theirs.fileno()
+        with child_socket:
+            number = child_socket.fileno()
             self._process = sandbox.start("reader", [str(nice), str(number), debug_directory], fds=[number])
 
     @property
@@ -62,53 +63,54 @@ class _Child:
         return self._process.poll() is None
 
     def begin(self) -> list[str]:
-        """Wait until it is confined, and return what is lacking for that (confinement.confine).
+        """Wait until the child is confined; return the measures that failed (confinement.confine).
 
-        Raises RefusedError if it is not, and has ended; OSError if it does not begin in time.
+        Raises RefusedError if the child could not be confined and has exited, OSError if it does not start in time.
         """
         if not self._has_begun:
-            _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+            _, *reply = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
             self._socket.settimeout(self._answer_s)
             self._has_begun = True
-            self._lacking = [printable(one) for one in said[1:]]
-            if said[:1] == [reader.NO]:
+            self._lacking = [printable(one) for one in reply[1:]]
+            if reply[:1] == [reader.NO]:
                 raise RefusedError(self._lacking[0])
-            if not said:
+            if not reply:
                 raise ConnectionError("the symbol reader has ended")
         return self._lacking
 
     def take_debug_file(self, number: int, fd: int) -> None:
-        """The file that its debug link names. Raises OSError."""
-        self._tell(reader.BESIDE, number, fds=[fd])
+        """Send the file that a binary's debug link names. Raises OSError."""
+        self._send(reader.BESIDE, number, fds=[fd])
 
     def close(self, number: int) -> None:
-        """Returns at once. Raises OSError where it has ended, or does not listen."""
+        """Have the child close a file. Does not block; raises OSError if the child has exited or its socket is full."""
         if not select.select([], [self._socket], [], 0)[1]:
             raise BlockingIOError
-        self._tell(reader.CLOSE, number)
+        self._send(reader.CLOSE, number)
 
-    def _tell(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
+    def _send(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
         socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
-        """So many answers, printable. `fds` are closed as soon as the child has them.
+        """Send a request and return its answers, which must be `answers` in number, made printable.
 
-        Raises OSError if they do not come in time, or are not what was asked; RefusedError as begin() does.
+        `fds` are closed as soon as the child has them. Raises OSError if the answers do not arrive in time or their
+        number is wrong, and RefusedError as begin() does.
         """
         self.is_asked = True
         try:
             try:
                 self.begin()
-                self._tell(kind, number, rest, fds)
+                self._send(kind, number, rest, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
-            _, *said = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+            _, *reply = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
         finally:
             self.is_asked = False
-        if len(said) != answers:
+        if len(reply) != answers:
             raise ConnectionError("the symbol reader has ended")
-        return [printable(one[:_LONGEST_NAME]) for one in said]
+        return [printable(one[:_LONGEST_NAME]) for one in reply]
 
     def end(self) -> None:
         self._socket.close()
@@ -118,91 +120,99 @@ class _Child:
 
 
 class Binaries:
-    """Asks a child of its own about files, for one thread, and keeps open those used last."""
+    """Asks its own child about files, and keeps the most recently used ones open. For use by one thread."""
 
     def __init__(
         self, answer_s: float, nice: int = reader.NICE, debug_directory: str = "", reads: GuardedReads | None = None
     ) -> None:
-        """`answer_s`: a child that takes longer for an answer is ended. `nice`: how much it gives way to others.
-        `debug_directory`: as dwfl.look_in has it. `reads`: by which files are opened."""
+        """Prepare to read files; the child is started when it is first needed.
+
+        `answer_s`: a child that takes longer than this for an answer is killed. `nice`: the child's niceness.
+        `debug_directory`: see dwfl.look_in. `reads`: used to open files.
+        """
         self._reads = (reads or GuardedReads()).channel(_OPEN_S)
         self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
         self._child: _Child | None = None
         self._open: dict[File, tuple[int, OpenedFile]] = {}
-        """A number, by which the child knows the file, and the file, to see whether it changes."""
+        """File → the number by which the child knows it, and the open file, to notice when it changes."""
         self._next = 1
-        self._left_alone: dict[File, float] = {}
-        """Until when, on CLOCK_MONOTONIC."""
+        self._skipped_until_s: dict[File, float] = {}
+        """Skipped files → until when (CLOCK_MONOTONIC)."""
         self._failures_s: deque[float] = deque(maxlen=_MOST_FAILURES)
         self.failures = 0
-        """How often the child died, or was too slow and had to be ended."""
+        """How often the child died, or was killed because it was too slow."""
         self.refused = ""
-        """Why no file is read: what RefusedError says. Empty: they are, as far as is known."""
+        """Why no file is read: the text of the RefusedError. Empty if none has been raised."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def pid(self) -> int:
-        """Of the child; 0 where there is none. For any thread."""
+        """PID of the reader process, or 0 if it is not running. Thread-safe."""
         child = self._child
         return child.pid if child else 0
 
     @property
     def cpu_s(self) -> float:
-        """CPU time that the child has used so far; 0 where there is none."""
+        """CPU time that the child has used so far, or 0 if it is not running."""
         with suppress(OSError):
             return time.clock_gettime(~self.pid << 3 | _CPU_CLOCK) if self.pid else 0.0
         return 0.0
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is being waited for, which takes no longer than was said. For any thread."""
+        """Whether a request is waiting for the child, for `answer_s` at most. Thread-safe."""
         child = self._child
         return child is not None and child.is_asked
 
     def is_left_alone(self, file: File) -> bool:
-        """Whether nothing is known of it because a child died of it, or was too slow."""
-        return file in self._left_alone
+        """Whether the file is skipped, because a child crashed on it or was too slow."""
+        return file in self._skipped_until_s
 
     @property
     def rest_s(self) -> float:
-        """Seconds until there may be another child; 0 but for a while after several have died."""
+        """Seconds until another child may be started: above 0 only after several have failed."""
         if self._child or len(self._failures_s) < _MOST_FAILURES:
             return 0.0
         return max(0.0, self._failures_s[0] + _FAILURES_S - time.monotonic())
 
     def names(self, file: File, offsets: Sequence[int]) -> list[str]:
-        """For each offset its symbol, or nothing."""
+        """Return the symbol at each offset, or an empty string if there is none."""
         return self._ask(reader.NAMES, file, offsets)
 
     def rules(self, file: File, offsets: Sequence[int]) -> list[str]:
-        """For each offset what rules.read reads; nothing of a file that cannot be read."""
+        """Return the unwind rule at each offset, as unwind_rules.read parses it.
+
+        The strings are empty if the file cannot be read.
+        """
         return self._ask(reader.RULES, file, offsets)
 
     def wanted(self, file: File) -> str:
-        """What dwfl.Binary says; nothing of a file that cannot be read."""
+        """Return dwfl.Binary.wanted of the file, or an empty string if it cannot be read."""
         return self._ask_once(reader.WANTED, file)
 
     def symbols(self, file: File) -> str:
-        """What reader.SYMBOLS is answered by; nothing of a file that cannot be read."""
+        """Return the answer to reader.SYMBOLS, or an empty string if the file cannot be read."""
         return self._ask_once(reader.SYMBOLS, file)
 
     def python(self, file: File) -> Interpreter | None:
-        """Where CPython is in it; None where it is not, or is not known."""
+        """Return where CPython is in the file; None if it has none, or that is unknown."""
         return cpython_layout.read(self._ask_once(reader.PYTHON, file))
 
     def start(self) -> _Child:
-        """The child, started if there is none. Raises OSError where it cannot be."""
+        """Return the child; start it if it is not running. Raises OSError if that fails."""
         if self._child and not self._child.is_running:
-            self.end()  # no file's fault: it was waiting
+            self.end()  # it was idle when it died, so no file is to blame
         if self._child is None:
             self._child = _Child(self._answer_s, self._nice, self._debug_directory)
         return self._child
 
     def begin(self) -> list[str]:
-        """Start the child, and wait until it is confined: what is lacking for that. Raises OSError where it cannot be
-        started; no file is read if `refused` says something then."""
+        """Start the child and wait until it is confined; return the measures that failed.
+
+        Raises OSError if it cannot be started. If `refused` is set afterwards, no file will be read.
+        """
         try:
             return [] if self.refused else self.start().begin()
         except RefusedError as refused:
@@ -210,12 +220,12 @@ class Binaries:
             return []
 
     def close(self) -> None:
-        """Close all files; they are opened again when they are needed."""
+        """Close all files. They are opened again when they are needed."""
         while self._open:
             self._close(next(iter(self._open)))
 
     def end(self) -> None:
-        """End the child as well; it, too, comes back when it is needed."""
+        """End the child and close all files. It is started again when it is needed."""
         if self._child:
             self._child.end()
             self._child = None
@@ -223,18 +233,18 @@ class Binaries:
 
     def _ask_once(self, kind: bytes, file: File) -> str:
         try:
-            if not self._is_left_alone(file) and self._is_open(child := self.start(), file):
+            if not self._is_skipped(file) and self._is_open(child := self.start(), file):
                 return child.ask(1, kind, self._open[file][0], b"")[0]
         except RefusedError as refused:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
         except OSError:
-            self._leave_alone(file)
+            self._skip(file)
         return ""
 
     def _ask(self, kind: bytes, file: File, offsets: Sequence[int]) -> list[str]:
         try:
-            if offsets and not self._is_left_alone(file):
+            if offsets and not self._is_skipped(file):
                 child = self.start()
                 if self._is_open(child, file):
                     words = struct.pack(f"={len(offsets)}Q", *offsets)
@@ -243,44 +253,47 @@ class Binaries:
             self._refuse(refused)
             file.unreadable = NOT_CONFINED
         except OSError:
-            self._leave_alone(file)
+            self._skip(file)
         return [""] * len(offsets)
 
     def _refuse(self, refused: RefusedError) -> None:
         self.refused = str(refused)
         self.end()
 
-    def _is_left_alone(self, file: File) -> bool:
+    def _is_skipped(self, file: File) -> bool:
         if self.refused:
             file.unreadable = NOT_CONFINED
             return True
-        until_s = self._left_alone.get(file)
+        until_s = self._skipped_until_s.get(file)
         if until_s is None:
             return False
         if time.monotonic() < until_s:
             file.unreadable = TOO_SLOW
             return True
-        del self._left_alone[file]
+        del self._skipped_until_s[file]
         file.forget_nameless()
         return False
 
-    def _leave_alone(self, file: File) -> None:
+    def _skip(self, file: File) -> None:
         now_s = time.monotonic()
-        self._left_alone = {one: until_s for one, until_s in self._left_alone.items() if until_s > now_s}
-        self._left_alone[file] = now_s + _LEFT_ALONE_S
+        self._skipped_until_s = {one: until_s for one, until_s in self._skipped_until_s.items() if until_s > now_s}
+        self._skipped_until_s[file] = now_s + _LEFT_ALONE_S
         self._failures_s.append(now_s)
         self.failures += 1
         file.unreadable = TOO_SLOW
         self.end()
 
     def _is_open(self, child: _Child, file: File) -> bool:
-        """Whether `file` is open in the child by now: not if it cannot be, is no ELF, or was overwritten."""
+        """Open `file` in the child if it is not open yet, and return whether that succeeded.
+
+        It fails if the file cannot be opened, is not ELF, or was overwritten.
+        """
         try:
-            self._look_again(file)
+            self._close_if_changed(file)
             if file.retired:
                 return False
             if file in self._open:
-                self._open[file] = self._open.pop(file)  # at the end: the others are closed first
+                self._open[file] = self._open.pop(file)  # move it to the end: the first ones are closed first
                 return True
             found = file.open(self._reads)
         except TimeoutError:
@@ -306,15 +319,18 @@ class Binaries:
                 os.close(debug_file)
         return True
 
-    def _look_again(self, file: File) -> None:
-        """Close it, if it was overwritten or explained since it was opened. Raises TimeoutError."""
+    def _close_if_changed(self, file: File) -> None:
+        """Close the file if it was overwritten, or its debug file has arrived, since it was opened.
+
+        Raises TimeoutError.
+        """
         if file not in self._open:
             return
         try:
             written_ns = self._open[file][1].written_ns(self._reads)
         except TimeoutError:
             raise
-        except OSError:  # that child has died: it is opened again
+        except OSError:  # the read child has died: open the file again
             self._close(file)
             return
         if written_ns not in (None, file.written_ns):
@@ -325,11 +341,10 @@ class Binaries:
             self._close(file)
 
     def _beside(self, file: File, name: str) -> int | None:
-        """A descriptor of the debug file called `name` that lies beside a binary or in .debug there, as libdw looks for
-        it.
+        """Open the debug file called `name` next to a binary or in .debug there, as libdw would; return its descriptor.
 
-        The child can open nothing by its path. The name is the binary's word: so it is opened only if it is a file, in
-        that directory, which anybody may read.
+        The child cannot open anything by path. The name comes from the untrusted binary, so it is opened only if it is
+        a regular file in that directory which everybody may read.
         """
         if name != Path(name).name:
             return None
@@ -340,8 +355,8 @@ class Binaries:
         return None
 
     def _hangs(self, file: File) -> bool:
-        """It is left alone as one that the child was too slow with, but no child is to blame."""
-        self._left_alone[file] = time.monotonic() + _LEFT_ALONE_S
+        """Skip a file whose file system hangs, as if the child had been too slow, but do not count a failure."""
+        self._skipped_until_s[file] = time.monotonic() + _LEFT_ALONE_S
         file.unreadable = TOO_SLOW
         if file in self._open:
             self._close(file)

@@ -1,4 +1,7 @@
-"""The rules of one binary, from its .eh_frame (or .debug_frame) by libdw. For the reader's child process alone."""
+"""Unwind rules of one binary, read from its .eh_frame (or .debug_frame) by libdw.
+
+Used only in the symbol reader, a child process.
+"""
 
 import ctypes as ct
 from collections.abc import Sequence
@@ -10,9 +13,9 @@ from offtop.kernel.binary.unwind_rules import AARCH64, CFA, NO_RULE, UNDEFINED, 
 
 _Pointer = ct.c_void_p
 _MACHINES = {62: X86_64, 183: AARCH64}
-"""By ELF's e_machine."""
+"""ELF's e_machine → registers of that machine."""
 _RESTORER = bytes.fromhex("48c7c00f0000000f05")
-"""mov $15,%rax; syscall: rt_sigreturn(2), as debuggers know it where no rule is there (musl, Go)."""
+"""mov $15,%rax; syscall: rt_sigreturn(2). Debuggers recognize it, too, if there is no rule for it (musl, Go)."""
 _RT_SIGNAL = Rule(
     Value(7, 160, True),
     Value(7, 168, True),
@@ -21,11 +24,10 @@ _RT_SIGNAL = Rule(
     Value(7, 160, True),
     True,
 )
-"""Where the kernel puts registers on x86-64 (struct ucontext, from the restorer's stack pointer on): r12 to r15 after
-r8 to r11, then rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip."""
+"""Where the kernel saves registers on x86-64: struct ucontext, relative to the restorer's stack pointer. r8 to r15 come
+first, then rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip."""
 _RESTORER_ARM = bytes.fromhex("681180d2010000d4")
-"""mov x8, #139; svc #0: the same call. The rule that the kernel's own has there leads past the frame that was
-interrupted."""
+"""mov x8, #139; svc #0: the same call on arm64. The rule in the kernel's vDSO for it skips the interrupted frame."""
 _RT_SIGNAL_ARM = Rule(
     Value(AARCH64.sp, 560, True),
     Value(AARCH64.sp, 568, True),
@@ -34,7 +36,7 @@ _RT_SIGNAL_ARM = Rule(
     Value(AARCH64.sp, 560, True),
     True,
 )
-"""Likewise (struct sigcontext): x0 to x30, then sp and pc."""
+"""The same for arm64 (struct sigcontext): x0 to x30, then sp and pc."""
 
 _ADDR, _DEREF = 0x03, 0x06
 _CONSTANTS = range(0x08, 0x12)
@@ -46,11 +48,11 @@ _BASED = range(0x70, 0x90)
 _REGX, _BREGX, _CALL_FRAME_CFA, _STACK_VALUE = 0x90, 0x92, 0x9C, 0x9F
 """DW_OP_* (DWARF 5, 7.7.1)."""
 _CONSTANT = 102
-"""The base of a plain number, in what is worked out here."""
+"""Base of a plain number while an expression is evaluated."""
 
 
 class _Op(ct.Structure):
-    """One step of a DWARF expression."""
+    """Dwarf_Op of elfutils/libdw.h: one operation of a DWARF expression."""
 
     _fields_ = (("atom", ct.c_uint8), ("number", ct.c_uint64), ("number2", ct.c_uint64), ("offset", ct.c_uint64))
     atom: int
@@ -59,7 +61,7 @@ class _Op(ct.Structure):
 
 
 class _Item(NamedTuple):
-    """base + offset, or the word there, plus `more`."""
+    """base + offset, or the word at that address (if `is_at`), plus `more`."""
 
     base: int
     offset: int = 0
@@ -68,12 +70,12 @@ class _Item(NamedTuple):
 
 
 class _OddError(Exception):
-    """No Value says it."""
+    """An expression that no Value can represent."""
 
 
 @cache
 def library() -> ct.CDLL:
-    """libdw, with what is needed of it here."""
+    """libdw, with the functions declared that are used here."""
     dw = dwfl.library()
     for name in ("dwfl_module_eh_cfi", "dwfl_module_dwarf_cfi"):
         getattr(dw, name).restype = _Pointer
@@ -96,7 +98,7 @@ def _libc() -> ct.CDLL:
 
 
 class Unwinding:
-    """What an open binary says of its frames. For use by one thread, while the binary is open."""
+    """Unwind information of an open binary. For use by one thread, while the binary is open."""
 
     def __init__(self, binary: dwfl.Binary) -> None:
         self._binary = binary
@@ -104,7 +106,7 @@ class Unwinding:
         self._tables: dict[str, tuple[int, int]] = {}
 
     def rule(self, offset: int) -> Rule:
-        """Of the byte of code at `offset` in the file; NO_RULE where the binary has none."""
+        """Return the rule of the byte of code at `offset` in the file, or NO_RULE if it has none."""
         address = self._binary.address(offset)
         if address is None or self._machine is None:
             return NO_RULE
@@ -153,7 +155,10 @@ def _rule(frame: ct.c_void_p, machine: Machine, address: int) -> Rule:
 
 
 def _kept(frame: ct.c_void_p, number: int, address: int) -> Value:
-    """Of a register that calls keep: where nothing is said of it, it is what it was (libdw knows that but of rbx)."""
+    """Return the value of a callee-saved register, which is unchanged if the binary does not mention it.
+
+    libdw knows that itself, except for rbx.
+    """
     value = _register(frame, number, address)
     return Value(number) if value.base == UNDEFINED else value
 
@@ -163,7 +168,7 @@ def _register(frame: ct.c_void_p, number: int, address: int) -> Value:
     ops, count = ct.POINTER(_Op)(), ct.c_size_t()
     if library().dwarf_frame_register(frame, number, memory, ct.byref(ops), ct.byref(count)):
         return Value(UNDEFINED)
-    if not count.value:  # a null pointer: the same as here
+    if not count.value:  # a null pointer means unchanged
         return Value(UNDEFINED) if ops else Value(number)
     last = ops[count.value - 1].atom
     if last == _STACK_VALUE:
@@ -179,8 +184,11 @@ def _register(frame: ct.c_void_p, number: int, address: int) -> Value:
 
 
 def _worked_out(ops: Sequence[_Op], address: int) -> Value:
-    """The value of an expression, as far as it can be known without running: rules of one address have it of one
-    register, whatever else they reckon (as the PLT's do, with the address)."""
+    """Evaluate an expression, as far as that is possible without the registers' values.
+
+    At one address, a rule depends on one register, even if it computes with the address first (as in the PLT).
+    Raises _OddError if no Value can represent the result.
+    """
     stack: list[_Item] = []
     for op in ops:
         atom, number, signed = op.atom, op.number, _signed(op.number)
@@ -195,15 +203,15 @@ def _worked_out(ops: Sequence[_Op], address: int) -> Value:
         elif atom == _CALL_FRAME_CFA:
             stack.append(_Item(CFA))
         elif atom == _PLUS_UCONST and stack:
-            stack.append(_sum(stack.pop(), _Item(_CONSTANT, signed)))  # which wraps
+            stack.append(_sum(stack.pop(), _Item(_CONSTANT, signed)))  # unsigned in DWARF; the sum wraps
         elif atom == _DEREF and stack and not stack[-1].is_at and stack[-1].base != _CONSTANT:
             stack.append(stack.pop()._replace(is_at=True))
         elif len(stack) >= 2:
             right, left = stack.pop(), stack.pop()
-            stack.append(_sum(left, right) if atom == _PLUS else _Item(_CONSTANT, _reckoned(atom, left, right)))
+            stack.append(_sum(left, right) if atom == _PLUS else _Item(_CONSTANT, _computed(atom, left, right)))
         else:
             raise _OddError
-    if not stack or stack[-1].more or stack[-1].base == _CONSTANT:  # libdw puts the CFA below a register's expression
+    if not stack or stack[-1].more or stack[-1].base == _CONSTANT:  # libdw pushes the CFA before a register rule
         raise _OddError
     return Value(*stack[-1][:3])
 
@@ -218,7 +226,7 @@ def _sum(left: _Item, right: _Item) -> _Item:
     return left._replace(offset=_wrapped(left.offset + right.offset))
 
 
-def _reckoned(atom: int, left: _Item, right: _Item) -> int:
+def _computed(atom: int, left: _Item, right: _Item) -> int:
     if (left.base, right.base) != (_CONSTANT, _CONSTANT):
         raise _OddError
     a, b = left.offset, right.offset
@@ -242,7 +250,7 @@ def _reckoned(atom: int, left: _Item, right: _Item) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """As a machine of 64 bits has it."""
+    """Wrap a number to 64 bits, signed."""
     return _signed(number & (1 << 64) - 1)
 
 

@@ -1,9 +1,9 @@
-"""What a child that handles untrusted files or answers gives up before it looks at the first one.
+"""Drops the privileges of a child process before it handles untrusted files or replies.
 
-It becomes nobody, without capabilities, and may never gain any. Landlock closes the file system to it but for a few
-directories, and seccomp refuses system calls that it does not need. So code that takes such a child over by a crafted
-file can compute, and answer its parent, and little else. What must be imported, loaded or opened is, before: afterwards
-no memory can be made executable, and no library be found.
+The child becomes nobody, without capabilities and without a way to gain any. Landlock denies it the file system except
+a few directories, and seccomp refuses system calls that it does not need. Code that takes such a child over through a
+crafted file can compute and answer its parent, and little else. Everything that must be imported, loaded or opened has
+to be before that: afterwards no memory can be made executable and no library can be found.
 """
 
 import ctypes as ct
@@ -18,26 +18,26 @@ from pathlib import Path
 from typing import Any
 
 _MOST_MEMORY_BYTES = 4 << 30
-"""Of addresses: a small file may unpack to a large one."""
+"""Limit of the address space. It is large because a small file may unpack to a large one."""
 _NOBODY = 65534
 _CAPABILITY_VERSION_3 = 0x20080522
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVILEGES = 1, 4, 15, 38
-"""Of prctl: PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS (linux/prctl.h)."""
+"""prctl(2): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS (linux/prctl.h)."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System calls of Landlock, which have these numbers on every machine (linux/landlock.h has what follows)."""
+"""Landlock's system calls, which have these numbers on every machine. The constants below are from linux/landlock.h."""
 _GET_VERSION = 1
 _PATH_BENEATH = 1
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
 _RIGHTS_ADDED = ((5, 16), (3, 15), (2, 14), (1, 13))
-"""From which version on there are how many rights on files."""
+"""(ABI version, number of file access rights from that version on), newest first."""
 _TCP = 3
-"""To bind and to connect; from version 4 on."""
+"""Rights to bind and to connect, from ABI version 4 on."""
 _SIGNALS, _ABSTRACT_SOCKETS = 2, 1
-"""Scopes, from version 6 on."""
+"""Scopes, from ABI version 6 on."""
 
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
-"""Of libseccomp: SCMP_ACT_ALLOW, SCMP_ACT_KILL_PROCESS, SCMP_ACT_ERRNO."""
+"""libseccomp: SCMP_ACT_ALLOW, SCMP_ACT_KILL_PROCESS, SCMP_ACT_ERRNO."""
 _MASKED_EQUAL = 7
 """SCMP_CMP_MASKED_EQ."""
 _ALL_BITS = (1 << 64) - 1
@@ -51,7 +51,7 @@ _NEEDED = (
     "read readlink readlinkat readv recvfrom recvmsg restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn "
     "sched_getaffinity sched_yield select sendmsg sendto sigaltstack stat statx sysinfo time times uname write writev"
 )
-"""By what reads binaries, and by the Python around it. Some more are let through with some arguments only."""
+"""System calls that libdw and the Python around it need. A few more are allowed with certain arguments only."""
 _DANGEROUS = (
     "acct add_key bpf chroot clone clone3 delete_module execve execveat finit_module fork fsconfig fsmount fsopen "
     "init_module io_uring_enter io_uring_register io_uring_setup kcmp kexec_file_load kexec_load keyctl kill mount "
@@ -60,18 +60,18 @@ _DANGEROUS = (
     "quotactl reboot request_key rt_sigqueueinfo rt_tgsigqueueinfo setns settimeofday swapoff swapon syslog tgkill "
     "tkill umount2 unshare userfaultfd vfork"
 )
-"""No child has a use for these: one that calls them has been taken over, and is killed."""
+"""System calls that no child uses: one that makes them has been taken over, and is killed."""
 
 
 NOT_NOBODY = (
-    "the process that reads the files of programs cannot stop being root ({}). "
-    "Give offtop CAP_SETUID and CAP_SETGID, or start it as another user than root, with capabilities"
+    "the process that reads binaries cannot stop being root ({}). "
+    "Give offtop CAP_SETUID and CAP_SETGID, or run it as a user other than root, with capabilities"
 )
-"""For a person; in it goes the text of a RefusedError."""
+"""Message for the user; `{}` takes the text of a RefusedError."""
 
 
 class RefusedError(Exception):
-    """The kernel did not let the process stop being root. The text says which call failed, and why."""
+    """The kernel refused to let the process stop being root. The text says which call failed, and why."""
 
 
 class _Argument(ct.Structure):
@@ -81,12 +81,12 @@ class _Argument(ct.Structure):
 
 
 def confine(most_file_bytes: int, readable: Collection[str] = (), network: bool = False) -> list[str]:
-    """Give up all that can be given up, and return what could not be, one text each.
+    """Drop all privileges that can be dropped; return the measures that failed, as texts.
 
-    `most_file_bytes`: no file may grow beyond. `readable`: directories in which files
-    can still be opened, to be read. `network`: for a child that has the network, and so parses nothing: it keeps all
-    that nobody may do but the dangerous calls and writing to files by name.
-    Raises RefusedError if the process would go on as root, in which case it must end.
+    `most_file_bytes`: limit on the size of files that it writes. `readable`: directories whose files can still be
+    opened for reading. `network`: for the child that uses the network and therefore parses nothing. It keeps all that
+    the user nobody may do, except dangerous system calls and writing to files by name.
+    Raises RefusedError if the process would stay root; it must exit then.
     """
     libc, filters = ct.CDLL(None, use_errno=True), _libseccomp()
     limits = (
@@ -96,24 +96,24 @@ def confine(most_file_bytes: int, readable: Collection[str] = (), network: bool 
     )
     for what, most in limits:
         resource.setrlimit(what, (most, most))
-    with suppress(OSError):  # a binary can be made to fill the memory: then let the kernel end this process first
+    with suppress(OSError):  # a crafted binary may fill the memory: have the kernel kill this process first
         fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(fd, b"1000")
         os.close(fd)
     if os.geteuid() == 0:
         _become_nobody()
-    libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # those that another user than root may have
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be let go on alone
+    libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24))  # a user other than root may have some
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be continued alone
     settings = (
         (_SET_NO_NEW_PRIVILEGES, 1),
-        (_SET_DUMPABLE, 0),  # no core dump, and no other nobody may look in
-        (_SET_DEATH_SIGNAL, signal.SIGKILL),  # last, because the kernel forgets it with every change of user
+        (_SET_DUMPABLE, 0),  # no core dump, and no access for other processes of nobody
+        (_SET_DEATH_SIGNAL, signal.SIGKILL),  # last, because the kernel resets it when the user changes
     )
     for setting, value in settings:
         libc.prctl(setting, *(ct.c_ulong(word) for word in (value, 0, 0, 0)))
     lacking: list[str] = []
     try:
-        _close_file_system(libc, readable, network)
+        _restrict_files(libc, readable, network)
     except OSError as error:
         lacking.append(f"Landlock ({error.strerror})")
     try:
@@ -124,7 +124,7 @@ def confine(most_file_bytes: int, readable: Collection[str] = (), network: bool 
 
 
 def set_name(name: str) -> None:
-    """Of this process, by which it can be found."""
+    """Set the name of this process, as ps shows it."""
     ct.CDLL(None).prctl(_SET_NAME, name.encode())
 
 
@@ -141,8 +141,11 @@ def _become_nobody() -> None:
             raise RefusedError(f"{name}: {error.strerror}") from error
 
 
-def _close_file_system(libc: ct.CDLL, readable: Collection[str], network: bool) -> None:
-    """By Landlock (linux/landlock.h). Raises OSError if this kernel has none, or refuses."""
+def _restrict_files(libc: ct.CDLL, readable: Collection[str], network: bool) -> None:
+    """Restrict file access with Landlock (linux/landlock.h).
+
+    Raises OSError if this kernel has no Landlock, or refuses.
+    """
     version = _called(libc, _CREATE_RULESET, None, 0, _GET_VERSION)
     rights = (1 << next(count for since, count in _RIGHTS_ADDED if version >= since)) - 1
     words = [rights & ~(_READ_FILE | _READ_DIRECTORY) if network else rights]
@@ -169,7 +172,7 @@ def _called(libc: ct.CDLL, number: int, *arguments: int | bytes | None) -> int:
 
 
 def _libseccomp() -> Any:
-    """None if it is not installed."""
+    """Load libseccomp, or return None if it is not installed."""
     try:
         lib = ct.CDLL("libseccomp.so.2")
     except OSError:
@@ -183,7 +186,10 @@ def _libseccomp() -> Any:
 
 
 def _filter_system_calls(lib: Any, network: bool) -> None:
-    """By libseccomp, which knows the numbers of each machine. Raises OSError if it is not installed, or refused."""
+    """Install the seccomp filter, through libseccomp because it knows the numbers of each machine.
+
+    Raises OSError if libseccomp is not installed, or the kernel refuses.
+    """
     if lib is None:
         raise OSError(errno.ENOENT, "libseccomp.so.2 is not installed")
     context = lib.seccomp_init(_ALLOW if network else _REFUSE)
@@ -191,7 +197,7 @@ def _filter_system_calls(lib: Any, network: bool) -> None:
     def rule(action: int, names: str, arguments: Sequence[_Argument] = ()) -> None:
         for name in names.split():
             number: int = lib.seccomp_syscall_resolve_name(name.encode())
-            if number != -1:  # else it is newer than the library: then it is refused like all others
+            if number != -1:  # -1: newer than the library, and refused like all others
                 failed = lib.seccomp_rule_add_array(
                     context, action, number, len(arguments), (_Argument * len(arguments))(*arguments)
                 )

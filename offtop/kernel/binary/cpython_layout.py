@@ -1,10 +1,10 @@
-"""Where CPython has its threads, their frames and what these are called: of 3.9 to 3.14, as its headers lay it out.
+"""Layout of CPython's threads, frames, code objects and strings in memory, for versions 3.9 to 3.14.
 
-From 3.13 on an interpreter publishes that itself (_Py_DebugOffsets, for tools that look at it from outside). For those
-before it is written down here, as the headers of CPython 3.9.18, 3.10.13, 3.11.2, 3.11.7 and 3.12.1 have it for 64 bits
+From 3.13 on an interpreter publishes its offsets (_Py_DebugOffsets, meant for out-of-process tools). For older ones the
+offsets are listed here, from the 64-bit headers of CPython 3.9.18, 3.10.13, 3.11.2, 3.11.7 and 3.12.1
 (Include/internal/pycore_runtime.h, pycore_interp.h, pycore_frame.h, Include/cpython/pystate.h, code.h,
-unicodeobject.h): within one minor version these structs do not change. Free-threaded builds lay objects out in another
-way, and are left alone.
+unicodeobject.h). Within one minor version these structs do not change. Free-threaded builds have other object layouts
+and are not supported.
 """
 
 import platform
@@ -19,17 +19,17 @@ _RUNTIME, _EVAL, _VERSION, _CODE_TYPE = b"_PyRuntime", b"_PyEval_EvalFrameDefaul
 _OF_NAME = re.compile(r"python(3)\.(\d{1,2})")
 _COOKIE = b"xdebugpy"
 _OFFSETS = struct.Struct("=8s47Q")
-"""_Py_DebugOffsets, up to the last that is needed."""
+"""_Py_DebugOffsets, up to the last field that is needed."""
 _LARGEST_OFFSET = 1 << 24
 _PAST_RUNTIME = 1 << 40
 _NO_TAGS = (1 << 64) - 1
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes; the first ones as bpf/offcpu.h's struct python has them."""
+    """Offsets in bytes. The first twelve are in the order of struct python in bpf/offcpu.h."""
 
     interpreters: int
-    """Of _PyRuntime: the pointer to the first interpreter."""
+    """In _PyRuntime: the pointer to the first interpreter."""
     code_mask: int
     next_interpreter: int
     threads: int
@@ -43,15 +43,15 @@ class Layout(NamedTuple):
     marks: int
     """layout.MARKS_*"""
     file_name: int
-    """Of a code object, as are the next ones: a string."""
+    """In a code object, like the next two: a string."""
     name: int
-    """The qualified one from 3.11 on."""
+    """A string; the qualified name from 3.11 on."""
     line: int
-    """The first one of the function: 32 bits."""
+    """First line of the function, 32 bits."""
     ascii_bytes: int
-    """Where the characters of a string begin, if they are all ASCII."""
+    """Where the characters of an ASCII string begin."""
     compact_bytes: int
-    """And if they are not."""
+    """Where the characters of any other compact string begin."""
 
 
 _NO_HOLDER = layout.PYTHON_NO_HOLDER
@@ -66,45 +66,49 @@ _PUBLISHED = {
     (3, 13): (_NO_TAGS, (5, 8, 9, 21, 24, 23, 30, 29, 33, 35, 37, 39)),
     (3, 14): (_NO_TAGS & ~3, (5, 8, 9, 24, 27, 26, 33, 32, 36, 40, 42, 44)),
 }
-"""What of the word in a frame is the code object's address; and, in words from the beginning of _Py_DebugOffsets, where
-it says: interpreters_head; next, threads_head of an interpreter; next, thread_id, current_frame of a thread;
+"""Version → which bits of the word in a frame are the code object's address, and at which words of _Py_DebugOffsets
+these offsets are: interpreters_head; next, threads_head of an interpreter; next, thread_id, current_frame of a thread;
 executable, previous, owner of a frame; filename, qualname, firstlineno of a code object."""
 _HAS_FS_BASE = platform.machine() == "x86_64"
 _WITHOUT_NATIVE_ID = (3, 9), (3, 10)
-"""Elsewhere a thread is known by native_thread_id, which is right behind thread_id since 3.11
-(Include/cpython/pystate.h): what gettid() gives."""
+"""Versions without native_thread_id, which is the result of gettid(). It follows thread_id directly since 3.11
+(Include/cpython/pystate.h), and identifies a thread on machines other than x86-64."""
 STATE_OFFSET, LENGTH_OFFSET, TYPE_OFFSET = 32, 16, 8
-"""Of a string: how it is kept, and how many characters it has; of any object: its type."""
+"""Offsets of a string's state and of its length in characters; of any object's type."""
 
 
 class Interpreter(NamedTuple):
-    """What a binary says: where in it CPython is."""
+    """Where CPython is in a binary."""
 
     version: tuple[int, int]
     runtime: int
-    """_PyRuntime, as if its data lay where its code does in the file: to that, add where the code is mapped and take
-    away the offset of that mapping."""
+    """_PyRuntime, less the difference between address and file offset of the code. Add where the code is mapped, and
+    subtract the file offset of that mapping, to get its address in a process."""
     code_type: int
-    """PyCode_Type, likewise."""
+    """PyCode_Type, relative like `runtime`."""
     eval_start: int
-    """Offsets in the file of the function that runs Python code."""
+    """File offset of _PyEval_EvalFrameDefault, the function that runs Python code."""
     eval_end: int
+    """File offset of its end."""
     layout: Layout
 
     def python_at(self, runtime: int, generation: int) -> bytes:
-        """layout.PYTHON_LAYOUT, of a process where _PyRuntime is at `runtime`."""
+        """Pack layout.PYTHON_LAYOUT for a process whose _PyRuntime is at address `runtime`."""
         first, *rest = self.layout[:12]
         return layout.PYTHON_LAYOUT.pack(runtime + first, *rest, generation & 0xFFFF, 0, 0, 0)
 
 
 def may_be_python(label: str) -> bool:
-    """Whether a binary may hold CPython, by its path."""
+    """Whether a binary may contain CPython, judging by its path."""
     name = label.rpartition("/")[2]
-    return "python" in name and ".cpython-" not in name  # which is in the names of its modules
+    return "python" in name and ".cpython-" not in name  # extension modules have .cpython- in their names
 
 
 def interpreter(fd: int, path: str) -> Interpreter | None:
-    """What an ELF file says; None of one that is no CPython that is known here. Raises ValueError or struct.error."""
+    """Find CPython in an ELF file; None if it has none, or an unknown version.
+
+    Raises ValueError or struct.error if the file is broken.
+    """
     found = elf.symbols(fd, (_RUNTIME, _EVAL, _VERSION, _CODE_TYPE))
     if not found.keys() >= {_RUNTIME, _EVAL, _CODE_TYPE}:
         return None
@@ -112,8 +116,8 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
     if _VERSION in found:
         number = int.from_bytes(elf.at(fd, found[_VERSION].address, 4), "little")
         version = number >> 24, number >> 16 & 0xFF
-    elif told := _OF_NAME.search(path.rpartition("/")[2]):
-        version = int(told[1]), int(told[2])
+    elif match := _OF_NAME.search(path.rpartition("/")[2]):
+        version = int(match[1]), int(match[2])
     runtime = found[_RUNTIME].address
     known = LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
     if known and not _HAS_FS_BASE:
@@ -128,12 +132,12 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
 
 
 def written(found: Interpreter | None) -> str:
-    """For the wire; nothing of None."""
+    """Serialize an Interpreter for the parent; an empty string for None."""
     return "" if found is None else " ".join(map(str, (*found.version, *found[1:5], *found.layout)))
 
 
 def read(text: str) -> Interpreter | None:
-    """What `written` has written, by a stranger perhaps."""
+    """Parse the result of `written`, which is untrusted; None if it is invalid."""
     try:
         major, minor, *numbers = (int(word) for word in text.split())
         where, offsets = numbers[:4], numbers[4:]

@@ -1,7 +1,8 @@
-"""Debug files from servers of debuginfod, for a person who asked for that: nothing else in offtop uses a network.
+"""Debug files from debuginfod servers, fetched only on request: nothing else in offtop uses the network.
 
-A thread has a child (fetch.py) get one after another, into a directory of our own that goes with us. There libdw finds
-them by build id. So the child that reads strangers' binaries has no network, and the one that has it reads none.
+A thread has a child (fetch.py) fetch them one by one, into a temporary directory that is removed at exit. libdw finds
+them there by build ID. So the child that reads untrusted binaries has no network, and the one that has the network
+reads no binaries.
 """
 
 import os
@@ -20,30 +21,30 @@ from offtop.errors import OfftopError, UsageError
 from offtop.kernel.binary import sandbox
 
 FOUND, FAILED, UNKNOWN = range(3)
-"""How a child ends: with the file; because a server could not be asked; because none has it."""
+"""Exit status of the child: it got the file; a server could not be asked; no server has the file."""
 AUTO = "auto"
-"""Stands for the servers that this machine knows."""
-_KNOWN = Path("/etc/debuginfod")
-"""Where distributions put the addresses of theirs, one file each (elfutils' profile.d reads them, too)."""
+"""Stands for the servers that are configured on this machine."""
+_CONFIGURED = Path("/etc/debuginfod")
+"""Where distributions put their servers' addresses, one per file (elfutils' profile.d reads them, too)."""
 _ADDRESS = re.compile(r"https?://[!-+\--~]+")
 _BUILD_ID = re.compile("[0-9a-f]{6,128}")
 _MOST_BYTES = 2 << 30
-"""Of all files together."""
+"""Limit for all files together."""
 _FETCH_S = 600.0
 _CLOSE_S = 2.0
 _MOST_QUEUED = 10_000
 
 
-def servers(said: str, environ: Mapping[str, str], directory: Path = _KNOWN) -> list[str]:
-    """Their addresses. Raises UsageError where AUTO stands for none."""
-    if said != AUTO:
-        return _parted(said)
+def servers(addresses: str, environ: Mapping[str, str], directory: Path = _CONFIGURED) -> list[str]:
+    """Return the servers' addresses. Raises UsageError if AUTO is given and this machine has none configured."""
+    if addresses != AUTO:
+        return _split(addresses)
     texts = [environ.get("DEBUGINFOD_URLS", "")]
     if not texts[0].strip():
         for file in sorted(directory.glob("*.urls")):
             with suppress(OSError):
                 texts.append(file.read_text(errors="replace"))
-    found = [one for one in _parted(" ".join(texts)) if _ADDRESS.fullmatch(one)]
+    found = [one for one in _split(" ".join(texts)) if _ADDRESS.fullmatch(one)]
     if not found:
         raise UsageError(
             "--debuginfod: neither DEBUGINFOD_URLS (which sudo drops) nor /etc/debuginfod names a server. "
@@ -52,7 +53,7 @@ def servers(said: str, environ: Mapping[str, str], directory: Path = _KNOWN) -> 
     return found
 
 
-def _parted(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [one for one in re.split(r"[\s,]+", text) if one]
 
 
@@ -62,19 +63,19 @@ class _Wanted(NamedTuple):
 
 
 class DebugFiles:
-    """Fetches what it is asked for, each file once. `want` is for any thread."""
+    """Fetches debug files, each once. `want` is thread-safe."""
 
     def __init__(self, servers: Sequence[str]) -> None:
-        """Raises OfftopError where there is no place for them."""
+        """Raises OfftopError if no temporary directory can be created."""
         self._servers = servers
         try:
             self.directory = Path(tempfile.mkdtemp(prefix="offtop-debug-"))
-            """Holds `.build-id`, as /usr/lib/debug does."""
+            """Contains `.build-id`, like /usr/lib/debug."""
         except OSError as error:
             raise OfftopError(
-                f"--debuginfod: there is no place for debug files ({error.strerror}). Name one: TMPDIR=DIRECTORY"
+                f"--debuginfod: no directory for debug files can be made ({error.strerror}). Name one: TMPDIR=DIRECTORY"
             ) from error
-        self.directory.chmod(0o755)  # for the child that reads them, as nobody
+        self.directory.chmod(0o755)  # the child that reads them runs as nobody
         self._queue: deque[_Wanted] = deque()
         self._outcomes = dict.fromkeys((FOUND, FAILED, UNKNOWN), 0)
         self._left_bytes = _MOST_BYTES
@@ -86,13 +87,16 @@ class DebugFiles:
 
     @property
     def told(self) -> str:
-        """What came of it until now."""
+        """Counts of the outcomes so far, and the servers, for people."""
         counts = zip(("fetched", "failed", "not there"), self._outcomes.values(), strict=True)
         return f"{', '.join(f'{count} {what}' for what, count in counts)}; {' '.join(self._servers)}"
 
     def want(self, build_id: str, arrived: Callable[[], None]) -> None:
-        """`arrived` is called, from another thread, when the file is there; not at all if no server has it."""
-        if not _BUILD_ID.fullmatch(build_id):  # a stranger's word
+        """Fetch the debug file of `build_id`.
+
+        `arrived` is called from another thread when the file is there, and never if no server has it.
+        """
+        if not _BUILD_ID.fullmatch(build_id):  # it comes from an untrusted binary
             return
         with self._changed:
             if len(self._queue) < _MOST_QUEUED and not self._closing:
@@ -124,13 +128,13 @@ class DebugFiles:
                 wanted.arrived()
 
     def _next(self) -> _Wanted | None:
-        """None: there will be no more."""
+        """Wait for the next file to fetch; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             return None if self._closing else self._queue.popleft()
 
     def _fetch(self, build_id: str, path: Path) -> int:
-        """Raises OSError where there is no room, and no way to start a child."""
+        """Fetch one file and return the outcome. Raises OSError if it cannot be written, or the child not started."""
         path.parent.mkdir(parents=True, exist_ok=True)
         for directory in (path.parent, path.parent.parent):
             directory.chmod(0o755)

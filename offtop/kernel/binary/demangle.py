@@ -1,7 +1,7 @@
-"""Linkers' names into those that people wrote: C++ by libstdc++'s own demangler, Rust old and new.
+"""Demangles symbols: C++ with libstdc++'s demangler, and Rust's legacy and v0 manglings.
 
-A symbol is a stranger's. libstdc++'s demangler takes exponential time and memory for names made to that end,
-so a name whose substitutions could multiply that far is left mangled; no compiler's name comes near.
+Symbols are untrusted. libstdc++'s demangler takes exponential time and memory for names crafted for that, so a name
+whose substitutions could multiply that far stays mangled. No compiler emits names that come near that limit.
 """
 
 import ctypes as ct
@@ -18,7 +18,7 @@ _MOST_EXPANDED = 1 << 26
 _SUBSTITUTION = re.compile(r"[ST][0-9A-Z]*_")
 _CONVERSION = re.compile(r"cvT[0-9]*_")
 _MOST_CONVERSIONS = 6
-"""Each operator of a template type is parsed twice, and what it holds twice again."""
+"""A conversion operator to a template type is parsed twice, and each one nested in it twice again."""
 _RUST_HASH = re.compile(r"::h[0-9a-f]{16}(?=$| \[clone|\.)")
 _RUST_ESCAPE = re.compile(r"\$(SP|BP|RF|LT|GT|LP|RP|C|u[0-9a-f]{1,5})\$")
 _RUST_GUARD = re.compile(r"(?<![^:])_\$")
@@ -26,8 +26,8 @@ _RUST_ESCAPES = {"SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(
 
 
 def demangled(symbol: str) -> str:
-    """What a person calls `symbol`, at most 1000 characters of it, printable. Never raises."""
-    name = symbol.partition("@")[0] or symbol  # a version, as in nanosleep@GLIBC_2.2.5
+    """Demangle `symbol`: at most 1000 characters, printable. Never raises."""
+    name = symbol.partition("@")[0] or symbol  # without the version, as in nanosleep@GLIBC_2.2.5
     if name.startswith("_R"):
         name = rust_names.demangled(name) or name
     elif name.startswith("_Z") and not _is_explosive(name):
@@ -36,7 +36,7 @@ def demangled(symbol: str) -> str:
 
 
 def _is_explosive(name: str) -> bool:
-    """Whether substitutions of substitutions might make more than 64 MB of it."""
+    """Whether nested substitutions could expand the name to more than 64 MB."""
     factors = (1 + times for times in Counter(_SUBSTITUTION.findall(name)).values())
     return len(name) * prod(factors) > _MOST_EXPANDED or len(_CONVERSION.findall(name)) > _MOST_CONVERSIONS
 
@@ -55,7 +55,7 @@ def _cxx(name: str) -> str | None:
 
 
 def _old_rust(name: str) -> str:
-    """Rust's first mangling is C++'s, with a hash behind and escapes for what C++ does not know."""
+    """Decode Rust's legacy mangling: C++'s, with a hash at the end and escapes for characters that C++ lacks."""
     plain, found = _RUST_HASH.subn("", name)
     if not found:
         return name
@@ -65,7 +65,7 @@ def _old_rust(name: str) -> str:
 
 @cache
 def _library() -> ct.CDLL | None:
-    """libstdc++, where there is one; without it C++ names stay mangled."""
+    """libstdc++, or None if it is not installed; C++ names stay mangled then."""
     try:
         library = ct.CDLL("libstdc++.so.6")
     except OSError:

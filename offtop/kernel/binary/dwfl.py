@@ -1,8 +1,8 @@
-"""libdw by ctypes: what one binary says about its own code, with sizes checked.
+"""Symbols and debug information of one binary, read by libdw through ctypes.
 
-libdw (elfutils; Debian's libdw1) looks for separate debug files by build id and by .gnu_debuglink, and reads
-the compressed symbols that Fedora and RHEL keep in .gnu_debugdata. It answers with the nearest symbol
-before an address where none holds it, so its answers are checked here: a wrong name is worse than none.
+libdw (elfutils; Debian's libdw1) looks for separate debug files by build ID and by .gnu_debuglink, and reads
+the compressed symbols that Fedora and RHEL keep in .gnu_debugdata. If no symbol covers an address, libdw returns the
+nearest one before it, so symbol sizes are checked here: a wrong name is worse than none.
 """
 
 import ctypes as ct
@@ -23,20 +23,20 @@ _SEGMENT_EH_FRAME = 0x6474E550
 """PT_GNU_EH_FRAME."""
 _EXECUTABLE = 1
 _CODE_TYPES = (0, 2, 10)
-"""Symbol types that can be code: without a type (as assembly has), function, indirect function."""
+"""Symbol types that can be code: no type (as in assembly), function, indirect function."""
 
 
 _INSTALLED = "/usr/lib/debug"
 _debug_directories = ct.c_char_p(f":.debug:{_INSTALLED}".encode())
-"""Where separate debug files are looked for, as libdw itself does: beside the binary, and by build id."""
+"""Where to look for separate debug files, like libdw's default: next to the binary, and by build ID."""
 _READ_BYTES = 1 << 20
 
 
 class Symbol(NamedTuple):
     name: str
-    """As the linker knows it: mangled, and a stranger's."""
+    """As in the symbol table: mangled, and untrusted."""
     start: int
-    """Address within the file, as its headers count (ELF's virtual address)."""
+    """ELF virtual address."""
     size_bytes: int
 
 
@@ -44,7 +44,7 @@ _FIND_ARGUMENTS = (
     *(_Pointer, _Pointer, ct.c_char_p, ct.c_uint64, ct.c_char_p, ct.c_char_p, ct.c_uint32),
     ct.POINTER(_Pointer),
 )
-"""Of find_debuginfo of `struct Dwfl_Callbacks` (elfutils/libdwfl.h)."""
+"""Argument types of find_debuginfo in `struct Dwfl_Callbacks` (elfutils/libdwfl.h)."""
 
 
 class _Callbacks(ct.Structure):
@@ -57,7 +57,7 @@ class _Callbacks(ct.Structure):
 
 
 class _Sym(ct.Structure):
-    """ELF's own `Elf64_Sym`, which libelf uses for 32 bit files too."""
+    """ELF's `Elf64_Sym`, which libelf uses for 32-bit files, too."""
 
     _fields_ = (
         ("name", ct.c_uint32),
@@ -79,8 +79,8 @@ class _Segment(NamedTuple):
 
 @cache
 def library() -> ct.CDLL:
-    """libdw, loaded. Raises KernelError when it is not installed."""
-    # libdw would ask debug information servers over the network, and wait for them.
+    """Load libdw. Raises KernelError if it is not installed."""
+    # With this variable libdw would ask debuginfod servers over the network, and wait for them.
     os.environ.pop("DEBUGINFOD_URLS", None)
     try:
         dw = ct.CDLL("libdw.so.1")
@@ -121,7 +121,7 @@ def _callbacks() -> _Callbacks:
 
 
 _beside: dict[int, int] = {}
-"""Module of libdwfl → descriptor of the debug file that lies beside the binary."""
+"""libdwfl module → descriptor of the debug file next to the binary."""
 
 
 @ct.CFUNCTYPE(ct.c_int, *_FIND_ARGUMENTS)
@@ -135,9 +135,9 @@ def _find_debug_file(
     checksum: int,
     found_name: Any,
 ) -> int:
-    """A descriptor, or -1: what libdw finds, else the file beside the binary that the parent has opened.
+    """Return a descriptor of the debug file, or -1: the file that libdw finds, otherwise the one from the parent.
 
-    Of a file beside a file beside the binary (as dwz makes them) there is none.
+    The parent opens only the file next to the binary, not one that this file refers to in turn (as dwz makes them).
     """
     fd: int = library().dwfl_standard_find_debuginfo(
         module, user_data, module_name, base, file_name, link, checksum, found_name
@@ -149,7 +149,7 @@ def _find_debug_file(
 
 
 def _checksum(fd: int) -> int:
-    """Of a whole file, as .gnu_debuglink has it."""
+    """CRC-32 of a whole file, as .gnu_debuglink contains it."""
     found, at = 0, 0
     while part := os.pread(fd, _READ_BYTES, at):
         found, at = zlib.crc32(part, found), at + len(part)
@@ -165,23 +165,23 @@ def _libc() -> ct.CDLL:
 
 
 def look_in(directory: str) -> None:
-    """For separate debug files, too, in its `.build-id`; empty: nowhere else."""
+    """Look for separate debug files also in `.build-id` of this directory. Empty: no other directory."""
     if directory:
         _debug_directories.value = os.fsencode(f":.debug:{_INSTALLED}:{directory}")
 
 
 def debug_directories() -> list[str]:
-    """Where separate debug files are looked for, but for those beside the binary."""
+    """Directories in which separate debug files are looked for, except the binary's own."""
     return [directory for directory in os.fsdecode(_debug_directories.value or b"").split(":") if "/" in directory]
 
 
 class Binary:
-    """One open ELF file. For use by one thread at a time; close it."""
+    """One open ELF file, which must be closed. For use by one thread at a time."""
 
     def __init__(self, fd: int, path: str) -> None:
-        """Takes `fd` over. `path` only tells where to look for a debug file beside it.
+        """Take over `fd`. `path` is only used to find a debug file next to it.
 
-        Raises OSError for what is not an ELF file that libdw can read, KernelError without libdw.
+        Raises OSError if it is not an ELF file that libdw can read, KernelError if libdw is not installed.
         """
         self._dwfl, self._fd, self._path = None, fd, path
         self.module = 0
@@ -205,13 +205,13 @@ class Binary:
 
     @property
     def debug_link(self) -> str:
-        """The name of the file that has its symbols and debug information; empty if it names none."""
+        """The name in .gnu_debuglink of the file with symbols and debug information; empty if there is none."""
         bias, checksum = ct.c_uint64(), ct.c_uint32()
         elf_file = self._dw.dwfl_module_getelf(self.module, ct.byref(bias))
         return os.fsdecode(self._dw.dwelf_elf_gnu_debuglink(elf_file, ct.byref(checksum)) or b"")
 
     def take_debug_file(self, fd: int) -> None:
-        """Take over a file that lies beside the binary under the name debug_link, and use it if it is the right one."""
+        """Take over the file named debug_link next to the binary, and use it if its checksum matches."""
         self._close_debug_file()
         _beside[self.module] = fd
 
@@ -220,7 +220,7 @@ class Binary:
             os.close(_beside.pop(self.module))
 
     def close(self) -> None:
-        """May be called twice."""
+        """Idempotent."""
         if self._go:
             self._go.close()
             self._go = None
@@ -230,14 +230,14 @@ class Binary:
             self._dwfl = None
 
     def address(self, offset: int) -> int | None:
-        """ELF's virtual address of a byte of code in the file; None where the file has no code."""
+        """Return the ELF virtual address of the code at a file offset; None if there is no code."""
         for segment in self._code:
             if segment.offset <= offset < segment.offset + segment.size_bytes:
                 return segment.address + offset - segment.offset
         return None
 
     def symbol(self, address: int) -> Symbol | None:
-        """The function whose bytes hold `address`; None where no symbol says that it does."""
+        """Return the function whose bytes include `address`, or None if no symbol covers it."""
         into, sym = ct.c_uint64(), _Sym()
         name: bytes | None = self._dw.dwfl_module_addrinfo(
             self.module, address, ct.byref(into), ct.byref(sym), None, None, None
@@ -254,13 +254,13 @@ class Binary:
         return Symbol(*found) if found else None
 
     def inlined(self, address: int) -> list[str]:
-        """The functions at `address` that the compiler put into the one that `symbol` tells, innermost first."""
+        """Return the inlined functions at `address` in the function that `symbol` returns, innermost first."""
         if self._inlined is None:
             self._inlined = inlines.Inlined(self._dw, self.module)
         return self._inlined.names(address)
 
     def wanted(self) -> str:
-        """The build id, in hex, by which a debug file could be had; empty where there is debug information already."""
+        """Return the build ID, in hex, for fetching a debug file; empty if there is debug information already."""
         bits, address = ct.POINTER(ct.c_ubyte)(), ct.c_uint64()
         if self._dw.dwfl_module_getdwarf(self.module, ct.byref(address)):
             return ""
@@ -268,9 +268,11 @@ class Binary:
         return bytes(bits[:length]).hex() if length > 0 else ""
 
     def has_symbols(self) -> bool | None:
-        """Whether there is a table of all of its functions, in it or in a file of its own; None where the file is not
-        understood. Without one there are at most the functions that it exports."""
-        self._dw.dwfl_module_getsymtab(self.module)  # looks for such a file
+        """Whether the binary or its debug file has a table of all its functions; None if that is unknown.
+
+        Without one, there are only the functions that it exports.
+        """
+        self._dw.dwfl_module_getsymtab(self.module)  # looks for a debug file
         debug_file = ct.c_char_p()
         self._dw.dwfl_module_info(self.module, *[None] * 6, ct.byref(debug_file))
         if debug_file.value or self._go:
@@ -281,23 +283,23 @@ class Binary:
         return None
 
     def python(self) -> str:
-        """What cpython.written says of it."""
+        """Return cpython_layout.written for the binary."""
         with suppress(ValueError, struct.error):
             return cpython_layout.written(cpython_layout.interpreter(self._fd, self._path))
         return ""
 
     def code(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the file."""
+        """Read bytes of the file; fewer at its end."""
         return os.pread(self._fd, size_bytes, offset)
 
 
 def has_unwind_table(fd: int) -> bool:
-    """Whether an ELF file loads .eh_frame with its table. Raises OSError for what is not ELF."""
+    """Whether an ELF file loads .eh_frame and its search table. Raises OSError if it is not ELF."""
     return any(kind == _SEGMENT_EH_FRAME for kind, *_ in _program_headers(fd)[0])
 
 
 def _headers(fd: int) -> tuple[list[_Segment], int]:
-    """What code the file loads where, and for which machine. Raises OSError for what is not ELF."""
+    """Return the segments of code that the file loads, and e_machine. Raises OSError if it is not ELF."""
     headers, machine = _program_headers(fd)
     code = [
         _Segment(offset, address, size_bytes)
@@ -308,7 +310,7 @@ def _headers(fd: int) -> tuple[list[_Segment], int]:
 
 
 def _program_headers(fd: int) -> tuple[list[tuple[int, int, int, int, int]], int]:
-    """(type, flags, offset, address, bytes) of each, and the machine. Raises OSError for what is not ELF."""
+    """Return (type, flags, offset, address, bytes) of each segment, and e_machine. Raises OSError if it is not ELF."""
     head = os.pread(fd, 64, 0)
     try:
         if head[:4] != b"\x7fELF":

@@ -1,5 +1,7 @@
-"""The sections of an ELF file of 64 bits, and the values of its symbols. The file is a stranger's: nothing in it is
-believed to lie within it."""
+"""Sections and symbols of a 64-bit ELF file.
+
+The file is untrusted: none of its offsets is assumed to lie within the file.
+"""
 
 import os
 import struct
@@ -10,7 +12,7 @@ _HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _TABLES = ((b".dynsym", b".dynstr"), (b".symtab", b".strtab"))
 MOST_BYTES = 1 << 26
-"""Of a table of symbols; larger ones are not read."""
+"""Size limit of a symbol table; larger ones are not read."""
 _LONGEST_NAME = 1 << 16
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _LOAD = 1
@@ -23,28 +25,28 @@ class Section(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """What a file exports, or has, under a name."""
+    """Value of a symbol that was looked up by name."""
 
     address: int
-    """ELF's virtual one."""
+    """ELF virtual address."""
     size_bytes: int
 
 
 class Named(NamedTuple):
-    """An entry of a table of symbols."""
+    """An entry of a symbol table, with its name."""
 
     name: bytes
     kind: int
     """STT_FUNC, STT_GNU_IFUNC and so on."""
     address: int
-    """ELF's virtual one."""
+    """ELF virtual address."""
     size_bytes: int
     is_here: bool
-    """Else another file has it."""
+    """Whether this file defines it; otherwise it is imported."""
 
 
 def sections(fd: int) -> tuple[int, dict[bytes, Section]]:
-    """Where the program begins, and its sections by name. Raises ValueError or struct.error."""
+    """Return the entry address and the sections by name. Raises ValueError or struct.error."""
     head = os.pread(fd, 64, 0)
     if head[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not an ELF file of 64 bits")
@@ -63,7 +65,7 @@ def sections(fd: int) -> tuple[int, dict[bytes, Section]]:
 
 
 def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
-    """Those of `names` that there are. Raises ValueError or struct.error."""
+    """Return those of the symbols `names` that the file defines. Raises ValueError or struct.error."""
     _, every = sections(fd)
     found: dict[bytes, Symbol] = {}
     for table, text in _TABLES:
@@ -79,7 +81,7 @@ def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
 
 
 def named(fd: int) -> Iterator[Named]:
-    """All symbols that have a name. Raises ValueError or struct.error."""
+    """Iterate over all symbols that have a name. Raises ValueError or struct.error."""
     _, every = sections(fd)
     for table, text in _TABLES:
         if table not in every or text not in every:
@@ -87,13 +89,16 @@ def named(fd: int) -> Iterator[Named]:
         strings, rows = _content(fd, every[text]), _content(fd, every[table])
         rows = rows[: len(rows) // _SYMBOL.size * _SYMBOL.size]
         for name_at, info, _, section, address, size_bytes in _SYMBOL.iter_unpack(rows):
-            # No further than that: of a text without an end each symbol would have all the rest.
+            # The search is bounded: without a terminator each symbol's name would be the whole rest of the table.
             if name_at and (end := strings.find(b"\0", name_at, name_at + _LONGEST_NAME)) > name_at:
                 yield Named(strings[name_at:end], info & 0xF, address, size_bytes, bool(section))
 
 
 def offset_of(fd: int, address: int) -> int | None:
-    """Where in the file a virtual address is; None where it is nowhere. Raises ValueError or struct.error."""
+    """Return the file offset of a virtual address, or None if it is not in the file.
+
+    Raises ValueError or struct.error.
+    """
     for _, _, offset, start, _, in_file, _, _ in _loaded(fd):
         if start <= address < start + in_file:
             return min(offset + address - start, 1 << 62)
@@ -101,8 +106,10 @@ def offset_of(fd: int, address: int) -> int | None:
 
 
 def at(fd: int, address: int, size_bytes: int) -> bytes:
-    """What the file has for a virtual address; nothing where the file has nothing. Raises ValueError or
-    struct.error."""
+    """Read the file at a virtual address; empty if it is not in the file.
+
+    Raises ValueError or struct.error.
+    """
     offset = offset_of(fd, address)
     return b"" if offset is None else os.pread(fd, size_bytes, offset)
 

@@ -1,7 +1,7 @@
-"""A child process that fetches one debug file from servers of debuginfod, as nobody, and may die of what they send.
+"""A child process that fetches one debug file from debuginfod servers, as the user nobody.
 
-Nothing of it is read here: it goes to stdout, a file that the parent has opened. The build id is all that a server
-is told: `URL/buildid/ID/debuginfo` (elfutils, debuginfod(8)).
+It does not parse what servers send, but writes it to stdout, a file that the parent has opened. A server learns only
+the build ID: `URL/buildid/ID/debuginfo` (elfutils, debuginfod(8)).
 """
 
 import codecs
@@ -20,10 +20,10 @@ _SILENCE_S = 20.0
 
 
 def main() -> None:
-    """The last arguments: how many bytes a file may have, the build id, and the servers, to be asked in turn."""
+    """Fetch a file. The arguments are its size limit in bytes, the build ID, and the servers to try in turn."""
     most_bytes, build_id, *servers = sys.argv[1:]
-    codecs.lookup("idna")  # of servers' names; nobody might not be let at it
-    confine(int(most_bytes), network=True)  # an exception ends it with status 1, which is FAILED
+    codecs.lookup("idna")  # needed for server names; the user nobody may be unable to load it
+    confine(int(most_bytes), network=True)  # an exception exits with status 1, which is FAILED
     set_name("offtop-fetch")
     failed = False
     for server in servers:
@@ -42,7 +42,7 @@ def _fetch(address: str) -> int:
             os.lseek(1, 0, os.SEEK_SET)
             with open(1, "wb", closefd=False) as out:
                 shutil.copyfileobj(answer, out)
-            return FAILED if answer.length else FOUND  # what is left of it
+            return FAILED if answer.length else FOUND  # length: bytes that have not arrived
     except HTTPError as error:
         return UNKNOWN if error.code == 404 else FAILED
     except (OSError, ValueError, HTTPException):
