@@ -42,7 +42,10 @@ _CPU_CLOCK = 2
 
 
 class _Child:
-    """A running symbol reader. Its answers are not trusted, because a crafted file may have taken it over."""
+    """A running symbol reader.
+
+    Its answers are not trusted, because a crafted file may have taken it over.
+    """
 
     def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
         self.is_asked = False
@@ -83,7 +86,10 @@ class _Child:
         self._send(reader.BESIDE, number, fds=[fd])
 
     def close(self, number: int) -> None:
-        """Have the child close a file. Does not block; raises OSError if the child has exited or its socket is full."""
+        """Have the child close a file, without blocking.
+
+        Raises OSError if the child has exited or its socket is full.
+        """
         if not select.select([], [self._socket], [], 0)[1]:
             raise BlockingIOError
         self._send(reader.CLOSE, number)
@@ -92,10 +98,10 @@ class _Child:
         socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
-        """Send a request and return its answers, which must be `answers` in number, made printable.
+        """Send a request and return its answers, made printable.
 
-        `fds` are closed as soon as the child has them. Raises OSError if the answers do not arrive in time or their
-        number is wrong, and RefusedError as begin() does.
+        There must be `answers` of them. `fds` are closed as soon as the child has them. Raises OSError if the answers
+        do not arrive in time or their number is wrong, and RefusedError as begin() does.
         """
         self.is_asked = True
         try:
@@ -120,7 +126,10 @@ class _Child:
 
 
 class Binaries:
-    """Asks its own child about files, and keeps the most recently used ones open. For use by one thread."""
+    """Asks its own child about files, and keeps the most recently used ones open.
+
+    For use by one thread.
+    """
 
     def __init__(
         self, answer_s: float, nice: int = reader.NICE, debug_directory: str = "", reads: GuardedReads | None = None
@@ -320,7 +329,7 @@ class Binaries:
         return True
 
     def _close_if_changed(self, file: File) -> None:
-        """Close the file if it was overwritten, or its debug file has arrived, since it was opened.
+        """Close the file if it was overwritten or its debug file has arrived since.
 
         Raises TimeoutError.
         """
@@ -341,10 +350,10 @@ class Binaries:
             self._close(file)
 
     def _beside(self, file: File, name: str) -> int | None:
-        """Open the debug file called `name` next to a binary or in .debug there, as libdw would; return its descriptor.
+        """Open the debug file called `name` next to a binary, or in .debug there, as libdw would.
 
-        The child cannot open anything by path. The name comes from the untrusted binary, so it is opened only if it is
-        a regular file in that directory which everybody may read.
+        Returns a descriptor, or None. The child cannot open anything by path. The name comes from the untrusted binary,
+        so it is opened only if it is a regular file in that directory which everybody may read.
         """
         if name != Path(name).name:
             return None
@@ -355,7 +364,7 @@ class Binaries:
         return None
 
     def _hangs(self, file: File) -> bool:
-        """Skip a file whose file system hangs, as if the child had been too slow, but do not count a failure."""
+        """Skip a file whose file system hangs, without counting a failure of the child."""
         self._skipped_until_s[file] = time.monotonic() + _LEFT_ALONE_S
         file.unreadable = TOO_SLOW
         if file in self._open:

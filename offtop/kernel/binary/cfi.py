@@ -155,9 +155,9 @@ def _rule(frame: ct.c_void_p, machine: Machine, address: int) -> Rule:
 
 
 def _kept(frame: ct.c_void_p, number: int, address: int) -> Value:
-    """Return the value of a callee-saved register, which is unchanged if the binary does not mention it.
+    """Return the value of a callee-saved register.
 
-    libdw knows that itself, except for rbx.
+    It is unchanged if the binary does not mention it. libdw knows that itself, except for rbx.
     """
     value = _register(frame, number, address)
     return Value(number) if value.base == UNDEFINED else value

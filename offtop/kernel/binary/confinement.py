@@ -71,7 +71,10 @@ NOT_NOBODY = (
 
 
 class RefusedError(Exception):
-    """The kernel refused to let the process stop being root. The text says which call failed, and why."""
+    """The kernel refused to let the process stop being root.
+
+    The text says which call failed, and why.
+    """
 
 
 class _Argument(ct.Structure):
@@ -186,9 +189,10 @@ def _libseccomp() -> Any:
 
 
 def _filter_system_calls(lib: Any, network: bool) -> None:
-    """Install the seccomp filter, through libseccomp because it knows the numbers of each machine.
+    """Install the seccomp filter.
 
-    Raises OSError if libseccomp is not installed, or the kernel refuses.
+    libseccomp is used because it knows each machine's system call numbers. Raises OSError if libseccomp is not
+    installed, or the kernel refuses.
     """
     if lib is None:
         raise OSError(errno.ENOENT, "libseccomp.so.2 is not installed")

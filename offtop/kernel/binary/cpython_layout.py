@@ -1,4 +1,4 @@
-"""Layout of CPython's threads, frames, code objects and strings in memory, for versions 3.9 to 3.14.
+"""Memory layout of CPython's threads, frames, code objects and strings (3.9 to 3.14).
 
 From 3.13 on an interpreter publishes its offsets (_Py_DebugOffsets, meant for out-of-process tools). For older ones the
 offsets are listed here, from the 64-bit headers of CPython 3.9.18, 3.10.13, 3.11.2, 3.11.7 and 3.12.1

@@ -1,8 +1,8 @@
-"""Debug files from debuginfod servers, fetched only on request: nothing else in offtop uses the network.
+"""Debug files from debuginfod servers, fetched if the user asks for them.
 
-A thread has a child (fetch.py) fetch them one by one, into a temporary directory that is removed at exit. libdw finds
-them there by build ID. So the child that reads untrusted binaries has no network, and the one that has the network
-reads no binaries.
+Nothing else in offtop uses the network. A thread has a child (fetch.py) fetch them one by one, into a temporary
+directory that is removed at exit. libdw finds them there by build ID. So the child that reads untrusted binaries has no
+network, and the one that has the network reads no binaries.
 """
 
 import os
@@ -36,7 +36,10 @@ _MOST_QUEUED = 10_000
 
 
 def servers(addresses: str, environ: Mapping[str, str], directory: Path = _CONFIGURED) -> list[str]:
-    """Return the servers' addresses. Raises UsageError if AUTO is given and this machine has none configured."""
+    """Return the servers' addresses.
+
+    Raises UsageError if AUTO is given and this machine has none configured.
+    """
     if addresses != AUTO:
         return _split(addresses)
     texts = [environ.get("DEBUGINFOD_URLS", "")]
@@ -134,7 +137,10 @@ class DebugFiles:
             return None if self._closing else self._queue.popleft()
 
     def _fetch(self, build_id: str, path: Path) -> int:
-        """Fetch one file and return the outcome. Raises OSError if it cannot be written, or the child not started."""
+        """Fetch one file and return the outcome.
+
+        Raises OSError if it cannot be written, or the child not started.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         for directory in (path.parent, path.parent.parent):
             directory.chmod(0o755)

@@ -55,7 +55,10 @@ def _cxx(name: str) -> str | None:
 
 
 def _old_rust(name: str) -> str:
-    """Decode Rust's legacy mangling: C++'s, with a hash at the end and escapes for characters that C++ lacks."""
+    """Decode Rust's legacy mangling.
+
+    It is C++'s, with a hash at the end and escapes for characters that C++ names cannot have.
+    """
     plain, found = _RUST_HASH.subn("", name)
     if not found:
         return name

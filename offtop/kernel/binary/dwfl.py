@@ -135,9 +135,10 @@ def _find_debug_file(
     checksum: int,
     found_name: Any,
 ) -> int:
-    """Return a descriptor of the debug file, or -1: the file that libdw finds, otherwise the one from the parent.
+    """Return a descriptor of the debug file that libdw finds, or of the one from the parent.
 
-    The parent opens only the file next to the binary, not one that this file refers to in turn (as dwz makes them).
+    -1 if there is neither. The parent opens only the file next to the binary, not one that this file refers to in turn
+    (as dwz makes them).
     """
     fd: int = library().dwfl_standard_find_debuginfo(
         module, user_data, module_name, base, file_name, link, checksum, found_name
@@ -165,7 +166,10 @@ def _libc() -> ct.CDLL:
 
 
 def look_in(directory: str) -> None:
-    """Look for separate debug files also in `.build-id` of this directory. Empty: no other directory."""
+    """Look for separate debug files also in `.build-id` of this directory.
+
+    Empty: no other directory.
+    """
     if directory:
         _debug_directories.value = os.fsencode(f":.debug:{_INSTALLED}:{directory}")
 
@@ -205,13 +209,16 @@ class Binary:
 
     @property
     def debug_link(self) -> str:
-        """The name in .gnu_debuglink of the file with symbols and debug information; empty if there is none."""
+        """The name in .gnu_debuglink of the file with symbols and debug information.
+
+        Empty if there is none.
+        """
         bias, checksum = ct.c_uint64(), ct.c_uint32()
         elf_file = self._dw.dwfl_module_getelf(self.module, ct.byref(bias))
         return os.fsdecode(self._dw.dwelf_elf_gnu_debuglink(elf_file, ct.byref(checksum)) or b"")
 
     def take_debug_file(self, fd: int) -> None:
-        """Take over the file named debug_link next to the binary, and use it if its checksum matches."""
+        """Take over the debug file next to the binary, and use it if its checksum matches."""
         self._close_debug_file()
         _beside[self.module] = fd
 
@@ -254,13 +261,16 @@ class Binary:
         return Symbol(*found) if found else None
 
     def inlined(self, address: int) -> list[str]:
-        """Return the inlined functions at `address` in the function that `symbol` returns, innermost first."""
+        """Return the functions inlined into `symbol(address)` at `address`, innermost first."""
         if self._inlined is None:
             self._inlined = inlines.Inlined(self._dw, self.module)
         return self._inlined.names(address)
 
     def wanted(self) -> str:
-        """Return the build ID, in hex, for fetching a debug file; empty if there is debug information already."""
+        """Return the build ID, in hex, for fetching a debug file.
+
+        Empty if there is debug information already.
+        """
         bits, address = ct.POINTER(ct.c_ubyte)(), ct.c_uint64()
         if self._dw.dwfl_module_getdwarf(self.module, ct.byref(address)):
             return ""
@@ -268,9 +278,9 @@ class Binary:
         return bytes(bits[:length]).hex() if length > 0 else ""
 
     def has_symbols(self) -> bool | None:
-        """Whether the binary or its debug file has a table of all its functions; None if that is unknown.
+        """Whether the binary or its debug file has a complete symbol table.
 
-        Without one, there are only the functions that it exports.
+        None if that is unknown. Without one, there are only the functions that it exports.
         """
         self._dw.dwfl_module_getsymtab(self.module)  # looks for a debug file
         debug_file = ct.c_char_p()
@@ -294,12 +304,18 @@ class Binary:
 
 
 def has_unwind_table(fd: int) -> bool:
-    """Whether an ELF file loads .eh_frame and its search table. Raises OSError if it is not ELF."""
+    """Whether an ELF file loads .eh_frame and its search table.
+
+    Raises OSError if it is not ELF.
+    """
     return any(kind == _SEGMENT_EH_FRAME for kind, *_ in _program_headers(fd)[0])
 
 
 def _headers(fd: int) -> tuple[list[_Segment], int]:
-    """Return the segments of code that the file loads, and e_machine. Raises OSError if it is not ELF."""
+    """Return the segments of code that the file loads, and e_machine.
+
+    Raises OSError if it is not ELF.
+    """
     headers, machine = _program_headers(fd)
     code = [
         _Segment(offset, address, size_bytes)
@@ -310,7 +326,10 @@ def _headers(fd: int) -> tuple[list[_Segment], int]:
 
 
 def _program_headers(fd: int) -> tuple[list[tuple[int, int, int, int, int]], int]:
-    """Return (type, flags, offset, address, bytes) of each segment, and e_machine. Raises OSError if it is not ELF."""
+    """Return (type, flags, offset, address, bytes) of each segment, and e_machine.
+
+    Raises OSError if it is not ELF.
+    """
     head = os.pread(fd, 64, 0)
     try:
         if head[:4] != b"\x7fELF":

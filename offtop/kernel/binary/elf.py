@@ -65,7 +65,10 @@ def sections(fd: int) -> tuple[int, dict[bytes, Section]]:
 
 
 def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
-    """Return those of the symbols `names` that the file defines. Raises ValueError or struct.error."""
+    """Return those of the symbols `names` that the file defines.
+
+    Raises ValueError or struct.error.
+    """
     _, every = sections(fd)
     found: dict[bytes, Symbol] = {}
     for table, text in _TABLES:

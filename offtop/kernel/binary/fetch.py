@@ -20,7 +20,10 @@ _SILENCE_S = 20.0
 
 
 def main() -> None:
-    """Fetch a file. The arguments are its size limit in bytes, the build ID, and the servers to try in turn."""
+    """Fetch a file.
+
+    The arguments are its size limit in bytes, the build ID, and the servers to try in turn.
+    """
     most_bytes, build_id, *servers = sys.argv[1:]
     codecs.lookup("idna")  # needed for server names; the user nobody may be unable to load it
     confine(int(most_bytes), network=True)  # an exception exits with status 1, which is FAILED

@@ -1,8 +1,8 @@
-"""What the file of a Frame is, and how to open that very file: a path alone may mean another one by now.
+"""Identity of the mapped files that frames refer to, and ways to open exactly those files.
 
-A binary is replaced while it runs, deleted, rebuilt in place, or lies in a container under a path that the
-host has too. So a file is known by path, device, inode and the time of its last writing; two files of one
-path get two labels (`/usr/bin/app`, `/usr/bin/app (2)`), and none is opened without a look at its inode.
+A binary can be replaced while it runs, deleted, rebuilt in place, or be in a container under a path that exists on the
+host, too. So a file is identified by path, device, inode and mtime, two files with the same path get two labels
+(`/usr/bin/app`, `/usr/bin/app (2)`), and the inode is checked whenever a file is opened.
 """
 
 import ctypes as ct
@@ -20,20 +20,23 @@ from offtop.printable import printable
 
 VDSO = "[vdso]"
 VDSO_32 = "[vdso32]"
-"""What the kernel maps into a 32-bit process, under the same name. It is not read, so its functions have no names."""
+"""The vDSO of 32-bit processes, which the kernel also calls [vdso]. It is not read, so its functions have no names."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
 _MOST_MOUNTS_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
-"""No program is larger; a file that is was made to keep us busy."""
+"""No program is larger than this. A larger file was crafted to keep offtop busy, and is not opened."""
 _MOMENT_NS = 50_000_000
-"""Processes met in one tick share their libraries: one look at each will do."""
+"""How long an mtime counts as current: processes seen in one tick share libraries, so one check of each is enough."""
 _LOCAL = frozenset({"bcachefs", "btrfs", "ecryptfs", "overlay", "ramfs", "tmpfs", "zfs"})
-"""File systems without a block device that answer stat() even when a network is down."""
+"""File systems without a block device for which stat() does not depend on a network."""
 
 
 class Mapping(NamedTuple):
-    """A stretch of code in a process, through which its file can be opened whatever its path says."""
+    """A mapping of code in a process.
+
+    It allows opening the file even if its path has become another file.
+    """
 
     pid: int
     start: int
@@ -41,12 +44,12 @@ class Mapping(NamedTuple):
 
     @property
     def link(self) -> str:
-        """For root only (CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE)."""
+        """Link to the mapped file. Following it needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE."""
         return f"/proc/{self.pid}/map_files/{self.start:x}-{self.end:x}"
 
 
 class MappedFile(NamedTuple):
-    """A file as /proc/PID/maps tells of it."""
+    """A file as listed in /proc/PID/maps."""
 
     path: str
     device: str
@@ -61,7 +64,7 @@ class MappedFile(NamedTuple):
 class File:
     """One binary, and the names found in it so far.
 
-    Made by the thread that reads mappings; names are added by the one that looks them up.
+    It is created by the thread that reads mappings. The thread that looks names up adds them.
     """
 
     __slots__ = (
@@ -82,44 +85,47 @@ class File:
 
     def __init__(self, label: str, path: str, device: str, inode: int, mapping: Mapping, written_ns: int = 0) -> None:
         self.label = label
-        """What `Frame.file` says: printable, and of no other file."""
+        """Unique printable name; the value of `Frame.file`."""
         self.path = path
-        """As the process sees it, undecodable bytes kept as surrogates."""
+        """Path as the process sees it, with undecodable bytes as surrogates."""
         self.device = device
         """Major and minor number in hex, as /proc/PID/maps writes them."""
         self.inode = inode
         self.mapping = mapping
-        """Where it was seen last."""
+        """The mapping of it that was seen last."""
         self.written_ns = written_ns
-        """Its mtime when its offsets got their meaning; 0 while not known."""
+        """The mtime of the content to which the offsets refer; 0 while unknown."""
         self.checked_ns = 0
         """When written_ns was last compared, on CLOCK_MONOTONIC."""
         self.names: dict[int, str] = {}
-        """Offset → symbol, or nothing for what is known to have none."""
+        """Offset → symbol, or an empty string if it is known to have none."""
         self.searched = False
-        """Whether a debug file for it has been asked for."""
+        """Whether a debug file has been requested for it."""
         self.symbols = ""
-        """What reader.SYMBOLS told of it; empty: nobody has asked."""
+        """The answer to reader.SYMBOLS, or empty if it has not been requested."""
         self.explained = False
-        """Its debug file has come: it is to be opened anew."""
+        """Its debug file has arrived, so it must be reopened."""
         self.unreadable = ""
-        """Why it could not be read, one of stackproblems.REASONS; another process's mapping of it may help. Empty: it
-        could, or nobody has tried."""
+        """Why it could not be read: one of stackproblems.REASONS, or empty if it could or nobody has tried. Opening it
+        through another process's mapping may still work."""
         self.retired = False
-        """Its content was overwritten: what is named stays named, but nothing more can be."""
+        """Its content was overwritten: names found before stay, but no more can be looked up."""
 
     def forget_nameless(self) -> None:
-        """Ask again for what had no name."""
+        """Forget which offsets have no name, so that they are looked up again."""
         for offset in [offset for offset, name in [*self.names.items()] if not name]:
             self.names.pop(offset, None)
 
     def open(self, reads: Channel) -> "OpenedFile | None":
-        """This very file; None where it cannot be had any more. Raises TimeoutError where it was not opened in time."""
+        """Open this file; None if it is no longer accessible.
+
+        Raises TimeoutError if it was not opened in time.
+        """
         pid, device = self.mapping.pid, self.device
         if device in reads.hung:
             raise TimeoutError
         hung = False
-        # The first way waits for the process's mmap_lock, and all of them for the file system.
+        # The first path may block on the process's mmap_lock, and each of them on the file system.
         paths = (f"/proc/{pid}/exe", f"/proc/{pid}/root{self.path}", self.path)
         for subject, path in ((pid, self.mapping.link), *((device, path) for path in paths)):
             try:
@@ -142,7 +148,7 @@ class File:
         if inode != self.inode or size_bytes > _MOST_BYTES:
             return False
         major, minor = (int(number, 16) for number in self.device.split(":"))
-        # btrfs and overlayfs give stat() another device than maps, both without a major number.
+        # On btrfs and overlayfs stat() and maps report different devices, both with major number 0.
         if (os.major(device), os.minor(device)) != (major, minor) and (major or os.major(device)):
             return False
         self.written_ns = self.written_ns or written_ns
@@ -151,27 +157,33 @@ class File:
 
 
 class OpenedFile(NamedTuple):
-    """A file that was opened by the read child, which keeps it open, too."""
+    """A file that the read child has opened and keeps open, too."""
 
     fd: int
-    """To be handed over and closed at once: closing it later may hang, and so may ending with it open."""
+    """Pass it on and close it at once: closing it later may hang, and so may exiting while it is open."""
     device: str = ""
     kept: tuple[int, int] | None = None
-    """By what the read child knows it; None: it is in memory, and stays as it is."""
+    """The read child's handle of it; None for a file in memory, which never changes."""
 
     def written_ns(self, reads: Channel) -> int | None:
-        """When it was last written; None: it stays as it is. Raises OSError, and TimeoutError if it was not read."""
+        """Return its mtime, or None if it never changes.
+
+        Raises OSError, and TimeoutError if it was not read in time.
+        """
         return None if self.kept is None else reads.ask(self.device, "kept_was_written_ns", *self.kept)
 
     def let_go(self, reads: Channel) -> None:
         """Have the read child close it."""
-        with suppress(OSError):  # it is closed late, or has been closed as that child died
+        with suppress(OSError):  # it will be closed later, or the child has died and it is closed already
             if self.kept is not None:
                 reads.ask(self.device, "let_go", *self.kept)
 
 
 class Vdso(File):
-    """The code that the kernel maps into every 64 bit process: the same in each, so ours will do."""
+    """The vDSO of 64-bit processes.
+
+    It is the same in each process, so it is read from this one.
+    """
 
     __slots__ = ()
 
@@ -182,12 +194,12 @@ class Vdso(File):
         for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n"):
             if line.endswith(VDSO):
                 start, end = (int(address, 16) for address in line.split(" ", 1)[0].split("-"))
-                return OpenedFile(_unnamed(ct.string_at(start, end - start)))
+                return OpenedFile(_memory_file(ct.string_at(start, end - start)))
         return None
 
 
-def _unnamed(code: bytes) -> int:
-    """A file that is nowhere, written when `written_ns` of both says."""
+def _memory_file(code: bytes) -> int:
+    """Create a memory file with the vDSO's code; its mtime is 1 ns, like Vdso.written_ns."""
     fd = os.memfd_create("vdso")
     os.write(fd, code)
     os.utime(fd, ns=(1, 1))
@@ -195,18 +207,20 @@ def _unnamed(code: bytes) -> int:
 
 
 class Files:
-    """All files seen mapped, the 8192 most recently seen of them. For any thread; its lock is never held while a file
-    is read."""
+    """The 8192 files most recently seen in processes' mappings.
+
+    Thread-safe; its lock is never held while a file is read.
+    """
 
     def __init__(self, reads: GuardedReads | None = None) -> None:
-        """`reads`: by which whoever has these files reads them, and the processes that have them mapped."""
+        """`reads`: used to read these files and the processes that have mapped them."""
         self.reads = reads or GuardedReads()
         self.perf_maps = PerfMaps(self.reads)
         vdso = Vdso()
         self._by_label: dict[str, File] = {vdso.label: vdso}
         self._by_identity: dict[tuple[str, str, int], File] = {}
         self._order: dict[File, None] = {}
-        """The one seen longest ago comes first."""
+        """Least recently seen first."""
         self._answers_stat: dict[str, bool] = {}
         self._lock = threading.Lock()
 
@@ -214,7 +228,7 @@ class Files:
         return self._by_label.get(label)
 
     def seen(self, mapped: Sequence[MappedFile], reads: Channel) -> list[File]:
-        """The files that a process has mapped, each new or known."""
+        """Return the files that a process has mapped; create those that are new."""
         now_ns = time.monotonic_ns()
         with self._lock:
             unchecked = [one for one in mapped if self._is_unchecked(one, now_ns)]
@@ -227,7 +241,10 @@ class Files:
         return file is None or now_ns - file.checked_ns > _MOMENT_NS
 
     def _seen(self, mapped: MappedFile, written_ns: int | None) -> File:
-        """`written_ns`: 0 where it is not known; None: it was not asked, because the file was checked a moment ago."""
+        """Return the file, with its mapping and mtime updated; create it if it is new.
+
+        `written_ns`: 0 if unknown, or None if it was not read because the file was checked a moment ago.
+        """
         path, device, inode, mapping = mapped
         file = self._by_identity.get(mapped.identity)
         if file is None or written_ns is not None:
@@ -244,7 +261,7 @@ class Files:
         return file
 
     def forget_names(self, most: int) -> None:
-        """Drop names, those of the files seen longest ago first, until at most `most` are left."""
+        """Drop names, starting with the least recently seen files, until at most `most` are left."""
         with self._lock:
             files = list(self._order)
         total = sum(len(file.names) for file in files)
@@ -269,7 +286,10 @@ class Files:
         return label if times == 1 else f"{label} ({times})"
 
     def _written_ns(self, files: Sequence[MappedFile], reads: Channel) -> dict[MappedFile, int]:
-        """When each was last written; 0 where asking is not allowed, might wait for a network, or has no answer."""
+        """Return each file's mtime in ns.
+
+        0 if that may not be read, or reading it fails or might block on a network.
+        """
         of_devices: dict[str, list[MappedFile]] = {}
         for one in files:
             of_devices.setdefault(one.device, []).append(one)
@@ -277,12 +297,12 @@ class Files:
         for device, those in of_devices.items():
             if self._answers(device, those[0].mapping.pid, reads):
                 with suppress(OSError):
-                    told: list[int] = reads.ask(device, "written_ns", [one.mapping.link for one in those])
-                    found.update(zip(those, told, strict=True))
+                    mtimes: list[int] = reads.ask(device, "written_ns", [one.mapping.link for one in those])
+                    found.update(zip(those, mtimes, strict=True))
         return found
 
     def _answers(self, device: str, pid: int, reads: Channel) -> bool:
-        """Whether stat() of files of that device answers at once, or should."""
+        """Whether stat() of files on that device should return at once."""
         known = self._answers_stat.get(device)
         if known is None:
             try:
@@ -293,7 +313,10 @@ class Files:
 
 
 def _remap(file: File, mapping: Mapping) -> None:
-    """It was seen there; what could not be opened elsewhere may be now."""
+    """Record where a file was seen last.
+
+    If it could not be opened elsewhere, it may be possible there.
+    """
     if file.mapping != mapping:
         file.mapping = mapping
         if file.unreadable:
@@ -301,7 +324,10 @@ def _remap(file: File, mapping: Mapping) -> None:
 
 
 def _is_local(device: str, pid: int, reads: Channel) -> bool:
-    """Whether the file system of `device`, as process `pid` has it mounted, is on this machine. Raises TimeoutError."""
+    """Whether the file system of `device`, which `pid` has mounted, is local.
+
+    Raises TimeoutError.
+    """
     major, minor = (int(number, 16) for number in device.split(":"))
     if major:
         return True

@@ -1,14 +1,15 @@
-"""One function of a binary: where it begins in the file, and where it is left.
+"""Finds one function of a binary: the file offsets at which it is entered and left.
 
-A function is named as people or as linkers name it. Its copies that the compiler specialized (.constprop, .isra) are
-watched with it, and so is one that a linker renamed (.llvm). Its pieces (.cold, .part) are never taken for it.
+A function can be given by its demangled or its linker name. Copies that the compiler specialized (.constprop, .isra)
+are watched together with it, and so is one that a linker renamed (.llvm). Parts of it (.cold, .part) are never mistaken
+for the function itself.
 
-Nothing is put on its stack (bpf/within.c says why), so each instruction by which it may be left is looked for: its
-returns, and those of functions to which it jumps at its end. Where it jumps into another file, or to wherever a pointer
-says, that is taken for its end.
+No uretprobe is used (bpf/within.c explains why), so every instruction that may leave the function must be found: its
+returns, and the returns of functions that it tail-calls. A jump into another file, or through a pointer, counts as the
+end of the function.
 
-The binary is a stranger's, so a child reads it, as nobody, and one binary alone: the most that it can lie about is
-where its own functions are.
+The binary is untrusted, so a child process reads it as the user nobody, and only that one binary: the most that it can
+lie about is where its own functions are.
 """
 
 import difflib
@@ -38,44 +39,47 @@ _NO_CODE = frozenset({0, _OBJECT, 5, 6})
 _X86_64 = 62  # EM_X86_64
 _GO = frozenset({b".gopclntab", b".data.rel.ro.gopclntab", b".go.buildinfo"})
 _MOST_FOLLOWED, _MOST_ENDS = 64, 200
-"""Functions that one jumps to at its end, and all instructions by which it may be left."""
+"""How many jumps to functions are followed, and how many instructions may leave the function."""
 _MOST_BYTES = 1 << 22
-"""Of one function."""
+"""Size limit of one function."""
 _MOST_NAMED, _MOST_NEAR, _MOST_COMPARED = 10, 4, 4000
 _LONGEST_SHOWN = 120
 _LONGEST_WHY = 2000
 _SUFFIXES = re.compile(rb"(?:\.(?:llvm|lto_priv|localalias|__uniq|constprop|isra|cold|part)(?:\.\d+)?)+\Z")
-"""What compilers and linkers put behind a name."""
+"""Suffixes that compilers and linkers append to a name."""
 _COPY, _COLD, _PIECE = re.compile(rb"\.(constprop|isra)\b"), re.compile(rb"\.cold\b"), re.compile(rb"\.(cold|part)\b")
-"""Among suffixes: of a copy that was specialized beside the function or in its place; of code that the function jumps
-to, where a call never begins; of that, or of a part of the function whose rest was put into the callers. With the other
-suffixes it is the function itself."""
+"""Kinds of suffixes. _COPY: a specialized copy, in addition to the function or instead of it. _COLD: code that the
+function jumps to and that is never called. _PIECE: _COLD, or a part of the function whose rest was inlined into its
+callers. With any other suffix it is the function itself."""
 _ROW = struct.Struct("<ii")
 _ANSWER_S = 60.0
 
 
 class Function(NamedTuple):
-    """A function in one file, by offsets in that."""
+    """A function in one file. Its addresses are file offsets."""
 
     fd: int
     file: str
-    """Its path, printable."""
+    """Printable path."""
     name: str
-    """What was found for the name that was asked for, with copies."""
+    """The functions that match the requested name: copies are included."""
     begins: tuple[int, ...]
-    """More than one if there are copies of it."""
+    """Where it is entered: more than one offset if there are copies of it."""
     ends: tuple[int, ...]
+    """Instructions that may leave it."""
     elsewhere: int
-    """At how many of these it hands over to code that is not followed."""
+    """How many jumps lead to code that is not followed, including conditional jumps, which are not in `ends`."""
 
 
 class NotThereError(UsageError):
-    """The file has no such function; another one may."""
+    """The file has no such function, but another file may have it."""
 
 
 def find(fd: int, path: str, name: str) -> Function:
-    """The function that is called so in an open file. Raises UsageError, which says why it cannot be watched;
-    NotThereError where there is none."""
+    """Find the function called `name` in an open file.
+
+    Raises NotThereError if there is none, and UsageError with the reason if it cannot be watched.
+    """
     capstone = importlib.util.find_spec("capstone")
     assert capstone and capstone.origin, "a dependency"
     packages = [str(Path(capstone.origin).parents[1])]  # only the child loads it (10 MB)
@@ -97,16 +101,18 @@ def find(fd: int, path: str, name: str) -> Function:
             raise ValueError("beyond the file")
         return Function(fd, short(path), short(str(said["name"])), begins, ends, int(said["elsewhere"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
-        raise UsageError(f"--within: {short(path)} could not be read to its end. Name another file") from None
+        raise UsageError(f"--within: {short(path)} could not be read completely. Name another file") from None
 
 
 def main() -> None:
-    """Run as the child: print what is known of the function that the last arguments name, by descriptor, path and
-    name."""
+    """Run as the child: print a function as JSON.
+
+    The last three arguments are a descriptor, its path and the name of the function.
+    """
     from offtop.kernel.binary import x86
 
     fd, path, name = int(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
-    # The libraries that these two need are loaded before the child confines itself.
+    # Load the libraries that these two need before the child confines itself.
     demangled("_Z1fv")
     x86.exits(b"\xc3", 0)
     said: dict[str, Any] = {"why": "", "is_there": True}
@@ -118,7 +124,7 @@ def main() -> None:
     except UsageError as error:
         said |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
     except RefusedError as refused:
-        said["why"] = f"--within: {short(path)} is not read: {NOT_NOBODY.format(refused)}"
+        said["why"] = f"--within: {short(path)} was not read: {NOT_NOBODY.format(refused)}"
     json.dump(said, sys.stdout)
     sys.stdout.flush()
 
@@ -127,27 +133,27 @@ class _Binary:
     """One open file."""
 
     def __init__(self, fd: int, path: str) -> None:
-        """Raises UsageError for one whose functions cannot be watched."""
+        """Raises UsageError if its functions cannot be watched."""
         self.fd, self.shown = fd, short(path)
         try:
             self.sections = elf.sections(fd)[1]
             machine = struct.unpack("<H", os.pread(fd, 2, 18))[0]
         except (ValueError, struct.error, OSError):
             raise UsageError(
-                f"--within: {self.shown} is no program or library of 64 bits (ELF). A script's functions are those of "
-                "its interpreter: take -p and --filter stack="
+                f"--within: {self.shown} is no 64-bit program or library (ELF). A script's functions run in its "
+                "interpreter: use -p and --filter stack="
             ) from None
         if machine != _X86_64:
-            raise UsageError(f"--within: {self.shown} is of another machine than x86-64. Name another file")
+            raise UsageError(f"--within: {self.shown} is not for x86-64. Name another file")
         if _GO & self.sections.keys():
             raise UsageError(
-                f"--within: {self.shown} is a Go program: its calls move among threads and stacks, so that no thread "
-                "is inside of one. Take -p and --filter stack="
+                f"--within: {self.shown} is a Go program: goroutines move between threads and stacks, so calls cannot "
+                "be followed. Use -p and --filter stack="
             )
 
     @functools.cached_property
     def symbols(self) -> Sequence[elf.Named]:
-        """All that there are, in its debug file, too."""
+        """All symbols, including those of its debug file."""
         found = _symbols_of(self.fd)
         if small := self._small_table():
             fd = os.memfd_create("symbols")
@@ -165,7 +171,7 @@ class _Binary:
         return found
 
     def _small_table(self) -> bytes:
-        """The compressed one that stripped files of Fedora have."""
+        """Return the compressed symbol table of Fedora's stripped files (.gnu_debugdata)."""
         section = self.sections.get(b".gnu_debugdata")
         with suppress(lzma.LZMAError, OSError):
             if section:
@@ -175,14 +181,16 @@ class _Binary:
 
     @property
     def _debug_file(self) -> Path:
-        """Where it is, if it is installed."""
+        """Path of its debug file, which exists only if it is installed."""
         note = self.sections.get(b".note.gnu.build-id")
         build_id = os.pread(self.fd, min(note.size_bytes, 64), note.offset)[16:].hex() if note else ""
         return _DEBUG / build_id[:2] / f"{build_id[2:]}.debug"
 
     def function_at(self, address: int) -> tuple[int, int] | None:
-        """Begin and end of the function that has this address, as .eh_frame or a symbol says; None for a stub that
-        leads to another file, and where nothing says."""
+        """Return begin and end of the function at this address, from .eh_frame or a symbol.
+
+        None if that is unknown, and for a PLT stub, which leads to another file.
+        """
         for name, section in self.sections.items():
             if name.startswith(b".plt") and section.address <= address < section.address + section.size_bytes:
                 return None
@@ -194,7 +202,7 @@ class _Binary:
         return None
 
     def _unwound(self, address: int) -> tuple[int, int] | None:
-        """By the sorted table of .eh_frame_hdr, as linkers write it (LSB 5, 10.6.2)."""
+        """Look up the function in the sorted table of .eh_frame_hdr (LSB 5, 10.6.2)."""
         section, table = self.sections.get(b".eh_frame_hdr"), self._table
         if section is None or table[:4] != b"\x01\x1b\x03\x3b":
             return None
@@ -218,8 +226,10 @@ class _Binary:
         return os.pread(self.fd, min(section.size_bytes, elf.MOST_BYTES), section.offset)
 
     def function(self, name: str) -> Function:
-        """Raises UsageError where there is none, or more than one, or none that can be watched; NotThereError for the
-        first of these."""
+        """Find the function called `name`.
+
+        Raises NotThereError if there is none, and UsageError if there is more than one or it cannot be watched.
+        """
         at: dict[int, elf.Named] = {}
         for one in _called(name, [one for one in self.symbols if one.is_here]):
             at.setdefault(one.address, one)
@@ -228,7 +238,7 @@ class _Binary:
             raise self._not_there(name)
         if any(one.kind == _IFUNC for one in found):
             raise UsageError(
-                f"--within: which code {short(name)} of {self.shown} is, was chosen when the program began (IFUNC). "
+                f"--within: {short(name)} of {self.shown} was bound to an implementation at program start (IFUNC). "
                 "Name that, as __memcpy_avx_unaligned_erms"
             )
         if len({_stem(one) for one in found}) > 1 or sum(not _is_copy(one) for one in found) > 1:
@@ -241,11 +251,13 @@ class _Binary:
                 f"{short(demangled(os.fsdecode(_stem(found[0]))))}"
             )
         begins, ends, elsewhere = self._ways_out(found, name)
-        return Function(self.fd, self.shown, ", ".join(map(_person_s, found)), begins, ends, elsewhere)
+        return Function(self.fd, self.shown, ", ".join(map(_demangled_name, found)), begins, ends, elsewhere)
 
     def _ways_out(self, ones: Sequence[elf.Named], name: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Return the offsets at which a function and its copies begin and are left, and at how many of the latter they
-        hand over. Raises UsageError."""
+        """Return begins, ends and elsewhere (see Function) of a function and its copies.
+
+        Raises UsageError.
+        """
         from offtop.kernel.binary import x86
 
         own: set[tuple[int, int]] = set()
@@ -253,7 +265,7 @@ class _Binary:
             extent = (one.address, one.address + one.size_bytes) if one.size_bytes else self.function_at(one.address)
             if extent is None or extent[1] - extent[0] > _MOST_BYTES:
                 raise UsageError(
-                    f"--within: nothing says where {short(name)} of {self.shown} ends, as of code in assembly. Name "
+                    f"--within: {short(name)} of {self.shown} has no known end (it may be assembly code). Name "
                     "what calls it"
                 )
             own.add(extent)
@@ -261,7 +273,8 @@ class _Binary:
         ends: set[int] = set()
         elsewhere: set[int] = set()
         unseen = 0
-        """Jumps on a condition: no probe tells whether they are made, and where they lead others come, too."""
+        """Conditional jumps: a probe on one cannot tell whether it is taken, and one on its target would also fire for
+        other callers."""
         starts: set[int] = set()
         targets: set[int] = set()
         followed, left = {*own}, [*own]
@@ -276,8 +289,8 @@ class _Binary:
             ends.update(found.returns)
             if (found.begins_anew and function in own) or any(jump.to in first for jump in found.jumps):
                 raise UsageError(
-                    f"--within: {short(name)} of {self.shown} jumps back to where it begins, so that its calls cannot "
-                    "be told from one another. Name what calls it"
+                    f"--within: {short(name)} of {self.shown} jumps back to where it begins, so its calls cannot "
+                    "be told apart. Name what calls it"
                 )
             for jump in found.jumps:
                 to = None if jump.to is None else self.function_at(jump.to)
@@ -291,7 +304,7 @@ class _Binary:
                 else:
                     unseen += 1
         if any(begins <= to < behind and to not in starts for to in targets for begins, behind in followed):
-            raise self._unreadable(name)  # its pieces jump to one another, and disagree about the instructions there
+            raise self._unreadable(name)  # a jump from one part to another leads into the middle of an instruction
         if first & (ends | elsewhere):
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} is a single instruction, a return or a jump. Name what "
@@ -300,22 +313,22 @@ class _Binary:
         at = {address: elf.offset_of(self.fd, address) for address in (*first, *ends, *elsewhere)}
         if len(at) > _MOST_ENDS:
             raise UsageError(
-                f"--within: {short(name)} of {self.shown} is left in {len(at):,} places. Name what calls it"
+                f"--within: {short(name)} of {self.shown} has {len(at):,} entries and exits. Name what calls it"
             )
         begins_at = [offset for address in first if (offset := at.pop(address)) is not None]
         if len(begins_at) < len(first):
-            raise UsageError(f"--within: {short(name)} of {self.shown} is nowhere in that file. Name another function")
+            raise UsageError(f"--within: the code of {short(name)} is not in {self.shown}. Name another function")
         ends_at = sorted(offset for offset in at.values() if offset is not None)
         return tuple(sorted(begins_at)), tuple(ends_at), len(elsewhere) + unseen
 
     def _unreadable(self, name: str) -> UsageError:
         return UsageError(
-            f"--within: {short(name)} of {self.shown} has instructions that offtop cannot read, so that its ways out "
-            "are not known. Name what calls it"
+            f"--within: {short(name)} of {self.shown} has instructions that offtop cannot read, so its exits "
+            "are unknown. Name what calls it"
         )
 
     def _is_piece(self, address: int, ones: Sequence[elf.Named]) -> bool:
-        """Whether a compiler has put a part of one of these functions there."""
+        """Whether a part (.cold, .part) of one of these functions is at this address."""
         whole = [one.name.split(b".cold")[0].split(b".part.")[0] for one in ones]
         parts = tuple(name + word for name in whole for word in (b".cold", b".part."))
         return any(one.address == address and one.name.startswith(parts) for one in self.symbols)
@@ -324,38 +337,42 @@ class _Binary:
         elsewhere = any(one.name == os.fsencode(name) for one in self.symbols if not one.is_here)
         if elsewhere:
             return NotThereError(
-                f"--within: {self.shown} has {short(name)} from a library. Name that, as libc.so.6:{short(name)}"
+                f"--within: {self.shown} imports {short(name)} from a library. Name that, as libc.so.6:{short(name)}"
             )
         functions = [one for one in self.symbols if one.kind == _FUNCTION and one.is_here]
         if pieces := _called(name, functions, are_pieces=True):
-            parts = sorted({short(_person_s(one)) for one in pieces if not _COLD.search(_suffix(one))})
-            left = f", but for {', '.join(parts[:_MOST_NAMED])}. Name that, or" if parts else ". Name"
+            parts = sorted({short(_demangled_name(one)) for one in pieces if not _COLD.search(_suffix(one))})
+            left = f", except {', '.join(parts[:_MOST_NAMED])}. Name that, or" if parts else ". Name"
             return NotThereError(
-                f"--within: {self.shown} has no {short(name)} of its own: the compiler put it into the functions that "
-                f"call it{left} one of those"
+                f"--within: {self.shown} has no separate {short(name)}: the compiler inlined it into the functions "
+                f"that call it{left} one of those"
             )
         near = _near(name, [one for one in functions if not _COLD.search(_suffix(one))])
         remedy = f" Is it {' or '.join(near)}?" if near else ""
         if b".symtab" not in self.sections and not self._debug_file.exists():
-            remedy += " It is stripped: for others install its debug symbols (a -dbgsym, -dbg or -debuginfo package)"
+            remedy += " It is stripped: for more, install its debug symbols (a -dbgsym, -dbg or -debuginfo package)"
         elif not near:
             remedy += f" List them with: nm -C {self.shown}"
         return NotThereError(f"--within: {self.shown} has no function {short(name)}.{remedy}")
 
     def _too_many(self, name: str, found: Sequence[elf.Named]) -> UsageError:
         each = {one.address: one for one in found}
-        told = [f"{short(_person_s(one))} ({one.address:#x})" for one in [*each.values()][:_MOST_NAMED]]
+        listed = [f"{short(_demangled_name(one))} ({one.address:#x})" for one in [*each.values()][:_MOST_NAMED]]
         more = f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
         return UsageError(
-            f"--within: {self.shown} has {len(each)} functions {short(name)}: {', '.join(told)}{more}. "
-            "Name one in full, or by its address"
+            f"--within: {self.shown} has {len(each)} functions {short(name)}: {', '.join(listed)}{more}. "
+            "Give the full name or the address of one"
         )
 
 
 def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -> list[elf.Named]:
-    """Those that are meant: first by address, or by what linkers call them with a suffix; then without suffixes by what
-    linkers call them, or by the whole of what people do; then without arguments; then without namespaces and template
-    arguments. Only pieces of such a function with `are_pieces`, else none unless `name` has their suffix."""
+    """Return the symbols that `name` refers to.
+
+    The first of these that matches anything counts: the address, or the linker name with its suffix; the linker name
+    without suffixes, or the full demangled name; the demangled name without arguments; that name without namespaces and
+    template arguments. With `are_pieces`, only parts (.cold, .part) of such a function; otherwise none, unless `name`
+    has their suffix.
+    """
     raw = os.fsencode(name)
     if not are_pieces:
         exact = [one for one in symbols if one.name == raw and _suffix(one)]
@@ -373,9 +390,9 @@ def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -
             continue
         if are_pieces != bool(_PIECE.search(_suffix(one))):
             continue
-        person_s = demangled(os.fsdecode(_stem(one)))
-        bare = _bare(person_s)
-        if name in (os.fsdecode(_stem(one)), person_s):
+        demangled_name = demangled(os.fsdecode(_stem(one)))
+        bare = _bare(demangled_name)
+        if name in (os.fsdecode(_stem(one)), demangled_name):
             levels[0].append(one)
         elif bare == name:
             levels[1].append(one)
@@ -385,13 +402,13 @@ def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -
 
 
 def _suffix(one: elf.Named) -> bytes:
-    """What a compiler or linker put behind its name; empty: nothing."""
+    """Return what a compiler or linker appended to the name; empty if nothing."""
     found = _SUFFIXES.search(one.name)
     return found[0] if found else b""
 
 
 def _stem(one: elf.Named) -> bytes:
-    """Its name without that."""
+    """Return the name without that suffix."""
     return one.name.removesuffix(_suffix(one))
 
 
@@ -399,12 +416,12 @@ def _is_copy(one: elf.Named) -> bool:
     return bool(_COPY.search(_suffix(one)))
 
 
-def _person_s(one: elf.Named) -> str:
+def _demangled_name(one: elf.Named) -> str:
     return demangled(os.fsdecode(one.name))
 
 
 def _bare(called: str) -> str:
-    """Without arguments and what stands behind them, and without the type that a template returns."""
+    """Strip the arguments and all that follows them, and a template's return type."""
     depth = 0
     called = re.sub(r"( const| volatile| &&?| \[.*\]| noexcept)+$", "", called)
     for at in reversed(range(len(called))) if called.endswith(")") else ():
@@ -421,16 +438,16 @@ def _bare(called: str) -> str:
 
 
 def _plain(called: str) -> str:
-    """Without template arguments at its end."""
+    """Strip template arguments at the end, too."""
     bare = _bare(called)
     return re.sub(r"<.*>$", "", bare) if "operator" not in bare else bare
 
 
 def _near(name: str, functions: Sequence[elf.Named]) -> list[str]:
-    """Names that look alike."""
+    """Return similar names."""
     words = [word[:3].lower().encode() for word in re.findall(r"[A-Za-z][a-z0-9]{2,}|[A-Z]{3,}", name)]
     some = [one for one in functions if any(word in one.name.lower() for word in words)][:_MOST_COMPARED]
-    known = {_bare(_person_s(one)) for one in some}
+    known = {_bare(_demangled_name(one)) for one in some}
     return [short(one) for one in difflib.get_close_matches(name, known, _MOST_NEAR)]
 
 
@@ -442,6 +459,6 @@ def _symbols_of(fd: int) -> list[elf.Named]:
 
 
 def short(text: str) -> str:
-    """Printable, and no longer than a person reads."""
+    """Make a text printable, and shorten it to 120 characters."""
     shown = printable(text)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 1]}…"

@@ -1,7 +1,8 @@
-"""Names of Go functions in a binary without symbols: Go's own tracebacks need them, so that they are never stripped.
+"""Names of Go functions in a binary without symbols.
 
-They are in the section .gopclntab, whose form is that of Go 1.18, or of 1.20, which differs by its first number
-(src/debug/gosym/pclntab.go). The file is a stranger's: nothing in it is believed to lie within it.
+Go's tracebacks need these names, so stripping keeps them. They are in the section .gopclntab, in the format of Go 1.18
+or of 1.20, which differs only in its first number (src/debug/gosym/pclntab.go). The file is untrusted: none of its
+offsets is assumed to lie within the file.
 """
 
 import os
@@ -14,23 +15,23 @@ from offtop.kernel.binary.elf import sections
 _FORMS = (0xFFFFFFF0, 0xFFFFFFF1)
 _TABLES = (b".gopclntab", b".data.rel.ro.gopclntab")
 _HEADER = struct.Struct("<IHBB8Q")
-"""Its form, padding, the least length of an instruction, bytes of a pointer; then how many functions and files, the
-address of the first function, and where there are names, units, files, lines and functions."""
+"""Format, padding, minimum instruction length, pointer size; then the numbers of functions and of files, the address of
+the first function, and the offsets of names, units, files, lines and functions."""
 _LONGEST_NAME = 4_000
 
 
 class Function(NamedTuple):
     name: str
     start: int
-    """ELF's virtual address."""
+    """ELF virtual address."""
     size_bytes: int
 
 
 class Functions:
-    """Of one open binary, read where and when they are asked for. Close it."""
+    """The functions of one open binary, read on demand. It must be closed."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` stays the caller's. Raises ValueError for a binary that is not Go's, or not of 64 bits."""
+        """Duplicate `fd`. Raises ValueError if the binary is not Go's, or not 64-bit."""
         self._fd = fd
         try:
             entry, found = sections(fd)
@@ -42,8 +43,8 @@ class Functions:
                 raise ValueError("not a table of functions")
             self._count, self._names, self._functions = count, names, functions
             self._text: int = text or found[b".text"].address
-            # Without the address of the first function it is that of .text, if Go's linker has made the file: a C
-            # linker puts functions of its own before.
+            # If the address of the first function is missing, it is that of .text, but only if Go's linker made the
+            # file: a C linker places functions of its own before Go's.
             started = self.at(entry)
             if not text and not (started and started.name.startswith("_rt0_")):
                 raise ValueError("nothing tells where the functions are")
@@ -55,7 +56,10 @@ class Functions:
         os.close(self._fd)
 
     def at(self, address: int) -> Function | None:
-        """The function whose bytes hold `address`. Raises ValueError for a broken table."""
+        """Return the function whose bytes include `address`.
+
+        Raises ValueError if the table is broken.
+        """
         at = bisect_right(range(self._count), address - self._text, key=lambda number: self._entry(number)[0]) - 1
         if at < 0:
             return None
@@ -67,12 +71,15 @@ class Functions:
         return Function(text, self._text + start, end - start) if text else None
 
     def _entry(self, number: int) -> tuple[int, int]:
-        """Where a function begins, and where it is described; behind the last one, where that ends."""
+        """Return where a function begins, and the offset of its description.
+
+        The entry after the last one is where that one ends.
+        """
         start, where = struct.unpack("<II", self._read(self._functions + 8 * number, 8))
         return start, where
 
     def _read(self, at: int, size_bytes: int) -> bytes:
-        """Of the table; zeros where it ends."""
+        """Read bytes of the table, padded with zeros at its end. Raises ValueError outside of it."""
         if not 0 <= at < self._table.size_bytes:
             raise ValueError("beyond the table of functions")
         found = os.pread(self._fd, min(size_bytes, self._table.size_bytes - at), self._table.offset + at)

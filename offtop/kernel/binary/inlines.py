@@ -1,7 +1,7 @@
-"""Functions that the compiler put into others, as .debug_info tells: which of them an address lies in.
+"""Finds the inlined functions at an address, from .debug_info.
 
-libdw's own `dwarf_getscopes` finds nothing within namespaces, and of functions within functions only the innermost.
-So the units of a file are listed by the addresses they hold, and of a unit that is asked about its functions.
+libdw's `dwarf_getscopes` finds nothing within namespaces, and only the innermost of nested functions. So the units of a
+file are indexed by address, and the functions of a unit when it is first needed.
 """
 
 import ctypes as ct
@@ -13,15 +13,15 @@ _Pointer = ct.c_void_p
 _FUNCTION = 0x2E
 _INLINED = 0x1D
 _WITHIN_FUNCTIONS = frozenset({_INLINED, 0x0B, 0x25, 0x32})
-"""Tags of what a function is parted into: inlined functions, blocks, those that catch and those that try."""
+"""Tags of the scopes within a function: inlined functions, lexical blocks, catch blocks and try blocks."""
 _AROUND_FUNCTIONS = frozenset({0x39, 0x13, 0x02, 0x17, 0x1E, 0x0B, _FUNCTION})
-"""Tags of what functions stand in: namespace, struct, class, union, module, block, and a function, as lambdas do."""
+"""Tags of scopes that contain functions: namespace, struct, class, union, module, block, and function (lambdas)."""
 _NAMES = (0x6E, 0x2007, 0x03)
-"""Attributes that name a function, the best first: its linkage name, that of old compilers, its own name."""
+"""Attributes that name a function, best first: linkage name, old compilers' linkage name, plain name."""
 _MOST_ENTRIES = 3_000_000
-"""Looked at in one file, in 10 s at most; what lies beyond has no inlined functions."""
+"""How many entries of one file are read, which takes at most 10 s. Inlined functions after them are not found."""
 _DEEPEST = 32
-"""Of functions in functions; those further in are left out."""
+"""Nesting of inlined functions; deeper ones are left out."""
 
 
 class _Die(ct.Structure):
@@ -34,31 +34,31 @@ class _Attribute(ct.Structure):
     _fields_ = (("code", ct.c_uint), ("form", ct.c_uint), ("value", _Pointer), ("unit", _Pointer))
 
 
-class _Stretch(NamedTuple):
-    """Addresses that an entry holds; sorted by where they begin."""
+class _Range(NamedTuple):
+    """An address range of an entry. Ranges sort by start address."""
 
     start: int
     end: int
     entry: int
-    """Where it lies in .debug_info."""
+    """Offset in .debug_info."""
 
 
 class Inlined:
-    """Of one open binary. For use by one thread, while it is open."""
+    """The inlined functions of one open binary. For use by one thread, while it is open."""
 
     def __init__(self, dw: ct.CDLL, module: int) -> None:
-        """`module`: libdwfl's, of a library whose functions `declare` has described."""
+        """`dw`: libdw, prepared by `declare`. `module`: the libdwfl module of the binary."""
         self._dw = dw
         bias = ct.c_uint64()
         self._dwarf: int | None = dw.dwfl_module_getdwarf(module, ct.byref(bias))
         self._bias = bias.value
         self._left = _MOST_ENTRIES
-        self._functions: dict[int, list[_Stretch]] = {}
-        """By the entry of their unit."""
+        self._functions: dict[int, list[_Range]] = {}
+        """Unit's offset in .debug_info → its functions."""
         self._units = sorted(self._each_unit())
 
     def names(self, address: int) -> list[str]:
-        """The inlined functions that hold `address`, innermost first, as the linker would know them."""
+        """Return the linkage names of the functions inlined at `address`, innermost first."""
         at = address - self._bias
         unit = _holding(self._units, at)
         if unit is None:
@@ -76,7 +76,7 @@ class Inlined:
                 found.append(name)
         return found[::-1]
 
-    def _each_unit(self) -> Iterator[_Stretch]:
+    def _each_unit(self) -> Iterator[_Range]:
         at, after, header_bytes = 0, ct.c_uint64(), ct.c_size_t()
         while (
             self._dwarf
@@ -85,16 +85,16 @@ class Inlined:
         ):
             self._left -= 1
             if unit := self._entry(at + header_bytes.value):
-                yield from self._stretches(unit)
+                yield from self._ranges(unit)
             at = after.value
 
-    def _each_function(self, unit: _Die | None) -> Iterator[_Stretch]:
+    def _each_function(self, unit: _Die | None) -> Iterator[_Range]:
         pending = [unit] if unit else []
         while pending:
             for child in self._children(pending.pop()):
                 tag: int = self._dw.dwarf_tag(ct.byref(child))
                 if tag == _FUNCTION:
-                    yield from self._stretches(child)
+                    yield from self._ranges(child)
                 if tag in _AROUND_FUNCTIONS:
                     pending.append(_Die.from_buffer_copy(child))
 
@@ -108,7 +108,7 @@ class Inlined:
         return None
 
     def _children(self, parent: _Die) -> Iterator[_Die]:
-        """One and the same structure, filled anew each time."""
+        """Iterate over the children. Each iteration reuses the same structure."""
         child = _Die()
         end: int = self._dw.dwarf_child(ct.byref(parent), ct.byref(child))
         while not end and self._left > 0:
@@ -116,8 +116,11 @@ class Inlined:
             yield child
             end = self._dw.dwarf_siblingof(ct.byref(child), ct.byref(child))
 
-    def _stretches(self, entry: _Die) -> Iterator[_Stretch]:
-        """But those that begin at 0: there linkers leave what they have dropped."""
+    def _ranges(self, entry: _Die) -> Iterator[_Range]:
+        """Iterate over an entry's address ranges.
+
+        Those that start at 0 are left out: linkers put discarded code there.
+        """
         base, start, end = ct.c_uint64(), ct.c_uint64(), ct.c_uint64()
         where: int = self._dw.dwarf_dieoffset(ct.byref(entry))
         following = 0
@@ -129,7 +132,7 @@ class Inlined:
             if following <= 0:
                 return
             if start.value:
-                yield _Stretch(start.value, end.value, where)
+                yield _Range(start.value, end.value, where)
 
     def _entry(self, where: int) -> _Die | None:
         found = _Die()
@@ -146,7 +149,7 @@ class Inlined:
 
 
 def declare(dw: ct.CDLL) -> None:
-    """Tell ctypes what libdw's functions take and give."""
+    """Declare the argument and return types of libdw's functions."""
     entry, number = ct.POINTER(_Die), ct.POINTER(ct.c_uint64)
     dw.dwfl_module_getdwarf.restype = _Pointer
     dw.dwfl_module_getdwarf.argtypes = [_Pointer, number]
@@ -167,7 +170,7 @@ def declare(dw: ct.CDLL) -> None:
     dw.dwarf_formstring.argtypes = [ct.POINTER(_Attribute)]
 
 
-def _holding(stretches: list[_Stretch], address: int) -> _Stretch | None:
-    """Of those that begin last before it."""
-    at = bisect_right(stretches, address, key=lambda one: one.start) - 1
-    return stretches[at] if at >= 0 and address < stretches[at].end else None
+def _holding(ranges: list[_Range], address: int) -> _Range | None:
+    """Return the last range that starts at or before `address`, if it contains the address."""
+    at = bisect_right(ranges, address, key=lambda one: one.start) - 1
+    return ranges[at] if at >= 0 and address < ranges[at].end else None

@@ -357,12 +357,12 @@ def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: 
     assert "is no function, but data" in why(f"{waits}:done")
     assert "torn of" in (unreadable := why(f"{waits}:torn")) and "instructions that offtop cannot read" in unreadable
     assert "instructions that offtop cannot read" in why(f"{waits}:worn")
-    assert f"{waits} has usleep from a library" in why(f"{waits}:usleep")
-    assert "no program or library of 64 bits" in why(f"{__file__}:handle")
+    assert f"{waits} imports usleep from a library" in why(f"{waits}:usleep")
+    assert "no 64-bit program or library" in why(f"{__file__}:handle")
     assert "IFUNC" in why("libc.so.6:strlen")
     stripped = tmp_path / "stripped"
     subprocess.run(["strip", "-o", str(stripped), str(waits)], check=True, timeout=30)
-    assert "It is stripped: for others install its debug symbols" in why(f"{stripped}:handle")
+    assert "It is stripped: for more, install its debug symbols" in why(f"{stripped}:handle")
 
 
 def test_a_function_fragment_is_never_probed(waits: Path) -> None:
@@ -379,8 +379,8 @@ def test_a_function_fragment_is_never_probed(waits: Path) -> None:
     assert taken("shaken") == "shaken.isra.0"
     assert taken("sell") == taken("shop::sell") == taken("shop::sell(int)") == "shop::sell(int)"
     assert taken("parted.part.0") == "parted.part.0"
-    assert "has no inlined of its own: the compiler put it into the functions that call it. Name one" in why("inlined")
-    assert "but for parted.part.0. Name that, or one of those" in why("parted")
+    assert "has no separate inlined: the compiler inlined it into the functions that call it. Name one" in why("inlined")
+    assert "except parted.part.0. Name that, or one of those" in why("parted")
     assert "2 functions twice: twice.llvm.1" in why("twice")
     assert "is no function, but code that a function jumps to. Name copied" in why("copied.cold")
     assert "is no function, but code that a function jumps to. Name shop::sell(int)" in why("_ZN4shop4sellEi.cold")
