@@ -1,8 +1,8 @@
-"""Names of code that a process makes as it runs, from the map it leaves in /tmp/perf-PID.map (Java, Node.js, .NET, …).
+"""Names of JIT-compiled code (Java, Node.js, .NET, …), from /tmp/perf-PID.map.
 
-The file grows while the process runs, to 100,000 lines and more. It is read from where the last reading
-ended, only when an address is met that it does not explain, and by a thread of its own: no tick waits for it. All maps
-of all processes together have a fiftieth of a CPU.
+The process itself writes that file. It grows while the process runs, to 100,000 lines and more. It is read
+incrementally, only when there is an address that it does not cover yet, and by a separate thread, so no tick waits for
+it. Reading the maps of all processes together takes at most 2% of a CPU.
 """
 
 import os
@@ -24,53 +24,53 @@ from offtop.printable import printable
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_ENTRIES = 300_000
-"""More than so many bytes have, unless somebody means to keep us busy: those behind them are not looked at."""
+"""More than a map of _MOST_BYTES has, unless it was crafted to keep offtop busy. Further entries are ignored."""
 _LONGEST_NAME = 1000
 _TAIL_BYTES = 256
-"""If these stand where they stood, the file has only grown."""
+"""If the last bytes read are still in their place, the file has only grown."""
 _SHARE = 0.02
-"""Of a CPU, for reading all maps."""
+"""Share of a CPU for reading all maps."""
 _SAVED_S = 0.5
-"""What was not used can be used later, up to this: a map of 16 MB takes about so long."""
+"""Unused CPU time accumulates up to this. A map of 16 MB takes about as long."""
 _PATIENCE_S = 0.02
-"""How long a tick waits for a map that it meets for the first time."""
+"""How long a tick waits for a map that has not been read yet."""
 _ANSWER_S = 2.0
-"""So long a file system may take to hand over a map."""
+"""Deadline for reading a map."""
 _LOOK_BACK = 16
-"""How many entries before an address are tried: code is replaced, and entries of old code overlap new ones."""
+"""How many entries before an address are tried: code is replaced, so old entries overlap new ones."""
 
 
 class _Entries(NamedTuple):
-    """What has been read of a map."""
+    """The part of a map that has been read."""
 
     starts: "array[int]" = array("Q")
     sizes: "array[int]" = array("Q")
     at: "array[int]" = array("I")
-    """Where in `text` the name is."""
+    """Offset of the name in `text`."""
     order: Sequence[int] = ()
-    """Entries by start; those of one start in the order in which they were written."""
+    """Indices of entries, sorted by start; equal starts are in the order in which they were written."""
     ordered_starts: "array[int]" = array("Q")
     text: bytes = b""
     inode: int = 0
 
 
 class PerfMap:
-    """The map of one process. It is read by one thread, and asked by any."""
+    """The map of one process. One thread calls `read`; the rest is thread-safe."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._paths, self._owners = _places(pid)
+        self._paths, self._owners = _paths_and_owners(pid)
         self._entries = _Entries()
         self.is_read = False
-        """Whether it has been looked for."""
+        """Whether a read has been attempted."""
 
     @property
     def size_bytes(self) -> int:
-        """Of what has been read of it."""
+        """Size of the part that has been read."""
         return len(self._entries.text)
 
     def read(self, reads: Channel) -> None:
-        """Add what it says more than before. Raises TimeoutError where it was not read in time."""
+        """Read what has been appended. Raises TimeoutError if that takes too long."""
         known = self._entries
         tail = known.text[-_TAIL_BYTES:]
         at = len(known.text) - len(tail)
@@ -85,7 +85,10 @@ class PerfMap:
             self._entries = known
 
     def known(self, address: int) -> str:
-        """What lies at `address`, the newest if several do; nothing where what has been read does not say."""
+        """Return the name of the code at `address`, or an empty string.
+
+        If several entries cover it, the newest one counts.
+        """
         entries = self._entries
         end = bisect_right(entries.ordered_starts, address)
         newest = -1
@@ -100,23 +103,26 @@ class PerfMap:
 
 
 class PerfMaps:
-    """Reads maps in a thread of its own, one after the other, with one allowance of CPU time for all. For any thread.
+    """Reads maps one after the other in a separate thread, with one CPU budget for all.
 
-    The thread begins with the first map: most machines have none.
+    Thread-safe. The thread is started with the first map, because most machines have none.
     """
 
     def __init__(self, reads: GuardedReads) -> None:
         self._reads = reads.channel(_ANSWER_S)
         self._maps = WeakValueDictionary[tuple[int, tuple[bytes, ...]], PerfMap]()
         self._asked: dict[PerfMap, None] = {}
-        """To be read, in that order."""
+        """Maps to be read, in this order."""
         self._left_s, self._filled_s = _SAVED_S, time.monotonic()
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def of(self, pid: int, identity: tuple[bytes, ...]) -> PerfMap:
-        """The map of a process that runs the program `identity` (mappings.Image), while anybody has it."""
+        """Return the map of a process that runs the program `identity` (see mappings.Image).
+
+        It is kept as long as a caller holds it.
+        """
         with self._changed:
             found = self._maps.get((pid, identity))
             if found is None:
@@ -124,21 +130,23 @@ class PerfMaps:
             return found
 
     def name(self, one: PerfMap, address: int) -> str:
-        """What lies at `address` by what has been read; a map that does not say is read again soon. Waits a moment for
-        one that has never been read."""
+        """Return the name of the code at `address`, or an empty string.
+
+        In that case the map is read again soon. Waits up to 20 ms for a map that has never been read.
+        """
         if name := one.known(address):
             return name
         self.refresh(one)
         if one.is_read:
             return ""
         with self._changed:
-            # Nobody waits while others are read: one moment is all that a tick may lose.
+            # Do not wait if other maps are queued, so that a tick loses no more than 20 ms.
             if [*self._asked] == [one] and self._left_s > 0:
                 self._changed.wait_for(lambda: one.is_read, _PATIENCE_S)
         return one.known(address)
 
     def refresh(self, one: PerfMap) -> None:
-        """Have it read again, soon."""
+        """Queue a map to be read again."""
         with self._changed:
             self._asked[one] = None
             if self._thread is None and not self._closing:
@@ -147,7 +155,7 @@ class PerfMaps:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Have the thread end when it can. Returns at once; may be called twice."""
+        """Tell the thread to end, without waiting for it. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -170,7 +178,7 @@ class PerfMaps:
                 self._changed.notify_all()
 
     def _fill(self) -> float:
-        """The CPU time that is left, in seconds."""
+        """Refill the CPU budget, and return the seconds that are left."""
         now_s = time.monotonic()
         self._left_s = min(_SAVED_S, self._left_s + _SHARE * (now_s - self._filled_s))
         self._filled_s = now_s
@@ -190,8 +198,11 @@ def _with(known: _Entries, lines: bytes) -> _Entries:
     )
 
 
-def _places(pid: int) -> tuple[list[str], list[int]]:
-    """Where the map may be, by the number that the process has for itself, and who may have written it."""
+def _paths_and_owners(pid: int) -> tuple[list[str], list[int]]:
+    """Return the paths where the map may be, and the user IDs that may own it.
+
+    Its name contains the PID in the process's own namespace.
+    """
     inner, owners = str(pid), {0, os.geteuid()}
     with suppress(OSError, KeyError):
         status = status_of(pid)

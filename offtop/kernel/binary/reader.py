@@ -1,9 +1,9 @@
-"""The symbol reader: a child process that reads untrusted binaries for offtop, as nobody, and may die of them.
+"""The symbol reader: a child process that reads untrusted binaries, as the user nobody.
 
-libdw maps files, so that one which is truncated meanwhile kills the process that reads it, and whoever writes a
-binary may mean to take that process over. This one holds no secrets and no descriptors but those of such binaries,
-and is confined (confinement.py). It answers one request after another, and ends when the socket does. Its first
-message says whether it could be confined: YES and what is lacking, or NO and why.
+libdw maps files, so a file that is truncated meanwhile kills the process that reads it, and a binary may be crafted to
+take that process over. The reader has no secrets and no descriptors except those of such binaries, and is confined
+(confinement.py). It answers one request at a time, and exits when the socket is closed. Its first message is YES and
+the confinement measures that failed, or NO and why it could not be confined.
 """
 
 import ctypes as ct
@@ -19,45 +19,49 @@ from offtop.kernel.binary.demangle import demangled
 from offtop.model.values.stack import one_name
 
 HEAD = struct.Struct("=cI")
-"""What is asked, and which file it is about, by a number that the parent chose. More follows:"""
+"""Kind of the request, and the number that the parent chose for the file. The payload follows, depending on the
+kind:"""
 OPEN = b"o"
-"""The path, and the descriptor beside it. Answered by YES or nothing; behind YES and a space the name of the file that
-has its symbols, if there is such a link (.gnu_debuglink)."""
+"""Open a file. Payload: its path, with the descriptor attached. Reply: empty if it cannot be read; otherwise YES,
+followed by a space and the name of the file with its symbols, if it names one (.gnu_debuglink)."""
 BESIDE = b"b"
-"""The descriptor of the file of that name, which lies beside the binary. Not answered."""
+"""Attaches the descriptor of the file with that name next to the binary. No reply."""
 CLOSE = b"c"
-"""Nothing more, and no answer."""
+"""Close a file. No payload, no reply."""
 WANTED = b"w"
-"""Nothing more. Answered by the build id, in hex, if the file could have debug information elsewhere and has none."""
+"""No payload. Reply: the build ID, in hex, if the file has no debug information but could have some elsewhere."""
 NAMES = b"n"
-"""Offsets of 8 bytes. Answered by the names (model.stack.one_name), with nothing for those that have none."""
+"""Payload: 8-byte offsets. Replies: a name for each (model.stack.one_name), or an empty string."""
 RULES = b"r"
-"""Offsets of 8 bytes. Answered by the rules there (rules.written)."""
+"""Payload: 8-byte offsets. Replies: the unwind rule of each (unwind_rules.written)."""
 SYMBOLS = b"s"
-"""Nothing more. Answered by YES if a table of all of its functions is here, NO if there is none, else by nothing."""
+"""No payload. Reply: YES if there is a complete symbol table, NO if there is none, empty if that is unknown."""
 PYTHON = b"p"
-"""Nothing more. Answered by where CPython is in the file (cpython.written), if it is."""
+"""No payload. Reply: where CPython is in the file (cpython_layout.written), or empty if it has none."""
 YES, NO = "yes", "no"
 
 _LONGEST_REQUEST = 1 << 16
 _LONGEST_NAME = 4_000
-"""Bytes. What one request asks for must go into one message, of 200 KB at most."""
+"""Limit in bytes. All replies to one request must fit into one message, which can have 200 KB."""
 NICE = 10
-"""Whoever works comes first; low enough not to be in the way, and not so low that names never come."""
+"""Niceness: the workload comes first, but names must still arrive on a busy machine."""
 _NO_NETWORK = 0x48000000
-"""Of unshare(2): CLONE_NEWNET and CLONE_NEWIPC."""
+"""CLONE_NEWNET | CLONE_NEWIPC, for unshare(2)."""
 
 
 def main() -> None:
-    """Serve the socket whose descriptor is the last argument but one; before it stands how nice to be, behind it where
-    debug files may be, too."""
+    """Serve requests until the socket is closed.
+
+    The last three arguments are the niceness, the socket's descriptor, and a directory of debug files or an empty
+    string.
+    """
     with socket.socket(fileno=int(sys.argv[-2])) as parent:
-        # What needs files or executable memory is loaded before it is confined.
+        # Load everything that needs files or executable memory before the process is confined.
         dwfl.library()
         cfi.library()
         demangled("_Z1fv")
         dwfl.look_in(sys.argv[-1])
-        ct.CDLL(None).unshare(_NO_NETWORK)  # not allowed to all
+        ct.CDLL(None).unshare(_NO_NETWORK)  # fails without CAP_SYS_ADMIN
         os.nice(int(sys.argv[-3]))
         try:
             lacking = confine(most_file_bytes=0, readable=dwfl.debug_directories())
@@ -71,7 +75,7 @@ def main() -> None:
             request, fds, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 1)
             if not request:
                 return
-            # Each answer follows a zero byte: then none is an empty message, which would look like the end.
+            # Each reply starts with a zero byte, because an empty message would look like the end of the socket.
             if answer := "".join(f"\0{one}" for one in _answers(binaries, request, fds)):
                 parent.send(answer.encode(errors="backslashreplace"))
 

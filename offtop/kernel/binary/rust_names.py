@@ -1,8 +1,9 @@
-"""Rust's own mangling (v0: `_RNvCs…`) back into paths: `<v0::inner::S<5> as v0::inner::T>::go::{closure#0}`.
+"""Demangles Rust's v0 symbols (`_RNvCs…`).
 
-The standard library is mangled so since 2025, and neither libstdc++ nor any small, maintained Python package
-reads it. Grammar: https://doc.rust-lang.org/rustc/symbol-mangling/v0.html. Hashes of crates and types of
-constants are left out, as rustc's own short form does.
+The result is a path, as `<v0::inner::S<5> as v0::inner::T>::go::{closure#0}`. The standard library has used this
+mangling since 2025, and neither libstdc++ nor any small, maintained Python package supports it.
+Grammar: https://doc.rust-lang.org/rustc/symbol-mangling/v0.html. Crate hashes and types of constants are left out, as
+in rustc's short form.
 """
 
 from collections.abc import Callable
@@ -15,12 +16,12 @@ _BASIC_TYPES = {
 _UNNAMED = "'_"
 _BASE_62 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MOST_STEPS = 4000
-"""Back references can make a short symbol expand without end."""
+"""Back references can expand a short symbol without end."""
 _DEEPEST = 100
 
 
 def demangled(symbol: str) -> str | None:
-    """The path that a v0 symbol stands for; None for what is no such symbol, or one made to hurt."""
+    """Demangle a v0 symbol; None if it is not valid, or expands too far."""
     if not symbol.startswith("_R") or not symbol.isascii():
         return None
     mangled = symbol[2:].partition(".")[0]
@@ -31,7 +32,10 @@ def demangled(symbol: str) -> str | None:
 
 
 class _Reader:
-    """Reads one symbol from left to right. Raises ValueError or IndexError for what the grammar lacks."""
+    """Parses one symbol from left to right.
+
+    Its methods raise ValueError or IndexError if the symbol does not follow the grammar.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -39,10 +43,10 @@ class _Reader:
         self._steps = 0
         self._depth = 0
         self._bound = 0
-        """How many lifetimes the `for<…>` around here have named."""
+        """How many lifetimes the enclosing `for<…>` have bound."""
 
     def path(self, in_value: bool = False) -> str:
-        """`in_value`: generic arguments are written `::<T>`, as Rust does where a value is meant."""
+        """Parse a path. `in_value`: write generic arguments as `::<T>`, as in Rust expressions."""
         self._enter()
         kind = self._take()
         if kind == "C":
@@ -76,9 +80,9 @@ class _Reader:
         return f"{parent}::{{{what}{':' if name else ''}{name}#{number}}}"
 
     def _argument(self) -> str:
-        if self._took("L"):
+        if self._accept("L"):
             return self._lifetime()
-        return self._constant() if self._took("K") else self._type()
+        return self._constant() if self._accept("K") else self._type()
 
     def _type(self) -> str:
         self._enter()
@@ -93,7 +97,7 @@ class _Reader:
             types = self._until_end(self._type)
             text = f"({', '.join(types)}{',' if len(types) == 1 else ''})"
         elif kind in "RQ":
-            lifetime = self._lifetime() if self._took("L") else _UNNAMED
+            lifetime = self._lifetime() if self._accept("L") else _UNNAMED
             lifetime = "" if lifetime == _UNNAMED else f"{lifetime} "
             text = f"&{lifetime}{'mut ' if kind == 'Q' else ''}{self._type()}"
         elif kind in "PO":
@@ -113,9 +117,9 @@ class _Reader:
     def _function(self) -> str:
         bound = self._bound
         binder = self._binder()
-        words = "unsafe " if self._took("U") else ""
-        if self._took("K"):
-            abi = "C" if self._took("C") else self._identifier().replace("_", "-")
+        words = "unsafe " if self._accept("U") else ""
+        if self._accept("K"):
+            abi = "C" if self._accept("C") else self._identifier().replace("_", "-")
             words += f'extern "{abi}" '
         arguments = ", ".join(self._until_end(self._type))
         result = self._type()
@@ -135,7 +139,7 @@ class _Reader:
     def _trait(self) -> str:
         text = self.path()
         bindings: list[str] = []
-        while self._took("p"):
+        while self._accept("p"):
             bindings.append(f"{self._identifier()} = {self._type()}")
         if not bindings:
             return text
@@ -149,7 +153,7 @@ class _Reader:
         elif kind == "p":
             text = "_"
         elif kind in "hijlmnostxyabc":
-            sign = "-" if self._took("n") else ""
+            sign = "-" if self._accept("n") else ""
             end = self._text.index("_", self._at)
             number = int(self._text[self._at : end] or "0", 16)
             self._at = end + 1
@@ -161,7 +165,7 @@ class _Reader:
         return text
 
     def _binder(self) -> str:
-        if not self._took("G"):
+        if not self._accept("G"):
             return ""
         count = self._base_62() + 1
         if count > 26:
@@ -174,16 +178,16 @@ class _Reader:
         return self._letter(index - 1) if index else _UNNAMED
 
     def _letter(self, inward: int) -> str:
-        """The lifetime bound `inward` places before the innermost one."""
+        """Return the name of the lifetime bound `inward` levels outside of the innermost one."""
         number = self._bound - 1 - inward
         if number < 0:
             raise ValueError("a lifetime that nothing binds")
         return f"'{chr(ord('a') + number)}" if number < 26 else f"'_{number}"
 
     def _identifier(self) -> str:
-        encoded = self._took("u")
+        encoded = self._accept("u")
         length = self._decimal()
-        self._took("_")
+        self._accept("_")
         name = self._text[self._at : self._at + length]
         if len(name) != length:
             raise ValueError("an identifier that ends behind the symbol")
@@ -194,11 +198,11 @@ class _Reader:
         return f"{plain}-{digits}".encode().decode("punycode") if plain else digits.encode().decode("punycode")
 
     def _disambiguator(self) -> int:
-        return self._base_62() + 1 if self._took("s") else 0
+        return self._base_62() + 1 if self._accept("s") else 0
 
     def _decimal(self) -> int:
         start = self._at
-        if self._took("0"):
+        if self._accept("0"):
             return 0
         while self._text[self._at : self._at + 1].isdigit():
             self._at += 1
@@ -214,12 +218,12 @@ class _Reader:
 
     def _until_end(self, read: Callable[[], str]) -> list[str]:
         parts: list[str] = []
-        while not self._took("E"):
+        while not self._accept("E"):
             parts.append(read())
         return parts
 
     def _back(self, read: Callable[[], str]) -> str:
-        """Read again what stands at an earlier place."""
+        """Parse what a back reference refers to."""
         here = self._at - 1
         there = self._base_62()
         if there >= here:
@@ -239,7 +243,7 @@ class _Reader:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _took(self, character: str) -> bool:
-        took = self._text[self._at : self._at + 1] == character
-        self._at += took
-        return took
+    def _accept(self, character: str) -> bool:
+        is_there = self._text[self._at : self._at + 1] == character
+        self._at += is_there
+        return is_there

@@ -1,7 +1,7 @@
-"""Starts the children that handle what is not trusted: binaries, and what servers of debug files send.
+"""Starts child processes that handle untrusted data: binaries and debuginfod replies.
 
-Each is a Python of its own, with nothing but the standard library and offtop, an empty environment, and the
-descriptors that it is given. What it does first is to confine itself (confinement.py).
+Each is a separate Python process with only the standard library and offtop, an empty environment, and the descriptors
+that it is given. The first thing it does is to confine itself (confinement.py).
 """
 
 import subprocess
@@ -24,9 +24,9 @@ def start(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     packages: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Run `main()` of a module of offtop.kernel.binary, which finds `arguments` in sys.argv[1:]. Raises OSError.
+    """Run `main()` of a module of offtop.kernel.binary with `arguments` in sys.argv[1:].
 
-    `packages`: directories of packages that it imports besides the standard library.
+    `packages`: directories of packages that it imports besides the standard library. Raises OSError.
     """
     path = [str(_ROOT), *packages]
     return subprocess.Popen(
@@ -37,6 +37,6 @@ def start(
         stderr=subprocess.DEVNULL,
         pass_fds=fds,
         cwd="/",
-        env={},  # without DEBUGINFOD_URLS, too: libdw would ask those servers
-        start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+        env={},  # also removes DEBUGINFOD_URLS: libdw would ask those servers
+        start_new_session=True,  # only the parent handles a ctrl-C on the terminal
     )

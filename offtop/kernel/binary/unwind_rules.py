@@ -1,7 +1,8 @@
-"""A rule says how to step from an address of a program to its caller: where .eh_frame has registers and return address.
+"""Unwind rules: how to get from an address in a program to its caller.
 
-The reader (cfi.py) makes them of binaries, a walk from outside (unwind.py) follows them, and the kernel side is told
-them in the short form that its own walk needs.
+A rule contains where .eh_frame places the registers and the return address. The symbol reader (cfi.py) extracts rules
+from binaries, the user-space unwinder (step.py) follows them, and a compact form is loaded into BPF for the unwinder
+there.
 """
 
 from typing import NamedTuple
@@ -9,24 +10,25 @@ from typing import NamedTuple
 from offtop.kernel.bpf import layout
 
 CFA = 100
-"""In a Value: the stack pointer in the caller (DWARF 5, 6.4: canonical frame address)."""
+"""Base of a Value: the canonical frame address, which is the caller's stack pointer (DWARF 5, 6.4)."""
 UNDEFINED = 101
 WORD_BYTES = 8
-"""Programs of 32 bits are walked along frame pointers only."""
+"""32-bit programs are unwound by frame pointers only."""
 
 
 class Machine(NamedTuple):
-    """How a machine's registers are numbered (its psABI, DWARF register number mapping)."""
+    """A machine's DWARF register numbers (from its psABI)."""
 
     sp: int
     bp: int
     kept: tuple[int, ...]
-    """What calls keep, but for sp and bp."""
+    """Callee-saved registers, except sp and bp."""
     ip: int
     di: int | None = None
-    """One that calls do not keep: in vfork(2) the return address is there."""
+    """A register that is not callee-saved. It holds the return address during vfork(2)."""
     link: int | None = None
-    """The last of `kept`, where calls leave the return address in a register: who calls on keeps that on the stack."""
+    """Link register, which receives the return address; a function that calls others saves it on the stack. It is
+    the last of `kept`. None on machines where calls push the return address."""
 
 
 X86_64 = Machine(7, 6, (3, 12, 13, 14, 15), 16, 5)
@@ -34,48 +36,54 @@ AARCH64 = Machine(31, 29, (*range(19, 29), 30), 32, link=30)
 
 
 class Value(NamedTuple):
-    """What a register is in the caller."""
+    """How to compute a register's value in the caller."""
 
     base: int
-    """A register's number here, or CFA, or UNDEFINED."""
+    """Number of a register in the callee, or CFA, or UNDEFINED."""
     offset: int = 0
     is_at: bool = False
-    """It is the word there."""
+    """Whether the value is the word at base + offset, instead of that address."""
 
 
 class Rule(NamedTuple):
-    """Of one address."""
+    """The unwind rule of one address."""
 
     cfa: Value
     ip: Value
-    """The return address; undefined where nobody called."""
+    """The return address; UNDEFINED in the outermost function."""
     bp: Value
     kept: tuple[Value, ...]
-    """Of the registers of Machine.kept."""
+    """The registers of Machine.kept."""
     sp: Value = Value(CFA)
     is_signal: bool = False
-    """The caller did not call, but was interrupted."""
+    """Whether this is a signal frame: the caller was interrupted and made no call."""
 
     @property
     def is_linked(self) -> bool:
-        """Whether it is that of a function which keeps a frame pointer: the CFA right above what that points to; on
-        arm64 it stands below the return address."""
+        """Whether the function keeps a frame pointer.
+
+        On x86-64 the CFA is then right above the frame record; on arm64 the frame pointer is saved below the return
+        address.
+        """
         is_arm = self.cfa.base in (AARCH64.sp, AARCH64.bp)
         return self.bp.is_at and (is_arm or self.cfa == Value(X86_64.bp, 2 * WORD_BYTES))
 
 
 NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
-"""Nothing is said of that address."""
+"""The binary has no rule for that address."""
 
 
 def written(rule: Rule) -> str:
-    """As the reader sends it."""
+    """Serialize a rule for the reader's reply."""
     values = (rule.cfa, rule.ip, rule.bp, rule.sp, *rule.kept)
     return f"{rule.is_signal:d} " + " ".join(f"{one.base},{one.offset},{one.is_at:d}" for one in values)
 
 
 def read(text: str) -> Rule:
-    """The same back; NO_RULE for anything else. What the reader says is a stranger's word, so no more than numbers."""
+    """Parse the result of `written`; NO_RULE if it is invalid.
+
+    It is untrusted, so it consists of numbers only.
+    """
     try:
         signal, *words = text.split(" ")
         values = [_value(word) for word in words]
@@ -93,7 +101,7 @@ def _value(word: str) -> Value:
 
 
 def packed(rule: Rule, machine: Machine) -> bytes:
-    """The `struct rule` of bpf/offcpu.h: HOW_ODD where that cannot say it."""
+    """Pack a rule as `struct rule` of bpf/offcpu.h, or as HOW_ODD if that cannot represent it."""
     cfa = rule.cfa
     if rule.ip.base == UNDEFINED:
         return ended(layout.END_WHOLE)
@@ -115,7 +123,10 @@ def packed(rule: Rule, machine: Machine) -> bytes:
 
 
 def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
-    """`saved` and `bp` of struct rule, where a call leaves the return address on the stack."""
+    """Return `saved` and `bp` of struct rule if calls push the return address.
+
+    `saved` is None if struct rule cannot represent it.
+    """
     bp = rule.bp
     if rule.ip != Value(CFA, -WORD_BYTES, True):
         return None, 0
@@ -127,7 +138,10 @@ def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
 
 
 def _linked(rule: Rule, link: int, frame_pointer: int) -> tuple[int | None, int]:
-    """The same where it is in a register: kept right above the frame pointer's word, if that is kept, too."""
+    """Return the same for a machine with a link register.
+
+    If both are saved, it is right above the frame pointer.
+    """
     ip, bp = rule.ip, rule.bp
     if rule.cfa.is_at:
         return None, 0
@@ -145,18 +159,24 @@ _SIGNALS = {
     X86_64: (Value(X86_64.sp, 160, True), Value(X86_64.sp, 168, True), Value(X86_64.sp, 120, True)),
     AARCH64: (Value(AARCH64.sp, 560, True), Value(AARCH64.sp, 568, True), Value(AARCH64.sp, 544, True)),
 }
-"""rt_sigframe, from the restorer on: struct ucontext's stack pointer, instruction pointer and frame pointer."""
+"""Stack pointer, instruction pointer and frame pointer in rt_sigframe's struct ucontext, relative to sp in the
+restorer."""
 
 
 def ended(end: int, unsure: bool = False) -> bytes:
-    """The `struct rule` of an address behind which the stack ends, and how (layout.END_*). `unsure`: .eh_frame says
-    nothing of that."""
+    """Pack a `struct rule` that ends the stack at an address; `end` says how (layout.END_*).
+
+    `unsure`: this was guessed and is not from .eh_frame.
+    """
     return layout.RULE.pack(0, 0, layout.HOW_END + end, 0, unsure)
 
 
 def guessed(cfa: int, is_linked: bool, bp: int | None) -> bytes:
-    """The `struct rule` of a step that .eh_frame says nothing of: `cfa` from the frame pointer if `is_linked`, else
-    from the stack pointer. `bp`: where the caller's frame pointer is, from the CFA; None: it is not saved."""
+    """Pack a `struct rule` for a step that was guessed because .eh_frame has no rule.
+
+    `cfa`: offset from the frame pointer if `is_linked`, otherwise from the stack pointer. `bp`: where the caller's
+    frame pointer is saved, relative to the CFA; None if it is not saved.
+    """
     how = layout.HOW_LINK if is_linked else layout.HOW_SP
     if bp is None:
         return layout.RULE.pack(cfa, 0, how, layout.SAVED_NOT, 1)

@@ -1,15 +1,16 @@
-"""How a function of x86-64 is left: its return instructions, and its jumps to other code. capstone decodes it.
+"""Finds the exits of an x86-64 function: its returns, and its jumps to other code.
 
-The code is from an untrusted binary, and a probe in the middle of an instruction corrupts the process that runs it.
-So a function is refused as a whole if any of it is not decoded, or if capstone is known to decode any of it wrongly:
+It is decoded with capstone. The code is from an untrusted binary, and a probe in the middle of an instruction corrupts
+the process that runs it. So a function is refused as a whole if any part of it cannot be decoded or may be decoded
+wrongly:
 
 - capstone 5 stops at APX (EVEX map 4, REX2), AVX512-FP16 and anything else that it does not know.
-- It gives a wrong length for the instructions in `_WRONG_LENGTH`, and for some branches and returns with an
-  operand-size prefix (its issues 776, 3037 and 3038). For such branches AMD's and Intel's processors disagree, too.
+- It returns a wrong length for the instructions in `_WRONG_LENGTH`, and for some branches and returns with an
+  operand-size prefix (its issues 776, 3037 and 3038). AMD's and Intel's processors disagree about such branches, too.
 - A jump or call within the function must lead to the first byte of an instruction, and the last instruction must end
-  where the function does. This finds data among the instructions, because the code behind it is reached by a jump.
+  where the function does. This detects data among the instructions, because the code after it is reached by a jump.
 
-This does not find data that decodes as instructions if only a jump table leads to the code behind it. `make exits`
+Data that decodes as instructions is not detected if only a jump table leads to the code after it. `make exits`
 compares the lengths of all encodings, and all functions of some large programs, with objdump.
 """
 
@@ -26,7 +27,7 @@ _ADD, _CALL, _JUMP, _RETURN = (
     x86_const.X86_INS_RET,
 )
 _BRANCH = x86_const.X86_GRP_BRANCH_RELATIVE
-"""Jumps, calls, loops and XBEGIN, to an address that is relative to their own."""
+"""Jumps, calls, loops and XBEGIN with a relative target."""
 _WRONG_LENGTH = frozenset(
     {x86_const.X86_INS_UD0, x86_const.X86_INS_UD1, x86_const.X86_INS_LWPINS, x86_const.X86_INS_LWPVAL}
 )
@@ -35,7 +36,7 @@ _WIDE = 8
 """REX.W, which overrides the operand-size prefix: compilers pad calls to __tls_get_addr with both."""
 _SCALE_OF_TABLE = 8
 _LONGEST, _AT_ONCE = 15, 1000
-"""Bytes of an instruction; instructions decoded at once, each of which takes 2 KB."""
+"""Maximum length of an instruction in bytes; how many instructions are decoded at once, each of which takes 2 KB."""
 
 
 class Jump(NamedTuple):
@@ -43,17 +44,18 @@ class Jump(NamedTuple):
 
     at: int
     to: int | None
-    """None: a register or a word of memory has the address."""
+    """None if the target is in a register or in memory."""
     always: bool
+    """Whether it is unconditional."""
 
 
 class Exits(NamedTuple):
-    """Addresses at which a function is left."""
+    """Instructions that leave a function, by address."""
 
     returns: tuple[int, ...]
     jumps: tuple[Jump, ...]
     begins_anew: bool = False
-    """Whether it jumps to where it begins."""
+    """Whether it jumps to its own first instruction."""
     starts: frozenset[int] = frozenset()
     """Addresses of all its instructions."""
 
@@ -78,7 +80,7 @@ class _Instruction(Protocol):
     id: int
     rex: int
     prefix: Sequence[int]
-    """Lock or repeat, segment, operand size, address size; 0: it has none."""
+    """Lock or repeat, segment, operand size and address size prefix; 0 if absent."""
     operands: Sequence[_Operand]
 
     def group(self, group_id: int) -> bool: ...
@@ -91,7 +93,10 @@ class _Decoder(Protocol):
 
 
 def exits(code: bytes, address: int) -> Exits:
-    """Decode the function at `address`, which consists of `code`. Raises ValueError where it must be refused."""
+    """Find the exits of the function at `address`, whose bytes are `code`.
+
+    Raises ValueError if it must be refused.
+    """
     end = address + len(code)
     returns: list[int] = []
     jumps: list[Jump] = []
@@ -119,9 +124,11 @@ def exits(code: bytes, address: int) -> Exits:
 
 
 def _is_switch(jump: _Instruction, previous: _Instruction | None) -> bool:
-    """Whether an indirect jump stays within the function, as one by a table does: through an array at a fixed address,
-    to a register to which the instruction before it added, or marked NOTRACK, which compilers use for nothing else
-    (-fcf-protection)."""
+    """Whether an indirect jump stays within the function because it uses a jump table.
+
+    Such a jump goes through an array at a fixed address, or to a register to which the previous instruction added, or
+    it is marked NOTRACK, which compilers use for nothing else (-fcf-protection).
+    """
     to = jump.operands[0]
     if to.type == x86_const.X86_OP_MEM:
         is_by_table = not to.mem.base and to.mem.scale == _SCALE_OF_TABLE
@@ -131,7 +138,10 @@ def _is_switch(jump: _Instruction, previous: _Instruction | None) -> bool:
 
 
 def _instructions(code: bytes, address: int) -> Iterator[_Instruction]:
-    """All of them. Raises ValueError where one is not decoded, or may be decoded wrongly."""
+    """Decode all instructions.
+
+    Raises ValueError if one is not decoded, or may be decoded wrongly.
+    """
     at = 0
     while at < len(code):
         few = [*_decoder().disasm(code[at : at + _LONGEST * _AT_ONCE], address + at, _AT_ONCE)]
