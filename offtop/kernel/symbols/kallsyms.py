@@ -1,7 +1,7 @@
-"""The kernel's own symbols, from /proc/kallsyms: an address in, a function and its module out.
+"""The kernel's symbols, from /proc/kallsyms: maps an address to a function and its module.
 
-The list has 120,000 lines and more, of which a run names a few thousand. So it is kept as the kernel gave
-it, one block of bytes and two arrays of integers (4 MB), and a name becomes a Python string when it is asked for.
+The list has 120,000 lines and more, of which a run needs a few thousand. So it is kept in the kernel's format, as one
+block of bytes and two arrays of integers (4 MB), and a name becomes a Python string when it is looked up.
 """
 
 import re
@@ -20,51 +20,57 @@ from offtop.model.values.stack import KERNEL, Frame
 from offtop.printable import printable
 
 _TEXT = b"tTwW"
-"""Types of functions."""
+"""Symbol types of functions."""
 _DATA = b"dDbB"
-"""Types of variables, which most kernels list. A symbol of any other type has no name here: it only ends what is before
-it."""
+"""Symbol types of variables, which most kernels list. The name of a symbol of any other type is not kept: the symbol
+only marks the end of the previous one."""
 _OF_DATA = b"="
-"""What the name of a variable begins with here."""
+"""Prefix of variables' names in KernelSymbols._names."""
 _MOST_BYTES = 256 * 1024
-"""No function is longer, nor a variable with a lock in it; what is further behind a symbol is a gap between modules."""
+"""No function, and no variable that contains a lock, is longer. A larger distance is a gap between modules."""
 _REREAD_NS = 10_000_000_000
-"""A module or a BPF program that was loaded meanwhile is looked for this often at most: reading costs 0.1 s."""
+"""Minimum interval between reads for newly loaded modules and BPF programs, because a read takes 0.1 s."""
 _MOST_FRAMES = 65_536
 _PART_BYTES = 256 * 1024
 _KERNEL_HALF = 1 << 63
 HIDDEN = Frame(KERNEL, 0, "(hidden)")
-"""All of a kernel stack where the kernel does not say what lies where."""
+"""Stands for a whole kernel stack if the kernel hides its symbols."""
 
 
 class KernelSymbols:
-    """Names kernel addresses. For use by one thread."""
+    """Resolves kernel addresses. For use by one thread."""
 
     def __init__(self, path: str, modules: str) -> None:
         self._path, self._modules_path = path, modules
-        self._modules, self._looked_ns = self._loaded(), time.monotonic_ns()
+        self._modules, self._checked_ns = self._loaded_modules(), time.monotonic_ns()
         self._addresses = array("Q")
         self._lines = array("I")
         self._names = b"\n"
         self._frames: dict[int, Frame] = {}
         self._functions: dict[int, Frame] = {}
         self._hopeless: set[int] = set()
-        """Addresses that a fresh list could not name either: no reason to read it again."""
+        """Addresses that a fresh list does not cover either, so it is not read again for them."""
         self._read_ns = 0
         self.refresh()
         self._core = (self.address_of("_stext") or 0, self.address_of("_etext") or 0)
 
     @classmethod
     def read(cls, path: str = "/proc/kallsyms", modules: str = "/proc/modules") -> "KernelSymbols":
-        """Raises KernelError where there is no list, PrivilegeError where the kernel hides the addresses."""
+        """Read the symbols.
+
+        Raises KernelError if there is no list, PrivilegeError if the kernel hides the addresses.
+        """
         return cls(path, modules)
 
     def refresh(self) -> None:
-        """Read the list again: modules and BPF programs come and go. Raises as `read` does."""
+        """Read the list again, because modules and BPF programs come and go.
+
+        Raises as `read` does.
+        """
         addresses, lines, names = array("Q"), array("I"), bytearray(b"\n")
         try:
             with Path(self._path).open("rb") as listing:
-                # In parts, because 120,000 Python objects at once would stay with the process as 20 MB.
+                # In parts: the 20 MB of 120,000 Python objects at once would never be returned to the system.
                 while part := listing.readlines(_PART_BYTES):
                     addresses.extend(_addresses(part, self._path))
                     part_names = [
@@ -75,12 +81,12 @@ class KernelSymbols:
                     names += b"".join(part_names)
         except OSError as error:
             raise KernelError(
-                f"The kernel's symbols cannot be read ({self._path}: {error.strerror}). "
-                "offtop needs a kernel built with CONFIG_KALLSYMS, and /proc mounted."
+                f"Cannot read the kernel's symbols ({self._path}: {error.strerror}). "
+                "offtop needs a kernel with CONFIG_KALLSYMS, and /proc mounted."
             ) from error
         if not any(addresses):
             raise PrivilegeError(_hidden()) if addresses else KernelError(f"{self._path} is empty.")
-        if any(map(gt, addresses, islice(addresses, 1, None))):  # modules stand behind the kernel, unsorted
+        if any(map(gt, addresses, islice(addresses, 1, None))):  # modules follow the kernel, unsorted
             order = sorted(range(len(addresses)), key=addresses.__getitem__)
             addresses = array("Q", map(addresses.__getitem__, order))
             lines = array("I", map(lines.__getitem__, order))
@@ -90,9 +96,10 @@ class KernelSymbols:
         self._read_ns = time.monotonic_ns()
 
     def lookup(self, address: int) -> Frame:
-        """The function that `address` lies in; a frame without a name, at the address, where there is none.
+        """Return the function that contains `address`.
 
-        A return address belongs to the call before it: look up `address - 1`.
+        If there is none, that is a frame at the address without a name. For a return address, look up `address - 1`,
+        because it belongs to the call before it.
         """
         frame = self._frames.get(address)
         if frame is None:
@@ -101,7 +108,7 @@ class KernelSymbols:
                 if time.monotonic_ns() - self._read_ns < _REREAD_NS:
                     return frame
                 self._hopeless.add(address)
-                with suppress(OfftopError):  # the list that we have is still right about the rest
+                with suppress(OfftopError):  # the previous list is still right about the rest
                     self.refresh()
                 frame = self._find(address)
             if len(self._frames) >= _MOST_FRAMES:
@@ -111,13 +118,15 @@ class KernelSymbols:
         return frame
 
     def renamed(self) -> bool:
-        """Whether other modules are loaded than before, so that other functions may lie where some were; then the list
-        was read again. Looks once in 10 s."""
+        """Whether the loaded modules have changed, so addresses may belong to other functions now.
+
+        If so, the list has been read again. Checks at most once in 10 s.
+        """
         now_ns = time.monotonic_ns()
-        if now_ns - self._looked_ns < _REREAD_NS:
+        if now_ns - self._checked_ns < _REREAD_NS:
             return False
-        self._looked_ns = now_ns
-        modules = self._loaded()
+        self._checked_ns = now_ns
+        modules = self._loaded_modules()
         if modules == self._modules:
             return False
         self._hopeless.clear()
@@ -129,7 +138,10 @@ class KernelSymbols:
         return True
 
     def variable(self, address: int) -> str:
-        """The variable that `address` lies in: `rtnl_mutex`, `init_net+0x18`; empty where it is in none with a name."""
+        """Return the variable that contains `address`, as `rtnl_mutex` or `init_net+0x18`.
+
+        Empty if it is unknown.
+        """
         at = bisect_right(self._addresses, address) - 1
         if at < 0 or address - self._addresses[at] >= _MOST_BYTES:
             return ""
@@ -138,13 +150,16 @@ class KernelSymbols:
         return name and f"{name}{f'+{address - start:#x}' if address > start else ''}{space}{module}"
 
     def address_of(self, name: str) -> int | None:
-        """Where the core kernel's function or mark called `name` begins."""
+        """Return the address of the core kernel's function or marker called `name`."""
         at = self._names.find(b"\n" + name.encode() + b"\n") if name else -1
         return None if at < 0 else self._addresses[self._lines.index(at + 1)]
 
     def ranges(self, prefixes: Sequence[str], wanted: Callable[[str], bool]) -> list[tuple[int, int]]:
-        """(address, bytes) of the pieces of the core kernel that are made of `wanted` functions alone, the largest
-        first. `prefixes`: of their names."""
+        """Return contiguous ranges of `wanted` functions in the core kernel.
+
+        They are (address, bytes), largest first. `prefixes`: only functions whose names start with one of these are
+        considered.
+        """
         found: list[tuple[int, int]] = []
         begins = "|".join(map(re.escape, prefixes)).encode()
         for line in re.finditer(rb"(?<=\n)(?:" + begins + rb")[^\n\t]*(?=\n)", self._names):
@@ -159,8 +174,8 @@ class KernelSymbols:
                 joined.append((start, end))
         return sorted(((start, end - start) for start, end in joined), key=lambda one: -one[1])
 
-    def _loaded(self) -> set[tuple[bytes, ...]]:
-        """Modules, by name, size and address (proc(5)); empty where the kernel has none."""
+    def _loaded_modules(self) -> set[tuple[bytes, ...]]:
+        """Return name, size and address of each module (proc(5)); empty if the kernel has none."""
         try:
             lines = Path(self._modules_path).read_bytes().splitlines()
         except OSError:
@@ -178,7 +193,10 @@ class KernelSymbols:
         return frame if frame.name else Frame(KERNEL, address)
 
     def _function(self, at: int) -> Frame:
-        """Of several symbols at one address the first function: the kernel names it so too."""
+        """Return the frame of a symbol.
+
+        Of several at one address, the first function counts, as in the kernel.
+        """
         start = self._addresses[at]
         symbol, _, module = self._name(at).partition(" ")
         if symbol in ("_etext", "_einittext"):
@@ -196,13 +214,13 @@ class KernelSymbols:
         return printable(name.decode(errors="surrogateescape").replace("\t", " "))
 
     def _may_be_new(self, address: int) -> bool:
-        """Whether something loaded since the last reading may explain `address`."""
+        """Whether `address` may belong to something that was loaded since the last read."""
         first, end = self._core
         return address >= _KERNEL_HALF and not first <= address < end and address not in self._hopeless
 
 
 class HiddenSymbols:
-    """Stands for KernelSymbols where the kernel does not show them."""
+    """Replaces KernelSymbols if the kernel hides its symbols."""
 
     def lookup(self, _address: int) -> Frame:
         return HIDDEN
@@ -221,13 +239,16 @@ class HiddenSymbols:
 
 
 def _addresses(lines: list[bytes], path: str) -> "array[int]":
-    """The 16 digits that each line begins with. Raises KernelError where they are none."""
+    """Parse the 16 hex digits at the start of each line.
+
+    Raises KernelError if they are not that.
+    """
     try:
         addresses = array("Q", bytes.fromhex(b"".join([line[:16] for line in lines]).decode()))
     except ValueError:
         addresses = array("Q")
     if len(addresses) != len(lines) or min(map(len, lines)) < 20:
-        raise KernelError(f"{path} is no list of 64 bit kernel symbols, the only ones that offtop can read.")
+        raise KernelError(f"{path} is not a list of 64-bit kernel symbols, the only kind that offtop can read.")
     if sys.byteorder == "little":
         addresses.byteswap()
     return addresses

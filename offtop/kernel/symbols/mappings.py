@@ -1,8 +1,8 @@
-"""What lies where in a process: a user address becomes (file, offset), which still means something when it is gone.
+"""Maps user addresses to (file, offset), which is still valid after the process exits.
 
-/proc/PID/maps is read once for each image of a process, because reading it costs 0.2 ms and more. It is read
-again when the image is another one (exec), when an address is met that it does not explain (dlopen), and when
-what we remember is 10 s old (dlclose, and another library in its place).
+/proc/PID/maps is read once for each image of a process, because a read takes 0.2 ms and more. It is read again when the
+image changes (exec), when it does not cover an address (dlopen), and when it is 10 s old (dlclose, and another library
+in its place).
 """
 
 import errno
@@ -26,35 +26,35 @@ from offtop.model.values.stack import ANONYMOUS, CLOSED, GONE, JIT, SIGNAL, UNRE
 from offtop.printable import printable
 
 UNKNOWN = "[unknown]"
-"""No code is there: the walk went astray in a binary without frame pointers, or the code is gone since."""
+"""No code is at that address: unwinding went wrong in a binary without frame pointers, or the code was unmapped."""
 
 _GONE = (Frame(GONE, 0),)
 NOT_PERMITTED = (Frame(CLOSED, 0),)
-"""All of a user stack of a process that we may not look into."""
+"""Stands for the whole user stack of a process whose mappings offtop may not read."""
 NOT_READ = (Frame(UNREAD, 0),)
-"""All of a user stack of a process whose mappings were not read in time."""
+"""Stands for the whole user stack of a process whose mappings were not read in time."""
 _UNKNOWN = Frame(UNKNOWN, 0)
 _CODE = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$",
     re.MULTILINE,
 )
 _MADE_AT_RUN_TIME = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
-"""Paths of memory that a JIT may write its code into."""
+"""Paths of memory into which a JIT may write code."""
 _LAST_USER = 1 << 56
 _OLD_NS = 10_000_000_000
 _THRIFT = 50
-"""Reading maps for the sake of unexplained addresses takes a fiftieth of the time at most."""
+"""After a read, no read for uncovered addresses for 50 times as long, so they take 2% of the time at most."""
 _MOST_IMAGES = 4096
 _MOST_FRAMES = 4096
 _CHECKED_NS = 1_000_000_000
 _PATIENCE_S = 0.5
-"""So long the mappings of one process may take to be read."""
+"""Deadline for reading the mappings of one process."""
 _SPACES = itertools.count(1)
-"""No number is used twice, whoever reads mappings: the kernel side may know rules by it."""
+"""Numbers are unique across all instances and never reused, because they identify rules in BPF."""
 
 
 class Image:
-    """The code mappings of one process, as of one reading."""
+    """The code mappings of one process, from one read of /proc/PID/maps."""
 
     __slots__ = (
         *("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "space"),
@@ -67,47 +67,50 @@ class Image:
         self.ends = array("Q")
         self.offsets = array("Q")
         self.labels: list[str] = []
-        """What `Frame.file` says."""
+        """The value of `Frame.file` of each mapping."""
         self.made = bytearray()
-        """1: a JIT may have written this code, and a perf map may name it."""
+        """1 for each mapping whose code a JIT may have written, so a perf map may name it."""
         self.frames: dict[int, Frame] = {}
         self.perf_map: PerfMap | None = None
         self.unnamed: set[int] = set()
-        """Addresses that it did not name."""
+        """Addresses that the perf map did not name."""
         self.told_bytes = 0
-        """How much of it was read when it was last looked at for their sake."""
+        """Size of the perf map when it was last searched for `unnamed`."""
         self.space = 0
-        """The same for processes that have the same code at the same places, and never used again for others."""
+        """Number of the address space layout: equal for processes with the same code at the same addresses. Never
+        reused."""
         self.old_ns = 0
+        """When it must be read again (CLOCK_MONOTONIC)."""
         self.next_ns = 0
-        """No reading for unexplained addresses before this."""
+        """Earliest time of a read for an uncovered address."""
 
 
 class Processes:
     """Turns user addresses into frames. For use by one thread."""
 
     def __init__(self, files: Files, reads: Channel | None = None) -> None:
-        """`reads`: by which mappings are read; one of its own, if none is given."""
+        """`reads`: used to read mappings; by default, a new channel."""
         self.gone = 0
-        """Stacks whose process ended before its mappings were read."""
+        """Stacks whose process exited before its mappings were read."""
         self.unread = 0
-        """Stacks whose process did not let its mappings be read in time."""
+        """Stacks of processes whose mappings were not read in time."""
         self._files = files
         self._reads = reads or files.reads.channel(_PATIENCE_S)
         self._images: dict[int, Image] = {}
         self._checked_ns: dict[int, int] = {}
-        """Until when the memory of a process is taken to be readable."""
+        """Process → until when its memory is assumed to be readable (CLOCK_MONOTONIC)."""
         self._spaces: dict[int, int] = {}
-        """Hash of where code lies → its space."""
+        """Hash of the layout of code → Image.space."""
         self.doubts = False
-        """Mappings could not be read again for an address that they do not explain: too little time has passed."""
+        """Whether mappings did not cover an address and could not be read again: too soon after the last time, or
+        hung."""
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """Frames of a user stack, leaf first: one for each address, or `[gone]`, `[not permitted]` or `[not read]`
-        alone.
+        """Return the frames of a user stack, leaf first.
 
-        All but the leaf are return addresses, and stand for the call before them: `address - 1`; but not those that
-        are marked (layout.EXACT).
+        There is one for each address, or only `[gone]`, `[not permitted]` or `[not read]`. All addresses except the
+        leaf are return addresses and belong to the call before them (`address - 1`), unless they are marked with
+        layout.EXACT.
         """
         if not addresses:
             return ()
@@ -127,58 +130,66 @@ class Processes:
             frames.append(known.get(at) or self._frame(pid, image, at))
             call = 1
         for number, address in enumerate(addresses[1:-1], 1):
-            if address & EXACT and addresses[number + 1] & EXACT:  # what a handler returns to, and what it interrupted
+            if address & EXACT and addresses[number + 1] & EXACT:  # signal trampoline, interrupted code
                 frames[number] = frames[number]._replace(name=SIGNAL)
         return tuple(frames)
 
     def check(self, pid: int) -> None:
-        """Raises TimeoutError where the memory of a process cannot be read, because its mmap_lock is held. What was
-        checked a moment ago is not checked again."""
+        """Check that the memory of a process can be read.
+
+        Nothing is done if that was checked within the last second. Raises TimeoutError if not, because its mmap_lock is
+        held.
+        """
         now_ns = time.monotonic_ns()
         if now_ns < self._checked_ns.get(pid, 0):
             return
-        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # whoever reads it is told
+        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # the actual read will fail with it
             self._reads.ask(pid, "piece", f"/proc/{pid}/pagemap", 8, 0)
         if len(self._checked_ns) >= _MOST_IMAGES:
             self._checked_ns.clear()
         self._checked_ns[pid] = now_ns + _CHECKED_NS
 
     def hangs(self, pid: int) -> bool:
-        """Whether the last read of the process hangs. For any thread."""
+        """Whether the last read of the process hangs. Thread-safe."""
         return pid in self._reads.hung
 
     def image(self, pid: int) -> "Image | None":
-        """The code of a process as it is now; None of one that is gone. Raises TimeoutError where it was not read."""
+        """Return the current code mappings of a process; None if it has exited.
+
+        Raises TimeoutError.
+        """
         return self._image(pid)
 
     def look(self, pid: int) -> "Image | None":
-        """The same, read anew. Raises TimeoutError where it was not read."""
+        """Return the same, but read it again first. Raises TimeoutError."""
         if pid in self._images:
             self._images[pid].old_ns = 0
         return self._image(pid)
 
     def at(self, pid: int, image: "Image", address: int) -> Frame | None:
-        """What lies there; None where no code is. Reads the mappings again if need be, for other code is an address of
-        another space: ask `image.space` afterwards."""
+        """Return the frame of an address; None if there is no code.
+
+        This may read the mappings again, which changes `image.space` if the code has changed: read that afterwards.
+        """
         frame = image.frames.get(address) or self._frame(pid, image, address)
         return None if frame is _UNKNOWN else frame
 
     def renamed(self) -> list[int]:
-        """Processes whose perf map names code by now that it did not name before, so that it makes other frames."""
+        """Return processes whose perf map now names more code, so that their frames change."""
         return [pid for pid, image in self._images.items() if image.unnamed and self._has_names(image)]
 
     def forget(self, pid: int) -> None:
-        """The process has ended, or begun another program."""
+        """Forget a process that has exited or called exec."""
         self._images.pop(pid, None)
 
     def _image(self, pid: int) -> Image | None:
         image, identity = self._images.get(pid), _identity(pid)
         if not identity:
-            return image  # it has just ended: what we remember of it holds
+            return image  # it has just exited: what was read before is still right
         if image is None or image.identity != identity:
             fresh = Image(identity)
             if not self._read(pid, fresh):
-                # A process that ends loses its memory first, and its mappings with it.
+                # An exiting process releases its memory, and so its mappings, before it disappears.
                 return image if image and image.identity[0] == identity[0] else None
             image = fresh
             self._images.pop(pid, None)
@@ -186,7 +197,7 @@ class Processes:
                 del self._images[next(iter(self._images))]
             self._images[pid] = image
         elif time.monotonic_ns() > image.old_ns:
-            with suppress(TimeoutError):  # what was known of it holds
+            with suppress(TimeoutError):  # keep what was read before
                 self._read(pid, image)
             if image.perf_map:
                 self._files.perf_maps.refresh(image.perf_map)
@@ -219,7 +230,10 @@ class Processes:
         return frame
 
     def _made_at_run_time(self, pid: int, image: Image, at: int, address: int) -> Frame:
-        """Not remembered: the next time other code may be there."""
+        """Return the frame of JIT code.
+
+        It is not cached, because other code may be there the next time.
+        """
         maps = self._files.perf_maps
         if image.perf_map is None:
             image.perf_map = maps.of(pid, image.identity)
@@ -232,20 +246,23 @@ class Processes:
         return Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
 
     def _has_names(self, image: Image) -> bool:
-        """Whether there are more of them since the last time."""
-        told = image.perf_map
-        if told is None:
+        """Whether the perf map names more of the unnamed addresses than the last time."""
+        perf_map = image.perf_map
+        if perf_map is None:
             return False
-        self._files.perf_maps.refresh(told)
-        if told.size_bytes == image.told_bytes:
+        self._files.perf_maps.refresh(perf_map)
+        if perf_map.size_bytes == image.told_bytes:
             return False
-        image.told_bytes = told.size_bytes
-        named = {address for address in image.unnamed if told.known(address)}
+        image.told_bytes = perf_map.size_bytes
+        named = {address for address in image.unnamed if perf_map.known(address)}
         image.unnamed -= named
         return bool(named)
 
     def _read(self, pid: int, image: Image) -> bool:
-        """Whether the process has code; what was known of it stays if it has not. Raises TimeoutError."""
+        """Read the mappings; return whether the process has code.
+
+        If not, `image` is unchanged. Raises TimeoutError.
+        """
         began_ns = time.monotonic_ns()
         found: list[tuple[bytes, ...]] = _CODE.findall(_maps(self._reads, pid))
         if found:
@@ -283,7 +300,10 @@ class Processes:
     def _labels(
         self, pid: int, found: Sequence[tuple[bytes, ...]]
     ) -> dict[tuple[bytes, bytes, bytes], tuple[str, bool]]:
-        """By device, inode and path: what `Frame.file` says, and whether a JIT may have written the code."""
+        """Return (device, inode, path) → label and whether a JIT may have written the code.
+
+        The label is the value of `Frame.file`.
+        """
         mapped: dict[tuple[bytes, bytes, bytes], MappedFile] = {}
         for start, end, _, device, inode, path in found:
             one = MappedFile(os.fsdecode(path), device.decode(), int(inode), Mapping(pid, int(start, 16), int(end, 16)))
@@ -302,7 +322,7 @@ class Processes:
 
 
 def is_closed(pid: int) -> bool:
-    """Whether the process is there, and we may not see what lies where in it."""
+    """Whether the process exists, but offtop may not read its mappings."""
     try:
         os.close(os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:
@@ -313,34 +333,37 @@ def is_closed(pid: int) -> bool:
 
 
 def closed_to_us(reads: Channel) -> Literal["", "memory", "mappings"]:
-    """What of some process we may not see: its memory, or not even what lies where in it (with CAP_PERFMON alone some
-    kernels let us: 87ad827a2780); empty: we may look into all that there are."""
+    """Return what offtop may not read of some process: "mappings", or only its "memory".
+
+    Empty if it may read all. With CAP_PERFMON alone, some kernels allow reading the mappings (87ad827a2780).
+    """
     found: Literal["", "mappings"] = ""
     listed = {int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()}
-    for pid in listed | {1}:  # which is always there, also where /proc is mounted with hidepid
+    for pid in listed | {1}:  # PID 1 always exists, even if /proc is mounted with hidepid
         if probes.memory_of(pid) == errno.EPERM:
             found = "mappings"
-            with suppress(OSError):  # it has ended, it protects itself, or it hangs who reads it
+            with suppress(OSError):  # it has exited, it protects itself, or reads of it hang
                 if reads.ask(pid, "code_of", pid):
                     return "memory"
     return found
 
 
 def is_made_at_run_time(path: str) -> bool:
-    """Whether a JIT may have written the code that is mapped under that name."""
+    """Whether a JIT may have written the code that is mapped from this path."""
     return _MADE_AT_RUN_TIME.match(path) is not None
 
 
 def _index(image: Image, address: int) -> int:
-    """Which mapping holds `address`; -1 for none."""
+    """Return the index of the mapping that contains `address`, or -1."""
     at = bisect_right(image.starts, address) - 1
     return at if at >= 0 and address < image.ends[at] else -1
 
 
 def _identity(pid: int) -> tuple[bytes, ...]:
-    """When the process began, and where its program, heap, stack and arguments lie: an exec moves them.
+    """Return what identifies the process and the program that it runs; empty if it has exited.
 
-    /proc/PID/task/PID/stat, because /proc/PID/stat adds up all its threads first. Nothing if it is gone.
+    This is its start time, and the addresses of program, heap, stack and arguments: an exec moves them. They are read
+    from /proc/PID/task/PID/stat, because /proc/PID/stat adds up all threads first.
     """
     try:
         fd = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -356,6 +379,9 @@ def _identity(pid: int) -> tuple[bytes, ...]:
 
 
 def _maps(reads: Channel, pid: int) -> bytes:
-    """Those of code. Nothing for a kernel thread and for a process that is gone. Raises TimeoutError."""
+    """Read the code mappings.
+
+    Empty for a kernel thread, and if the process has exited. Raises TimeoutError.
+    """
     code: bytes = reads.ask(pid, "code_of", pid)
     return code

@@ -1,7 +1,7 @@
-"""The worker that names user frames: it has binaries opened and read, so that no tick and no key ever waits.
+"""The worker that names user frames, so that no tick and no key press waits for symbols.
 
-Symbols of a big binary take seconds. So a name that is asked for is queued and answered by `postgres+0x1a2b3c`
-until it is there. Work is taken in small parts, file by file in turn: one giant does not hold up the rest.
+Reading the symbols of a big binary takes seconds. So a lookup is queued, and until it is done the frame is shown as
+`postgres+0x1a2b3c`. Files take turns in small batches, so that one giant file does not delay the others.
 """
 
 import threading
@@ -20,33 +20,36 @@ from offtop.model.aggregate.stack_problems import NO_MAP, NO_SYMBOL, NOT_KNOWN, 
 from offtop.model.values.stack import Frame, nameless
 from offtop.printable import printable
 
-_PART = 32
-"""Names looked up before another file has its turn, and before those that wait are told."""
+_BATCH = 32
+"""Batch size: names that are looked up before the next file has its turn and waiting threads are notified."""
 _MOST_QUEUED = 20_000
 _MOST_NAMES = 100_000
-"""Of all files together; about 15 MB."""
+"""Limit for all files together; about 15 MB."""
 _ANSWER_S = 60.0
-"""For one part, with the symbols of a big binary before it."""
+"""Deadline for one batch, which may have to read the symbols of a big binary first."""
 _IDLE_S = 10.0
-"""After this long without work all binaries are closed."""
+"""All binaries are closed after this long without work."""
 _BEGIN_S = 2.0
-"""How long to wait until the reader has said whether it could be confined, which it does in a tenth of that."""
+"""How long to wait for the reader to report whether it could be confined. It takes a tenth of that."""
 _CLOSE_S = 2.0
-"""A binary on a file system that hangs may never answer: then the thread is left behind."""
+"""How long to wait for the thread. A read on a hung file system may never return; the thread is abandoned then."""
 
 
 class NameWorker:
-    """`Names` of the running machine. `of` and `wait` are for any thread."""
+    """`Names` of the running machine. `of` and `wait` are thread-safe."""
 
     def __init__(self, files: Files, debug_files: DebugFiles | None = None) -> None:
-        """`debug_files`: where to ask for those that are not here. Raises KernelError where libdw is not installed."""
+        """`debug_files`: where to request missing debug files.
+
+        Raises KernelError if libdw is not installed.
+        """
         dwfl.library()
         self._files, self._debug_files = files, debug_files
-        self._asked: dict[File, dict[int, bool]] = {}
-        """Offsets to be named, those asked for first coming first; True: anew."""
+        self._queue: dict[File, dict[int, bool]] = {}
+        """File → queued offsets, oldest first. True: look up a second time, although the name is known."""
         self._queued = 0
         self._known = 0
-        """How many names have been added; reset when names are forgotten."""
+        """How many names have been added since names were last dropped, plus those kept then."""
         self.version = 0
         self._closing = False
         self._changed = threading.Condition()
@@ -57,7 +60,10 @@ class NameWorker:
         self._thread.start()
 
     def of(self, frame: Frame) -> str:
-        """Symbol of `frame`, or `libfoo.so+0x1234` while (or because) it has none. Returns at once."""
+        """Return the symbol of `frame`, or `libfoo.so+0x1234` if it is unknown so far or has none.
+
+        Does not block.
+        """
         if frame.name:
             return printable(frame.name)
         file = self._files.get(frame.file)
@@ -65,11 +71,11 @@ class NameWorker:
             return nameless(frame)
         name = file.names.get(frame.offset)
         if name is None:
-            self._ask(file, frame.offset)
+            self._enqueue(file, frame.offset)
         return name or nameless(frame)
 
     def why_nameless(self, frame: Frame) -> str:
-        """As Source has it. Returns at once."""
+        """See Source.why_nameless. Does not block."""
         file = self._files.get(frame.file)
         if frame.name or file is None:
             return "" if frame.name else NOT_KNOWN
@@ -82,7 +88,7 @@ class NameWorker:
         return {reader.YES: NO_SYMBOL, reader.NO: STRIPPED}.get(file.symbols, NOT_KNOWN)
 
     def wait(self, frames: Iterable[Frame], seconds: float) -> bool:
-        """Whether, after `seconds` at most, each of `frames` has the best name it will get."""
+        """Wait up to `seconds` for all lookups of `frames`; return whether they are done."""
         deadline = time.monotonic() + seconds
         pending = set(frames)
         with self._changed:
@@ -96,7 +102,7 @@ class NameWorker:
                 self._changed.wait(left_s)
 
     def close(self) -> None:
-        """End the thread. May be called twice; `of` goes on with what is known."""
+        """End the thread. Idempotent; `of` still returns the known names."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -106,27 +112,30 @@ class NameWorker:
         file = None if frame.name else self._files.get(frame.file)
         return file is not None and frame.offset not in file.names
 
-    def _ask(self, file: File, offset: int) -> None:
+    def _enqueue(self, file: File, offset: int) -> None:
         with self._changed:
-            if self._queued < _MOST_QUEUED and not self._closing and offset not in self._asked.get(file, ()):
-                self._asked.setdefault(file, {})[offset] = False
+            if self._queued < _MOST_QUEUED and not self._closing and offset not in self._queue.get(file, ()):
+                self._queue.setdefault(file, {})[offset] = False
                 self._queued += 1
                 self._changed.notify_all()
 
     @property
     def reader_pid(self) -> int:
-        """Of its child; 0 where there is none."""
+        """PID of the reader process, or 0 if it is not running."""
         return self._binaries.pid
 
     @property
     def refused(self) -> str:
-        """Why no file is read: what RefusedError says; empty: they are. Waits for a reader that is just starting."""
+        """Why no file is read: the text of the RefusedError, or empty.
+
+        Waits for a reader that is just starting.
+        """
         self._begun.wait(_BEGIN_S)
         return self._binaries.refused
 
     def _run(self) -> None:
         binaries = self._binaries
-        with suppress(OSError):  # then the first question says so
+        with suppress(OSError):  # the first request will fail, too
             binaries.begin()
         self._begun.set()
         while part := self._next_part(binaries):
@@ -135,12 +144,12 @@ class NameWorker:
             if not file.symbols and not all(names.values()):
                 file.symbols = binaries.symbols(file)
             with self._changed:
-                # What is called anew may be gone meanwhile: then the name that it had is the best.
+                # If a second lookup fails because the file is gone by now, keep the previous name.
                 file.names.update(
                     (offset, name) for offset, name in names.items() if name or not file.names.get(offset)
                 )
                 self._known += len(names)
-                # What stays without a name is called as before: whoever keeps what follows from names need not look.
+                # If no name was found, nothing changes, and caches that depend on names stay valid.
                 self.version += any(names.values())
                 if self._known > _MOST_NAMES:
                     self.version += 1
@@ -149,33 +158,36 @@ class NameWorker:
                 self._changed.notify_all()
             if self._debug_files and not file.searched:
                 file.searched = True
-                self._debug_files.want(binaries.wanted(file), partial(self._ask_anew, file))
+                self._debug_files.want(binaries.wanted(file), partial(self._look_up_again, file))
         binaries.end()
 
-    def _ask_anew(self, file: File) -> None:
-        """Its debug file has come."""
+    def _look_up_again(self, file: File) -> None:
+        """Look up all names of a file again, because its debug file has arrived."""
         with self._changed:
             file.explained, file.symbols = True, ""
             known = dict.fromkeys(file.names, True)
-            waiting = self._asked.get(file, {})
-            self._asked[file] = waiting | known
-            self._queued += len(self._asked[file]) - len(waiting)
+            waiting = self._queue.get(file, {})
+            self._queue[file] = waiting | known
+            self._queued += len(self._queue[file]) - len(waiting)
             self._changed.notify_all()
 
     def _next_part(self, binaries: Binaries) -> tuple[File, list[int]] | None:
-        """Some offsets of the file whose turn it is; waits for them. None: there will be no more."""
+        """Wait for work.
+
+        Return a batch of offsets of the file whose turn it is, or None when closing.
+        """
         with self._changed:
-            while not self._closing and ((rest_s := binaries.rest_s) or not self._asked):
+            while not self._closing and ((rest_s := binaries.rest_s) or not self._queue):
                 if not self._changed.wait(rest_s or (_IDLE_S if len(binaries) else None)):
                     binaries.close()
             if self._closing:
                 return None
-            file = next(iter(self._asked))
-            offsets = self._asked.pop(file)
-            part = dict(islice(offsets.items(), _PART))
+            file = next(iter(self._queue))
+            offsets = self._queue.pop(file)
+            part = dict(islice(offsets.items(), _BATCH))
             for offset in part:
                 del offsets[offset]
             self._queued -= len(part)
             if offsets:
-                self._asked[file] = offsets  # at the end: the others come first
-            return file, [offset for offset, anew in part.items() if anew or offset not in file.names]
+                self._queue[file] = offsets  # at the end, so other files come first
+            return file, [offset for offset, is_repeat in part.items() if is_repeat or offset not in file.names]

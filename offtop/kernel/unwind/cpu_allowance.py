@@ -1,19 +1,19 @@
-"""How much CPU time the walking of user stacks may take: what the screen and the readings leave of offtop's share."""
+"""CPU budget for unwinding user stacks: what the rest of offtop leaves of its share."""
 
 import threading
 
 _LEAST_PART = 5
-"""A fifth of the share is for walking whatever the rest takes: else stacks would never be whole on a busy screen."""
+"""At least a fifth of the share is for unwinding: otherwise stacks would never be complete on a busy screen."""
 _SAVED_S = 0.5
-"""What was not used can be used later, up to this: so much is there at the start, when every stack is new. Nor is more
-than this owed: one slow binary keeps all others waiting for some ticks, and no longer."""
+"""Limit of the budget in both directions. Unused time accumulates up to this, which is also there at the start, when
+every stack is new. Overdrafts end there, so one slow binary delays all others by a few ticks at most."""
 
 
 class Allowance:
-    """Filled once a tick, and spent by the walks. For any thread."""
+    """CPU time, refilled once per tick and spent by unwinding. Thread-safe."""
 
     def __init__(self, share_pct: float) -> None:
-        """`share_pct`: of one CPU, for all that offtop does."""
+        """`share_pct`: percentage of one CPU for all of offtop."""
         self.share_pct = share_pct
         self._left_s = _SAVED_S
         self._spent_s = self._since_s = 0.0
@@ -25,7 +25,7 @@ class Allowance:
 
     @property
     def spent_s(self) -> float:
-        """Since the start."""
+        """CPU time spent since the start."""
         return self._spent_s
 
     def spend(self, seconds: float) -> None:
@@ -34,7 +34,10 @@ class Allowance:
             self._spent_s += seconds
 
     def fill(self, tick_s: float, used_s: float) -> None:
-        """A tick has passed, in which all of offtop, walks included, has used so much CPU time."""
+        """Refill after a tick.
+
+        `tick_s`: its length. `used_s`: the CPU time that all of offtop used in it, unwinding included.
+        """
         with self._lock:
             walked_s, self._since_s = self._spent_s - self._since_s, self._spent_s
             share_s = self.share_pct / 100 * tick_s

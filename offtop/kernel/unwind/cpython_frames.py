@@ -1,9 +1,10 @@
-"""Python's own frames: which processes run CPython, what their code objects are called, and where in a stack they go.
+"""Python frames: their names, and their place in the native stack.
 
-The kernel side reads the frames of a thread where it walks its stack (bpf/userstack.c), as addresses of code objects.
-What these are called is read from the process when they are first met, and looked at again every 10 s: where a code
-object was another one may lie by then. In the stack each call of the interpreter (`_PyEval_EvalFrameDefault`) gives way
-to the Python functions that ran in it; all other frames stay, those of C between two of Python's among them.
+When BPF unwinds a thread's stack, it also reads the thread's Python frames (bpf/userstack.c), as addresses of code
+objects. Their names are read from the process when they are first seen, and checked every 10 s, because another code
+object may be at the same address by then. In the native stack, each call of the interpreter
+(`_PyEval_EvalFrameDefault`) is replaced by the Python functions that ran in it. All other frames stay, including those
+of C code between two Python functions.
 """
 
 import itertools
@@ -27,34 +28,34 @@ _OLD_S = 10.0
 _MOST_PROCESSES = 4096
 _MOST_SPACES = 16_384
 _MOST_NAMES = 16_384
-"""Of one process."""
+"""Limit for one process."""
 _LONGEST_NAME, _LONGEST_PATH = 200, 400
 """Characters."""
 _MOST_THREADS = 1024
-"""That are looked at to find one."""
+"""How many of an interpreter's threads are searched for one."""
 _WORD, _LINE = struct.Struct("=Q"), struct.Struct("=i")
 _KINDS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
-"""Bytes of a character → how they are written."""
+"""Bytes per character → encoding."""
 _NAMELESS = Frame("[python]", 0)
-"""A function whose name could not be read."""
+"""Stands for a function whose name could not be read."""
 _MORE = Frame("[python]", 0, "(more functions of Python)")
-"""Stands for the outermost ones, where there are too many, or their memory could not be read."""
+"""Stands for the outermost functions if there are too many, or their memory could not be read."""
 _STATE_SHIFTS = (2, 16, 8)
-"""Where in a string's state the bits begin that tell how it is kept: up to 3.13; from 3.14 on; in case of others."""
+"""Candidates for the bit offset of `kind` in a string's state: up to 3.13, from 3.14 on, and another possible one."""
 
 
 class Mixed(NamedTuple):
-    """A stack with Python's frames in it."""
+    """A native stack with Python frames inserted."""
 
     frames: tuple[Frame, ...]
     unsure: bool = False
-    """They are in their order, but perhaps not between the right ones of C."""
+    """Whether the Python frames, although in order, may not be between the right C frames."""
     unnamed: tuple[int, ...] = ()
-    """Addresses of code objects whose names are not known yet; their frames are left out."""
+    """Addresses of code objects whose names have not been read yet; their frames are left out."""
 
 
 class _Code(NamedTuple):
-    """What is remembered of a code object."""
+    """A code object whose name has been read."""
 
     identity: tuple[int, ...]
     frame: Frame
@@ -64,48 +65,57 @@ class _Process(NamedTuple):
     """A process that runs CPython."""
 
     identity: tuple[bytes, ...]
-    """Of its program, as mappings.Image has it."""
+    """Identity of the program (see mappings.Image)."""
     space: int
     label: str
-    """Of the binary that CPython is in."""
+    """Label of the binary that contains CPython."""
     interpreter: Interpreter
     base: int
-    """What makes Interpreter's numbers addresses."""
+    """Added to the relative addresses in Interpreter to get those in the process."""
     codes: dict[int, _Code]
     generation: int = 0
-    """Another one when names have changed."""
+    """Incremented when names have changed."""
 
 
 class Pythons:
-    """For any thread; only `read` and `look` read a process's memory."""
+    """The processes that run CPython, and the names of their code objects.
+
+    Thread-safe. Only `read`, `look` and `of_thread` read a process's memory.
+    """
 
     def __init__(self, table: Map | None) -> None:
-        """`table`: the kernel side's `pythons`; None where it cannot read Python's frames."""
+        """`table`: the BPF map `pythons`, or None if BPF cannot read Python frames."""
         self._table = table
         self._known: dict[str, Interpreter | None] = {}
-        """By the label of a binary."""
+        """Label of a binary → where CPython is in it."""
         self._processes: dict[int, _Process] = {}
-        self._looked_s: dict[int, float] = {}
-        """Process → when its names were last held against its memory, in that order."""
-        self._none: set[int] = set()
-        """Spaces without CPython."""
-        self._asked: dict[int, None] = {}
-        """Processes that are to be looked at."""
+        self._checked_s: dict[int, float] = {}
+        """Process → when its names were last checked against its memory, oldest first."""
+        self._without_python: set[int] = set()
+        """Address spaces (mappings.Image.space) without CPython."""
+        self._to_examine: dict[int, None] = {}
+        """Processes that may run CPython and are to be examined."""
         self._lock = threading.Lock()
 
     def unknown(self, image: Image) -> str:
-        """A binary of these that may hold CPython and has not been asked; empty where there is none."""
-        if self._table is None or image.space in self._none:
+        """Return the label of a binary that may contain CPython and has not been examined.
+
+        Empty if there is none.
+        """
+        if self._table is None or image.space in self._without_python:
             return ""
         return next((one for one in image.labels if one not in self._known and cpython_layout.may_be_python(one)), "")
 
     def learn(self, label: str, found: Interpreter | None) -> None:
-        """What that binary said."""
+        """Store what was found in a binary."""
         self._known[label] = found
 
     def meet(self, pid: int, image: Image) -> bool:
-        """Have the kernel side read the frames of a process, if it is one of CPython of which all is known here."""
-        if self._table is None or image.space in self._none:
+        """Have BPF read a process's Python frames if it runs a known CPython.
+
+        Return whether it does.
+        """
+        if self._table is None or image.space in self._without_python:
             return False
         with self._lock:
             known = self._processes.get(pid)
@@ -122,42 +132,42 @@ class Pythons:
                 while len(self._processes) >= _MOST_PROCESSES:
                     self._forget(next(iter(self._processes)))
                 self._processes[pid] = process
-                self._looked_s[pid] = time.monotonic()
-                self._tell(pid)
+                self._checked_s[pid] = time.monotonic()
+                self._load(pid)
                 return True
             if not any(one not in self._known and cpython_layout.may_be_python(one) for one in image.labels):
-                if len(self._none) >= _MOST_SPACES:
-                    self._none.clear()
-                self._none.add(image.space)
+                if len(self._without_python) >= _MOST_SPACES:
+                    self._without_python.clear()
+                self._without_python.add(image.space)
         return False
 
     def ask(self, pid: int, frames: Iterable[Frame]) -> None:
-        """A process with these frames may run CPython: have it looked at."""
-        if self._table is None or pid in self._processes or pid in self._asked:
+        """Have a process examined if these frames suggest that it runs CPython."""
+        if self._table is None or pid in self._processes or pid in self._to_examine:
             return
         if any(
-            cpython_layout.may_be_python(frame.file) and self._known.get(frame.file, _ASK) is not None
+            cpython_layout.may_be_python(frame.file) and self._known.get(frame.file, _UNEXAMINED) is not None
             for frame in frames
         ):
-            self._asked[pid] = None
+            self._to_examine[pid] = None
 
     @property
     def due(self) -> int:
-        """A process that is to be looked at; 0 where there is none for now."""
-        if self._asked:
-            return next(iter(self._asked))
+        """PID of the next process to examine or check, or 0 if none is due."""
+        if self._to_examine:
+            return next(iter(self._to_examine))
         with self._lock:
-            pid = next(iter(self._looked_s), 0)
-            return pid if pid and time.monotonic() - self._looked_s[pid] > _OLD_S else 0
+            pid = next(iter(self._checked_s), 0)
+            return pid if pid and time.monotonic() - self._checked_s[pid] > _OLD_S else 0
 
     def look(self, pid: int) -> None:
-        """Hold what is remembered of a process against its memory."""
-        self._asked.pop(pid, None)
+        """Check a process's known code objects against its memory."""
+        self._to_examine.pop(pid, None)
         with self._lock:
             process = self._processes.get(pid)
-            if process is None or self._looked_s.pop(pid, None) is None:
+            if process is None or self._checked_s.pop(pid, None) is None:
                 return
-            self._looked_s[pid] = time.monotonic()
+            self._checked_s[pid] = time.monotonic()
             codes = [*process.codes.items()]
         with Memory(pid) as memory:
             changed = [at for at, code in codes if _identity(memory, process, at) != code.identity]
@@ -167,28 +177,31 @@ class Pythons:
             self.begin_anew(pid)
 
     def put_off(self, pid: int) -> None:
-        """It could not be looked at for now."""
-        self._asked.pop(pid, None)
+        """Postpone a process that could not be examined."""
+        self._to_examine.pop(pid, None)
         with self._lock:
-            if self._looked_s.pop(pid, None) is not None:
-                self._looked_s[pid] = time.monotonic()
+            if self._checked_s.pop(pid, None) is not None:
+                self._checked_s[pid] = time.monotonic()
 
     def begin_anew(self, pid: int) -> None:
-        """Have the kernel side make other stacks of the same frames: those that it has made stay as they were read."""
+        """Have BPF assign new IDs to stacks with the same frames.
+
+        Stacks that have been read before do not change.
+        """
         with self._lock:
             process = self._processes.get(pid)
             if process is not None:
                 self._processes[pid] = process._replace(generation=process.generation + 1)
-                self._tell(pid)
+                self._load(pid)
 
     def forget(self, pid: int) -> None:
-        """The process has ended, or begun another program."""
-        self._asked.pop(pid, None)
+        """Forget a process that has exited or called exec."""
+        self._to_examine.pop(pid, None)
         with self._lock:
             self._forget(pid)
 
     def read(self, pid: int, addresses: Collection[int], memory: Memory) -> None:
-        """Read what the code objects there are called."""
+        """Read the names of the code objects at these addresses."""
         process = self._processes.get(pid)
         if process is None:
             return
@@ -200,31 +213,35 @@ class Pythons:
                 process.codes[at] = _Code(identity, _frame(memory, process.interpreter.layout, identity))
 
     def of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
-        """The frames of a thread that is blocked, as the kernel side would give them. `thread`: what Python knows it by
-        (WalkedStack.thread)."""
+        """Read the Python frames of a blocked thread, in the format of BPF.
+
+        `thread`: Python's identifier of the thread (WalkedStack.thread).
+        """
         process = self._processes.get(pid)
         if process is None or not thread:
             return ()
         return tuple(_frames_of(memory, process.interpreter.layout, process.base + process.interpreter.runtime, thread))
 
     def mixed(self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool) -> Mixed:
-        """Python's frames, as the kernel side gave them, put into the stack `frames`. `is_whole`: that goes to where
-        its thread began."""
+        """Insert Python frames, in the format of BPF, into the native stack `frames`.
+
+        `is_whole`: the stack reaches to the thread's first function.
+        """
         process = self._processes.get(pid)
         if process is None or not of_python:
             return Mixed(frames)
         calls, is_cut = _calls(of_python)
-        told: list[list[Frame]] = []
+        named_calls: list[list[Frame]] = []
         unnamed: list[int] = []
         for call in calls:
             named = [process.codes.get(at) for at in call]
             unnamed += [at for at, code in zip(call, named, strict=True) if code is None]
-            told.append([code.frame for code in named if code])
-        if is_cut and told:
-            told[-1].append(_MORE)
-        return _put_in(frames, told, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
+            named_calls.append([code.frame for code in named if code])
+        if is_cut and named_calls:
+            named_calls[-1].append(_MORE)
+        return _put_in(frames, named_calls, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
 
-    def _tell(self, pid: int) -> None:
+    def _load(self, pid: int) -> None:
         process = self._processes[pid]
         found = process.interpreter
         with suppress(OSError, struct.error):
@@ -234,24 +251,27 @@ class Pythons:
 
     def _forget(self, pid: int) -> None:
         self._processes.pop(pid, None)
-        self._looked_s.pop(pid, None)
+        self._checked_s.pop(pid, None)
 
 
 NO_PYTHONS = Pythons(None)
-"""Where nobody looks for any."""
+"""Used if Python frames are not read."""
 
 
 def code_objects(of_python: Iterable[int]) -> set[int]:
-    """The addresses that the kernel side's frames tell."""
+    """Return the addresses of code objects in frames from BPF."""
     return {word & layout.PYTHON_ADDRESS for word in of_python} - {0}
 
 
-_ASK = Interpreter((0, 0), 0, 0, 0, 0, Layout(*[0] * 17))
-"""Stands for a binary that has not been asked."""
+_UNEXAMINED = Interpreter((0, 0), 0, 0, 0, 0, Layout(*[0] * 17))
+"""Stands for a binary that has not been examined."""
 
 
 def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
-    """Code objects by calls of the interpreter, leaf first; whether there are more, of which nothing is known."""
+    """Group code objects by calls of the interpreter, leaf first.
+
+    Also return whether outer ones are missing.
+    """
     calls: list[list[int]] = [[]]
     is_cut = False
     for word in of_python:
@@ -262,7 +282,7 @@ def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
             calls.append([])
         elif not code:
             is_cut = True
-    while calls and not calls[-1]:  # 3.14 has a frame of no function where a thread begins
+    while calls and not calls[-1]:  # 3.14 has a frame without a function at the start of a thread
         calls.pop()
     return calls, is_cut
 
@@ -270,8 +290,10 @@ def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
 def _put_in(
     frames: tuple[Frame, ...], calls: Sequence[Sequence[Frame]], process: _Process, is_whole: bool, is_cut: bool
 ) -> Mixed:
-    """The leafmost call for the leafmost frame of the interpreter, and so on. Calls for which there is none go with the
-    last one: in order, but C's functions between them may be others'."""
+    """Replace the interpreter's native frames by calls, starting at the leaf.
+
+    Calls without a native frame are added to the last one: in order, but C functions may be between the wrong ones.
+    """
     start, end = process.interpreter.eval_start, process.interpreter.eval_end
     is_own = [frame.file == process.label for frame in frames]
     places = [n for n, frame in enumerate(frames) if is_own[n] and start <= frame.offset < end]
@@ -281,7 +303,7 @@ def _put_in(
         replaced[len(frames)] = rest
     elif rest and places:
         replaced[places[-1]] += rest
-    elif rest:  # an interpreter that runs Python in other functions
+    elif rest:  # this interpreter runs Python code in other functions
         n = next((n for n, own in enumerate(is_own) if own), len(frames))
         replaced[n] = (*rest, *frames[n : n + 1])
     whole = [replaced.get(n, frames[n : n + 1]) for n in range(len(frames) + 1)]
@@ -290,7 +312,7 @@ def _put_in(
 
 
 def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
-    """As take_python() in bpf/userstack.c finds them."""
+    """Find a thread's Python frames, like take_python() in bpf/userstack.c."""
     interpreter, state, frame = _word(memory, runtime + known.interpreters), 0, 0
     for _ in range(_MOST_THREADS):
         if frame or not interpreter:
@@ -327,7 +349,10 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
 
 
 def _identity(memory: Memory, process: _Process, at: int) -> tuple[int, ...]:
-    """What tells a code object from another one that lies in its place; empty of what is none."""
+    """Return what distinguishes a code object from a later one at its address.
+
+    Empty if there is no code object.
+    """
     known = process.interpreter.layout
     if _word(memory, at + cpython_layout.TYPE_OFFSET) != process.base + process.interpreter.code_type:
         return ()
@@ -338,7 +363,7 @@ def _identity(memory: Memory, process: _Process, at: int) -> tuple[int, ...]:
 
 
 def _frame(memory: Memory, known: Layout, identity: tuple[int, ...]) -> Frame:
-    """What stands for the function of a code object."""
+    """Return the frame of a code object's function."""
     if not identity:
         return _NAMELESS
     file_at, name_at, line = identity
@@ -346,12 +371,15 @@ def _frame(memory: Memory, known: Layout, identity: tuple[int, ...]) -> Frame:
     if not name:
         return _NAMELESS
     source = file.rpartition("/")[2]
-    told = f"{name} ({source}:{line})" if source else name
-    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(told))
+    named_calls = f"{name} ({source}:{line})" if source else name
+    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(named_calls))
 
 
 def _string(memory: Memory, known: Layout, at: int, most: int) -> str:
-    """Up to `most` characters of a string, of paths their end; nothing where it cannot be read."""
+    """Read up to `most` characters of a string, from a path the last ones.
+
+    Empty if it cannot be read.
+    """
     length = _word(memory, at + cpython_layout.LENGTH_OFFSET)
     state = int.from_bytes(memory.code(at + cpython_layout.STATE_OFFSET, 4), "little")
     for shift in _STATE_SHIFTS:
@@ -366,6 +394,6 @@ def _string(memory: Memory, known: Layout, at: int, most: int) -> str:
 
 
 def _word(memory: Memory, address: int) -> int:
-    """0 where it cannot be read."""
+    """Read a word; 0 if that fails."""
     raw = memory.code(address, _WORD.size)
     return int(_WORD.unpack(raw)[0]) if len(raw) == _WORD.size else 0

@@ -1,9 +1,9 @@
-"""The user stack of a thread that is blocked along its frame pointers: what the kernel will find when it is back.
+"""Unwinds a blocked thread's user stack by frame pointers.
 
-A task iterator gives the registers of another thread, but never its user stack (-EOPNOTSUPP). While a thread is
-blocked its stack stands still, so its frame pointers are followed from here, and as the kernel follows them
-(perf_callchain_user of each architecture), astray too: so a wait in progress has the stack that it will have
-when it has ended. Whether the thread has run meanwhile is for the caller to find out.
+A task iterator returns the registers of another thread, but never its user stack (-EOPNOTSUPP). The stack of a blocked
+thread does not change, so its frame pointers are followed from user space. That is done exactly as in the kernel
+(perf_callchain_user of each architecture), wrong results included, so that a wait in progress has the same stack as
+after it has ended. The caller has to check whether the thread has run meanwhile.
 """
 
 import platform
@@ -14,13 +14,15 @@ from offtop.kernel.procfs.memory import Memory, code_addresses
 
 _MACHINE = platform.machine()
 _FRAME = struct.Struct("=QQ")
-"""At a frame pointer: the caller's frame pointer, and where it goes on."""
+"""At a frame pointer: the caller's frame pointer, and the return address."""
 
 
 def walk(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int, ...]:
-    """Addresses, leaf first: `ip`, then up to 126 return addresses, as bpf/userstack.c keeps them of a wait that has
-    ended. `bp` is the frame pointer, x29 on ARM. `machine` is the program's own, as uname names it: a 32-bit
-    program's is another than the kernel's. Of machines but x86_64 and aarch64 `ip` is all.
+    """Return addresses, leaf first: `ip`, then up to 126 return addresses.
+
+    bpf/userstack.c stores the same for a wait that has ended. `bp` is the frame pointer, x29 on ARM. `machine` is the
+    program's, in uname's terms: that of a 32-bit program differs from the kernel's. The result is only `ip` if it is
+    neither x86_64 nor aarch64.
     """
     frames = [ip]
     if machine not in ("x86_64", "aarch64"):

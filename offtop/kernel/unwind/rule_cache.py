@@ -1,4 +1,4 @@
-"""The rules of all binaries that were asked for, those used last remembered."""
+"""Cache of unwind rules: the most recently used ones of all binaries."""
 
 import time
 from collections import OrderedDict
@@ -9,21 +9,21 @@ from offtop.kernel.binary.files import File
 from offtop.kernel.binary.unwind_rules import NO_RULE, Rule, read
 
 _MOST = 16_384
-"""Rules that are remembered: 20 MB."""
+"""How many rules are kept: 20 MB."""
 _LONGEST_S = 2.0
-"""One walk asks no longer than this."""
+"""How long one stack may request rules from the reader."""
 _MOST_FILES = 1024
 
 
 class Ways(NamedTuple):
-    """How a binary's frames are walked: of how many places that were met."""
+    """How a binary's frames are unwound: numbers of locations seen so far."""
 
     linked: int = 0
-    """.eh_frame says that a frame pointer is kept there."""
+    """By .eh_frame, and the function keeps a frame pointer."""
     others: int = 0
-    """.eh_frame says where the caller is, and it takes no frame pointer."""
+    """By .eh_frame, and the function keeps no frame pointer."""
     nothing: int = 0
-    """The binary says nothing."""
+    """The binary has no rule."""
 
     @property
     def told(self) -> str:
@@ -31,28 +31,31 @@ class Ways(NamedTuple):
         if not known:
             return "no unwind information"
         share = 100 * self.linked // known
-        rest = f"; of {self.nothing} of {known + self.nothing} places it says nothing" if self.nothing else ""
-        return f"walked by .eh_frame, {share}% frame pointers{rest}"
+        rest = f"; no rule at {self.nothing} of {known + self.nothing} locations" if self.nothing else ""
+        return f"unwound by .eh_frame, {share}% frame pointers{rest}"
 
 
 class Rulebook:
-    """For use by one thread, but for `ways` and `has`."""
+    """Returns the rules of binaries.
+
+    For use by one thread, except `ways` and `has`, which are thread-safe.
+    """
 
     def __init__(self, binaries: Binaries) -> None:
         self._binaries = binaries
         self._known: OrderedDict[tuple[File, int], Rule] = OrderedDict()
         self.ways: dict[str, Ways] = {}
-        """By the label of the file, those met last at the end."""
+        """Label of a file → how it is unwound, most recently seen last."""
         self.doubts = False
-        """Something could not be asked since `begin`: what was answered then is not the binaries' word."""
+        """Whether a rule could not be requested since `begin`, so that NO_RULE may be wrong."""
         self._until_s = 0.0
 
     def begin(self) -> None:
-        """A walk begins."""
+        """Prepare for the next stack."""
         self.doubts, self._until_s = False, time.monotonic() + _LONGEST_S
 
     def of(self, file: File, offset: int) -> Rule:
-        """The rule of the byte of code at `offset`; waits for the reader."""
+        """Return the rule of the byte of code at `offset`. Waits for the reader."""
         known = self._known.get((file, offset))
         if known is None and (self._binaries.rest_s or time.monotonic() > self._until_s):
             self.doubts = True
@@ -64,7 +67,7 @@ class Rulebook:
         return known
 
     def has(self, file: File, offset: int) -> bool:
-        """Whether there is a rule there, or nobody has asked. For any thread."""
+        """Whether there is a rule, or that is not known yet. Thread-safe."""
         known = self._known.get((file, offset))
         return not file.unreadable if known is None else known != NO_RULE
 

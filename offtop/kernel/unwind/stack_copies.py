@@ -1,4 +1,4 @@
-"""The copies that the kernel side made of stacks, taken out of their ring buffer."""
+"""Copies of user stacks that BPF made, read from their ring buffer."""
 
 import platform
 import threading
@@ -12,54 +12,61 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.unwind.step import State
 
 _AT_ONCE = 64
-"""Copies that may be made until somebody looks again: 1 MB."""
+"""How many copies BPF may make between two reads: 1 MB."""
 _A_SECOND, _SAVED = 100, 512
-"""So many copies may be made; those that were not, later, up to this: at the start every stack is new."""
+"""How many copies per second are allowed on average, and how many unused ones accumulate: at the start every stack is
+new."""
 _IS_ARM = platform.machine() == "aarch64"
 _LEAF, _DI = ((32, 31, 29), 0) if _IS_ARM else ((16, 19, 4), 14)
 _KEPT = AARCH64.kept if _IS_ARM else (5, 3, 2, 1, 0)
-"""Where struct pt_regs has the registers of rules.AARCH64, or those of rules.X86_64."""
+"""Indices in struct pt_regs of the registers of unwind_rules.AARCH64 or X86_64."""
 
 
 class Copy(NamedTuple):
-    """A stack, as far as the kernel side has walked it, and a piece of memory to go on from there."""
+    """A stack, as far as BPF has unwound it, and a copy of the memory for the rest."""
 
     id: int
-    """What the site of its wait has for a user stack."""
+    """User stack ID in the site of its wait."""
     fallback: int
-    """Id of its stack along frame pointers."""
+    """ID of its stack by frame pointers."""
     pid: int
     tid: int
     walked: tuple[int, ...]
-    """Addresses, leaf first."""
+    """Addresses that BPF has found, leaf first."""
     unsure: bool
     state: State
-    """Behind those."""
+    """Registers after those frames."""
     execs: int
-    """Of which program: another number after each exec."""
+    """Which program the process ran: the number changes with each exec."""
     at: int
-    """Where `stack` was."""
+    """Address of `stack`."""
     stack: bytes
     of_python: tuple[int, ...] = ()
-    """Python's own frames, leaf first (layout.PYTHON)."""
+    """Python frames, leaf first (layout.PYTHON)."""
 
     def read(self, address: int, size_bytes: int) -> bytes:
-        """What was there."""
+        """Read copied memory; empty or shorter if it was not copied."""
         start = address - self.at
         return self.stack[start : start + size_bytes] if start >= 0 else b""
 
 
 def leaf(registers: Sequence[int]) -> State:
-    """Where a program of 64 bits stood when it entered the kernel, by the words of struct pt_regs."""
+    """Return the state of a 64-bit program when it entered the kernel.
+
+    `registers`: the words of struct pt_regs.
+    """
     ip, sp, bp = (registers[n] for n in _LEAF)
     return State(ip, sp, bp, tuple(registers[n] for n in _KEPT))
 
 
 class Copies:
-    """Takes copies, and says how many there may be. `take` is for any thread."""
+    """Reads copies, and limits how many BPF makes. `take` is thread-safe."""
 
     def __init__(self, ring: Map, allowed: Map, a_second: int = _A_SECOND) -> None:
-        """`a_second`: how many there may be. Raises OSError where the ring buffer cannot be read."""
+        """`a_second`: how many copies are allowed.
+
+        Raises OSError if the ring buffer cannot be read.
+        """
         self._allowed, self._a_second = allowed, a_second
         self._found: list[Copy] = []
         self._saved, self._taken_s = float(_SAVED), time.monotonic()
@@ -67,7 +74,10 @@ class Copies:
         self._ring = libbpf.RingBuffer(ring.fd, self._add)
 
     def take(self, most: int) -> list[Copy]:
-        """Those made since the last call. `most`: so many others there may be, until they are taken."""
+        """Return the copies made since the last call.
+
+        `most`: how many more BPF may make until the next call.
+        """
         with self._lock:
             self._ring.consume()
             found, self._found = self._found, []
@@ -90,7 +100,7 @@ class Copies:
         kept = tuple(registers[n] for n in _KEPT)
         is_exact = not depth or bool(pc & layout.EXACT)
         state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
-        if depth:  # these have changed since
+        if depth:  # they are the leaf's; the frames in between have changed them
             state.kept, state.di = (None,) * len(kept), None
         head = layout.COPY_HEAD.size
         self._found.append(
