@@ -371,8 +371,8 @@ def _frame(memory: Memory, known: Layout, identity: tuple[int, ...]) -> Frame:
     if not name:
         return _NAMELESS
     source = file.rpartition("/")[2]
-    named_calls = f"{name} ({source}:{line})" if source else name
-    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(named_calls))
+    shown_name = f"{name} ({source}:{line})" if source else name
+    return Frame(printable(file) or _NAMELESS.file, max(0, line), printable(shown_name))
 
 
 def _string(memory: Memory, known: Layout, at: int, most: int) -> str:

@@ -1,8 +1,8 @@
-"""One walk up a user stack, by rules where the binary has them, else by what the code itself shows.
+"""Unwinds one user stack, by rules of the binary or by heuristics on its code.
 
-It is given registers and a way to read memory: of a thread that is blocked, or of a copy of its stack. No library
-walks here: libdw only reads rules, in a process of its own, so that a walk costs 50 µs and no stranger's file is
-parsed by a process that may do anything.
+Heuristics are used where the binary has no rule. The input is a set of registers and functions that read memory, either
+of a blocked thread or of a copy of its stack. No library unwinds here: libdw only reads rules, in another process. So
+one stack costs 50 µs, and no untrusted file is parsed by a privileged process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,9 @@ from offtop.kernel.procfs.memory import code_addresses
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 Read = Callable[[int, int], bytes]
-"""(address, size in bytes) → the bytes there, fewer where there are no more."""
+"""(address, size in bytes) → the bytes there, or fewer if not all can be read."""
 _SCANNED_BYTES = 2048
-"""Of a stack: how far a return address is looked for where nothing says where it is."""
+"""How much of a stack is searched for a return address if there is no rule."""
 _LARGEST_FUNCTION = 1 << 16
 _FARTHEST_LINK = 1 << 20
 _CALL_BYTES = 7
@@ -30,7 +30,7 @@ _BND = b"\xf2"
 _CLEAR_BP = b"\x31\xed"
 _RETURN = 0xC3
 _POP, _POP_BP, _POP_NEW = 0x58, 0x5D, 0x41
-"""Pop any register, the frame pointer; the prefix for those that only x86-64 has."""
+"""Pop any register; pop the frame pointer; the prefix for r8 to r15."""
 _ADD_SP_SHORT, _ADD_SP = b"\x83\xc4", b"\x81\xc4"
 _ENTRY_BYTES = 16
 _AHEAD_BYTES = 256
@@ -39,39 +39,39 @@ _LOWEST = 4096
 
 
 FrameOf = Callable[[int], Frame | None]
-"""Address → what lies there; None where no code is."""
+"""Address → the frame there, or None if there is no code."""
 RuleOf = Callable[[Frame], Rule]
 
 
 @dataclass(slots=True)
 class State:
-    """Where a walk stands."""
+    """Registers of the current frame while unwinding."""
 
     pc: int
     sp: int
     bp: int
     kept: tuple[int | None, ...] = ()
-    """What the registers of Machine.kept hold, as far as they are known."""
+    """Values of the registers of Machine.kept; None if unknown."""
     di: int | None = None
-    """Machine.di, of the leaf."""
+    """Value of Machine.di in the leaf; otherwise None."""
     is_exact: bool = True
-    """`pc` was interrupted there; else it is a return address."""
+    """Whether the program was interrupted at `pc`; otherwise `pc` is a return address."""
     is_loose: bool = False
-    """`sp` is no more than a bound: on arm64, behind a step along frame pointers."""
+    """Whether `sp` is only a lower bound: on arm64, after a step by frame pointers."""
 
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk found."""
+    """Result of unwinding a stack."""
 
     frames: list[Frame] = field(default_factory=list[Frame])
     """Leaf first."""
     end: int = layout.END_WHOLE
     """layout.END_*"""
     unsure: bool = False
-    """Some steps were made without a rule of the binary."""
+    """Whether some steps were made without a rule of the binary."""
     steps: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
-    """Address and `struct rule`: what the kernel needs to make the same walk."""
+    """(address, packed `struct rule`) of each step: what BPF needs to unwind the same stack."""
 
 
 def walk(
@@ -84,10 +84,10 @@ def walk(
     guess: bool,
     depth: int = 0,
 ) -> Walk:
-    """From `state` on, up to where the thread began; `depth` frames are known already.
+    """Unwind from `state` to the thread's first function; `depth` frames are known already.
 
-    `read` reads the stack, `code` the program. `guess`: go on along frame pointers, and by what looks like a return
-    address, where the binary has no rule.
+    `read` reads the stack, `code` the program. `guess`: if the binary has no rule, continue by frame pointers and by
+    whatever looks like a return address.
     """
     found = Walk()
     while depth + len(found.frames) < layout.FRAMES:
@@ -98,7 +98,7 @@ def walk(
             found.steps.append((at, unwind_rules.ended(layout.END_ASTRAY)))
             return found
         rule = rule_of(frame)
-        # A signal's handler returns to the first byte of code that nothing called.
+        # A signal handler returns to the first byte of the trampoline, which was not called.
         restorer = frame_of(state.pc) if rule.is_signal and not state.is_exact else None
         found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
         packed = None if rule == NO_RULE else unwind_rules.packed(rule, machine)
@@ -123,7 +123,7 @@ def walk(
 
 
 def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
-    """Go to the caller. 0, or how the stack ends here."""
+    """Step to the caller by a rule. Return 0, or how the stack ends here (layout.END_*)."""
     if rule.ip.base == UNDEFINED:
         return layout.END_WHOLE
     known = {machine.sp: state.sp, machine.bp: state.bp, **dict(zip(machine.kept, state.kept, strict=False))}
@@ -153,7 +153,7 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     state.kept = tuple(None if one is None or one < 0 else one for one in map(value, rule.kept))
     if machine.link is not None:
         pc &= code_addresses()
-        if not rule.is_signal:  # what it holds by now nobody knows
+        if not rule.is_signal:  # the link register's value in the caller is unknown
             state.kept = (*state.kept[:-1], None)
     state.pc, state.sp, state.is_exact, state.di = pc, sp, rule.is_signal, None
     if bp is not None:
@@ -164,10 +164,10 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
 
 
 def _along_frames(state: State, read: Read) -> int:
-    """Go to the caller as arm64's frame pointers lead, where the binary has no rule. 0, or how the stack ends here.
+    """Step to the caller by arm64's frame pointer, if the binary has no rule.
 
-    They stand at the lower end of a frame, wherever the function put that: behind them nobody knows where its caller's
-    frame begins.
+    Returns 0, or how the stack ends here. The frame record is at the lower end of a frame, wherever the function put
+    it, so it is unknown where the caller's frame begins.
     """
     if not state.bp:
         return layout.END_WHOLE
@@ -185,14 +185,21 @@ def _along_frames(state: State, read: Read) -> int:
 def _guess(
     state: State, here: Frame, frame_of: FrameOf, read: Read, code: Read, machine: Machine
 ) -> tuple[bytes | None, int]:
-    """Go to the caller without a rule: the step as a rule for the kernel, None for none; and how the stack ends, 0 if
-    it goes on.
+    """Step to the caller without a rule.
 
-    The nearest word that is a return address behind a call of this very function: so a leaf without a frame is found,
-    and code with frame pointers, too. Else the return address below which the code ahead returns, the one that the
-    frame pointer leads to (in code made at run time without a call, too: functions of Java's interpreter return to
-    where nothing was called), and the nearest behind a call that does not show whom it calls. Where nothing calls, and
-    the frame pointer is cleared, as it is for what has no caller (x86-64's psABI, 3.4.1), the stack ends.
+    Returns the step as a packed rule for BPF, or None, and how the stack ends, or 0 if it continues.
+
+    The first of these that is found is taken as the return address:
+
+    - The nearest word on the stack that follows a call of this very function. This finds the callers of leaves without
+      a frame, and of code with frame pointers, too.
+    - The one that the code ahead leaves on top of the stack when it returns.
+    - The one that the frame pointer leads to. In JIT code it need not follow a call: functions of Java's interpreter
+      return to places where nothing was called.
+    - The nearest one after a call whose target is not evident.
+
+    If the frame pointer is cleared, as for code without a caller (x86-64's psABI, 3.4.1), the stack ends instead of
+    using the last of these.
     """
     word, is_made = WORD_BYTES, here.file in (ANONYMOUS, JIT)
 
@@ -200,7 +207,7 @@ def _guess(
         return called(address, code, word) if address >= _LOWEST and frame_of(address - 1) else None
 
     def is_begun(start: int, most_before: int = 0) -> bool:
-        """Whether `start` may be where this function begins."""
+        """Whether this function may begin at `start`."""
         there = frame_of(start) if -most_before <= state.pc - start < _LARGEST_FUNCTION else None
         return there is not None and there.file == here.file
 
@@ -212,11 +219,11 @@ def _guess(
     stack = read(state.sp, min(size, _SCANNED_BYTES))
     slot = likely = -1
     for at in range(0, len(stack) - word + 1, word):
-        whom = target(_word(stack, at, word))
-        if whom and (is_begun(whom) or any(is_begun(to, _LARGEST_FUNCTION) for to in _jumps(whom, code, word))):
+        callee = target(_word(stack, at, word))
+        if callee and (is_begun(callee) or any(is_begun(to, _LARGEST_FUNCTION) for to in _jumps(callee, code, word))):
             slot = at
             break
-        if whom == 0 and likely < 0:
+        if callee == 0 and likely < 0:
             likely = at
     popped = {size: bp for size, bp in _popped(state, code, word) if target(_word(stack, size, word)) is not None}
     if slot < 0 and popped:
@@ -241,13 +248,12 @@ def _guess(
 
 
 def _word(stack: bytes, at: int, word: int) -> int:
-    """0 behind its end."""
+    """Return a word of the stack; 0 after its end."""
     return int.from_bytes(stack[at : at + word], "little") if at + word <= len(stack) else 0
 
 
 def _popped(state: State, code: Read, word: int) -> Iterator[tuple[int, int | None]]:
-    """For each return in the code ahead: how much it takes off the stack before that, and where in this it finds the
-    frame pointer."""
+    """Yield (bytes popped, frame pointer's offset in them) for each return in the code ahead."""
     ahead = code(state.pc, _AHEAD_BYTES)
     for end, byte in enumerate(ahead):
         if byte != _RETURN:
@@ -265,17 +271,20 @@ def _popped(state: State, code: Read, word: int) -> Iterator[tuple[int, int | No
         pops.reverse()
         bp = size + word * pops.index(_POP_BP) if _POP_BP in pops else None
         size += word * len(pops)
-        if 0 <= size < _SCANNED_BYTES and (state.is_exact or size % 16 == 16 - word):  # calls find the stack aligned
+        if 0 <= size < _SCANNED_BYTES and (state.is_exact or size % 16 == 16 - word):  # the stack is aligned at calls
             yield size, bp
 
 
 def _is_outermost(state: State, code: Read) -> bool:
-    """Whether the frame pointer is cleared right before the call, as _start and clone do."""
+    """Whether the frame pointer is cleared right before the call, as in _start and clone."""
     return not state.is_exact and _CLEAR_BP in code(state.pc - _NEAR_BYTES, _NEAR_BYTES)
 
 
 def _link(state: State, read: Read, word: int) -> tuple[int, int, int] | None:
-    """What the frame pointer leads to: (where, the caller's frame pointer, return address)."""
+    """Return what the frame pointer leads to; None if that is implausible.
+
+    It is (frame pointer, the caller's frame pointer, return address).
+    """
     if state.bp % word or not 0 <= state.bp - state.sp < _FARTHEST_LINK:
         return None
     raw = read(state.bp, 2 * word)
@@ -285,7 +294,10 @@ def _link(state: State, read: Read, word: int) -> tuple[int, int, int] | None:
 
 
 def called(address: int, code: Read, word: int = 8) -> int | None:
-    """Whom the call right before `address` calls: 0 where it does not show; None: there is no call."""
+    """Return the target of the call right before `address`.
+
+    0 if the target is not evident, None if there is no call.
+    """
     before = code(address - _CALL_BYTES, _CALL_BYTES)
     if len(before) < _CALL_BYTES:
         return None
@@ -303,20 +315,23 @@ def _jumped(address: int, offset: bytes) -> int:
 
 
 def _landing(target: int, code: Read, word: int) -> int:
-    """Where a call of `target` lands, which may be an entry of a PLT: 0 where that does not show."""
+    """Return where a call of `target` ends up, because that may be a PLT entry.
+
+    0 if it is not evident.
+    """
     there = code(target, _ENTRY_BYTES)
     at = 4 if there.startswith(_ENDBR) else 0
     at += there[at : at + 1] == _BND
     if there[at : at + 2] != _JUMP_BY:
         return target
-    if word != 8:  # by an address that is not relative to the code
+    if word != 8:  # the jump's address is not relative to the code
         return 0
     at += 6
     return int.from_bytes(code(_jumped(target + at, there[at - 4 : at]), word), "little")
 
 
 def _jumps(target: int, code: Read, word: int) -> Iterator[int]:
-    """Where a function that begins at `target` may go on instead of returning."""
+    """Yield the targets of possible tail calls in the function at `target`."""
     start = code(target, _NEAR_BYTES)
     for at in range(len(start) - 4):
         if start[at] == _JUMP_NEAR:
@@ -324,7 +339,7 @@ def _jumps(target: int, code: Read, word: int) -> Iterator[int]:
 
 
 def _call_size(rest: Sequence[int]) -> int:
-    """Bytes of ModR/M and what follows it (Intel's manual, volume 2, 2.1.5)."""
+    """Return the size of ModR/M and what follows it (Intel's manual, volume 2, 2.1.5)."""
     mode, base = rest[0] >> 6, rest[0] & 7
     if mode == 3:
         return 1

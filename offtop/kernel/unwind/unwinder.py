@@ -1,4 +1,4 @@
-"""Walks the user stacks of one thread of ours: knows what lies where, asks for rules, and teaches the kernel side."""
+"""Unwinds user stacks: maps addresses, fetches rules, and loads these into BPF."""
 
 import platform
 import time
@@ -24,20 +24,22 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
 _ANSWER_S = 10.0
-"""On a slow or busy machine a large library takes seconds. What takes longer is left alone for minutes."""
+"""A large library takes seconds on a slow or busy machine. A file that takes longer than this is skipped for
+minutes."""
 _IDLE_S = 10.0
-"""After so long without work all binaries are closed: their file systems may be unmounted, their disk space be free."""
+"""All binaries are closed after this long without work, so that file systems can be unmounted and disk space freed."""
 _NICE = 5
-"""It gives way to whoever works, but not as much as the reader of names does: a stack waits for each answer in turn."""
+"""Niceness of the reader. It yields to the workload, but less than the reader of names: a stack waits for every
+reply."""
 _OLD_S = 10.0
 _LOOK_S = 0.05
-"""So many seconds for each process at least: a look takes 0.3 ms and more."""
+"""Minimum interval between checks of processes, each of which takes 0.3 ms and more."""
 _MACHINE = platform.machine()
 _NATIVE = AARCH64 if _MACHINE == "aarch64" else X86_64
 
 
 def _closed(found: "Found") -> "Found":
-    """A walk that ended for want of memory that we may not read: how it ends is known by its last frame."""
+    """Mark a stack that is cut because its memory may not be read: the last frame says so."""
     if found.frames[-1:] == NOT_PERMITTED or found.end not in (layout.END_MEMORY, layout.END_LINKED):
         return found
     return found._replace(frames=(*found.frames, *NOT_PERMITTED))
@@ -48,42 +50,42 @@ def _never() -> bool:
 
 
 class Found(NamedTuple):
-    """What a walk found."""
+    """An unwound stack."""
 
     frames: tuple[Frame, ...]
     """Leaf first."""
     end: int
     """layout.END_*"""
     unsure: bool = False
-    """Some of its steps were made without a rule of the binary."""
+    """Whether some steps were made without a rule of the binary."""
 
 
 UNREAD = Found(NOT_READ, layout.END_ASTRAY)
-"""Of a process that did not let itself be read in time."""
+"""Result for a process that was not read in time."""
 
 
 class Taught(NamedTuple):
-    """The kernel side's maps of what it was taught."""
+    """BPF maps that hold unwind rules and processes' address spaces."""
 
     rules: Map
     spaces: Map
 
 
 class Walker:
-    """For use by one thread."""
+    """Unwinds user stacks. For use by one thread."""
 
     def __init__(self, files: Files, way: str, taught: Taught | None, pythons: Pythons = NO_PYTHONS) -> None:
-        """`way`: `fp`, `dwarf` or `auto`. `taught`: None where the kernel side follows no rules."""
+        """`way`: `fp`, `dwarf` or `auto`. `taught`: None if BPF does not use rules."""
         self._files, self._way, self._taught, self._pythons = files, way, taught, pythons
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
         self._rulebook = Rulebook(self._binaries)
-        self._looked: dict[int, tuple[float, int]] = {}
-        """Process → when its code was looked at, and its space; in that order."""
-        self._next_look_s = 0.0
+        self._checked: dict[int, tuple[float, int]] = {}
+        """Process → when its code was last checked, and its space; oldest first."""
+        self._next_check_s = 0.0
 
     def another(self) -> "Walker":
-        """One more of its kind, for another thread."""
+        """Return a new one with the same settings, for another thread."""
         return Walker(self._files, self._way, self._taught, self._pythons)
 
     @property
@@ -92,65 +94,67 @@ class Walker:
 
     @property
     def used_s(self) -> float:
-        """CPU time of the calling thread, and of its readers."""
+        """CPU time of the calling thread and of the reader process."""
         return time.thread_time() + self._binaries.cpu_s
 
     @property
     def failures(self) -> int:
-        """How often its reader died, or was too slow and had to be ended."""
+        """How often the reader died, or was killed because it was too slow."""
         return self._binaries.failures
 
     @property
     def ways(self) -> list[tuple[str, str]]:
-        """How the binaries met last are walked: label, and what is to be said of it."""
+        """How the most recently seen binaries are unwound: (label, description)."""
         return [(label, ways.told) for label, ways in reversed([*self._rulebook.ways.items()])]
 
     def has_rule(self, frame: Frame) -> bool:
-        """Whether its binary says who called it, as far as that was asked. For any thread."""
+        """Whether the frame's binary has a rule for it, or that is not known yet. Thread-safe."""
         file = self._files.get(frame.file)
         if file is None or frame.name == SIGNAL:
             return frame.file not in (ANONYMOUS, JIT)
         return self._rulebook.has(file, frame.offset)
 
     def start(self) -> None:
-        """Begin, so that the first stack waits for less."""
+        """Start the reader, so that the first stack does not wait for it."""
         if self._taught is not None:
-            with suppress(OSError):  # then the first question says so
+            with suppress(OSError):  # the first request will fail, too
                 self._binaries.start()
 
     def end(self) -> None:
         self._binaries.end()
 
     def rest(self, idle_s: float) -> None:
-        """There has been no work for so long."""
+        """Close binaries if there has been no work for long."""
         if idle_s > _IDLE_S and len(self._binaries):
             self._binaries.close()
 
     def forget(self, pid: int) -> None:
-        """The process has ended."""
+        """Forget a process that has exited."""
         self._processes.forget(pid)
-        self._looked.pop(pid, None)
+        self._checked.pop(pid, None)
 
     @property
     def is_asking(self) -> bool:
-        """Whether it waits for its reader, which has its own limit. For any thread."""
+        """Whether it waits for the reader, which has its own deadline. Thread-safe."""
         return self._binaries.is_asking
 
     @property
     def due(self) -> int:
-        """A process of which the kernel side may follow rules that are out of date: other code may lie there by now,
-        and no unknown address need show it; or of which it is to be seen what Python it runs. 0 where there is none for
-        now."""
+        """PID of a process to check, or 0 if none is due.
+
+        BPF may use outdated rules for it, because other code can be at the same addresses by now without any unknown
+        address; or it is not known yet whether it runs Python.
+        """
         now_s = time.monotonic()
-        if now_s < self._next_look_s:
+        if now_s < self._next_check_s:
             return 0
-        pid = next(iter(self._looked), 0)
-        return pid if pid and now_s - self._looked[pid][0] > _OLD_S else self._pythons.due
+        pid = next(iter(self._checked), 0)
+        return pid if pid and now_s - self._checked[pid][0] > _OLD_S else self._pythons.due
 
     def look(self, pid: int) -> None:
-        """Have the kernel side begin anew with a process that has other code by now."""
-        self._next_look_s = time.monotonic() + _LOOK_S
-        known = self._looked.get(pid)
+        """Check a process: update its space in BPF if its code has changed; look for Python."""
+        self._next_check_s = time.monotonic() + _LOOK_S
+        known = self._checked.get(pid)
         try:
             self._processes.check(pid)
             if known is None or time.monotonic() - known[0] <= _OLD_S:
@@ -162,20 +166,20 @@ class Walker:
         except TimeoutError:
             self._pythons.put_off(pid)
             if known is not None:
-                self._looked[pid] = time.monotonic(), *self._looked.pop(pid)[1:]
+                self._checked[pid] = time.monotonic(), *self._checked.pop(pid)[1:]
             return
-        _, space = self._looked.pop(pid)
+        _, space = self._checked.pop(pid)
         if image is None or self._taught is None:
             return
         if image.space != space:
             with suppress(OSError):
                 self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space))
-        self._looked[pid] = time.monotonic(), image.space
+        self._checked[pid] = time.monotonic(), image.space
 
     def of_thread(
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> Found | None:
-        """The stack of a thread that is blocked; None where it is gone, or has run meanwhile."""
+        """Unwind the stack of a blocked thread; None if it has exited or run meanwhile."""
         try:
             self._processes.check(key.pid)
             return self._of_thread(key, stack, is_narrow, has_run)
@@ -200,21 +204,23 @@ class Walker:
             return found and self._with_python(key.pid, found, of_python, memory)
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """Of addresses that the kernel side has found."""
+        """Return the frames of addresses that BPF has found."""
         return self._processes.frames(pid, addresses)
 
     def of_copy(self, copy: Copy) -> Found | None:
-        """The stack that a copy was made of; None where its process is gone, or runs another program by now, or where
-        nobody knows how such programs keep their registers."""
+        """Unwind the stack of a copy.
+
+        None if its process has exited or runs another program by now, or the register layout of its program is unknown.
+        """
         try:
             self._processes.check(copy.pid)
-            with Memory(copy.pid) as memory:  # for the code alone, which outlives the thread
+            with Memory(copy.pid) as memory:  # only its code is read, which outlives the thread
                 before = self.frames(copy.pid, copy.walked)
                 found = self._walked(copy.pid, copy.state, copy.read, memory, _never, before)
                 found = found and self._with_python(copy.pid, found, copy.of_python, memory)
         except TimeoutError:
             return UNREAD
-        if found is None or not found.frames:  # where its leaf was there is no code any more
+        if found is None or not found.frames:  # there is no longer any code at its leaf
             return None
         end = layout.END_NOT_COPIED if found.end == layout.END_MEMORY else found.end
         return found._replace(end=end, unsure=found.unsure or copy.unsure)
@@ -244,22 +250,22 @@ class Walker:
             return None
         is_doubted = self._rulebook.doubts or (walk.end == layout.END_ASTRAY and self._processes.doubts)
         if walk.frames and not is_doubted:
-            self._teach(pid, image.space, walk)
+            self._load_rules(pid, image.space, walk)
         return Found((*before, *walk.frames), walk.end, walk.unsure)
 
     def name(self, pid: int, addresses: Collection[int]) -> None:
-        """Read what Python's functions are called, by their code objects."""
+        """Read the names of Python functions, given the addresses of their code objects."""
         with suppress(TimeoutError):
             self._processes.check(pid)
             with Memory(pid) as memory:
                 self._pythons.read(pid, addresses, memory)
 
     def hangs(self, pid: int) -> bool:
-        """Whether the process does not let itself be read. For any thread."""
+        """Whether reads of the process hang. Thread-safe."""
         return self._processes.hangs(pid)
 
     def _find_python(self, pid: int, image: Image) -> None:
-        """Have the kernel side read Python's frames, if the process runs Python."""
+        """Have BPF read Python frames if the process runs Python."""
         while not self._pythons.meet(pid, image) and (label := self._pythons.unknown(image)):
             file = self._files.get(label)
             self._pythons.learn(label, self._binaries.python(file) if file else None)
@@ -276,7 +282,7 @@ class Walker:
             return found
         self._pythons.read(pid, code_objects(of_python), memory)
         frames, end, unsure = found
-        if len(frames) + len(of_python) > layout.FRAMES:  # as the kernel side keeps it
+        if len(frames) + len(of_python) > layout.FRAMES:  # BPF truncates it in the same way
             frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_DEEP
         mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_WHOLE)
         return Found(mixed.frames, end, unsure or mixed.unsure)
@@ -285,14 +291,16 @@ class Walker:
         file = None if frame.name else self._files.get(frame.file)
         return NO_RULE if file is None else self._rulebook.of(file, frame.offset)
 
-    def _teach(self, pid: int, space: int, walk: Walk) -> None:
-        """So that the kernel side can make the same walk on its own. What it knows already is told once more: it may
-        have forgotten it, for it keeps what it uses."""
+    def _load_rules(self, pid: int, space: int, walk: Walk) -> None:
+        """Load the rules of a stack into BPF, so that BPF can unwind it the next time.
+
+        Rules that were loaded before are loaded again, because BPF may have evicted them: it keeps those that it uses.
+        """
         if self._taught is None:
             return
-        looked_s = self._looked[pid][0] if pid in self._looked else time.monotonic()
-        self._looked[pid] = looked_s, space
-        with suppress(OSError):  # full for a moment: then it asks again
+        looked_s = self._checked[pid][0] if pid in self._checked else time.monotonic()
+        self._checked[pid] = looked_s, space
+        with suppress(OSError):  # full at the moment: BPF will send another copy
             for address, rule in walk.steps:
                 self._taught.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
             self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space))

@@ -1,8 +1,10 @@
-"""The worker that walks user stacks: of threads that wait, and of waits that have ended, where the kernel side met an
-address that it has no rule for. It tells the kernel side the rules, so that each is walked here once.
+"""The worker that unwinds user stacks in user space.
 
-No tick waits for it. Of a wait in progress what was read of a thread that ran meanwhile is thrown away: the kernel
-counts how often it was given a CPU, and the walk told the number.
+It handles waits in progress, and waits that have ended if BPF found an address without a rule. It loads the missing
+rules into BPF, so each stack is unwound here only once. No tick waits for it.
+
+If a thread runs while its stack is read, the result is discarded: the kernel counts how often the thread was given a
+CPU, and the task scan reported that number.
 """
 
 import os
@@ -24,21 +26,21 @@ from offtop.model.values.stack import Frame
 from offtop.units import NS_PER_S
 
 OLD_NS = 3 * NS_PER_S // 10
-"""From this age on a wait is worth a look."""
+"""Minimum age of a wait whose stack is unwound while it is in progress."""
 _MOST_ASKED = 20_000
 _MOST_COPIES = 512
 _MOST_A_TICK = 4096
-"""Each copied wait is a site of its own on the kernel side, however long a tick is."""
+"""Limit of copies per tick, however long that is, because each copied wait is a separate site in BPF."""
 _MOST_REMEMBERED = 4 * _MOST_A_TICK
-"""Ids of copies: those of several ticks, for a thread's record may come two ticks after its sites."""
+"""IDs of copies from several ticks, because a thread's record may arrive two ticks after its sites."""
 _LOOK_S = 0.05
-"""How often copies are taken; a stack of which the kernel makes a second one meanwhile is walked twice."""
+"""Interval of reading copies. A stack that BPF copies again meanwhile is unwound twice."""
 _REST_S = 0.1
-"""While there is no CPU time left."""
+"""The same while the CPU budget is used up."""
 _PATIENCE_S = 0.02
-"""How long a tick waits for those that it has just asked for."""
+"""How long a tick waits for the stacks that it has just requested."""
 _HUNG_S = 1.0
-"""A process whose memory cannot be read for so long (somebody holds its mmap_lock) is left alone until it can be."""
+"""A process whose memory cannot be read for this long, because its mmap_lock is held, is skipped until it can be."""
 _MOST_HUNG = 8
 _CLOSE_S = 2.0
 _MOST_TOLD = 20
@@ -46,31 +48,31 @@ _32_BIT_END = 1 << 32
 
 
 class Read(NamedTuple):
-    """A user stack, of a wait in progress."""
+    """The user stack of a wait in progress."""
 
     key: ThreadKey
     left_ns: int
-    """Which wait of that thread."""
+    """When that wait began, which identifies it."""
     found: Found
 
 
 class OfCopy(NamedTuple):
-    """What a copy of a stack was, and has become."""
+    """The result of a copy of a stack."""
 
     execs: int
-    """Of which program: Copy.execs."""
+    """See Copy.execs."""
     fallback: int
-    """The id of the stack along frame pointers, which the kernel side keeps besides."""
+    """ID of the stack by frame pointers, which BPF keeps as well."""
     found: Found | None = None
-    """None: it is not walked yet."""
+    """None if it has not been unwound yet."""
 
 
 class _Unnamed(NamedTuple):
-    """Functions of Python whose names are to be read."""
+    """Python functions whose names must be read."""
 
     pid: int
     addresses: tuple[int, ...]
-    """Of their code objects."""
+    """Addresses of code objects."""
     done: threading.Event
 
 
@@ -78,48 +80,54 @@ _Work = Copy | tuple[ThreadKey, tuple[int, WalkedStack]] | _Unnamed | int
 
 
 class UserStacks:
-    """Walks user stacks. For the polling thread, but for `about` and `close`."""
+    """Unwinds user stacks in a thread.
+
+    For use by the polling thread, except `about` and `close`.
+    """
 
     def __init__(self, walker: Walker, allowance: Allowance, copies: Copies | None = None) -> None:
-        """`copies`: None where the kernel side follows no rules."""
+        """`copies`: None if BPF does not use rules."""
         self._walker, self._allowance, self._copies = walker, allowance, copies
         self._met: dict[ThreadKey, tuple[int, WalkedStack]] = {}
-        """left_ns and registers of waits that are too young yet."""
+        """Start (left_ns) and registers of waits that are still too young."""
         self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         self._unread: dict[ThreadKey, tuple[int, WalkedStack]] = {}
-        """Those whose process hangs its readers: to be read when it does not any more."""
+        """Waits whose process hangs when it is read: they are retried when it no longer does."""
         self._queue: deque[Copy] = deque()
         self._unnamed: deque[_Unnamed] = deque()
         self._is_late = False
-        """In this tick names did not come in time: it waits for no more."""
+        """Whether names were late in this tick, which then waits for no more of them."""
         self._found: list[Read] = []
         self._of_copies: dict[int, OfCopy] = {}
-        """By their ids."""
-        self._told = set[int]()
-        """Those of them that were asked about."""
+        """ID of a copy → its result."""
+        self._looked_up = set[int]()
+        """IDs of copies that were looked up already: their results no longer change."""
         self._ended = set[int]()
-        """Processes that the walker need not remember."""
-        self._of_hung = self._late = 0
+        """Processes that have exited, which the unwinder can forget."""
+        self._waits_of_hung = self._late = 0
         self.unread = 0
-        """Stacks whose process did not let itself be read in time."""
+        """Stacks of processes that were not read in time."""
         self._filled_ns = self._walked = self._in_tick = 0
         self._at: tuple[int, float] | None = None
-        """Whose memory is being read, and since when."""
+        """The process whose memory is being read, and since when."""
         self._hung: set[int] = set()
-        """Processes in whose memory a thread of ours hangs."""
+        """Processes on whose memory a thread of offtop hangs."""
         self._busy = self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._start()
 
     def met(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> None:
-        """The walk has met a wait."""
+        """Record a wait in progress that the task scan has found."""
         if stack.sp and stack.turns:
             self._met[key] = left_ns, stack
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[Read]:
-        """Ask for the stacks of those of `waiting` that are old enough by now, the oldest first; what was read since
-        the last call. Waits a moment for it. `are_all`: whatever else was met has ended."""
+        """Request the stacks of those `waiting` that are old enough, oldest first.
+
+        Return what was read since the last call. Waits up to 20 ms for them. `are_all`: other waits that the task scan
+        has found before have ended.
+        """
         asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         young: dict[ThreadKey, tuple[int, WalkedStack]] = {}
         for key, one in self._met.items():
@@ -144,7 +152,7 @@ class UserStacks:
         return found
 
     def settle(self) -> None:
-        """Before ids of copies are asked about: take what there is, and wait a moment for the walks."""
+        """Read all copies, and wait up to 20 ms until they are unwound. Call this before `copied`."""
         self._is_late = False
         if self._copies is None:
             return
@@ -157,7 +165,10 @@ class UserStacks:
                 self._changed.wait_for(lambda: not (self._queue or self._busy), _PATIENCE_S)
 
     def name(self, pid: int, addresses: tuple[int, ...]) -> bool:
-        """Have it read what Python's functions are called, by their code objects; whether it was, within a moment."""
+        """Request names of Python functions by their code objects.
+
+        Return whether they were read within 20 ms.
+        """
         work = _Unnamed(pid, addresses, threading.Event())
         with self._changed:
             self._leave_hung()
@@ -170,62 +181,62 @@ class UserStacks:
         return not self._is_late
 
     def copied(self, raw_id: int) -> OfCopy | None:
-        """What has become of a copy, by its id. None: it was lost.
+        """Return the result of a copy, or None if it was lost.
 
-        The same whenever it is asked: a wait has one place.
+        Repeated calls return the same result, because a wait has one location.
         """
         with self._changed:
             found = self._of_copies.get(raw_id)
-            if found is not None and raw_id not in self._told:
-                self._told.add(raw_id)
+            if found is not None and raw_id not in self._looked_up:
+                self._looked_up.add(raw_id)
                 self._late += found.found is None
             return found
 
     def has_rule(self, frame: Frame) -> bool:
-        """As Walker has it."""
+        """See Walker.has_rule."""
         return self._walker.has_rule(frame)
 
     def ended(self, pid: int) -> None:
-        """The process has ended."""
+        """Forget a process that has exited."""
         with self._changed:
             self._ended.add(pid)
 
     def about(self) -> list[tuple[str, str]]:
-        """What is known of the walking, for people."""
+        """Statistics about unwinding, for people."""
         walker = self._walker
         return [
-            ("stacks walked here", f"{self._walked:,}, in {self._allowance.spent_s:.1f} s of CPU time"),
-            *([("readers that had to be ended", f"{walker.failures}")] if walker.failures else []),
+            ("stacks unwound by offtop", f"{self._walked:,}, in {self._allowance.spent_s:.1f} s of CPU time"),
+            *([("readers killed or crashed", f"{walker.failures}")] if walker.failures else []),
             *(
-                [("walked too late, or in vain", f"{self._late:,} waits, shown along frame pointers (~)")]
+                [("unwound too late, or not at all", f"{self._late:,} waits, shown by frame pointers (~)")]
                 * bool(self._late)
             ),
             *([("processes whose memory cannot be read", self._on_hung())] if self._hung else []),
-            *[("binary", f"{label.rpartition('/')[2]}: {told}") for label, told in walker.ways[:_MOST_TOLD]],
+            *[("binary", f"{label.rpartition('/')[2]}: {text}") for label, text in walker.ways[:_MOST_TOLD]],
         ]
 
     def fill(self, at_ns: int, cpu_pct: float) -> None:
-        """A tick has passed, in which offtop took so much of a CPU."""
+        """Refill the CPU budget after a tick, in which offtop used `cpu_pct` of a CPU."""
         tick_s = (at_ns - self._filled_ns) / NS_PER_S if self._filled_ns else 0.0
         self._filled_ns = at_ns
         self._allowance.fill(tick_s, cpu_pct / 100 * tick_s)
 
     def _on_hung(self) -> str:
-        more = "; until one lets go, no stack is walked here" if len(self._hung) >= _MOST_HUNG else ""
-        return f"{len(self._hung)}, {self._of_hung:,} of their waits shown along frame pointers (~){more}"
+        more = "; until one can be read, no stack is unwound by offtop" if len(self._hung) >= _MOST_HUNG else ""
+        return f"{len(self._hung)}, {self._waits_of_hung:,} of their waits shown by frame pointers (~){more}"
 
     @property
     def hung(self) -> int:
-        """How many processes do not let their memory be read."""
+        """How many processes have memory that cannot be read."""
         return len(self._hung)
 
     @property
     def reader_pid(self) -> int:
-        """Of the child that reads rules; 0 where there is none."""
+        """PID of the process that reads unwind rules, or 0 if it is not running."""
         return self._walker.reader_pid
 
     def close(self) -> None:
-        """End the thread. May be called twice."""
+        """End the thread. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -249,20 +260,20 @@ class UserStacks:
         for copy in taken:
             self._of_copies[copy.id] = OfCopy(copy.execs, copy.fallback)
             if copy.pid in self._hung:
-                self._of_hung += 1
+                self._waits_of_hung += 1
             else:
                 self._queue.append(copy)
         while len(self._of_copies) > _MOST_REMEMBERED:
             oldest = next(iter(self._of_copies))
             del self._of_copies[oldest]
-            self._told.discard(oldest)
+            self._looked_up.discard(oldest)
 
     def _oldest(self) -> tuple[ThreadKey, tuple[int, WalkedStack]]:
         key = next(iter(self._asked))
         return key, self._asked.pop(key)
 
     def _leave_hung(self) -> None:
-        """Have another thread go on, where this one does not come back."""
+        """Continue with another thread if the current one hangs."""
         if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
             return
         if self._walker.is_asking:
@@ -276,8 +287,11 @@ class UserStacks:
         self._walker = self._walker.another()
 
     def _next(self, walker: Walker, was_copy: bool) -> _Work:
-        """Names, which a tick waits for; copies and waits in progress in turn; a look at code that may be other code by
-        now, when there is nothing else."""
+        """Return the next work item.
+
+        Names come first, because a tick waits for them; then copies and waits in progress in turn; and if there is
+        nothing else, a process whose code may have changed.
+        """
         if self._unnamed:
             return self._unnamed.popleft()
         if self._queue and not (was_copy and self._asked):
@@ -311,7 +325,7 @@ class UserStacks:
                     walker.forget(self._ended.pop())
                 work = self._next(walker, was_copy)
                 was_copy, worked_s = isinstance(work, Copy), time.monotonic()
-                pid = _whose(work)
+                pid = _pid_of(work)
                 self._at = pid, time.monotonic()
             began_s, found = walker.used_s, None
             if isinstance(work, Copy):
@@ -325,7 +339,7 @@ class UserStacks:
                 found = _read(walker, *work)
             self._allowance.spend(max(0.0, walker.used_s - began_s))
             with self._changed:
-                if threading.current_thread() is not self._thread:  # another has gone on
+                if threading.current_thread() is not self._thread:  # another thread has taken over
                     self._hung.discard(pid)
                     walker.end()
                     return
@@ -336,21 +350,24 @@ class UserStacks:
                     if found.found is UNREAD and not isinstance(work, Copy | _Unnamed | int):
                         self.unread += 1
                         self._unread[found.key] = work[1]
-                elif isinstance(work, Copy) and found is not None and work.id not in self._told:
+                elif isinstance(work, Copy) and found is not None and work.id not in self._looked_up:
                     self.unread += found is UNREAD
                     self._of_copies[work.id] = OfCopy(work.execs, work.fallback, found)
 
 
-def _whose(work: _Work) -> int:
-    """The process whose memory will be read."""
+def _pid_of(work: _Work) -> int:
+    """Return the process whose memory the work item reads."""
     if isinstance(work, int):
         return work
     return work.pid if isinstance(work, Copy | _Unnamed) else work[0].pid
 
 
 def is_32_bit(stack: WalkedStack) -> bool:
-    """Whether the program is one of 32 bits on a machine of 64: its system calls have other numbers. Its mode says so.
-    Where that is not known, one of 64 may have either address down there, but hardly both."""
+    """Whether this is a 32-bit program on a 64-bit machine.
+
+    Its system calls have other numbers. Its mode tells. If that is unknown, both addresses below 4 GB do: a 64-bit
+    program may have one there, but hardly both.
+    """
     if stack.mode:
         return layout.is_narrow(stack.mode)
     return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
@@ -363,7 +380,10 @@ def _read(walker: Walker, key: ThreadKey, one: tuple[int, WalkedStack]) -> Read 
 
 
 def _turns(key: ThreadKey) -> int:
-    """How often the thread has been given a CPU by now; -1: it has ended, or the kernel does not count."""
+    """Return how often the thread has been given a CPU.
+
+    -1 if it has exited, or the kernel does not count that.
+    """
     with suppress(OSError, ValueError, IndexError):
         fd = os.open(f"/proc/{key.pid}/task/{key.tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:
