@@ -1,7 +1,7 @@
-"""The files and processes that --within names, and the calls of its function that the kernel is to notice there.
+"""Finds the functions that --within PROGRAM:FUNCTION means, and attaches probes.
 
-It is said as PROGRAM:FUNCTION. The program is a path, the name of a process, of a library or of a command; what a
-process has not itself may be in one of its libraries. functions.py finds the function in a file.
+PROGRAM is a path, or the name of a process, a library or a command. If a process's program lacks the function, its
+libraries are searched. functions.py finds the function in a file.
 """
 
 import difflib
@@ -27,74 +27,77 @@ from offtop.model.values.snapshot import Filters
 
 _MOST_NAMED, _MOST_NEAR = 10, 4
 _MOST_IDS = 1024
-"""As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
+"""Size of the BPF map only_pids (bpf/offcpu.c)."""
 _PART_BYTES = 1 << 22
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def lacking(features: Features, machine: str = platform.machine()) -> str:
-    """Why this machine cannot do it; empty: it can."""
+    """Return why --within does not work on this machine; empty if it does."""
     if machine != "x86_64":
-        return f"only code of x86-64 can be read for it, and this machine is {machine}"
+        return f"it needs x86-64, and this machine is {machine}"
     if not libbpf.UPROBES.exists():
         return "this kernel has no uprobes (CONFIG_UPROBE_EVENTS)"
     if "REG_SP" not in features.registers:
-        return "this kernel does not tell where a program stands (bpf_task_pt_regs)"
+        return "this kernel cannot read a program's registers (bpf_task_pt_regs)"
     return ""
 
 
 class Watched:
-    """All that --within names. Close it."""
+    """The functions that --within refers to. It must be closed."""
 
     def __init__(self, asked: str, pids: Collection[int], reads: Channel) -> None:
-        """`pids`: only of these processes, if there are any. `reads`: by which they and their files are read. Raises
-        UsageError that says what is not there, or why it cannot be."""
+        """Find the functions.
+
+        `pids`: limit to these processes, unless empty. `reads`: used to read them and their files. Raises UsageError if
+        something does not exist or cannot be watched.
+        """
         self._asked = asked
         program, name = parted(asked)
         with ExitStack() as opened:
             files = _Files(name, opened, reads)
-            places = _places(program, pids, reads)
-            self.functions = _functions(files, places, name)
+            candidates = _candidates(program, pids, reads)
+            self.functions = _functions(files, candidates, name)
             own = {one.file for one in self.functions if _base(one.file) == program}
             is_shared = not pids and len(own) < len(self.functions)
-            self._pids = tuple(sorted(pid for pid, _ in places if pid)) if is_shared else ()
-            """Of the processes that are called so, where others run that code, too. Empty: whoever runs it."""
+            self._pids = tuple(sorted(pid for pid, _ in candidates if pid)) if is_shared else ()
+            """The processes called PROGRAM, if other processes may run that code, too; otherwise empty."""
             if len(self._pids) > _MOST_IDS:
                 raise UsageError(
-                    f"--within: {len(self._pids):,} processes are called {short(program)}. Choose some of them with -p"
+                    f"--within: {len(self._pids):,} processes are called {short(program)}. Choose some with -p"
                 )
             self._opened = opened.pop_all()
 
     def attach(self, program: Program) -> None:
-        """Raises KernelError where the kernel refuses."""
+        """Attach the probes. Raises KernelError if the kernel refuses."""
         try:
             for one in self.functions:
                 program.watch_calls(f"/proc/self/fd/{one.fd}", one.begins, one.ends)
         except OSError as error:
             raise KernelError(
-                f"--within: the kernel does not let offtop watch {short(self._asked)} ({error.strerror}). "
+                f"--within: the kernel refuses to watch {short(self._asked)} ({error.strerror}). "
                 f"{'Raise the limit: ulimit -n 4096' if error.errno == errno.EMFILE else 'See: offtop doctor'}"
             ) from error
 
     def narrowed(self, filters: Filters) -> Filters:
-        """To the processes that are meant, where that was left open."""
+        """Limit `filters` to the matching processes, unless it has processes already."""
         return filters if filters.pids else replace(filters, pids=self._pids)
 
     @property
     def told(self) -> str:
-        """What is watched, for people."""
+        """What is watched, as a text for people."""
         ends, elsewhere = sum(len(one.ends) for one in self.functions), sum(one.elsewhere for one in self.functions)
-        handed = f", {elsewhere} of them to code that does not count as inside" if elsewhere else ""
+        unfollowed = f", {elsewhere} of them to code that does not count as inside" if elsewhere else ""
         files = ", ".join(dict.fromkeys(one.file for one in self.functions))
-        return f"{self.functions[0].name} in {files}; {ends} ways out{handed}"
+        return f"{self.functions[0].name} in {files}; {ends} exits{unfollowed}"
 
     def close(self) -> None:
-        """May be called twice."""
+        """Idempotent."""
         self._opened.close()
 
 
 def parted(asked: str) -> tuple[str, str]:
-    """Program and function. Raises UsageError where there are not both."""
+    """Split PROGRAM:FUNCTION. Raises UsageError if there is no function."""
     program, colon, name = asked.partition(":")
     if not colon or not name or "\0" in asked:
         raise UsageError(
@@ -105,18 +108,22 @@ def parted(asked: str) -> tuple[str, str]:
 
 
 class _Files:
-    """The function in the files that a program's name may mean, each read once. They stay open until `opened` is
-    closed."""
+    """Looks a function up in files, and reads each file once.
+
+    They stay open until `opened` is closed.
+    """
 
     def __init__(self, name: str, opened: ExitStack, reads: Channel) -> None:
         self._name, self._opened, self.reads = name, opened, reads
         self._known: dict[tuple[int, int], Function | UsageError] = {}
 
     def function(self, path: str, fd: int | None, only_if_named: bool) -> Function:
-        """Raises UsageError. `fd` is taken over. `only_if_named`: the file need not be read unless it has that name
-        somewhere."""
+        """Find the function in a file. Takes over `fd`. Raises UsageError.
+
+        `only_if_named`: read the file only if the name occurs in it.
+        """
         if fd is None:
-            raise NotThereError(f"--within: {short(path)} cannot be read. Name a file that is there, as root")
+            raise NotThereError(f"--within: {short(path)} cannot be read. Name an existing file, as root")
         self._opened.callback(os.close, fd)
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
@@ -134,7 +141,7 @@ class _Files:
 
 
 def _has(fd: int, name: str) -> bool:
-    """Whether a file has the last word of `name` anywhere."""
+    """Whether the last word of `name` occurs anywhere in a file."""
     words = re.findall(rb"\w+", os.fsencode(name.partition("(")[0]))
     at, before = 0, b""
     while words and (part := os.pread(fd, _PART_BYTES, at)):
@@ -144,22 +151,22 @@ def _has(fd: int, name: str) -> bool:
     return not words
 
 
-_Place = Callable[[_Files, bool], Function]
-"""A file, in which the function is looked for."""
+_Candidate = Callable[[_Files, bool], Function]
+"""Looks for the function in one file."""
 
 
-def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], name: str) -> Sequence[Function]:
-    """In each file that is meant. Raises UsageError."""
+def _functions(files: _Files, candidates: Sequence[tuple[int, Sequence[_Candidate]]], name: str) -> Sequence[Function]:
+    """Return the functions in all matching files, at least one. Raises UsageError."""
     found: dict[int, Function] = {}
     problem: UsageError | None = None
-    for _, (first, *libraries) in places:
+    for _, (first, *libraries) in candidates:
         try:
             one = first(files, False)
             found[one.fd] = one
             continue
         except NotThereError as error:
             problem = problem or error
-        except UsageError as error:  # anybody may call a program of theirs so: it is no reason to refuse others
+        except UsageError as error:  # any user's program can have that name, so go on with the others
             problem = error
             continue
         there: dict[int, Function] = {}
@@ -168,8 +175,8 @@ def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], na
                 one = library(files, True)
                 there[one.fd] = one
         if len(there) > 1:
-            those = ", ".join(one.file for one in [*there.values()][:_MOST_NAMED])
-            raise UsageError(f"--within: several libraries have a function {short(name)}: {those}. Name one of them")
+            paths = ", ".join(one.file for one in [*there.values()][:_MOST_NAMED])
+            raise UsageError(f"--within: several libraries have a function {short(name)}: {paths}. Name one of them")
         found |= there
     if not found:
         assert problem
@@ -177,14 +184,14 @@ def _functions(files: _Files, places: Sequence[tuple[int, Sequence[_Place]]], na
     return [*found.values()]
 
 
-def _places(program: str, pids: Collection[int], reads: Channel) -> Sequence[tuple[int, Sequence[_Place]]]:
-    """Programs, each with its libraries behind it, and the processes that were meant (0: none); at least one. Raises
-    UsageError."""
+def _candidates(program: str, pids: Collection[int], reads: Channel) -> Sequence[tuple[int, Sequence[_Candidate]]]:
+    """Return (pid, [program, libraries…]) of each process or file that `program` refers to.
+
+    The pid is 0 for a file. There is at least one, otherwise this raises UsageError.
+    """
     if not program:
         if not pids:
-            raise UsageError(
-                "--within: :FUNCTION is one of the processes that -p names. Give -p, or say PROGRAM:FUNCTION"
-            )
+            raise UsageError("--within: :FUNCTION is looked for in the processes of -p. Give -p, or PROGRAM:FUNCTION")
         return [(pid, _of_process(pid, reads)) for pid in pids]
     if "/" in program:
         return [(0, [_of_path(program)])]
@@ -194,7 +201,7 @@ def _places(program: str, pids: Collection[int], reads: Channel) -> Sequence[tup
     if running:
         return [(pid, _of_process(pid, reads)) for pid in running]
     if named:
-        raise UsageError(f"--within: no process of -p is called {short(program)}. Take one of: {_some(named)}")
+        raise UsageError(f"--within: no process of -p is called {short(program)}. These processes are: {_some(named)}")
     if ".so" in program:
         mapped = [found for pid in pids or every for found in _mapped(pid, reads) if _is_library(found.path, program)]
         distinct = {(found.device, found.inode): found for found in mapped}
@@ -203,13 +210,13 @@ def _places(program: str, pids: Collection[int], reads: Channel) -> Sequence[tup
             return [(0, [one]) for one in (*map(_of_file, distinct.values()), *map(_of_path, known[:1]))]
     elif not pids and (command := shutil.which(program) or shutil.which(program, path=_SYSTEM_PATH)):
         return [(0, [_of_path(command)])]
-    near = difflib.get_close_matches(program, {name for pid in every for name in _names(pid)}, _MOST_NEAR)
-    hint = f"Is it {' or '.join(map(short, near))}?" if near else "Give its path, or begin it first"
+    similar = difflib.get_close_matches(program, {name for pid in every for name in _names(pid)}, _MOST_NEAR)
+    hint = f"Is it {' or '.join(map(short, similar))}?" if similar else "Give its path, or start it first"
     raise UsageError(f"--within: there is no process, library or command {short(program)}. {hint}")
 
 
-def _of_process(pid: int, reads: Channel) -> Sequence[_Place]:
-    """Its program, and what else of files it has mapped as code."""
+def _of_process(pid: int, reads: Channel) -> Sequence[_Candidate]:
+    """Return the program of a process, and the other files that it has mapped as code."""
 
     def of_program(files: _Files, only_if_named: bool) -> Function:
         path, fd = f"/proc/{pid}/exe", None
@@ -221,7 +228,7 @@ def _of_process(pid: int, reads: Channel) -> Sequence[_Place]:
     return [of_program, *map(_of_file, _mapped(pid, reads)[1:])]
 
 
-def _of_file(file: File) -> _Place:
+def _of_file(file: File) -> _Candidate:
     def of_file(files: _Files, only_if_named: bool) -> Function:
         fd = None
         with suppress(TimeoutError):
@@ -233,7 +240,7 @@ def _of_file(file: File) -> _Place:
     return of_file
 
 
-def _of_path(path: str) -> _Place:
+def _of_path(path: str) -> _Candidate:
     def of_path(files: _Files, only_if_named: bool) -> Function:
         fd = None
         with suppress(OSError):
@@ -244,13 +251,13 @@ def _of_path(path: str) -> _Place:
 
 
 def _is_library(path: str, name: str) -> bool:
-    """`libpq.so.5` is /usr/lib/libpq.so.5.15, too."""
+    """Whether a path is that library: `libpq.so.5` is also /usr/lib/libpq.so.5.15."""
     base = _base(path.removesuffix(" (deleted)"))
     return base == name or base.startswith(f"{name}.")
 
 
 def _names(pid: int) -> set[str]:
-    """What a process is called: its name, and that of its program."""
+    """Return the name of a process, and that of its program."""
     found: set[str] = set()
     with suppress(OSError):
         found.add(os.fsdecode(Path(f"/proc/{pid}/comm").read_bytes().rstrip(b"\n")))
@@ -259,7 +266,7 @@ def _names(pid: int) -> set[str]:
 
 
 def _mapped(pid: int, reads: Channel) -> list[File]:
-    """The files that it has mapped as code, each once."""
+    """Return the files that a process has mapped as code, each once."""
     found: dict[tuple[str, int], File] = {}
     with suppress(OSError):
         for line in os.fsdecode(reads.ask(pid, "code_of", pid)).split("\n"):
@@ -272,11 +279,11 @@ def _mapped(pid: int, reads: Channel) -> list[File]:
 
 
 def _libraries() -> Iterator[str]:
-    """Paths of those that the dynamic linker knows."""
+    """Iterate over the paths of the libraries in the dynamic linker's cache."""
     with suppress(OSError, subprocess.SubprocessError):
         command = shutil.which("ldconfig", path=_SYSTEM_PATH) or "ldconfig"
-        said = subprocess.run([command, "-p"], capture_output=True, timeout=10, check=True, env={}).stdout
-        for line in os.fsdecode(said).split("\n"):
+        listing = subprocess.run([command, "-p"], capture_output=True, timeout=10, check=True, env={}).stdout
+        for line in os.fsdecode(listing).split("\n"):
             name, arrow, path = line.rpartition(" => ")
             if arrow and "x86-64" in name:
                 yield path
