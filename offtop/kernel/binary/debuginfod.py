@@ -91,7 +91,7 @@ class DebugFiles:
     @property
     def told(self) -> str:
         """Counts of the outcomes so far, and the servers, for people."""
-        counts = zip(("fetched", "failed", "not there"), self._outcomes.values(), strict=True)
+        counts = zip(("fetched", "failed", "not found"), self._outcomes.values(), strict=True)
         return f"{', '.join(f'{count} {what}' for what, count in counts)}; {' '.join(self._servers)}"
 
     def want(self, build_id: str, arrived: Callable[[], None]) -> None:
@@ -107,7 +107,7 @@ class DebugFiles:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop, and remove what was fetched. May be called twice."""
+        """Stop, and remove the fetched files. Idempotent."""
         with self._changed:
             self._closing = True
             if self._child:

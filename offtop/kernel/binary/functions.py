@@ -91,15 +91,15 @@ def find(fd: int, path: str, name: str) -> Function:
                 answer, _ = child.communicate(timeout=_ANSWER_S)
             finally:
                 child.kill()
-        said = json.loads(answer)
-        if said["why"]:
-            why = printable(str(said["why"])[:_LONGEST_WHY])
-            raise UsageError(why) if said["is_there"] else NotThereError(why)
+        reply = json.loads(answer)
+        if reply["why"]:
+            why = printable(str(reply["why"])[:_LONGEST_WHY])
+            raise UsageError(why) if reply["is_there"] else NotThereError(why)
         size_bytes = os.fstat(fd).st_size
-        begins, ends = (tuple(int(offset) for offset in said[key]) for key in ("begins", "ends"))
+        begins, ends = (tuple(int(offset) for offset in reply[key]) for key in ("begins", "ends"))
         if not all(0 <= offset < size_bytes for offset in (*begins, *ends)) or len(begins + ends) > _MOST_ENDS:
             raise ValueError("beyond the file")
-        return Function(fd, short(path), short(str(said["name"])), begins, ends, int(said["elsewhere"]))
+        return Function(fd, short(path), short(str(reply["name"])), begins, ends, int(reply["elsewhere"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         raise UsageError(f"--within: {short(path)} could not be read completely. Name another file") from None
 
@@ -115,17 +115,17 @@ def main() -> None:
     # Load the libraries that these two need before the child confines itself.
     demangled("_Z1fv")
     x86.exits(b"\xc3", 0)
-    said: dict[str, Any] = {"why": "", "is_there": True}
+    reply: dict[str, Any] = {"why": "", "is_there": True}
     try:
         confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
         set_name("offtop-reader")
         found = _Binary(fd, path).function(name)
-        said |= {"name": found.name, "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
+        reply |= {"name": found.name, "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
     except UsageError as error:
-        said |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
+        reply |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
     except RefusedError as refused:
-        said["why"] = f"--within: {short(path)} was not read: {NOT_NOBODY.format(refused)}"
-    json.dump(said, sys.stdout)
+        reply["why"] = f"--within: {short(path)} was not read: {NOT_NOBODY.format(refused)}"
+    json.dump(reply, sys.stdout)
     sys.stdout.flush()
 
 
@@ -244,10 +244,10 @@ class _Binary:
         if len({_stem(one) for one in found}) > 1 or sum(not _is_copy(one) for one in found) > 1:
             raise self._too_many(name, found)
         if found[0].kind in _NO_CODE:
-            raise UsageError(f"--within: {short(name)} of {self.shown} is no function, but data. Name a function")
+            raise UsageError(f"--within: {short(name)} of {self.shown} is data, not a function. Name a function")
         if _COLD.search(_suffix(found[0])):
             raise UsageError(
-                f"--within: {short(name)} of {self.shown} is no function, but code that a function jumps to. Name "
+                f"--within: {short(name)} of {self.shown} is code that a function jumps to, not a function. Name "
                 f"{short(demangled(os.fsdecode(_stem(found[0]))))}"
             )
         begins, ends, elsewhere = self._ways_out(found, name)

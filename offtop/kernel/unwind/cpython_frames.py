@@ -30,7 +30,7 @@ _MOST_SPACES = 16_384
 _MOST_NAMES = 16_384
 """Limit for one process."""
 _LONGEST_NAME, _LONGEST_PATH = 200, 400
-"""Characters."""
+"""Limits in characters."""
 _MOST_THREADS = 1024
 """How many of an interpreter's threads are searched for one."""
 _WORD, _LINE = struct.Struct("=Q"), struct.Struct("=i")

@@ -141,7 +141,7 @@ def test_a_debug_file_from_a_server_names_functions(seen: Seen, server: Server) 
     debug_files = DebugFiles([server.address])
     assert seen.named(debug_files, 60, server.answering) == WHOLE
     assert server.asked == [seen.asked]
-    assert debug_files.told == f"1 fetched, 0 failed, 0 not there; {server.address}"
+    assert debug_files.told == f"1 fetched, 0 failed, 0 not found; {server.address}"
     assert len(fetched(debug_files.directory)) == 1
     debug_files.close()
     debug_files.close()
@@ -171,7 +171,7 @@ def test_a_missing_debug_file_is_asked_for_once(seen: Seen, server: Server) -> N
     debug_files = DebugFiles([server.address, f"{server.address}/"])
     assert seen.named(debug_files, 1) == seen.nameless
     assert seen.named(debug_files, 0) == seen.nameless
-    until_told(debug_files, "0 fetched, 0 failed, 1 not there")
+    until_told(debug_files, "0 fetched, 0 failed, 1 not found")
     assert server.asked == [seen.asked, seen.asked]  # once per server
     assert fetched(debug_files.directory) == []
     debug_files.close()
@@ -240,7 +240,7 @@ def test_an_invalid_build_id_is_not_asked_for(server: Server, build_id: str) -> 
     debug_files, arrived = DebugFiles([server.address]), threading.Event()
     debug_files.want(build_id, arrived.set)
     debug_files.want("ab" * 20, arrived.set)
-    until_told(debug_files, "1 not there")
+    until_told(debug_files, "1 not found")
     assert server.asked == [f"/buildid/{'ab' * 20}/debuginfo"]
     assert not arrived.is_set()
     debug_files.close()

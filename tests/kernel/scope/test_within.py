@@ -354,7 +354,7 @@ def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: 
     assert f"{waits} has no function handel. Is it handle" in why(f"{waits}:handel")
     assert "is a single instruction" in why(f"{waits}:nothing")
     assert "spin of" in (again := why(f"{waits}:spin")) and "jumps back to where it begins" in again
-    assert "is no function, but data" in why(f"{waits}:done")
+    assert "is data, not a function" in why(f"{waits}:done")
     assert "torn of" in (unreadable := why(f"{waits}:torn")) and "instructions that offtop cannot read" in unreadable
     assert "instructions that offtop cannot read" in why(f"{waits}:worn")
     assert f"{waits} imports usleep from a library" in why(f"{waits}:usleep")
@@ -382,8 +382,8 @@ def test_a_function_fragment_is_never_probed(waits: Path) -> None:
     assert "has no separate inlined: the compiler inlined it into the functions that call it. Name" in why("inlined")
     assert "except parted.part.0. Name that, or one of those" in why("parted")
     assert "2 functions twice: twice.llvm.1" in why("twice")
-    assert "is no function, but code that a function jumps to. Name copied" in why("copied.cold")
-    assert "is no function, but code that a function jumps to. Name shop::sell(int)" in why("_ZN4shop4sellEi.cold")
+    assert "is code that a function jumps to, not a function. Name copied" in why("copied.cold")
+    assert "is code that a function jumps to, not a function. Name shop::sell(int)" in why("_ZN4shop4sellEi.cold")
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="there is no go")
