@@ -39,7 +39,7 @@ def words(found: list[str], name: str) -> list[str]:
     return next(line.split() for line in found if name in line.split()[:2])
 
 
-def test_tables_have_what_changed_and_a_line_says_since_what(good: str, bad: str) -> None:
+def test_tables_have_change_columns_and_a_line_names_the_baseline(good: str, bad: str) -> None:
     found = lines(bad, "--baseline", good)
     assert found[1] == "baseline 1.00 waiting in 20.0s of good.offtop"
     heads = [line for line in found if "WAITING" in line and "MAX" in line]
@@ -50,7 +50,7 @@ def test_tables_have_what_changed_and_a_line_says_since_what(good: str, bad: str
     assert words(found, "shop")[2:5] == ["1.20", "+0.40!", "x1.5"]
 
 
-def test_sorted_by_change_and_by_threads(good: str, bad: str) -> None:
+def test_rows_and_threads_sort_by_change(good: str, bad: str) -> None:
     found = lines(bad, "--baseline", good, "-o", "CHANGE", "-H")
     at = next(number for number, line in enumerate(found) if "COMMAND" in line)
     assert [line.split()[2] for line in found[at + 1 : at + 3]] == ["worker-2", "worker-1"]
@@ -59,7 +59,7 @@ def test_sorted_by_change_and_by_threads(good: str, bad: str) -> None:
     assert [line.split()[1] for line in back[at + 1 : at + 3]] == ["bank", "shop"]
 
 
-def test_a_baseline_that_was_sampled_is_said_to_be(good: str, tmp_path: Path) -> None:
+def test_sampled_baseline_is_reported(good: str, tmp_path: Path) -> None:
     sampled = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
     doubt = "; the baseline was sampled; the baseline has own processes only"
     assert lines(good, "--baseline", sampled)[1].endswith(doubt)
@@ -79,7 +79,7 @@ def test_a_baseline_that_was_sampled_is_said_to_be(good: str, tmp_path: Path) ->
     ]
 
 
-def test_without_a_baseline_nothing_is_said(bad: str) -> None:
+def test_no_baseline_means_no_columns(bad: str) -> None:
     assert not [line for line in lines(bad) if "CHANGE" in line or "baseline" in line]
 
 
@@ -91,7 +91,7 @@ def tick(*arguments: str) -> dict[str, Any]:
     return made
 
 
-def test_json_has_it_of_sites_threads_and_categories_and_what_is_gone(good: str, bad: str) -> None:
+def test_json_has_changes_of_sites_threads_and_categories_and_what_disappeared(good: str, bad: str) -> None:
     made = tick(bad, "--baseline", good)
     assert (made["baseline"]["file"], made["baseline"]["span_ns"]) == ("good.offtop", 20 * NS_PER_S)
     assert made["baseline"]["gone_categories"] == [{"name": "disk-read", "waiting": 0.1}]
@@ -111,13 +111,13 @@ def test_json_has_it_of_sites_threads_and_categories_and_what_is_gone(good: str,
     assert all(one["baseline"]["waiting"] > 0 for one in made["sites"] if one not in new)
 
 
-def test_json_without_a_baseline_has_no_such_key(bad: str) -> None:
+def test_json_without_a_baseline_has_no_baseline_keys(bad: str) -> None:
     made = tick(bad)
     assert "baseline" not in made
     assert not any("baseline" in one for by in ("categories", "threads", "sites") for one in made[by])
 
 
-def test_beside_itself_nothing_changes_and_a_filter_holds_for_both(good: str) -> None:
+def test_baseline_of_itself_shows_no_change_and_filter_applies_to_both(good: str) -> None:
     made = tick(good, "--baseline", good, "--filter", "cat=lock")
     every = [one["baseline"] for by in ("categories", "threads", "sites") for one in made[by]]
     assert every and not any(abs(one["change"]) > 1e-6 or one["new"] or one["sure"] for one in every)
@@ -132,12 +132,12 @@ def test_beside_itself_nothing_changes_and_a_filter_holds_for_both(good: str) ->
         (("-f", "--baseline", "good.offtop"), "--folded compares with nothing"),
     ],
 )
-def test_what_cannot_be_is_said(bad: str, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_use_of_a_baseline_is_an_error(bad: str, arguments: tuple[str, ...], says: str) -> None:
     ended = run("replay", bad, "-b", *arguments)
     assert ended.status != 0 and says in ended.sentence
 
 
-def test_of_a_name_with_controls_none_reaches_the_terminal(good: str, bad: str, tmp_path: Path) -> None:
+def test_control_characters_of_a_file_name_are_escaped(good: str, bad: str, tmp_path: Path) -> None:
     evil = tmp_path / "\x1b[2Jx.offtop"
     evil.write_bytes(Path(good).read_bytes())
     found = lines(bad, "--baseline", str(evil))

@@ -72,14 +72,14 @@ def imported(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["schema"]])
-def test_what_only_prints_imports_no_screen(arguments: list[str]) -> None:
+def test_commands_that_only_print_do_not_import_the_screen(arguments: list[str]) -> None:
     modules = imported(*arguments)
     assert "offtop" in modules
     assert modules & {"textual", "rich", "bcc"} == set()
 
 
 @needs_kernel
-def test_batch_imports_no_screen() -> None:
+def test_batch_does_not_import_the_screen() -> None:
     modules = imported("-b", "-n", "1", "-d", "0.1")
     assert "offtop" in modules
     assert modules & {"textual", "rich", "bcc"} == set()
@@ -159,7 +159,7 @@ def test_batch_imports_no_screen() -> None:
         ("schema nosuch", "unrecognized arguments: nosuch. See: offtop schema --help"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence_with_status_2(arguments: str, says: str) -> None:
+def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, says: str) -> None:
     ended = command.run(
         *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_in_one_sentence_with_status_2(arguments: str,
 @pytest.mark.parametrize(
     "option", ["-p", "-d", "-u", "-o", "--window", "--theme", "--filter", "--config", "--debuginfod"]
 )
-def test_an_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
+def test_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
     assert r"\x1b[31m" in command.run("-b", option, "\x1b[31m=").sentence
 
 
@@ -237,9 +237,7 @@ def test_each_setting_has_a_default() -> None:
         ("--mouse --no-mouse", "mouse = false"),
     ],
 )
-def test_an_option_goes_before_the_file_and_the_file_before_the_default(
-    arguments: str, line: str, no_settings: Path
-) -> None:
+def test_option_overrides_the_file_and_the_file_the_default(arguments: str, line: str, no_settings: Path) -> None:
     name = line.split()[0]
     other = {"delay": 9, "min": 9, "history": 99, "sort": '"TOTAL"', "window": '"1s"', "theme": '"dark"'}
     other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"', "mode": '"offwake"'}
@@ -251,12 +249,12 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(
     assert settings(*arguments.split())[line] == "command line"
 
 
-def test_H_and_i_can_only_switch_on(no_settings: Path) -> None:  # noqa: N802
+def test_H_and_i_can_only_turn_on(no_settings: Path) -> None:  # noqa: N802
     no_settings.write_text("idle = true\nthreads = true")
     assert settings()["idle = true"] == settings()["threads = true"] == str(no_settings)
 
 
-def test_the_file_is_the_named_one_or_the_first_of_the_places(no_settings: Path, tmp_path: Path) -> None:
+def test_settings_file_is_the_named_one_or_the_first_found(no_settings: Path, tmp_path: Path) -> None:
     xdg, home, named = (tmp_path / name for name in ("xdg/offtop", "home/.config/offtop", "named"))
     for number, place in enumerate((home, xdg, named), 2):
         place.mkdir(parents=True)
@@ -269,7 +267,7 @@ def test_the_file_is_the_named_one_or_the_first_of_the_places(no_settings: Path,
 
 
 @needs_root
-def test_by_sudo_a_file_that_only_root_may_read_is_not_read(tmp_path: Path) -> None:
+def test_under_sudo_a_root_only_file_is_not_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "offtop").mkdir()
     (tmp_path / "offtop" / "config.toml").write_text("delay = 2")
@@ -290,16 +288,14 @@ def test_by_sudo_a_file_that_only_root_may_read_is_not_read(tmp_path: Path) -> N
         ),
     ],
 )
-def test_what_the_file_may_not_say_is_refused_with_its_name_and_status_2(
-    text: str, says: str, no_settings: Path
-) -> None:
+def test_invalid_setting_is_refused_with_the_file_name_and_status_2(text: str, says: str, no_settings: Path) -> None:
     no_settings.write_text(text)
     ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert f"{no_settings}{says}" in ended.sentence
     assert ended.status == 2
 
 
-def test_the_command_line_is_told_off_before_the_file(no_settings: Path) -> None:
+def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: Path) -> None:
     no_settings.write_text("delay = 0")
     assert "'61' is not a number of seconds" in command.run("-b", "-d", "61").sentence
     assert "--filter: 'foo' is not a filter key" in command.run("-b", "--filter", "foo=1").sentence
@@ -313,7 +309,7 @@ def test_the_command_line_is_told_off_before_the_file(no_settings: Path) -> None
         (" ", "' ' chooses nothing, and waits are muted"),
     ],
 )
-def test_a_mute_that_cannot_be_is_refused_with_the_file_s_name_and_the_terminal_left_alone(
+def test_invalid_mute_is_refused_with_the_file_name_before_the_screen_opens(
     mute: str, says: str, no_settings: Path
 ) -> None:
     no_settings.write_text(f"muted = ['comm=a', '{mute}']")
@@ -322,7 +318,7 @@ def test_a_mute_that_cannot_be_is_refused_with_the_file_s_name_and_the_terminal_
     assert (ended.status, ended.screen) == (2, b"")
 
 
-def test_the_config_file_of_the_manual_is_valid(no_settings: Path) -> None:
+def test_config_file_in_the_manual_is_valid(no_settings: Path) -> None:
     page = (_ROOT / "docs" / "settings.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     no_settings.write_text(text)
@@ -339,20 +335,20 @@ def test_the_config_file_of_the_manual_is_valid(no_settings: Path) -> None:
         ("-t 4194305", "No thread 4194305."),
     ],
 )
-def test_who_is_not_there_cannot_be_watched(arguments: str, says: str) -> None:
+def test_missing_process_or_thread_is_refused(arguments: str, says: str) -> None:
     ended = command.run("-b", *arguments.split())
     assert says in ended.sentence
     assert ended.status == 2
 
 
-def test_help_and_version_are_answers_not_errors() -> None:
+def test_help_and_version_exit_with_status_0() -> None:
     assert command.run("--version").out.startswith("offtop ")
     assert command.run("--help").out.startswith("usage: offtop ")
     assert command.run("--help").status == command.run("--version").status == 0
 
 
 @needs_kernel
-def test_another_user_is_told_to_use_sudo_with_status_3() -> None:
+def test_unprivileged_user_is_told_to_use_sudo_with_status_3() -> None:
     before = ["unshare", "--user"]  # nobody, who may yet read this checkout
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=before)
     assert ended.sentence.startswith("offtop needs root (or CAP_BPF")
@@ -361,14 +357,14 @@ def test_another_user_is_told_to_use_sudo_with_status_3() -> None:
 
 
 @needs_kernel
-def test_root_without_capabilities_as_in_a_container_is_told_which_with_status_3() -> None:
+def test_root_without_capabilities_is_told_which_are_missing_with_status_3() -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=_WITHOUT_CAPABILITIES)
     assert "CAP_BPF, CAP_PERFMON" in ended.sentence
     assert ended.status == 3
 
 
 @needs_kernel
-def test_without_bcc_it_says_where_bcc_comes_from_with_status_4(tmp_path: Path) -> None:
+def test_missing_bcc_is_reported_with_how_to_install_it_and_status_4(tmp_path: Path) -> None:
     found = "import sys, pathlib; sys.path += sys.argv[1:]; import bcc; print(pathlib.Path(bcc.__file__).parent)"
     places = ["/usr/lib/python3/dist-packages", *map(str, Path("/usr").glob("lib*/python3*/site-packages"))]
     bcc = subprocess.run([sys.executable, "-c", found, *places], capture_output=True, text=True, check=True, timeout=30)
@@ -397,13 +393,13 @@ def sampled_head(ended: command.Ended) -> str:
     return head
 
 
-def test_who_asks_for_proc_gets_it_and_is_told_what_that_lacks() -> None:
+def test_source_proc_samples_and_reports_what_is_missing() -> None:
     ended = command.run("-b", "-n", "1", "-d", "0.3", "--source", "proc")
     assert ended.err.endswith(f"sampled; {_LACKING}\n")
     sampled_head(ended)
 
 
-def test_another_user_is_told_of_their_own_processes_and_why() -> None:
+def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
     nobody = ("setpriv", "--reuid", "65534", "--clear-groups")
     if os.geteuid() or subprocess.run([*nobody, "test", "-r", __file__], check=False).returncode:
         pytest.skip("only root can be nobody, and only where nobody may read this checkout")
@@ -433,19 +429,19 @@ def test_another_user_is_told_of_their_own_processes_and_why() -> None:
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
 )
-def test_what_proc_does_not_tell_is_refused_with_status_2(arguments: str, says: str) -> None:
+def test_option_that_needs_bpf_is_refused_with_source_proc(arguments: str, says: str) -> None:
     ended = command.run("-b", "-n", "1", "--source", "proc", *arguments.split())
     assert (ended.status, ended.sentence) == (2, says)
 
 
-def test_what_has_no_effect_on_sampling_is_told() -> None:
+def test_options_without_effect_on_sampling_are_reported() -> None:
     sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
     told = command.run(*sampled, "--min", "5ms", "--unwind", "fp", "--unwind-bytes", "8K", "--depth", "2").err
     assert told.splitlines()[1:] == ["offtop: without BPF this does nothing: --min, --unwind, --unwind-bytes, --depth"]
     assert len(command.run(*sampled).err.splitlines()) == 1
 
 
-def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_the_cost_is_our_own() -> None:
+def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
     apart = ("unshare", "--pid", "--fork")
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
         pytest.skip("only root may make a pid namespace")
@@ -459,7 +455,7 @@ def test_in_a_pid_namespace_that_has_the_proc_of_another_it_is_about_that_and_th
     assert "only this container's processes are sampled" in ended.err
 
 
-def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
+def test_root_in_a_user_namespace_sees_only_that_namespace() -> None:
     """Of others it could not read where they wait."""
     apart = ("unshare", "--map-root-user")
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
@@ -475,7 +471,7 @@ def test_root_of_a_user_namespace_sees_what_is_in_there_and_no_more() -> None:
 
 
 @needs_kernel
-def test_who_asks_for_what_only_bpf_tells_hears_why_there_is_none() -> None:
+def test_option_that_needs_bpf_explains_why_bpf_is_unavailable() -> None:
     for arguments in (["--mode", "wakeup"], ["--door", "exit"]):
         ended = command.run("-b", "-n", "1", *arguments, before=_WITHOUT_CAPABILITIES)
         assert ("Mode wakeup needs BPF" in ended.sentence) is ("wakeup" in arguments)
@@ -484,7 +480,7 @@ def test_who_asks_for_what_only_bpf_tells_hears_why_there_is_none() -> None:
 
 
 @needs_kernel
-def test_without_a_terminal_it_is_batch_and_says_so_in_one_line() -> None:
+def test_no_terminal_means_batch_mode_and_one_line_on_stderr() -> None:
     ended = command.run(*command.QUICK, "-n", "1", "-d", "0.1")
     assert ended.status == 0
     assert ended.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
@@ -492,12 +488,12 @@ def test_without_a_terminal_it_is_batch_and_says_so_in_one_line() -> None:
 
 
 @needs_kernel
-def test_asked_for_batch_it_says_nothing_more() -> None:
+def test_explicit_batch_prints_nothing_on_stderr() -> None:
     assert command.run(*command.QUICK, "-b", "-n", "1", "-d", "0.1").err == ""
 
 
 @needs_kernel
-def test_a_dumb_terminal_gets_batch_without_escape_codes() -> None:
+def test_dumb_terminal_gets_batch_without_escape_codes() -> None:
     ended = command.run_on_terminal(*command.QUICK, "-n", "1", "-d", "0.1", env={"TERM": "dumb"})
     assert ended.status == 0
     assert ended.err == "offtop: TERM says that this terminal cannot show a screen, so this is batch mode (-b)\n"
@@ -506,7 +502,7 @@ def test_a_dumb_terminal_gets_batch_without_escape_codes() -> None:
 
 
 @needs_kernel
-def test_a_theme_that_is_not_there_is_refused_and_the_terminal_left_alone() -> None:
+def test_missing_theme_is_refused_before_the_screen_opens() -> None:
     ended = command.run_on_terminal("--theme", "nosuch", env={"TERM": "xterm-256color"})
     assert ended.status == 2
     assert re.fullmatch(r"offtop: There is no theme 'nosuch'[^\n]+\n", ended.err)
@@ -514,7 +510,7 @@ def test_a_theme_that_is_not_there_is_refused_and_the_terminal_left_alone() -> N
 
 
 @needs_kernel
-def test_a_reader_that_has_enough_ends_it_with_status_0(tmp_path: Path) -> None:
+def test_closed_pipe_ends_with_status_0(tmp_path: Path) -> None:
     for arguments in ("-b -d 0.1", "--json -d 0.1"):
         status = tmp_path / "status"
         shell = f"({OFFTOP} {arguments}; echo $? >{status}) | head -c 200"
@@ -527,7 +523,7 @@ def test_a_reader_that_has_enough_ends_it_with_status_0(tmp_path: Path) -> None:
 @needs_kernel
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
 @pytest.mark.parametrize("arguments", ["-b -n 1 -d 0.1 --unwind off", "--json -n 1 -d 0.1 --unwind off", "schema"])
-def test_output_that_cannot_be_written_is_an_error_of_one_sentence(arguments: str, redirection: str) -> None:
+def test_unwritable_output_is_an_error_of_one_sentence(arguments: str, redirection: str) -> None:
     answer = subprocess.run(
         ["sh", "-c", f"{OFFTOP} {arguments} {redirection}"],
         stdin=subprocess.DEVNULL,
@@ -541,7 +537,7 @@ def test_output_that_cannot_be_written_is_an_error_of_one_sentence(arguments: st
 
 
 @needs_kernel
-def test_errors_reach_nobody_when_stderr_is_closed_and_the_status_stays() -> None:
+def test_closed_stderr_does_not_change_the_status() -> None:
     for arguments, status in (("-b -d 0", 2), ("-b -n 1 -d 0.1 --unwind off", 0)):
         shell = f"{OFFTOP} {arguments} 2>&-"
         answer = subprocess.run(
@@ -551,7 +547,7 @@ def test_errors_reach_nobody_when_stderr_is_closed_and_the_status_stays() -> Non
 
 
 @needs_kernel
-def test_what_was_watched_may_end() -> None:
+def test_exit_of_the_watched_process_ends_offtop() -> None:
     with subprocess.Popen(["sleep", "100"]) as watched:
         process = command.start(*command.QUICK, "-b", "-n", "2500", "-d", "0.1", "-p", str(watched.pid))
         assert process.stdout
@@ -569,7 +565,7 @@ def test_what_was_watched_may_end() -> None:
 
 
 @needs_kernel
-def test_batch_takes_what_concerns_it_from_the_file_and_mutes_nothing(no_settings: Path) -> None:
+def test_batch_uses_its_settings_from_the_file_but_not_mutes(no_settings: Path) -> None:
     no_settings.write_text("delay = 0.2\nthreads = true\nidle = true\nsort = '-PID'\nmuted = ['comm=*', 'nosuch>']")
     ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
@@ -640,7 +636,7 @@ def screen(*arguments: str, cwd: Path) -> Generator[Screen]:
     ("arguments", "mode", "depth"),
     [([], "wakeup", 4), (["--mode", "chain", "--depth", "6"], "chain", 6), (["--mode", "off"], "offcpu", 4)],
 )
-def test_mode_and_depth_are_what_the_screen_begins_with_and_w_keeps_the_mode(
+def test_screen_starts_with_mode_and_depth_and_w_saves_the_mode(
     no_settings: Path, arguments: list[str], mode: str, depth: int
 ) -> None:
     no_settings.write_text('mode = "wake" # as bcc has it\n')
@@ -658,7 +654,7 @@ def test_mode_and_depth_are_what_the_screen_begins_with_and_w_keeps_the_mode(
 
 
 @needs_kernel
-def test_w_writes_what_was_chosen_and_only_that(no_settings: Path, tmp_path: Path) -> None:
+def test_w_key_writes_only_changed_settings(no_settings: Path, tmp_path: Path) -> None:
     no_settings.write_text("# mine\ndelay = 0.5 # quick\nmuted = ['comm=nosuch']\n")
     with screen("--no-mouse", "--debuginfod", "http://127.0.0.1:1", cwd=tmp_path) as shown:
         shown.press(b"iHwW")
@@ -677,7 +673,7 @@ def test_w_writes_what_was_chosen_and_only_that(no_settings: Path, tmp_path: Pat
 
 
 @needs_kernel
-def test_a_picture_is_written_to_the_working_directory(tmp_path: Path) -> None:
+def test_screenshot_is_written_to_the_working_directory(tmp_path: Path) -> None:
     with screen(cwd=tmp_path) as shown:
         shown.press(_F12)
         shown.wait_for("written to offtop-")
@@ -687,7 +683,7 @@ def test_a_picture_is_written_to_the_working_directory(tmp_path: Path) -> None:
 
 
 @needs_kernel
-def test_the_screen_begins_with_what_the_command_line_says(tmp_path: Path) -> None:
+def test_screen_starts_with_the_command_line_options(tmp_path: Path) -> None:
     with screen("--window", "1s", "-u", "games", "--filter", "comm=nosuch", cwd=tmp_path) as shown:
         for text in ("window 1s", 'matches "comm=nosuch user=games"'):
             shown.press(b"\x0c")  # draw anew
@@ -696,7 +692,7 @@ def test_the_screen_begins_with_what_the_command_line_says(tmp_path: Path) -> No
 
 
 @needs_kernel
-def test_keys_that_cannot_be_are_refused_and_the_terminal_left_alone(no_settings: Path) -> None:
+def test_invalid_keys_are_refused_before_the_screen_opens(no_settings: Path) -> None:
     no_settings.write_text("[keys]\nnosuch = 'x'")
     ended = command.run_on_terminal()
     assert "config.toml: [keys] has no action 'nosuch'. There are: down, up," in ended.err
@@ -714,7 +710,7 @@ def test_keys_that_cannot_be_are_refused_and_the_terminal_left_alone(no_settings
         ("--theme light", "1", False),
     ],
 )
-def test_colours_are_as_color_says_and_else_as_NO_COLOR_says(  # noqa: N802
+def test_color_option_overrides_NO_COLOR(  # noqa: N802
     arguments: str, no_color: str, colours: bool
 ) -> None:
     ended = command.run_on_terminal(*command.QUICK, "-n", "1", *arguments.split(), env={"NO_COLOR": no_color})
@@ -723,7 +719,7 @@ def test_colours_are_as_color_says_and_else_as_NO_COLOR_says(  # noqa: N802
 
 
 @needs_kernel
-def test_the_mouse_is_taken_unless_it_is_refused(no_settings: Path) -> None:
+def test_mouse_is_enabled_unless_disabled(no_settings: Path) -> None:
     assert _MOUSE_ON in command.run_on_terminal(*command.QUICK, "-n", "1").screen
     assert _MOUSE_ON not in command.run_on_terminal(*command.QUICK, "-n", "1", "--no-mouse").screen
     no_settings.write_text("mouse = false")
@@ -731,7 +727,7 @@ def test_the_mouse_is_taken_unless_it_is_refused(no_settings: Path) -> None:
 
 
 @needs_kernel
-def test_linux_s_own_console_gets_ascii() -> None:
+def test_linux_console_gets_ascii() -> None:
     utf8 = {"PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
     assert not command.run_on_terminal(*command.QUICK, "-n", "2", env=utf8).screen.isascii()
     assert command.run_on_terminal(*command.QUICK, "-n", "2", env={**utf8, "TERM": "linux"}).screen.isascii()

@@ -60,7 +60,7 @@ def changes(made: dict[str, Any], by: str) -> dict[str, float]:
     return {one["name"]: round(one["change"], 2) for one in made[by] if round(one["change"], 2)}
 
 
-def test_what_changed_is_told_by_category_reason_process_and_place(before: str, after: str) -> None:
+def test_changes_are_listed_by_category_cause_process_and_location(before: str, after: str) -> None:
     made = told(before, after)
     assert changes(made, "categories") == {"pipe": 0.5, "disk-read": -0.1}
     assert changes(made, "reasons") == {"room in a pipe": 0.5, "the disk to read": -0.1}
@@ -77,7 +77,7 @@ def test_what_changed_is_told_by_category_reason_process_and_place(before: str, 
     assert (made["before"]["span_ns"], made["after"]["span_ns"]) == (20 * NS_PER_S, 8 * NS_PER_S)
 
 
-def test_what_was_counted_otherwise_is_said(before: str, tmp_path: Path) -> None:
+def test_different_filters_are_reported(before: str, tmp_path: Path) -> None:
     within = recorded(tmp_path / "within.offtop", SHOP, 4, Filters(within="shop:serve"))
     longer = recorded(tmp_path / "longer.offtop", SHOP, 4, Filters(min_ns=5_000_000))
     lines = run("diff", before, within).out.splitlines()
@@ -89,9 +89,7 @@ def test_what_was_counted_otherwise_is_said(before: str, tmp_path: Path) -> None
     assert (made["before"]["filters"]["within"], made["after"]["filters"]["within"]) == (None, "shop:serve")
 
 
-def test_what_was_sampled_is_said_of_each_and_where_only_one_was_that_this_may_be_no_change(
-    before: str, tmp_path: Path
-) -> None:
+def test_sampling_is_reported_with_a_warning_if_only_one_side_was_sampled(before: str, tmp_path: Path) -> None:
     every = recorded_of(SampledSource(), tmp_path / "every.offtop", 4)
     own = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 4)
     lines = run("diff", before, own).out.splitlines()
@@ -108,20 +106,20 @@ def test_what_was_sampled_is_said_of_each_and_where_only_one_was_that_this_may_b
     assert (made["after"]["sampling"]["rate_hz"], made["after"]["sampling"]["own_only"]) == (20.0, True)
 
 
-def test_each_table_has_all_of_the_time(before: str, after: str) -> None:
+def test_each_table_has_all_the_time(before: str, after: str) -> None:
     made = told(before, after)
     for end in ("total_ns_before", "total_ns_after"):
         sums = {sum(one[end] for one in made[by]) for by in ("categories", "reasons", "processes", "places")}
         assert len(sums) == 1 and sums != {0}
 
 
-def test_against_itself_nothing_changes(before: str) -> None:
+def test_diff_with_itself_shows_no_change(before: str) -> None:
     made = told(before, before)
     assert not any(changes(made, by) for by in ("categories", "reasons", "processes", "places"))
     assert not any(one["new"] or one["gone"] for one in made["places"])
 
 
-def test_in_text_rows_have_their_signs_and_the_rest_is_summed_up(before: str, after: str) -> None:
+def test_text_rows_have_signs_and_the_rest_is_summed_up(before: str, after: str) -> None:
     ended = run("diff", before, after)
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
@@ -132,7 +130,7 @@ def test_in_text_rows_have_their_signs_and_the_rest_is_summed_up(before: str, af
     assert any(" more" in line for line in lines)
 
 
-def test_a_filter_chooses_on_both_sides(before: str, after: str) -> None:
+def test_filter_applies_to_both_sides(before: str, after: str) -> None:
     made = told(before, after, "--filter", "proc=bank")
     assert {one["name"] for one in made["processes"]} == {"bank"}
     assert "door" in {one["name"] for one in told(before, after, "-i")["processes"]}
@@ -146,7 +144,7 @@ def test_a_filter_chooses_on_both_sides(before: str, after: str) -> None:
         (("--filter", "colour=red"), "'colour' is not a filter key"),
     ],
 )
-def test_what_cannot_be_is_said(before: str, after: str, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tuple[str, ...], says: str) -> None:
     files = () if len(arguments) == 2 and "nowhere" in arguments[0] else (before, after)
     ended = run("diff", *files, *arguments)
     assert says in ended.err and ended.status != 0
@@ -177,7 +175,7 @@ def an_hour(file: Path) -> str:
     return str(file)
 
 
-def test_who_ended_long_before_the_end_of_a_recording_has_its_name_and_stack(tmp_path: Path) -> None:
+def test_thread_that_exited_long_before_the_end_keeps_its_name_and_stack(tmp_path: Path) -> None:
     ended = run("export", "csv", an_hour(tmp_path / "long.offtop"), "-i")
     assert (ended.status, ended.err) == (0, "")
     (row,) = [row for row in csv.DictReader(io.StringIO(ended.out)) if "slow_commit" in row["stack"]]

@@ -53,13 +53,13 @@ def commands_in(text: str) -> Iterator[list[str]]:
                 words = []
 
 
-def test_commands_are_found_as_a_shell_would() -> None:
+def test_commands_in_code_blocks_are_split_like_a_shell() -> None:
     text = "offtop no\n```sh\nmake x # y\nsudo offtop -b -n 1 | jq . # z\nofftop a 'b c' > d && offtop e\n```\n"
     assert [*commands_in(text)] == [["-b", "-n", "1"], ["a", "b c"], ["e"]]
     assert [*commands_in("")] == []
 
 
-def test_the_manual_builds_without_a_warning_or_a_dead_link(tmp_path: Path) -> None:
+def test_manual_builds_without_warnings(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", _DOCS]
     done = subprocess.run([*command, tmp_path / "html"], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
@@ -68,19 +68,19 @@ def test_the_manual_builds_without_a_warning_or_a_dead_link(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS[:2], ids=lambda path: path.name)
-def test_each_link_of_a_document_leads_to_a_file(document: Path) -> None:
+def test_links_lead_to_existing_files(document: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
     assert links and [link for link in links if not (document.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
-def test_each_command_in_a_code_block_is_one_that_offtop_takes(document: Path) -> None:
+def test_commands_in_code_blocks_are_valid(document: Path) -> None:
     for words in commands_in(document.read_text(encoding="utf-8")):
         name = words[0] if words and words[0] in COMMANDS else ""
         parser_of(name).parse_args(options.values_joined(words[1:] if name else words))
 
 
-def test_the_key_tables_have_every_key() -> None:
+def test_key_tables_have_every_key() -> None:
     every = tables.all_tables()
     for row in keys.KEYS:
         assert all(f"`{keys.shown(key)}`" in every["keys"] for key in row.keys.split(",")), row.id
@@ -90,7 +90,7 @@ def test_the_key_tables_have_every_key() -> None:
     assert all(pane.title in every["panes"] for pane in keys.PANES.values())
 
 
-def test_every_key_that_a_screen_of_offtop_binds_is_in_the_table_of_keys() -> None:
+def test_every_bound_key_is_in_the_key_table() -> None:
     bound: set[str] = set()
     for module_info in pkgutil.walk_packages(offtop.ui.__path__, "offtop.ui."):
         for value in vars(importlib.import_module(module_info.name)).values():
@@ -100,19 +100,19 @@ def test_every_key_that_a_screen_of_offtop_binds_is_in_the_table_of_keys() -> No
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_the_option_tables_have_every_option_of(command: str) -> None:
+def test_option_tables_have_every_option(command: str) -> None:
     title = f"offtop {command}".rstrip()
     (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", tables.all_tables()["options"], re.M | re.S)
     cells = re.findall(r"^\| (`.*?) \| \S", section, re.MULTILINE)
     assert {flag for cell in cells for flag in re.findall(r"(?<!\w)--?[A-Za-z][\w-]*", cell)} == flags_of(command)
 
 
-def test_the_table_of_settings_has_every_setting() -> None:
+def test_settings_table_has_every_setting() -> None:
     written = tables.all_tables()["settings"]
     assert [setting.name for setting in config.SETTINGS if f"| `{setting.name}` |" not in written] == []
 
 
-def test_the_exit_statuses_are_those_of_the_errors() -> None:
+def test_documented_exit_statuses_are_those_of_the_errors() -> None:
     text = (_DOCS / "json.md").read_text(encoding="utf-8").partition("## Exit status")[2]
     kinds = (errors.OfftopError, errors.UsageError, errors.PrivilegeError, errors.KernelError, errors.CaughtError)
     raised = {kind.status for kind in kinds}
@@ -120,7 +120,7 @@ def test_the_exit_statuses_are_those_of_the_errors() -> None:
     assert written == {0, *raised, 129, 130, 143}
 
 
-def test_each_make_target_that_a_document_names_exists() -> None:
+def test_documented_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
     text = "\n".join(path.read_text(encoding="utf-8") for path in _DOCUMENTS)
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))

@@ -25,12 +25,12 @@ def broken(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-def test_what_the_machine_has_no_room_for_is_no_fault_of_offtop_s(error: Exception) -> None:
+def test_lack_of_memory_is_not_reported_as_a_bug(error: Exception) -> None:
     assert faults.told(error) == faults.NO_ROOM
     assert faults.told(RuntimeError("another")).startswith("A fault of offtop ")
 
 
-def test_where_its_own_libraries_find_no_memory_a_sentence_is_left() -> None:
+def test_lack_of_memory_during_imports_prints_one_sentence() -> None:
     limited = 'ulimit -v 60000 && exec "$0" -m offtop -b -n 1'
     child = subprocess.run(["sh", "-c", limited, sys.executable], capture_output=True, text=True, timeout=60)
     assert child.returncode == 1
@@ -38,7 +38,7 @@ def test_where_its_own_libraries_find_no_memory_a_sentence_is_left() -> None:
     assert "ulimit -v" in child.stderr
 
 
-def test_of_a_command_a_sentence_is_left_and_no_escape_code(
+def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watch, "report", broken)
@@ -54,7 +54,7 @@ def test_of_a_command_a_sentence_is_left_and_no_escape_code(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_of_a_thread_it_is_told_which() -> None:
+def test_unexpected_error_in_a_thread_names_the_thread() -> None:
     said: list[str] = []
     with faults.of_threads(lambda error, thread: said.append(faults.told(error, thread))):
         one = threading.Thread(target=broken, name="offtop-names")
@@ -65,7 +65,7 @@ def test_of_a_thread_it_is_told_which() -> None:
     assert threading.excepthook is threading.__excepthook__ or "of_threads" not in repr(threading.excepthook)
 
 
-def test_a_ctrl_c_that_comes_in_a_callback_comes_again() -> None:
+def test_ctrl_c_in_a_callback_is_raised_again() -> None:
     class Gone:
         pass
 
@@ -83,7 +83,7 @@ def test_a_ctrl_c_that_comes_in_a_callback_comes_again() -> None:
     assert seen() is None
 
 
-def test_what_breaks_in_a_callback_of_c_is_raised_where_that_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_a_c_callback_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         def ring_buffer__new(self, _fd: int, given: Callable[[int, int, int], int], *_: object) -> int:
             self.given = given
@@ -102,7 +102,7 @@ def test_what_breaks_in_a_callback_of_c_is_raised_where_that_was_called(monkeypa
         libbpf.RingBuffer(0, add).consume()
 
 
-def test_what_breaks_where_python_drops_it_is_told_as_of_a_thread() -> None:
+def test_error_that_python_ignores_is_reported() -> None:
     class Gone:
         pass
 
@@ -114,7 +114,7 @@ def test_what_breaks_where_python_drops_it_is_told_as_of_a_thread() -> None:
     assert (said, seen()) == (["KeyError('\\x1b[2J')"], None)
 
 
-def test_the_traceback_that_was_asked_for_has_no_escape_code(
+def test_verbose_traceback_has_no_escape_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(faults.VERBOSE, "1")
@@ -132,7 +132,7 @@ cli.main(['demo'])
 """
 
 
-def test_of_a_key_whose_action_breaks_a_sentence_is_left_and_a_sane_terminal() -> None:
+def test_error_in_a_key_action_prints_one_sentence_and_restores_the_terminal() -> None:
     with terminal([sys.executable, "-c", BREAKS], 80, 24) as shown:
         shown.read_until(b"CATEGORY")
         shown.press(b"q")
@@ -144,7 +144,7 @@ def test_of_a_key_whose_action_breaks_a_sentence_is_left_and_a_sane_terminal() -
 
 
 @asynchronous
-async def test_the_screen_goes_on_when_writing_a_file_breaks() -> None:
+async def test_screen_continues_after_an_error_while_writing_a_file() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeping, "profile_of", broken)
         async with shown(ScriptedSource(SHOP, ticks=5), files=Written()) as (app, pilot):

@@ -85,7 +85,7 @@ def in_fish(command: str, _: Path, completions: Path) -> set[str]:
     return {f"{'-' if length == 's' else '--'}{name}" for length, name in found} - {"-h", "--help"}
 
 
-def test_roff_is_read_as_a_person_would() -> None:
+def test_helpers_read_roff() -> None:
     assert plain("\\fB\\-n\\fR \\fI\\,N\\/\\fR, \\(ti\\e") == "-n N, ~\\"
     assert tags(".TP\n\\fB\\-n\\fR \\fIN\\fR\nmore\n.PP\nno\n.TP\n.B k\n") == ["-n N", "k"]
     assert section(".SH A\nb\n.SS c\nd\n.SH E\n", "SS", "c") == "d\n"
@@ -95,14 +95,14 @@ def test_roff_is_read_as_a_person_would() -> None:
 @pytest.mark.parametrize(
     "check", [["mandoc", "-T", "lint", "-W", "warning"], ["groff", "-ww", "-man", "-z"]], ids=["mandoc", "groff"]
 )
-def test_the_man_page_is_without_warnings(check: list[str], page: Path) -> None:
+def test_man_page_has_no_warnings(check: list[str], page: Path) -> None:
     if shutil.which(check[0]) is None:
         pytest.skip(f"no {check[0]} is here: apt-get install {check[0]}")
     said = subprocess.run([*check, page], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
-def test_the_man_page_has_every_command_and_every_key(page: Path) -> None:
+def test_man_page_has_every_command_and_key(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\.SS \\fBofftop (\w+)\\fR$", text, re.MULTILINE)) == COMMANDS
     pressed = " ".join(tags(section(text, "SH", "KEYS"))).split()
@@ -111,13 +111,13 @@ def test_the_man_page_has_every_command_and_every_key(page: Path) -> None:
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 @pytest.mark.parametrize("written", [in_page, in_bash, in_zsh, in_fish])
-def test_every_option_is_there_and_no_other(
+def test_man_page_and_completions_have_exactly_the_options(
     written: Callable[[str, Path, Path], set[str]], command: str, page: Path, completions: Path
 ) -> None:
     assert written(command, page, completions) == flags_of(command)
 
 
-def test_what_can_be_sorted_by_is_completed(completions: Path) -> None:
+def test_sort_columns_are_completed(completions: Path) -> None:
     assert f"({' '.join(SORTS)})" in (completions / "_offtop").read_text()
 
 
@@ -136,7 +136,7 @@ def test_what_can_be_sorted_by_is_completed(completions: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_a_shell_offers(shell: str, typed: str, offered: set[str], completions: Path, tmp_path: Path) -> None:
+def test_shell_completes(shell: str, typed: str, offered: set[str], completions: Path, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is here")
     (tmp_path / "mine.offtop").touch()
@@ -158,7 +158,7 @@ def test_a_shell_offers(shell: str, typed: str, offered: set[str], completions: 
 
 
 @pytest.mark.parametrize(("shell", "name"), [("bash", "offtop.bash"), ("zsh", "_offtop"), ("fish", "offtop.fish")])
-def test_each_script_is_one_of_its_shell(shell: str, name: str, completions: Path) -> None:
+def test_completion_scripts_have_valid_syntax(shell: str, name: str, completions: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is here")
     said = subprocess.run([shell, "-n", completions / name], capture_output=True, text=True, timeout=60)

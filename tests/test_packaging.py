@@ -30,7 +30,7 @@ def files(directory: Path) -> set[Path]:
     return {p.relative_to(directory) for p in directory.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
 
 
-def test_the_wheel_has_the_package_the_programs_and_the_themes_and_no_tests(installed: Path) -> None:
+def test_wheel_has_package_bpf_programs_and_themes_but_no_tests(installed: Path) -> None:
     package = {Path("bpf") / p for p in files(_ROOT / "bpf")} | {Path("themes") / p for p in files(_ROOT / "themes")}
     assert Path("bpf/offcpu.c") in package
     assert any(p.suffix == ".toml" for p in package)
@@ -38,7 +38,7 @@ def test_the_wheel_has_the_package_the_programs_and_the_themes_and_no_tests(inst
     assert {p.name.split("-")[0] for p in installed.iterdir()} == {"offtop"}
 
 
-def test_an_installed_offtop_finds_its_own_programs_and_themes(installed: Path) -> None:
+def test_installed_offtop_finds_its_bpf_programs_and_themes(installed: Path) -> None:
     program = (
         f"import sys; sys.path.insert(0, {str(installed)!r})\n"
         "from offtop import paths; print(paths.__file__, paths.bpf() / 'offcpu.c', paths.themes(), sep='\\n')"
@@ -49,27 +49,27 @@ def test_an_installed_offtop_finds_its_own_programs_and_themes(installed: Path) 
         assert path.exists()
 
 
-def test_python_m_offtop_is_the_command(installed: Path) -> None:
+def test_python_m_offtop_runs_the_command(installed: Path) -> None:
     program = f"import runpy, sys; sys.path.insert(0, {str(installed)!r}); runpy.run_module('offtop', alter_sys=True)"
     for arguments, status, out in ((["--version"], 0, f"offtop {__version__}\n"), (["--nosuch"], 2, "")):
         child = subprocess.run([sys.executable, "-I", "-c", program, *arguments], capture_output=True, text=True)
         assert (child.returncode, child.stdout) == (status, out)
 
 
-def test_a_checkout_finds_its_own() -> None:
+def test_checkout_finds_its_bpf_programs_and_themes() -> None:
     from offtop import paths
 
     assert paths.bpf() == _ROOT / "bpf"
     assert paths.themes() == _ROOT / "themes"
 
 
-def test_pypi_s_bcc_is_no_dependency() -> None:
+def test_bcc_from_pypi_is_not_a_dependency() -> None:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     names = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
     assert not [name for name in names if name.startswith("bcc")]
 
 
-def test_a_python_is_found_that_can_make_environments_and_a_wrong_one_is_refused() -> None:
+def test_setup_finds_a_suitable_python_and_refuses_a_wrong_one() -> None:
     script = _ROOT / "packaging" / "python.sh"
     found = subprocess.run([script], capture_output=True, text=True, check=True).stdout.strip()
     version = subprocess.run([found, "-c", "import sys, venv; print(sys.version_info >= (3, 11))"], capture_output=True)
@@ -81,7 +81,7 @@ def test_a_python_is_found_that_can_make_environments_and_a_wrong_one_is_refused
     assert "Python 3.11" in refused.stderr and "/bin/false" in refused.stderr
 
 
-def test_where_python_is_too_old_the_newest_that_dnf_has_is_installed(tmp_path: Path) -> None:
+def test_newest_python_of_dnf_is_installed_if_python_is_too_old(tmp_path: Path) -> None:
     for name in ("awk", "bash", "dirname", "id"):
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     log = tmp_path / "log"
@@ -100,7 +100,7 @@ def test_where_python_is_too_old_the_newest_that_dnf_has_is_installed(tmp_path: 
     assert log.read_text().splitlines() == ["install -y python3.13", "install -y python3.12"]
 
 
-def test_every_system_package_has_a_purpose_and_fedora_s_name() -> None:
+def test_system_packages_have_a_purpose_and_a_fedora_name() -> None:
     lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
     assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "exits", "guest"}
     assert all(len(line) > 4 and line[3] == "#" for line in lines)

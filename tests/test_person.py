@@ -37,7 +37,7 @@ def names(directory: Path) -> list[str]:
 
 
 @needs_root
-def test_root_by_sudo_is_the_person_whose_number_sudo_tells() -> None:
+def test_sudo_uid_names_the_user() -> None:
     nobody = pwd.getpwnam("nobody")
     told = {"SUDO_USER": "../../etc", "SUDO_UID": str(nobody.pw_uid), "SUDO_GID": "0", "HOME": "/root"}
     assert person(told) == Person(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir), "nobody")
@@ -45,18 +45,18 @@ def test_root_by_sudo_is_the_person_whose_number_sudo_tells() -> None:
 
 @needs_root
 @pytest.mark.parametrize("uid", ["", "-1", "+1", " 1", "1\n", "0x1", "١", "abc", "4294967295", "99999999999", "54329"])
-def test_a_number_that_is_no_user_here_is_not_believed(uid: str) -> None:
+def test_invalid_sudo_uid_is_ignored(uid: str) -> None:
     assert person({"SUDO_UID": uid, "SUDO_GID": "1", "SUDO_USER": "nobody"}) == person({})
     assert person({}).uid == 0
 
 
-def test_who_is_not_root_is_who_they_are_whatever_sudo_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sudo_uid_is_ignored_unless_root(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
     assert person({"SUDO_UID": "0", "SUDO_GID": "0"}).uid == nobody.pw_uid
 
 
-def test_a_bare_number_has_the_home_that_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uid_without_an_account_gets_its_home_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 54329)
     assert person({"HOME": "/home/app"}).home == Path("/home/app")
     assert person({}).home == Path("/")
@@ -66,7 +66,7 @@ def test_a_bare_number_has_the_home_that_the_environment_says(monkeypatch: pytes
 
 
 @needs_root
-def test_the_rights_change_in_this_thread_only_and_come_back(ann: Person) -> None:
+def test_rights_change_only_in_this_thread_and_are_restored(ann: Person) -> None:
     secret = made(ann.home / "secret", "of root", owner=0)
     read: list[str] = []
     taken = threading.Event()
@@ -87,7 +87,7 @@ def test_the_rights_change_in_this_thread_only_and_come_back(ann: Person) -> Non
 
 
 @needs_root
-def test_the_rights_come_back_after_an_exception_and_out_of_nested_blocks(ann: Person) -> None:
+def test_rights_are_restored_after_exceptions_and_nested_blocks(ann: Person) -> None:
     secret = made(ann.home / "secret", "of root", owner=0)
     groups = os.getgroups()
     with pytest.raises(ZeroDivisionError), as_person(ann), as_person(ann):
@@ -97,9 +97,7 @@ def test_the_rights_come_back_after_an_exception_and_out_of_nested_blocks(ann: P
 
 
 @needs_root
-def test_what_roots_groups_may_read_they_may_not_but_what_theirs_may(
-    ann: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_are_those_of_the_user_not_of_root(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     of_root = made(ann.home / "a", owner=0, mode=0o640)
     of_staff = made(ann.home / "b", owner=0, mode=0o640)
     os.chown(of_staff, 0, 4242)
@@ -122,9 +120,7 @@ def test_what_roots_groups_may_read_they_may_not_but_what_theirs_may(
 
 
 @needs_root
-def test_on_a_machine_whose_groups_cannot_be_left_nothing_is_opened(
-    ann: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_opened_if_groups_cannot_be_dropped(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(people, "_SETGROUPS", {})
     before = os.getgroups()
     os.setgroups([0])
@@ -157,14 +153,14 @@ def test_root_without_capabilities_is_told_which_are_missing() -> None:
 # Reading
 
 
-def test_a_file_of_theirs_is_read_and_one_that_is_not_there_is_none(ann: Person) -> None:
+def test_own_file_is_read_and_missing_file_is_none(ann: Person) -> None:
     assert read_theirs(made(ann.home / "a", "hello"), ann) == b"hello"
     assert read_theirs(made(ann.home / "empty", ""), ann) == b""
     assert read_theirs(ann.home / "nosuch", ann) is None
     assert read_theirs(ann.home / "a" / "below", ann) is None
 
 
-def test_a_link_of_theirs_leads_where_they_could_go_themselves(ann: Person) -> None:
+def test_own_link_is_followed(ann: Person) -> None:
     made(ann.home / "dotfile", "hello")
     (ann.home / "link").symlink_to("dotfile")
     (ann.home / "dangling").symlink_to("nosuch")
@@ -173,14 +169,14 @@ def test_a_link_of_theirs_leads_where_they_could_go_themselves(ann: Person) -> N
 
 
 @needs_root
-def test_a_link_to_what_only_root_may_read_is_refused(ann: Person) -> None:
+def test_link_to_a_root_only_file_is_refused(ann: Person) -> None:
     (ann.home / "shadow").symlink_to("/etc/shadow")
     with pytest.raises(OfftopError, match=r"shadow cannot be read by ann \(Permission denied\)\. Put that right"):
         read_theirs(ann.home / "shadow", ann)
 
 
 @needs_root
-def test_what_they_cannot_see_is_none_whether_it_is_there_or_not(ann: Person, tmp_path: Path) -> None:
+def test_file_in_an_inaccessible_directory_is_none(ann: Person, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     made(tmp_path / "a", owner=0)
     assert read_theirs(tmp_path / "a", ann) is None
@@ -188,13 +184,13 @@ def test_what_they_cannot_see_is_none_whether_it_is_there_or_not(ann: Person, tm
 
 
 @needs_root
-def test_what_belongs_to_a_third_person_is_refused_but_not_what_is_roots(ann: Person) -> None:
+def test_file_of_a_third_user_is_refused_but_not_of_root(ann: Person) -> None:
     with pytest.raises(OfftopError, match="is neither ann's nor root's, so its owner could change it"):
         read_theirs(made(ann.home / "bobs", owner=_BOB, mode=0o644), ann)
     assert read_theirs(made(ann.home / "roots", owner=0, mode=0o644), ann) == b"x"
 
 
-def test_what_is_no_file_is_refused_at_once(ann: Person) -> None:
+def test_non_regular_file_is_refused_without_blocking(ann: Person) -> None:
     os.mkfifo(ann.home / "fifo", 0o666)
     if os.geteuid() == 0:
         os.chown(ann.home / "fifo", ANN, ANN)
@@ -203,7 +199,7 @@ def test_what_is_no_file_is_refused_at_once(ann: Person) -> None:
             read_theirs(path, ann)
 
 
-def test_no_more_is_read_than_the_limit(ann: Person) -> None:
+def test_file_above_the_size_limit_is_refused(ann: Person) -> None:
     assert read_theirs(made(ann.home / "most", "x" * 65536), ann) == b"x" * 65536
     with pytest.raises(OfftopError, match=r"is larger than 64KB, so it is not read\. Make it smaller"):
         read_theirs(made(ann.home / "large", "x" * 65537), ann)
@@ -211,7 +207,7 @@ def test_no_more_is_read_than_the_limit(ann: Person) -> None:
         read_theirs(ann.home / "most", ann, 10)
 
 
-def test_a_name_with_escape_codes_is_told_escaped(ann: Person) -> None:
+def test_path_with_escape_codes_is_shown_escaped(ann: Person) -> None:
     (ann.home / "\x1b[31m").mkdir()
     with pytest.raises(OfftopError, match=r"/\\x1b\[31m is not"):
         read_theirs(ann.home / "\x1b[31m", ann)
@@ -220,7 +216,7 @@ def test_a_name_with_escape_codes_is_told_escaped(ann: Person) -> None:
 # Writing
 
 
-def test_file_and_missing_directories_are_theirs_alone(ann: Person) -> None:
+def test_written_file_and_created_directories_are_private(ann: Person) -> None:
     write_theirs(ann.home / ".config" / "offtop" / "a", ann, "héllo")
     for path, mode in ((".config", 0o40700), (".config/offtop", 0o40700), (".config/offtop/a", 0o100600)):
         found = (ann.home / path).stat()
@@ -229,7 +225,7 @@ def test_file_and_missing_directories_are_theirs_alone(ann: Person) -> None:
     assert names(ann.home / ".config/offtop") == ["a"]
 
 
-def test_what_was_there_is_replaced_and_becomes_theirs_alone(ann: Person) -> None:
+def test_existing_file_is_replaced_and_becomes_private(ann: Person) -> None:
     path = made(ann.home / "a", "old and longer", mode=0o644)
     write_theirs(path, ann, "new")
     assert path.read_text() == "new"
@@ -249,7 +245,7 @@ def test_nothing_is_written_through_a_link(ann: Person, target: str) -> None:
     assert (ann.home / "link").readlink() == Path(target)
 
 
-def test_what_is_no_file_is_not_replaced(ann: Person) -> None:
+def test_non_regular_file_is_not_replaced(ann: Person) -> None:
     os.mkfifo(ann.home / "fifo")
     (ann.home / "directory").mkdir()
     for name in ("fifo", "directory"):
@@ -259,7 +255,7 @@ def test_what_is_no_file_is_not_replaced(ann: Person) -> None:
 
 
 @needs_root
-def test_nothing_is_written_where_only_root_may(ann: Person, tmp_path: Path) -> None:
+def test_nothing_is_written_where_only_root_can_write(ann: Person, tmp_path: Path) -> None:
     roots = Path(tempfile.mkdtemp())
     roots.chmod(0o755)
     made(roots / "a", "of root", owner=0, mode=0o644)
@@ -272,9 +268,7 @@ def test_nothing_is_written_where_only_root_may(ann: Person, tmp_path: Path) -> 
     shutil.rmtree(roots)
 
 
-def test_the_directory_that_was_opened_is_the_one_that_is_written_to(
-    ann: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_written_to_the_directory_that_was_opened(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, others = ann.home / "theirs", ann.home / "others"
     for directory in (theirs, others):
         directory.mkdir()
@@ -301,7 +295,7 @@ def test_the_directory_that_was_opened_is_the_one_that_is_written_to(
         (KeyboardInterrupt("ctrl-C"), "ctrl-C"),
     ],
 )
-def test_what_breaks_off_leaves_the_old_file_whole_and_nothing_else(
+def test_interrupted_write_leaves_the_old_file_and_nothing_else(
     ann: Person, monkeypatch: pytest.MonkeyPatch, step: str, raised: BaseException, says: str
 ) -> None:
     path = made(ann.home / "a", "old")
@@ -320,7 +314,7 @@ def test_what_breaks_off_leaves_the_old_file_whole_and_nothing_else(
 
 
 @needs_root
-def test_a_file_is_roots_if_nobody_else_could_have_put_it_there(ann: Person) -> None:
+def test_file_is_roots_only_if_nobody_else_could_have_placed_it(ann: Person) -> None:
     roots = Path(tempfile.mkdtemp(dir="/run"))
     try:
         path = made(roots / "a", owner=0)
@@ -341,7 +335,7 @@ def test_a_file_is_roots_if_nobody_else_could_have_put_it_there(ann: Person) -> 
         shutil.rmtree(roots)
 
 
-def test_what_is_written_bit_by_bit_is_there_whole_or_not_at_all(ann: Person) -> None:
+def test_streamed_file_appears_whole_or_not_at_all(ann: Person) -> None:
     path = ann.home / "new" / "it.jsonl"
     with writing_theirs(path, ann) as file:
         file.write(b"one\n")

@@ -34,7 +34,7 @@ def ticks(*arguments: str) -> list[int]:
     return [(json.loads(line)["taken_ns"] - START_NS) // NS_PER_S for line in done.out.splitlines()]
 
 
-def test_a_replay_prints_all_there_is_and_ends(file: str) -> None:
+def test_replay_prints_all_ticks_and_ends(file: str) -> None:
     assert ticks(file) == [*range(1, 21)]
     assert ticks(file, "-n", "3") == [1, 2, 3]
 
@@ -49,7 +49,7 @@ def test_a_replay_prints_all_there_is_and_ends(file: str) -> None:
         ("2026-11-21T02:00:19", 19),
     ],
 )
-def test_begin_is_a_time_of_day_a_date_or_so_far_from_an_end(file: str, begin: str, first: int) -> None:
+def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: int) -> None:
     assert ticks(file, "--begin", begin)[0] == first
 
 
@@ -73,13 +73,13 @@ def test_begin_is_a_time_of_day_a_date_or_so_far_from_an_end(file: str, begin: s
         (["-p", "1"], "unrecognized arguments: -p 1. See: offtop replay --help"),
     ],
 )
-def test_what_cannot_be_is_refused_with_status_2(file: str, arguments: list[str], said: str) -> None:
+def test_invalid_argument_is_refused_with_status_2(file: str, arguments: list[str], said: str) -> None:
     done = run("replay", file, "-b", *arguments, env=UTC_ENV)
     assert done.status == 2
     assert said in done.sentence
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_missing_recording_is_refused(tmp_path: Path) -> None:
     for command in ("replay", "report"):
         done = run(command, str(tmp_path / "none"))
         assert (done.status, done.sentence) == (
@@ -88,14 +88,14 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_without_a_terminal_it_is_batch_and_says_so(file: str) -> None:
+def test_no_terminal_means_batch_mode_and_one_line_on_stderr(file: str) -> None:
     asked, unasked = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
     assert (asked.status, asked.err) == (0, "")
     assert (unasked.status, unasked.out) == (0, asked.out)
     assert unasked.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
 
 
-def test_a_report_tells_it_on_one_page(file: str) -> None:
+def test_report_fits_on_one_page(file: str) -> None:
     done = run("report", file, "-w", "100", env=UTC_ENV)
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
@@ -109,7 +109,7 @@ def test_a_report_tells_it_on_one_page(file: str) -> None:
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_the_demo_is_a_recording_with_a_pile_up_and_nothing_private() -> None:
+def test_demo_has_a_lock_convoy_and_nothing_private() -> None:
     done = run("demo", "--json", env=UTC_ENV)
     assert (done.status, done.err) == (0, "")
     told = [json.loads(line) for line in done.out.splitlines()]
@@ -124,14 +124,14 @@ def test_the_demo_is_a_recording_with_a_pile_up_and_nothing_private() -> None:
     assert not any(word in raw for word in (b"/home/", b"/root/", b"/work", b"/tmp/"))
 
 
-def test_on_a_terminal_it_is_the_screen_and_says_recorded(file: str) -> None:
+def test_replay_on_a_terminal_shows_the_screen_as_recorded(file: str) -> None:
     done = run_on_terminal("replay", file, "--speed", "1000", "-n", "20", env={"TERM": "xterm", **UTC_ENV})
     assert (done.status, done.err) == (0, "")
     assert b"RECORDED" in done.screen
     assert b"db7 2026-11-21 02:00:" in done.screen
 
 
-def test_a_moment_is_the_last_such_time_of_day() -> None:
+def test_time_of_day_is_the_latest_one_before_the_end() -> None:
     newest = datetime(2026, 11, 21, 2, 10, 55, tzinfo=UTC).astimezone().replace(tzinfo=None)
     newest_ns = round(newest.timestamp()) * NS_PER_S
     assert parse_moment(newest.strftime("%H:%M:%S"), 0, newest_ns) == newest_ns
@@ -143,7 +143,7 @@ def test_a_moment_is_the_last_such_time_of_day() -> None:
             parse_moment(wrong, 0, newest_ns)
 
 
-def test_a_size_is_a_number_with_a_word() -> None:
+def test_size_is_a_number_with_a_suffix() -> None:
     assert [parse_size(text) for text in ("1M", "1.5g", "2097152")] == [1 << 20, 3 << 29, 2 << 20]
     for wrong in ("", "M", "1K", "5X", "-1G", "nanG", "infG"):
         with pytest.raises(ValueError):  # whatever it says

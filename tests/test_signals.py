@@ -12,7 +12,7 @@ def test_children_do_not_ignore_sigint_and_sighup() -> None:
     assert not int(ignored, 16) & (1 << (signal.SIGINT - 1) | 1 << (signal.SIGHUP - 1))
 
 
-def test_nor_do_they_where_pytest_does() -> None:
+def test_children_do_not_ignore_signals_that_pytest_inherited_as_ignored() -> None:
     ignoring = "trap '' INT HUP; exec \"$@\""
     child_test = f"{__file__}::{test_children_do_not_ignore_sigint_and_sighup.__name__}"
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", child_test]

@@ -41,7 +41,7 @@ def outcome(directory: Path, require: str) -> tuple[int, str]:
     return child.returncode, child.stdout.splitlines()[-1]
 
 
-def test_a_skipped_kernel_test_fails_in_ci_and_only_there(tmp_path: Path) -> None:
+def test_skipped_kernel_test_fails_only_in_ci(tmp_path: Path) -> None:
     if not machine_is_able():
         pytest.skip("needs root and a kernel with BPF")
     status, closing = outcome(tmp_path, require="")

@@ -45,7 +45,9 @@ def begun(whose: Person, directory: Path | None = None, what: str = "") -> Path:
     return recorder.path
 
 
-def test_it_is_in_the_working_directory_and_the_persons(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_is_in_the_working_directory_and_owned_by_the_user(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.chdir(ann.home)
     path = begun(ann, what="lock-my\x1b[2Jsql d/../x")
@@ -55,7 +57,9 @@ def test_it_is_in_the_working_directory_and_the_persons(ann: Person, monkeypatch
     assert len(begun(ann, what="x" * 300).name) < 100
 
 
-def test_where_the_person_may_not_write_it_is_in_a_directory_of_theirs_alone(ann: Person, elsewhere: Path) -> None:
+def test_snapshot_goes_to_a_private_directory_if_the_working_directory_is_not_writable(
+    ann: Person, elsewhere: Path
+) -> None:
     path = begun(ann)
     own = elsewhere / f"offtop-{ann.uid}"
     assert path == own / f"{NAME}-all.offtop"
@@ -65,7 +69,7 @@ def test_where_the_person_may_not_write_it_is_in_a_directory_of_theirs_alone(ann
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "open to others", "another's"])
-def test_what_is_not_theirs_alone_is_refused(ann: Person, elsewhere: Path, tmp_path: Path, kind: str) -> None:
+def test_directory_that_is_not_private_is_refused(ann: Person, elsewhere: Path, tmp_path: Path, kind: str) -> None:
     own, target = elsewhere / f"offtop-{ann.uid}", tmp_path / "target"
     target.mkdir()
     if kind == "link":
@@ -84,7 +88,7 @@ def test_what_is_not_theirs_alone_is_refused(ann: Person, elsewhere: Path, tmp_p
     assert [*target.iterdir()] == []
 
 
-def test_a_place_that_was_named_is_the_only_one(ann: Person, elsewhere: Path) -> None:
+def test_named_directory_has_no_fallback(ann: Person, elsewhere: Path) -> None:
     (ann.home / "slow").mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(ann.home / "slow", ann.uid, ann.gid)
@@ -98,7 +102,7 @@ def test_a_place_that_was_named_is_the_only_one(ann: Person, elsewhere: Path) ->
     assert [*elsewhere.iterdir()] == []
 
 
-def test_a_place_where_nobody_can_write_is_told_before_anything_begins(ann: Person, tmp_path: Path) -> None:
+def test_unwritable_directory_is_an_error_before_anything_starts(ann: Person, tmp_path: Path) -> None:
     assert snapshot_file.named("", ann) is None
     for wrong in (tmp_path / "nosuch", tmp_path / "file"):
         (tmp_path / "file").write_text("")

@@ -75,7 +75,7 @@ print(json.dumps([
 """
 
 
-def test_perfetto_s_own_parser_reads_the_time_line(perfetto_parser: Path) -> None:
+def test_perfetto_parses_the_timeline(perfetto_parser: Path) -> None:
     made = perfetto.packed(WAITS, AT_NS, TAKEN_NS)
     environment = {**os.environ, "PYTHONPATH": str(perfetto_parser)}
     ended = subprocess.run(
@@ -91,7 +91,7 @@ def test_perfetto_s_own_parser_reads_the_time_line(perfetto_parser: Path) -> Non
     assert disk[1:4] == ["teller", "TYPE_SLICE_BEGIN", "disk-read"]
 
 
-def test_jq_reads_the_lines_of_json(tmp_path: Path) -> None:
+def test_jq_parses_the_json_lines(tmp_path: Path) -> None:
     file = exported("jsonl", tmp_path / "x.jsonl")
     jq = ["jq", "-s", '[.[].categories[] | select(.name == "lock").total_ns] | add', file]
     said = subprocess.run(jq, check=True, capture_output=True, text=True, timeout=60).stdout
@@ -117,7 +117,7 @@ def page(chromium: str, address: str, profile: Path) -> str:
     return ended.stdout
 
 
-def test_speedscope_s_own_schema_holds(speedscope: Path, tmp_path: Path) -> None:
+def test_speedscope_file_matches_its_schema(speedscope: Path, tmp_path: Path) -> None:
     made = json.loads(exported("speedscope", tmp_path / "x.json").read_text())
     jsonschema.validate(made, json.loads((speedscope / "file-format-schema.json").read_text()))
 
@@ -126,7 +126,9 @@ def test_speedscope_s_own_schema_holds(speedscope: Path, tmp_path: Path) -> None
     ("form", "more"),
     [("speedscope", ()), ("pprof", ()), ("folded", ()), ("folded", ("--per", "category,thread", "--delimiter"))],
 )
-def test_speedscope_opens_it(speedscope: Path, chromium: str, tmp_path: Path, form: str, more: tuple[str, ...]) -> None:
+def test_speedscope_opens_each_format(
+    speedscope: Path, chromium: str, tmp_path: Path, form: str, more: tuple[str, ...]
+) -> None:
     """By the way of its own command line: a script beside it that hands the file over."""
     file = exported(form, tmp_path / f"x.{form}", *more)
     encoded = subprocess.run(["base64", "-w0", file], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -138,7 +140,7 @@ def test_speedscope_opens_it(speedscope: Path, chromium: str, tmp_path: Path, fo
     assert "failed" not in shown.lower()
 
 
-def test_in_the_flame_graph_a_click_zooms_and_a_search_marks(chromium: str, tmp_path: Path) -> None:
+def test_click_zooms_the_flame_graph_and_search_highlights(chromium: str, tmp_path: Path) -> None:
     file = exported("svg", tmp_path / "x.svg")
     tried = file.read_text().replace(
         "</svg>",

@@ -35,9 +35,7 @@ _WAIT = 0x9B
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
-def test_each_exit_is_an_instruction_and_each_return_an_exit_as_objdump_reads_them(
-    program: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exits_match_the_instructions_of_objdump(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = [path for pattern in _PROGRAMS[program] for path in Path("/").glob(pattern)]
     assert found, f"{program} is not here: packaging/system.sh exits"
     compared = objdump.compare(found[0], objdump.functions(found[0]).items())
@@ -48,9 +46,7 @@ def test_each_exit_is_an_instruction_and_each_return_an_exit_as_objdump_reads_th
     assert compared.refused <= _MOST_REFUSED * compared.functions
 
 
-def test_each_encoding_that_is_accepted_has_the_length_that_objdump_reads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_instruction_lengths_match_objdump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encodings, compared, differences = _encodings(), 0, list[str]()
     while few := [one.ljust(_SLOT, b"\x90") for one in islice(encodings, 100_000)]:
         image = tmp_path / "encodings"

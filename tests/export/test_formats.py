@@ -55,14 +55,14 @@ SHOP = profile(
 # folded
 
 
-def test_folded_is_a_line_a_stack_with_its_us() -> None:
+def test_folded_has_one_line_per_stack_with_its_microseconds() -> None:
     assert folded.text(SHOP).splitlines() == [
         "worker;main;serve;futex_wait 900000",
         "worker;main;log;pipe_write 300000",
     ]
 
 
-def test_folded_against_a_baseline_has_what_was_before_as_of_the_same_time() -> None:
+def test_folded_with_a_baseline_scales_it_to_the_same_duration() -> None:
     before = profile(sample(100_000_000, "main", "serve", "k:futex_wait"), sample(50_000_000, "main", "gone"))
     before = before._replace(span_ns=SECOND)
     assert folded.text(SHOP, before).splitlines() == [
@@ -72,7 +72,7 @@ def test_folded_against_a_baseline_has_what_was_before_as_of_the_same_time() -> 
     ]
 
 
-def test_folded_may_be_parted_by_thread_and_by_category() -> None:
+def test_folded_can_be_split_by_thread_and_category() -> None:
     both = Style(per=frozenset(("thread", "category")))
     assert folded.text(SHOP, None, both).splitlines() == [
         "lock;worker-71;main;serve;futex_wait 900000",
@@ -87,7 +87,7 @@ def test_folded_may_be_parted_by_thread_and_by_category() -> None:
     assert folded.text(woken, None, Style(per=frozenset(("thread",)))) == "worker-71;clerk;futex_wake;shop 1000000\n"
 
 
-def test_a_delimiter_stands_where_a_stack_goes_from_the_program_to_the_kernel() -> None:
+def test_delimiter_separates_user_from_kernel_frames() -> None:
     """As offcputime -fd and offwaketime -fd have it: only between the two, and for each stack."""
     style = Style(delimiter=True)
     assert folded.text(SHOP, None, style).splitlines()[0] == "worker;main;serve;-;futex_wait 900000"
@@ -112,7 +112,7 @@ def stacks_of(made: dict[str, Any], number: int) -> dict[tuple[str, ...], int]:
     return dict(zip(names, one["weights"], strict=True))
 
 
-def test_speedscope_has_all_under_processes_and_each_process_alone() -> None:
+def test_speedscope_has_one_profile_of_everything_and_one_per_process() -> None:
     made = json.loads(speedscope.text(SHOP, "a title"))
     assert made["name"] == "a title"
     assert stacks_of(made, 0)["shop (70)", "worker", "main", "serve", "futex_wait"] == 900_000_000
@@ -160,7 +160,7 @@ def varints(data: bytes) -> list[int]:
     return found
 
 
-def test_pprof_has_stacks_leaf_first_with_count_and_time_and_labels() -> None:
+def test_pprof_has_leaf_first_stacks_with_counts_times_and_labels() -> None:
     every = [*fields(gzip.decompress(pprof.packed(SHOP)))]
     strings = [text.decode() for field, text in every if field == 6 and isinstance(text, bytes)]
     assert strings[0] == ""
@@ -204,7 +204,7 @@ def boxes(text: str) -> dict[str, tuple[float, str]]:
     return found
 
 
-def test_widths_are_times_and_kernel_functions_have_another_colour() -> None:
+def test_box_width_is_time_and_kernel_functions_have_another_colour() -> None:
     drawn = boxes(flamegraph.svg(SHOP))
     whole = drawn["all (1.30s, 100.00%, 46 waits)"][0]
     assert drawn["serve (900ms, 69.23%, 3 waits)"][0] == pytest.approx(whole * 9 / 13, abs=1)
@@ -212,7 +212,7 @@ def test_widths_are_times_and_kernel_functions_have_another_colour() -> None:
     assert drawn["serve (900ms, 69.23%, 3 waits)"][1] != drawn["futex_wait (900ms, 69.23%, 3 waits)"][1]
 
 
-def test_against_itself_nothing_has_a_colour_and_what_grew_is_red_what_shrank_blue() -> None:
+def test_differential_flame_graph_is_red_for_growth_and_blue_for_decline() -> None:
     assert {colour for _, colour in boxes(flamegraph.svg(SHOP, "", SHOP)).values()} == {"#ffffff"}
     before = profile(
         sample(100_000_000, "main", "serve", "k:futex_wait"),
@@ -224,19 +224,19 @@ def test_against_itself_nothing_has_a_colour_and_what_grew_is_red_what_shrank_bl
     assert "gone since 0.45" in flamegraph.svg(SHOP, "", before)
 
 
-def test_boxes_without_width_are_counted() -> None:
+def test_too_narrow_boxes_are_counted() -> None:
     many = profile(sample(SECOND, "main", "a"), *(sample(1_000, "main", f"f{n}") for n in range(20)))
     assert "20 boxes too narrow to be drawn" in flamegraph.svg(many)
 
 
-def test_an_empty_profile_is_a_picture_too() -> None:
+def test_empty_profile_is_valid_in_every_format() -> None:
     assert boxes(flamegraph.svg(profile())) == {}
     assert json.loads(speedscope.text(profile(), ""))["profiles"][0]["samples"] == []
     assert gzip.decompress(pprof.packed(profile()))
     assert folded.text(profile()) == ""
 
 
-def test_each_mode_has_colours_of_its_own() -> None:
+def test_each_mode_has_its_own_colours() -> None:
     woken = replaced((*path("main", "k:wait"), WOKEN_BY, Step("irq (nvme)", False, is_waker=True)))
     drawn = {mode: boxes(flamegraph.svg(profile(woken, mode=mode))).values() for mode in MODES}
     colours = {mode: frozenset(colour for _, colour in found) for mode, found in drawn.items()}
@@ -244,7 +244,7 @@ def test_each_mode_has_colours_of_its_own() -> None:
     assert len({*colours.values()}) == len(MODES)
 
 
-def test_who_woke_has_the_colours_of_wakeups_and_who_had_waited_those_of_who_waits() -> None:
+def test_waker_frames_have_wakeup_colours_and_waiter_frames_off_cpu_colours() -> None:
     way = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), WHO_WAITED, *path("outer", "k:io_wait"))
     drawn = boxes(flamegraph.svg(profile(replaced(way), mode=CHAIN)))
     colour = {title.partition(" (")[0]: fill for title, (_, fill) in drawn.items()}
@@ -262,7 +262,7 @@ def replaced(steps: tuple[Step, ...]) -> Sample:
 # names of strangers
 
 
-def test_no_name_gets_out_of_its_place() -> None:
+def test_hostile_names_are_escaped_in_every_format() -> None:
     one = profile(sample(SECOND, HOSTILE, "k:wait", thread=HOSTILE)._replace(process=HOSTILE))
     assert len(folded.text(one).splitlines()) == 1
     for text in (folded.text(one), speedscope.text(one, HOSTILE), flamegraph.svg(one, HOSTILE, one), table.text(one)):
@@ -273,7 +273,7 @@ def test_no_name_gets_out_of_its_place() -> None:
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x"])
-def test_no_spreadsheet_takes_a_name_for_a_formula(name: str) -> None:
+def test_csv_names_are_not_formulas(name: str) -> None:
     one = profile(sample(SECOND, name, thread=name)._replace(process=name))
     (row,) = csv.DictReader(io.StringIO(table.text(one)))
     assert (row["process"], row["thread"], row["stack"]) == (f"'{name}",) * 3
@@ -297,7 +297,7 @@ def exported(form: str, *arguments: str) -> str:
     return ended.out
 
 
-def test_every_format_has_all_the_time_that_is_shown(shown_ns: int) -> None:
+def test_every_format_has_all_the_time_that_offtop_shows(shown_ns: int) -> None:
     rows = [*csv.DictReader(io.StringIO(exported("csv")))]
     whole = sum(int(row["total_ns"]) for row in rows)
     assert whole == pytest.approx(shown_ns, rel=0.02)  # what looks idle is told at the end, and not tick by tick
@@ -309,7 +309,7 @@ def test_every_format_has_all_the_time_that_is_shown(shown_ns: int) -> None:
     assert not any("__schedule" in row["stack"] for row in rows)
 
 
-def test_lines_of_json_are_what_replay_prints(tmp_path: Path, shown_ns: int) -> None:
+def test_jsonl_equals_the_output_of_replay(tmp_path: Path, shown_ns: int) -> None:
     printed = command.run("replay", str(DEMO), "--json").out
     assert exported("jsonl") == printed
     whole = sum(
@@ -328,7 +328,7 @@ def test_lines_of_json_are_what_replay_prints(tmp_path: Path, shown_ns: int) -> 
     assert 3 <= len(part) <= 5 and set(part) < set(every)
 
 
-def test_folded_of_the_demo_has_the_same_time_however_it_is_parted() -> None:
+def test_folded_total_does_not_depend_on_how_it_is_split() -> None:
     def whole(folded: str) -> int:
         return sum(int(line.rpartition(" ")[2]) for line in folded.splitlines())
 
@@ -338,7 +338,7 @@ def test_folded_of_the_demo_has_the_same_time_however_it_is_parted() -> None:
     assert exported("folded", "--no-delimiter") == plain
 
 
-def test_batch_says_the_same_of_threads_and_categories() -> None:
+def test_batch_folded_total_does_not_depend_on_how_it_is_split() -> None:
     def told(*arguments: str) -> dict[str, int]:
         ended = command.run("replay", str(DEMO), "--folded", "-n", "4", *arguments)
         assert (ended.status, ended.err) == (0, "")
@@ -356,7 +356,7 @@ def test_batch_says_the_same_of_threads_and_categories() -> None:
     assert joined.keys() >= {stack for stack, us in plain.items() if us > 1000}
 
 
-def test_a_part_of_a_recording_is_less_and_a_filter_chooses() -> None:
+def test_time_range_and_filter_limit_the_export() -> None:
     def whole(*arguments: str) -> int:
         return sum(int(row["total_ns"]) for row in csv.DictReader(io.StringIO(exported("csv", *arguments))))
 
@@ -367,7 +367,7 @@ def test_a_part_of_a_recording_is_less_and_a_filter_chooses() -> None:
     assert whole("-i") > every
 
 
-def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
+def test_exported_file_is_private(tmp_path: Path) -> None:
     out = tmp_path / "x.pb.gz"
     ended = command.run("export", "pprof", str(DEMO), "-o", str(out))
     assert (ended.status, ended.out, ended.err) == (0, "", "")
@@ -397,21 +397,21 @@ def test_a_file_is_the_person_s_alone(tmp_path: Path) -> None:
         (("jsonl", str(OLD), "--filter", "waker=a"), "asks who ended waits, which was not gathered"),
     ],
 )
-def test_what_cannot_be_is_said_with_its_remedy(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_request_is_an_error_with_a_remedy(arguments: tuple[str, ...], says: str) -> None:
     ended = command.run("export", *arguments)
     assert says in ended.err
     assert ended.status != 0
     assert "Traceback" not in ended.err
 
 
-def test_bytes_do_not_go_to_a_terminal() -> None:
+def test_binary_format_is_not_written_to_a_terminal() -> None:
     ended = command.run_on_terminal("export", "pprof", str(DEMO))
     assert b"Write it to a file" in ended.screen + ended.err.encode()
     assert b"\x1f\x8b" not in ended.screen
 
 
 @pytest.mark.skipif(not shutil.which("go"), reason="go is not here: apt-get install golang-go")
-def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
+def test_go_tool_pprof_shows_the_same_numbers(tmp_path: Path) -> None:
     file = tmp_path / "x.pb.gz"
     file.write_bytes(pprof.packed(SHOP._replace(lost={"stacks": 2})))
 
@@ -430,14 +430,14 @@ def test_go_tool_pprof_says_what_offtop_says(tmp_path: Path) -> None:
     assert re.search(r"900\.0ms \(69\.23%\): lock", tags), tags
 
 
-def test_where_the_locale_is_not_utf8_a_file_is_the_same() -> None:
+def test_locale_does_not_change_the_output() -> None:
     no_utf8 = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     ended = command.run("export", "svg", str(DEMO), env=no_utf8)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out == exported("svg")
 
 
-def test_of_nothing_it_is_said_and_a_directory_that_is_missing_is_not_made(tmp_path: Path) -> None:
+def test_empty_export_is_reported_and_missing_directories_are_not_created(tmp_path: Path) -> None:
     ended = command.run("export", "folded", str(DEMO), "--filter", "proc=nobody")
     assert (ended.status, ended.out, ended.err) == (0, "", "offtop: nothing passes, so nothing is in it\n")
     there = tmp_path / "a/b.folded"
@@ -445,7 +445,7 @@ def test_of_nothing_it_is_said_and_a_directory_that_is_missing_is_not_made(tmp_p
     assert not there.parent.exists()
 
 
-def test_what_was_lost_is_said() -> None:
+def test_losses_are_reported() -> None:
     lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
     assert lossy.doubts == ["lost: stacks 2"]
     assert lossy.doubts[0] in flamegraph.svg(lossy)
@@ -456,7 +456,7 @@ def test_what_was_lost_is_said() -> None:
     assert SHOP.doubts == []
 
 
-def test_what_was_sampled_is_said_in_the_picture_and_beside_each_file(tmp_path: Path) -> None:
+def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> None:
     sampled = SHOP._replace(sampling=Sampling(40, own_only=True))
     says = "sampled ~20 Hz, own processes only"
     assert f"; {says}" in flamegraph.svg(sampled)

@@ -66,7 +66,7 @@ def events(data: bytes) -> list[tuple[int, int, int, str]]:
     return found
 
 
-def test_a_wait_is_a_slice_with_its_run_queue_in_it_and_an_arrow_from_the_waker() -> None:
+def test_wait_is_a_slice_with_nested_run_queue_time_and_a_flow_from_its_waker() -> None:
     worker, clerk, bank = 70 << 32 | 72, 70 << 32 | 71, 80 << 32 | 80
     made = perfetto.packed(WAITS, AT_NS, TAKEN_NS)
     assert events(made) == [
@@ -84,7 +84,7 @@ def test_a_wait_is_a_slice_with_its_run_queue_in_it_and_an_arrow_from_the_waker(
     assert begins == ends == (1).to_bytes(8, "little")
 
 
-def test_each_thread_and_process_has_one_track_and_clocks_tell_the_time_of_day() -> None:
+def test_threads_and_processes_have_one_track_each_and_clocks_map_to_wall_time() -> None:
     every = packets(perfetto.packed(WAITS * 3, AT_NS, TAKEN_NS))
     tracks = [dict(fields(one[60])) for one in every if 60 in one]
     assert sorted(int(one[1]) for one in tracks) == sorted(
@@ -97,7 +97,7 @@ def test_each_thread_and_process_has_one_track_and_clocks_tell_the_time_of_day()
     assert {one.get(10) for one in every} == {1}
 
 
-def test_nothing_is_a_trace_and_names_are_escaped() -> None:
+def test_empty_trace_is_valid_and_names_are_escaped() -> None:
     assert len(packets(perfetto.packed((), 0, 0))) == 1
     hostile = Who(1, 1, "a\x1b[31m", "b\u202e")
     made = perfetto.packed([CaughtWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
@@ -123,7 +123,7 @@ def recorded(path: Path) -> Sequence[Outlier]:
     return every
 
 
-def test_what_was_caught_in_a_recording_is_on_the_time_line(tmp_path: Path) -> None:
+def test_outliers_of_a_recording_are_on_the_timeline(tmp_path: Path) -> None:
     every = recorded(tmp_path / "it.offtop")
     for more, seconds in (((), 4), (("--begin", "+3s"), 2), (("--begin", "+2s", "--end", "+3s"), 2)):
         out = tmp_path / f"{len(more)}.pftrace"
@@ -139,7 +139,7 @@ def test_what_was_caught_in_a_recording_is_on_the_time_line(tmp_path: Path) -> N
     assert b"take_order" in (tmp_path / "0.pftrace").read_bytes()
 
 
-def test_where_nothing_was_caught_it_is_said(tmp_path: Path) -> None:
+def test_recording_without_outliers_is_reported(tmp_path: Path) -> None:
     source = ScriptedSource(WAKERS)
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
     for second in range(3):

@@ -41,7 +41,7 @@ RAW = re.compile(rb"\x1b\[6n|\x1b\]0;|\x1bc|\x07|\x08|\x7f|\xc2[\x80-\x9f]|\xe2\
 
 
 @pytest.mark.parametrize("cache", [None, ""], ids=["ready", "compiling"])
-def test_ctrl_c_in_each_phase_of_start_leaves_a_sane_terminal_and_nothing_else(cache: str | None) -> None:
+def test_ctrl_c_at_any_time_during_startup_restores_the_terminal_and_leaves_nothing(cache: str | None) -> None:
     environment = {} if cache is None else {"OFFTOP_CACHE": cache}
     with trouble.shown(environment=environment) as terminal:
         trouble.wait_until_python_is_offtop(terminal.pid)
@@ -58,7 +58,7 @@ def test_ctrl_c_in_each_phase_of_start_leaves_a_sane_terminal_and_nothing_else(c
             raise
 
 
-def test_two_of_them_side_by_side_both_count_all_and_each_other() -> None:
+def test_two_instances_count_everything_including_each_other() -> None:
     with (
         waits.running("sleep", times=23, each_ms=10) as child,
         started(*command.QUICK, "--json", "-d", "0.3") as one,
@@ -78,7 +78,7 @@ def test_two_of_them_side_by_side_both_count_all_and_each_other() -> None:
             assert ({one, other} - {run}).pop().process.pid in seen
 
 
-def test_with_no_room_for_temporary_files_it_begins_as_ever() -> None:
+def test_full_temporary_directories_do_not_prevent_startup() -> None:
     arguments = (*command.QUICK, "--json", "-n", "2", "-d", "0.2")
     ended = command.run(*arguments, before=["unshare", "--mount", "sh", "-c", FULL, "sh"], env={"OFFTOP_CACHE": ""})
     assert (ended.status, ended.err) == (0, "")
@@ -86,7 +86,7 @@ def test_with_no_room_for_temporary_files_it_begins_as_ever() -> None:
         check_laws(json.loads(line))
 
 
-def test_without_tracefs_all_goes_on_and_wakers_are_told(tmp_path: Path) -> None:
+def test_unmounting_tracefs_does_not_stop_measuring(tmp_path: Path) -> None:
     place = "/sys/kernel/tracing"
     mounted = f'mount -t tracefs none {place} && exec "$@"'
     before = ["unshare", "--mount", "sh", "-c", mounted, "sh"]
@@ -115,7 +115,7 @@ def little_memory(megabytes: int) -> Generator[list[str]]:
 
 
 @pytest.mark.parametrize("megabytes", [8, 40, 64, 96])
-def test_with_little_memory_it_says_so_or_is_ended_by_the_kernel_and_nothing_stays(megabytes: int) -> None:
+def test_low_memory_ends_in_an_error_or_oom_kill_and_leaves_nothing(megabytes: int) -> None:
     with (
         little_memory(megabytes) as inside,
         started(*command.QUICK, "--json", "-n", "3", "-d", "0.1", before=inside, OFFTOP_CACHE="") as run,
@@ -127,7 +127,7 @@ def test_with_little_memory_it_says_so_or_is_ended_by_the_kernel_and_nothing_sta
         run.assert_none()
 
 
-def test_killed_the_screen_leaves_nothing_and_its_recording_can_be_played(tmp_path: Path) -> None:
+def test_sigkill_leaves_nothing_loaded_and_a_playable_recording(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     with shown("--record", str(file), "-d", "0.2") as terminal:
         terminal.read_until(b"CATEGORY")
@@ -142,7 +142,7 @@ def test_killed_the_screen_leaves_nothing_and_its_recording_can_be_played(tmp_pa
     assert again.out.splitlines()
 
 
-def test_a_line_that_hangs_for_45_s_costs_the_recording_no_tick(tmp_path: Path) -> None:
+def test_terminal_that_hangs_for_45_s_costs_the_recording_no_tick(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     with shown("--record", str(file), "-d", "0.2", width=160, height=50) as terminal:
         terminal.read_until(b"CATEGORY")
@@ -159,7 +159,7 @@ def test_a_line_that_hangs_for_45_s_costs_the_recording_no_tick(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_who_becomes_another_program_by_another_thread_is_counted(tmp_path: Path, within: bool) -> None:
+def test_process_that_execs_from_another_thread_is_counted(tmp_path: Path, within: bool) -> None:
     trouble.become_others(tmp_path, by_others=1, within=within)
 
 
@@ -171,7 +171,7 @@ def on_the_screen(terminal: Terminal, keys: Sequence[bytes]) -> None:
         terminal.look_on(0.08)
 
 
-def test_on_the_screen_in_recordings_reports_and_exports_they_are_escaped(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped_on_screen_and_in_all_output(tmp_path: Path) -> None:
     file, places = tmp_path / "it.offtop", tmp_path / "out"
     places.mkdir()
     keys = (
@@ -261,7 +261,7 @@ def beside(pid: int, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
 
 @HANGS
 @pytest.mark.parametrize("chosen", [True, False], ids=["-p", "all"])
-def test_a_process_that_hangs_its_readers_delays_no_tick_of_batch_mode(kind: str, chosen: bool, tmp_path: Path) -> None:
+def test_unreadable_process_does_not_delay_batch_mode(kind: str, chosen: bool, tmp_path: Path) -> None:
     with hanging(kind, tmp_path) as pid, beside(pid, *(("-p", str(pid)) if chosen else command.QUICK)) as process:
         assert process.stdout
         ticks = [json.loads(process.stdout.readline()) for _ in range(5)]
@@ -275,7 +275,7 @@ def test_a_process_that_hangs_its_readers_delays_no_tick_of_batch_mode(kind: str
 
 
 @HANGS
-def test_a_process_that_hangs_its_readers_delays_no_screen_and_no_recording(kind: str, tmp_path: Path) -> None:
+def test_unreadable_process_does_not_delay_screen_or_recording(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     with hanging(kind, tmp_path) as pid, shown("--record", str(file), "-d", "0.5", "-p", str(pid)) as terminal:
         terminal.read_until(b"CATEGORY")
@@ -295,7 +295,7 @@ def test_a_process_that_hangs_its_readers_delays_no_screen_and_no_recording(kind
 
 
 @HANGS
-def test_a_process_that_hangs_its_readers_keeps_the_doctor_not_waiting(kind: str, tmp_path: Path) -> None:
+def test_unreadable_process_does_not_hang_the_doctor(kind: str, tmp_path: Path) -> None:
     with hanging(kind, tmp_path):
         ended = command.run("doctor")
     assert (ended.status, ended.err) == (0, "")

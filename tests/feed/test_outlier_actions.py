@@ -41,14 +41,14 @@ def until(alarm: Alarm, path: Path, lines: int) -> list[str]:
     raise AssertionError(f"{path} has {found} only")
 
 
-def test_each_is_counted_once() -> None:
+def test_each_outlier_is_counted_once() -> None:
     alarm = Alarm("", person())
     alarm.add([])
     alarm.add([outlier(more=4), outlier(11), outlier(12, told=True)])
     assert alarm.count == 6
 
 
-def test_the_command_runs_once_for_each_kind_in_a_while_and_is_told_what_it_was(tmp_path: Path) -> None:
+def test_command_is_rate_limited_per_category_and_gets_the_outlier(tmp_path: Path) -> None:
     out = tmp_path / "out"
     alarm = Alarm(f'echo "$OFFTOP_CATEGORY $OFFTOP_TID $OFFTOP_LENGTH_NS" >>{out}', person())
     alarm.add([outlier(10), outlier(11)])
@@ -74,21 +74,21 @@ def test_one_command_runs_at_a_time(tmp_path: Path) -> None:
     assert out.read_text() == "once\n"
 
 
-def test_names_are_in_the_environment_alone_and_without_what_a_terminal_acts_on(tmp_path: Path) -> None:
+def test_names_are_passed_escaped_and_only_in_the_environment(tmp_path: Path) -> None:
     out = tmp_path / "out"
     alarm = Alarm(f'printf "%s\\n" "$OFFTOP_COMM" >>{out}', person())
     alarm.add([outlier(comm="$(reboot)`\x1b[2J'\"")])
     assert until(alarm, out, 1) == ["$(reboot)`\\x1b[2J'\""]
 
 
-def test_of_a_tick_no_thread_is_told() -> None:
+def test_outlier_of_a_whole_tick_has_no_thread() -> None:
     told = environment(Outlier(1, 2, "lock.p99 > 1ms", "p99", "lock", "shop", 2e6, 1e6), person())
     assert (told["OFFTOP_TID"], told["OFFTOP_RULE"], told["OFFTOP_PROCESS"]) == ("", "lock.p99 > 1ms", "shop")
     assert told["HOME"] == str(person().home)
     assert "SUDO_UID" not in told
 
 
-def test_a_command_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
@@ -98,7 +98,7 @@ def test_a_command_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyP
     assert alarm.failure == "--on-trigger could not be run (Cannot allocate memory)"
 
 
-def test_off_is_no_rule() -> None:
+def test_off_means_no_triggers() -> None:
     assert outlier_actions.triggers(["off"], RULES, MS, "x") == []
     assert [one and one.text for one in outlier_actions.triggers(["auto", "net.max > 1s"], RULES, MS, "x")] == [
         None,
@@ -108,7 +108,7 @@ def test_off_is_no_rule() -> None:
         outlier_actions.triggers(["auto", "off"], RULES, MS, "here")
 
 
-def test_single_waits_below_the_minimum_cannot_be_caught() -> None:
+def test_trigger_for_single_waits_below_the_minimum_is_refused() -> None:
     with pytest.raises(UsageError, match=r"below the minimum of 5.0ms are not told one by one. Give a longer time"):
         outlier_actions.triggers(["lock.max > 2ms"], RULES, 5 * MS, "x")
     assert outlier_actions.triggers(["lock.p99 > 2ms"], RULES, 5 * MS, "x")

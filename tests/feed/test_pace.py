@@ -45,12 +45,12 @@ def test_each_reading_after_the_first_is_a_tick_until_the_source_ends() -> None:
     assert [tick.number for tick in pace.ticks()] == [1, 2, 3, 4, 5]
 
 
-def test_a_source_of_nothing_has_no_tick() -> None:
+def test_empty_source_has_no_tick() -> None:
     source = Clocked(ticks=-1)
     assert list(Pace(source, history(), MS).ticks()) == []
 
 
-def test_readings_that_were_missed_while_one_was_slow_are_left_out_not_made_up_for() -> None:
+def test_readings_missed_during_a_slow_one_are_skipped() -> None:
     delay_ns = 20 * MS
     source = Clocked(ticks=8, slow_at=4)
     list(Pace(source, history(), delay_ns, first_tick_ns=delay_ns).ticks())
@@ -71,7 +71,7 @@ class Drained(Clocked):
         self.drained_at_ns.append(monotonic_ns())
 
 
-def test_between_two_readings_that_are_far_apart_the_source_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_drained_between_distant_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paces, "_DRAIN_NS", 40 * MS)
     source = Drained(ticks=3)
     list(Pace(source, history(), 110 * MS, first_tick_ns=30 * MS).ticks())
@@ -81,7 +81,7 @@ def test_between_two_readings_that_are_far_apart_the_source_is_drained(monkeypat
         assert len([at_ns for at_ns in source.drained_at_ns if read_ns < at_ns < next_ns]) == 2
 
 
-def test_a_new_delay_counts_at_once_and_stop_ends_the_wait() -> None:
+def test_new_delay_applies_at_once_and_stop_ends_the_wait() -> None:
     source = ScriptedSource(ticks=1_000)
     pace = Pace(source, history(), 3_600_000 * MS, first_tick_ns=MS)
     ticked, done = Event(), Event()

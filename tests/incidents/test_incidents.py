@@ -73,7 +73,7 @@ def psql(at: Servers, sql: str) -> None:
     at.start("", ["psql", "-h", at.directory, "-U", "postgres", "-c", sql])
 
 
-def test_rows_that_one_session_keeps_locked_are_postgresql_s_row_lock(postgres: Servers) -> None:
+def test_rows_locked_by_one_session_are_a_postgresql_row_lock(postgres: Servers) -> None:
     to = ["psql", "-h", str(postgres.directory), "-U", "postgres", "-c"]
     subprocess.run([*to, "create table pile(a int, b int); insert into pile values (1, 0)"], check=True, timeout=30)
     psql(postgres, "begin; update pile set b = 1 where a = 1; select pg_sleep(60)")
@@ -86,7 +86,7 @@ def test_rows_that_one_session_keeps_locked_are_postgresql_s_row_lock(postgres: 
     assert any("another session" in says for _, _, _, says in diagnosed("proc=postgres"))
 
 
-def test_commits_on_a_slow_disk_are_postgresql_s_wal(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_commits_to_a_slow_disk_are_the_postgresql_wal(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("wal")
     for parent in (directory, *directory.parents[:2]):
         parent.chmod(0o755)
@@ -107,7 +107,7 @@ def test_commits_on_a_slow_disk_are_postgresql_s_wal(tmp_path_factory: pytest.Te
         check("proc=postgres", "the WAL flush", 40, "postgres")
 
 
-def test_rows_that_one_transaction_keeps_locked_are_innodb_s_row_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rows_locked_by_one_transaction_are_an_innodb_row_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("mariadb")
     for parent in (directory, *directory.parents[:2]):
         parent.chmod(0o755)
@@ -122,7 +122,7 @@ def test_rows_that_one_transaction_keeps_locked_are_innodb_s_row_lock(tmp_path_f
         check("proc=mariadbd", "a row lock", 25, "mariadbd")
 
 
-def test_clients_of_a_slow_redis_wait_for_its_answer(tmp_path: Path) -> None:
+def test_clients_of_a_slow_redis_wait_for_its_reply(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     at = tmp_path / "redis.sock"
     redis = servers.need("redis-server", "redis-server")
@@ -146,13 +146,13 @@ def test_python_threads_that_compute_wait_for_the_gil() -> None:
         check(f"pid={python.pid}", "Python's GIL", 50, Path(f"/proc/{python.pid}/comm").read_text().strip())
 
 
-def test_a_mutex_that_is_kept_long_is_a_convoy(tmp_path: Path) -> None:
+def test_long_held_mutex_is_a_convoy(tmp_path: Path) -> None:
     with started(compiled("convoy.c", tmp_path / "convoy", "-pthread")):
         time.sleep(1)
         check("proc=convoy", "a mutex", 60, "convoy")
 
 
-def test_a_name_server_that_does_not_answer_is_dns(tmp_path: Path) -> None:
+def test_unresponsive_name_server_is_dns(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent, ExitStack() as stack:
         silent.bind(("127.0.0.99", 53))
         resolv = tmp_path / "resolv.conf"
@@ -164,13 +164,13 @@ def test_a_name_server_that_does_not_answer_is_dns(tmp_path: Path) -> None:
         check("proc=getent", "DNS", 90, "getent")
 
 
-def test_a_pipe_that_nobody_reads_is_full() -> None:
+def test_unread_pipe_is_full() -> None:
     with started("sh", "-c", "yes | sleep 60"):
         time.sleep(1)
         check("proc=yes", "room in a pipe that sleep reads", 90, "yes")
 
 
-def test_a_mapped_file_that_is_not_in_memory_is_read_by_page_faults(tmp_path: Path) -> None:
+def test_mapped_file_that_is_not_cached_waits_in_page_faults(tmp_path: Path) -> None:
     file = Path(tmp_path, "cold")
     file.write_bytes(bytes(64 << 20))
     touches = (

@@ -57,7 +57,9 @@ def long_ones(ticks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for tick in ticks for one in tick["outliers"] if one["wait"] and one["wait"]["length_ns"] >= _LONG_NS]
 
 
-def test_it_is_caught_by_what_is_usual_with_both_stacks(recorded: tuple[Path, list[dict[str, Any]], int]) -> None:
+def test_outlier_is_reported_against_the_usual_length_with_both_stacks(
+    recorded: tuple[Path, list[dict[str, Any]], int],
+) -> None:
     _, ticks, pid = recorded
     (ended, *_) = [one for one in long_ones(ticks) if not one["wait"]["going_on"]]
     wait = ended["wait"]
@@ -69,7 +71,7 @@ def test_it_is_caught_by_what_is_usual_with_both_stacks(recorded: tuple[Path, li
     assert sum(len(long_ones([tick])) for tick in ticks) <= 8  # two threads, each when it passes and when it ends
 
 
-def test_n_finds_it_in_the_replay(recorded: tuple[Path, list[dict[str, Any]], int]) -> None:
+def test_n_key_finds_the_outlier_in_the_replay(recorded: tuple[Path, list[dict[str, Any]], int]) -> None:
     file, _, pid = recorded
     with terminal([str(OFFTOP), "replay", str(file)], 160, 50) as shown:
         shown.look_on(3)
@@ -83,7 +85,7 @@ def test_n_finds_it_in_the_replay(recorded: tuple[Path, list[dict[str, Any]], in
 
 
 @pytest.mark.parametrize("form", ["folded", "svg", "speedscope", "csv", "jsonl", "perfetto"])
-def test_it_is_in_each_exported_file(recorded: tuple[Path, list[dict[str, Any]], int], form: str) -> None:
+def test_outlier_is_in_each_exported_file(recorded: tuple[Path, list[dict[str, Any]], int], form: str) -> None:
     file, _, _ = recorded
     out = file.with_suffix(f".{form}")
     ended = run("export", form, str(file), "-o", str(out))

@@ -19,7 +19,7 @@ _BESIDE_BCC = "6.1"
 
 
 @pytest.mark.parametrize("name", _CHOSEN)
-def test_known_waits_are_told_in_each_mode_through_each_door(name: str) -> None:
+def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None:
     kernel = KERNELS[name]
     try:
         image = kernels.image(kernel)

@@ -39,9 +39,7 @@ def printed(
         ([], False, "stuck now: 0 threads"),
     ],
 )
-def test_the_head_of_what_is_stuck_counts_what_is_listed_and_what_is_left_out(
-    table: list[object], idle: bool, said: str
-) -> None:
+def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle: bool, said: str) -> None:
     source = ScriptedSource(table, ticks=12, ends=True)  # pyright: ignore[reportArgumentType]
     lines = printed(source, batch.Wanted(stuck=True, idle_shown=idle))
     (head,) = [line for line in lines if line.startswith("stuck now")]
@@ -49,14 +47,14 @@ def test_the_head_of_what_is_stuck_counts_what_is_listed_and_what_is_left_out(
     assert len(lines[lines.index(head) + 2 :]) - 1 == int(said.split()[2])
 
 
-def test_the_name_of_a_system_call_is_printable_in_json() -> None:
+def test_system_call_names_are_escaped_in_json() -> None:
     evil = STUCK[0]._replace(call="fu\x1b[2Jtex")
     (line,) = printed(ScriptedSource([evil], ticks=2, ends=True), batch.Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["syscall"] == "fu\\x1b[2Jtex"
 
 
-def test_who_is_at_the_other_end_is_asked_for_when_a_tick_begins_and_told_when_it_ends() -> None:
+def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> None:
     source = ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED)
     lines = printed(source, batch.Wanted(stuck=True))
     assert source.sought[0] == {PIPE}
@@ -71,7 +69,7 @@ def test_who_is_at_the_other_end_is_asked_for_when_a_tick_begins_and_told_when_i
     assert one["object"]["ends_more"] == 3
 
 
-def test_where_wakers_were_not_gathered_no_table_tells_of_any() -> None:
+def test_no_wakers_are_listed_if_none_were_collected() -> None:
     source = WokenSource(ticks=3, ends=True)
     source.mode = OFFCPU
     lines = printed(source, batch.Wanted(mode=WAKEUP))
@@ -81,7 +79,7 @@ def test_where_wakers_were_not_gathered_no_table_tells_of_any() -> None:
     assert batch.NOT_GATHERED not in printed(source, batch.Wanted(mode=WAKEUP))
 
 
-def test_what_was_not_gathered_is_in_no_folded_stack_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_folded_output_without_wakers_is_empty_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     source = WokenSource(ticks=3, ends=True)
     source.mode = OFFCPU
@@ -91,7 +89,7 @@ def test_what_was_not_gathered_is_in_no_folded_stack_and_is_told(capsys: pytest.
     assert told.startswith("offtop: in 3 ticks it was not gathered who ended the waits")
 
 
-def test_storms_are_of_wakers_that_the_filter_leaves() -> None:
+def test_filter_applies_to_storms() -> None:
     def storms(text: str) -> list[str]:
         wanted = batch.Wanted(mode=WAKEUP, filter=parse(text), idle_shown=True)
         return [line for line in printed(WokenSource(ticks=3, ends=True), wanted) if "storm: " in line]
@@ -100,7 +98,7 @@ def test_storms_are_of_wakers_that_the_filter_leaves() -> None:
     assert storms("comm=nobody") == []
 
 
-def test_why_user_stacks_are_broken_is_in_json() -> None:
+def test_user_stack_problems_are_in_json() -> None:
     (line,) = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted(), as_json=True)
     first, second = json.loads(line)["user_stack_problems"]
     assert first.pop("remedy").startswith("build it with")
@@ -111,7 +109,7 @@ def test_why_user_stacks_are_broken_is_in_json() -> None:
     assert second == {**lacks, "total_ns": 100 * MS, "share": 0.05}
 
 
-def test_the_worst_of_what_callers_lack_is_said_in_a_line_where_it_is_a_tenth() -> None:
+def test_worst_user_stack_problem_is_printed_if_it_is_a_tenth() -> None:
     said = "60% of the time with a user stack: libshop.so.1: callers missing: no unwind information. Next: build it"
     lines = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted())
     assert any(line.startswith(said) for line in lines)
@@ -120,7 +118,7 @@ def test_the_worst_of_what_callers_lack_is_said_in_a_line_where_it_is_a_tenth() 
         assert not any("with a user stack" in line for line in printed(source, batch.Wanted()))
 
 
-def test_in_json_what_a_quota_held_back_is_no_wait_for_a_cpu() -> None:
+def test_throttled_time_is_not_run_queue_time_in_json() -> None:
     held = Waits("shop", 100, "shop", 100, "throttle", "throttle_cfs_rq", (), (900,), ready_ms=900)
     queued = Waits("bank", 200, "bank", 200, "lock", "futex_do_wait", ("main",), (500,), ready_ms=200)
     rules = causes.parse(paths.rules().read_text(), "rules.toml", "Mend it", CATEGORIES.ids)

@@ -67,7 +67,7 @@ def refused(person: Person, text: str | bytes, **given: object) -> str:
 # Where
 
 
-def test_without_any_file_all_is_as_it_comes(ann: Person) -> None:
+def test_no_file_means_defaults(ann: Person) -> None:
     found = load({}, None, ann, {})
     assert found.settings == Settings(
         theme="",
@@ -100,7 +100,7 @@ def test_without_any_file_all_is_as_it_comes(ann: Person) -> None:
     assert loaded(ann, "").settings == found.settings
 
 
-def test_the_first_place_that_has_a_file_is_read_and_no_other(ann: Person, everybodys: Path) -> None:
+def test_only_the_first_existing_file_is_read(ann: Person, everybodys: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(ann.home / "xdg"), "OFFTOP_CONFIG": str(ann.home / "env.toml")}
     places = [
         everybodys,
@@ -117,7 +117,7 @@ def test_the_first_place_that_has_a_file_is_read_and_no_other(ann: Person, every
         assert found.origin["delay"] == "default"
 
 
-def test_settings_are_written_to_the_file_that_was_read_but_for_the_machines(ann: Person, everybodys: Path) -> None:
+def test_settings_are_written_to_the_file_read_unless_it_is_system_wide(ann: Person, everybodys: Path) -> None:
     assert load({}, None, ann, {"XDG_CONFIG_HOME": "/xdg"}).path == Path("/xdg/offtop/config.toml")
     put(everybodys, "")
     assert load({}, None, ann, {"XDG_CONFIG_HOME": "/xdg"}).path == Path("/xdg/offtop/config.toml")
@@ -126,16 +126,14 @@ def test_settings_are_written_to_the_file_that_was_read_but_for_the_machines(ann
     assert loaded(ann, "").path == ann.home / "c.toml"
 
 
-def test_who_runs_it_for_themselves_has_it_where_their_environment_says(
-    ann: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_home_comes_from_the_environment(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(ann.home))
     own = Person(os.geteuid(), os.getegid(), ann.home / "elsewhere", "me")
     assert load({}, None, own, os.environ).path == theirs(ann)
 
 
 @needs_root
-def test_by_sudo_roots_home_does_not_count(ann: Person, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_under_sudo_root_s_home_is_ignored(ann: Person, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     put(tmp_path / ".config" / "offtop" / "config.toml", 'theme = "roots"')
     found = load({}, None, ann, os.environ)
@@ -143,12 +141,12 @@ def test_by_sudo_roots_home_does_not_count(ann: Person, monkeypatch: pytest.Monk
     assert found.path == theirs(ann)
 
 
-def test_a_relative_XDG_CONFIG_HOME_and_an_empty_OFFTOP_CONFIG_count_for_nothing(ann: Person) -> None:  # noqa: N802
+def test_relative_XDG_CONFIG_HOME_and_empty_OFFTOP_CONFIG_are_ignored(ann: Person) -> None:  # noqa: N802
     environ = {"XDG_CONFIG_HOME": "xdg", "OFFTOP_CONFIG": ""}
     assert load({}, None, ann, environ).path == load({}, None, ann, {}).path
 
 
-def test_a_named_file_has_to_be_there(ann: Person) -> None:
+def test_named_file_must_exist(ann: Person) -> None:
     for given, environ, by in (
         ("/nosuch/a", {}, "--config"),
         (None, {"OFFTOP_CONFIG": "/nosuch/a"}, r"\$OFFTOP_CONFIG"),
@@ -157,7 +155,7 @@ def test_a_named_file_has_to_be_there(ann: Person) -> None:
             load({}, given, ann, environ)
 
 
-def test_the_command_line_has_the_last_word_and_origins_say_who_had_it(ann: Person) -> None:
+def test_command_line_overrides_the_file_and_origins_are_known(ann: Person) -> None:
     found = loaded(ann, "delay = 2\nidle = true\n[keys]\npause = 'z'\n", delay="3s", keys={"preset": "vim"})
     assert found.settings.delay_ns == 3 * NS_PER_S
     assert found.settings.keys == {"pause": "z"}
@@ -175,7 +173,7 @@ def test_the_command_line_has_the_last_word_and_origins_say_who_had_it(ann: Pers
 
 
 @needs_root
-def test_what_only_root_may_read_is_not_read_for_a_person(ann: Person, tmp_path: Path) -> None:
+def test_root_only_file_is_not_read_for_another_user(ann: Person, tmp_path: Path) -> None:
     secret = put(tmp_path / "secret", 'theme = "secret"', 0o600)
     tmp_path.chmod(0o700)
     theirs(ann).parent.mkdir(parents=True)
@@ -189,7 +187,7 @@ def test_what_only_root_may_read_is_not_read_for_a_person(ann: Person, tmp_path:
         load({}, None, ann, {})
 
 
-def test_dangling_links_are_as_good_as_nothing(ann: Person, everybodys: Path) -> None:
+def test_dangling_link_counts_as_no_file(ann: Person, everybodys: Path) -> None:
     put(everybodys, 'theme = "all"')
     theirs(ann).parent.mkdir(parents=True)
     theirs(ann).symlink_to("nosuch")
@@ -197,12 +195,12 @@ def test_dangling_links_are_as_good_as_nothing(ann: Person, everybodys: Path) ->
 
 
 @needs_root
-def test_the_machines_file_is_read_even_where_only_root_may(ann: Person, everybodys: Path) -> None:
+def test_system_wide_file_is_read_even_if_only_root_can_read_it(ann: Person, everybodys: Path) -> None:
     put(everybodys, 'theme = "all"', 0o600)
     assert load({}, None, ann, {}).settings.theme == "all"
 
 
-def test_what_is_no_file_or_too_large_does_not_hang_nor_fill_memory(ann: Person) -> None:
+def test_fifo_or_huge_file_is_refused(ann: Person) -> None:
     theirs(ann).parent.mkdir(parents=True)
     os.mkfifo(theirs(ann), 0o666)
     theirs(ann).chmod(0o666)
@@ -215,7 +213,7 @@ def test_what_is_no_file_or_too_large_does_not_hang_nor_fill_memory(ann: Person)
 
 
 @needs_root
-def test_what_makes_root_do_something_may_stand_only_in_a_file_of_root(ann: Person, everybodys: Path) -> None:
+def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, everybodys: Path) -> None:
     settings = [replace(setting, root_only=setting.name == "theme") for setting in SETTINGS]
 
     def theme(given: Mapping[str, object], path: Path | None) -> str:
@@ -271,7 +269,7 @@ def test_what_makes_root_do_something_may_stand_only_in_a_file_of_root(ann: Pers
         ("keys.pause = ''", "keys", {"pause": ""}),
     ],
 )
-def test_values_that_can_be(ann: Person, text: str, attribute: str, value: object) -> None:
+def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value: object) -> None:
     assert getattr(loaded(ann, text).settings, attribute) == value
 
 
@@ -330,7 +328,7 @@ def test_values_that_can_be(ann: Person, text: str, attribute: str, value: objec
         ('"\\u001b[31m" = 1', r": there is no setting '\x1b[31m'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence_that_names_it(ann: Person, text: str, says: str) -> None:
+def test_invalid_value_is_refused_in_one_sentence_that_names_it(ann: Person, text: str, says: str) -> None:
     sentence = refused(ann, text)
     assert sentence.startswith(says)
     assert len(sentence) < 400
@@ -352,27 +350,27 @@ def test_what_cannot_be_is_refused_in_one_sentence_that_names_it(ann: Person, te
         (b"a." * 5000 + b"b = 1", ": there is no setting 'a'"),
     ],
 )
-def test_what_is_not_toml_is_told_by_its_line_and_never_repeated(ann: Person, text: bytes, says: str) -> None:
+def test_invalid_toml_is_reported_by_line_without_quoting_it(ann: Person, text: bytes, says: str) -> None:
     sentence = refused(ann, text)
     assert sentence.startswith(says)
     assert "root" not in sentence
 
 
-def test_no_more_than_40_characters_of_a_value_or_a_name_are_repeated(ann: Person) -> None:
+def test_quoted_values_and_names_are_cut_at_40_characters(ann: Person) -> None:
     assert f"'{'x' * 40}' is not" in refused(ann, f"sort = '{'x' * 40}'")
     assert f"'{'x' * 37}...' is not" in refused(ann, f"sort = '{'x' * 41}'")
     assert "'" + r"\x1b" * 9 + r"\...' is not" in refused(ann, 'sort = "' + r"\u001b" * 20 + '"')
     assert f"'{'x' * 37}...'. There are" in refused(ann, f"{'x' * 1000} = 1")
 
 
-def test_what_the_command_line_says_wrongly_is_told_as_its_option(ann: Person) -> None:
+def test_error_on_the_command_line_names_the_option(ann: Person) -> None:
     with pytest.raises(UsageError, match=r"^--delay: '0' is not a number of seconds .*\. See: offtop --help$"):
         load({"delay": "0"}, None, ann, {})
     with pytest.raises(UsageError, match=r"^--muted is not a list"):
         load({"muted": ["\udcff"]}, None, ann, {})
 
 
-def test_actions_and_keys_are_checked_by_who_knows_them(ann: Person) -> None:
+def test_keys_are_checked_by_the_given_function(ann: Person) -> None:
     asked: list[tuple[str, str]] = []
 
     def check(action: str, keys: str) -> None:
@@ -391,7 +389,7 @@ def test_actions_and_keys_are_checked_by_who_knows_them(ann: Person) -> None:
 # Shown
 
 
-def test_what_is_shown_is_toml_with_each_origin_behind_it(ann: Person) -> None:
+def test_shown_settings_are_toml_with_their_origins(ann: Person) -> None:
     text = shown(loaded(ann, "min = 200\nmuted = ['a\u202eb']\n[keys]\nz = 'é'\n", delay=0.5, sort="-max"))
     lines = text.splitlines()
     assert lines[:2] == [
@@ -406,7 +404,7 @@ def test_what_is_shown_is_toml_with_each_origin_behind_it(ann: Person) -> None:
     assert text.endswith("\n")
 
 
-def test_a_file_whose_name_would_break_the_line_is_shown_escaped(ann: Person) -> None:
+def test_file_name_with_a_newline_is_shown_escaped(ann: Person) -> None:
     path = put(ann.home / "a\nb = 1", "delay = 2")
     text = shown(load({}, str(path), ann, {}))
     assert tomllib.loads(text)["delay"] == "2s"
@@ -445,7 +443,7 @@ _GIVEN = st.fixed_dictionaries({}, optional=_VALUES)
 
 
 @supposing(_GIVEN)
-def test_what_is_shown_loads_again_as_the_same_settings(given: dict[str, object]) -> None:
+def test_shown_settings_load_as_the_same_settings(given: dict[str, object]) -> None:
     own = Person(os.geteuid(), os.getegid(), Path("/nosuch"), "me")
     before = load(given, None, own, {})
     with tempfile.TemporaryDirectory() as directory:
@@ -479,7 +477,7 @@ pause = "z"  # as in less
 """
 
 
-def test_only_what_changed_is_written_and_every_other_line_stays() -> None:
+def test_only_changed_lines_are_written() -> None:
     changes = {
         "theme": "light",
         "delay": "2s",
@@ -515,7 +513,7 @@ preset = "vim"
     )
 
 
-def test_what_is_already_so_changes_nothing(ann: Person) -> None:
+def test_equal_values_change_nothing(ann: Person) -> None:
     assert written("", {}) == ""
     assert written(_TEXT, {}) == _TEXT
     assert written(_TEXT, toml_of(loaded(ann, _TEXT).settings)) == _TEXT
@@ -534,11 +532,11 @@ def test_what_is_already_so_changes_nothing(ann: Person) -> None:
         ('keys = { z = "z" }\n', 'keys = { z = "z", preset = "vim"}\ndelay = "2s"\n'),
     ],
 )
-def test_what_is_new_goes_where_it_belongs(text: str, after: str) -> None:
+def test_new_settings_go_to_their_table(text: str, after: str) -> None:
     assert written(text, {"delay": "2s", "keys": {"preset": "vim"}}) == after
 
 
-def test_lines_keep_the_ends_that_they_had() -> None:
+def test_line_endings_are_kept() -> None:
     assert written('idle = true # a\r\n\r\n[keys]\r\nz = "z"\r\n', {"idle": False, "delay": 2}) == (
         'idle = false # a\r\ndelay = 2\r\n\r\n[keys]\r\nz = "z"\r\n'
     )
@@ -559,7 +557,7 @@ _TEXTS = st.tuples(
 
 
 @supposing(_TEXTS, _GIVEN)
-def test_whatever_is_written_says_what_was_asked_and_keeps_all_comments_outside_of_lists(
+def test_written_file_has_the_requested_values_and_keeps_comments_outside_lists(
     text: str, changes: dict[str, object]
 ) -> None:
     own = Person(os.geteuid(), os.getegid(), Path("/nosuch"), "me")
@@ -572,7 +570,7 @@ def test_whatever_is_written_says_what_was_asked_and_keeps_all_comments_outside_
     assert written(after, changes) == after
 
 
-def test_settings_are_saved_to_a_file_of_theirs_alone_and_said(ann: Person) -> None:
+def test_saved_file_is_private_and_reported(ann: Person) -> None:
     path = load({}, None, ann, {}).path if os.geteuid() == 0 else theirs(ann)
     assert save(path, ann, {"delay": "2s"}) == f"written to {ann.home}/.config/offtop/config.toml"
     assert path.read_text().splitlines() == [
@@ -585,7 +583,7 @@ def test_settings_are_saved_to_a_file_of_theirs_alone_and_said(ann: Person) -> N
     assert (found.settings.delay_ns, found.settings.preset) == (NS_PER_S, "vim")
 
 
-def test_nothing_is_saved_over_what_is_not_toml_or_through_a_link(ann: Person) -> None:
+def test_nothing_is_saved_over_invalid_toml_or_through_a_link(ann: Person) -> None:
     path = put(ann.home / "c.toml", "not toml")
     with pytest.raises(OfftopError, match=r"c\.toml, line 1: this is not TOML"):
         save(path, ann, {"delay": "2s"})
@@ -596,12 +594,12 @@ def test_nothing_is_saved_over_what_is_not_toml_or_through_a_link(ann: Person) -
     assert (ann.home / "dotfile").read_text() == "# mine\n"
 
 
-def test_a_file_that_cannot_take_a_setting_is_left_to_its_person() -> None:
+def test_file_that_cannot_hold_a_setting_is_not_changed() -> None:
     with pytest.raises(OfftopError, match=r"do not fit into that file as it is\. Put them in by hand"):
         written("keys = 5", {"keys": {"preset": "vim"}})
 
 
-def test_what_no_file_may_say_is_not_written(ann: Person) -> None:
+def test_invalid_value_is_not_written(ann: Person) -> None:
     path = put(ann.home / "c.toml", "delay = 2")
     with pytest.raises(OfftopError, match=r"muted is not a list of at most 100 filters .*, so nothing was written"):
         save(path, ann, {"delay": "3s", "muted": ["a"] * 101})
@@ -609,7 +607,7 @@ def test_what_no_file_may_say_is_not_written(ann: Person) -> None:
 
 
 @needs_root
-def test_the_machines_file_is_not_the_persons_to_write(ann: Person, everybodys: Path) -> None:
+def test_system_wide_file_is_not_written_for_another_user(ann: Person, everybodys: Path) -> None:
     everybodys.parent.chmod(0o755)
     put(everybodys, "delay = 2")
     with pytest.raises(OfftopError, match="cannot be written by ann"):
@@ -617,7 +615,7 @@ def test_the_machines_file_is_not_the_persons_to_write(ann: Person, everybodys: 
     assert everybodys.read_text() == "delay = 2"
 
 
-def test_every_setting_has_a_default_that_can_be_and_a_plain_line() -> None:
+def test_every_setting_has_a_valid_default_and_a_one_line_description() -> None:
     for setting in SETTINGS:
         assert setting.attributes(setting.default)
         assert setting.means == setting.means.strip().rstrip(".")

@@ -49,13 +49,13 @@ def ids(files: RuleFiles) -> list[str]:
     return [rule.id for rule in files.rules.rules]
 
 
-def test_without_a_file_there_are_offtop_s_own(own: Path) -> None:
+def test_packaged_rules_apply_without_a_file(own: Path) -> None:
     files = RuleFiles(own, person(), CATEGORIES)
     assert "gil" in ids(files)
     assert (files.error, files.files) == ("", (own, own.parent / "etc" / "rules.toml"))
 
 
-def test_the_person_s_come_first_then_the_machine_s_then_offtop_s(own: Path) -> None:
+def test_user_rules_come_before_system_wide_and_packaged_ones(own: Path) -> None:
     own.write_text(OWN)
     (own.parent / "etc" / "rules.toml").write_text(OWN.replace("mine", "all", 1) + OWN.replace('"web"', '"x"'))
     files = RuleFiles(own, person(), CATEGORIES)
@@ -70,7 +70,7 @@ def replace(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def test_a_file_that_changes_is_taken_again(watched: RuleFiles) -> None:
+def test_changed_file_is_reloaded(watched: RuleFiles) -> None:
     (own, _), before = watched.files, watched.rules
     own.write_text(OWN.replace("mine", "yours"))
     wait_until(lambda: ids(watched)[0] == "yours")
@@ -80,7 +80,7 @@ def test_a_file_that_changes_is_taken_again(watched: RuleFiles) -> None:
     assert watched.error == ""
 
 
-def test_what_is_wrong_with_a_changed_file_is_said_and_its_rules_stay(watched: RuleFiles) -> None:
+def test_error_in_a_changed_file_is_reported_and_its_old_rules_stay(watched: RuleFiles) -> None:
     own, _ = watched.files
     before = watched.rules
     replace(own, "[[rule]]\nid = 7\n")
@@ -93,7 +93,7 @@ def test_what_is_wrong_with_a_changed_file_is_said_and_its_rules_stay(watched: R
     assert ids(watched)[0] == "mine"
 
 
-def test_a_file_that_is_wrong_from_the_first_is_refused(own: Path) -> None:
+def test_invalid_file_is_refused_at_startup(own: Path) -> None:
     own.write_bytes(b"\xff[[rule]]")
     with pytest.raises(OfftopError, match=r"rules\.toml is not valid TOML"):
         RuleFiles(own, person(), CATEGORIES)
@@ -103,7 +103,7 @@ def test_a_file_that_is_wrong_from_the_first_is_refused(own: Path) -> None:
         RuleFiles(own, person(), CATEGORIES)
 
 
-def test_the_command_checks_the_files_beside_the_settings(tmp_path: Path) -> None:
+def test_command_checks_the_files_next_to_the_settings(tmp_path: Path) -> None:
     settings = tmp_path / "config.toml"
     settings.write_text("")
     (tmp_path / "rules.toml").write_text(OWN)
@@ -118,7 +118,7 @@ def test_the_command_checks_the_files_beside_the_settings(tmp_path: Path) -> Non
     assert done.err.startswith(f"offtop: {tmp_path / 'rules.toml'}, rule 1 (line 1): `programme` is unknown here")
 
 
-def test_the_command_tells_what_each_rule_matches_in_a_recording(tmp_path: Path) -> None:
+def test_command_lists_what_each_rule_matches_in_a_recording(tmp_path: Path) -> None:
     settings = tmp_path / "config.toml"
     settings.write_text("")
     (tmp_path / "rules.toml").write_text(OWN.replace('"web"', '"nginx"'))
@@ -133,7 +133,7 @@ def test_the_command_tells_what_each_rule_matches_in_a_recording(tmp_path: Path)
     assert " rules matched nothing." in done.out.splitlines()[-1]
 
 
-def test_the_rules_of_the_manual_are_valid(own: Path) -> None:
+def test_rules_in_the_manual_are_valid(own: Path) -> None:
     page = (paths.rules().parents[1] / "docs" / "causes.md").read_text()
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     own.write_text(text)

@@ -63,7 +63,7 @@ class Storm:
         self.process.communicate()
 
 
-def test_an_hour_of_storms_is_counted_and_leaves_nothing_behind(
+def test_one_hour_storm_is_counted_and_leaves_nothing_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-m", "tests.soak.watched", "999999"]

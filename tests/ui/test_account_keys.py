@@ -34,7 +34,7 @@ def lines_with(lines: list[str], word: str) -> list[str]:
 
 
 @asynchronous
-async def test_what_was_drilled_into_has_its_seconds_as_a_bar_and_as_figures() -> None:
+async def test_selection_shows_its_account_as_a_bar_and_as_figures() -> None:
     async with shown(farm()) as (app, pilot):
         assert lines_with(screen(app), "running ") == []
         await pilot.press("tab", "enter")
@@ -55,7 +55,7 @@ async def test_what_was_drilled_into_has_its_seconds_as_a_bar_and_as_figures() -
 
 
 @asynchronous
-async def test_a_thread_has_its_own_account_and_the_tree_tells_it() -> None:
+async def test_thread_shows_its_own_account_in_the_tree() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "end", "enter")
         assert app.view.thread == ThreadKey(100, 100)
@@ -64,7 +64,7 @@ async def test_a_thread_has_its_own_account_and_the_tree_tells_it() -> None:
 
 
 @asynchronous
-async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait() -> None:
+async def test_a_lists_accounts_including_threads_that_did_not_wait() -> None:
     runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), running_ms=1000)
     async with shown(farm(runner)) as (app, pilot):
         await pilot.press("tab", "end", "enter")
@@ -79,7 +79,7 @@ async def test_a_lists_where_each_second_went_also_of_threads_that_did_not_wait(
 
 
 @asynchronous
-async def test_a_cgroup_has_the_accounts_of_its_processes_and_leads_to_those_alone() -> None:
+async def test_cgroup_account_sums_its_processes_and_leads_to_them() -> None:
     runner = Waits("mill", 300, "mill", 300, "lock", "", (), (), running_ms=1000)
     who = {100: Details(cgroup="/docker/a"), 200: Details(cgroup="/b.service"), 300: Details(cgroup="/b.service")}
     source = ScriptedSource((*FARM, runner), machine=Machine(2), who=who)
@@ -100,7 +100,7 @@ async def test_a_cgroup_has_the_accounts_of_its_processes_and_leads_to_those_alo
 
 
 @asynchronous
-async def test_five_workers_are_one_row_and_enter_shows_them() -> None:
+async def test_pool_is_one_row_and_enter_shows_its_threads() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter")
         assert app.picture is not None
@@ -117,7 +117,7 @@ async def test_five_workers_are_one_row_and_enter_shows_them() -> None:
 
 
 @asynchronous
-async def test_plus_and_minus_unfold_and_fold_pools() -> None:
+async def test_plus_and_minus_expand_and_collapse_pools() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "plus")
         assert any("H lists threads" in line for line in screen(app))
@@ -128,14 +128,14 @@ async def test_plus_and_minus_unfold_and_fold_pools() -> None:
 
 
 @asynchronous
-async def test_a_pool_that_is_muted_is_muted_by_its_pattern() -> None:
+async def test_pool_is_muted_by_its_pattern() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "X")
         assert [one.text for one in app.view.muted] == ["thread=worker-*"]
 
 
 @asynchronous
-async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
+async def test_threads_blocked_in_one_place_are_shown_as_a_convoy() -> None:
     held = [row._replace(waits_on=True, waits_ms=(), short_waits=0) for row in FARM[:5]]
     async with shown(ScriptedSource((*held, *FARM[5:]), machine=Machine(2)), (160, 50)) as (app, pilot):
         (line,) = lines_with(screen(app), " farm ")
@@ -150,7 +150,7 @@ async def test_many_that_wait_for_one_thing_are_told_as_a_convoy() -> None:
     [((80, 24), "5/5 one futex"), ((120, 40), "5/5 one futex < reap < main"), ((160, 50), "5/5 one f")],
 )
 @asynchronous
-async def test_a_convoy_at_one_futex_is_told_at_every_width_and_not_the_function_that_every_futex_waits_in(
+async def test_convoy_on_one_futex_is_shown_at_every_width_without_the_futex_function(
     size: tuple[int, int], sees: str
 ) -> None:
     held = [
@@ -168,7 +168,7 @@ async def test_a_convoy_at_one_futex_is_told_at_every_width_and_not_the_function
 
 
 @asynchronous
-async def test_a_list_of_seconds_is_sorted_by_its_own_columns_and_what_it_was_sorted_by_comes_back() -> None:
+async def test_account_list_has_its_own_sort_and_a_restores_the_old_one() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("M", "H", "plus", "A")
         assert app.picture is not None
@@ -192,7 +192,7 @@ async def test_a_list_of_seconds_is_sorted_by_its_own_columns_and_what_it_was_so
 
 
 @asynchronous
-async def test_f6_offers_what_the_list_has() -> None:
+async def test_f6_offers_the_columns_of_the_list() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("A", "f6")
         lines = "\n".join(screen(app))
@@ -202,7 +202,7 @@ async def test_f6_offers_what_the_list_has() -> None:
 
 
 @asynchronous
-async def test_a_zoomed_list_of_seconds_does_not_sort_the_categories_behind_it() -> None:
+async def test_sort_key_in_a_zoomed_account_list_does_not_sort_hidden_categories() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "x", "A", "M")
         assert (app.view.sort, app.view.account_sort) == ("WAITING", "RUNNING")
@@ -210,7 +210,7 @@ async def test_a_zoomed_list_of_seconds_does_not_sort_the_categories_behind_it()
 
 
 @asynchronous
-async def test_a_pool_cannot_be_pinned_and_p_says_how_one_of_its_threads_can() -> None:
+async def test_pool_cannot_be_pinned_and_p_says_how_to_pin_a_thread() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter", "p")
         assert app.view.pin is None
@@ -220,7 +220,7 @@ async def test_a_pool_cannot_be_pinned_and_p_says_how_one_of_its_threads_can() -
 
 
 @asynchronous
-async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_explain() -> None:
+async def test_request_rate_compares_waiting_with_its_expectation() -> None:
     async with shown(farm(), (160, 50), view=View(rate=Rate(100.0, 10_000_000))) as (app, pilot):
         await pilot.press("tab", "enter")
         (line,) = lines_with(screen(app), "T-R*C")
@@ -238,7 +238,7 @@ async def test_a_rate_tells_whether_a_process_waits_more_than_its_requests_expla
 
 
 @asynchronous
-async def test_states_are_chosen_from_a_list_and_the_kernel_is_asked() -> None:
+async def test_states_are_chosen_from_a_menu_and_set_in_the_source() -> None:
     source = farm()
     async with shown(source) as (app, pilot):
         await pilot.press("S", "down", "down", "space")
@@ -251,7 +251,7 @@ async def test_states_are_chosen_from_a_list_and_the_kernel_is_asked() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 14)])
 @asynchronous
-async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(size: tuple[int, int]) -> None:
+async def test_process_details_are_escaped_and_escape_closes_them(size: tuple[int, int]) -> None:
     async with shown(farm(), size) as (app, pilot):
         await pilot.press("Y")
         await pilot.press("tab", "Y")
@@ -262,7 +262,7 @@ async def test_details_of_a_process_are_escaped_and_closed_by_any_of_their_keys(
 
 
 @asynchronous
-async def test_with_a_filter_the_account_is_of_those_alone_that_pass() -> None:
+async def test_filter_limits_the_account_list() -> None:
     runner = Waits("barn", 200, "runner", 201, "lock", "", (), (), running_ms=1000)
     async with shown(farm(runner), (160, 50)) as (app, pilot):
         await pilot.press("H", "A", "backslash", *"comm=worker*", "enter")
@@ -272,7 +272,7 @@ async def test_with_a_filter_the_account_is_of_those_alone_that_pass() -> None:
 
 
 @asynchronous
-async def test_a_rate_is_of_the_process_that_it_was_said_of() -> None:
+async def test_request_rate_belongs_to_one_process() -> None:
     async with shown(farm(), (160, 50)) as (app, pilot):
         await pilot.press("tab", "enter", "Q", *"100,10ms", "enter")
         assert lines_with(screen(app), "T-R*C") != []
@@ -282,7 +282,7 @@ async def test_a_rate_is_of_the_process_that_it_was_said_of() -> None:
 
 
 @asynchronous
-async def test_what_a_filter_or_a_mute_hides_is_in_the_account_all_the_same() -> None:
+async def test_filter_does_not_change_the_account_of_a_process() -> None:
     polls = Waits("farm", 100, "poller", 110, "poll", "do_epoll_wait", ("main",), (800,), ready_ms=100, running_ms=200)
     async with shown(farm(polls), (160, 50)) as (app, pilot):
         await pilot.press("tab", "enter")
@@ -299,7 +299,7 @@ async def test_what_a_filter_or_a_mute_hides_is_in_the_account_all_the_same() ->
 
 
 @asynchronous
-async def test_who_is_throttled_is_in_throttle_alone() -> None:
+async def test_throttled_time_is_not_counted_as_run_queue() -> None:
     held = Waits("held", 300, "held", 300, "throttle", "throttled", ("main",), (600,), ready_ms=600, running_ms=400)
     async with shown(ScriptedSource((held,), machine=Machine(2)), (160, 50)) as (app, pilot):
         await pilot.press("tab", "enter")
@@ -309,7 +309,7 @@ async def test_who_is_throttled_is_in_throttle_alone() -> None:
 
 
 @asynchronous
-async def test_the_threads_of_a_pool_are_all_that_its_list_accounts_for() -> None:
+async def test_account_list_of_a_pool_has_only_its_threads() -> None:
     async with shown(farm(), (160, 50)) as (app, pilot):
         await pilot.press("H", "tab", "home", "enter", "A")
         assert app.view.pool == POOL and app.picture is not None
@@ -319,7 +319,7 @@ async def test_the_threads_of_a_pool_are_all_that_its_list_accounts_for() -> Non
 
 
 @asynchronous
-async def test_esc_leaves_a_pool_that_only_idles_and_keeps_the_filter() -> None:
+async def test_escape_leaves_an_idle_pool_and_keeps_the_filter() -> None:
     polls = [Waits("farm", 300, f"p{n}", 300 + n, "poll", "do_epoll_wait", ("main",), (1000,)) for n in range(5)]
     async with shown(farm(*polls), (160, 50)) as (app, pilot):
         await pilot.press("H", "i", "backslash", *"proc=farm", "enter", "tab", "home")
@@ -344,7 +344,7 @@ async def test_threads_of_one_name_are_a_pool() -> None:
 
 
 @asynchronous
-async def test_a_process_of_one_pool_alone_is_not_folded() -> None:
+async def test_process_with_a_single_pool_is_not_collapsed() -> None:
     async with shown(ScriptedSource(FARM[:5], machine=Machine(2))) as (app, pilot):
         await pilot.press("tab", "enter")
         assert app.picture is not None and len(app.picture.rows.rows) == 5
@@ -355,7 +355,7 @@ async def test_a_process_of_one_pool_alone_is_not_folded() -> None:
 @pytest.mark.parametrize(
     "some", [Filters(pids=(100,)), Filters(tids=(100,)), Filters(cgroup="/a.slice"), Filters(who="user")]
 )
-def test_steal_and_the_unexplained_are_told_only_where_every_thread_is_counted(some: Filters) -> None:
+def test_steal_and_unexplained_time_need_every_thread_to_be_counted(some: Filters) -> None:
     async def told(filters: Filters) -> tuple[int, float]:
         source = ScriptedSource(FARM, machine=Machine(2, steal_ns=100_000_000))
         source.filters = filters
@@ -370,7 +370,7 @@ def test_steal_and_the_unexplained_are_told_only_where_every_thread_is_counted(s
 
 
 @asynchronous
-async def test_a_convoy_is_of_those_alone_that_a_filter_passes() -> None:
+async def test_filter_applies_to_convoys() -> None:
     held = [row._replace(waits_on=True, waits_ms=(), short_waits=0) for row in FARM[:5]]
     async with shown(ScriptedSource((*held, *FARM[5:]), machine=Machine(2)), (160, 50)) as (app, pilot):
         for text, convoy in (("thread=worker-[123]", 3), ("thread=worker-[12]", 0)):
@@ -380,7 +380,7 @@ async def test_a_convoy_is_of_those_alone_that_a_filter_passes() -> None:
 
 
 @asynchronous
-async def test_of_steal_each_thread_has_its_part_of_the_rest() -> None:
+async def test_steal_is_shared_in_proportion_to_the_residue() -> None:
     other = Waits("mill", 300, "mill", 300, "disk-read", "io_schedule", ("main",), (200,), running_ms=200)  # rest 600
     source = ScriptedSource((*FARM, other), machine=Machine(2, steal_ns=400_000_000))
     async with shown(source, (160, 50), view=View(pid=300)) as (app, _):
@@ -389,7 +389,7 @@ async def test_of_steal_each_thread_has_its_part_of_the_rest() -> None:
 
 
 @asynchronous
-async def test_the_mean_of_a_process_is_its_blocked_time_by_its_threads() -> None:
+async def test_average_is_blocked_time_per_thread() -> None:
     async with shown(farm(), (160, 50)) as (app, pilot):
         await pilot.press("A", "tab", "x")
         (heads,), (line,) = lines_with(screen(app), "WORST"), lines_with(screen(app), " farm ")
@@ -399,7 +399,7 @@ async def test_the_mean_of_a_process_is_its_blocked_time_by_its_threads() -> Non
 
 @pytest.mark.parametrize(("running_ms", "rest", "column"), [(250, "-5.0%", "-0.05"), (204, "0.0%", "0.00")])
 @asynchronous
-async def test_what_was_counted_twice_is_told_as_less_than_nothing(running_ms: int, rest: str, column: str) -> None:
+async def test_double_counted_time_shows_as_a_negative_rest(running_ms: int, rest: str, column: str) -> None:
     busy = Waits("fio", 300, "fio", 300, "disk-read", "io_schedule", ("main",), (800,), running_ms=running_ms)
     async with shown(ScriptedSource((busy,), machine=Machine(2)), (160, 50), view=View(account=True)) as (app, pilot):
         (line,) = lines_with(screen(app), " fio ")

@@ -18,7 +18,7 @@ from tests.ui.shown import CATEGORIES, QUICK_NS, View, asynchronous, screen, sho
 
 
 @asynchronous
-async def test_a_screen_that_stands_still_does_not_stop_the_reading() -> None:
+async def test_blocked_screen_does_not_stop_reading() -> None:
     source = ScriptedSource(ticks=1)
     async with shown(source) as (app, pilot):
         source.go_on(to=10_000)
@@ -35,7 +35,7 @@ async def test_a_screen_that_stands_still_does_not_stop_the_reading() -> None:
 
 
 @asynchronous
-async def test_many_ticks_that_wait_to_be_drawn_are_drawn_once() -> None:
+async def test_queued_ticks_are_drawn_once() -> None:
     source = ScriptedSource(ticks=1)
     async with shown(source) as (app, pilot):
         drawn: list[int] = []
@@ -50,7 +50,7 @@ async def test_many_ticks_that_wait_to_be_drawn_are_drawn_once() -> None:
 
 
 @asynchronous
-async def test_a_source_that_ends_leaves_its_last_picture() -> None:
+async def test_ended_source_leaves_its_last_picture() -> None:
     async with shown(ScriptedSource(ticks=3, ends=True)) as (app, pilot):
         await until(lambda: "What was watched has ended" in screen(app)[-2])
         assert screen(app)[0].endswith("ENDED")
@@ -64,7 +64,7 @@ async def test_a_source_that_ends_leaves_its_last_picture() -> None:
 
 
 @asynchronous
-async def test_a_source_that_ends_before_there_is_anything_to_show_ends_the_app_with_a_sentence() -> None:
+async def test_source_without_a_tick_ends_the_app_with_a_message() -> None:
     app = OfftopApp(ScriptedSource(ticks=0, ends=True), View(delay_ns=QUICK_NS), CATEGORIES)
     async with app.run_test():
         await until(lambda: app.failure is not None)
@@ -73,7 +73,7 @@ async def test_a_source_that_ends_before_there_is_anything_to_show_ends_the_app_
 
 
 @asynchronous
-async def test_an_error_of_the_source_ends_the_app_with_its_status() -> None:
+async def test_error_of_the_source_ends_the_app_with_its_status() -> None:
     error = KernelError("the kernel took the probe away. Start offtop again")
     app = OfftopApp(ScriptedSource(ticks=1, error=error), View(delay_ns=QUICK_NS), CATEGORIES)
     async with app.run_test():
@@ -83,7 +83,7 @@ async def test_an_error_of_the_source_ends_the_app_with_its_status() -> None:
 
 
 @asynchronous
-async def test_iterations_end_it() -> None:
+async def test_app_ends_after_the_given_iterations() -> None:
     source = ScriptedSource(ticks=50)
     app = OfftopApp(source, View(delay_ns=QUICK_NS), CATEGORIES, iterations=5)
     async with app.run_test():
@@ -93,7 +93,7 @@ async def test_iterations_end_it() -> None:
 
 
 @asynchronous
-async def test_every_size_shows_something_and_no_line_is_wider_than_the_screen() -> None:
+async def test_screen_fits_every_size() -> None:
     async with shown(ScriptedSource(ticks=3)) as (app, pilot):
         for width, height in (
             (1, 1),
@@ -122,7 +122,7 @@ views_shown = st.builds(
 
 
 @given(st.integers(1, 400), st.integers(1, 200), views_shown)
-def test_a_layout_uses_each_cell_once(width: int, height: int, view: View) -> None:
+def test_layout_covers_each_cell_once(width: int, height: int, view: View) -> None:
     made = arrange(width, height, view)
     covered = np.zeros((height, width), np.int64)
     for rect in made.panels.values():
@@ -136,20 +136,20 @@ def test_a_layout_uses_each_cell_once(width: int, height: int, view: View) -> No
 
 
 @given(st.integers(40, 400), st.integers(8, 200), views_shown)
-def test_the_pane_with_the_keys_is_on_the_screen(width: int, height: int, view: View) -> None:
+def test_focused_pane_is_visible(width: int, height: int, view: View) -> None:
     made = arrange(width, height, view)
     shown = view.focus if view.focus != views.LATENCY or made.latency != "off" else views.CATEGORIES
     assert shown in made.panels or (shown == views.LIST and views.CATEGORIES in made.panels and height < 12)
 
 
-def test_a_sparkline_has_a_character_a_value_and_a_blank_for_what_was_not_measured() -> None:
+def test_sparkline_has_one_character_per_value_and_blanks_for_gaps() -> None:
     assert sparkline((None, 0.0, 4.0, 8.0), UNICODE) == " ▁▅█"
     assert sparkline((None, 0.0, 4.0, 8.0), ASCII) == " _=#"
     assert sparkline((), UNICODE) == ""
     assert sparkline((0.01,), UNICODE) == "▂"
 
 
-def test_text_is_fitted_by_the_cells_it_takes() -> None:
+def test_text_is_fitted_by_display_width() -> None:
     assert fit("mysqld", 8, UNICODE) == "mysqld  "
     assert fit("mysqld", 4, UNICODE) == "mys…"
     assert fit("mysqld", 4, ASCII) == "mys~"
@@ -158,7 +158,7 @@ def test_text_is_fitted_by_the_cells_it_takes() -> None:
     assert fit("abc", 0, UNICODE) == ""
 
 
-def test_left_and_right_share_a_line_and_the_left_gives_way() -> None:
+def test_left_part_of_a_shared_line_is_cut_first() -> None:
     left, right = [("left side", "text")], [("right", "text")]
     assert "".join(text for text, _ in spread(left, right, 16).spans) == "left side  right"
     assert "".join(text for text, _ in spread(left, right, 10).spans) == "left right"
@@ -167,7 +167,7 @@ def test_left_and_right_share_a_line_and_the_left_gives_way() -> None:
     assert Line() == NO_LINE
 
 
-def test_text_is_cut_after_a_whole_sentence() -> None:
+def test_text_is_cut_after_a_sentence() -> None:
     text = "lock: One. And two. And three."
     assert [whole_sentences(text, width) for width in (5, 10, 19, 29, 30)] == [
         "lock: One.",
@@ -179,6 +179,6 @@ def test_text_is_cut_after_a_whole_sentence() -> None:
 
 
 @pytest.mark.parametrize("category", CATEGORIES.ids)
-def test_what_a_category_means_has_room_on_80_columns(category: str) -> None:
+def test_category_description_fits_80_columns(category: str) -> None:
     said = " ".join(f"{category}: {CATEGORIES.plain[category]}".split())
     assert len(whole_sentences(said, 80)) <= 80

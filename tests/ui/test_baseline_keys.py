@@ -48,7 +48,7 @@ async def marked(app: OfftopApp, source: ScriptedSource, to: int = AFTER + 10) -
 
 
 @asynchronous
-async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
+async def test_b_reports_the_baseline_and_d_shows_changes_since() -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source) as (app, pilot):
         await pilot.press("B")
@@ -71,7 +71,7 @@ async def test_b_says_what_it_took_and_d_shows_what_changed_since() -> None:
 
 
 @asynchronous
-async def test_d_says_that_nothing_is_marked_yet() -> None:
+async def test_d_without_a_baseline_says_so() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("D")
         assert "there is no baseline: B takes" in alert(app)
@@ -79,7 +79,7 @@ async def test_d_says_that_nothing_is_marked_yet() -> None:
 
 
 @asynchronous
-async def test_b_takes_the_minute_before_what_is_held_and_with_w_all_that_is_kept() -> None:
+async def test_b_takes_the_minute_before_the_paused_view_or_the_whole_window() -> None:
     async with shown(ScriptedSource(SHOP, ticks=100)) as (app, pilot):
         await pilot.press("space", "left_curly_bracket", "B")
         await until(lambda: app.view.baseline is not None)
@@ -91,7 +91,7 @@ async def test_b_takes_the_minute_before_what_is_held_and_with_w_all_that_is_kep
 
 
 @asynchronous
-async def test_sorted_by_change_what_changed_most_stands_first_and_d_goes_back() -> None:
+async def test_sort_by_change_puts_the_largest_first_and_d_restores_the_sort() -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, (100, 40)) as (app, pilot):
         await pilot.press("greater_than_sign")
@@ -112,7 +112,7 @@ async def test_sorted_by_change_what_changed_most_stands_first_and_d_goes_back()
 
 
 @asynchronous
-async def test_who_is_gone_has_a_row_that_leads_nowhere_and_a_category_that_is_gone_can_be_chosen() -> None:
+async def test_disappeared_thread_cannot_be_opened_but_a_category_can_be_selected() -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, (100, 40)) as (app, pilot):
         await marked(app, source)
@@ -131,7 +131,7 @@ async def test_who_is_gone_has_a_row_that_leads_nowhere_and_a_category_that_is_g
 
 
 @asynchronous
-async def test_the_tree_the_site_and_the_icicle_tell_it_of_each_place() -> None:
+async def test_tree_site_and_icicle_show_changes() -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, (100, 30)) as (app, pilot):
         await marked(app, source)
@@ -150,7 +150,7 @@ async def test_the_tree_the_site_and_the_icicle_tell_it_of_each_place() -> None:
 
 
 @asynchronous
-async def test_colours_tell_what_is_sure_and_the_icicle_is_red_and_blue() -> None:
+async def test_significant_changes_are_coloured() -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, (100, 40), theme_name="dark") as (app, pilot):
         await marked(app, source)
@@ -163,7 +163,7 @@ async def test_colours_tell_what_is_sure_and_the_icicle_is_red_and_blue() -> Non
 
 
 @asynchronous
-async def test_wakers_that_were_not_gathered_then_are_said_to_be_missing() -> None:
+async def test_baseline_without_wakers_is_reported() -> None:
     source = ScriptedSource(WAKERS, ticks=20)
     async with shown(source, (100, 30)) as (app, pilot):
         await marked(app, source, 21)
@@ -179,7 +179,7 @@ async def test_wakers_that_were_not_gathered_then_are_said_to_be_missing() -> No
 
 
 @asynchronous
-async def test_in_a_replay_and_in_rewind_it_is_compared_too(tmp_path: Path) -> None:
+async def test_baseline_works_in_a_replay_and_in_rewind(tmp_path: Path) -> None:
     file = recorded(tmp_path / "it.offtop", PILE, 70)
     async with played(Path(file), speed=1000.0, begin=30) as (app, pilot):
         await pilot.press("b", *"02:00:35", "enter")
@@ -197,7 +197,7 @@ async def test_in_a_replay_and_in_rewind_it_is_compared_too(tmp_path: Path) -> N
 @pytest.mark.parametrize("keys", ["", "H", "t", "g"], ids=["processes", "threads", "tree", "flame"])
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 @asynchronous
-async def test_pictures(size: tuple[int, int], keys: str) -> None:
+async def test_screens_match_the_stored_pictures(size: tuple[int, int], keys: str) -> None:
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, size, View(delay_ns=QUICK_NS, focus=LIST)) as (app, pilot):
         await marked(app, source)

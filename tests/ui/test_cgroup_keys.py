@@ -35,7 +35,7 @@ def line(app: OfftopApp, words: str) -> str:
 
 
 @asynchronous
-async def test_c_lists_containers_and_units_with_all_that_is_in_them() -> None:
+async def test_c_lists_containers_and_units_with_their_totals() -> None:
     async with shown(source()) as (app, pilot):
         await pilot.press("i", "C")
         await pilot.press("r", "r")  # drawn again, now that it was told
@@ -50,7 +50,7 @@ async def test_c_lists_containers_and_units_with_all_that_is_in_them() -> None:
 
 
 @asynchronous
-async def test_what_nobody_has_told_of_yet_is_a_row_too() -> None:
+async def test_processes_of_unknown_cgroup_have_a_row() -> None:
     async with shown(source({})) as (app, pilot):
         await pilot.press("C")
         assert listed(app) == [(NO_CGROUP, 3, 10_000)]
@@ -64,7 +64,7 @@ async def test_what_nobody_has_told_of_yet_is_a_row_too() -> None:
 
 
 @asynchronous
-async def test_the_list_follows_what_is_told_and_asks_for_all_processes() -> None:
+async def test_cgroup_list_looks_up_all_processes_and_follows_the_answers() -> None:
     told = source()
     async with shown(told) as (app, pilot):
         await pilot.press("C")
@@ -76,7 +76,7 @@ async def test_the_list_follows_what_is_told_and_asks_for_all_processes() -> Non
 
 
 @asynchronous
-async def test_enter_goes_to_the_processes_of_a_container_and_escape_back_to_it() -> None:
+async def test_enter_lists_the_processes_of_a_cgroup_and_escape_goes_back() -> None:
     async with shown(source()) as (app, pilot):
         await pilot.press("\\", *"cat=lock", "enter", "C", "tab", "down", "enter")
         assert app.view.filter.text == f"cat=lock cgroup={MYSQL}"
@@ -95,7 +95,7 @@ async def test_enter_goes_to_the_processes_of_a_container_and_escape_back_to_it(
 
 
 @asynchronous
-async def test_a_click_on_a_chosen_cgroup_goes_down() -> None:
+async def test_click_on_a_selected_cgroup_opens_it() -> None:
     async with shown(source(), mouse=True) as (app, pilot):
         await pilot.press("C", "tab")
         y = next(y for y, text in enumerate(screen(app)) if "docker 1a2b" in text)
@@ -105,7 +105,7 @@ async def test_a_click_on_a_chosen_cgroup_goes_down() -> None:
 
 
 @asynchronous
-async def test_a_pinned_cgroup_stays_on_top_and_f_has_the_kernel_count_it_alone() -> None:
+async def test_pinned_cgroup_is_on_top_and_f_restricts_the_kernel_filter_to_it() -> None:
     told = source()
     async with shown(told) as (app, pilot):
         await pilot.press("C", "tab", "down", "p")
@@ -129,7 +129,7 @@ async def test_a_pinned_cgroup_stays_on_top_and_f_has_the_kernel_count_it_alone(
 
 
 @asynchronous
-async def test_the_root_has_nothing_to_narrow_to() -> None:
+async def test_root_cgroup_cannot_be_filtered_to() -> None:
     told = source({100: Details(cgroup="/")})
     async with shown(told) as (app, pilot):
         await pilot.press("C", "tab", "p", "F")
@@ -149,7 +149,7 @@ async def test_x_mutes_a_cgroup_and_y_copies_its_row() -> None:
 
 
 @asynchronous
-async def test_the_filter_word_container_goes_by_kind_and_names() -> None:
+async def test_filter_container_matches_kind_and_names() -> None:
     async with shown(source()) as (app, pilot):
         for typed, pids in (("docker*", [100]), ("1a2b3c4d5e6f", [100]), ("unit", [200]), ("x", [])):
             await pilot.press("\\", "ctrl+u", *f"container={typed}", "enter")
@@ -157,7 +157,7 @@ async def test_the_filter_word_container_goes_by_kind_and_names() -> None:
 
 
 @asynchronous
-async def test_containers_and_units_are_named_in_short_by_c_and_in_a_column_of_wide_lists() -> None:
+async def test_cgroups_have_short_names_in_lists_and_in_a_wide_column() -> None:
     who = {**WHO, 977: Details(cgroup="/user.slice"), 3100: Details(cgroup="/"), 4242: WHO[100]}
     async with shown(ScriptedSource(TABLE, ticks=12, who=who), (160, 50)) as (app, pilot):
         assert "CGROUP" not in "".join(screen(app))
@@ -173,7 +173,7 @@ async def test_containers_and_units_are_named_in_short_by_c_and_in_a_column_of_w
 
 
 @asynchronous
-async def test_a_hostile_cgroup_is_shown_escaped() -> None:
+async def test_hostile_cgroup_name_is_shown_escaped() -> None:
     who = {100: Details(cgroup="/\x1b[31m\u202e\n*?\"'")}
     async with shown(source(who), (160, 30)) as (app, pilot):
         for keys in (("C",), ("tab", "p"), ("enter",), ("x",)):

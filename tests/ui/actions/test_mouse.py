@@ -32,7 +32,7 @@ async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
 
 
 @asynchronous
-async def test_a_click_on_a_category_chooses_it_and_another_goes_to_its_list() -> None:
+async def test_click_selects_a_category_and_a_second_click_opens_its_list() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await click(app, pilot, "net-recv")
         assert (app.view.category, app.view.focus) == ("net-recv", CATEGORIES)
@@ -58,7 +58,7 @@ async def test_clicks_in_the_list_lead_to_a_process_and_its_thread() -> None:
 
 @pytest.mark.parametrize(("row", "titles"), [(5, ("MAX", "EV/S", "WAITING")), (15, ("MAX", "NOW", "WAITING"))])
 @asynchronous
-async def test_a_click_on_a_head_sorts_and_another_turns_it_round(row: int, titles: tuple[str, ...]) -> None:
+async def test_click_on_a_column_header_sorts_and_a_second_click_reverses(row: int, titles: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         for title in titles:
             x = screen(app)[row].index(title)
@@ -77,7 +77,7 @@ async def test_a_click_on_a_head_sorts_and_another_turns_it_round(row: int, titl
 
 
 @asynchronous
-async def test_a_click_on_a_branch_chooses_it_and_another_opens_or_closes_it() -> None:
+async def test_click_selects_a_branch_and_a_second_click_toggles_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t")
         await click(app, pilot, "▶ ask")
@@ -92,7 +92,7 @@ async def test_a_click_on_a_branch_chooses_it_and_another_opens_or_closes_it() -
 
 
 @asynchronous
-async def test_a_click_on_a_leaf_that_is_chosen_goes_down_to_its_site() -> None:
+async def test_click_on_a_selected_leaf_opens_its_site() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t")
         await click(app, pilot, "take_order")
@@ -103,7 +103,7 @@ async def test_a_click_on_a_leaf_that_is_chosen_goes_down_to_its_site() -> None:
 
 
 @asynchronous
-async def test_the_wheel_moves_three_rows_in_the_pane_under_the_mouse() -> None:
+async def test_wheel_moves_three_rows_in_the_pane_under_the_pointer() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await wheel(pilot, (5, 8), down=True)
         assert (app.view.focus, app.view.category) == (CATEGORIES, "fsync")
@@ -118,7 +118,7 @@ async def test_the_wheel_moves_three_rows_in_the_pane_under_the_mouse() -> None:
 
 
 @asynchronous
-async def test_a_histogram_takes_neither_clicks_nor_the_wheel() -> None:
+async def test_histogram_ignores_clicks_and_the_wheel() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         assert app.view.latency != HISTOGRAM
         await pilot.click(offset=(120, 8))
@@ -127,7 +127,7 @@ async def test_a_histogram_takes_neither_clicks_nor_the_wheel() -> None:
 
 
 @asynchronous
-async def test_a_click_on_a_cell_of_the_heat_map_chooses_it() -> None:
+async def test_click_selects_a_heat_map_cell() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         y, line = next((y, line) for y, line in enumerate(screen(app)) if "34ms-134ms" in line)
         await pilot.click(offset=(len(line) - 2, y))
@@ -140,7 +140,7 @@ async def test_a_click_on_a_cell_of_the_heat_map_chooses_it() -> None:
 
 
 @asynchronous
-async def test_a_click_on_a_box_chooses_it_and_another_shows_it_alone() -> None:
+async def test_click_selects_a_box_and_a_second_click_zooms_to_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g")
         await click(app, pilot, "serve")
@@ -152,7 +152,7 @@ async def test_a_click_on_a_box_chooses_it_and_another_shows_it_alone() -> None:
 
 
 @asynchronous
-async def test_the_wheel_scrolls_a_site() -> None:
+async def test_wheel_scrolls_a_site() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "enter")
         top = screen(app)[6]
@@ -164,7 +164,7 @@ async def test_the_wheel_scrolls_a_site() -> None:
 
 
 @asynchronous
-async def test_clicks_on_head_alert_and_key_bar_choose_nothing() -> None:
+async def test_clicks_on_header_alert_and_key_bar_do_nothing() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         before = app.view
         for y in (0, 2, 4, 14, 22, 23):
@@ -173,7 +173,7 @@ async def test_clicks_on_head_alert_and_key_bar_choose_nothing() -> None:
 
 
 @asynchronous
-async def test_a_click_while_a_question_is_asked_leaves_the_question() -> None:
+async def test_click_does_not_close_an_open_prompt() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("/", "b")
         await click(app, pilot, "net-recv")
@@ -182,7 +182,7 @@ async def test_a_click_while_a_question_is_asked_leaves_the_question() -> None:
 
 
 @asynchronous
-async def test_a_chooser_is_chosen_from_with_the_mouse() -> None:
+async def test_mouse_selects_in_a_menu() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("f6")
         await click(app, pilot, "( ) NAME")
@@ -200,7 +200,7 @@ async def test_a_chooser_is_chosen_from_with_the_mouse() -> None:
 
 
 @asynchronous
-async def test_in_a_chooser_that_is_longer_than_the_screen_its_last_line_is_no_choice() -> None:
+async def test_hint_line_of_a_long_menu_is_not_an_entry() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (80, 10)) as (app, pilot):
         await pilot.press("f")
         await click(app, pilot, "SPACE on or off")

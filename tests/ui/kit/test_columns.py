@@ -42,7 +42,7 @@ def views(hidden: frozenset[str]) -> Iterator[View]:
         yield from (replace(view, account=True, account_sort=sort) for sort in ACCOUNT_SORTS)
 
 
-def test_no_table_is_wider_than_its_pane(picture: Picture) -> None:
+def test_tables_fit_their_panes(picture: Picture) -> None:
     for hidden, width in product(HIDDEN, WIDTHS):
         for view in views(hidden):
             some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
@@ -51,7 +51,7 @@ def test_no_table_is_wider_than_its_pane(picture: Picture) -> None:
                 assert width_of(category_columns(some, pen), CATEGORY_MARK) <= width, (width, view)
 
 
-def test_the_name_the_main_figure_and_what_is_sorted_by_are_always_there(picture: Picture) -> None:
+def test_name_main_figure_and_sort_column_are_always_shown(picture: Picture) -> None:
     for width in WIDTHS:
         for view in views(frozenset()):
             some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
@@ -62,7 +62,7 @@ def test_the_name_the_main_figure_and_what_is_sorted_by_are_always_there(picture
                 assert view.list_sort in [column.sort for column in listed], (width, view)
 
 
-def test_what_is_for_wide_panes_goes_first_then_what_is_at_the_right() -> None:
+def test_columns_for_wide_panes_are_dropped_first_then_the_rightmost() -> None:
     def column(title: str, least_width: int = 0, stays: bool = False) -> Column:
         return Column(title, 3, lambda row: "", sort=title, least_width=least_width, stays=stays)
 
@@ -81,7 +81,7 @@ def test_what_is_for_wide_panes_goes_first_then_what_is_at_the_right() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 14), (160, 50)])
 @asynchronous
-async def test_sorted_by_total_every_number_has_all_its_digits(size: tuple[int, int]) -> None:
+async def test_totals_are_not_cut_when_sorted_by_total(size: tuple[int, int]) -> None:
     table = [LONG, LONG._replace(pid=501, tid=501, waits_ms=(), waits_on=True, older_ms=12_000)]
     async with shown(ScriptedSource(table, ticks=1), size) as (app, pilot):
         await pilot.press("T")

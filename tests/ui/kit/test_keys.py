@@ -193,7 +193,7 @@ DOES: dict[str, Does] = {
 """Each id of KEYS, on SHOP and 80x24."""
 
 
-def test_each_key_is_known_and_told_of_once() -> None:
+def test_each_key_is_listed_and_tested_once() -> None:
     assert [row.id for row in KEYS] == [*DOES]
     every = [key for row in KEYS for key in row.keys.split(",")]
     assert len({*every}) == len(every)
@@ -201,7 +201,7 @@ def test_each_key_is_known_and_told_of_once() -> None:
 
 
 @asynchronous
-async def test_the_keys_of_a_row_all_do_the_same() -> None:
+async def test_all_keys_of_a_row_have_the_same_action() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, _):
         for row in KEYS:
             for key in row.keys.split(","):
@@ -223,7 +223,7 @@ async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A
 
 
 @asynchronous
-async def test_down_and_up_choose_a_category_and_the_list_follows() -> None:
+async def test_down_and_up_select_a_category_and_the_list_follows() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         assert app.view.category == ""
         await pilot.press("down")
@@ -238,7 +238,7 @@ async def test_down_and_up_choose_a_category_and_the_list_follows() -> None:
 
 
 @asynchronous
-async def test_enter_goes_down_to_a_thread_and_escape_up_again() -> None:
+async def test_enter_drills_down_to_a_thread_and_escape_goes_back() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("down", "enter")
         assert (app.view.focus, app.view.pid) == (LIST, None)
@@ -267,7 +267,7 @@ def crumb(app: OfftopApp) -> str:
 
 
 @asynchronous
-async def test_the_breadcrumb_leads_to_a_site_and_back_step_by_step() -> None:
+async def test_breadcrumb_follows_each_step_down_and_back() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         way = [
             ("down", "All > lock", CATEGORIES),
@@ -289,7 +289,7 @@ async def test_the_breadcrumb_leads_to_a_site_and_back_step_by_step() -> None:
 
 
 @asynchronous
-async def test_each_level_keeps_its_cursor_for_the_way_back() -> None:
+async def test_each_level_remembers_its_cursor() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "down", "enter", "down", "enter")
         assert (app.view.pid, app.view.thread) == (200, ThreadKey(200, 201))
@@ -315,7 +315,7 @@ NUMBERS_OF: dict[tuple[str, ...], tuple[int, int, int]] = {
 @pytest.mark.parametrize("keys", NUMBERS_OF)
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 @asynchronous
-async def test_what_is_chosen_holds_in_every_pane(keys: tuple[str, ...], size: tuple[int, int]) -> None:
+async def test_selection_applies_to_every_pane(keys: tuple[str, ...], size: tuple[int, int]) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), size) as (app, pilot):
         if keys:
             await pilot.press(*keys)
@@ -334,7 +334,7 @@ async def test_what_is_chosen_holds_in_every_pane(keys: tuple[str, ...], size: t
 
 
 @asynchronous
-async def test_tab_goes_round_the_panes_that_can_be_seen_and_shift_tab_the_other_way() -> None:
+async def test_tab_cycles_the_visible_panes_and_shift_tab_goes_backwards() -> None:
     for size, keys, panes in (
         ((80, 24), (), [LIST, CATEGORIES]),
         ((80, 24), ("l",), [CATEGORIES, CATEGORIES]),
@@ -356,7 +356,7 @@ async def test_tab_goes_round_the_panes_that_can_be_seen_and_shift_tab_the_other
 
 
 @asynchronous
-async def test_tab_goes_to_the_list_and_back_and_moves_there() -> None:
+async def test_tab_moves_the_focus_to_the_list_and_back() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("tab", "down")
         assert (app.view.category, app.view.cursor) == ("", 3100)
@@ -369,7 +369,7 @@ async def test_tab_goes_to_the_list_and_back_and_moves_there() -> None:
 
 
 @asynchronous
-async def test_in_a_thread_down_goes_to_the_next_thread() -> None:
+async def test_down_in_a_thread_goes_to_the_next_thread() -> None:
     async with shown(ScriptedSource(), (160, 50)) as (app, pilot):
         await pilot.press("tab", "enter", "enter", "shift+tab", "down")
         assert app.view.thread == WRITER
@@ -387,7 +387,7 @@ async def test_h_lists_threads_of_all_processes() -> None:
 
 
 @asynchronous
-async def test_a_pin_is_on_top_at_once_and_p_takes_it_off() -> None:
+async def test_pinned_row_is_on_top_and_p_unpins_it() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("tab", "end", "p")
         assert app.view.pin == 977
@@ -399,14 +399,14 @@ async def test_a_pin_is_on_top_at_once_and_p_takes_it_off() -> None:
 
 
 @asynchronous
-async def test_p_without_a_row_says_what_it_wants() -> None:
+async def test_p_without_a_row_explains_itself() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("p")
         assert "p pins a process, thread or cgroup: TAB goes to their list" in screen(app)
 
 
 @asynchronous
-async def test_f_narrows_the_kernels_filter_to_the_pin_and_widens_it_again() -> None:
+async def test_f_restricts_the_kernel_filter_to_the_pin_and_lifts_it_again() -> None:
     source = ScriptedSource()
     async with shown(source) as (app, pilot):
         await pilot.press("F")
@@ -423,7 +423,7 @@ async def test_f_narrows_the_kernels_filter_to_the_pin_and_widens_it_again() -> 
 
 
 @asynchronous
-async def test_what_the_source_refuses_is_said_and_changes_nothing() -> None:
+async def test_refusal_of_the_source_is_shown_and_changes_nothing() -> None:
     source = ScriptedSource()
     async with shown(source) as (app, pilot):
         source.refuses = KernelError("this is a recording: it cannot be filtered anew")
@@ -434,7 +434,7 @@ async def test_what_the_source_refuses_is_said_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize("key", ["space", "z", "Z"])
 @asynchronous
-async def test_a_paused_picture_stays_while_the_measuring_goes_on(key: str) -> None:
+async def test_paused_view_stays_while_measuring_continues(key: str) -> None:
     source = ScriptedSource(ticks=3)
     async with shown(source) as (app, pilot):
         await pilot.press(key)
@@ -454,7 +454,7 @@ async def test_a_paused_picture_stays_while_the_measuring_goes_on(key: str) -> N
 
 
 @asynchronous
-async def test_w_steps_through_the_spans() -> None:
+async def test_w_cycles_the_windows() -> None:
     async with shown(ScriptedSource(ticks=75)) as (app, pilot):
         heads: list[str] = []
         for _ in range(4):
@@ -465,7 +465,7 @@ async def test_w_steps_through_the_spans() -> None:
 
 
 @asynchronous
-async def test_waiting_is_the_same_over_every_span_of_a_steady_load() -> None:
+async def test_steady_load_shows_the_same_waiting_in_every_window() -> None:
     async with shown(ScriptedSource(ticks=75)) as (app, pilot):
         for _ in range(4):
             await pilot.press("w")
@@ -476,7 +476,7 @@ async def test_waiting_is_the_same_over_every_span_of_a_steady_load() -> None:
 
 
 @asynchronous
-async def test_i_shows_what_looks_idle() -> None:
+async def test_i_shows_idle_waits() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         assert "+2.00 idle hidden (i)" in screen(app)[1]
         await pilot.press("i")
@@ -485,7 +485,7 @@ async def test_i_shows_what_looks_idle() -> None:
 
 
 @asynchronous
-async def test_each_sort_key_and_the_next_column_and_the_other_way_round() -> None:
+async def test_sort_keys_step_through_columns_and_r_reverses() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         seen: list[str] = []
         for key in ("M", "T", "E", "P", ">", "<", "<", "<", "<"):
@@ -500,7 +500,7 @@ async def test_each_sort_key_and_the_next_column_and_the_other_way_round() -> No
 
 
 @asynchronous
-async def test_d_asks_for_the_delay_and_takes_no_nonsense() -> None:
+async def test_d_prompts_for_the_delay_and_refuses_invalid_input() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("d")
         assert "seconds between ticks, 0.1 to 60" in screen(app)[-2]
@@ -518,7 +518,7 @@ async def test_d_asks_for_the_delay_and_takes_no_nonsense() -> None:
 
 
 @asynchronous
-async def test_a_new_delay_counts_at_once() -> None:
+async def test_new_delay_applies_at_once() -> None:
     source = ScriptedSource(ticks=1)
     async with shown(source, view=View(delay_ns=60_000 * MS)) as (app, pilot):
         source.go_on(to=3)
@@ -527,7 +527,7 @@ async def test_a_new_delay_counts_at_once() -> None:
 
 
 @asynchronous
-async def test_m_asks_for_the_minimum_and_tells_the_source() -> None:
+async def test_m_prompts_for_the_minimum_and_sets_it_in_the_source() -> None:
     source = ScriptedSource()
     async with shown(source) as (app, pilot):
         await pilot.press("m", "x", "enter")
@@ -544,7 +544,7 @@ async def test_m_asks_for_the_minimum_and_tells_the_source() -> None:
 
 
 @asynchronous
-async def test_while_a_question_is_asked_letters_are_its_answer() -> None:
+async def test_letters_go_to_an_open_prompt() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("d", "q", "i", "tab")
         assert not app.view.idle_shown
@@ -555,7 +555,7 @@ async def test_while_a_question_is_asked_letters_are_its_answer() -> None:
 
 @pytest.mark.parametrize("key", ["?", "h", "f1"])
 @asynchronous
-async def test_help_names_every_key_every_category_and_this_session(key: str) -> None:
+async def test_help_lists_every_key_and_category_and_the_session(key: str) -> None:
     async with shown(ScriptedSource(), size=(100, 500)) as (app, pilot):
         await pilot.press(key)
         await pilot.pause()
@@ -572,7 +572,7 @@ async def test_help_names_every_key_every_category_and_this_session(key: str) ->
 
 
 @asynchronous
-async def test_help_scrolls_and_q_leaves_it_without_leaving_offtop() -> None:
+async def test_help_scrolls_and_q_closes_only_it() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("?")
         await pilot.pause()
@@ -591,7 +591,7 @@ async def test_help_scrolls_and_q_leaves_it_without_leaving_offtop() -> None:
 
 @pytest.mark.parametrize("key", ["/", "\\", "u", "d", "m"])
 @asynchronous
-async def test_what_is_typed_at_a_question_is_text_and_escape_closes_it(key: str) -> None:
+async def test_prompt_takes_any_text_and_escape_closes_it(key: str) -> None:
     async with shown(ScriptedSource(SHOP, who=WHO)) as (app, pilot):
         before, rows = app.view, screen(app)[:-2]
         await pilot.press(key, *"qixXHtglpF?Wv.+-*1 ")
@@ -605,7 +605,7 @@ async def test_what_is_typed_at_a_question_is_text_and_escape_closes_it(key: str
 
 @pytest.mark.parametrize("before", [("/",), ("d",), ("f",), ("f6",), ("?",), ("ctrl+p",), ("g",), ("t", "enter")])
 @asynchronous
-async def test_ctrl_c_leaves_whatever_is_open_and_then_offtop(before: tuple[str, ...]) -> None:
+async def test_ctrl_c_closes_an_overlay_first_and_then_offtop(before: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press(*before)
         await pilot.pause()
@@ -619,7 +619,7 @@ async def test_ctrl_c_leaves_whatever_is_open_and_then_offtop(before: tuple[str,
 
 
 @asynchronous
-async def test_c_shows_command_lines_and_cgroups_of_the_rows_on_the_screen_and_asks_for_no_others() -> None:
+async def test_c_shows_command_lines_and_cgroups_and_looks_up_only_visible_rows() -> None:
     source = ScriptedSource(SHOP, ticks=12, who=WHO)
     async with shown(source) as (app, pilot):
         assert source.asked == []
@@ -639,7 +639,7 @@ async def test_c_shows_command_lines_and_cgroups_of_the_rows_on_the_screen_and_a
 
 
 @asynchronous
-async def test_only_processes_on_the_screen_are_asked_about() -> None:
+async def test_only_visible_processes_are_looked_up() -> None:
     table = [replace_pid(SHOP[8], pid) for pid in range(1000, 1100)]
     source = ScriptedSource(table, ticks=3)
     async with shown(source) as (_, pilot):
@@ -656,7 +656,7 @@ def replace_pid(row: Waits, pid: int) -> Waits:
 
 
 @asynchronous
-async def test_a_hostile_command_line_is_shown_escaped() -> None:
+async def test_hostile_command_line_is_shown_escaped() -> None:
     who = {100: Details("\x1b[31m", "sh\x1b[2J\u202e\n --x", "/\x9b31m", 0)}
     async with shown(ScriptedSource(SHOP, ticks=3, who=who), (160, 50)) as (app, pilot):
         for words in ("sh\\x1b[2J\\u202e\\x0a --x", "/\\x9b31m"):
@@ -676,7 +676,7 @@ class Refusing(Told):
 
 
 @asynchronous
-async def test_w_and_f12_say_where_they_wrote_or_why_they_did_not() -> None:
+async def test_w_and_f12_report_the_file_or_the_error() -> None:
     for files, kept, drawn in (
         (Told(), "written to config.toml", "written to offtop-"),
         (
@@ -698,7 +698,7 @@ async def test_w_and_f12_say_where_they_wrote_or_why_they_did_not() -> None:
 
 
 @asynchronous
-async def test_x_shows_the_pane_with_the_keys_alone_and_escape_all_again() -> None:
+async def test_x_zooms_the_focused_pane_and_escape_restores_all() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("tab", "x")
         assert not any("CATEGORY" in line or "STACK" in line for line in screen(app))
@@ -711,7 +711,7 @@ async def test_x_shows_the_pane_with_the_keys_alone_and_escape_all_again() -> No
 
 
 @asynchronous
-async def test_r_lets_the_numbers_since_the_start_begin_anew() -> None:
+async def test_r_resets_cumulative_counters() -> None:
     source = ScriptedSource(SHOP, ticks=75)
     async with shown(source) as (app, pilot):
         await pilot.press("w", "w")
@@ -725,7 +725,7 @@ async def test_r_lets_the_numbers_since_the_start_begin_anew() -> None:
 
 
 @asynchronous
-async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
+async def test_y_copies_a_row_or_category_or_explains_itself() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("y")
         assert "y copies the row or the branch under the cursor: TAB goes to one" in screen(app)
@@ -736,7 +736,7 @@ async def test_y_copies_a_row_a_category_or_says_what_it_wants() -> None:
 
 
 @asynchronous
-async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
+async def test_vim_preset_works_and_help_and_key_bar_show_it() -> None:
     chosen = keymap("vim", {"flame": "ctrl+o", "idle": "ctrl+y, ;"})
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 150), keymap=chosen) as (app, pilot):
         assert "Ctrl-O Flame" in screen(app)[-1]
@@ -760,12 +760,12 @@ async def test_keys_of_vi_move_and_help_and_key_bar_name_them() -> None:
         assert any(line[:2] == ["Ctrl-Y", ";"] for line in words)
 
 
-def test_every_preset_is_a_map_without_a_clash() -> None:
+def test_presets_have_no_conflicting_keys() -> None:
     for preset in PRESETS:
         keymap(preset, {})
 
 
-def test_a_key_for_two_actions_and_an_unknown_action_are_refused_in_words() -> None:
+def test_conflicting_key_and_unknown_action_are_refused() -> None:
     with pytest.raises(UsageError, match=r"gives x to both zoom and quit\. Give one of them another key"):
         keymap("top", {"quit": "x"})
     with pytest.raises(UsageError, match=r"has no action 'fly'\. There are: down, up, "):
@@ -775,7 +775,7 @@ def test_a_key_for_two_actions_and_an_unknown_action_are_refused_in_words() -> N
 
 
 @asynchronous
-async def test_an_unknown_key_says_so_until_the_next_key() -> None:
+async def test_unbound_key_is_reported_until_the_next_key() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("semicolon")
         assert "no action on ';'; ? for help" in screen(app)
@@ -785,7 +785,7 @@ async def test_an_unknown_key_says_so_until_the_next_key() -> None:
 
 @pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q"])
 @asynchronous
-async def test_quit(key: str) -> None:
+async def test_quit_keys_exit_with_status_0(key: str) -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press(key)
         assert app.return_code == 0
@@ -793,7 +793,7 @@ async def test_quit(key: str) -> None:
 
 
 @asynchronous
-async def test_keys_before_the_first_tick_do_no_harm() -> None:
+async def test_keys_before_the_first_tick_are_harmless() -> None:
     source = ScriptedSource(ticks=0)
     view = replace(View(), delay_ns=QUICK_NS)
     async with shown(source, view=view, ticks=0) as (app, pilot):
@@ -806,7 +806,7 @@ async def test_keys_before_the_first_tick_do_no_harm() -> None:
 
 @pytest.mark.parametrize("key", ["q", "f10", "ctrl+c", "ctrl+q", "escape"])
 @asynchronous
-async def test_a_quitting_key_closes_the_help_and_not_offtop(key: str) -> None:
+async def test_quit_key_in_help_closes_only_help(key: str) -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("h")
         assert len(app.screen_stack) == 2
@@ -816,7 +816,7 @@ async def test_a_quitting_key_closes_the_help_and_not_offtop(key: str) -> None:
 
 
 @asynchronous
-async def test_switches_are_a_rate_though_the_window_is_all_since_the_start() -> None:
+async def test_switches_are_a_rate_even_since_the_start() -> None:
     async with shown(ScriptedSource(ticks=20)) as (app, pilot):
         await until(lambda: app.picture is not None and app.picture.newest.number == 20)
         for _ in range(2):
@@ -826,7 +826,7 @@ async def test_switches_are_a_rate_though_the_window_is_all_since_the_start() ->
 
 
 @asynchronous
-async def test_functions_within_functions_have_a_line_each_in_a_site() -> None:
+async def test_inlined_functions_have_their_own_line_in_a_site() -> None:
     source = ScriptedSource(SHOP, ticks=12)
     source.name("take_order", one_name(["lock_it", "take_order"]))
     async with shown(source) as (app, pilot):

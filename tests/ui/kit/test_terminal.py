@@ -57,7 +57,7 @@ def with_each_open(check: Callable[[str], None]) -> None:
     ("name", "status", "size", "mouse"),
     [("TERM", 143, SMALL, "--mouse"), ("HUP", 129, LARGE, ""), ("INT", 130, SMALL, ""), ("TERM", 143, LARGE, "")],
 )
-def test_a_signal_ends_it_with_the_terminal_as_it_was(
+def test_signal_ends_offtop_and_restores_the_terminal(
     name: str, status: int, size: tuple[int, int], mouse: str
 ) -> None:
     def check(overlay: str) -> None:
@@ -74,7 +74,7 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
 @pytest.mark.parametrize(
     ("key", "size"), [(b"q", SMALL), (b"\x03", LARGE), (b"\x11", SMALL)], ids=["q", "ctrl-c", "ctrl-q"]
 )
-def test_a_key_ends_it_with_status_0(key: bytes, size: tuple[int, int]) -> None:
+def test_quit_key_ends_offtop_with_status_0(key: bytes, size: tuple[int, int]) -> None:
     with terminal(show("--mouse"), *size) as shown:
         opened(shown, NOTHING)
         shown.press(key)
@@ -82,7 +82,7 @@ def test_a_key_ends_it_with_status_0(key: bytes, size: tuple[int, int]) -> None:
         shown.assert_sane()
 
 
-def test_the_mouse_switched_on_by_hand_is_off_at_the_end() -> None:
+def test_mouse_enabled_by_hand_is_off_at_exit() -> None:
     with terminal(show()) as shown:
         opened(shown, OVERLAYS["palette"])
         assert b"\x1b[?1000h" not in shown.seen
@@ -97,7 +97,7 @@ def test_the_mouse_switched_on_by_hand_is_off_at_the_end() -> None:
         shown.assert_sane()
 
 
-def test_ctrl_z_gives_the_terminal_back_and_going_on_draws_it_again() -> None:
+def test_ctrl_z_restores_the_terminal_and_resuming_redraws() -> None:
     def check(overlay: str) -> None:
         with terminal(show("--mouse"), *(LARGE if overlay == "nothing" else SMALL)) as shown:
             opened(shown, OVERLAYS[overlay])
@@ -116,7 +116,7 @@ def test_ctrl_z_gives_the_terminal_back_and_going_on_draws_it_again() -> None:
     with_each_open(check)
 
 
-def test_sigtstp_by_itself_suspends_it_too() -> None:
+def test_sigtstp_suspends_too() -> None:
     with terminal(show(), *LARGE) as shown:
         opened(shown, NOTHING)
         shown.process.send_signal(signal.SIGTSTP)
@@ -131,7 +131,7 @@ def test_sigtstp_by_itself_suspends_it_too() -> None:
         shown.assert_sane()
 
 
-def test_what_is_told_to_end_while_it_is_suspended_does_so_and_draws_nothing() -> None:
+def test_sigterm_while_suspended_ends_offtop_without_drawing() -> None:
     """As by a shell's `kill %1`."""
     with terminal(show(), *LARGE) as shown:
         opened(shown, NOTHING)
@@ -148,7 +148,7 @@ def test_what_is_told_to_end_while_it_is_suspended_does_so_and_draws_nothing() -
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "told to go on, which it does"])
-def test_what_is_stopped_from_outside_comes_back_and_leaves_the_terminal_as_it_was(stopped: bool) -> None:
+def test_sigstop_and_sigcont_redraw_and_the_terminal_is_restored_at_exit(stopped: bool) -> None:
     with terminal(show(), *LARGE) as shown:
         opened(shown, NOTHING)
         for _ in range(2):
@@ -165,7 +165,7 @@ def test_what_is_stopped_from_outside_comes_back_and_leaves_the_terminal_as_it_w
         shown.assert_sane()
 
 
-def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
+def test_closed_terminal_ends_offtop_even_if_sighup_is_ignored() -> None:
     def check(overlay: str) -> None:
         with terminal(show()) as shown:
             opened(shown, OVERLAYS[overlay])
@@ -176,7 +176,7 @@ def test_a_closed_terminal_ends_it_even_where_its_signal_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.3])
-def test_what_comes_while_it_is_quitting_neither_keeps_it_nor_the_terminal(pause_s: float) -> None:
+def test_signal_while_quitting_does_not_prevent_a_clean_exit(pause_s: float) -> None:
     for what in (signal.SIGTERM, signal.SIGHUP, None):
         with terminal(show()) as shown:
             opened(shown, NOTHING)
@@ -192,7 +192,7 @@ def test_what_comes_while_it_is_quitting_neither_keeps_it_nor_the_terminal(pause
             shown.assert_sane()
 
 
-def test_a_broken_pipe_elsewhere_is_no_reason_to_end() -> None:
+def test_sigpipe_does_not_end_offtop() -> None:
     with terminal(show("--delay", "0.1")) as shown:
         opened(shown, NOTHING)
         shown.process.send_signal(signal.SIGPIPE)
@@ -202,7 +202,7 @@ def test_a_broken_pipe_elsewhere_is_no_reason_to_end() -> None:
         assert shown.status() == 0
 
 
-def test_an_error_of_the_source_is_a_line_once_the_terminal_is_as_it_was() -> None:
+def test_error_of_the_source_is_printed_after_restoring_the_terminal() -> None:
     with terminal(show("--fail")) as shown:
         assert shown.status() == 4
         shown.assert_sane()
@@ -211,7 +211,7 @@ def test_an_error_of_the_source_is_a_line_once_the_terminal_is_as_it_was() -> No
         assert b"Traceback" not in shown.seen
 
 
-def test_without_utf8_and_without_colour_there_is_neither() -> None:
+def test_no_utf8_and_no_color_give_plain_ascii() -> None:
     with terminal(show(), PYTHONUTF8="0", LC_ALL="C", PYTHONCOERCECLOCALE="0", NO_COLOR="1") as shown:
         opened(shown, NOTHING)
         shown.look_on(1.5)
@@ -223,7 +223,7 @@ def test_without_utf8_and_without_colour_there_is_neither() -> None:
         assert b"48;" not in shown.seen
 
 
-def test_a_resize_at_any_moment_is_drawn() -> None:
+def test_resize_is_drawn_at_any_time() -> None:
     def check(overlay: str) -> None:
         with terminal(show()) as shown:
             opened(shown, OVERLAYS[overlay])
@@ -244,7 +244,7 @@ def test_a_resize_at_any_moment_is_drawn() -> None:
     with_each_open(check)
 
 
-def test_a_resize_whose_signal_got_lost_is_drawn_too() -> None:
+def test_resize_without_sigwinch_is_drawn_too() -> None:
     with terminal(show()) as shown:
         opened(shown, NOTHING)
         shown.resize(*LARGE)
@@ -253,7 +253,7 @@ def test_a_resize_whose_signal_got_lost_is_drawn_too() -> None:
         assert shown.status() == 0
 
 
-def test_a_terminal_that_stops_reading_costs_the_measuring_nothing_and_is_told_so(tmp_path: Path) -> None:
+def test_stalled_terminal_does_not_delay_measuring_and_is_reported(tmp_path: Path) -> None:
     """The whole 45 s are in `make bench`."""
     reads = tmp_path / "reads"
     with terminal(show("--delay", str(_DELAY_S), "--reads", str(reads)), *LARGE) as shown:
@@ -280,7 +280,7 @@ def newest_reading(shown: Terminal) -> int:
     return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)
 
 
-def test_while_it_begins_no_signal_ends_it_whichever_thread_takes_it() -> None:
+def test_signals_during_startup_are_deferred_in_every_thread() -> None:
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()

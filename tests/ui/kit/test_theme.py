@@ -116,7 +116,7 @@ class Looks:
 DARK = (theme.paths.themes() / "dark.toml").read_text()
 
 
-def test_distances_and_contrasts_are_those_that_are_known() -> None:
+def test_helpers_compute_known_distances_and_contrasts() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
     assert distance("#000000", "#ffffff") == pytest.approx(1, abs=0.001)
@@ -130,7 +130,7 @@ def test_there_are_six_themes() -> None:
 
 
 @pytest.mark.parametrize("name", theme.paths.theme_names())
-def test_a_theme_has_a_look_for_each_token(name: str) -> None:
+def test_theme_styles_each_token(name: str) -> None:
     made = theme.load(name)
     wanted = {f"{token}-{part}" for token in theme.TOKENS for part in ("color", "background", "style")}
     assert wanted <= made.variables.keys()
@@ -144,13 +144,13 @@ def test_each_category_has_a_token() -> None:
 
 
 @pytest.mark.parametrize("name", theme.paths.theme_names())
-def test_a_theme_says_in_a_sentence_what_it_is_for(name: str) -> None:
+def test_theme_describes_itself_in_one_sentence(name: str) -> None:
     said = theme.says(name)
     assert 10 < len(said) <= 60
     assert said.endswith(".")
 
 
-def test_a_theme_that_lacks_a_token_or_has_an_unknown_one_is_an_error() -> None:
+def test_missing_or_unknown_token_is_an_error() -> None:
     with pytest.raises(ValueError, match="token: lost"):
         theme.parse("\n".join(line for line in DARK.splitlines() if not line.startswith("lost")), "broken")
     with pytest.raises(ValueError, match="token: sparkle"):
@@ -173,19 +173,19 @@ def test_a_theme_that_lacks_a_token_or_has_an_unknown_one_is_an_error() -> None:
         ("dark = true", "dark = ", "Invalid value"),
     ],
 )
-def test_what_is_wrong_in_a_theme_is_named(written: str, instead: str, wrong: str) -> None:
+def test_error_in_a_theme_is_named(written: str, instead: str, wrong: str) -> None:
     assert written in DARK
     with pytest.raises(ValueError, match=wrong):
         theme.parse(DARK.replace(written, instead), "broken")
 
 
-def test_a_palette_is_not_needed() -> None:
+def test_palette_is_optional() -> None:
     mono = (theme.paths.themes() / "mono.toml").read_text()
     assert "[palette]" not in mono
     assert theme.parse(mono, "mono") == theme.load("mono")
 
 
-def test_an_unknown_theme_is_a_usage_error_that_names_those_there_are() -> None:
+def test_unknown_theme_is_a_usage_error_that_lists_the_themes() -> None:
     named = r"choose one of .*dark.*light.*mono"
     for ask in (theme.load, theme.says):
         with pytest.raises(UsageError, match=named):
@@ -195,7 +195,7 @@ def test_an_unknown_theme_is_a_usage_error_that_names_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_every_text_can_be_read_on_its_background(name: str) -> None:
+def test_text_has_enough_contrast_to_its_background(name: str) -> None:
     looks = Looks(name)
     least = 7.0 if name == "contrast" else 4.5
     for token in theme.TOKENS:
@@ -204,7 +204,7 @@ def test_every_text_can_be_read_on_its_background(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_the_twelve_most_usual_categories_can_be_told_apart_by_the_colour_blind(name: str) -> None:
+def test_common_categories_are_distinct_for_the_colour_blind(name: str) -> None:
     looks = Looks(name)
     family_of = {category: family for family in FAMILIES for category in family}
     for eyes in eyes_of(name):
@@ -214,7 +214,7 @@ def test_the_twelve_most_usual_categories_can_be_told_apart_by_the_colour_blind(
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_more_waits_stand_out_more_in_a_heat_map(name: str) -> None:
+def test_heat_map_contrast_grows_with_the_number_of_waits(name: str) -> None:
     looks = Looks(name)
     stands_out = [contrast(looks.colour(token), looks.theme.background or "") for token in theme.HEAT_TOKENS]
     assert all(more >= 1.2 * less for less, more in pairwise(stands_out))
@@ -226,7 +226,7 @@ def test_more_waits_stand_out_more_in_a_heat_map(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_boxes_of_the_icicle_differ_from_their_neighbours_and_the_kernel_s_from_the_program_s(name: str) -> None:
+def test_flame_colours_are_distinct_and_kernel_differs_from_user(name: str) -> None:
     looks = Looks(name)
     for eyes in eyes_of(name):
         for flames in (theme.USER_FLAMES, theme.KERNEL_FLAMES):
@@ -241,7 +241,7 @@ def test_boxes_of_the_icicle_differ_from_their_neighbours_and_the_kernel_s_from_
             assert distance(looks.background(one), looks.background(other), eyes) >= 3 * NOTICEABLE, (one, other)
 
 
-def test_the_terminal_s_own_themes_name_no_colour_but_the_terminal_s() -> None:
+def test_ansi_and_mono_use_only_terminal_colours() -> None:
     for name, allowed in (("ansi", ("ansi_", "transparent")), ("mono", ("ansi_default", "transparent"))):
         looks = Looks(name)
         assert looks.theme.ansi
@@ -252,7 +252,7 @@ def test_the_terminal_s_own_themes_name_no_colour_but_the_terminal_s() -> None:
     assert "color" not in (theme.paths.themes() / "mono.toml").read_text().replace("colours", "")
 
 
-def test_in_the_terminal_s_own_colours_the_usual_categories_and_the_boxes_look_different_in_some_way() -> None:
+def test_common_categories_and_boxes_are_distinct_in_ansi_and_mono() -> None:
     looks = Looks("ansi")
     usual = [f"cat-{category}" for family in FAMILIES for category in family]
     assert len({(looks.colour(token), looks.style(token)) for token in usual}) == 12
@@ -263,7 +263,7 @@ def test_in_the_terminal_s_own_colours_the_usual_categories_and_the_boxes_look_d
 
 
 @pytest.mark.parametrize("name", ["ansi", "mono"])
-def test_textual_s_own_variables_name_no_colour_but_the_terminal_s(name: str) -> None:
+def test_textual_variables_use_only_terminal_colours_in_ansi_and_mono(name: str) -> None:
     allowed = ("transparent", "ansi_default") if name == "mono" else ("transparent", "ansi_")
     styles = {"none", "not", "b", "bold", "underline", "reverse", "dim"}
     for variable, value in theme.load(name).to_color_system().generate().items():
@@ -311,7 +311,7 @@ def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
 
 @pytest.mark.parametrize("name", ["ansi", "mono"])
 @asynchronous
-async def test_nothing_on_the_screen_has_another_colour_than_the_terminal_s(name: str) -> None:
+async def test_screen_shows_only_terminal_colours_in_ansi_and_mono(name: str) -> None:
     app = Everything(name)
     async with app.run_test(size=(80, len(theme.TOKENS) + 20)) as pilot:
         await pilot.pause()
@@ -329,7 +329,7 @@ async def test_nothing_on_the_screen_has_another_colour_than_the_terminal_s(name
 
 @pytest.mark.parametrize("name", theme.paths.theme_names())
 @asynchronous
-async def test_what_is_chosen_and_where_one_writes_can_be_seen_in_each_theme(name: str) -> None:
+async def test_selection_and_text_cursor_are_visible_in_each_theme(name: str) -> None:
     app = Everything(name)
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.press("end", "x")
@@ -349,7 +349,7 @@ def looks_other(one: Style, other: Style) -> bool:
 
 @pytest.mark.parametrize("name", theme.paths.theme_names())
 @asynchronous
-async def test_the_app_starts_in_each_theme_and_its_cursor_stands_out_without_colour(name: str) -> None:
+async def test_app_starts_in_each_theme_with_a_cursor_visible_without_colour(name: str) -> None:
     async with shown(ScriptedSource(), theme_name=name) as (app, pilot):
         await pilot.press("down")
         assert kinds_of_colours_shown(app) <= KINDS_OF_COLOURS.get(name, {ColorType.TRUECOLOR})
@@ -357,7 +357,7 @@ async def test_the_app_starts_in_each_theme_and_its_cursor_stands_out_without_co
 
 
 @asynchronous
-async def test_another_theme_is_drawn_at_once_in_every_panel() -> None:
+async def test_new_theme_is_drawn_at_once_in_every_panel() -> None:
     async with shown(ScriptedSource(ticks=3), theme_name="light") as (light, _):
         expected = coloured(light)
     async with shown(ScriptedSource(ticks=3), theme_name="dark") as (app, pilot):

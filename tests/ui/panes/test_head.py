@@ -25,7 +25,7 @@ UNEXPLAINED = "10% of cpu time unexplained"
     ],
 )
 @asynchronous
-async def test_what_is_lost_stands_first_and_the_least_important_goes_whole(width: int, line: str) -> None:
+async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width: int, line: str) -> None:
     async with shown(ScriptedSource([BUSY], machine=Machine(2)), (width, 24)) as (app, _):
         said = screen(app)[2]
         assert said.endswith("min 1ms") and said.removesuffix("min 1ms").rstrip() == line
@@ -33,7 +33,7 @@ async def test_what_is_lost_stands_first_and_the_least_important_goes_whole(widt
 
 @pytest.mark.parametrize("width", [*range(40, 110, 3), 160])
 @asynchronous
-async def test_losses_are_told_at_every_width_and_nothing_is_cut(width: int) -> None:
+async def test_losses_are_shown_at_every_width_and_no_part_is_cut(width: int) -> None:
     source = ScriptedSource([BUSY], lost={"stacks": 812, "sites": 2}, machine=Machine(2))
     async with shown(source, (width, 24)) as (app, _):
         said = screen(app)[2].removesuffix("min 1ms").rstrip()
@@ -44,7 +44,7 @@ async def test_losses_are_told_at_every_width_and_nothing_is_cut(width: int) -> 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
 @asynchronous
-async def test_that_threads_are_only_looked_at_is_told_at_every_width_with_how_far_that_may_be_off(width: int) -> None:
+async def test_sampling_and_its_error_are_shown_at_every_width(width: int) -> None:
     async with shown(SampledSource(ticks=12), (width, 24)) as (app, _):
         assert "SAMPLED ~20 Hz" in screen(app)[0]
         shorter, elsewhere = "waits up to 100ms shorter", ", up to 0.25 elsewhere"
@@ -56,14 +56,14 @@ async def test_that_threads_are_only_looked_at_is_told_at_every_width_with_how_f
     ("width", "says"), [(40, "only"), (60, "only, waits up to 100ms shorter"), (80, ", up to 0.25 elsewhere")]
 )
 @asynchronous
-async def test_that_only_own_processes_are_seen_is_told_first(width: int, says: str) -> None:
+async def test_own_processes_only_comes_first(width: int, says: str) -> None:
     async with shown(SampledSource(ticks=12, own_only=True), (width, 24)) as (app, _):
         told = screen(app)[2].rstrip()
         assert "own processes only" in told and told.endswith(says)
 
 
 @asynchronous
-async def test_in_a_container_it_is_told_that_no_other_process_is_seen_and_that_losses_are_not_known() -> None:
+async def test_container_shows_its_limited_view_and_unknown_losses() -> None:
     seen = Sampling(lost_known=False, container_only=True)
     async with shown(SampledSource(ticks=12, seen=seen), (160, 24)) as (app, pilot):
         assert "lost: not known" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
@@ -81,7 +81,7 @@ async def test_in_a_container_it_is_told_that_no_other_process_is_seen_and_that_
 
 
 @asynchronous
-async def test_where_nothing_waits_it_is_told_whose_waits_are_seen() -> None:
+async def test_empty_list_says_whose_waits_are_sampled() -> None:
     class Nothing(SampledSource):
         def after(self, seconds: int) -> Snapshot:
             return replace(ScriptedSource([]).after(seconds), sampling=super().after(seconds).sampling, door="proc")
@@ -93,7 +93,7 @@ async def test_where_nothing_waits_it_is_told_whose_waits_are_seen() -> None:
 
 
 @asynchronous
-async def test_one_line_tells_that_too_and_a_source_that_sees_all_says_nothing_of_it() -> None:
+async def test_one_line_screen_shows_sampling_and_bpf_shows_none() -> None:
     async with shown(SampledSource(ticks=12), (60, 1)) as (app, _):
         assert screen(app)[0].startswith("offtop SAMPLED ")
     async with shown(ScriptedSource([BUSY]), (160, 24)) as (app, _):
@@ -101,13 +101,13 @@ async def test_one_line_tells_that_too_and_a_source_that_sees_all_says_nothing_o
 
 
 @asynchronous
-async def test_what_sampling_lacks_is_said_first() -> None:
+async def test_limits_of_sampling_are_shown_at_startup() -> None:
     async with shown(SampledSource(), (80, 24)) as (app, _):
         assert any(NOTICE in line for line in screen(app))
 
 
 @asynchronous
-async def test_what_helps_where_threads_came_and_went_unseen_is_no_longer_minimum() -> None:
+async def test_unseen_threads_suggest_a_larger_cpu_budget_when_sampling() -> None:
     async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
         await pilot.press("j")  # what was said at the start goes with the first key
         told = screen(app)[-2]
@@ -115,7 +115,7 @@ async def test_what_helps_where_threads_came_and_went_unseen_is_no_longer_minimu
 
 
 @asynchronous
-async def test_the_key_that_needs_bpf_is_not_in_the_bar_where_there_is_none() -> None:
+async def test_key_bar_omits_the_key_that_needs_bpf_when_sampling() -> None:
     for source, there in ((SampledSource(), False), (ScriptedSource([BUSY]), True)):
         async with shown(source, (80, 24)) as (app, _):
             assert ("2 wakers" in screen(app)[-1]) is there
@@ -123,7 +123,7 @@ async def test_the_key_that_needs_bpf_is_not_in_the_bar_where_there_is_none() ->
 
 
 @asynchronous
-async def test_what_only_bpf_tells_is_not_offered_where_proc_is_sampled() -> None:
+async def test_modes_that_need_bpf_are_not_offered_when_sampling() -> None:
     async with shown(SampledSource(ticks=12), (160, 50)) as (app, pilot):
         assert "1 off-CPU" in screen(app)[0]
         assert "5 stuck" in screen(app)[0]

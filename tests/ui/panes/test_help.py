@@ -20,7 +20,7 @@ from tests.ui.shown import asynchronous, screen, shown
     ],
 )
 @asynchronous
-async def test_the_keys_of_the_current_pane_come_first(keys: tuple[str, ...], title: str) -> None:
+async def test_keys_of_the_current_pane_come_first(keys: tuple[str, ...], title: str) -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press(*keys, "?")
         await pilot.pause()
@@ -30,7 +30,7 @@ async def test_the_keys_of_the_current_pane_come_first(keys: tuple[str, ...], ti
         assert lines[3].split()[: len(pressed.split())] == pressed.split()
 
 
-def test_the_keys_of_each_pane_are_in_the_table_of_keys() -> None:
+def test_keys_of_each_pane_are_in_the_key_table() -> None:
     known = {row.id for row in KEYS}
     assert {one for pane in PANES.values() for ids, _ in pane.keys for one in ids.split(",")} <= known
     rows = PANES["flame"].rows({"drill": "f9"})
@@ -38,7 +38,7 @@ def test_the_keys_of_each_pane_are_in_the_table_of_keys() -> None:
 
 
 @asynchronous
-async def test_a_search_goes_to_the_line_and_n_to_the_next_one() -> None:
+async def test_search_goes_to_the_line_and_n_to_the_next() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("?", "/", *"Icicle", "enter")
         await pilot.pause()
@@ -54,7 +54,7 @@ async def test_a_search_goes_to_the_line_and_n_to_the_next_one() -> None:
 
 
 @asynchronous
-async def test_letters_are_the_word_and_escape_closes_the_search_alone() -> None:
+async def test_letters_go_to_the_search_and_escape_closes_only_it() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("?", "/", *"qh? j")
         await pilot.pause()
@@ -68,7 +68,7 @@ async def test_letters_are_the_word_and_escape_closes_the_search_alone() -> None
 
 
 @asynchronous
-async def test_a_word_that_no_line_has_is_said_and_nothing_moves() -> None:
+async def test_search_without_a_match_says_so_and_does_not_scroll() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("?")
         await pilot.pause()
