@@ -24,7 +24,7 @@ def choices(app: OfftopApp) -> list[str]:
 
 
 @asynchronous
-async def test_f6_offers_what_there_is_to_sort_by_and_closes_with_the_choice() -> None:
+async def test_f6_offers_the_sort_columns_and_closes_with_the_choice() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("f6")
         lines = "\n".join(screen(app))
@@ -42,7 +42,7 @@ async def test_f6_offers_what_there_is_to_sort_by_and_closes_with_the_choice() -
 
 @pytest.mark.parametrize("key", ["escape", "q", "f", "f2", "f6", "f10", "ctrl+c", "ctrl+q"])
 @asynchronous
-async def test_keys_that_close_a_chooser_close_nothing_else(key: str) -> None:
+async def test_quit_keys_close_only_the_menu(key: str) -> None:
     async with shown(ScriptedSource(SHOP, ticks=2)) as (app, pilot):
         await pilot.press("f2")
         assert isinstance(app.screen, Chooser)
@@ -51,7 +51,7 @@ async def test_keys_that_close_a_chooser_close_nothing_else(key: str) -> None:
 
 
 @asynchronous
-async def test_f_offers_every_column_and_pane_and_what_is_muted() -> None:
+async def test_f_lists_columns_panes_and_mutes() -> None:
     view = View(delay_ns=QUICK_NS, muted=(parse("cat=lock"), parse("thread=\x1b[31m")))
     async with shown(ScriptedSource(SHOP, ticks=12), view=view) as (app, pilot):
         await pilot.press("f")
@@ -70,7 +70,7 @@ async def test_f_offers_every_column_and_pane_and_what_is_muted() -> None:
 
 @pytest.mark.parametrize("title", CHOOSABLE)
 @asynchronous
-async def test_a_column_goes_and_comes_back(title: str) -> None:
+async def test_column_can_be_hidden_and_shown(title: str) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         if title == "PROCESS":
             await pilot.press("H")
@@ -96,7 +96,7 @@ async def test_a_column_goes_and_comes_back(title: str) -> None:
 
 
 @asynchronous
-async def test_panes_go_and_come_back() -> None:
+async def test_panes_can_be_hidden_and_shown() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         before = screen(app)
         for ups, words in ((2, "-10m "), (1, "latency of:"), (0, "stack tree:")):
@@ -108,14 +108,14 @@ async def test_panes_go_and_come_back() -> None:
 
 
 @asynchronous
-async def test_the_pane_of_latency_may_be_taken_away_while_the_keys_are_in_it() -> None:
+async def test_focused_latency_pane_can_be_hidden() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", "f", "end", "up", "space", "escape")
         assert (app.view.latency, app.view.focus) == (OFF, "categories")
 
 
 @asynchronous
-async def test_ticks_go_on_below_a_chooser_and_it_stays() -> None:
+async def test_ticks_continue_below_an_open_menu() -> None:
     source = ScriptedSource(SHOP, ticks=2)
     async with shown(source) as (app, pilot):
         await pilot.press("f", "down")
@@ -125,7 +125,7 @@ async def test_ticks_go_on_below_a_chooser_and_it_stays() -> None:
 
 
 @asynchronous
-async def test_a_chooser_has_room_on_a_small_screen_and_scrolls() -> None:
+async def test_menu_scrolls_on_a_small_screen() -> None:
     async with shown(ScriptedSource(SHOP, ticks=2), (40, 8)) as (app, pilot):
         await pilot.press("f")
         assert choices(app)[0] == "[x] column %"
@@ -143,7 +143,7 @@ async def offered(app: OfftopApp, query: str = "") -> list[str]:
 
 
 @asynchronous
-async def test_the_palette_has_every_action_with_its_keys_every_theme_and_the_mouse() -> None:
+async def test_palette_lists_every_action_with_its_keys_themes_and_the_mouse() -> None:
     async with shown(ScriptedSource(SHOP, ticks=2), keymap={"flame": "ctrl+g"}) as (app, _):
         every = await offered(app)
         assert len(every) == len(KEYS) - 1 + len(theme.paths.theme_names()) + 1
@@ -170,7 +170,7 @@ async def run_from_palette(app: OfftopApp, pilot: Pilot[int], words: str) -> Non
 
 
 @asynchronous
-async def test_what_the_palette_offers_is_done() -> None:
+async def test_palette_runs_the_chosen_action() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await run_from_palette(app, pilot, "theme mono")
         assert app.theme == "mono"
@@ -185,7 +185,7 @@ async def test_what_the_palette_offers_is_done() -> None:
 
 
 @asynchronous
-async def test_escape_closes_the_palette_and_changes_nothing() -> None:
+async def test_escape_closes_the_palette_without_a_change() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         before = app.view
         await pilot.press("ctrl+p")

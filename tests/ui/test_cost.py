@@ -24,7 +24,7 @@ def drawn_lines(shown: Terminal) -> set[int]:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
-def test_where_nothing_changes_a_tick_draws_the_clock_and_each_5th_the_sparks(width: int, height: int) -> None:
+def test_unchanged_tick_draws_the_clock_and_every_fifth_the_sparklines(width: int, height: int) -> None:
     with terminal(show("--same", str(_TICKS), "--delay", "0.1"), width, height) as shown:
         settled(shown)
         shown.read_until(b"02:01:00  ")
@@ -43,7 +43,7 @@ def test_where_nothing_changes_a_tick_draws_the_clock_and_each_5th_the_sparks(wi
     assert quiet / 40 < whole / 5
 
 
-def test_a_screen_that_is_paused_draws_how_far_it_is_behind_and_nothing_else() -> None:
+def test_paused_screen_draws_only_how_far_it_is_behind() -> None:
     with terminal(show("--delay", "0.1")) as shown:
         shown.read_until(b"CATEGORY")
         shown.look_on(1)

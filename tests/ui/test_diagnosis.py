@@ -42,7 +42,7 @@ def line_with(lines: list[str], text: str) -> str:
     ],
 )
 @asynchronous
-async def test_the_line_above_the_keys_says_what_most_of_it_is_for(width: int, said: str) -> None:
+async def test_alert_line_names_the_largest_cause(width: int, said: str) -> None:
     view = View(delay_ns=QUICK_NS, category="")
     async with shown(ScriptedSource(SHOP, ticks=3), (width, 24), view, rules=Fixed(RULES)) as (app, pilot):
         # of 2.00 waiting, 0.60 are for the orders, and 1.00 for guests, whom a rule takes out of what looks idle
@@ -54,7 +54,7 @@ async def test_the_line_above_the_keys_says_what_most_of_it_is_for(width: int, s
 
 
 @asynchronous
-async def test_the_tree_s_head_and_each_place_of_a_list_have_it() -> None:
+async def test_tree_title_and_list_rows_show_the_cause() -> None:
     view = View(delay_ns=QUICK_NS, category="lock")
     async with shown(ScriptedSource(SHOP, ticks=3), (240, 50), view, rules=Fixed(RULES)) as (app, pilot):
         lines = screen(app)
@@ -68,7 +68,7 @@ async def test_the_tree_s_head_and_each_place_of_a_list_have_it() -> None:
 
 
 @asynchronous
-async def test_a_rule_decides_what_looks_idle() -> None:
+async def test_rule_can_override_what_counts_as_idle() -> None:
     view = View(delay_ns=QUICK_NS)
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view, rules=Fixed(RULES)) as (app, _):
         assert app.picture
@@ -81,14 +81,14 @@ async def test_a_rule_decides_what_looks_idle() -> None:
 
 
 @asynchronous
-async def test_what_is_wrong_with_a_file_of_rules_is_said_instead() -> None:
+async def test_error_in_a_rule_file_replaces_the_cause() -> None:
     rules = Fixed(RULES, "/home/a/rules.toml, rule 1 (line 3): it has none of the conditions. Mend it")
     async with shown(ScriptedSource(SHOP, ticks=2), (80, 24), rules=rules) as (app, _):
         assert above_the_keys(screen(app)).startswith("/home/a/rules.toml, rule 1 (line 3): it has none")
 
 
 @asynchronous
-async def test_l_lists_what_is_waited_for_and_enter_leads_to_those_who_do() -> None:
+async def test_l_lists_causes_and_enter_leads_to_their_waits() -> None:
     view = View(delay_ns=QUICK_NS, category="")
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 40), view, rules=Fixed(RULES)) as (app, pilot):
         await pilot.press("L")
@@ -113,7 +113,7 @@ async def test_l_lists_what_is_waited_for_and_enter_leads_to_those_who_do() -> N
 
 
 @asynchronous
-async def test_a_site_says_what_it_is_for_and_what_to_look_at_next() -> None:
+async def test_site_shows_its_cause_and_the_next_step() -> None:
     view = View(delay_ns=QUICK_NS, category="lock", pid=100)
     async with shown(ScriptedSource(SHOP, ticks=3), (100, 50), view, rules=Fixed(RULES)) as (app, pilot):
         await pilot.press("t", "end", "enter")
@@ -135,7 +135,7 @@ CPU = causes.parse(
 
 
 @asynchronous
-async def test_a_site_says_that_it_is_for_a_cpu_where_most_of_it_was_in_the_run_queue() -> None:
+async def test_cause_of_mostly_queued_site_is_the_cpu() -> None:
     view = View(delay_ns=QUICK_NS, category="", pid=100)
     rules = Fixed(RULES.before(CPU))
     async with shown(ScriptedSource(QUEUED, ticks=3), (100, 50), view, rules=rules) as (app, pilot):
@@ -158,7 +158,7 @@ async def test_a_site_says_that_it_is_for_a_cpu_where_most_of_it_was_in_the_run_
     ],
 )
 @asynchronous
-async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
+async def test_row_of_mostly_short_waits_has_no_cause_from_its_few_long_ones(
     keys: tuple[str, ...], short_waits: int, rule: str | None
 ) -> None:
     waits = Waits("shop", 100, "worker", 101, "lock", "futex_do_wait", ("take_order",), (200,), short_waits=short_waits)
@@ -172,7 +172,7 @@ async def test_a_row_of_mostly_short_waits_is_not_told_by_its_few_long_ones(
 
 @pytest.mark.parametrize("height", [8, 30])
 @asynchronous
-async def test_n_goes_to_what_is_stuck_for_what_was_searched_wherever_that_is(height: int) -> None:
+async def test_n_finds_stuck_waits_by_cause(height: int) -> None:
     text = '[[rule]]\nid = "journal"\nname = "the journal"\nsays = "x"\ncategory = ["fsync"]\n'
     rules = causes.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
     async with shown(ScriptedSource(STUCK, ticks=12), (160, height), rules=Fixed(rules)) as (app, pilot):
@@ -184,7 +184,7 @@ async def test_n_goes_to_what_is_stuck_for_what_was_searched_wherever_that_is(he
 
 
 @asynchronous
-async def test_what_is_stuck_says_what_it_is_for() -> None:
+async def test_stuck_list_shows_causes() -> None:
     text = '[[rule]]\nid = "row"\nname = "a row lock"\nsays = "x"\nown = ["lock_wait"]\n'
     rules = causes.parse(text, "rules.toml", "Mend it", CATEGORIES.ids)
     async with shown(ScriptedSource(STUCK, ticks=3), (160, 30), rules=Fixed(rules)) as (app, pilot):

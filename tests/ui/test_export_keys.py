@@ -35,7 +35,7 @@ class Written:
     ("downs", "ending"), [(0, ".folded"), (3, ".svg"), (4, ".speedscope.json"), (5, ".pb.gz"), (6, ".csv")]
 )
 @asynchronous
-async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -> None:
+async def test_each_format_has_its_file_extension(downs: int, ending: str) -> None:
     files = Written()
     async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (app, pilot):
         await pilot.press("e", *(["down"] * downs), "enter")
@@ -55,7 +55,7 @@ async def test_each_format_is_written_with_its_ending(downs: int, ending: str) -
     ],
 )
 @asynchronous
-async def test_folded_stacks_may_be_parted(downs: int, line: str) -> None:
+async def test_folded_stacks_can_be_split(downs: int, line: str) -> None:
     files = Written()
     async with shown(ScriptedSource(SHOP, ticks=5), files=files) as (_, pilot):
         await pilot.press("e", *(["down"] * downs), "enter")
@@ -77,7 +77,7 @@ async def rows_of(*keys: str, view: View) -> list[dict[str, str]]:
 
 
 @asynchronous
-async def test_it_is_the_selection_and_the_span() -> None:
+async def test_export_covers_the_selection_and_the_window() -> None:
     quick = View(delay_ns=QUICK_NS)
     every = await rows_of(view=quick)
     whole = sum(int(row["total_ns"]) for row in every)

@@ -36,7 +36,7 @@ def categories(app: OfftopApp) -> dict[object, int]:
 
 
 @asynchronous
-async def test_each_letter_of_a_search_marks_what_has_it_and_escape_drops_it() -> None:
+async def test_search_highlights_as_you_type_and_escape_cancels_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), theme_name="mono") as (app, pilot):
         before = coloured(app)
         await pilot.press("/")
@@ -51,7 +51,7 @@ async def test_each_letter_of_a_search_marks_what_has_it_and_escape_drops_it() -
 
 
 @asynchronous
-async def test_enter_keeps_a_search_as_a_filter_and_the_head_says_what_passes() -> None:
+async def test_enter_turns_a_search_into_a_filter_and_the_header_shows_what_passes() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("/", *"bank", "enter")
         assert (app.view.search, app.view.filter.text) == ("", "bank")
@@ -66,7 +66,7 @@ async def test_enter_keeps_a_search_as_a_filter_and_the_head_says_what_passes() 
 
 
 @asynchronous
-async def test_a_word_behind_an_exclamation_mark_is_excluded() -> None:
+async def test_exclamation_mark_excludes_a_word() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("/", "!", *"bank")
         assert app.view.search == "bank"
@@ -77,7 +77,7 @@ async def test_a_word_behind_an_exclamation_mark_is_excluded() -> None:
 
 
 @asynchronous
-async def test_an_empty_search_changes_nothing_and_signs_stand_for_themselves() -> None:
+async def test_empty_search_changes_nothing_and_special_characters_are_literal() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("/", "enter")
         assert app.view.filter.text == ""
@@ -87,7 +87,7 @@ async def test_an_empty_search_changes_nothing_and_signs_stand_for_themselves() 
 
 
 @asynchronous
-async def test_n_and_shift_n_go_along_the_rows_with_the_word() -> None:
+async def test_n_and_shift_n_step_through_matching_rows() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("H", "/", *"lock", "enter")
         assert listed(app) == [(100, 101), (100, 102), (200, 201)]
@@ -110,7 +110,7 @@ async def test_n_in_a_site_leaves_it() -> None:
 
 @pytest.mark.parametrize("key", ["\\", "f4", "o"])
 @asynchronous
-async def test_an_expression_chooses_waits_in_every_pane(key: str) -> None:
+async def test_filter_expression_applies_to_every_pane(key: str) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press(key, *"thread=worker-* cat!=disk-read", "enter")
         assert app.picture is not None and app.picture.tree is not None
@@ -123,7 +123,7 @@ async def test_an_expression_chooses_waits_in_every_pane(key: str) -> None:
 
 
 @asynchronous
-async def test_a_wrong_expression_stays_to_be_mended_and_says_what_is_wrong() -> None:
+async def test_invalid_expression_stays_in_the_prompt_with_an_error() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("\\", *"cat=lick", "enter")
         assert screen(app)[-2].startswith("'cat=lick' is not a category: try lock")
@@ -140,7 +140,7 @@ async def test_a_wrong_expression_stays_to_be_mended_and_says_what_is_wrong() ->
 
 
 @asynchronous
-async def test_rows_are_chosen_by_their_numbers_and_the_others_are_summed_up() -> None:
+async def test_rows_are_filtered_by_numbers_and_the_rest_is_summed_up() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("H", "\\", *"waiting>=0.2", "enter")
         assert listed(app) == [(100, 101), (100, 102)]
@@ -152,7 +152,7 @@ async def test_rows_are_chosen_by_their_numbers_and_the_others_are_summed_up() -
 
 
 @asynchronous
-async def test_where_nothing_matches_it_says_so_and_escape_clears() -> None:
+async def test_no_match_is_reported_and_escape_clears_the_filter() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("\\", *"comm=foo", "enter")
         assert ' no thread matches "comm=foo" (6 threads seen). Esc clears' in screen(app)
@@ -162,7 +162,7 @@ async def test_where_nothing_matches_it_says_so_and_escape_clears() -> None:
 
 @pytest.mark.parametrize("keys", [("tab",), ("down",), ("down", "tab"), ("tab", "enter")])
 @asynchronous
-async def test_where_nothing_matches_escape_clears_in_as_many_steps_as_there_are_levels(keys: tuple[str, ...]) -> None:
+async def test_escape_clears_an_unmatched_filter_level_by_level(keys: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press(*keys, "\\", *"max>1h", "enter")
         assert any("no thread matches" in line for line in screen(app))
@@ -171,7 +171,7 @@ async def test_where_nothing_matches_escape_clears_in_as_many_steps_as_there_are
 
 
 @asynchronous
-async def test_the_rest_of_a_list_stands_in_the_pane_s_last_line_wherever_the_cursor_is() -> None:
+async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
     many = [Waits(f"p{n}", n, f"p{n}", n, "lock", "futex_do_wait", (), (n,), running_ms=n) for n in range(1, 41)]
     async with shown(ScriptedSource(many, ticks=12, machine=Machine(2))) as (app, pilot):
         await pilot.press("\\", *"max>20ms", "enter", "tab")
@@ -195,7 +195,7 @@ def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 @asynchronous
-async def test_a_user_that_this_machine_does_not_know_is_refused_on_the_screen_too() -> None:
+async def test_unknown_user_is_refused() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (120, 30)) as (app, pilot):
         await pilot.press("u", *"nosuch", "enter")
         assert "'nosuch' is not a user: this machine knows no such name, nor is it a number" in screen(app)[-2]
@@ -207,7 +207,7 @@ async def test_a_user_that_this_machine_does_not_know_is_refused_on_the_screen_t
 
 
 @asynchronous
-async def test_u_shows_one_users_processes_by_name_or_number(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_u_shows_the_processes_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     known(monkeypatch, "alice", "nobody")
     async with shown(ScriptedSource(SHOP, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("u", *"alice", "enter")
@@ -224,7 +224,7 @@ async def test_u_shows_one_users_processes_by_name_or_number(monkeypatch: pytest
 
 
 @asynchronous
-async def test_a_user_that_nobody_can_be_is_refused_in_words() -> None:
+async def test_too_long_user_name_is_refused() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("u")
         app.query_one(Input).value = "x" * 600
@@ -234,7 +234,7 @@ async def test_a_user_that_nobody_can_be_is_refused_in_words() -> None:
 
 
 @asynchronous
-async def test_x_mutes_a_category_and_f_lets_it_be_heard_again() -> None:
+async def test_x_mutes_a_category_and_f_unmutes_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("X")
         assert "X mutes the category, process, thread group or function under the cursor" in screen(app)
@@ -250,7 +250,7 @@ async def test_x_mutes_a_category_and_f_lets_it_be_heard_again() -> None:
 
 
 @asynchronous
-async def test_x_mutes_a_process_and_it_leaves_the_list() -> None:
+async def test_x_mutes_a_process() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "down", "X")
         assert [one.text for one in app.view.muted] == ["proc=bank"]
@@ -259,7 +259,7 @@ async def test_x_mutes_a_process_and_it_leaves_the_list() -> None:
 
 
 @asynchronous
-async def test_x_mutes_all_threads_that_differ_only_by_a_number() -> None:
+async def test_x_mutes_all_threads_that_differ_only_in_a_number() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("H", "tab", "X")
         assert [one.text for one in app.view.muted] == ["thread=worker-*"]
@@ -270,7 +270,7 @@ async def test_x_mutes_all_threads_that_differ_only_by_a_number() -> None:
 
 
 @asynchronous
-async def test_x_mutes_a_function_of_the_tree_and_several_mutes_count_each_wait_once() -> None:
+async def test_x_mutes_a_function_and_overlapping_mutes_count_once() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "down", "X")
         assert [one.text for one in app.view.muted] == ["stack=serve"]
@@ -284,7 +284,7 @@ async def test_x_mutes_a_function_of_the_tree_and_several_mutes_count_each_wait_
 
 
 @asynchronous
-async def test_x_in_a_site_mutes_its_function_and_leads_to_the_tree() -> None:
+async def test_x_in_a_site_mutes_its_function_and_returns_to_the_tree() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "down", "enter", "X")
         assert [one.text for one in app.view.muted] == ["stack=serve"]
@@ -292,7 +292,7 @@ async def test_x_in_a_site_mutes_its_function_and_leads_to_the_tree() -> None:
 
 
 @asynchronous
-async def test_x_on_a_pinned_process_that_is_muted_lets_it_be_heard_again_and_says_so() -> None:
+async def test_x_on_a_muted_pinned_process_unmutes_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "down", "p", "X")
         assert listed(app) == [200, 100]
@@ -302,7 +302,7 @@ async def test_x_on_a_pinned_process_that_is_muted_lets_it_be_heard_again_and_sa
 
 
 @asynchronous
-async def test_a_name_of_nothing_but_numbers_is_muted_alone() -> None:
+async def test_numeric_name_is_muted_literally() -> None:
     table = [
         Waits(name, pid, name, pid, "lock", "futex_do_wait", waits_ms=(100,)) for pid, name in ((7, "42"), (8, "x"))
     ]
@@ -312,7 +312,7 @@ async def test_a_name_of_nothing_but_numbers_is_muted_alone() -> None:
 
 
 @asynchronous
-async def test_a_function_whose_name_is_too_long_to_mute_is_said_to_be_and_nothing_breaks() -> None:
+async def test_function_with_a_too_long_name_cannot_be_muted() -> None:
     table = [Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("f" * 600, "main"), (100,))]
     table += [Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("g", "main"), (10,))]
     async with shown(ScriptedSource(table, ticks=2)) as (app, pilot):
@@ -322,7 +322,7 @@ async def test_a_function_whose_name_is_too_long_to_mute_is_said_to_be_and_nothi
 
 
 @asynchronous
-async def test_a_strange_name_is_muted_as_it_is() -> None:
+async def test_name_with_special_characters_is_muted_literally() -> None:
     name = 'a "*[b]\\ 1\x1b'
     table = [Waits(name, 7, name, 7, "lock", "futex_do_wait", waits_ms=(100,))]
     table += [Waits('a "xb\\ 1', 8, "b", 8, "lock", "futex_do_wait", waits_ms=(100,))]
@@ -335,7 +335,7 @@ async def test_a_strange_name_is_muted_as_it_is() -> None:
 
 
 @asynchronous
-async def test_filters_and_mutes_follow_the_drilled_thread() -> None:
+async def test_filter_applies_to_the_selected_thread() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("tab", "enter", "enter")
         assert app.view.thread == ThreadKey(100, 101)
@@ -349,7 +349,7 @@ async def test_filters_and_mutes_follow_the_drilled_thread() -> None:
 
 
 @asynchronous
-async def test_the_list_marks_the_drilled_thread_whatever_is_sorted_or_chosen() -> None:
+async def test_list_marks_the_selected_thread_in_every_sort() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("H", "tab", "down", "enter")
         assert app.view.thread == ThreadKey(100, 102)
@@ -361,14 +361,14 @@ async def test_the_list_marks_the_drilled_thread_whatever_is_sorted_or_chosen() 
 
 
 @asynchronous
-async def test_a_filter_from_the_command_line_counts_at_once() -> None:
+async def test_filter_from_the_command_line_applies_at_once() -> None:
     async with shown(ScriptedSource(TABLE), view=View(delay_ns=QUICK_NS, filter=parse("mysqld"))) as (app, _):
         assert listed(app) == [4242]
         assert "filter mysqld  0.60 pass" in screen(app)[4]
 
 
 @asynchronous
-async def test_shown_hidden_and_muted_are_all_that_waited_whatever_is_muted() -> None:
+async def test_shown_hidden_and_muted_add_up_to_all_waits() -> None:
     async with shown(ScriptedSource(TABLE, ticks=12)) as (app, pilot):
         assert accounted_ms(app) == (7_805, 20_000, 0, 0)
         await pilot.press("down", "X", "down", "X", "i", "down", "X")
@@ -376,7 +376,7 @@ async def test_shown_hidden_and_muted_are_all_that_waited_whatever_is_muted() ->
 
 
 @asynchronous
-async def test_keys_that_come_in_one_burst_each_meet_what_the_one_before_did() -> None:
+async def test_keys_of_a_burst_are_handled_in_order() -> None:
     """As over a slow line, or from a program that types."""
     async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
         burst = ["backslash", *"lock", "ctrl+u", *"bonk", "left", "left", "backspace", "a", "enter", "H"]
@@ -392,7 +392,7 @@ async def test_keys_that_come_in_one_burst_each_meet_what_the_one_before_did() -
 
 
 @asynchronous
-async def test_what_is_pasted_takes_its_turn_among_keys() -> None:
+async def test_pasted_text_is_handled_in_order_with_keys() -> None:
     async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
         burst = ("backslash", "paste ba\x1b[2J\nnothing", *"nk", "enter", "H")
         for one in burst:
@@ -404,7 +404,7 @@ async def test_what_is_pasted_takes_its_turn_among_keys() -> None:
 
 
 @asynchronous
-async def test_a_key_that_comes_with_the_one_that_closes_a_page_is_acted_on() -> None:
+async def test_key_right_after_closing_an_overlay_is_handled() -> None:
     async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
         for key in ("question_mark", "escape", "H"):
             app.post_message(Key(key, "?" if key == "question_mark" else None))

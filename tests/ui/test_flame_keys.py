@@ -16,7 +16,7 @@ def told(app: OfftopApp) -> str:
 
 
 @asynchronous
-async def test_arrows_lead_from_box_to_box_and_the_line_below_tells_of_it() -> None:
+async def test_arrows_move_between_boxes_and_the_line_below_describes_the_box() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g")
         assert "── icicle: all  width = time waiting (1.00 threads) ──" in screen(app)[5]
@@ -37,7 +37,7 @@ async def test_arrows_lead_from_box_to_box_and_the_line_below_tells_of_it() -> N
 
 
 @asynchronous
-async def test_enter_shows_one_box_alone_and_escape_leads_out_and_then_closes() -> None:
+async def test_enter_zooms_to_a_box_and_escape_zooms_out_and_closes() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g", "down", "enter")
         boxes = screen(app)[6:10]
@@ -55,7 +55,7 @@ async def test_enter_shows_one_box_alone_and_escape_leads_out_and_then_closes() 
 
 
 @asynchronous
-async def test_the_icicle_of_a_thread_is_about_it_and_closes_to_its_tree() -> None:
+async def test_icicle_of_a_thread_closes_to_its_tree() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "enter", "enter", "g")
         assert "── icicle: shop(100) > worker-1(101)  width = time waiting (0.50 threads)" in screen(app)[5]
@@ -66,7 +66,7 @@ async def test_the_icicle_of_a_thread_is_about_it_and_closes_to_its_tree() -> No
 
 
 @asynchronous
-async def test_v_k_and_u_shape_the_boxes() -> None:
+async def test_v_k_and_u_change_the_boxes() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g", "v")
         assert screen(app)[6].count("[k]") == 4
@@ -80,7 +80,7 @@ async def test_v_k_and_u_shape_the_boxes() -> None:
 
 
 @asynchronous
-async def test_a_search_marks_boxes_and_n_goes_from_one_to_the_next() -> None:
+async def test_search_highlights_boxes_and_n_steps_through_them() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), theme_name="mono") as (app, pilot):
         await pilot.press("g")
         before = coloured(app)[8]
@@ -114,7 +114,7 @@ async def test_x_mutes_the_function_of_the_box() -> None:
 
 
 @asynchronous
-async def test_boxes_move_every_other_second_and_tell_of_the_time_that_they_are_of() -> None:
+async def test_box_title_and_description_stay_consistent_between_redraws() -> None:
     source = ScriptedSource(SHOP, ticks=2)
     async with shown(source) as (app, pilot):
         await pilot.press("g")
@@ -127,7 +127,7 @@ async def test_boxes_move_every_other_second_and_tell_of_the_time_that_they_are_
 
 
 @asynchronous
-async def test_another_span_is_drawn_at_once_though_the_picture_is_paused() -> None:
+async def test_new_window_is_drawn_at_once_while_paused() -> None:
     source = ScriptedSource(SHOP, ticks=12)
     async with shown(source) as (app, pilot):
         await pilot.press("g", "space")
@@ -137,14 +137,14 @@ async def test_another_span_is_drawn_at_once_though_the_picture_is_paused() -> N
 
 
 @asynchronous
-async def test_boxes_that_are_too_narrow_are_counted() -> None:
+async def test_too_narrow_boxes_are_counted() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g")
         assert screen(app)[-3].startswith(" 3 boxes too narrow (0.6%)   arrows move   ENTER zoom   ESC out")
 
 
 @asynchronous
-async def test_where_there_is_no_stack_the_icicle_says_so_and_its_keys_do_no_harm() -> None:
+async def test_empty_icicle_says_so_and_its_keys_are_harmless() -> None:
     async with shown(ScriptedSource([], ticks=2)) as (app, pilot):
         await pilot.press("g")
         assert any(line == " Nothing waits here." for line in screen(app))

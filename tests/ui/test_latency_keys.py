@@ -30,7 +30,7 @@ def told(app: OfftopApp) -> str:
     [(80, 24, [HISTOGRAM, HEATMAP, OFF, HISTOGRAM]), (160, 50, [HEATMAP, OFF, HISTOGRAM, HEATMAP])],
 )
 @asynchronous
-async def test_l_goes_round(width: int, height: int, steps: list[str]) -> None:
+async def test_l_cycles_histogram_heat_map_and_off(width: int, height: int, steps: list[str]) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (width, height)) as (app, pilot):
         assert bool(title(app)) is (width == 160)
         for step in steps:
@@ -42,7 +42,7 @@ async def test_l_goes_round(width: int, height: int, steps: list[str]) -> None:
 
 
 @asynchronous
-async def test_the_histogram_counts_the_waits_of_the_category_of_the_window() -> None:
+async def test_histogram_counts_the_waits_of_the_category_in_the_window() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("down", "l")
         assert "latency of: lock" in title(app)
@@ -57,7 +57,7 @@ async def test_the_histogram_counts_the_waits_of_the_category_of_the_window() ->
 
 
 @asynchronous
-async def test_the_histogram_is_of_the_process_or_thread_that_was_drilled_into() -> None:
+async def test_histogram_follows_the_selected_process_or_thread() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("tab", "end", "enter")
         assert "latency of: bank(200)" in title(app)
@@ -69,7 +69,7 @@ async def test_the_histogram_is_of_the_process_or_thread_that_was_drilled_into()
 
 
 @asynchronous
-async def test_the_histogram_of_a_site_is_of_the_stacks_through_it() -> None:
+async def test_histogram_of_a_site_counts_its_stacks() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("t", "down", "enter")
         assert bars(app) == {"67ms-134ms": 10, "134ms-268ms": 30}
@@ -79,7 +79,7 @@ async def test_the_histogram_of_a_site_is_of_the_stacks_through_it() -> None:
 
 
 @asynchronous
-async def test_from_the_list_or_the_tree_of_a_small_screen_l_shows_it_beside_the_categories() -> None:
+async def test_l_on_a_small_screen_returns_to_the_categories() -> None:
     for keys, focus in ((("tab",), LIST), (("tab", "enter", "enter"), TREE), (("x",), CATEGORIES)):
         async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
             await pilot.press(*keys)
@@ -94,7 +94,7 @@ async def test_from_the_list_or_the_tree_of_a_small_screen_l_shows_it_beside_the
 
 
 @asynchronous
-async def test_where_there_is_no_room_l_says_so() -> None:
+async def test_l_says_so_if_there_is_no_room() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (60, 9)) as (app, pilot):
         await pilot.press("l", "l")
         assert any("no room here for latency" in line for line in screen(app))
@@ -113,7 +113,7 @@ CHANGES = (
     [((80, 24), 4, 5, 5 * 100), ((160, 50), 2, 10, 10 * 100 + 5 * 400)],
 )
 @asynchronous
-async def test_a_cell_of_the_heat_map_leads_back_to_its_time_in_all_panes(
+async def test_enter_on_a_heat_map_cell_rewinds_all_panes_to_its_time(
     size: tuple[int, int], steps: int, at_s: int, waited_ms: int
 ) -> None:
     source = ScriptedSource(CHANGES, ticks=22)
@@ -137,7 +137,7 @@ async def test_a_cell_of_the_heat_map_leads_back_to_its_time_in_all_panes(
 
 
 @asynchronous
-async def test_the_line_below_the_heat_map_tells_of_the_cell() -> None:
+async def test_line_below_the_heat_map_describes_the_cell() -> None:
     async with shown(ScriptedSource(CHANGES, ticks=20), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", "end", "left")
         assert told(app).startswith(" 02:00:10-02:00:15  67ms-134ms: 5 waits   most in a cell 10")
@@ -154,7 +154,7 @@ async def test_the_line_below_the_heat_map_tells_of_the_cell() -> None:
 
 
 @asynchronous
-async def test_to_a_time_that_was_not_measured_nothing_leads() -> None:
+async def test_cell_without_measurements_cannot_be_opened() -> None:
     async with shown(ScriptedSource(CHANGES, ticks=12), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", *["left"] * 9, "enter")
         assert "nothing was measured then" in screen(app)
@@ -165,7 +165,7 @@ async def test_to_a_time_that_was_not_measured_nothing_leads() -> None:
 
 
 @asynchronous
-async def test_the_heat_map_is_of_what_was_chosen() -> None:
+async def test_heat_map_follows_the_selection() -> None:
     async with shown(ScriptedSource(CHANGES, ticks=20)) as (app, pilot):
         await pilot.press("down", "l", "l")
         assert "latency of: disk-read, last 5m" in title(app)
@@ -178,7 +178,7 @@ async def test_the_heat_map_is_of_what_was_chosen() -> None:
 
 
 @asynchronous
-async def test_without_a_wait_that_ended_both_say_so_and_their_keys_do_no_harm() -> None:
+async def test_empty_histogram_and_heat_map_say_so_and_keys_are_harmless() -> None:
     still = Waits("p", 9, "p", 9, "lock", "futex_do_wait", waits_on=True)
     async with shown(ScriptedSource([still], ticks=2)) as (app, pilot):
         for _ in range(2):
@@ -189,7 +189,7 @@ async def test_without_a_wait_that_ended_both_say_so_and_their_keys_do_no_harm()
 
 
 @asynchronous
-async def test_a_heat_map_goes_on_with_the_ticks_and_the_cell_stays_at_its_time() -> None:
+async def test_heat_map_advances_and_the_cursor_stays_at_its_time() -> None:
     source = ScriptedSource(CHANGES, ticks=12)
     async with shown(source, view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", "left")

@@ -81,7 +81,7 @@ async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
 
 
 @asynchronous
-async def test_1_to_4_show_another_mode_at_once_and_have_the_source_gather_it() -> None:
+async def test_1_to_4_switch_the_view_at_once_and_set_the_mode_of_the_source() -> None:
     source = gathering(OFFCPU, ticks=3)
     async with shown(source) as (app, pilot):
         for key in "2341":
@@ -92,7 +92,7 @@ async def test_1_to_4_show_another_mode_at_once_and_have_the_source_gather_it() 
 
 
 @asynchronous
-async def test_until_wakers_are_gathered_the_list_says_so_and_what_is_there_is_kept() -> None:
+async def test_list_says_that_wakers_are_not_collected_yet() -> None:
     source = gathering(OFFCPU, ticks=3)
     async with shown(source) as (app, pilot):
         for key in "234":
@@ -115,7 +115,7 @@ async def test_until_wakers_are_gathered_the_list_says_so_and_what_is_there_is_k
 
 @pytest.mark.parametrize("size", [(60, 20), (45, 12)])
 @asynchronous
-async def test_where_there_is_no_room_for_all_tabs_that_of_the_mode_stays(size: tuple[int, int]) -> None:
+async def test_tab_of_the_current_mode_is_kept_on_narrow_screens(size: tuple[int, int]) -> None:
     async with shown(gathering(), size) as (app, pilot):
         for key in "234":
             await pilot.press(key)
@@ -125,7 +125,7 @@ async def test_where_there_is_no_room_for_all_tabs_that_of_the_mode_stays(size: 
 
 
 @asynchronous
-async def test_where_only_the_chain_is_missing_it_says_where_the_wakers_are() -> None:
+async def test_missing_chain_points_to_the_mode_with_wakers() -> None:
     source = gathering(WAKEUP, ticks=3)
     async with shown(source, (160, 50)) as (app, pilot):
         await pilot.press("space", "4")
@@ -134,7 +134,7 @@ async def test_where_only_the_chain_is_missing_it_says_where_the_wakers_are() ->
 
 @pytest.mark.parametrize("key", "1234")
 @asynchronous
-async def test_a_mode_that_is_shown_already_says_where_the_others_are(key: str) -> None:
+async def test_key_of_the_current_mode_lists_the_others(key: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press(key)
         before = app.view
@@ -147,7 +147,7 @@ async def test_a_mode_that_is_shown_already_says_where_the_others_are(key: str) 
 
 @pytest.mark.parametrize("key", "234")
 @asynchronous
-async def test_5_leads_to_what_is_stuck_and_back_to_the_mode(key: str) -> None:
+async def test_5_opens_the_stuck_list_and_returns_to_the_mode(key: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press(key, "tab", "5")
         assert (TABS["5"] in screen(app)[0], app.view.focus) == (True, STUCK)
@@ -158,7 +158,7 @@ async def test_5_leads_to_what_is_stuck_and_back_to_the_mode(key: str) -> None:
 
 
 @asynchronous
-async def test_each_pane_is_kept_from_mode_to_mode() -> None:
+async def test_focused_pane_is_kept_across_modes() -> None:
     async with shown(gathering(), (160, 50)) as (app, pilot):
         for pane, keys in ((CATEGORIES, ()), (LIST, ("tab",)), (TREE, ("t",)), (FLAME, ("g",))):
             await pilot.press("1", *keys)
@@ -174,7 +174,7 @@ async def test_each_pane_is_kept_from_mode_to_mode() -> None:
 
 
 @asynchronous
-async def test_what_1_cannot_show_is_left_there() -> None:
+async def test_waker_selection_is_dropped_in_mode_1() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "G", "tab", "enter", "enter")
         assert (app.view.object, bool(app.view.wakers)) == (MUTEX, True)
@@ -189,7 +189,7 @@ async def test_what_1_cannot_show_is_left_there() -> None:
 
 
 @asynchronous
-async def test_2_lists_who_ends_waits_and_last_those_of_whom_nobody_knows() -> None:
+async def test_2_lists_wakers_and_then_waits_without_a_known_waker() -> None:
     async with shown(gathering(), (160, 50), view=View(delay_ns=QUICK_NS, idle_shown=True)) as (app, pilot):
         await pilot.press("2")
         assert line_with(app, "who ends waits: anything")
@@ -204,7 +204,7 @@ async def test_2_lists_who_ends_waits_and_last_those_of_whom_nobody_knows() -> N
 
 
 @asynchronous
-async def test_enter_leads_to_the_threads_of_a_waker_and_to_the_tree_of_one_and_escape_back() -> None:
+async def test_enter_drills_down_from_a_waker_to_its_threads_and_tree() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab", "down")
         assert cursor_line(app).split()[:3] == [">", "100", "shop"]
@@ -224,14 +224,14 @@ async def test_enter_leads_to_the_threads_of_a_waker_and_to_the_tree_of_one_and_
 
 
 @asynchronous
-async def test_a_storm_leads_to_its_waker() -> None:
+async def test_enter_on_a_storm_leads_to_its_waker() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab", "home", "enter")
         assert crumb(app) == "All > woken by shop(100)"
 
 
 @asynchronous
-async def test_h_lists_waking_threads_and_processes() -> None:
+async def test_h_toggles_waking_threads_and_processes() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab", "H")
         assert [row[1] for row in listed(app)[1:3]] == ["clerk", "teller"]
@@ -244,7 +244,7 @@ async def test_h_lists_waking_threads_and_processes() -> None:
 
 
 @asynchronous
-async def test_of_a_drilled_thread_its_own_wakers_are_listed_and_the_cursor_moves_among_them() -> None:
+async def test_wakers_of_a_selected_thread_are_listed() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("i", "tab", "down", "down", "enter", "enter")
         assert app.view.thread is not None
@@ -257,7 +257,7 @@ async def test_of_a_drilled_thread_its_own_wakers_are_listed_and_the_cursor_move
 
 @pytest.mark.parametrize(("key", "said"), [("A", "each second went"), ("C", "cgroups"), ("c", "command lines")])
 @asynchronous
-async def test_what_is_told_of_sleepers_alone_says_so_in_the_list_of_wakers(key: str, said: str) -> None:
+async def test_keys_without_effect_in_the_waker_list_say_so(key: str, said: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2")
         before = app.view
@@ -268,7 +268,7 @@ async def test_what_is_told_of_sleepers_alone_says_so_in_the_list_of_wakers(key:
 
 
 @asynchronous
-async def test_each_sort_key_orders_the_wakers() -> None:
+async def test_sort_keys_order_the_wakers() -> None:
     async with shown(gathering(), (160, 50)) as (app, pilot):
         await pilot.press("2", "tab")
         for key, first in (("P", "shop"), ("M", "shop"), ("E", "shop"), ("T", "shop")):
@@ -284,7 +284,7 @@ async def test_each_sort_key_orders_the_wakers() -> None:
 
 
 @asynchronous
-async def test_mute_pin_narrow_and_copy_on_a_waker() -> None:
+async def test_waker_can_be_muted_pinned_filtered_to_and_copied() -> None:
     source = gathering()
     async with shown(source) as (app, pilot):
         await pilot.press("2", "tab", "down", "X")
@@ -308,7 +308,7 @@ async def test_mute_pin_narrow_and_copy_on_a_waker() -> None:
 
 
 @asynchronous
-async def test_mute_and_copy_on_a_storm_are_of_its_waker() -> None:
+async def test_mute_and_copy_on_a_storm_apply_to_its_waker() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab", "home", "y")
         assert app.clipboard == ("100 storm: shop 2/s wake up to 12; 90% sleep again within 1 ms: 36 switches/s 0.00")
@@ -321,7 +321,7 @@ async def test_mute_and_copy_on_a_storm_are_of_its_waker() -> None:
 
 
 @asynchronous
-async def test_g_lists_what_is_waited_on_in_every_mode() -> None:
+async def test_g_lists_waited_on_objects_in_every_mode() -> None:
     async with shown(gathering(), (100, 24)) as (app, pilot):
         await pilot.press("G")
         assert line_with(app, "what is waited on: anything")
@@ -351,7 +351,7 @@ WRITES = {PIPE: Ends((Side(WRITER, (Process(201, "teller"), Process(9, EVIL)), 5
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 @asynchronous
-async def test_g_tells_who_is_at_the_other_end_in_its_place_or_behind_the_name(width: int) -> None:
+async def test_object_list_shows_peers(width: int) -> None:
     source = gathering(at_ends=WRITES)
     async with shown(source, (width, 30)) as (app, pilot):
         await pilot.press("2", "G")
@@ -364,7 +364,7 @@ async def test_g_tells_who_is_at_the_other_end_in_its_place_or_behind_the_name(w
 
 
 @asynchronous
-async def test_what_the_filter_asks_for_by_its_other_end_is_found_when_that_is_known() -> None:
+async def test_object_filter_matches_peers_once_they_are_known() -> None:
     source = gathering(at_ends=WRITES)
     async with shown(source, (160, 30)) as (app, pilot):
         await pilot.press("3", "backslash", *"object=teller", "enter")
@@ -388,14 +388,14 @@ TREES = {
 
 @pytest.mark.parametrize("key", "1234")
 @asynchronous
-async def test_the_tree_in_each_mode(key: str) -> None:
+async def test_tree_in_each_mode(key: str) -> None:
     async with shown(gathering(), (120, 30)) as (app, pilot):
         await pilot.press(key, "t")
         assert stacks(app)[:3] == TREES[key]
 
 
 @asynchronous
-async def test_what_is_copied_is_the_folded_stack_of_the_mode() -> None:
+async def test_y_copies_the_folded_stack_of_the_mode() -> None:
     clerk = "futex_wake;unlock;serve;main;clerk"
     asked = "main;ask;pipe_read"
     copies = {
@@ -416,7 +416,7 @@ async def test_what_is_copied_is_the_folded_stack_of_the_mode() -> None:
 
 
 @asynchronous
-async def test_mute_in_the_tree_is_of_the_waker_where_the_line_ends_with_one() -> None:
+async def test_mute_in_the_tree_applies_to_the_waker_at_the_end_of_the_line() -> None:
     async with shown(gathering(), (120, 30)) as (app, pilot):
         await pilot.press("3", "t", "asterisk", "home", "down", "down", "down", "X")
         assert "muted waker=clerk" in alert(app)
@@ -425,7 +425,7 @@ async def test_mute_in_the_tree_is_of_the_waker_where_the_line_ends_with_one() -
 
 
 @asynchronous
-async def test_the_site_has_who_woke_above_who_waits() -> None:
+async def test_site_shows_the_waker_above_the_waiter() -> None:
     async with shown(gathering(), (120, 60)) as (app, pilot):
         await pilot.press("4", "t", "asterisk", "home", "down", "down", "enter", "x")
         lines = [line.strip() for line in screen(app)]
@@ -441,7 +441,7 @@ async def test_the_site_has_who_woke_above_who_waits() -> None:
 
 @pytest.mark.parametrize("key", "234")
 @asynchronous
-async def test_the_icicle_in_each_mode(key: str) -> None:
+async def test_icicle_in_each_mode(key: str) -> None:
     async with shown(gathering(), (160, 50)) as (app, pilot):
         await pilot.press(key, "g")
         text = "\n".join(screen(app))
@@ -456,7 +456,7 @@ async def test_the_icicle_in_each_mode(key: str) -> None:
 
 
 @asynchronous
-async def test_filters_by_waker_and_object_leave_what_those_ended() -> None:
+async def test_filters_by_waker_and_object() -> None:
     async with shown(gathering()) as (app, pilot):
         for text, waits in (("waker=clerk", "0.60"), ("object=pipe*", "0.10"), ("wakertid=201", "0.10")):
             for key in "1234":
@@ -470,7 +470,7 @@ async def test_filters_by_waker_and_object_leave_what_those_ended() -> None:
 
 @pytest.mark.parametrize("mode", "1234")
 @asynchronous
-async def test_the_tree_by_what_is_waited_on_has_all_of_the_time_and_enters_it(mode: str) -> None:
+async def test_tree_by_object_has_all_the_time(mode: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press(mode, "G")
         assert app.picture
@@ -494,7 +494,7 @@ async def test_the_tree_by_what_is_waited_on_has_all_of_the_time_and_enters_it(m
 
 
 @asynchronous
-async def test_search_finds_wakers_by_name_and_by_their_code() -> None:
+async def test_search_finds_wakers_by_name_and_function() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab", "/", *"nvme", "enter")
         assert [row[:2] for row in listed(app)] == [["irq", "(nvme_irq)"]]
@@ -509,7 +509,7 @@ async def test_search_finds_wakers_by_name_and_by_their_code() -> None:
 
 
 @asynchronous
-async def test_rewind_to_ticks_without_wakers_and_live_again() -> None:
+async def test_rewind_to_ticks_without_wakers_and_back_to_live() -> None:
     source = gathering(OFFCPU, ticks=4)
     async with shown(source) as (app, pilot):
         await pilot.press("2")
@@ -534,7 +534,7 @@ async def test_rewind_to_ticks_without_wakers_and_live_again() -> None:
 
 
 @asynchronous
-async def test_the_spans_and_the_idle_ones_in_the_list_of_wakers() -> None:
+async def test_windows_and_idle_waits_in_the_waker_list() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "tab")
         assert not line_with(app, "timeout")
@@ -549,7 +549,7 @@ async def test_the_spans_and_the_idle_ones_in_the_list_of_wakers() -> None:
 
 
 @asynchronous
-async def test_a_source_that_refuses_says_why_and_the_app_goes_on() -> None:
+async def test_refusal_of_a_mode_is_shown_and_the_app_continues() -> None:
     source = gathering(OFFCPU, ticks=3)
     source.refuses = KernelError("this kernel has no [sched]_waking\x1b[31m. 1 goes on")
     async with shown(source) as (app, pilot):
@@ -580,7 +580,7 @@ class Slow(ScriptedSource):
 
 
 @asynchronous
-async def test_where_the_source_takes_long_the_last_mode_that_was_pressed_wins() -> None:
+async def test_last_requested_mode_wins_with_a_slow_source() -> None:
     source = Slow()
     async with shown(source) as (app, pilot):
         await pilot.press("2")
@@ -594,7 +594,7 @@ async def test_where_the_source_takes_long_the_last_mode_that_was_pressed_wins()
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @asynchronous
-async def test_behind_an_error_that_nobody_foresaw_the_keys_are_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mode_keys_work_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     source = gathering(OFFCPU, ticks=3)
     failed = Event()
 
@@ -613,7 +613,7 @@ async def test_behind_an_error_that_nobody_foresaw_the_keys_are_not_dead(monkeyp
 
 
 @asynchronous
-async def test_one_may_leave_while_the_source_takes_long_and_is_refused_then() -> None:
+async def test_quitting_does_not_wait_for_a_slow_source() -> None:
     source = Slow()
     source.refuses = OfftopError("no")
     async with shown(source) as (app, pilot):
@@ -641,7 +641,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("size", [(40, 8), (45, 10), (60, 12), (80, 24), (110, 30), (160, 50), (250, 60)])
 @asynchronous
-async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tuple[int, int]) -> None:
+async def test_lines_fit_every_screen_and_hostile_names_are_escaped(size: tuple[int, int]) -> None:
     async with shown(gathering(table=(*HOSTILE, *WAKERS), ticks=3), size) as (app, pilot):
         keys = (*("2", "tab", "H", "H", "enter", "enter", "enter", "g", "escape", "escape", "escape", "escape", "G"),)
         more = ("tab", "enter", "enter", "t", "asterisk", "end", "enter", "X", "3", "t", "y", "4", "asterisk", "g")
@@ -657,7 +657,7 @@ async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tu
 
 @pytest.mark.parametrize("key", "234")
 @asynchronous
-async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
+async def test_ascii_mode_draws_only_ascii(key: str) -> None:
     async with shown(gathering(table=(*HOSTILE, *WAKERS), ticks=3), ascii_only=True) as (app, pilot):
         for pressed in (key, "t", "enter", "g", "escape", "G"):
             await pilot.press(pressed)
@@ -666,7 +666,7 @@ async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
 
 @pytest.mark.parametrize("key", "234")
 @asynchronous
-async def test_nothing_waits_in_any_mode(key: str) -> None:
+async def test_empty_source_in_each_mode(key: str) -> None:
     async with shown(gathering(table=(), ticks=2)) as (app, pilot):
         for pressed in (key, "tab", "enter", "H", "G", "enter", "X", "p", "y", "t", "enter", "g", "escape"):
             await pilot.press(pressed)
@@ -677,7 +677,7 @@ async def test_nothing_waits_in_any_mode(key: str) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 @pytest.mark.parametrize("key", "234")
 @asynchronous
-async def test_the_pictures_of_the_modes(key: str, size: tuple[int, int]) -> None:
+async def test_screens_of_the_modes_match_the_stored_pictures(key: str, size: tuple[int, int]) -> None:
     async with shown(gathering(), size) as (app, pilot):
         await pilot.press(key)
         await pilot.pause()
@@ -688,7 +688,7 @@ async def test_the_pictures_of_the_modes(key: str, size: tuple[int, int]) -> Non
 
 
 @asynchronous
-async def test_what_is_waited_on_has_its_picture() -> None:
+async def test_object_list_matches_the_stored_picture() -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2", "G")
         await pilot.pause()
@@ -696,7 +696,7 @@ async def test_what_is_waited_on_has_its_picture() -> None:
 
 
 @asynchronous
-async def test_where_threads_are_only_looked_at_no_mode_but_off_cpu_stays() -> None:
+async def test_only_off_cpu_mode_is_available_when_sampling() -> None:
     source = SampledSource()
     source.refuses = OfftopError("Mode wakeup needs BPF")
     async with shown(source) as (app, pilot):

@@ -48,7 +48,7 @@ def second(app: OfftopApp) -> int:
 
 
 @asynchronous
-async def test_one_that_is_caught_is_told_once_counted_and_marked_on_row_and_timeline() -> None:
+async def test_outlier_is_announced_once_counted_and_marked_on_row_and_timeline() -> None:
     async with shown(ScriptedSource(STUCK, ticks=3), (120, 40), catch=caught()) as (app, pilot):
         assert screen(app)[-2].startswith(
             f"outlier: >3.50s lock, {RULE}: connection(4268) of mysqld(4242): futex_do_wait"
@@ -63,7 +63,7 @@ async def test_one_that_is_caught_is_told_once_counted_and_marked_on_row_and_tim
 
 
 @asynchronous
-async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
+async def test_empty_outlier_list_shows_the_triggers() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(AUTO)) as (app, pilot):
         assert not any("outlier" in line for line in screen(app)[:5])
         await pilot.press("O")
@@ -78,7 +78,7 @@ async def test_without_any_the_list_says_what_is_caught_and_how() -> None:
 
 
 @asynchronous
-async def test_the_newest_stands_first_and_the_one_under_the_cursor_is_told_below() -> None:
+async def test_newest_outlier_comes_first_and_the_selected_one_is_described_below() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("O")
         assert title(app) == f"outliers: 2, newest first; triggers: {RULE}; {OTHER} (!)"
@@ -98,7 +98,7 @@ async def test_the_newest_stands_first_and_the_one_under_the_cursor_is_told_belo
 
 
 @asynchronous
-async def test_enter_shows_one_in_full_and_enter_again_all_panes_as_they_were() -> None:
+async def test_enter_opens_an_outlier_and_a_second_enter_rewinds_all_panes() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("O", "down", "enter")
         assert title(app) == "an outlier (Enter: all panes as they were then, Esc goes back)"
@@ -115,7 +115,7 @@ async def test_enter_shows_one_in_full_and_enter_again_all_panes_as_they_were() 
 
 
 @asynchronous
-async def test_n_and_N_go_from_one_to_the_next() -> None:  # noqa: N802
+async def test_n_and_N_step_through_outliers() -> None:  # noqa: N802
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("n")
         assert "there is no later outlier: N goes back" in screen(app)
@@ -135,7 +135,7 @@ async def test_n_and_N_go_from_one_to_the_next() -> None:  # noqa: N802
 
 
 @asynchronous
-async def test_where_something_is_searched_n_goes_to_its_lines_instead() -> None:
+async def test_n_follows_an_active_search_instead_of_outliers() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("O", "/", *"connection", "enter", "n")
         assert app.picture and app.picture.outliers.cursor == 1
@@ -143,7 +143,7 @@ async def test_where_something_is_searched_n_goes_to_its_lines_instead() -> None
 
 
 @asynchronous
-async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
+async def test_triggers_can_be_edited_and_errors_are_shown() -> None:
     one = caught()
     async with shown(ScriptedSource(STUCK, ticks=12), catch=one) as (app, pilot):
         await pilot.press("!")
@@ -161,7 +161,7 @@ async def test_what_is_caught_may_be_changed_and_wrong_words_are_told() -> None:
 
 
 @asynchronous
-async def test_a_minimum_above_a_rule_says_what_that_catches_then() -> None:
+async def test_minimum_above_a_trigger_warns_what_it_still_catches() -> None:
     async with shown(ScriptedSource(STUCK, ticks=2), catch=catching("auto", "lock.max > 5ms")) as (app, pilot):
         await pilot.press("m", *"10ms", "enter")
         assert "'lock.max > 5ms' reports no waits shorter than the minimum of 10ms" in screen(app)[-2]
@@ -170,7 +170,7 @@ async def test_a_minimum_above_a_rule_says_what_that_catches_then() -> None:
 
 
 @asynchronous
-async def test_freeze_holds_the_picture_at_the_first() -> None:
+async def test_freeze_pauses_at_the_first_outlier() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=catching(RULE, freeze=True), ticks=3) as (app, pilot):
         await until(lambda: app.view.paused_at_ns is not None)
         await pilot.pause()
@@ -183,7 +183,7 @@ async def test_freeze_holds_the_picture_at_the_first() -> None:
 
 
 @asynchronous
-async def test_clicks_choose_open_and_the_wheel_moves() -> None:
+async def test_clicks_select_and_open_and_the_wheel_moves() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught(), mouse=True) as (app, pilot):
         await pilot.press("O")
         line = next(number for number, text in enumerate(screen(app)) if "connection" in text)
@@ -198,7 +198,7 @@ async def test_clicks_choose_open_and_the_wheel_moves() -> None:
 
 
 @asynchronous
-async def test_y_copies_one_whole() -> None:
+async def test_y_copies_the_whole_outlier() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), catch=caught()) as (app, pilot):
         await pilot.press("O", "y")
         assert app.clipboard.startswith(" >2.00s purge(4270) of mysqld(4242)")
@@ -206,7 +206,7 @@ async def test_y_copies_one_whole() -> None:
 
 
 @asynchronous
-async def test_a_replay_has_what_was_caught_and_can_begin_there(tmp_path: Path) -> None:
+async def test_replay_has_the_outliers_and_can_start_at_one(tmp_path: Path) -> None:
     scripted = ScriptedSource(STUCK, ticks=12)
     recorder = Recorder(tmp_path / "it.offtop", scripted, person(), leave_bytes=0)
     async with shown(scripted, catch=caught(), recorder=recorder):
@@ -234,7 +234,7 @@ async def test_a_replay_has_what_was_caught_and_can_begin_there(tmp_path: Path) 
 
 @pytest.mark.parametrize("width", [20, 40, 57, 80, 120, 200])
 @asynchronous
-async def test_at_every_width_lines_fit_and_names_stay_harmless(width: int) -> None:
+async def test_lines_fit_every_width_and_hostile_names_are_escaped(width: int) -> None:
     evil = Waits(
         *("\x1b[31m[b]", 66, "\x1b[2J\u202e", 67, "lock", "futex\x1b[m"),
         waits_on=True,

@@ -31,7 +31,7 @@ def check(name: str, lines: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 12), (40, 8), (20, 4)])
 @asynchronous
-async def test_the_first_screen(size: tuple[int, int]) -> None:
+async def test_first_screen(size: tuple[int, int]) -> None:
     async with shown(ScriptedSource(ticks=12), size) as (app, _):
         check(f"first-{size[0]}x{size[1]}", screen(app))
 
@@ -40,7 +40,7 @@ async def test_the_first_screen(size: tuple[int, int]) -> None:
     "key", ["", "t", "g", "l", "?", "f"], ids=["first", "tree", "flame", "latency", "help", "setup"]
 )
 @asynchronous
-async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
+async def test_ascii_mode_draws_only_ascii(key: str) -> None:
     async with shown(ScriptedSource(ticks=12), ascii_only=True) as (app, pilot):
         if key:
             await pilot.press(key)
@@ -52,7 +52,7 @@ async def test_in_ascii_there_is_nothing_but_ascii(key: str) -> None:
 
 
 @asynchronous
-async def test_in_16_colours_the_terminal_s_own_are_all_that_is_used() -> None:
+async def test_ansi_theme_uses_only_terminal_colours() -> None:
     async with shown(ScriptedSource(ticks=12), theme_name="ansi") as (app, pilot):
         await pilot.press("down")
         check("16-colours-80x24", coloured(app))
@@ -61,7 +61,7 @@ async def test_in_16_colours_the_terminal_s_own_are_all_that_is_used() -> None:
 @pytest.mark.parametrize("keys", [("l", "l"), ("g", "down"), ("t",), ("backslash", *"comm=foo", "enter")])
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 @asynchronous
-async def test_the_other_panes(size: tuple[int, int], keys: tuple[str, ...]) -> None:
+async def test_other_panes(size: tuple[int, int], keys: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(ticks=12), size) as (app, pilot):
         for key in keys if size != (160, 50) or keys != ("l", "l") else ("l",):
             await pilot.press(key)
@@ -72,7 +72,7 @@ async def test_the_other_panes(size: tuple[int, int], keys: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (60, 12)])
 @asynchronous
-async def test_a_thread_and_where_it_waits(size: tuple[int, int]) -> None:
+async def test_thread_and_its_stack_tree(size: tuple[int, int]) -> None:
     view = replace(LIVE, category="lock", pid=4242, thread=CONNECTION, focus=TREE, pin=CONNECTION)
     async with shown(ScriptedSource(ticks=12), size, view) as (app, _):
         check(f"thread-{size[0]}x{size[1]}", screen(app))
@@ -91,7 +91,7 @@ DEEP = Waits(
 
 
 @asynchronous
-async def test_a_deep_stack_is_whole_below_the_tree_and_in_its_site() -> None:
+async def test_deep_stack_is_complete_in_tree_and_site() -> None:
     view = replace(LIVE, category="fsync", pid=4242, thread=CONNECTION, focus=TREE)
     async with shown(ScriptedSource([DEEP], ticks=12), (80, 24), view) as (app, pilot):
         assert all(f"function_{n}" in "".join(screen(app)) for n in range(20))
@@ -103,14 +103,14 @@ async def test_a_deep_stack_is_whole_below_the_tree_and_in_its_site() -> None:
 
 
 @asynchronous
-async def test_all_threads_with_the_idle_ones() -> None:
+async def test_threads_including_idle_ones() -> None:
     view = replace(LIVE, threads=True, idle_shown=True, focus=LIST, sort="NAME")
     async with shown(ScriptedSource(ticks=12), (120, 30), view) as (app, _):
         check("threads-120x30", screen(app))
 
 
 @asynchronous
-async def test_what_was_lost_stands_in_the_head_at_every_size() -> None:
+async def test_losses_are_in_the_header_at_every_size() -> None:
     for size in ((80, 24), (80, 12)):
         async with shown(ScriptedSource(ticks=3, lost={"stacks": 812, "sites": 2}), size) as (app, _):
             check(f"lost-{size[0]}x{size[1]}", screen(app))
@@ -123,7 +123,7 @@ async def test_nothing_waits() -> None:
 
 
 @asynchronous
-async def test_nothing_waits_but_what_looks_idle() -> None:
+async def test_only_idle_waits() -> None:
     async with shown(ScriptedSource([row for row in TABLE if row.waits_on], ticks=2)) as (app, _):
         check("idle-80x24", screen(app))
 

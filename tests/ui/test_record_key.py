@@ -25,7 +25,7 @@ class Full(Told):
 
 
 @asynchronous
-async def test_it_is_handed_each_tick_from_then_on_and_says_what_came_of_it() -> None:
+async def test_a_records_each_tick_until_pressed_again() -> None:
     source = ScriptedSource(SHOP, ticks=2)
     async with shown(source, files=Told()) as (app, pilot):
         assert "REC" not in screen(app)[0]
@@ -42,7 +42,7 @@ async def test_it_is_handed_each_tick_from_then_on_and_says_what_came_of_it() ->
 
 
 @asynchronous
-async def test_a_recording_that_cannot_go_on_is_told_of_and_watching_goes_on() -> None:
+async def test_failed_recording_is_reported_and_measuring_continues() -> None:
     source = ScriptedSource(SHOP, ticks=2)
     async with shown(source, files=Full(), view=View(delay_ns=QUICK_NS)) as (app, pilot):
         await pilot.press("a")
@@ -54,7 +54,7 @@ async def test_a_recording_that_cannot_go_on_is_told_of_and_watching_goes_on() -
 
 
 @asynchronous
-async def test_where_no_file_can_be_made_a_says_so() -> None:
+async def test_a_says_why_no_file_can_be_created() -> None:
     async with shown(ScriptedSource(SHOP), files=Refused()) as (app, pilot):
         await pilot.press("a")
         assert "shop.offtop cannot be written by ann" in screen(app)[-2]

@@ -24,7 +24,7 @@ OF_STACKS = "this key is for the stack tree and the icicle: t and g show them"
     ],
 )
 @asynchronous
-async def test_among_what_is_stuck_keys_of_other_panes_say_what_they_are_for(key: str, said: str) -> None:
+async def test_keys_of_other_panes_explain_themselves_in_the_stuck_list(key: str, said: str) -> None:
     async with shown(ScriptedSource(WAITS, ticks=12)) as (app, pilot):
         await pilot.press("5")
         before = app.view
@@ -35,7 +35,7 @@ async def test_among_what_is_stuck_keys_of_other_panes_say_what_they_are_for(key
 
 
 @asynchronous
-async def test_1_says_that_this_is_off_cpu_time_already() -> None:
+async def test_1_in_off_cpu_mode_lists_the_other_modes() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         before = app.view
         await pilot.press("1")
@@ -45,7 +45,7 @@ async def test_1_says_that_this_is_off_cpu_time_already() -> None:
 
 
 @asynchronous
-async def test_where_the_tree_has_the_screen_the_tables_are_not_sorted_behind_it() -> None:
+async def test_sort_keys_do_not_sort_tables_hidden_by_the_tree() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("t", "M")
         assert (app.view.focus, app.view.sort, screen(app)[-2]) == (TREE, "WAITING", OF_TABLES)
@@ -56,7 +56,7 @@ async def test_where_the_tree_has_the_screen_the_tables_are_not_sorted_behind_it
 
 
 @asynchronous
-async def test_where_the_tree_stands_beside_the_list_its_keys_work_from_there() -> None:
+async def test_tree_keys_work_from_the_list_next_to_it() -> None:
     async with shown(ScriptedSource(SHOP), (160, 50)) as (app, pilot):
         await pilot.press("tab", "v", "*")
         assert (app.view.focus, app.view.tree.shape.inverted) == (LIST, True)
@@ -64,7 +64,7 @@ async def test_where_the_tree_stands_beside_the_list_its_keys_work_from_there() 
 
 
 @asynchronous
-async def test_where_the_categories_have_the_screen_the_list_is_not_turned_round() -> None:
+async def test_reverse_does_not_apply_to_a_hidden_list() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("x", "R")
         assert (app.view.reverse, screen(app)[-2]) == (False, OF_LIST)

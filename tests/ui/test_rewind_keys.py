@@ -61,7 +61,7 @@ async def at(app: OfftopApp, pilot: Pilot[int], wanted: int) -> None:
 
 
 @asynchronous
-async def test_what_has_the_whole_screen_keeps_it_while_the_picture_is_held() -> None:
+async def test_zoom_is_kept_while_paused() -> None:
     async with shown(ScriptedSource(SHOP, ticks=3)) as (app, pilot):
         await pilot.press("tab", "x")
         for key in ("space", "[", "]", "space", "[", "0"):
@@ -72,7 +72,7 @@ async def test_what_has_the_whole_screen_keeps_it_while_the_picture_is_held() ->
 
 
 @asynchronous
-async def test_live_each_key_shows_that_moment_and_0_is_live() -> None:
+async def test_rewind_keys_step_through_time_and_0_returns_to_live() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         for key, wanted in (("[", 99), ("[", 98), ("{", 38), ("]", 39), ("}", 99), ("]", 100)):
             await pilot.press(key)
@@ -84,7 +84,7 @@ async def test_live_each_key_shows_that_moment_and_0_is_live() -> None:
 
 
 @asynchronous
-async def test_live_b_goes_to_a_time_of_day_or_so_far_back() -> None:
+async def test_b_goes_to_a_time_or_an_offset() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         clock = datetime.fromtimestamp(START_NS // NS_PER_S + 42).strftime("%H:%M:%S")
         for typed, wanted in ((clock, 42), ("-5s", 37), ("+1m", 97), ("", 97)):
@@ -101,7 +101,7 @@ async def test_live_b_goes_to_a_time_of_day_or_so_far_back() -> None:
 
 
 @asynchronous
-async def test_all_panes_are_that_moment_s() -> None:
+async def test_all_panes_show_the_paused_moment() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), (160, 50), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (
         app,
         pilot,
@@ -118,7 +118,7 @@ async def test_all_panes_are_that_moment_s() -> None:
 
 
 @asynchronous
-async def test_a_click_on_the_timeline_goes_to_that_moment() -> None:
+async def test_click_on_the_timeline_goes_to_that_moment() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         assert screen(app)[3].startswith(" -5m ")
         await pilot.click("#head", offset=(5 + 60 - 12, 3))  # 11 cells of 5 s before the last
@@ -131,7 +131,7 @@ async def test_a_click_on_the_timeline_goes_to_that_moment() -> None:
 
 
 @asynchronous
-async def test_the_timeline_shows_what_came_after_and_marks_the_moment() -> None:
+async def test_timeline_marks_the_paused_moment_and_shows_what_followed() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         now = screen(app)[3]
         assert "^" not in now and " now " in now
@@ -146,7 +146,7 @@ async def test_the_timeline_shows_what_came_after_and_marks_the_moment() -> None
 
 
 @asynchronous
-async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
+async def test_window_since_the_start_ends_at_the_paused_moment() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=0)) as (app, pilot):
         for keys, ticks in ((("{",), 40), (("]", "]"), 42)):
             await pilot.press(*keys)
@@ -155,7 +155,7 @@ async def test_since_the_start_ends_at_the_moment_that_is_shown() -> None:
 
 
 @asynchronous
-async def test_a_replay_says_so_and_goes_to_any_moment_of_its_file(file: Path) -> None:
+async def test_replay_goes_to_any_moment_of_its_file(file: Path) -> None:
     async with played(file, begin=60) as (app, pilot):
         assert " now" not in screen(app)[3]
         assert screen(app)[0].startswith("offtop - RECORDED on db7 2026-11-21 02:01:0")
@@ -175,7 +175,7 @@ async def test_a_replay_says_so_and_goes_to_any_moment_of_its_file(file: Path) -
 
 
 @asynchronous
-async def test_a_replay_plays_on_from_what_is_seen_and_waits_while_it_is_held(file: Path) -> None:
+async def test_replay_stops_while_paused_and_resumes_from_the_shown_moment(file: Path) -> None:
     async with played(file, speed=10.0) as (app, pilot):
         await until(lambda: second(app) > 3)
         await pilot.press("space")
@@ -188,7 +188,7 @@ async def test_a_replay_plays_on_from_what_is_seen_and_waits_while_it_is_held(fi
 
 
 @asynchronous
-async def test_at_its_end_a_replay_says_so_and_stays(file: Path) -> None:
+async def test_replay_stays_at_its_end(file: Path) -> None:
     async with played(file, speed=10_000.0) as (app, pilot):
         await until(lambda: second(app) == 70)
         await until(lambda: "the end of the recording" in screen(app)[-2])
@@ -197,7 +197,7 @@ async def test_at_its_end_a_replay_says_so_and_stays(file: Path) -> None:
 
 
 @asynchronous
-async def test_what_changes_a_measurement_is_refused_with_a_reason(file: Path) -> None:
+async def test_keys_that_change_the_measurement_are_refused_in_a_replay(file: Path) -> None:
     async with played(file) as (app, pilot):
         for key, words in (("a", "this is a recording already"), ("d", "a recording keeps its own pace")):
             await pilot.press(key)
@@ -207,7 +207,7 @@ async def test_what_changes_a_measurement_is_refused_with_a_reason(file: Path) -
 
 
 @asynchronous
-async def test_help_says_recorded_too_and_where_and_when(file: Path) -> None:
+async def test_help_in_a_replay_says_where_and_when_it_was_recorded(file: Path) -> None:
     async with played(file) as (app, pilot):
         await pilot.press("question_mark")
         await pilot.pause()
@@ -218,14 +218,14 @@ async def test_help_says_recorded_too_and_where_and_when(file: Path) -> None:
 
 @pytest.mark.parametrize("width", [160, 80, 60, 40, 20])
 @asynchronous
-async def test_at_every_size_a_replay_says_recorded(file: Path, width: int) -> None:
+async def test_recorded_is_shown_at_every_size(file: Path, width: int) -> None:
     for height in (50, 24, 8, 1):
         async with played(file, (width, height)) as (app, _):
             assert "RECORDED"[: width - 10] in screen(app)[0], (width, height)
 
 
 @asynchronous
-async def test_a_count_of_ticks_is_of_those_that_were_to_be_looked_at(file: Path) -> None:
+async def test_iterations_count_from_the_begin_of_the_replay(file: Path) -> None:
     source = RecordedSource(file, begin_ns=START_NS + 50 * NS_PER_S, speed=20.0)
     app = OfftopApp(source, View(), CATEGORIES, iterations=5)
     async with app.run_test(size=(80, 24)):
@@ -235,7 +235,7 @@ async def test_a_count_of_ticks_is_of_those_that_were_to_be_looked_at(file: Path
 
 
 @asynchronous
-async def test_quitting_waits_for_no_recording_that_is_held(file: Path) -> None:
+async def test_quitting_does_not_wait_for_a_paused_replay(file: Path) -> None:
     async with played(file) as (app, pilot):
         await pilot.press("space")
         app.exit(0)
@@ -243,7 +243,7 @@ async def test_quitting_waits_for_no_recording_that_is_held(file: Path) -> None:
 
 
 @asynchronous
-async def test_a_first_tick_that_is_short_is_stepped_over(tmp_path: Path) -> None:
+async def test_short_first_tick_is_stepped_over(tmp_path: Path) -> None:
     source = ScriptedSource(PILE, ticks=9)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for at_s in (0, 1, 5, 6):

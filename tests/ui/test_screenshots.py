@@ -25,14 +25,14 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 
 
 @pytest.mark.parametrize("shot", SHOTS, ids=lambda shot: shot.name)
-def test_a_picture_is_the_same_byte_for_byte(shot: Shot) -> None:
+def test_screenshot_is_identical(shot: Shot) -> None:
     drawn = asyncio.run(take(shot))
     assert drawn == (_DIRECTORY / f"{shot.name}.svg").read_text(encoding="utf-8")
     said = re.sub("<[^>]*>", "", drawn)
     assert "RECORDED" in said
 
 
-def test_there_are_no_others_and_readme_or_manual_show_nearly_all() -> None:
+def test_no_screenshot_is_left_over_and_documents_show_nearly_all() -> None:
     names = {shot.name for shot in SHOTS}
     assert {path.stem for path in _DIRECTORY.glob("*.svg")} == names
     documents = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]

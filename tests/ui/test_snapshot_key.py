@@ -58,7 +58,7 @@ async def taken(*keys: str, into: Path, ticks: int = 9, view: View | None = None
 
 
 @asynchronous
-async def test_the_last_minute_is_kept_and_s_enter_is_enough(tmp_path: Path) -> None:
+async def test_s_enter_saves_the_last_minute(tmp_path: Path) -> None:
     made = await taken("s", "enter", into=tmp_path)
     assert [(one.taken_ns - START_NS) // SECOND for one in made] == [*range(10)]
     source = ScriptedSource(SHOP)
@@ -71,7 +71,7 @@ async def test_the_last_minute_is_kept_and_s_enter_is_enough(tmp_path: Path) -> 
 
 
 @asynchronous
-async def test_another_time_can_be_typed_and_what_was_drilled_into_is_in_the_name(tmp_path: Path) -> None:
+async def test_typed_duration_is_saved_and_the_selection_is_in_the_file_name(tmp_path: Path) -> None:
     made = await taken("down", "enter", "enter", "s", *"3s", "enter", into=tmp_path)
     assert [(one.taken_ns - START_NS) // SECOND for one in made] == [6, 7, 8, 9]
     (file,) = tmp_path.iterdir()
@@ -79,7 +79,7 @@ async def test_another_time_can_be_typed_and_what_was_drilled_into_is_in_the_nam
 
 
 @asynchronous
-async def test_while_the_picture_is_held_it_is_the_span_up_to_that(tmp_path: Path) -> None:
+async def test_paused_view_saves_the_window_up_to_that_moment(tmp_path: Path) -> None:
     view = View(delay_ns=QUICK_NS, span_ns=SECOND)
     source = ScriptedSource(SHOP, ticks=9)
     async with shown(source, files=Here(tmp_path), view=view) as (app, pilot):
@@ -92,13 +92,13 @@ async def test_while_the_picture_is_held_it_is_the_span_up_to_that(tmp_path: Pat
 
 
 @asynchronous
-async def test_all_since_the_start_of_a_held_picture_is_all_there_is_up_to_it(tmp_path: Path) -> None:
+async def test_paused_view_since_the_start_saves_everything_before(tmp_path: Path) -> None:
     made = await taken("[", "w", "w", "s", "enter", into=tmp_path)
     assert [(one.taken_ns - START_NS) // SECOND for one in made] == [*range(9)]
 
 
 @asynchronous
-async def test_what_is_no_time_is_asked_again_and_nothing_is_nothing(tmp_path: Path) -> None:
+async def test_invalid_duration_is_asked_again_and_an_empty_one_cancels(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=Here(tmp_path)) as (app, pilot):
         await pilot.press("s", *"x", "enter")
         assert screen(app)[-2].startswith("'x' is not a length of time: try 90s, 10m or all")
@@ -108,7 +108,7 @@ async def test_what_is_no_time_is_asked_again_and_nothing_is_nothing(tmp_path: P
 
 @pytest.mark.parametrize("files", [Refused(), None])
 @asynchronous
-async def test_where_no_file_can_be_made_it_is_said(files: Told | None) -> None:
+async def test_error_is_shown_if_no_file_can_be_created(files: Told | None) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=files) as (app, pilot):
         await pilot.press("s", "enter")
         wanted = "shop.offtop cannot be written by ann" if files else "There is no place to write to here"
@@ -116,7 +116,7 @@ async def test_where_no_file_can_be_made_it_is_said(files: Told | None) -> None:
 
 
 @asynchronous
-async def test_two_of_one_moment_are_two_files(tmp_path: Path) -> None:
+async def test_two_clips_of_one_moment_are_two_files(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=Here(tmp_path)) as (app, pilot):
         for number in (1, 2):
             await pilot.press("s", "enter")
@@ -127,7 +127,7 @@ async def test_two_of_one_moment_are_two_files(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_one_that_is_being_written_when_offtop_ends_is_whole(tmp_path: Path) -> None:
+async def test_clip_being_written_at_exit_is_complete(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
         await pilot.press("s", "enter")
         said = app.close_recordings()
@@ -137,7 +137,7 @@ async def test_one_that_is_being_written_when_offtop_ends_is_whole(tmp_path: Pat
 
 
 @asynchronous
-async def test_outliers_of_that_time_are_in_it(tmp_path: Path) -> None:
+async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
         assert app.picture
         site = next(site for site, _ in app.picture.newest.window.each_site() if site.pid == 200)

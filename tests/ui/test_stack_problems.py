@@ -10,7 +10,7 @@ BUILD = "build it with -fasynchronous-unwind-tables"
 
 
 @asynchronous
-async def test_v_says_of_each_binary_how_much_why_and_what_to_do() -> None:
+async def test_v_lists_binaries_with_share_reason_and_remedy() -> None:
     async with shown(BrokenSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("V")
         lines = screen(app)
@@ -27,7 +27,7 @@ async def test_v_says_of_each_binary_how_much_why_and_what_to_do() -> None:
 
 
 @asynchronous
-async def test_it_tells_of_the_selection() -> None:
+async def test_problems_follow_the_selection() -> None:
     async with shown(BrokenSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "down", "enter", "V")
         assert any("user stacks of 0.20 waiting: 100% whole, 50% with all names" in line for line in screen(app))
@@ -36,7 +36,7 @@ async def test_it_tells_of_the_selection() -> None:
 
 
 @asynchronous
-async def test_it_goes_on_while_it_is_open() -> None:
+async def test_problems_are_updated_while_open() -> None:
     source = BrokenSource(SHOP, ticks=3)
     async with shown(source) as (app, pilot):
         await pilot.press("V")
@@ -50,7 +50,7 @@ async def test_it_goes_on_while_it_is_open() -> None:
 
 
 @asynchronous
-async def test_where_nothing_has_a_user_stack_it_says_so() -> None:
+async def test_no_user_stacks_are_reported() -> None:
     kernel = Waits("kworker/0:1", 51, "kworker/0:1", 51, "disk-read", "io_schedule", waits_ms=(100,))
     async with shown(ScriptedSource([kernel], ticks=12)) as (app, pilot):
         await pilot.press("V")
@@ -59,7 +59,7 @@ async def test_where_nothing_has_a_user_stack_it_says_so() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 8), (30, 5), (160, 50)])
 @asynchronous
-async def test_it_fits_each_screen_and_scrolls_to_its_end(size: tuple[int, int]) -> None:
+async def test_problems_fit_each_screen_and_scroll(size: tuple[int, int]) -> None:
     async with shown(BrokenSource(SHOP, ticks=12), size) as (app, pilot):
         await pilot.press("V", "end")
         lines = screen(app)

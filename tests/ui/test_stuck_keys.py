@@ -75,7 +75,7 @@ async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
 
 
 @asynchronous
-async def test_who_is_at_the_other_end_stands_with_the_place_and_with_the_whole_wait() -> None:
+async def test_peers_are_shown_in_the_list_and_in_the_full_wait() -> None:
     source = ScriptedSource((READER,), ticks=12, at_ends=FILLED)
     async with shown(source, (160, 50)) as (app, pilot):
         await pilot.press("5")
@@ -91,7 +91,7 @@ async def test_who_is_at_the_other_end_stands_with_the_place_and_with_the_whole_
 
 @pytest.mark.parametrize("key", ["1", "5", "escape", "left", "backspace"])
 @asynchronous
-async def test_5_lists_what_is_stuck_the_oldest_first_and_leads_back_to_where_the_keys_were(key: str) -> None:
+async def test_5_lists_stuck_waits_oldest_first_and_returns_to_the_previous_pane(key: str) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         for focus in (CATEGORIES, LIST, TREE):
             await pilot.press({CATEGORIES: "up", LIST: "enter", TREE: "t"}[focus])
@@ -106,7 +106,7 @@ async def test_5_lists_what_is_stuck_the_oldest_first_and_leads_back_to_where_th
 
 
 @asynchronous
-async def test_tab_leads_out_and_5_comes_back_to_the_list() -> None:
+async def test_tab_leaves_the_list_and_5_returns_to_it() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "down", "enter", "tab")
         assert app.view.focus == CATEGORIES
@@ -115,7 +115,7 @@ async def test_tab_leads_out_and_5_comes_back_to_the_list() -> None:
 
 
 @asynchronous
-async def test_it_can_be_what_the_screen_begins_with() -> None:
+async def test_screen_can_start_with_the_stuck_list() -> None:
     view = View(delay_ns=QUICK_NS, focus=PANE)
     async with shown(ScriptedSource(STUCK, ticks=12), view=view) as (app, pilot):
         assert tids(app) == [900, 4268, 901, 4270]
@@ -124,7 +124,7 @@ async def test_it_can_be_what_the_screen_begins_with() -> None:
 
 
 @asynchronous
-async def test_a_line_says_how_old_in_which_state_what_for_in_which_call_and_where() -> None:
+async def test_line_has_age_state_category_system_call_and_location() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("5")
         assert rows(app) == [
@@ -141,7 +141,7 @@ async def test_a_line_says_how_old_in_which_state_what_for_in_which_call_and_whe
 
 
 @asynchronous
-async def test_below_the_list_stands_the_wait_under_the_cursor() -> None:
+async def test_selected_wait_is_described_below_the_list() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (100, 24)) as (app, pilot):
         await pilot.press("5")
         said = [
@@ -162,7 +162,7 @@ async def test_below_the_list_stands_the_wait_under_the_cursor() -> None:
 
 
 @asynchronous
-async def test_the_cursor_moves_and_stays_with_its_thread() -> None:
+async def test_cursor_stays_with_its_thread() -> None:
     source = ScriptedSource(STUCK, ticks=7)
     async with shown(source) as (app, pilot):
         await pilot.press("5")
@@ -182,7 +182,7 @@ async def test_the_cursor_moves_and_stays_with_its_thread() -> None:
 
 
 @asynchronous
-async def test_a_list_that_is_longer_than_the_screen_moves_with_the_cursor() -> None:
+async def test_long_list_scrolls_with_the_cursor() -> None:
     many = [Waits("p", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=50_000 - n) for n in range(1, 60)]
     async with shown(ScriptedSource(many, ticks=2)) as (app, pilot):
         await pilot.press("5")
@@ -204,7 +204,7 @@ async def test_a_list_that_is_longer_than_the_screen_moves_with_the_cursor() -> 
 
 
 @asynchronous
-async def test_enter_opens_the_whole_wait_and_escape_leads_back_step_by_step() -> None:
+async def test_enter_opens_the_full_wait_and_escape_goes_back_step_by_step() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "down", "enter")
         lines = [line for line in screen(app)[5:] if line.strip()]
@@ -229,7 +229,7 @@ async def test_enter_opens_the_whole_wait_and_escape_leads_back_step_by_step() -
 
 
 @asynchronous
-async def test_functions_within_functions_have_a_line_each() -> None:
+async def test_inlined_functions_have_their_own_line() -> None:
     source = ScriptedSource(STUCK, ticks=12)
     source.name("lock_wait", one_name(["spin", "lock_wait"]))
     async with shown(source, (200, 30)) as (app, pilot):
@@ -241,7 +241,7 @@ async def test_functions_within_functions_have_a_line_each() -> None:
 
 
 @asynchronous
-async def test_a_program_whose_stack_has_not_been_read_is_said_to_have_none_yet() -> None:
+async def test_unread_user_stack_is_reported_as_such() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "end", "enter")
         assert "   (user stack not read yet)" in screen(app)
@@ -250,7 +250,7 @@ async def test_a_program_whose_stack_has_not_been_read_is_said_to_have_none_yet(
 
 
 @asynchronous
-async def test_a_wait_in_full_is_scrolled_to_its_end_and_no_further() -> None:
+async def test_full_wait_scrolls_to_its_end_and_no_further() -> None:
     async with shown(ScriptedSource([DEEP], ticks=12)) as (app, pilot):
         await pilot.press("5", "enter")
 
@@ -284,7 +284,7 @@ async def test_a_wait_in_full_is_scrolled_to_its_end_and_no_further() -> None:
 
 
 @asynchronous
-async def test_a_wait_in_full_that_has_ended_is_said_to_have_and_no_other_takes_its_place() -> None:
+async def test_open_wait_that_ended_says_so_and_is_not_replaced() -> None:
     source = ScriptedSource(STUCK, ticks=7)
     async with shown(source) as (app, pilot):
         await pilot.press("5", "end", "enter")
@@ -304,7 +304,7 @@ async def test_a_wait_in_full_that_has_ended_is_said_to_have_and_no_other_takes_
 
 
 @asynchronous
-async def test_a_wait_for_a_lock_of_the_kernel_tells_which_and_who_holds_it() -> None:
+async def test_wait_for_a_kernel_lock_shows_the_lock_and_its_holder() -> None:
     held = Object("mutex", "rtnl_mutex"), Holder(70, 71, "ip\x1b")
     waits = Waits("dhcp", 50, "dhcp", 51, "kernel-lock", "rtnl_lock", waits_on=True, held=held)
     source = ScriptedSource([waits, waits._replace(pid=60, tid=61, held=(held[0], NO_HOLDER))], ticks=12)
@@ -323,7 +323,7 @@ async def test_a_wait_for_a_lock_of_the_kernel_tells_which_and_who_holds_it() ->
 
 
 @asynchronous
-async def test_i_shows_what_looks_idle_and_hides_it_again_and_what_is_hidden_is_counted() -> None:
+async def test_i_toggles_idle_waits_and_hidden_ones_are_counted() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "i")
         assert tids(app) == [900, 700, 4268, 901, 4270]
@@ -335,7 +335,7 @@ async def test_i_shows_what_looks_idle_and_hides_it_again_and_what_is_hidden_is_
 
 
 @asynchronous
-async def test_where_all_look_idle_nothing_is_stuck_and_it_says_how_long_they_have_been() -> None:
+async def test_only_idle_waits_are_summarized() -> None:
     async with shown(ScriptedSource([STUCK[4]], ticks=12)) as (app, pilot):
         await pilot.press("5")
         said = " Nothing is stuck. 1 thread is idle, the longest for 1.2min (press i to see them)."
@@ -345,7 +345,7 @@ async def test_where_all_look_idle_nothing_is_stuck_and_it_says_how_long_they_ha
 
 
 @asynchronous
-async def test_where_nothing_waits_it_says_so() -> None:
+async def test_empty_list_says_so() -> None:
     async with shown(ScriptedSource([], ticks=2)) as (app, pilot):
         await pilot.press("5")
         assert title(app) == "stuck now: 0 threads wait for 100ms or longer"
@@ -355,7 +355,7 @@ async def test_where_nothing_waits_it_says_so() -> None:
 
 
 @asynchronous
-async def test_waits_of_less_than_100_ms_are_not_told_of() -> None:
+async def test_waits_below_100_ms_are_not_listed() -> None:
     table = [Waits("p", 1, "p", 1, "lock", "futex", waits_on=True, begins=2), *STUCK]
     async with shown(ScriptedSource(table, ticks=2)) as (app, pilot):
         await pilot.press("5")
@@ -368,7 +368,7 @@ async def test_waits_of_less_than_100_ms_are_not_told_of() -> None:
 
 
 @asynchronous
-async def test_the_category_that_was_chosen_is_all_that_is_listed() -> None:
+async def test_only_the_selected_category_is_listed() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("down", "5")
         assert title(app) == "stuck now in lock: 1 thread waits for 100ms or longer"
@@ -378,7 +378,7 @@ async def test_the_category_that_was_chosen_is_all_that_is_listed() -> None:
 
 
 @asynchronous
-async def test_the_process_that_was_drilled_into_is_all_that_is_listed() -> None:
+async def test_only_the_selected_process_is_listed() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("enter", "enter", "5")
         assert title(app).startswith("stuck now in mysqld(4242): 2 threads wait")
@@ -401,7 +401,7 @@ async def test_the_process_that_was_drilled_into_is_all_that_is_listed() -> None
     ],
 )
 @asynchronous
-async def test_a_filter_leaves_out_what_does_not_pass(text: str, left: list[int]) -> None:
+async def test_filter_applies_to_stuck_waits(text: str, left: list[int]) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "backslash", *text, "enter")
         assert app.view.focus == PANE
@@ -410,7 +410,7 @@ async def test_a_filter_leaves_out_what_does_not_pass(text: str, left: list[int]
 
 
 @asynchronous
-async def test_what_is_muted_is_not_listed_and_of_a_user_only_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mutes_and_the_user_filter_apply_to_stuck_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", "ann".__eq__)
     async with shown(ScriptedSource(STUCK, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("down", "X", "5")
@@ -421,7 +421,7 @@ async def test_what_is_muted_is_not_listed_and_of_a_user_only_theirs(monkeypatch
 
 
 @asynchronous
-async def test_p_pins_the_thread_under_the_cursor_and_lets_it_go() -> None:
+async def test_p_pins_and_unpins_the_thread_under_the_cursor() -> None:
     source = ScriptedSource(STUCK, ticks=12)
     async with shown(source) as (app, pilot):
         await pilot.press("5", "down", "p")
@@ -434,7 +434,7 @@ async def test_p_pins_the_thread_under_the_cursor_and_lets_it_go() -> None:
 
 
 @asynchronous
-async def test_who_the_listed_processes_are_is_asked_for_and_shown() -> None:
+async def test_details_of_listed_processes_are_looked_up_and_shown() -> None:
     source = ScriptedSource(STUCK, ticks=12, who=WHO)
     async with shown(source, (160, 50)) as (app, pilot):
         source.asked.clear()
@@ -449,7 +449,7 @@ async def test_who_the_listed_processes_are_is_asked_for_and_shown() -> None:
 
 
 @asynchronous
-async def test_an_earlier_tick_shows_the_waits_of_then() -> None:
+async def test_earlier_tick_shows_its_stuck_waits() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "[", "[", "[")
         assert "PAUSED -3s" in screen(app)[0]
@@ -471,7 +471,7 @@ async def test_an_earlier_tick_shows_the_waits_of_then() -> None:
 
 
 @asynchronous
-async def test_a_replay_shows_what_was_stuck_in_it(tmp_path: Path) -> None:
+async def test_replay_shows_stuck_waits(tmp_path: Path) -> None:
     scripted = ScriptedSource(STUCK, ticks=12)
     recorder = Recorder(tmp_path / "it.offtop", scripted, person(), leave_bytes=0)
     for second in range(13):
@@ -495,7 +495,7 @@ async def test_a_replay_shows_what_was_stuck_in_it(tmp_path: Path) -> None:
 
 
 @asynchronous
-async def test_a_search_marks_what_has_it_and_n_goes_through_the_lines_of_this_pane() -> None:
+async def test_search_highlights_lines_and_n_steps_through_them() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (100, 24), theme_name="mono") as (app, pilot):
         await pilot.press("5", "end")
         before = coloured(app)
@@ -519,7 +519,7 @@ async def test_a_search_marks_what_has_it_and_n_goes_through_the_lines_of_this_p
 
 
 @asynchronous
-async def test_n_finds_threads_processes_categories_calls_and_functions() -> None:
+async def test_n_finds_threads_processes_categories_system_calls_and_functions() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5")
         for word, found in (("gdb", GDB), ("Purge", PURGE), ("disk-r", CP), ("futex(", CONNECTION), ("jbd2", PURGE)):
@@ -532,7 +532,7 @@ async def test_n_finds_threads_processes_categories_calls_and_functions() -> Non
 
 
 @asynchronous
-async def test_y_copies_the_whole_wait_whatever_has_room_on_the_screen() -> None:
+async def test_y_copies_the_whole_wait_on_any_screen() -> None:
     long = STUCK[0]._replace(read=("lock_wait", "f" * 200, "main"))
     async with shown(ScriptedSource([long], ticks=12), (50, 12)) as (app, pilot):
         for keys in (("5",), ("enter",)):
@@ -550,7 +550,7 @@ async def test_y_copies_the_whole_wait_whatever_has_room_on_the_screen() -> None
 
 
 @asynchronous
-async def test_a_click_chooses_and_one_on_what_is_chosen_opens() -> None:
+async def test_click_selects_a_wait_and_a_second_click_opens_it() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5")
         first = screen(app).index(line_with(app, " 900 cp"))
@@ -567,7 +567,7 @@ async def test_a_click_chooses_and_one_on_what_is_chosen_opens() -> None:
 
 
 @asynchronous
-async def test_the_wheel_moves_three_lines_in_the_list_and_in_a_wait_in_full() -> None:
+async def test_wheel_moves_three_lines_in_the_list_and_in_a_full_wait() -> None:
     async with shown(ScriptedSource([*STUCK, DEEP], ticks=12)) as (app, pilot):
         await pilot.press("5")
         assert tids(app) == [900, 51, 4268, 901, 4270]
@@ -586,7 +586,7 @@ async def test_the_wheel_moves_three_lines_in_the_list_and_in_a_wait_in_full() -
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (40, 10)])
 @asynchronous
-async def test_it_has_its_picture_at_each_size(size: tuple[int, int]) -> None:
+async def test_screens_match_the_stored_pictures(size: tuple[int, int]) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12, who=WHO), size) as (app, pilot):
         await pilot.press("5", "down")
         await pilot.pause()
@@ -594,7 +594,7 @@ async def test_it_has_its_picture_at_each_size(size: tuple[int, int]) -> None:
 
 
 @asynchronous
-async def test_in_ascii_there_is_nothing_but_ascii() -> None:
+async def test_ascii_mode_draws_only_ascii() -> None:
     odd = STUCK[0]._replace(comm="h\u00e4nger", read=("\u4e2d\u6587",))
     async with shown(ScriptedSource([odd], ticks=12), ascii_only=True) as (app, pilot):
         await pilot.press("5")
@@ -605,7 +605,7 @@ async def test_in_ascii_there_is_nothing_but_ascii() -> None:
 
 @pytest.mark.parametrize("size", [(40, 8), (41, 9), (45, 10), (60, 12), (69, 15), (110, 30), (140, 34), (250, 60)])
 @asynchronous
-async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tuple[int, int]) -> None:
+async def test_lines_fit_every_screen_and_hostile_names_are_escaped(size: tuple[int, int]) -> None:
     evil = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
     table = [
         Waits(
@@ -636,7 +636,7 @@ async def test_no_line_is_wider_than_its_screen_nor_drawn_by_a_stranger(size: tu
 
 
 @asynchronous
-async def test_where_there_is_room_for_one_line_the_key_does_no_harm() -> None:
+async def test_stuck_keys_are_harmless_on_a_one_line_screen() -> None:
     async with shown(ScriptedSource(STUCK, ticks=2), (39, 7)) as (app, pilot):
         await pilot.press("5", "down", "enter", "end", "y", "escape", "escape")
         assert app.view.focus == CATEGORIES
@@ -654,7 +654,7 @@ def now_of(app: OfftopApp, first_row: int, last_row: int) -> dict[str, str]:
 
 
 @asynchronous
-async def test_categories_and_processes_tell_of_their_oldest_wait() -> None:
+async def test_now_column_shows_the_oldest_wait_of_categories_and_processes() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         wanted = {"all": "<=112s", "lock": "12.5s", "stopped": ">=12.0s", "disk-read": "<=112s", "fsync": "2.00s"}
         assert now_of(app, 5, 13) == {**wanted, "run-queue": ""}
@@ -664,7 +664,7 @@ async def test_categories_and_processes_tell_of_their_oldest_wait() -> None:
 
 
 @asynchronous
-async def test_what_looks_idle_and_is_hidden_is_no_wait_of_its_process() -> None:
+async def test_now_column_ignores_hidden_idle_waits() -> None:
     table = [
         Waits("web", 7, "acceptor", 71, "poll", "do_epoll_wait", waits_on=True, older_ms=60_000),
         Waits("web", 7, "worker", 72, "lock", "futex_do_wait", waits_on=True),
@@ -677,7 +677,7 @@ async def test_what_looks_idle_and_is_hidden_is_no_wait_of_its_process() -> None
 
 @pytest.mark.parametrize("keys", [("greater_than_sign", "greater_than_sign"), ("f6", "down", "down", "enter")])
 @asynchronous
-async def test_sorted_by_now_the_oldest_wait_comes_first_and_turned_round_last(keys: tuple[str, ...]) -> None:
+async def test_sort_by_now_puts_the_oldest_first_and_reversed_last(keys: tuple[str, ...]) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press(*keys)
         assert app.view.sort == "NOW"
@@ -688,7 +688,7 @@ async def test_sorted_by_now_the_oldest_wait_comes_first_and_turned_round_last(k
 
 
 @asynchronous
-async def test_threads_tell_of_their_own_wait_and_a_process_of_its_threads() -> None:
+async def test_now_column_of_threads_shows_their_own_wait() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("H")
         of_threads = {"4268": "12.5s", "901": ">=12.0s", "900": "<=112s", "801": "", "101": "", "4270": "2.00s"}
@@ -699,7 +699,7 @@ async def test_threads_tell_of_their_own_wait_and_a_process_of_its_threads() -> 
 
 
 @asynchronous
-async def test_branches_of_the_tree_tell_of_the_oldest_wait_that_stands_there() -> None:
+async def test_now_column_of_tree_branches_shows_their_oldest_wait() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("t", "asterisk")
         assert app.picture and app.picture.tree
@@ -723,7 +723,7 @@ async def test_branches_of_the_tree_tell_of_the_oldest_wait_that_stands_there() 
 
 
 @asynchronous
-async def test_an_earlier_tick_has_the_ages_of_then() -> None:
+async def test_now_column_of_an_earlier_tick_shows_its_ages() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("[", "[", "[", "[", "[")
         assert now_of(app, 5, 13)["lock"] == "7.50s"
@@ -731,7 +731,7 @@ async def test_an_earlier_tick_has_the_ages_of_then() -> None:
 
 
 @asynchronous
-async def test_the_column_can_be_hidden() -> None:
+async def test_now_column_can_be_hidden() -> None:
     view = View(delay_ns=QUICK_NS, hidden=frozenset({"NOW"}))
     async with shown(ScriptedSource(STUCK, ticks=12), view=view) as (app, _):
         assert not any("NOW" in line for line in screen(app))

@@ -40,7 +40,7 @@ async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
 
 
 @asynchronous
-async def test_what_has_a_tenth_of_the_time_is_open_at_first_and_runs_of_one_child_are_one_line() -> None:
+async def test_branches_above_a_tenth_start_open_and_single_child_chains_are_one_line() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t")
         assert stacks(app) == FIRST
@@ -60,7 +60,7 @@ async def test_what_has_a_tenth_of_the_time_is_open_at_first_and_runs_of_one_chi
 
 
 @asynchronous
-async def test_right_and_plus_open_a_branch_left_and_minus_close_it_and_go_to_its_parent() -> None:
+async def test_right_and_plus_open_left_and_minus_close_or_go_to_the_parent() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "end", "up")
         for opens, closes in (("right", "left"), ("+", "-")):
@@ -81,7 +81,7 @@ async def test_right_and_plus_open_a_branch_left_and_minus_close_it_and_go_to_it
 
 
 @asynchronous
-async def test_asterisk_opens_all_but_what_is_summed_up() -> None:
+async def test_asterisk_opens_all_but_summed_up_branches() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "-", "*")
         below_ask = [f"      {name} › [k]tcp_recvmsg" for name in ("answer", "greeting")]
@@ -89,7 +89,7 @@ async def test_asterisk_opens_all_but_what_is_summed_up() -> None:
 
 
 @asynchronous
-async def test_enter_opens_what_is_summed_up() -> None:
+async def test_enter_opens_a_summed_up_branch() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "end", "enter")
         assert stacks(app)[7:] == [
@@ -102,7 +102,7 @@ async def test_enter_opens_what_is_summed_up() -> None:
 
 
 @asynchronous
-async def test_what_is_open_or_closed_stays_so_while_ticks_come() -> None:
+async def test_open_and_closed_branches_stay_so_across_ticks() -> None:
     source = ScriptedSource(SHOP, ticks=12)
     async with shown(source) as (app, pilot):
         await pilot.press("t", "end", "up", "right", "home", "down", "left")
@@ -121,7 +121,7 @@ LONG = (
 
 
 @asynchronous
-async def test_the_cursor_stays_on_its_branch_and_on_its_line_of_the_screen_while_the_order_changes() -> None:
+async def test_cursor_stays_on_its_branch_and_screen_line_when_the_order_changes() -> None:
     source = ScriptedSource(LONG, ticks=12)
     async with shown(source, view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
         await pilot.press("t", *["down"] * 20)
@@ -140,7 +140,7 @@ async def test_the_cursor_stays_on_its_branch_and_on_its_line_of_the_screen_whil
 
 
 @asynchronous
-async def test_a_branch_that_grows_opens_by_itself_unless_it_was_closed_by_hand() -> None:
+async def test_growing_branch_opens_unless_it_was_closed_by_hand() -> None:
     table = (
         Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("large", "main"), (900,)),
         Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("one", "small", "main"), (30,)),
@@ -157,7 +157,7 @@ async def test_a_branch_that_grows_opens_by_itself_unless_it_was_closed_by_hand(
 
 
 @asynchronous
-async def test_v_turns_it_round_and_again_back() -> None:
+async def test_v_inverts_the_tree_and_back() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "v")
         assert any("leaf first (v)" in line for line in screen(app))
@@ -172,7 +172,7 @@ async def test_v_turns_it_round_and_again_back() -> None:
 
 
 @asynchronous
-async def test_k_u_and_full_stop_choose_the_frames() -> None:
+async def test_k_u_and_full_stop_select_frames() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "K")
         assert any("kernel only (K)" in line for line in screen(app))
@@ -191,7 +191,7 @@ async def test_k_u_and_full_stop_choose_the_frames() -> None:
 
 
 @asynchronous
-async def test_n_goes_from_one_line_with_the_word_to_the_next_and_round() -> None:
+async def test_n_steps_through_matching_lines_and_wraps_around() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "/", *"ER", "enter")
         seen: list[str] = []
@@ -203,7 +203,7 @@ async def test_n_goes_from_one_line_with_the_word_to_the_next_and_round() -> Non
 
 
 @asynchronous
-async def test_n_follows_the_lines_and_goes_into_what_is_closed() -> None:
+async def test_n_follows_line_order_and_opens_closed_branches() -> None:
     table = [
         Waits("w_p", 9, "w_p", 9, "lock", "futex_do_wait", (f"w_{name}", *above, "main"), (ms,))
         for name, ms, above in (("a", 100, ()), ("b", 300, ()), ("c", 200, ()), ("d", 390, ("high",)), ("e", 4, ()))
@@ -228,7 +228,7 @@ async def test_n_follows_the_lines_and_goes_into_what_is_closed() -> None:
 
 
 @asynchronous
-async def test_n_without_a_word_says_so_and_so_it_does_where_no_line_has_it() -> None:
+async def test_n_without_a_search_or_a_match_says_so() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "n")
         assert "no outliers yet: ! chooses what counts as one; / searches" in screen(app)
@@ -252,14 +252,14 @@ async def test_y_copies_the_stack_root_first_with_its_microseconds() -> None:
 
 
 @asynchronous
-async def test_what_is_summed_up_is_copied_with_its_own_time() -> None:
+async def test_summed_up_branch_is_copied_with_its_own_time() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "end", "y")
         assert app.clipboard.endswith(" 60000")
 
 
 @asynchronous
-async def test_a_name_that_arrives_late_takes_its_place_and_what_was_open_stays() -> None:
+async def test_late_name_replaces_the_address_and_open_branches_stay() -> None:
     source = ScriptedSource(SHOP, ticks=12)
     source.name("take_order", "shop+0x12")
     async with shown(source) as (app, pilot):
@@ -273,7 +273,7 @@ async def test_a_name_that_arrives_late_takes_its_place_and_what_was_open_stays(
 
 
 @asynchronous
-async def test_enter_shows_the_whole_stacks_of_a_branch_and_escape_the_tree_again() -> None:
+async def test_enter_shows_the_stacks_of_a_branch_and_escape_returns() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "down", "enter")
         lines = screen(app)
@@ -295,7 +295,7 @@ async def test_enter_shows_the_whole_stacks_of_a_branch_and_escape_the_tree_agai
 
 @pytest.mark.parametrize("key", ["v", "K", "U", "."])
 @asynchronous
-async def test_another_shape_in_a_site_leads_to_the_tree_of_that_shape(key: str) -> None:
+async def test_changing_the_shape_in_a_site_returns_to_the_tree(key: str) -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "down", "enter", key)
         assert (app.view.focus, app.view.path) == (TREE, ())
@@ -305,7 +305,7 @@ async def test_another_shape_in_a_site_leads_to_the_tree_of_that_shape(key: str)
 
 
 @asynchronous
-async def test_keys_of_the_tree_say_so_elsewhere() -> None:
+async def test_tree_keys_explain_themselves_elsewhere() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         for key in ("+", "-"):
             await pilot.press(key)
@@ -313,7 +313,7 @@ async def test_keys_of_the_tree_say_so_elsewhere() -> None:
 
 
 @asynchronous
-async def test_where_there_is_no_stack_the_tree_says_so_and_its_keys_do_no_harm() -> None:
+async def test_empty_tree_says_so_and_its_keys_are_harmless() -> None:
     short = Waits("p", 9, "p", 9, "lock", "futex_do_wait", short_waits=100)
     async with shown(ScriptedSource([short], ticks=2)) as (app, pilot):
         await pilot.press("t")
@@ -323,7 +323,7 @@ async def test_where_there_is_no_stack_the_tree_says_so_and_its_keys_do_no_harm(
 
 
 @asynchronous
-async def test_beside_the_list_the_tree_is_there_at_once_and_about_what_the_cursor_is_on() -> None:
+async def test_tree_next_to_the_list_follows_the_cursor() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (160, 50)) as (app, pilot):
         assert any(line.rstrip().endswith("take_order › [k]futex_do_wait") for line in screen(app))
         await pilot.press("end")

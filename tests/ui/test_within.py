@@ -20,19 +20,19 @@ LINE, WHOLE = "Within shop:Cart::pay  100/s", "= 70% blocked + 10% run queue + 2
     ],
 )
 @asynchronous
-async def test_the_head_tells_of_its_calls_as_much_as_there_is_room_for(width: int, line: str) -> None:
+async def test_header_shows_as_much_about_calls_as_fits(width: int, line: str) -> None:
     async with shown(CallingSource(ticks=12), (width, 24)) as (app, _):
         assert screen(app)[2].rstrip() == line
 
 
 @asynchronous
-async def test_without_it_there_is_no_such_line() -> None:
+async def test_no_within_means_no_line() -> None:
     async with shown(ScriptedSource([], ticks=2), (80, 24)) as (app, _):
         assert not [line for line in screen(app) if "Within" in line or "calls of" in line]
 
 
 @asynchronous
-async def test_where_none_has_returned_that_is_told_and_what_goes_on() -> None:
+async def test_header_says_that_no_call_has_returned() -> None:
     async with shown(CallingSource(calls=Calls(), ticks=2), (100, 24)) as (app, _):
         told = "no call has returned: calls that began before offtop are not known"
         assert screen(app)[2].rstrip() == f"Within shop:Cart::pay  {told}"
@@ -41,7 +41,7 @@ async def test_where_none_has_returned_that_is_told_and_what_goes_on() -> None:
 
 
 @asynchronous
-async def test_a_strangers_name_is_printable_and_has_its_room() -> None:
+async def test_hostile_function_name_is_escaped_and_cut() -> None:
     name = f"sh\x1b[2Jop:{'Cart::' * 40}pay"
     async with shown(CallingSource(name, ticks=2), (100, 24)) as (app, _):
         line = screen(app)[2]
@@ -50,7 +50,7 @@ async def test_a_strangers_name_is_printable_and_has_its_room() -> None:
 
 
 @asynchronous
-async def test_its_histogram_is_below_that_of_the_waits() -> None:
+async def test_call_histogram_is_below_the_latency_histogram() -> None:
     async with shown(CallingSource(ticks=12), (160, 50)) as (app, _):
         lines = [line.split("│")[-1].strip() for line in screen(app)]
         at = next(number for number, line in enumerate(lines) if "calls of: shop:Cart::pay" in line)
@@ -62,7 +62,7 @@ async def test_its_histogram_is_below_that_of_the_waits() -> None:
 
 
 @asynchronous
-async def test_there_is_no_account_of_seconds_of_which_a_part_is_counted() -> None:
+async def test_accounts_are_not_available_with_within() -> None:
     async with shown(CallingSource(ticks=12), (160, 50)) as (app, pilot):
         await pilot.press("A")
         assert not app.view.lists_account

@@ -147,7 +147,7 @@ def test_sigterm_while_suspended_ends_offtop_without_drawing() -> None:
         shown.assert_sane()
 
 
-@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "told to go on, which it does"])
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "sigcont only"])
 def test_sigstop_and_sigcont_redraw_and_the_terminal_is_restored_at_exit(stopped: bool) -> None:
     with terminal(show(), *LARGE) as shown:
         opened(shown, NOTHING)
