@@ -1,4 +1,4 @@
-"""The command `offtop` as people start it: a process of its own, with what it says, how it ends, and what it leaves."""
+"""Runs the `offtop` command as a process and captures its output, its exit status and what it leaves behind."""
 
 import os
 import pty
@@ -17,11 +17,11 @@ from offtop.kernel.bpf import libbpf
 OFFTOP = Path(sys.executable).with_name("offtop")
 TIMEOUT_S = 60
 QUICK = "--unwind", "off"
-"""For what user stacks say nothing of: it begins in half of the time."""
+"""Options for tests that need no user stacks: offtop starts in half the time."""
 
 
 class Ended(NamedTuple):
-    """Of a process: its exit status as a shell has it, and what it wrote."""
+    """A finished process: its exit status as a shell reports it, and its output."""
 
     status: int
     out: str
@@ -29,19 +29,19 @@ class Ended(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The one line that it said on stderr. Raises AssertionError if it wrote anything else."""
+        """The only line on stderr, without `offtop: `. Raises AssertionError if there was other output."""
         assert self.out == ""
         assert re.fullmatch(r"offtop: [^\n\x00-\x1f\x7f-\x9f]+\n", self.err), self.err
         return self.err.removeprefix("offtop: ").rstrip("\n")
 
 
 def run(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Ended:
-    """offtop with these arguments, without a terminal; `before`: the command that starts it."""
+    """Run offtop with these arguments, without a terminal; `before` is a command that starts it."""
     return ended(start(*arguments, before=before, env=env))
 
 
 def run_at_once(*lines: Sequence[str], most: int = 2) -> list[Ended]:
-    """offtop with each of these lines of arguments, `most` of them at the same time: they mostly wait."""
+    """Run offtop with each list of arguments, up to `most` at a time, because they mostly wait."""
 
     def run_one(line: Sequence[str]) -> Ended:
         return run(*line)
@@ -74,31 +74,31 @@ def ended(process: subprocess.Popen[bytes]) -> Ended:
 class OnTerminal(NamedTuple):
     status: int
     screen: bytes
-    """All that came to the terminal."""
+    """Everything written to the terminal."""
     err: str
 
 
 def run_on_terminal(*arguments: str, env: Mapping[str, str] | None = None) -> OnTerminal:
-    """The same with a terminal for stdin and stdout; stderr is kept apart."""
-    ours, theirs = pty.openpty()
+    """Run offtop with a terminal for stdin and stdout; stderr is captured separately."""
+    master, slave = pty.openpty()
     process = subprocess.Popen(
         [str(OFFTOP), *arguments],
-        stdin=theirs,
-        stdout=theirs,
+        stdin=slave,
+        stdout=slave,
         stderr=subprocess.PIPE,
         env={**os.environ, **(env or {})},
         start_new_session=True,
     )
-    os.close(theirs)
+    os.close(slave)
     screen = b""
     deadline = time.monotonic() + TIMEOUT_S
     try:
         while time.monotonic() < deadline:
-            screen += os.read(ours, 1 << 16)
+            screen += os.read(master, 1 << 16)
     except OSError:
-        pass  # the last process that had the terminal open has ended
+        pass  # the last process that had the terminal open has exited
     finally:
-        os.close(ours)
+        os.close(master)
         if process.poll() is None and time.monotonic() >= deadline:
             process.kill()
         _, err = process.communicate(timeout=TIMEOUT_S)
@@ -106,7 +106,7 @@ def run_on_terminal(*arguments: str, env: Mapping[str, str] | None = None) -> On
 
 
 def family(pid: int) -> list[int]:
-    """The process and its children, and theirs; those that are there."""
+    """Return the PIDs of a process and its descendants that exist."""
     found = [pid]
     for one in found:
         try:
@@ -117,7 +117,7 @@ def family(pid: int) -> list[int]:
 
 
 def programs_of(pid: int) -> set[int]:
-    """The ids of the BPF programs that a process or one of its children has open."""
+    """Return the ids of the BPF programs that a process or one of its descendants has open."""
     ids: set[int] = set()
     for one in family(pid):
         try:
@@ -132,7 +132,10 @@ def programs_of(pid: int) -> set[int]:
 
 
 def still_loaded(ids: set[int], seconds: float = 10) -> set[int]:
-    """Those that the kernel still has after so many seconds at most; it frees them a moment after their last user."""
+    """Return the programs that the kernel has not freed after `seconds`.
+
+    The kernel frees a program a moment after its last user has gone.
+    """
     deadline = time.monotonic() + seconds
     while (left := {number for number in ids if _is_loaded(number)}) and time.monotonic() < deadline:
         time.sleep(0.05)

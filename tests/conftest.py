@@ -1,7 +1,7 @@
-"""What all tests share: whether this machine lets the kernel tests run, and what it means when one is skipped.
+"""Fixtures for all tests, and the rules for skipping kernel tests.
 
-With OFFTOP_REQUIRE_KERNEL=1, as in CI, a machine that is able must run them: there, a kernel test that
-is skipped is a failure. Only what the kernel itself was built without (`lacks`) may be skipped.
+With OFFTOP_REQUIRE_KERNEL=1, as in CI, a machine that can run the kernel tests must run them: a skipped kernel test
+is a failure there. Only tests of features that the kernel was built without (`lacks`) may be skipped.
 """
 
 import os
@@ -19,14 +19,14 @@ from hypothesis import HealthCheck, settings
 
 from offtop.person import Person
 
-# How long an example takes is the machine's matter, and others may be at work on it.
+# How long an example takes depends on the machine, which may be busy with other work.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 ANN = 54321
-"""The uid and gid of somebody whom this machine does not know."""
+"""The uid and gid of a user without an account on this machine."""
 LAW_BROKEN = 10
-"""How a run ends in which a law of accounting did not hold: no second run excuses that (kernel/run.sh)."""
+"""Exit status of a run in which an accounting invariant failed; kernel/run.sh does not repeat such a run."""
 _BROKEN_LAW = "broken law"
 _LACKS = "this kernel lacks "
 _laws_broken: list[str] = []
@@ -34,11 +34,11 @@ _laws_broken: list[str] = []
 
 @cache
 def bpf_reason() -> str | None:
-    """Why the kernel tests cannot run here, in one sentence; None where they can.
+    """Return why the kernel tests cannot run here, in one sentence; None if they can.
 
-    By the machine's conditions only: that offtop's program would not load is what the tests are to find.
+    Checks only the machine: a BPF program of offtop that does not load is for the tests to find.
     """
-    from offtop.kernel.doctor import report as doctor  # not above: the model's tests must run when this room is broken
+    from offtop.kernel.doctor import report as doctor  # here, so that the model's tests run if this package is broken
 
     failed = [check for check in doctor.conditions() if check.verdict == "FAIL"]
     return f"{failed[0].name}: {failed[0].what} -> {failed[0].remedy}" if failed else None
@@ -46,7 +46,7 @@ def bpf_reason() -> str | None:
 
 @cache
 def machine_is_able() -> bool:
-    """Root, types and BPF: whatever else is missing can be installed, and so is no excuse."""
+    """Check for root, BTF and BPF. Anything else that is missing can be installed and is no reason to skip."""
     from offtop.kernel.bpf import privileges
     from offtop.kernel.doctor import kernel_checks
 
@@ -59,11 +59,11 @@ def machine_is_able() -> bool:
 
 
 def lacks(feature: str) -> NoReturn:
-    """Skip this test, for the kernel was built without `feature`: the one reason that CI takes."""
+    """Skip this test because the kernel was built without `feature`, the only reason that CI accepts."""
     pytest.skip(_LACKS + feature)
 
 
-@pytest.hookimpl(trylast=True)  # after -m has chosen
+@pytest.hookimpl(trylast=True)  # after -m has deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not any(item.get_closest_marker("kernel") for item in items):
         return
@@ -86,7 +86,7 @@ def pytest_runtest_makereport(
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if _LACKS not in reason and machine_is_able():
             report.outcome = "failed"
-            report.longrepr = f"This machine has BPF, so that no kernel test may be skipped: {reason}"
+            report.longrepr = f"This machine has BPF, so kernel tests must not be skipped: {reason}"
     return report
 
 
@@ -102,10 +102,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_reach_children() -> None:
-    """Have SIGINT and SIGHUP end what the tests start, also where pytest has inherited them as ignored.
+    """Let SIGINT and SIGHUP end child processes even if pytest inherited them as ignored.
 
-    That is so under nohup and in the background of a script. pytest itself goes on ignoring them: unlike SIG_IGN,
-    a handler is reset to the default in a child that calls exec.
+    They are ignored under nohup and in the background of a script. pytest itself goes on ignoring them: unlike
+    SIG_IGN, a handler is reset to the default in a child that calls exec.
     """
 
     def do_nothing(_number: int, _frame: FrameType | None) -> None:
@@ -118,7 +118,7 @@ def signals_reach_children() -> None:
 
 @pytest.fixture
 def ann() -> Generator[Person]:
-    """Somebody whom this machine does not know, with a home; as root it is theirs."""
+    """A user without an account on this machine, with a home directory (owned by them if the tests run as root)."""
     home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
     uid = gid = os.geteuid()
     if uid == 0:

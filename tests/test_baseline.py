@@ -1,4 +1,4 @@
-"""--baseline FILE: in text, in JSON, and what is refused."""
+"""--baseline FILE adds changes to text and JSON, and its invalid uses are refused."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.ui.sampled import SampledSource
 from tests.ui.scripted import SHOP
 
 ANEW = tuple(one._replace(pid=one.pid + 5_000, tid=one.tid + 5_000) for one in BUSIER)
-"""After a restart of all of it."""
+"""BUSIER after a restart of all its processes."""
 
 
 @pytest.fixture(scope="module")

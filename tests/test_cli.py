@@ -1,4 +1,4 @@
-"""The command line: what it takes, what it refuses and in which words, and how it ends."""
+"""The command line: accepted and refused arguments, error messages, and exit statuses."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from tests import command
 from tests.command import OFFTOP
 
 needs_kernel = pytest.mark.kernel
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 _ROOT = Path(__file__).parents[1]
 _MOUSE_ON = b"\x1b[?1000h"
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*[34]8;")
@@ -40,7 +40,7 @@ _F12 = b"\x1b[24~"
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The file that offtop reads in these tests, whoever runs them. It is empty."""
+    """An empty settings file, which offtop reads in these tests no matter who runs them."""
     file = tmp_path / "config.toml"
     file.touch()
     monkeypatch.setenv("OFFTOP_CONFIG", str(file))
@@ -51,7 +51,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def settings(*arguments: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What --show-config says: each setting as it stands there → where it comes from."""
+    """Return the output of --show-config: each setting's line → its origin."""
     ended = command.run(*arguments, "--show-config", env=env)
     assert (ended.status, ended.err) == (0, "")
     lines = [line.partition("  # ") for line in ended.out.splitlines() if " = " in line]
@@ -59,7 +59,7 @@ def settings(*arguments: str, env: Mapping[str, str] | None = None) -> dict[str,
 
 
 def imported(*arguments: str) -> set[str]:
-    """The top-level modules that offtop imports for these arguments."""
+    """Return the top-level modules that offtop imports with these arguments."""
     answer = subprocess.run(
         [sys.executable, "-X", "importtime", str(OFFTOP), *arguments],
         stdin=subprocess.DEVNULL,
@@ -164,7 +164,7 @@ def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, says: str
         *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
     assert says in ended.sentence
-    assert re.search(r"See: |Give |Try|try |Take |Make |Leave |takes |: comm,", ended.sentence), "it says what to do"
+    assert re.search(r"See: |Give |Try|try |Take |Make |Leave |takes |: comm,", ended.sentence), "no remedy"
     assert ended.status == 2
 
 
@@ -263,7 +263,7 @@ def test_settings_file_is_the_named_one_or_the_first_found(no_settings: Path, tm
     assert settings(env=own)['delay = "2s"'] == f"{home}/config.toml"
     assert settings(env={**own, "XDG_CONFIG_HOME": str(xdg.parent)})['delay = "3s"'] == f"{xdg}/config.toml"
     assert settings("--config", f"{named}/config.toml")['delay = "4s"'] == f"{named}/config.toml"
-    assert settings()['delay = "1s"'] == "default", "$OFFTOP_CONFIG goes before the places"
+    assert settings()['delay = "1s"'] == "default", "$OFFTOP_CONFIG overrides the default places"
 
 
 @needs_root
@@ -331,7 +331,7 @@ def test_config_file_in_the_manual_is_valid(no_settings: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("-p 4194305", "No process 4194305. Look it up with: pgrep"),  # above the kernel's greatest pid
+        ("-p 4194305", "No process 4194305. Look it up with: pgrep"),  # above the kernel's largest PID
         ("-t 4194305", "No thread 4194305."),
     ],
 )
@@ -349,7 +349,7 @@ def test_help_and_version_exit_with_status_0() -> None:
 
 @needs_kernel
 def test_unprivileged_user_is_told_to_use_sudo_with_status_3() -> None:
-    before = ["unshare", "--user"]  # nobody, who may yet read this checkout
+    before = ["unshare", "--user"]  # as nobody, but able to read this checkout
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=before)
     assert ended.sentence.startswith("offtop needs root (or CAP_BPF")
     assert ended.sentence.endswith("Try: sudo offtop. See it without root: offtop demo")
@@ -444,7 +444,7 @@ def test_options_without_effect_on_sampling_are_reported() -> None:
 def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
     apart = ("unshare", "--pid", "--fork")
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("only root may make a pid namespace")
+        pytest.skip("only root can create a PID namespace")
     ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=apart)
     assert ended.status == 0, ended.err
     tick = json.loads(ended.out)
@@ -456,10 +456,10 @@ def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
 
 
 def test_root_in_a_user_namespace_sees_only_that_namespace() -> None:
-    """Of others it could not read where they wait."""
+    """It could not read where other users' threads wait."""
     apart = ("unshare", "--map-root-user")
     if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("nobody may make a user namespace here")
+        pytest.skip("user namespaces are not available here")
     beside = (*apart, "sh", "-c", 'sleep 30 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status', "sh")
     ended = command.run("--json", "-i", "-n", "1", "-d", "0.5", "--source", "proc", before=beside)
     assert ended.status == 0, ended.err
@@ -569,11 +569,11 @@ def test_batch_uses_its_settings_from_the_file_but_not_mutes(no_settings: Path) 
     no_settings.write_text("delay = 0.2\nthreads = true\nidle = true\nsort = '-PID'\nmuted = ['comm=*', 'nosuch>']")
     ended = command.run(*command.QUICK, "-b", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
-    assert re.search(r" span \d{2,3}ms ", ended.out)  # of 0.2 s, not of the usual second
+    assert re.search(r" span \d{2,3}ms ", ended.out)  # 0.2 s, not the default of one second
     assert re.search(r"^ +PID +TID COMMAND", ended.out, re.MULTILINE)
     pids = [int(line.split()[0]) for line in ended.out.splitlines() if re.match(r" *\d+ +\d+ ", line)]
     assert pids == sorted(pids, reverse=True)
-    assert 2 in pids, "kthreadd, which looks idle"
+    assert 2 in pids, "kthreadd, which is idle"
 
 
 # The screen
@@ -592,7 +592,7 @@ class Screen:
         os.close(slave)
 
     def wait_for(self, text: str) -> None:
-        """Until it has shown that, since this was last asked."""
+        """Wait until `text` was drawn since the last call."""
         deadline = time.monotonic() + command.TIMEOUT_S
         while text not in (seen := _ESCAPES.sub(b"", self._seen).decode(errors="replace")):
             assert time.monotonic() < deadline, seen[-3000:]
@@ -604,7 +604,7 @@ class Screen:
         os.write(self._terminal, keys)
 
     def quit(self) -> int:
-        """Its status."""
+        """Press q and return the exit status."""
         self.press(b"q")
         deadline = time.monotonic() + command.TIMEOUT_S
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -612,7 +612,7 @@ class Screen:
                 if select.select([self._terminal], [], [], 0.1)[0]:
                     os.read(self._terminal, 1 << 16)
             except OSError:
-                break  # the last process that had the terminal open has ended
+                break  # the last process that had the terminal open has exited
         return self.process.wait(command.TIMEOUT_S)
 
     def close(self) -> None:
@@ -623,7 +623,7 @@ class Screen:
 
 @contextmanager
 def screen(*arguments: str, cwd: Path) -> Generator[Screen]:
-    """Once it shows its first numbers."""
+    """Run offtop; the block starts when it shows its first numbers."""
     made = Screen(arguments, cwd)
     try:
         made.wait_for("processes")
@@ -686,7 +686,7 @@ def test_screenshot_is_written_to_the_working_directory(tmp_path: Path) -> None:
 def test_screen_starts_with_the_command_line_options(tmp_path: Path) -> None:
     with screen("--window", "1s", "-u", "games", "--filter", "comm=nosuch", cwd=tmp_path) as shown:
         for text in ("window 1s", 'matches "comm=nosuch user=games"'):
-            shown.press(b"\x0c")  # draw anew
+            shown.press(b"\x0c")  # redraw
             shown.wait_for(text)
         assert shown.quit() == 0
 

@@ -1,4 +1,4 @@
-"""offtop diff: what changed between two recordings of different length, and that it all adds up."""
+"""offtop diff lists the changes between two recordings of different length, and they add up."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ BUSIER = (
     *(one for one in SHOP if one.category != "disk-read"),
     Waits("shop", 100, "worker-2", 102, "pipe", "pipe_write", ("report", "main"), (300, 200)),
 )
-"""Without what was read, and with half a thread at a new place."""
+"""SHOP without disk reads, and with a new stack that 0.5 threads wait in."""
 
 
 def recorded(file: Path, table: tuple[Waits, ...], seconds: int, filters: Filters = Filters()) -> str:
@@ -152,7 +152,7 @@ def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tupl
 
 
 def an_hour(file: Path) -> str:
-    """A tick a minute. A job waits 50 s in each of the first five, and has ended by the seventh."""
+    """Record one tick per minute. A job waits 50 s in each of the first five and has exited by the seventh."""
     source = BusySource(sites=2, still=0)
     recorder = Recorder(file, source, person(), leave_bytes=0)
     for minute in range(60):

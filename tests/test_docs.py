@@ -1,4 +1,4 @@
-"""The manual builds without a dead link, names each key and option, and its commands are ones that offtop takes."""
+"""The manual builds without warnings, lists each key and option, and its commands are valid."""
 
 import argparse
 import importlib
@@ -32,13 +32,13 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def flags_of(command: str) -> set[str]:
-    """The options of a command, but for --help; of `offtop` itself if it is empty."""
+    """Return the options of a command except --help; of `offtop` itself if the command is empty."""
     every = parser_of(command)._option_string_actions  # pyright: ignore[reportPrivateUsage]
     return {*every} - {"-h", "--help"}
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
-    """The words of each `offtop …` that a code block shows, up to what the shell takes from there."""
+    """Yield the arguments of each `offtop …` command in code blocks, up to a shell operator."""
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             words: list[str] = []

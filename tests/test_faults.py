@@ -1,4 +1,4 @@
-"""An error that nobody foresaw: one sentence, wherever it happens, and the rest goes on."""
+"""An unexpected error is reported in one sentence wherever it happens, and everything else continues."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The man page and the shell completions, as `make install` generates them, have each command, option and key."""
+"""The generated man page and shell completions have each command, option and key."""
 
 import os
 import re
@@ -33,20 +33,20 @@ def completions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(roff: str) -> str:
-    """The text without fonts and escapes; lines stay lines."""
+    """Return the text without font changes and escapes, line by line."""
     text = re.sub(r"\\f[BIRP]|\\,|\\/|\\&", "", re.sub(r"^\.[BI] ", "", roff, flags=re.MULTILINE))
     return text.replace("\\-", "-").replace("\\(ti", "~").replace("\\e", "\\").replace("\\(dq", '"')
 
 
 def section(roff: str, macro: str, title: str) -> str:
-    """What stands below a heading, up to the next one of its kind or above it."""
+    """Return the text below a heading, up to the next heading of the same or a higher level."""
     found = re.search(rf'^\.{macro} (?:\\fB)?"?{title}(?:\\fR)?"?\n(.*?)(?=^\.{macro} |^\.SH |\Z)', roff, re.M | re.S)
     assert found, f"no {title}"
     return found[1]
 
 
 def tags(roff: str) -> list[str]:
-    """The hanging tags of its paragraphs."""
+    """Return the tags of tagged paragraphs (.TP)."""
     return plain("\n".join(re.findall(r"^\.TP\n(.*)$", roff, re.MULTILINE))).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""What is installed is whole, and works without the checkout; `make setup` finds a Python that fits."""
+"""An installed offtop is complete and works without the checkout; `make setup` finds a suitable Python."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel's contents, and nothing of the checkout."""
+    """A directory with the contents of the wheel only."""
     made, installed = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", made]
     subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, timeout=60)

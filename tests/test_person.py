@@ -1,4 +1,4 @@
-"""Files of the person who typed sudo: opened with their rights, whatever lies in the way, and written whole or not."""
+"""Files of the user behind sudo are opened with that user's rights, and written completely or not at all."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ from offtop.errors import OfftopError, PrivilegeError
 from offtop.person import Person, as_person, is_roots, person, read_theirs, write_theirs, writing_theirs
 from tests.conftest import ANN
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 _BOB = 54322
 
 
@@ -33,7 +33,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-# Who it is
+# Identity
 
 
 @needs_root
@@ -62,7 +62,7 @@ def test_uid_without_an_account_gets_its_home_from_the_environment(monkeypatch: 
     assert person({}).home == Path("/")
 
 
-# Their rights
+# Rights
 
 
 @needs_root
@@ -310,7 +310,7 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(
     assert names(ann.home) == ["a"]
 
 
-# What is root's
+# Files of root
 
 
 @needs_root
@@ -320,7 +320,7 @@ def test_file_is_roots_only_if_nobody_else_could_have_placed_it(ann: Person) -> 
         path = made(roots / "a", owner=0)
         assert is_roots(path)
         assert not is_roots(roots / "nosuch")
-        assert not is_roots(made(ann.home / "a", owner=0)), "the directory is not"
+        assert not is_roots(made(ann.home / "a", owner=0)), "the directory is not root's"
         (roots / "link").symlink_to(path)
         assert not is_roots(roots / "link")
         (ann.home / "link").symlink_to(roots)
@@ -330,7 +330,7 @@ def test_file_is_roots_only_if_nobody_else_could_have_placed_it(ann: Person) -> 
         assert not is_roots(path)
         path.chmod(0o600)
         roots.chmod(0o1777)
-        assert not is_roots(path), "others may put files there"
+        assert not is_roots(path), "others can create files there"
     finally:
         shutil.rmtree(roots)
 

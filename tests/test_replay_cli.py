@@ -1,4 +1,4 @@
-"""replay, report and demo as people start them: what they print, and what they refuse in one sentence."""
+"""The commands replay, report and demo: their output, and what they refuse in one sentence."""
 
 import json
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ UTC_ENV = {"TZ": "UTC"}
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    """20 s of SHOP, since 02:00:00."""
+    """A recording of 20 s of SHOP, starting at 02:00:00."""
     source = ScriptedSource(SHOP, ticks=20)
     recorder = Recorder(tmp_path / "shop.offtop", source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
     for second in range(21):
@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> str:
 
 
 def ticks(*arguments: str) -> list[int]:
-    """Which seconds a replay prints."""
+    """Return the seconds that a replay prints."""
     done = run("replay", *arguments, "--json", env=UTC_ENV)
     assert (done.status, done.err) == (0, ""), done.err
     return [(json.loads(line)["taken_ns"] - START_NS) // NS_PER_S for line in done.out.splitlines()]

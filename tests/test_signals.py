@@ -1,4 +1,4 @@
-"""Signals that pytest has inherited as ignored, as under nohup, are not ignored by what the tests start."""
+"""Child processes of the tests do not ignore signals that pytest inherited as ignored, as under nohup."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Where the machine is able, CI takes no kernel test's skip, but for what the kernel was built without."""
+"""CI accepts a skipped kernel test only for a feature that the kernel was built without, if the machine is able."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_run():
 
 
 def outcome(directory: Path, require: str) -> tuple[int, str]:
-    """Exit status and closing line of a pytest of its own over `_TESTS`."""
+    """Run `_TESTS` in a separate pytest and return its exit status and last line."""
     (directory / "test_made.py").write_text(_TESTS)
     environment = os.environ | {"OFFTOP_REQUIRE_KERNEL": require, "PYTHONPATH": str(_ROOT)}
     options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", _ROOT / "pyproject.toml", "--rootdir", directory]

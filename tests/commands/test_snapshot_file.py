@@ -1,4 +1,4 @@
-"""Where a snapshot is written: by the person's rights, in a file that was not there, and nowhere else than is said."""
+"""A saved clip is written with the user's rights, to a new file, and only where it is reported to be."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ NAME = "offtop-db7-20261121T020000"
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
-    """What stands for /var/tmp; and the working directory is one where nobody else may write."""
-    both = Path(tempfile.mkdtemp(prefix="offtop-places-"))  # pytest's own nobody else may enter
+    """A stand-in for /var/tmp; the working directory is one that only its owner can write to."""
+    both = Path(tempfile.mkdtemp(prefix="offtop-places-"))  # pytest's own directory is closed to other users
     both.chmod(0o755)
     here, place = both / "here", both / "var-tmp"
     for directory, mode in ((here, 0o755 if os.geteuid() == 0 else 0o555), (place, 0o1777)):

@@ -1,6 +1,6 @@
-"""What `offtop export` writes, opened in the programs that it is for: speedscope and the flame graph in a browser, the
-time line in Perfetto's own parser, lines of JSON in jq.
+"""Files of `offtop export` open in the programs they are for.
 
+These are speedscope and the flame graph in a browser, the timeline in Perfetto's parser, and JSON lines in jq.
 `make consumers` runs them; they need Debian's chromium, npm and jq, and the registries for speedscope and perfetto.
 """
 
@@ -40,7 +40,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def speedscope(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What its package has to show."""
+    """The release directory of the speedscope package."""
     directory = tmp_path_factory.mktemp("speedscope")
     subprocess.run(
         ["npm", "pack", "--silent", _SPEEDSCOPE], cwd=directory, check=True, capture_output=True, timeout=120
@@ -52,7 +52,7 @@ def speedscope(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def perfetto_parser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that it is installed in, apart: its protobuf is no business of offtop's."""
+    """A directory with Perfetto's parser, kept apart so that its protobuf is not mixed with offtop's packages."""
     directory = tmp_path_factory.mktemp("perfetto")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", directory, _PERFETTO]
     subprocess.run(pip, check=True, capture_output=True, timeout=120)
@@ -106,7 +106,7 @@ def exported(form: str, to: Path, *more: str) -> Path:
 
 
 def page(chromium: str, address: str, profile: Path) -> str:
-    """What stands in it once its scripts have run."""
+    """Return the DOM of a page after its scripts have run."""
     ended = subprocess.run(
         [chromium, *_FLAGS, f"--user-data-dir={profile}", "--dump-dom", address],
         check=True,
@@ -129,7 +129,7 @@ def test_speedscope_file_matches_its_schema(speedscope: Path, tmp_path: Path) ->
 def test_speedscope_opens_each_format(
     speedscope: Path, chromium: str, tmp_path: Path, form: str, more: tuple[str, ...]
 ) -> None:
-    """By the way of its own command line: a script beside it that hands the file over."""
+    """The file is passed the way speedscope's command line does it: by a script next to the page."""
     file = exported(form, tmp_path / f"x.{form}", *more)
     encoded = subprocess.run(["base64", "-w0", file], check=True, capture_output=True, text=True, timeout=60).stdout
     script = tmp_path / "profile.js"

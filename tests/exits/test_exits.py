@@ -1,7 +1,7 @@
-"""The exits of all functions of some large programs, and the lengths of all encodings, are compared with objdump.
+"""Function exits of some large programs, and instruction lengths of all encodings, match objdump.
 
-`make exits` runs them, and prints how many functions are refused. They need the packages that packaging/packages.txt
-lists for `exits`.
+`make exits` runs these tests and prints how many functions are refused. They need the packages that
+packaging/packages.txt lists for `exits`.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ _PROGRAMS = {
     "libavcodec": ("usr/lib/x86_64-linux-gnu/libavcodec.so.*.*.*", "usr/lib64/libavcodec.so.*.*.*"),
 }
 _MOST_REFUSED = 0.01
-"""A share of a program's functions. With capstone 5.0.9 it is at most 0.1 %."""
+"""Share of a program's functions that may be refused. With capstone 5.0.9 it is at most 0.1 %."""
 _SLOT = 16
-"""Bytes. An instruction has 15 at most, so that each slot begins with one."""
+"""Bytes per encoding. An instruction has at most 15 bytes, so each slot starts with an instruction."""
 _PREFIXES = frozenset([0x26, 0x2E, 0x36, 0x3E, *range(0x40, 0x50), *range(0x64, 0x68), 0xF0, 0xF2, 0xF3])
 _WAIT = 0x9B
-"""objdump lists WAIT and the instruction behind it as one."""
+"""Opcode of WAIT, which objdump lists together with the following instruction."""
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
@@ -70,7 +70,7 @@ def test_instruction_lengths_match_objdump(tmp_path: Path, capsys: pytest.Captur
 
 
 def _encodings() -> Iterator[bytes]:
-    """Prefixes, opcode and ModRM of each instruction that there may be."""
+    """Yield prefixes, opcode and ModRM of every possible instruction."""
     modrms = [mode << 6 | register << 3 | 1 for mode in (0, 3) for register in range(8)]
     prefixes = ("", "66", "f2", "f3", "67", "f0", "48", "6648", "f248", "f348", "66f2", "66f3", "3e")
     for prefix, table, opcode, modrm in product(prefixes, ("", "0f", "0f38", "0f3a"), range(256), modrms):

@@ -1,4 +1,4 @@
-"""What `offtop export` writes: each format has all the time that offtop shows, and no name gets out of its place."""
+"""Every format of `offtop export` has all the time that offtop shows, and escapes every name."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ from tests.ui.sampled import SampledSource
 
 DEMO = paths.demo()
 OLD = Path(__file__).parents[1] / "recordings/first-fields.offtop"
-"""Without wakers."""
+"""A recording without wakers."""
 SECOND = 10**9
 HOSTILE = 'a\x1b[31m<b>&";\n\u202e]]>'
 
@@ -88,7 +88,7 @@ def test_folded_can_be_split_by_thread_and_category() -> None:
 
 
 def test_delimiter_separates_user_from_kernel_frames() -> None:
-    """As offcputime -fd and offwaketime -fd have it: only between the two, and for each stack."""
+    """As in offcputime -fd and offwaketime -fd: only between the two, and once per stack."""
     style = Style(delimiter=True)
     assert folded.text(SHOP, None, style).splitlines()[0] == "worker;main;serve;-;futex_wait 900000"
     waker = (Step("wake", True), Step("unlock", False), Step("clerk(9)", False, is_waker=True))
@@ -121,7 +121,7 @@ def test_speedscope_has_one_profile_of_everything_and_one_per_process() -> None:
     assert sum(stacks_of(made, 0).values()) == SHOP.total_ns
 
 
-# pprof, read by the rules of its message
+# pprof, decoded as the protobuf message that it is
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -195,7 +195,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def boxes(text: str) -> dict[str, tuple[float, str]]:
-    """Name and numbers → width and colour."""
+    """Return the width and colour of each box by its title."""
     found: dict[str, tuple[float, str]] = {}
     for group in ElementTree.fromstring(text).iterfind(f".//{_SVG}g[{_SVG}title]"):
         title, rect = group.find(f"{_SVG}title"), group.find(f"{_SVG}rect")
@@ -259,7 +259,7 @@ def replaced(steps: tuple[Step, ...]) -> Sample:
     return sample(SECOND)._replace(path=steps)
 
 
-# names of strangers
+# hostile names
 
 
 def test_hostile_names_are_escaped_in_every_format() -> None:
@@ -267,7 +267,7 @@ def test_hostile_names_are_escaped_in_every_format() -> None:
     assert len(folded.text(one).splitlines()) == 1
     for text in (folded.text(one), speedscope.text(one, HOSTILE), flamegraph.svg(one, HOSTILE, one), table.text(one)):
         assert "\x1b" not in text and "\u202e" not in text
-    assert len(boxes(flamegraph.svg(one))) == 3  # process and thread have one name, and the function, too
+    assert len(boxes(flamegraph.svg(one))) == 3  # process, thread and function all have this name
     (row,) = csv.DictReader(io.StringIO(table.text(one)))
     assert row["thread"].startswith("a\\x1b[31m<b>")
 
@@ -279,12 +279,12 @@ def test_csv_names_are_not_formulas(name: str) -> None:
     assert (row["process"], row["thread"], row["stack"]) == (f"'{name}",) * 3
 
 
-# the command, of the demo
+# the command, on the demo recording
 
 
 @pytest.fixture(scope="module")
 def shown_ns() -> int:
-    """What offtop itself says of the demo: all that does not look idle."""
+    """Time that offtop itself shows for the demo: all waits that are not idle."""
     ticks = [json.loads(line) for line in command.run("replay", str(DEMO), "--json").out.splitlines()]
     return sum(
         one["total_ns"] - one["idle_ns"] for tick in ticks for one in tick["categories"] if one["name"] != "filtered"
@@ -300,7 +300,7 @@ def exported(form: str, *arguments: str) -> str:
 def test_every_format_has_all_the_time_that_offtop_shows(shown_ns: int) -> None:
     rows = [*csv.DictReader(io.StringIO(exported("csv")))]
     whole = sum(int(row["total_ns"]) for row in rows)
-    assert whole == pytest.approx(shown_ns, rel=0.02)  # what looks idle is told at the end, and not tick by tick
+    assert whole == pytest.approx(shown_ns, rel=0.02)  # idle is decided at the end, not tick by tick
     made = json.loads(exported("speedscope"))
     assert made["profiles"][0]["endValue"] == whole
     placed = sum(int(row["total_ns"]) for row in rows if row["stack"] != BELOW.name)

@@ -1,4 +1,4 @@
-"""The time line of single waits: each has its place, its time and its arrow, and no name gets out of its place."""
+"""The Perfetto timeline shows each wait on its track with its times and waker, and escapes every name."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def packets(data: bytes) -> list[dict[int, Any]]:
 
 
 def events(data: bytes) -> list[tuple[int, int, int, str]]:
-    """(when, on which track, begin, end or instant, name)."""
+    """Return (timestamp, track, event type, name) of each track event."""
     found: list[tuple[int, int, int, str]] = []
     for one in packets(data):
         if 11 in one:
@@ -105,7 +105,7 @@ def test_empty_trace_is_valid_and_names_are_escaped() -> None:
 
 
 def recorded(path: Path) -> Sequence[Outlier]:
-    """In each of four seconds worker-1, whom clerk wakes, is caught; and a tick is."""
+    """Record four seconds, each with an outlier of worker-1, which clerk wakes, and an outlier of the whole tick."""
     source = ScriptedSource(WAKERS)
     source.set_mode(CHAIN, 2)
     recorder = Recorder(path, source, person(), leave_bytes=0)

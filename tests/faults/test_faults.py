@@ -1,4 +1,4 @@
-"""What may go wrong around offtop, at every moment and for as long as it does in life. `make faults`"""
+"""Failures around offtop, at any moment and for realistic durations; run by `make faults`."""
 
 import json
 import re
@@ -35,9 +35,9 @@ FULL = (
     "for place in /tmp /var/tmp /usr/tmp; do if [ -d $place ]; then mount -t tmpfs -o size=4k,nr_inodes=2 none $place; "
     'echo full >$place/full; fi; done; cd /tmp && exec "$@"'
 )
-"""Of a shell: no directory for temporary files has room."""
+"""Shell script that fills every directory for temporary files and then runs its arguments."""
 RAW = re.compile(rb"\x1b\[6n|\x1b\]0;|\x1bc|\x07|\x08|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xae\x8b]")
-"""What no drawing of offtop has."""
+"""Sequences that offtop itself never draws."""
 
 
 @pytest.mark.parametrize("cache", [None, ""], ids=["cached", "compiling"])
@@ -102,7 +102,7 @@ def test_unmounting_tracefs_does_not_stop_measuring(tmp_path: Path) -> None:
 
 @contextmanager
 def little_memory(megabytes: int) -> Generator[list[str]]:
-    """What puts a command into a cgroup with so much memory."""
+    """Yield a command prefix that runs a command in a cgroup limited to this much memory."""
     limit = str(megabytes << 20)
     with (
         subprocess.Popen(["sleep", "1000"]) as holder,
@@ -188,7 +188,7 @@ def test_hostile_names_are_escaped_on_screen_and_in_all_output(tmp_path: Path) -
             terminal.press(b"\x03\x03")
             assert terminal.status() == 0
             terminal.assert_sane()
-    # What was copied to the clipboard, in base64; and the shape of the pointer.
+    # Remove the clipboard (OSC 52, in base64) and the pointer shape (OSC 22), which are legitimate.
     drawn = re.sub(rb"\x1b\](52;c;[\w+/=]*|22;default)\x07", b"", terminal.drawn)
     raw = RAW.search(drawn)
     assert not raw, drawn[max(0, raw.start() - 100) : raw.end() + 100]
@@ -225,8 +225,11 @@ _END_S = 15
 
 @contextmanager
 def hanging(kind: str, directory: Path) -> Generator[int]:
-    """A process whose mmap_lock is held while it naps on, or whose program lies on a FUSE file system that does not
-    answer: a thread of it is in D state, or whoever reads its file is."""
+    """Start a process that blocks anyone who reads it.
+
+    Either its mmap_lock is held while it goes on napping, so that one of its threads is in D state, or its program
+    lies on a FUSE file system that does not answer, so that readers of the file are.
+    """
     if kind == "mmap_lock":
         with hangs.stuck(directory) as child:
             yield child.pid
@@ -243,8 +246,10 @@ def hanging(kind: str, directory: Path) -> Generator[int]:
 
 @contextmanager
 def beside(pid: int, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
-    """offtop in batch mode; the tests' own looks at /proc would hang with that process. It ends soon, and leaves
-    nothing."""
+    """Run offtop in batch mode; at the end of the block it must exit soon and leave nothing behind.
+
+    Test helpers that read /proc would hang on that process themselves.
+    """
     process = command.start("--json", "-d", "0.5", *arguments)
     try:
         yield process

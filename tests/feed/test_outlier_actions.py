@@ -1,4 +1,4 @@
-"""What happens when something is caught: it is counted, and the person's command runs with what it was."""
+"""Outliers are counted, and the user's command runs with their details."""
 
 import os
 import time
@@ -30,7 +30,10 @@ def outlier(at_s: int = 10, comm: str = "worker", category: str = "lock", more: 
 
 
 def until(alarm: Alarm, path: Path, lines: int) -> list[str]:
-    """What the command wrote, in ticks that catch nothing: the next begins at a tick once the one before has ended."""
+    """Add empty ticks until the command has written `lines` lines, and return them.
+
+    The next command starts at a tick after the previous one has finished.
+    """
     found: list[str] = []
     for _ in range(500):
         found = path.read_text().splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""A source is read soon, then after whole delays without drift, and until it is stopped."""
+"""A source is first read early, then after whole delays without drift, until it is stopped."""
 
 from threading import Event, Thread
 from time import monotonic_ns, sleep
@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 class Clocked(ScriptedSource):
-    """Notes when it was read; may be slow once."""
+    """Records when it was read; one read may be slow."""
 
     def __init__(self, ticks: int, slow_at: int = -1) -> None:
         super().__init__(ticks=ticks, ends=True)
@@ -61,7 +61,7 @@ def test_readings_missed_during_a_slow_one_are_skipped() -> None:
 
 
 class Drained(Clocked):
-    """Notes when it was drained."""
+    """Records when it was drained."""
 
     def __init__(self, ticks: int) -> None:
         super().__init__(ticks)

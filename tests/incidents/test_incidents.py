@@ -1,6 +1,6 @@
-"""Incidents with real programs: what offtop's one line of diagnosis says of each, as a person would read it first.
+"""Offtop's line about the largest cause is right for incidents with real programs.
 
-`make incidents` runs them; they need Debian's postgresql, mariadb-server and redis.
+`make incidents` runs these tests; they need Debian's postgresql, mariadb-server and redis.
 """
 
 import re
@@ -27,7 +27,7 @@ _TICKS = 4
 
 @contextmanager
 def started(*command: str | Path, **options: object) -> Generator[subprocess.Popen[bytes]]:
-    """A process with its children, ended with the block."""
+    """Start a process; it and its children are killed at the end of the block."""
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(list(map(str, command)), start_new_session=True, **{**quiet, **options})  # pyright: ignore
     try:
@@ -38,7 +38,7 @@ def started(*command: str | Path, **options: object) -> Generator[subprocess.Pop
 
 
 def diagnosed(chosen: str, *options: str) -> list[tuple[int, str, str, str]]:
-    """Of each tick: the share, what it is, whose, and what is said of it."""
+    """Return share, cause, process and explanation of the line about the cause in each tick."""
     offtop = Path(sys.executable).with_name("offtop")
     command = [offtop, "-b", "-n", str(_TICKS), "--filter", chosen, *options]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
@@ -82,7 +82,7 @@ def test_rows_locked_by_one_session_are_a_postgresql_row_lock(postgres: Servers)
         psql(postgres, "begin; update pile set b = b + 1 where a = 1; select pg_sleep(60)")
     time.sleep(2)
     check("proc=postgres", "a row or table lock", 60, "postgres")
-    # those who waited for the table of bench/servers.py wait in the same way
+    # the sessions that wait for the table of bench/servers.py wait in the same way
     assert any("another session" in says for _, _, _, says in diagnosed("proc=postgres"))
 
 
@@ -116,7 +116,7 @@ def test_rows_locked_by_one_transaction_are_an_innodb_row_lock(tmp_path_factory:
         client = ["mariadb", "--no-defaults", "-S", directory / "mariadb.sock", "-e"]
         table = "create table d.pile (a int primary key, b int) engine=innodb; insert into d.pile values (1, 0)"
         assert servers.run([*client, table])
-        for _ in range(40):  # against those whom bench/servers.py makes wait
+        for _ in range(40):  # to outweigh the waiters that bench/servers.py starts
             serving.start("", [*client, "begin; update d.pile set b = b + 1 where a = 1; select sleep(60)"])
         time.sleep(4)
         check("proc=mariadbd", "a row lock", 25, "mariadbd")

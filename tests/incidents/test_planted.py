@@ -1,4 +1,4 @@
-"""The outlier that shows once: 1.5 s in a million short waits is caught whole, found by a key, and in each export."""
+"""One wait of 1.5 s among a million short ones is reported, found with a key, and in every export."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _LONG_NS = 1_500_000_000
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, list[dict[str, Any]], int]]:
-    """A recording of a million short waits, and the long ones behind them; its ticks as JSON; the program's pid."""
+    """A recording of a million short waits and then long ones, its ticks as JSON, and the program's PID."""
     place = tmp_path_factory.mktemp("planted")
     program, file = compiled("planted.c", place / "planted", "-pthread"), place / "it.offtop"
     child = subprocess.Popen([program], stdin=subprocess.PIPE)
@@ -68,7 +68,7 @@ def test_outlier_is_reported_against_the_usual_length_with_both_stacks(
     assert any("futex" in name for name in wait["kernel"])
     assert "take_turns" in wait["user"]
     assert (wait["waker"]["kind"], "take_turns" in wait["waker"]["user"]) == ("thread", True)
-    assert sum(len(long_ones([tick])) for tick in ticks) <= 8  # two threads, each when it passes and when it ends
+    assert sum(len(long_ones([tick])) for tick in ticks) <= 8  # 2 threads, each on crossing and on ending
 
 
 def test_n_key_finds_the_outlier_in_the_replay(recorded: tuple[Path, list[dict[str, Any]], int]) -> None:
@@ -78,7 +78,7 @@ def test_n_key_finds_the_outlier_in_the_replay(recorded: tuple[Path, list[dict[s
         shown.press(b"n")
         shown.look_on(3)
         shown.forget()
-        shown.press(b"\x0c")  # Ctrl-L draws all of it anew
+        shown.press(b"\x0c")  # Ctrl-L redraws everything
         assert shown.wait_for(re.compile(rf"PAUSED.*> lock > planted\({pid}\) > planted\(", re.DOTALL), 10), shown.text
         shown.press(b"q")
         assert shown.status() == 0

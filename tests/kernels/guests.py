@@ -1,8 +1,8 @@
-"""A guest: one of Debian's kernels on an emulated machine, whose root is made of this machine's own Python and bcc, or
-for another kind of machine, of Debian's.
+"""Boots a Debian kernel in QEMU with a root file system that contains offtop.
 
-KVM is not asked for, so that it runs in a virtual machine and in CI, too. Everything that needs a CPU takes ten times
-as long in there; sleeps have their right length.
+The root is made of this machine's own Python and bcc, or of Debian's packages if the guest has another architecture.
+KVM is not used, so that guests also run in virtual machines and in CI. Everything that needs a CPU takes ten times as
+long in a guest; sleeps have their correct length.
 """
 
 import importlib.metadata
@@ -23,13 +23,13 @@ from tests.kernels.kernels import Kernel
 
 _ROOT = Path(__file__).parents[2]
 _AT = "/offtop"
-"""Where the checkout is in the guest."""
+"""Path of the checkout in the guest."""
 PROGRAMS = "/programs"
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
 _LIBRARIES = ("libbcc.so.0", "libbpf.so.1", "libdw.so.1", "librt.so.1", "libpthread.so.0", "libdl.so.2")
-"""Opened by name, which ldd does not tell."""
+"""Libraries opened with dlopen(), which ldd does not list."""
 _SOURCES = {"waits": sorted(waits.SOURCES.glob("*.c")), "wakings": [wakings.SOURCE]}
-"""Program → of what it is made."""
+"""Program → its source files."""
 _MEMORY = "2G"
 _BOOT_S = 2400
 _WITHOUT = ("test", "config-3*", "idlelib", "tkinter", "lib2to3", "ensurepip", "turtledemo", "dist-packages")
@@ -48,16 +48,16 @@ _PANIC, _BEGUN = "Kernel panic", "guest:"
 
 
 class Machine(NamedTuple):
-    """What is emulated."""
+    """An emulated machine."""
 
     qemu: tuple[str, ...]
     append: str
-    """What its kernel is told beside."""
+    """Additional kernel command line."""
 
 
 _MACHINES: Mapping[str, Machine] = MappingProxyType(
     {
-        # Emulated AVX2 (QEMU 7.2) makes mistakes: NumPy sorts wrongly by it.
+        # QEMU 7.2 emulates AVX2 incorrectly: NumPy sorts wrongly with it.
         "amd64": Machine(("qemu-system-x86_64", "-cpu", "max,avx2=off"), "console=ttyS0 tsc=reliable"),
         "arm64": Machine(
             ("qemu-system-aarch64", "-M", "virt,gic-version=3", "-cpu", "cortex-a72"),
@@ -68,10 +68,7 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 
 
 def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
-    """An archive of what a guest boots into. `extra`: directories whose content is put in, too.
-
-    Raises NotToBeHadError.
-    """
+    """Build the initramfs of a guest; the contents of the `extra` directories are added. Raises NotToBeHadError."""
     place = kernels.cache() / "root"
     shutil.rmtree(place, ignore_errors=True)
     if kernel.machine == "amd64":
@@ -93,10 +90,10 @@ def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
 
 
 def boot(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
-    """All that the guest says, from its start to its end; once more where its kernel panics before offtop is there."""
-    said = _booted(kernel, image, archive, log)
-    if _PANIC not in said or _BEGUN in said:
-        return said
+    """Boot a guest and return its whole console output. Retries once if the kernel panics before offtop starts."""
+    output = _booted(kernel, image, archive, log)
+    if _PANIC not in output or _BEGUN in output:
+        return output
     log.rename(log.with_suffix(".panic.log"))
     return _booted(kernel, image, archive, log)
 
@@ -130,7 +127,7 @@ def _of_this_machine(place: Path) -> None:
 
 
 def _of_another(place: Path, kernel: Kernel) -> None:
-    """Debian's system for that machine, and of what offtop needs of Python's packages, the versions that are here."""
+    """Use Debian's packages for the guest's architecture, and Python packages in the versions of this machine."""
     shutil.copytree(kernels.system(kernel), place, symlinks=True)
     for name in ("proc", "sys", "run", "root"):
         (place / name).mkdir(exist_ok=True)
@@ -156,7 +153,7 @@ def _applets(place: Path, busybox: Path) -> None:
 
 
 def _python(place: Path) -> None:
-    """The system's Python, bcc, what both are linked with, and an environment with what offtop needs."""
+    """Copy the system's Python, bcc, their libraries, and an environment with the packages that offtop needs."""
     python, library = Path(sys.executable).resolve(), Path(sysconfig.get_path("stdlib"))
     loaded = [*(library / "lib-dynload").iterdir()]
     libraries = [found for name in _LIBRARIES if (found := _library(name))]
@@ -175,7 +172,7 @@ def _python(place: Path) -> None:
 
 
 def _environment(place: Path, python: Path, version: str) -> Path:
-    """One for the checkout: where its packages go."""
+    """Create a virtual environment for the checkout and return its site-packages directory."""
     environment = place / _AT[1:] / ".venv"
     (environment / "bin").mkdir(parents=True)
     (environment / "bin/python").symlink_to(python)
@@ -187,14 +184,14 @@ def _environment(place: Path, python: Path, version: str) -> Path:
 
 
 def _needed(name: str, seen: set[str]) -> Iterator[importlib.metadata.Distribution]:
-    """An installed package, and what it asks for."""
+    """Yield an installed package and its dependencies, recursively."""
     if name in seen:
         return
     seen.add(name)
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
-        return  # for another system
+        return  # it is for another operating system
     yield found
     for asked in found.requires or ():
         if "extra ==" not in asked:
@@ -221,7 +218,7 @@ def _checkout(place: Path, kernel: Kernel) -> None:
 
 
 def _compiled(to: Path, checkout: Path, compiler: Sequence[str]) -> None:
-    """The programs of known waits, from the sources in a checkout; both paths as the compiler sees them."""
+    """Compile the programs that produce known waits; `to` and `checkout` are paths as the compiler sees them."""
     flags = [
         "-D_GNU_SOURCE=",
         "-O1",
@@ -237,14 +234,14 @@ def _compiled(to: Path, checkout: Path, compiler: Sequence[str]) -> None:
 
 
 def _library(name: str) -> Path | None:
-    told = subprocess.run(["/sbin/ldconfig", "-p"], check=True, capture_output=True, text=True).stdout
-    found = re.search(rf"^\s*{re.escape(name)} .*x86-64.*=> (\S+)$", told, re.MULTILINE)
+    listing = subprocess.run(["/sbin/ldconfig", "-p"], check=True, capture_output=True, text=True).stdout
+    found = re.search(rf"^\s*{re.escape(name)} .*x86-64.*=> (\S+)$", listing, re.MULTILINE)
     return Path(found[1]) if found else None
 
 
 def _linked(files: Sequence[Path]) -> set[Path]:
-    told = subprocess.run(["ldd", *map(str, files)], check=False, capture_output=True, text=True).stdout
-    return {Path(path) for path in re.findall(r"^\s+(?:\S+ => )?(/[^\s:]+) \(", told, re.MULTILINE)}
+    listing = subprocess.run(["ldd", *map(str, files)], check=False, capture_output=True, text=True).stdout
+    return {Path(path) for path in re.findall(r"^\s+(?:\S+ => )?(/[^\s:]+) \(", listing, re.MULTILINE)}
 
 
 def _copy(place: Path, files: Iterable[Path]) -> None:

@@ -1,7 +1,7 @@
-"""Runs in a guest: known waits of every kind at once, and whether offtop tells them, in each mode, through each door.
+"""Runs in a guest and checks that offtop counts known waits of every kind, in each mode and with each probe.
 
-Says what is not so, a line each, and last whether all was. Emulation makes all that needs a CPU ten times as long, so
-that of such times only lower bounds are asked for; sleeps have their right length, and counts are exact.
+Prints one line per failed check, and at the end whether all passed. Emulation makes everything that needs a CPU ten
+times as long, so only lower bounds of such times are checked; sleeps have their correct length, and counts are exact.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from tests.kernels.guests import PASSED, PROGRAMS
 MS = 1_000_000
 TIMES, EACH_MS = 23, 20
 TURNS = 5
-"""How often the one that spins is put aside."""
+"""How often the spinning thread is preempted."""
 TICKS = 17
 LEARN_AT, COUNT_AT = 1, 11
-"""After which tick all of it happens for the first time, from which offtop learns to walk its stacks, and when again,
-to be looked at: libc's rules alone may take four emulated seconds to read."""
+"""Ticks after which the load runs for the first time, so that offtop reads the unwind rules, and for the second time,
+which is checked. Reading libc's rules alone may take four emulated seconds."""
 PROBES = Path("/sys/kernel/tracing/kprobe_events")
 _CPU = Path("/sys/devices/system/cpu/cpu1")
 OFFTOP_S = 300
@@ -42,24 +42,24 @@ GONE_S = 10
 _OBJECTS = {"futex": "futex", "pipe": "pipe", "unix": "unix"}
 _CATEGORIES = {"futex": "lock", "pipe": "pipe", "unix": "pipe"}
 _WAITS = {"sleep": ("sleep", "sleep"), "mutex": ("mutex-libc", "lock")}
-"""Of a child of tests/kernel/waits.py: its kind, and the category."""
+"""Name → kind of a child of tests/kernel/waits.py and the category of its waits."""
 _PEERS = {
     "offcputime": (r"sleeper;.*pipe_read", "total_ns"),
     "wakeuptime": (r".*;sleeper ", "blocked_ns"),
     "offwaketime": (r"sleeper;.*;waker ", "total_ns"),
 }
-"""Which of their folded stacks are of a sleeper that reads from a pipe; and what of ours is as long as theirs, or less,
-while the whole is as long or more. wakeuptime counts until the sleeper is ready, and has its waker from there: that may
-be another CPU's idle task that was told to make it so."""
+"""bcc tool → pattern of its folded stacks of a sleeper that reads from a pipe, and the figure of offtop that is a lower
+bound of the tool's time; offtop's whole wait is the upper bound. wakeuptime counts until the sleeper is runnable and
+takes its waker from there, which may be the idle task of another CPU that was asked to make it runnable."""
 _OPTIONS = ("--trigger", "off", "--cpu-budget", "1000")
-"""What is ten times as dear would leave nothing for stacks."""
+"""At ten times the cost, the default CPU budget would leave no time for stacks."""
 
 Tick = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
 class Findings:
-    """What is not as it should be."""
+    """Counts and prints failed checks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -102,10 +102,13 @@ class Waiter:
 
 
 class Load:
-    """All of them, ready to go; one waits for a lock that nobody gives back, and one sleeps for an hour."""
+    """All programs of known waits, ready to start.
+
+    One thread already waits for a lock that is never released, and one sleeps for an hour.
+    """
 
     def __init__(self, stack: contextlib.ExitStack, name: str, is_ruled: bool) -> None:
-        """`is_ruled`: user stacks are walked by .eh_frame."""
+        """`is_ruled`: user stacks are unwound with .eh_frame."""
         self.is_ruled = is_ruled
         directory = Path("/tmp") / name
         directory.mkdir(exist_ok=True)
@@ -124,7 +127,7 @@ class Load:
         time.sleep(0.2)
 
     def go(self) -> None:
-        """Returns when all is over."""
+        """Run all programs and return when they have finished."""
         self.spinner.go()
         self.spinner.finish()
         with contextlib.suppress(ProcessLookupError):
@@ -140,7 +143,7 @@ class Load:
 
 
 def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options: str) -> list[Tick]:
-    """What offtop tells; after how many ticks what happens."""
+    """Run offtop and return its ticks; `happen` maps a number of ticks to what is called after them."""
     command = [sys.executable, "-m", "offtop", "-b", "--json", "-n", str(TICKS), "-d", "1", *options]
     ticks: list[Tick] = []
     before = loaded()
@@ -167,7 +170,7 @@ def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options:
 
 
 def loaded() -> set[int]:
-    """The ids of all BPF programs that the kernel has."""
+    """Return the ids of all BPF programs in the kernel."""
     lib, ids, number = libbpf.library(), set[int](), ct.c_uint32(0)
     while not lib.bpf_prog_get_next_id(number, ct.byref(number)):
         ids.add(number.value)
@@ -179,29 +182,29 @@ def rows(ticks: Sequence[Tick], table: str, tid: int) -> list[Row]:
 
 
 def over(ticks: Sequence[Tick], tid: int) -> list[Row]:
-    """Sites of a thread at which waits ended."""
+    """Return the sites of a thread at which waits ended."""
     return [row for row in rows(ticks, "sites", tid) if row["waits"]]
 
 
 def check_sums(found: Findings, ticks: Sequence[Tick], best: str) -> None:
-    """The laws of accounting, and that nothing was lost through the door that is the best."""
+    """Check the accounting invariants, and that nothing was lost with the best probe."""
     for number, tick in enumerate(ticks):
         every = sum(row["total_ns"] for row in tick["categories"]), sum(row["offcpu_ns"] for row in tick["threads"])
         found.check(every[0] == every[1], f"tick {number}: categories and threads differ:", every)
         lost = {kind: count for kind, count in tick["lost"].items() if count}
-        # of kprobes 7.x misses some, and says so; there is a better door there
+        # 7.x misses some kprobe hits and reports them; it has a better probe
         found.check(not lost or tick["door"] != best, f"tick {number}: lost", lost)
         off = [row for row in tick["threads"] if row["offcpu_ns"] != row["blocked_ns"] + row["runqueue_ns"]]
         found.check(not off, f"tick {number}: {len(off)} threads whose parts differ from the whole, as", off[:1])
 
 
 def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
-    """Counts, categories, times and user stacks, which every mode has."""
+    """Check counts, categories, times and user stacks, which every mode has."""
     for name, (_, category) in _WAITS.items():
         check_site(found, ticks, name, load.waiters[name].pid, category, "beta", load)
     for kind, category in _CATEGORIES.items():
         check_site(found, ticks, kind, load.wakings[kind].at["sleeper"], category, "sleeper", load)
-    # where offtop has no CPU time for more, it takes the rest along frame pointers
+    # without CPU time for more, offtop unwinds the rest with frame pointers
     ends = [(row["user_end"], row["user"]) for one in load.waiters.values() for row in over(ticks, one.pid)]
     found.check(not load.is_ruled or "whole" in dict(ends), "no user stack is whole:", ends)
     spun = rows(ticks, "threads", load.spinner.pid)
@@ -210,7 +213,7 @@ def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     found.check(aside[0] >= TURNS and aside[1] >= TURNS * MS, "run queue: put aside too seldom:", aside)
     found.check(queued_ns >= aside[1], "run queue: shorter than what it was put aside for:", queued_ns)
     check_held(found, ticks[-1], load.held.pid)
-    # read from outside, with the function of the scheduler's that the kernel leaves out
+    # read from another thread, with the scheduler function that the kernel leaves out
     asleep = [row["kernel"] for row in ticks[-1]["still_blocked"] if row["tid"] == load.asleep.pid]
     found.check([kernel[:1] for kernel in asleep] == [["do_nanosleep"]], "asleep: its kernel stack is", asleep)
 
@@ -226,17 +229,17 @@ def check_site(
         for number, tick in enumerate(ticks)
         for row in over([tick], tid)
     ]
-    aside = sum(row["involuntary"] for row in rows(ticks, "threads", tid))  # on its way to sleep, or woken meanwhile
+    aside = sum(row["involuntary"] for row in rows(ticks, "threads", tid))  # on its way to sleep, or woken in between
     found.check(abs(waits - TIMES) <= aside, f"{name}: {waits} waits of the category {category}:", told)
     least_ms = 0.9 * TIMES * EACH_MS
-    most_ms = (3 if name in load.waiters else 30) * least_ms  # others have waited for their go, too
+    most_ms = (3 if name in load.waiters else 30) * least_ms  # others have also waited for the start signal
     found.check(least_ms <= blocked_ms <= most_ms, f"{name}: blocked for {blocked_ms:.0f} ms")
     below = [row for row in mine if function in row["user"]]
     found.check(below, f"{name}: no user stack has {function}:", told)
 
 
 def check_held(found: Findings, tick: Tick, tid: int) -> None:
-    """It began before offtop, and goes on."""
+    """Check the wait that began before offtop started and is still in progress."""
     those = [row for row in tick["still_blocked"] if row["tid"] == tid]
     found.check(len(those) == 1, f"held: it is {len(those)} times among what is blocked now")
     for row in those:
@@ -265,7 +268,7 @@ def check_wakers(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
 
 
 def check_chain(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
-    """The last of the relay was woken by the one before, and so on; one may be woken again before it has run."""
+    """Check that each runner of the relay was woken by the previous one; one may be woken again before it runs."""
     at = load.wakings["relay"].at
     way = [at[f"runner-{number}"] for number in (3, 2, 1, 0)] + [at["main"]]
     chains = Counter[tuple[int, ...]]()
@@ -296,8 +299,10 @@ def check_doctor(found: Findings) -> None:
 
 
 def compare_with_bcc(found: Findings) -> None:
-    """How long a thread waits for another, and the same by each of bcc's own tools at the same time. Nothing of it
-    begins before both look on: they do not count a wait whose begin they have not seen."""
+    """Compare how long a thread waits for another with the result of each of bcc's tools at the same time.
+
+    The waits start when both measure, because the tools do not count a wait whose begin they have not seen.
+    """
     for name, (pattern, part) in _PEERS.items():
         with contextlib.ExitStack() as stack:
             before = loaded()
@@ -312,7 +317,7 @@ def compare_with_bcc(found: Findings) -> None:
                 if loaded() - before or tool.poll() is not None:
                     break
                 time.sleep(1)
-            time.sleep(5)  # loaded is not attached yet
+            time.sleep(5)  # the programs are loaded but not attached yet
             children: list[Program] = []
 
             def begin(stack: contextlib.ExitStack = stack, children: list[Program] = children) -> None:
@@ -328,7 +333,7 @@ def compare_with_bcc(found: Findings) -> None:
             told, said = tool.communicate(timeout=OFFTOP_S)
             theirs = [line for line in told.splitlines() if "sleeper" in line]
             theirs_ms = sum(int(line.rpartition(" ")[2]) for line in theirs if re.match(pattern, line)) / 1000
-            # offcputime counts what it was put aside for, too
+            # offcputime also counts preemption
             those = reading if name == "offcputime" else woken
             least_ms, most_ms = (sum(row[which] for row in those) / MS for which in (part, "total_ns"))
             print(f"{name}: {theirs_ms:.1f} ms, offtop {least_ms:.1f} to {most_ms:.1f} ms", flush=True)
@@ -347,13 +352,13 @@ def take_a_cpu_away() -> None:
 
 
 def suspend() -> None:
-    """All that there is to suspending but the machine's own standstill: every process is frozen for 5 s."""
+    """Freeze every process for 5 s: a suspend without the machine itself stopping."""
     Path("/sys/power/pm_test").write_text("freezer")
     Path("/sys/power/state").write_text("freeze")
 
 
 def troubles() -> Generator[Callable[[], None]]:
-    """What this kernel lets us do to the machine."""
+    """Yield the disturbances that this kernel supports."""
     if _CPU.joinpath("online").exists():
         yield take_a_cpu_away
     if Path("/sys/power/pm_test").exists() and "freeze" in Path("/sys/power/state").read_text():
@@ -362,7 +367,7 @@ def troubles() -> Generator[Callable[[], None]]:
 
 
 def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
-    """It happens between two waits of a thread, both of which are counted, and nothing is lost."""
+    """Check that waits before and after the disturbance are counted and nothing is lost."""
     with contextlib.ExitStack() as stack:
         waiters = [Waiter("sleep", TIMES, EACH_MS, Path("/tmp/first")) for _ in range(2)]
         for one in waiters:
@@ -386,7 +391,7 @@ def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
 
 
 def runs(known: Features) -> Generator[tuple[str, str]]:
-    """Doors and modes: all modes by the door that would be chosen, the least and the most by the others."""
+    """Yield (probe, mode): every mode with the default probe, and only the first and last with the others."""
     for door in known.doors:
         for mode in MODES if door == known.doors[0] else (OFFCPU, CHAIN):
             yield door, mode

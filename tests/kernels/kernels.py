@@ -1,7 +1,6 @@
-"""Debian's kernels for machines in the cloud, with all that a guest needs built in: found with apt, and kept.
+"""Downloads Debian's cloud kernels, which have everything that a guest needs built in, with apt and caches them.
 
-apt works on directories of its own, with the mirror that this machine has, so nothing is installed, and nothing of the
-machine's own changes.
+apt works on its own directories, with the mirror of this machine, so nothing is installed or changed on the machine.
 """
 
 import contextlib
@@ -19,30 +18,30 @@ _MIRROR = "http://deb.debian.org/"
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _TIMEOUT_S = 300
 _CX16 = 4 * 32 + 13
-"""X86_FEATURE_CX16 (asm/cpufeatures.h): at a cmpxchg16b that is emulated 6.12 has double faults; task storage of 7.x
-does not do without."""
+"""X86_FEATURE_CX16 (asm/cpufeatures.h): 6.12 has double faults at an emulated cmpxchg16b; task storage of 7.x needs
+it."""
 _SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "libseccomp2", "busybox-static")
 TRIPLES = {"arm64": "aarch64-linux-gnu"}
-"""What Debian calls a machine → what compilers do."""
+"""Debian architecture → compiler triple."""
 
 
 class NotToBeHadError(Exception):
-    """That kernel could not be fetched, and is not here from before; says why."""
+    """A kernel or package could not be downloaded and is not cached; says why."""
 
 
 class Kernel(NamedTuple):
-    """Where Debian has it."""
+    """Where to find a kernel in Debian's archive."""
 
     archive: str
     suite: str
     series: str
-    """What its version begins with; empty: the newest of the suite."""
+    """Start of its version; empty for the newest kernel of the suite."""
     is_needed: bool = False
-    """It is a failure if it can't be had; others are skipped."""
+    """Whether the test fails if the kernel is not available; otherwise it is skipped."""
     asked: str = ""
-    """More for its command line."""
+    """Additional kernel command line."""
     machine: str = "amd64"
-    """As Debian calls it."""
+    """Debian architecture."""
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -57,14 +56,14 @@ KERNELS: Mapping[str, Kernel] = MappingProxyType(
 
 
 def cache() -> Path:
-    """Where packages and images stay: $OFFTOP_KERNELS, or ~/.cache/offtop."""
+    """Return the directory of cached packages and images: $OFFTOP_KERNELS, or ~/.cache/offtop."""
     place = Path(os.environ.get("OFFTOP_KERNELS") or Path.home() / ".cache/offtop")
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
 def image(kernel: Kernel) -> Path:
-    """The kernel's image; where nothing newer can be had, the one from before. Raises NotToBeHadError."""
+    """Return the newest image of a kernel, or a cached one if nothing can be downloaded. Raises NotToBeHadError."""
     place = _own(kernel, cache() / "images") / (kernel.series or "newest")
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -85,7 +84,7 @@ def image(kernel: Kernel) -> Path:
 
 
 def headers(kernel: Kernel, file: Path) -> list[Path]:
-    """The headers of the kernel whose image `file` is, unpacked. Raises NotToBeHadError."""
+    """Return the unpacked headers of the kernel with the image `file`. Raises NotToBeHadError."""
     apt = _Apt(kernel)
     release = file.name.removeprefix("vmlinuz-").partition("-")[2].partition("-")[2]
     own = apt.newest(rf"linux-headers-{re.escape(release)}")
@@ -94,17 +93,17 @@ def headers(kernel: Kernel, file: Path) -> list[Path]:
 
 
 def system(kernel: Kernel) -> Path:
-    """Of the kernel's suite and machine, what offtop runs on. Raises NotToBeHadError."""
+    """Return a system of the kernel's suite and architecture that offtop runs on. Raises NotToBeHadError."""
     return _system(kernel, kernel.machine, "system", _SYSTEM)
 
 
 def compiler(kernel: Kernel) -> Path:
-    """A system of this machine's kind with a C compiler for the kernel's. Raises NotToBeHadError."""
+    """Return an amd64 system with a C compiler for the kernel's architecture. Raises NotToBeHadError."""
     return _system(kernel, "amd64", "compiler", (f"gcc-{TRIPLES[kernel.machine]}", f"libc6-dev-{kernel.machine}-cross"))
 
 
 def _system(kernel: Kernel, machine: str, purpose: str, packages: Sequence[str]) -> Path:
-    """Packages for that machine and what they need, none of them set up."""
+    """Unpack packages and their dependencies for an architecture, without configuring them."""
     with _made(f"{purpose}-{kernel.suite}-{kernel.machine}") as (to, begun):
         if begun:
             packed = begun / "system.tar"
@@ -119,7 +118,7 @@ def _system(kernel: Kernel, machine: str, purpose: str, packages: Sequence[str])
 
 
 def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
-    """Python's packages, each `name==version`, for that machine and version of Python. Raises NotToBeHadError."""
+    """Install Python packages (`name==version`) for an architecture and Python version. Raises NotToBeHadError."""
     digest = hashlib.sha256(" ".join(sorted(wanted)).encode()).hexdigest()[:12]
     with _made(f"python{python}-{machine}-{digest}") as (to, begun):
         if begun:
@@ -134,12 +133,12 @@ def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
 
 
 def tools() -> Path:
-    """bcc's own tools, unpacked, of the version that this machine's bcc has. Raises NotToBeHadError."""
+    """Return bcc's tools, unpacked, in the version of this machine's bcc. Raises NotToBeHadError."""
     return unpacked(None, "bpfcc-tools")
 
 
 def unpacked(apt: "_Apt | None", package: str) -> Path:
-    """What is in a package, in a directory of its own. Without `apt`, as this machine would install it."""
+    """Unpack a package into its own directory. Without `apt`, take the version that this machine would install."""
     with _made(package) as (to, begun):
         if begun:
             if apt:
@@ -154,7 +153,7 @@ def unpacked(apt: "_Apt | None", package: str) -> Path:
 
 @contextlib.contextmanager
 def _made(name: str) -> Generator[tuple[Path, Path | None]]:
-    """A directory that stays, and, where it is not there yet, the one to be filled, which becomes it."""
+    """Yield a cached directory and, if it does not exist yet, a directory to fill, which is renamed to it."""
     to = cache() / "unpacked" / name
     if to.exists():
         yield to, None
@@ -167,7 +166,7 @@ def _made(name: str) -> Generator[tuple[Path, Path | None]]:
 
 
 class _Apt:
-    """apt for one suite alone."""
+    """apt for a single suite."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._machine = kernel.machine
@@ -180,11 +179,11 @@ class _Apt:
         try:
             self._ask("apt-get", "-q", "update", "--error-on=any")
         except NotToBeHadError:
-            if not [*(self._place / "lists").glob("*_Packages*")]:  # of another day
+            if not [*(self._place / "lists").glob("*_Packages*")]:  # from an earlier update
                 raise
 
     def newest(self, pattern: str) -> str:
-        """The package whose name fits, of several the one of the highest version."""
+        """Return the package whose name matches and has the highest version."""
         names = self._ask("apt-cache", "pkgnames", "linux-").split()
         found = sorted((name for name in names if re.fullmatch(pattern, name)), key=_age)
         if not found:
@@ -217,7 +216,7 @@ class _Apt:
 
 
 def _own(kernel: Kernel, place: Path) -> Path:
-    """The part of it that is for the kernel's machine."""
+    """Return the subdirectory for the kernel's architecture."""
     return place if kernel.machine == "amd64" else place / kernel.machine
 
 
@@ -226,15 +225,15 @@ def _version(kernel: Kernel) -> str:
 
 
 def _age(name: str | Path) -> tuple[list[int], bool]:
-    """The higher, the newer. From 6.19 on what is called `image` only leads to what is called `binary`."""
+    """Return a sort key for versions. From 6.19 on, an `image` package only depends on a `binary` package."""
     text = Path(name).name
     return [int(number) for number in re.findall(r"\d+", text)], "binary" in text
 
 
 def _mirror(archive: str) -> str:
-    """This machine's, where it has one."""
-    told = _run("apt-get", "indextargets", "--format", "$(REPO_URI)")
-    return next((uri for uri in told.split() if uri.rstrip("/").endswith(f"/{archive}")), f"{_MIRROR}{archive}/")
+    """Return this machine's mirror of the archive, or Debian's."""
+    listing = _run("apt-get", "indextargets", "--format", "$(REPO_URI)")
+    return next((uri for uri in listing.split() if uri.rstrip("/").endswith(f"/{archive}")), f"{_MIRROR}{archive}/")
 
 
 def _run(*command: str, at: Path | None = None) -> str:
@@ -245,7 +244,7 @@ def _run(*command: str, at: Path | None = None) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotToBeHadError(str(error)) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise NotToBeHadError(f"{command[0]}: {last}")
     return done.stdout
 

@@ -1,7 +1,7 @@
-"""offtop on other kernels than this machine's: known waits in an emulated machine, in each mode, through each door.
+"""offtop counts known waits on other kernels, in an emulated machine, in each mode and with each probe.
 
-`make kernels` runs them, one guest at a time; `KERNELS=6.1,newest` chooses. What is fetched stays in ~/.cache/offtop,
-or in $OFFTOP_KERNELS.
+`make kernels` runs these tests, one guest at a time; `KERNELS=6.1,newest` selects kernels. Downloads are cached in
+~/.cache/offtop, or in $OFFTOP_KERNELS.
 """
 
 import os
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
 _CHOSEN = [name for name in os.environ.get("KERNELS", "").replace(",", " ").split() if name] or [*KERNELS]
 _BESIDE_BCC = "6.1"
-"""There bcc's own tools, and the headers that they need, are in the guest, too."""
+"""The kernel whose guest also has bcc's tools and the headers that they need."""
 
 
 @pytest.mark.parametrize("name", _CHOSEN)

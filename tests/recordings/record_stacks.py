@@ -1,13 +1,13 @@
-"""Records the kernel stacks of real waits of every kind, which hold the rules in offtop/categories.toml.
+"""Records kernel stacks of real waits of every kind, to test the rules in offtop/categories.toml.
 
-    sudo /usr/bin/python3 tests/recordings/record_stacks.py            writes stacks-KERNEL.json beside this file
-    sudo /usr/bin/python3 tests/recordings/record_stacks.py look 20    20 s of this machine, and what no rule knows
-    sudo /usr/bin/python3 tests/recordings/record_stacks.py look 20 disk-read    and the stacks of that category
+    sudo /usr/bin/python3 tests/recordings/record_stacks.py            writes stacks-KERNEL.json next to this file
+    sudo /usr/bin/python3 tests/recordings/record_stacks.py look 20    shows 20 s of this machine and unmatched stacks
+    sudo /usr/bin/python3 tests/recordings/record_stacks.py look 20 disk-read    also stacks of that category
 
-Each kind is recorded in the forms in which offtop sees it: *finished* (walked by the thread itself when it is
-back), *iterator* (walked from outside while it waits, which leaves out the kernel's `__sched` functions), and
-*restored* (the same with those functions found again on the thread's stack). Function names only, leaf first,
-the scheduler's own frames included.
+Each kind is recorded in the forms in which offtop sees it: *finished* (taken by the thread itself when it is switched
+in), *iterator* (taken from another thread while it waits, which leaves out the kernel's `__sched` functions), and
+*restored* (the same with those functions found on the thread's stack). Stacks are function names, leaf first,
+including the scheduler's own frames.
 """
 
 import bisect
@@ -42,7 +42,7 @@ class Sum(NamedTuple):
 
 
 class Asleep(NamedTuple):
-    """A thread that is off CPU now, as a walk from outside gives it."""
+    """A thread that is off CPU now, as the task iterator reports it."""
 
     tid: int
     comm: str
@@ -68,11 +68,11 @@ class Symbols:
         self._names = [name for _, name in known]
 
     def name(self, return_address: int) -> str:
-        """The function that made the call: the one before the return address, which may be the next one's first."""
+        """Return the calling function. The return address itself may already belong to the next function."""
         return self._names[bisect.bisect_left(self._addresses, return_address) - 1]
 
     def sleeps(self, address: int) -> bool:
-        """Whether it lies in one of the functions that a walk from outside leaves out."""
+        """Return whether the address is in a function that the task iterator leaves out."""
         return self._scheduler[0] < address < self._scheduler[1]
 
 
@@ -94,11 +94,11 @@ class Recorder:
         self.symbols = Symbols()
 
     def clear(self) -> None:
-        """Forget the waits that have ended."""
+        """Clear the sums of finished waits."""
         self._program["finished"].clear()
 
     def finished(self, tid: int | None = None) -> Iterator[tuple[tuple[str, ...], bool, Sum]]:
-        """(stack, whether it had left still runnable, sum) of the waits that ended, of one thread or of all but us."""
+        """Yield (stack, switched out runnable, sum) of finished waits of one thread, or of all but this process."""
         frames: dict[int, tuple[str, ...]] = {}
         for stack_id, value in self._program["frames"].items():
             frames[stack_id.value] = tuple(self.symbols.name(a) for a in value.at[: value.depth])
@@ -107,7 +107,7 @@ class Recorder:
                 yield frames[site.stack], bool(site.runnable), Sum(total.waits, total.total_ns)
 
     def asleep(self) -> Iterator[Asleep]:
-        """Every thread that is off CPU and not runnable."""
+        """Yield every thread that is off CPU and not runnable."""
         for tid, state, kernel_thread, _, comm, size, *words in _ROW.iter_unpack(walk(self._walk_fd)):
             addresses = words[: max(0, size) // 8]
             if not state or not addresses:
@@ -127,7 +127,7 @@ class Recorder:
 
 
 def kernel_threads(recorder: Recorder) -> dict[str, dict[str, list[str]]]:
-    """Those that stand where they stood 200 ms before: idle, on a machine that is."""
+    """Return the stacks of kernel threads that did not move for 200 ms, which are idle ones on an idle machine."""
     before = {thread.tid: thread for thread in recorder.asleep() if thread.kernel_thread}
     time.sleep(0.2)
     return {
@@ -138,7 +138,7 @@ def kernel_threads(recorder: Recorder) -> dict[str, dict[str, list[str]]]:
 
 
 def record(recorder: Recorder, name: str, threads: dict[str, Any]) -> dict[str, Any]:
-    """Make that wait happen, and give what was seen of it. Adds a file system's own kernel threads to `threads`."""
+    """Produce a kind of wait and return its stacks. Adds kernel threads of a file system to `threads`."""
     wait = waits.WAITS[name]
     seen: set[Asleep] = set()
     with waits.running(name, times=3 if name == "swap" else 23, each_ms=20) as child:
@@ -165,7 +165,7 @@ def record(recorder: Recorder, name: str, threads: dict[str, Any]) -> dict[str, 
 
 
 def _is_control(name: str, stack: Iterable[str]) -> bool:
-    """Whether this is the child's wait for its go or for its end, which are pipe reads too."""
+    """Return whether this is the child's wait for the start or end signal, which are pipe reads too."""
     return name != "pipe" and any(function.endswith("pipe_read") for function in stack)
 
 
@@ -192,7 +192,7 @@ def write_recording() -> None:
 
 
 def look(seconds: float, wanted: Iterable[str]) -> None:
-    """Blocked time of this machine by category, and the stacks of the categories that are wanted."""
+    """Print this machine's blocked time by category, and the stacks of the wanted categories."""
     rules = categories.parse((ROOT / "offtop" / "categories.toml").read_text())
     recorder = Recorder()
     print(f"looking for {seconds:g} s", flush=True)

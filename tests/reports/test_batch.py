@@ -1,4 +1,4 @@
-"""Batch mode's text and JSON of a scripted source: what is stuck, and strings that come from strangers."""
+"""Batch mode prints stuck waits, peers, wakers and problems, and escapes hostile strings, in text and JSON."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from tests.ui.shown import CATEGORIES
 def printed(
     source: ScriptedSource, wanted: batch.Wanted, as_json: bool = False, rules: RuleSource = WITHOUT_RULES
 ) -> list[str]:
-    """The lines of the last tick."""
+    """Return the lines of the last tick."""
     out = io.StringIO()
     batch.run(source, CATEGORIES, MS, None, wanted, as_json=as_json, width=0, out=out, rules=rules)
     text = out.getvalue()

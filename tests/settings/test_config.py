@@ -1,4 +1,4 @@
-"""The settings: where they come from, what they may be, what an error tells of them, and how they are written back."""
+"""Settings: where they come from, which values are valid, what errors say, and how they are written back."""
 
 import os
 import re
@@ -22,13 +22,16 @@ from offtop.settings import config
 from offtop.settings.config import SETTINGS, Loaded, Settings, load, save, shown, toml_of, written
 from offtop.units import NS_PER_S
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another person's place")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 _NS_PER_MS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
-    """What stands for /etc/offtop/config.toml; as root, where only root can write. Our own home has no settings."""
+    """A stand-in for /etc/offtop/config.toml, as root in a directory that only root can write to.
+
+    The home directory of the current user has no settings.
+    """
     place = Path(tempfile.mkdtemp(prefix="offtop-etc-", dir="/run" if os.geteuid() == 0 else None))
     monkeypatch.setattr(config, "EVERYBODYS", place / "config.toml")
     monkeypatch.setenv("HOME", str(place / "nosuch"))
@@ -49,22 +52,22 @@ def theirs(person: Person) -> Path:
 
 
 def loaded(person: Person, text: str | bytes, **given: object) -> Loaded:
-    """The settings of a file with this text."""
+    """Return the settings of a file with this text."""
     return load(given, str(put(person.home / "c.toml", text)), person, {})
 
 
 def refused(person: Person, text: str | bytes, **given: object) -> str:
-    """The sentence, without the file's name."""
+    """Return the error for a file with this text, without the file's name."""
     with pytest.raises(UsageError) as caught:
         loaded(person, text, **given)
     sentence = str(caught.value)
     assert caught.value.status == 2
     assert sentence.isprintable()
-    assert re.search(r"[.'] [A-Z]", sentence), "it says what to do"
+    assert re.search(r"[.'] [A-Z]", sentence), "no remedy"
     return sentence.removeprefix(f"{person.home}/c.toml")
 
 
-# Where
+# Which file
 
 
 def test_no_file_means_defaults(ann: Person) -> None:
@@ -169,7 +172,7 @@ def test_command_line_overrides_the_file_and_origins_are_known(ann: Person) -> N
     }
 
 
-# Whose
+# Ownership
 
 
 @needs_root
@@ -178,7 +181,7 @@ def test_root_only_file_is_not_read_for_another_user(ann: Person, tmp_path: Path
     tmp_path.chmod(0o700)
     theirs(ann).parent.mkdir(parents=True)
     theirs(ann).symlink_to(secret)
-    assert load({}, None, ann, {}).settings.theme == "", "nobody is told whether it is there"
+    assert load({}, None, ann, {}).settings.theme == "", "the error would reveal that it exists"
     with pytest.raises(UsageError, match="which ann cannot find"):
         load({}, str(secret), ann, {})
     theirs(ann).unlink()
@@ -221,8 +224,8 @@ def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, eve
 
     put(everybodys, 'theme = "roots"')
     assert theme({}, None) == "roots"
-    assert theme({"theme": "typed"}, None) == "typed", "who may type it after sudo may do it"
-    put(theirs(ann), 'theme = "theirs"')  # root's own file, in a directory that is not
+    assert theme({"theme": "typed"}, None) == "typed", "the user may type it after sudo"
+    put(theirs(ann), 'theme = "theirs"')  # owned by root, but in a directory that is not
     remedy = f"theme may stand only in a file that nobody but root can write. Put it into {everybodys}"
     with pytest.raises(UsageError, match=f"{theirs(ann)}: {remedy}"):
         theme({}, None)
@@ -237,7 +240,7 @@ def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, eve
             theme({}, path)
 
 
-# What
+# Values
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
         (
             f"debuginfod = '{'https://a,' * 30}'",
             ": debuginfod: 'https://a,https://a",
-        ),  # long to refuse, if it could be read two ways
+        ),  # slow to refuse with an ambiguous regular expression
         ("hide = 'P99'", ": hide: 'P99' is not a list of at most 40"),
         ('hide = ["\\u007f"]', ": hide is not a list"),
         ("hide = ['']", ": hide is not"),
@@ -386,7 +389,7 @@ def test_keys_are_checked_by_the_given_function(ann: Person) -> None:
         load({}, str(ann.home / "c.toml"), ann, {}, check_key=check)
 
 
-# Shown
+# --show-config
 
 
 def test_shown_settings_are_toml_with_their_origins(ann: Person) -> None:
@@ -454,7 +457,7 @@ def test_shown_settings_load_as_the_same_settings(given: dict[str, object]) -> N
     assert shown(after).replace(str(path), "") == re.sub("(?m)# (default|command line)$", "# ", shown(before))
 
 
-# Written
+# Writing
 
 _TEXT = """\
 # my settings

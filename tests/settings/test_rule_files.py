@@ -1,4 +1,4 @@
-"""The files of rules: a person's own comes first, is taken again when it changes, and is told what is wrong with it."""
+"""Cause rules: the user's own file comes first, is reloaded when it changes, and its errors are reported."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def test_user_rules_come_before_system_wide_and_packaged_ones(own: Path) -> None
 
 
 def replace(path: Path, text: str) -> None:
-    """At once: nobody finds it empty in between."""
+    """Replace a file atomically, so that it is never read empty."""
     beside = path.with_name("beside")
     beside.write_text(text)
     beside.replace(path)
@@ -129,7 +129,7 @@ def test_command_lists_what_each_rule_matches_in_a_recording(tmp_path: Path) -> 
     assert {"postgres-row-lock", "postgres-wal", "gil", "mine"} <= found.keys()
     assert "a row or table lock" in found["postgres-row-lock"]
     assert "nginx(" in found["mine"]
-    assert "event-loop" not in found, "the person's own comes first"
+    assert "event-loop" not in found, "the user's own rule comes first"
     assert " rules matched nothing." in done.out.splitlines()[-1]
 
 

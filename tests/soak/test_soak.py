@@ -1,4 +1,4 @@
-"""A storm for an hour: what offtop holds does not grow, and what it counted is what was made. `make soak`"""
+"""During a one-hour storm offtop's memory does not grow, and its counts are exact; run by `make soak`."""
 
 import json
 import os
@@ -19,20 +19,20 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(0)]
 _ROOT = Path(__file__).resolve().parents[2]
 _SECONDS = float(os.environ.get("OFFTOP_SOAK_SECONDS", 3600))
 _WARM = 0.2
-"""So much of it passes before anything is compared: names are read, and nobody is forgotten yet."""
+"""Share of the run that is not compared: names are still being read, and no thread has been evicted yet."""
 _MOST_GROWTH = {"rss_bytes": 1.05, "fds": 1.0, "took_ms": 1.5}
-"""From the first third to the last: how much is still called the same."""
+"""Growth from the first third to the last that still counts as none."""
 _REFUSED = 1e-5
-"""Of so many new threads the kernel refuses to keep anything the first time they leave a CPU: another thread was put
-aside there while it gave back what was kept of one (bpf_task_storage_busy). Each is told as lost."""
+"""Share of new threads for which the kernel refuses task storage at their first switch-out, because another thread
+was preempted on that CPU while freeing its storage (bpf_task_storage_busy). Each is reported as lost."""
 _MORE_ENTRIES = 1.25, 64
-"""The same of each of the kernel side's tables; what has a few may have some more."""
+"""Allowed growth of each BPF map: a factor, plus some entries for small maps."""
 _MOST_FILL = 0.5
-"""What holds stacks is emptied then: until then it has each that there was."""
+"""Fill level at which stack maps are emptied; below it they keep every stack."""
 
 
 class Storm:
-    """storm.c, at work."""
+    """The running program storm.c."""
 
     def __init__(self, directory: Path) -> None:
         binary = directory / "storm"
@@ -52,7 +52,7 @@ class Storm:
         raise AssertionError("the storm ended by itself")
 
     def calm(self) -> None:
-        """All that it was to make is made."""
+        """Stop the storm and wait until it has finished."""
         assert self.process.stdin
         self.process.stdin.write(".")
         self.process.stdin.flush()
@@ -83,7 +83,7 @@ def test_one_hour_storm_is_counted_and_leaves_nothing_behind(
     assert lost.keys() <= {"threads"} and lost["threads"] <= sum(counted.values()) * _REFUSED, lost
     for name, many in counted.items():
         assert made[name] - lost["threads"] <= many <= made[name] + aside[name], name
-    assert made["switches"] - 2 <= made["waits"] <= made["switches"], "but for those in which the two are at the end"
+    assert made["switches"] - 2 <= made["waits"] <= made["switches"], "all but the waits in progress of the two threads"
     for name, (first, last) in thirds.items():
         assert last <= first * _MOST_GROWTH[name], name
     assert max(tick["fill"] for tick in ticks) < _MOST_FILL
@@ -93,7 +93,7 @@ def test_one_hour_storm_is_counted_and_leaves_nothing_behind(
 
 
 def soaked(watcher: subprocess.Popen[str], directory: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """All ticks, and what was made by then."""
+    """Run the storm; return all ticks and the counts that the storm and the kernel report."""
     assert watcher.stdout
     ticks = [json.loads(watcher.stdout.readline())]
     storm = Storm(directory)
@@ -113,12 +113,12 @@ def soaked(watcher: subprocess.Popen[str], directory: Path) -> tuple[list[dict[s
 
 
 def held(ticks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """The medians of the first third and of the last, once it is warm."""
+    """Return the medians of the first and the last third after the warm-up."""
     return medians([{name: tick[name] for name in _MOST_GROWTH} for tick in ticks])
 
 
 def entries(ticks: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """The same of the entries of each table, which were counted now and then."""
+    """Return the same for the entries of each BPF map, which are counted only in some ticks."""
     return medians([tick["entries"] for tick in ticks if tick["entries"]])
 
 

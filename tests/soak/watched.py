@@ -1,5 +1,7 @@
-"""Watches this machine for so many seconds, and prints a line of JSON a tick: what was counted of a storm, and what
-offtop itself holds by then. `python -m tests.soak.watched SECONDS`"""
+"""Measures this machine and prints a line of JSON per tick; run as `python -m tests.soak.watched SECONDS`.
+
+Each line has the counts of the storm's threads and what offtop itself uses.
+"""
 
 import ctypes as ct
 import json
@@ -27,11 +29,11 @@ from tests import command
 from tests.kernel import watch
 
 KEEP_NS = 20 * NS_PER_S
-"""How long the dead are remembered: a quarter of an hour, as a rule."""
+"""How long exited threads are kept; the default is a quarter of an hour."""
 _HISTORY_BYTES = 4 << 20
 _DELAY_S = 0.5
 _COUNTED = 20
-"""Each so many ticks the entries of all tables are counted."""
+"""Number of ticks after which the entries of all BPF maps are counted again."""
 _SLEEPERS = ("soak-child", "soak-worker")
 
 
@@ -58,7 +60,11 @@ def main() -> None:
 
 
 def counted(kept: Kept) -> dict[str, object]:
-    """Of this tick: sleeps of those that come and go, and how often they were put aside; waits of two by id; losses."""
+    """Return the counts of this tick.
+
+    These are sleeps and preemptions of short-lived threads by name, waits of the two switching threads by tid, and
+    losses.
+    """
     window, sleeps, aside, by_tid = kept.window, Counter[str](), Counter[str](), dict[int, int]()
     for site, totals in window.each_site():
         if (comm := window.book.comm(site.thread)) in _SLEEPERS and window.book.stack(site.kernel).category == "sleep":
@@ -82,13 +88,13 @@ def held(source: LiveSource, took_s: float) -> dict[str, object]:
 
 
 def entries(source: LiveSource) -> dict[str, int]:
-    """How many each of the kernel side's tables has; of an array, its length."""
+    """Return the number of entries of each BPF map; for an array, its length."""
     maps = source._program.maps  # pyright: ignore[reportPrivateUsage]
     return {name: sum(1 for _ in _keys(one)) for name, one in maps.items()}
 
 
 def _keys(one: Map) -> Iterator[None]:
-    """One for each. While others write, some may come twice; so no more than there is room for."""
+    """Yield once per entry, at most as often as the map has room: during writes, entries may be returned twice."""
     at, key = None, ct.create_string_buffer(one.key_bytes)
     for _ in range(one.entries):
         if library().bpf_map_get_next_key(one.fd, at, key):

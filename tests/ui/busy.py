@@ -1,4 +1,4 @@
-"""A source of made-up waits, as many as asked for, to look at the screen and to measure what a tick costs."""
+"""A source of any number of made-up waits, to look at the screen and to measure the cost of a tick."""
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,11 +28,14 @@ PROCESSES = ("mysqld", "java", "postgres", "python3", "nginx", "redis-server", "
 
 
 class BusySource(Happening):
-    """`sites` sites that each finish a wait a tick, on half as many threads, and as many that just wait."""
+    """A source with `sites` sites that each finish a wait per tick, on half as many threads.
+
+    Another `still` threads are in a wait all the time.
+    """
 
     host = "db7"
     version = 0
-    """All names are known from the first."""
+    """All names are known from the start."""
 
     def __init__(self, sites: int = 300, still: int = 100, ticks: int | None = None, seed: int = 7) -> None:
         self._random = random.Random(seed)
@@ -129,22 +132,22 @@ class BusySource(Happening):
         self._filters = filters
 
     def set_mode(self, mode: str, depth: int) -> None:
-        """Nobody wakes anybody."""
+        """Do nothing: there are no wakers."""
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """All names are known."""
+        """Return at once: all names are known."""
 
     def why_nameless(self, frame: Frame) -> str:
         return NOT_KNOWN
 
     def describe(self, pids: Collection[int]) -> None:
-        """Nobody is told of."""
+        """Do nothing: there are no process details."""
 
     def catch(self, marks: Marks | None) -> None:
-        """Nor of long waits."""
+        """Do nothing: there are no outliers."""
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Nor of those at other ends."""
+        """Do nothing: there are no peers."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
@@ -153,4 +156,4 @@ class BusySource(Happening):
         return [("kernel", "6.18.0"), ("door", "sched_exit_tp")]
 
     def close(self) -> None:
-        """Nothing is attached."""
+        """Do nothing: nothing is attached."""

@@ -1,4 +1,4 @@
-"""A scripted source of which only waits inside of one function are counted, and that function's calls."""
+"""A scripted source that counts only waits inside one function, and that function's calls."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.ui.scripted import MS, SHOP, ScriptedSource
 
 NAME = "shop:Cart::pay"
 A_SECOND = Calls(100, 2, 500 * MS, 400 * MS, 50 * MS, 104 * MS, log2.of(104 * MS, *[4 * MS] * 99), 3, 1500 * MS)
-"""99 calls of 4 ms and one of 104, two that never return, and three that go on."""
+"""Calls in a second: 99 of 4 ms, one of 104 ms, two that never return, and three in progress."""
 
 
 class CallingSource(ScriptedSource):

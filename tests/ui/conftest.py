@@ -1,4 +1,4 @@
-"""Clocks on the screen are local time; for tests that is UTC."""
+"""Sets the time zone to UTC, because clocks on the screen show local time."""
 
 import time
 from collections.abc import Iterator

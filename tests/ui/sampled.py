@@ -1,4 +1,4 @@
-"""A scripted source whose threads are only looked at, 20 times a second."""
+"""A scripted source that samples /proc 20 times a second."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ class SampledSource(ScriptedSource):
         lost: Mapping[str, int] = MappingProxyType({}),
         seen: Sampling | None = None,
     ) -> None:
-        """`guessed_ns`, `lost`: in each second. `seen`: what else is said of the looks."""
+        """`guessed_ns`, `lost`: per second. `seen`: further details of the sampling."""
         super().__init__(SHOP, ticks=ticks, ends=ends, lost=lost)
         self._guessed_ns = guessed_ns
         self._seen = seen or Sampling(own_only=own_only)

@@ -1,4 +1,4 @@
-"""A Source that plays a small table of waits: what each site adds in one second, the same in every second."""
+"""A data source that plays a small table of waits: what each site adds in one second, the same in every second."""
 
 from collections.abc import Collection, Mapping, Sequence
 from threading import Event
@@ -58,7 +58,7 @@ AT_NS = 1_000 * NS_PER_S
 
 
 class By(NamedTuple):
-    """Who wakes, and through which code."""
+    """A waker and its stacks."""
 
     kind: str = THREAD
     name: str = ""
@@ -71,7 +71,7 @@ class By(NamedTuple):
 
 
 class Then(NamedTuple):
-    """Where a waker had waited, and who ended that."""
+    """A link of a chain: where a waker had waited, and who woke it."""
 
     kernel: tuple[str, ...]
     user: tuple[str, ...]
@@ -79,12 +79,12 @@ class Then(NamedTuple):
 
 
 class Woken(NamedTuple):
-    """What ends waits."""
+    """How waits end."""
 
     by: By
     on: Object = NO_OBJECT
     chain: tuple[Then, ...] = ()
-    """Told in mode chain alone."""
+    """Reported only in mode chain."""
     end: str = WHOLE
 
 
@@ -99,40 +99,40 @@ class Waits(NamedTuple):
     kernel: str
     user: tuple[str, ...] = ()
     waits_ms: tuple[int, ...] = ()
-    """Finished waits at this place, each so long."""
+    """Lengths of the waits that finish at this site."""
     ready_ms: int = 0
-    """How much of them the thread was ready."""
+    """Run-queue time within them."""
     short_waits: int = 0
-    """Waits of 10 us."""
+    """Number of waits of 10 us."""
     waits_on: bool = False
-    """In one wait all the time, from the beginning to the end."""
+    """The thread is in a single wait from `begins` to `ends`."""
     begins: int = 0
-    """After that many seconds."""
+    """Second after which the row starts."""
     ends: int = 1_000_000
-    """After that many; then it does nothing more."""
+    """Second after which it does nothing more."""
     older_ms: int = 0
-    """Of what waits on: so long before `begins` the wait began, unseen."""
+    """With `waits_on`: how long before `begins` the wait began, unseen."""
     bound: Bound = Bound.EXACT
-    """How that is meant."""
+    """With `waits_on`: whether its begin is exact or a bound."""
     state: int = 1
     call: str = ""
-    """Of what waits on: the system call that it is in."""
+    """With `waits_on`: the system call that it is in."""
     arguments: tuple[int, ...] = ()
     read: tuple[str, ...] = ()
-    """Of what waits on: its program's frames as they were read from outside, which are no part of its site."""
+    """With `waits_on`: user frames that were read from another thread, which are not part of the site."""
     ready_since_ms: int = 0
-    """Of what waits on: so long before its end the thread was woken."""
+    """With `waits_on`: how long before its end the thread was woken."""
     held: tuple[Object, Holder] | None = None
-    """Of what waits on: the lock of the kernel's that it is on, and who has that."""
+    """With `waits_on`: the kernel lock that it waits for, and its holder."""
     running_ms: int = 0
-    """In each second."""
+    """CPU time in each second."""
     woken: Woken | int = NO_WAKE
-    """Who ends its waits, where that is gathered; or an id that every source has."""
+    """How its waits end, if wakers are collected; or a wake id that every source has."""
     storm: Storm = NO_STORM
-    """In each second, of who ends them."""
+    """Wakeup storms of its waker in each second."""
 
     def seconds_of(self, seconds: int) -> int:
-        """How many of the first `seconds` it did this in."""
+        """Return in how many of the first `seconds` the row was active."""
         return max(0, min(seconds, self.ends) - self.begins)
 
 
@@ -160,7 +160,7 @@ SHOP = (
     Waits("bank", 200, "vault", 202, "fsync", "jbd2_log_wait_commit", ("write_book", "main"), (50, 50)),
     Waits("door", 300, "door", 300, "poll", "do_epoll_wait", ("main",), waits_on=True),
 )
-"""1.00 waiting in all, but for the door: lock 0.70 in three threads, and 0.10 each of disk-read, net-recv and fsync."""
+"""1.00 waiting without the idle door: lock 0.70 in three threads, and 0.10 each of disk-read, net-recv and fsync."""
 WHO = {
     100: Details("alice", "/opt/shop --open 8080", "/shop.slice", 1000),
     200: Details("bob", "/opt/bank", "/bank.slice", 1001),
@@ -204,8 +204,8 @@ STUCK = (
     Waits("late", 800, "late", 801, "lock", "futex_do_wait", waits_on=True, begins=4, ends=8, ready_since_ms=1500),
     Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("take_order", "serve", "main"), (200, 200)),
 )
-"""After 12 seconds five threads have waited: cp for 1.87min at most, nginx for 72 s (idle-looking), connection for
-12.5 s, gdb for 12 s at least, purge for 2 s. From second 4 to 8 there was one more, which was woken at 6.5."""
+"""After 12 seconds five threads are waiting: cp for at most 1.87min, nginx for 72 s (idle), connection for 12.5 s, gdb
+for at least 12 s, and purge for 2 s. A sixth waited from second 4 to 8 and was woken at 6.5."""
 
 
 MUTEX, PIPE = Object("futex", "0x7f4040", 100), Object("pipe", "pipe:[77]")
@@ -220,7 +220,7 @@ READER = Waits(
     woken=Woken(GOES_ON, PIPE, end=UNSEEN),
 )
 FILLED = {PIPE: Ends((Side(WRITER, (Process(4242, "gzip"), Process(9, "\x1b[2J")), 5),))}
-"""READER waits for one of these."""
+"""The peers that READER waits for."""
 DISK = By(IRQ, "nvme_irq", kernel=("blk_mq_end_request", "nvme_irq"))
 ALARM = By(TIMEOUT, kernel=("hrtimer_wakeup",))
 WAKERS = (
@@ -248,13 +248,13 @@ WAKERS = (
     Waits(*("late", 300, "late", 300, "fsync", "jbd2_log_wait_commit"), waits_on=True),
     Waits(*("brief", 400, "brief", 400, "lock", "futex_do_wait"), short_waits=1000),
 )
-"""In each second clerk ends 0.50 of lock, and 0.10 of run queue follow; teller 0.10 of pipe; the disk 0.06;
-a timeout 0.05; of 0.03 nobody saw who, 0.02 were woken before the minimum, 1.00 goes on, and 0.01 is below the minimum.
-Two storms of clerk wake 20, of whom 18 sleep again."""
+"""In each second clerk ends 0.50 of lock, followed by 0.10 of run queue; teller ends 0.10 of pipe, the disk 0.06, and a
+timeout 0.05. The waker of 0.03 is unknown, 0.02 were woken before the minimum, 1.00 is in progress, and 0.01 is below
+the minimum. Two storms of clerk wake 20 threads, of which 18 sleep again."""
 
 
 class ScriptedSource(Happening):
-    """`ticks` seconds of `table`, then nothing until it is closed."""
+    """A source of `ticks` seconds of `table`; then it blocks until it is closed."""
 
     host = "db7"
 
@@ -269,12 +269,12 @@ class ScriptedSource(Happening):
         machine: Machine = Machine(),
         at_ends: Mapping[Object, Ends] | None = None,
     ) -> None:
-        """`machine`: what took time that no thread has, in each second."""
+        """`machine`: per second, the time that belongs to no thread."""
         self.version = 0
         self.filters = Filters()
         self.mode, self.depth = OFFCPU, 4
         self._modes: dict[int, str] = {}
-        """What was gathered in each second that was read."""
+        """Second → mode in which it was read."""
         self.refuses: OfftopError | None = None
         """Raised by set_filters."""
         self.closed = Event()
@@ -286,10 +286,10 @@ class ScriptedSource(Happening):
         self._ends = ends
         self._who = who or {}
         self.asked: list[set[int]] = []
-        """Of whom `describe` was asked to tell, each time."""
+        """The PIDs of each call of `describe`."""
         self._at_ends = at_ends or {}
         self.sought: list[set[Object]] = []
-        """Of what `find_ends` was asked to tell, each time."""
+        """The objects of each call of `find_ends`."""
         self._named: dict[str, str] = {}
         self._book = Book()
         self._ids: dict[Stack, int] = {}
@@ -329,7 +329,7 @@ class ScriptedSource(Happening):
         return SiteKey(row.pid, row.tid, kernel, user if row.user else NO_STACK)
 
     def _wake(self, woken: Woken | int, mode: str) -> int:
-        """Its id, with as much of it as is gathered in that mode."""
+        """Return the id of a wake, reduced to what is collected in this mode."""
         if mode == OFFCPU or isinstance(woken, int):
             return woken if mode != OFFCPU and isinstance(woken, int) else NO_WAKE
         chain = woken.chain if mode == CHAIN else ()
@@ -350,7 +350,7 @@ class ScriptedSource(Happening):
         return of_kernel, self._id(_stack_of(user)) if user else NO_STACK
 
     def _by_wake(self, row: Waits, seconds: int) -> Mapping[int, int]:
-        """Id of a wake → in how many of the first `seconds` the row's waits ended so; the last one's comes last."""
+        """Return wake id → in how many of the first `seconds` the row's waits ended that way, the latest last."""
         if row.woken == NO_WAKE:
             return {NO_WAKE: row.seconds_of(seconds)}
         counts: dict[int, int] = {}
@@ -360,7 +360,7 @@ class ScriptedSource(Happening):
         return counts
 
     def _id(self, stack: Stack) -> int:
-        """Equal stacks have one."""
+        """Return the id of a stack; equal stacks share one."""
         number = self._ids.setdefault(stack, FIRST_STACK + len(self._ids))
         self._book.stacks[number] = stack
         return number
@@ -373,7 +373,7 @@ class ScriptedSource(Happening):
         return self._named.get(frame.name, frame.name)
 
     def name(self, was: str, now: str) -> None:
-        """From now on, what was called `was` is called `now`."""
+        """Rename the function `was` to `now` from here on."""
         self._named[was] = now
         self.version += 1
 
@@ -389,11 +389,11 @@ class ScriptedSource(Happening):
         return self.after(seconds)
 
     def go_on(self, to: int) -> None:
-        """Play on, up to tick number `to`."""
+        """Continue up to tick number `to`."""
         self.ticks = to
 
     def after(self, seconds: int) -> Snapshot:
-        """The snapshot of that many seconds after the start."""
+        """Return the snapshot `seconds` after the start."""
         threads: dict[ThreadKey, ThreadTotals] = {}
         sites: dict[SiteKey, SiteTotals] = {}
         for key, row in zip(self._keys, self._table, strict=True):
@@ -453,7 +453,7 @@ class ScriptedSource(Happening):
         )
 
     def _storms(self, seconds: int) -> dict[int, Storm]:
-        """The largest is that of the last second."""
+        """Return the storms by wake id; `largest` is that of the last second."""
         found: dict[int, Storm] = {}
         for row in self._table:
             for wake, times in self._by_wake(row, seconds).items() if row.storm != NO_STORM else ():
@@ -464,7 +464,7 @@ class ScriptedSource(Happening):
         return found
 
     def _in_progress(self, seconds: int) -> dict[ThreadKey, Waiting]:
-        """Each the same object as long as it is the same."""
+        """Return the waits in progress; an unchanged wait is the same object each time."""
         found = {one.site.thread: one for row, one in self._waiting if row.begins <= seconds < row.ends}
         for row, one in self._waiting:
             ready_ns = row.ready_since_ms * MS - (row.ends - seconds) * NS_PER_S
@@ -483,7 +483,7 @@ class ScriptedSource(Happening):
         self.mode, self.depth = mode, depth
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """All names are known."""
+        """Return at once: all names are known."""
 
     def why_nameless(self, frame: Frame) -> str:
         return NOT_KNOWN
@@ -516,7 +516,7 @@ class ScriptedSource(Happening):
 
 
 class BrokenSource(ScriptedSource):
-    """Of SHOP `take_order` has no callers (0.60 of 1.00), and `count_money` no name (0.10)."""
+    """A source of SHOP in which `take_order` has no callers (0.60 of 1.00) and `count_money` no name (0.10)."""
 
     def _id(self, stack: Stack) -> int:
         leaf = stack.frames[0].name
@@ -534,5 +534,5 @@ class BrokenSource(ScriptedSource):
 
 
 def _stack_of(names: Sequence[str]) -> Stack:
-    """The program's functions, leaf first."""
+    """Return a user stack of these functions, leaf first."""
     return Stack(tuple(Frame("/usr/bin/it", n, name) for n, name in enumerate(names)))

@@ -1,4 +1,4 @@
-"""Shows the screen on made-up waits, to look at it and to measure it: `python tests/ui/show.py [SITES [STILL]]`."""
+"""Shows the screen with made-up waits, to look at it and to measure it: `python tests/ui/show.py [SITES [STILL]]`."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from tests.ui.scripted import ScriptedSource
 
 
 class _TimedBusySource(BusySource):
-    """Remembers when it was read."""
+    """A BusySource that records when it was read."""
 
     def __init__(self, sites: int, still: int) -> None:
         super().__init__(sites, still)
@@ -36,14 +36,12 @@ class _TimedBusySource(BusySource):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sites", type=int, nargs="?", default=300, help="sites that finish a wait in each tick")
-    parser.add_argument("still", type=int, nargs="?", default=200, help="threads in a wait that goes on")
-    parser.add_argument(
-        "--delay", type=float, default=1.0, help="seconds between two ticks, each of which tells of 1 s"
-    )
-    parser.add_argument("--same", type=int, metavar="N", help="instead: N ticks of a few waits, always the same")
+    parser.add_argument("still", type=int, nargs="?", default=200, help="threads in a wait that does not end")
+    parser.add_argument("--delay", type=float, default=1.0, help="seconds between two ticks, each of which covers 1 s")
+    parser.add_argument("--same", type=int, metavar="N", help="show N ticks of a few waits that never change instead")
     parser.add_argument("--fail", action="store_true", help="the source fails on its third reading")
-    parser.add_argument("--mouse", action="store_true", help="take the mouse")
-    parser.add_argument("--reads", type=Path, metavar="FILE", help="at the end, write there when each tick was read")
+    parser.add_argument("--mouse", action="store_true", help="enable the mouse")
+    parser.add_argument("--reads", type=Path, metavar="FILE", help="at the end, write when each tick was read to FILE")
     asked = parser.parse_args()
 
     source: Source

@@ -1,4 +1,4 @@
-"""Runs the real app without a terminal, on a scripted source, until it has read all that was scripted."""
+"""Runs the real app without a terminal on a scripted source until it has read everything that is scripted."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -23,7 +23,7 @@ QUICK_NS = 1_000_000
 
 
 def catching(*triggers: str, freeze: bool = False) -> Catch:
-    """What a screen catches by these."""
+    """Return the outlier settings of a screen with these triggers."""
     return Catch(triggers, CATEGORIES, 1_000_000, "test", Alarm("", person()), freeze)
 
 
@@ -51,16 +51,16 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
         if holds():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it never came to hold")
+    raise AssertionError(f"not true after {seconds} s")
 
 
 def screen(app: OfftopApp) -> list[str]:
-    """The visible text, a line each, without the blanks at its end."""
+    """Return the visible lines without trailing blanks."""
     return [strip.text.rstrip() for strip in _strips(app)]
 
 
 def coloured(app: OfftopApp) -> list[str]:
-    """The visible text, each part behind the style that it has."""
+    """Return the visible lines with the style before each part."""
     return ["".join(f"{{{segment.style}}}{segment.text}" for segment in strip.simplify()) for strip in _strips(app)]
 
 
@@ -71,7 +71,7 @@ def _strips(app: OfftopApp) -> list[Strip]:
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
+    """Run a test that is a coroutine."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

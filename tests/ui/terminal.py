@@ -1,4 +1,4 @@
-"""offtop on a pseudo-terminal of any size: what it draws there and what that costs, and a terminal that misbehaves.
+"""Runs offtop on a pseudo-terminal of any size, which can also misbehave, and captures what it draws.
 
 with terminal(offtop(), width=160, height=50) as shown:
     shown.read_until(b"CATEGORY")
@@ -26,21 +26,21 @@ _END_SECONDS = 10.0
 _ESCAPES = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[()][0-9A-Za-z]|[ -~])")
 _MODES = re.compile(rb"\x1b\[\?(\d+)([hl])")
 _AS_IT_WAS = {b"7": b"h", b"25": b"h"}
-"""Modes that a terminal begins with: lines wrap, and the cursor is seen. It begins with no other."""
+"""Modes that are on in a new terminal: lines wrap, and the cursor is visible. All others are off."""
 
 
 def show(*words: str) -> list[str]:
-    """The command that shows the screen on made-up waits; see show.py for the words."""
+    """Return the command that shows the screen with made-up waits; see show.py for its arguments."""
     return [sys.executable, str(SHOW), *words]
 
 
 class Terminal:
-    """Runs a program on a terminal that reads nothing but when it is told to."""
+    """A program on a terminal that reads only when a method is called."""
 
     def __init__(self, command: Sequence[str], width: int, height: int, environment: dict[str, str]) -> None:
         self.master, slave = pty.openpty()
         self.drawn = b""
-        """All that was drawn."""
+        """Everything that was drawn."""
         self._seen_from = 0
         self._resize(width, height)
         self._attributes = termios.tcgetattr(self.master)
@@ -61,18 +61,18 @@ class Terminal:
 
     @property
     def seen(self) -> bytes:
-        """What was drawn since it was last forgotten."""
+        """What was drawn since the last forget()."""
         return self.drawn[self._seen_from :]
 
     @property
     def text(self) -> str:
-        """What is in `seen`, without its escapes."""
+        """`seen` without escape sequences."""
         return _ESCAPES.sub(b"", self.seen).decode(errors="replace")
 
-    # What the terminal does
+    # The terminal
 
     def read(self, seconds: float) -> bool:
-        """What is there to read within `seconds`, one piece of it; whether there was any."""
+        """Read one piece of output within `seconds`; return whether there was any."""
         if self.master < 0 or not select.select([self.master], [], [], max(0.0, seconds))[0]:
             return False
         try:
@@ -89,11 +89,11 @@ class Terminal:
             self.read(left)
 
     def stall(self, seconds: float) -> None:
-        """Read nothing."""
+        """Read nothing for `seconds`."""
         time.sleep(seconds)
 
     def wait_for(self, picture: re.Pattern[str], seconds: float) -> bool:
-        """Return when `picture` is in the text that was drawn; whether it was within `seconds`."""
+        """Read until `picture` is in the drawn text; return whether that happened within `seconds`."""
         end = time.monotonic() + seconds
         while not picture.search(self.text):
             if (left := end - time.monotonic()) <= 0:
@@ -108,19 +108,19 @@ class Terminal:
             self.read(0.05)
 
     def read_rest(self) -> None:
-        """A terminal hands over 4 KB at a time: all that was written until now."""
+        """Read everything that was written until now; a terminal returns 4 KB at a time."""
         while self.read(0.3):
             pass
 
     def forget(self) -> None:
-        """Begin to see anew."""
+        """Clear `seen`."""
         self._seen_from = len(self.drawn)
 
     def press(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
     def resize(self, width: int, height: int, signal: int | None = None) -> None:
-        """The kernel tells the program by SIGWINCH; `signal`: send it, too, to be sure."""
+        """Resize the terminal. The kernel sends SIGWINCH; `signal` is sent in addition, to be sure."""
         self._resize(width, height)
         if signal is not None:
             self.process.send_signal(signal)
@@ -132,15 +132,15 @@ class Terminal:
         os.close(self.master)
         self.master = -1
 
-    # How the program does
+    # The program
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process has taken so far."""
+        """Return the CPU seconds that the process has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def status(self, seconds: float = 30) -> int:
-        """Return when it has ended: its exit status."""
+        """Wait for the process and return its exit status."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end: {self.text[-500:]}"
@@ -151,12 +151,12 @@ class Terminal:
         return self.process.returncode
 
     def end(self) -> None:
-        """Ask it to end, and see to it that it does."""
+        """Terminate the process, and kill it if it does not exit."""
         end = time.monotonic() + _END_SECONDS
         if self.process.poll() is None:
             self.process.terminate()
         while self.process.poll() is None and time.monotonic() < end:
-            self.look_on(0.05)  # a full terminal would keep it from ending
+            self.look_on(0.05)  # a full terminal would block it
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -164,27 +164,27 @@ class Terminal:
             self.hang_up()
 
     def wait_until_stopped(self) -> None:
-        """Read until it is suspended, as by ctrl-Z."""
+        """Read until the process is suspended, as by Ctrl-Z."""
         end = time.monotonic() + _END_SECONDS
         while not (ended := os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG))[0]:
-            assert time.monotonic() < end, "it goes on"
+            assert time.monotonic() < end, "the process was not suspended"
             self.read(0.05)
         assert os.WIFSTOPPED(ended[1]), ended
 
     def assert_sane(self) -> None:
-        """The terminal is as it was, by all that was drawn, if anything was."""
+        """Check that everything drawn leaves the terminal as it was."""
         last = dict(_MODES.findall(self.drawn))
         assert last.get(b"1049", b"l") == b"l", "the screen is still the alternate one"
         left = {mode for mode, state in last.items() if state != _AS_IT_WAS.get(mode, b"l")}
         assert not left, f"modes {left} are not as they were"
-        # kitty's keyboard protocol is pushed and popped
+        # kitty's keyboard protocol is pushed and popped equally often
         assert self.drawn.count(b"\x1b[<u") == len(re.findall(rb"\x1b\[>\d+u", self.drawn))
         assert termios.tcgetattr(self.master) == self._attributes
 
 
 @contextmanager
 def terminal(command: Sequence[str], width: int = 80, height: int = 24, **environment: str) -> Generator[Terminal]:
-    """The program of `command` on a terminal; ended with the block, if it still runs."""
+    """Run `command` on a terminal; it is ended at the end of the block if it still runs."""
     made = Terminal(command, width, height, environment)
     try:
         yield made

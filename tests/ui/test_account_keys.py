@@ -1,5 +1,8 @@
-"""Where each second went, pools and budgets on the screen: a farm of 5 workers, of which each waits 0.9 s in each
-second for a lock and runs 0.1 s, and a clerk that runs 0.5 s, waits 0.3 s for a disk and leaves 0.2 s unexplained."""
+"""Accounts, pools and request rates on the screen.
+
+The process `farm` has 5 workers that each wait 0.9 s of each second for a lock and run for 0.1 s, and a clerk that runs
+for 0.5 s, waits 0.3 s for a disk and leaves 0.2 s unexplained.
+"""
 
 import asyncio
 import re
@@ -85,7 +88,7 @@ async def test_cgroup_account_sums_its_processes_and_leads_to_them() -> None:
     source = ScriptedSource((*FARM, runner), machine=Machine(2), who=who)
     async with shown(source) as (app, pilot):
         await pilot.press("C", "A")
-        await pilot.press("r", "r")  # drawn again, now that it was told
+        await pilot.press("r", "r")  # redraw with the details that have arrived
         assert any("cgroups: where each second went" in line for line in screen(app))
         (line,) = lines_with(screen(app), " b.service ")
         assert line.split()[:6] == ["b.service", "2", "1.00", "0.00", "1.00", "0.00"]
@@ -230,7 +233,7 @@ async def test_request_rate_compares_waiting_with_its_expectation() -> None:
         assert lines_with(screen(app), " 6 threads: 0% idle, 80% blocked, 0% ready to run, 17% running") != []
         await pilot.press("Q", *"soon", "enter")
         assert any("is not a rate" in line for line in screen(app))
-        await pilot.press("escape", "Q", "enter")  # it begins with what it is
+        await pilot.press("escape", "Q", "enter")  # the prompt starts with the current rate
         assert app.view.rate == Rate(100.0, 10_000_000)
         await pilot.press("Q", "ctrl+u", "enter")
         assert app.view.rate is None

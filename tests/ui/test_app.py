@@ -1,4 +1,4 @@
-"""The app measures whatever the screen does, ends as its source ends, and fits every terminal."""
+"""The app measures even if the screen is blocked, ends when its source ends, and fits every terminal."""
 
 import time
 

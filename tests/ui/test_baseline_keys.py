@@ -1,4 +1,4 @@
-"""B marks what is on the screen as normal, D compares with it: numbers, marks, order, and what is said."""
+"""B marks the shown span as the baseline and D compares with it, in numbers, marks and order."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ CHANGED = (
     Waits("shop", 100, "worker-2", 102, "lock", "futex_do_wait", ("take_order", "serve", "main"), (500,), begins=AFTER),
     Waits("thief", 500, "thief", 500, "pipe", "pipe_write", ("steal", "main"), (300,), begins=AFTER),
 )
-"""After a minute of 1.00 waiting, nothing is read or written to the disk, worker-2 waits 0.50 more for the lock, and a
-thief comes."""
+"""After a minute of 1.00 waiting, disk reads and writes stop, worker-2 waits 0.50 more for the lock, and a new process
+`thief` appears."""
 
 
 def alert(app: OfftopApp) -> str:
@@ -35,12 +35,12 @@ def cursor_line(app: OfftopApp) -> str:
 
 
 def row_of(app: OfftopApp, name: str) -> list[str]:
-    """The words of the first row of that name, without the cursor."""
+    """Return the words of the first row with this name, without the cursor."""
     return line_with(app, f" {name} ").lstrip("> ").split()
 
 
 async def marked(app: OfftopApp, source: ScriptedSource, to: int = AFTER + 10) -> None:
-    """B, and on to that tick."""
+    """Press B and continue to tick `to`."""
     await app.run_action("mark")
     await until(lambda: app.view.baseline is not None)
     source.go_on(to)
@@ -83,7 +83,7 @@ async def test_b_takes_the_minute_before_the_paused_view_or_the_whole_window() -
     async with shown(ScriptedSource(SHOP, ticks=100)) as (app, pilot):
         await pilot.press("space", "left_curly_bracket", "B")
         await until(lambda: app.view.baseline is not None)
-        assert "02:00:00 to 02:00:40, 40s" in alert(app), "as far as there is any"
+        assert "02:00:00 to 02:00:40, 40s" in alert(app), "not a whole minute is kept"
         was = app.view.baseline
         await pilot.press("0", "w", "w", "B")
         await until(lambda: app.view.baseline is not was)

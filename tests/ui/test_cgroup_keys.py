@@ -1,4 +1,4 @@
-"""C: containers, units and other cgroups, down to their processes, pinned, narrowed to, and named in short."""
+"""C lists containers, units and other cgroups; they can be opened, pinned and filtered to, and have short names."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ def source(who: Mapping[int, Details] = WHO) -> ScriptedSource:
 
 
 def listed(app: OfftopApp) -> list[tuple[object, int, int]]:
-    """Key, PROC or THR, ms of each row."""
+    """Return the key, the number of processes or threads, and the waiting time in ms of each row."""
     assert app.picture is not None
     return [(row.key, row.threads, row.part.total_ns // MS) for row in app.picture.rows.rows]
 

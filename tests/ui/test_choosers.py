@@ -1,4 +1,4 @@
-"""Lists to choose from: what to sort by, columns, panes and mutes, and the palette of all actions."""
+"""Menus for sorting, columns, panes and mutes, and the palette of all actions."""
 
 import pytest
 from textual.command import CommandPalette
@@ -19,7 +19,7 @@ from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
 
 def choices(app: OfftopApp) -> list[str]:
-    """What the list on the screen offers."""
+    """Return the entries of the menu on the screen."""
     return [line[line.index("[") :].split("  ")[0] for line in screen(app) if "[x]" in line or "[ ]" in line]
 
 
@@ -136,7 +136,7 @@ async def test_menu_scrolls_on_a_small_screen() -> None:
 
 
 async def offered(app: OfftopApp, query: str = "") -> list[str]:
-    """What the palette lists for `query`."""
+    """Return what the palette lists for `query`."""
     provider = Actions(app.screen)
     hits = provider.search(query) if query else provider.discover()
     return [str(hit.prompt) async for hit in hits]
@@ -160,7 +160,7 @@ async def run_from_palette(app: OfftopApp, pilot: Pilot[int], words: str) -> Non
     await until(lambda: isinstance(app.screen, CommandPalette))
     app.screen.query_one(Input).value = words
     await pilot.pause(0.3)
-    await until(lambda: app.screen.query("CommandList").first().display)  # its answers are there
+    await until(lambda: app.screen.query("CommandList").first().display)  # its results are there
     await pilot.press("enter")
     await pilot.pause()
     if isinstance(app.screen, CommandPalette):

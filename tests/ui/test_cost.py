@@ -1,4 +1,4 @@
-"""What a tick costs on the wire: only what changed is drawn, and a screen that stays the same is nearly free."""
+"""Only what changed is drawn, so an unchanged screen writes almost nothing to the terminal."""
 
 import re
 import time
@@ -9,17 +9,17 @@ from tests.ui.terminal import Terminal, show, terminal
 
 _TICKS = 60
 _DRAWN_AT = re.compile(rb"\x1b\[(\d+);\d+H")
-"""A place on the screen. After each drawing the cursor goes to the first line, which has the clock."""
+"""A cursor position. After each drawing the cursor goes to the first line, which has the clock."""
 
 
 def settled(shown: Terminal) -> None:
-    """Return when the window and the sparks are full, and nothing but the clock and they go on."""
-    assert shown.wait_for(re.compile(r"02:(00:[2-5]\d|01:00)  "), 30)  # those that wait to be drawn are drawn once
+    """Wait until the window and the sparklines are full, so that only they and the clock change."""
+    assert shown.wait_for(re.compile(r"02:(00:[2-5]\d|01:00)  "), 30)  # queued ticks are drawn once
     shown.forget()
 
 
 def drawn_lines(shown: Terminal) -> set[int]:
-    """The lines that something was drawn to, the topmost being 1."""
+    """Return the numbers of the lines that something was drawn to; the top line is 1."""
     return {*map(int, _DRAWN_AT.findall(shown.seen))}
 
 
@@ -38,7 +38,7 @@ def test_unchanged_tick_draws_the_clock_and_every_fifth_the_sparklines(width: in
             shown.read(0.05)
         shown.read_rest()
         whole = len(shown.seen)
-    # The clock, the timeline and the five categories with their sum; no line of the list or of the tree.
+    # The clock, the timeline and the five categories with their sum, but no line of the list or the tree.
     assert lines == {1, 4, *range(7, 13)}
     assert quiet / 40 < whole / 5
 

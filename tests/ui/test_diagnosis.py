@@ -1,4 +1,4 @@
-"""What rules say stands above the keys, at the head of the tree and before each place; nothing else moves for it."""
+"""Causes are shown on the alert line, in the title of the tree and in each row, without moving anything else."""
 
 import pytest
 
@@ -45,9 +45,9 @@ def line_with(lines: list[str], text: str) -> str:
 async def test_alert_line_names_the_largest_cause(width: int, said: str) -> None:
     view = View(delay_ns=QUICK_NS, category="")
     async with shown(ScriptedSource(SHOP, ticks=3), (width, 24), view, rules=Fixed(RULES)) as (app, pilot):
-        # of 2.00 waiting, 0.60 are for the orders, and 1.00 for guests, whom a rule takes out of what looks idle
+        # of 2.00 waiting, 0.60 are for the orders, and 1.00 for guests, which a rule excludes from idle
         assert above_the_keys(screen(app)).startswith("53% wait for guests (door): Nobody comes.")
-        for _ in range(2):  # poll, then lock
+        for _ in range(2):  # to poll, then to lock
             await pilot.press("down")
         assert app.view.category == "lock"
         assert above_the_keys(screen(app)) == said.replace("60%", "86%")
@@ -76,7 +76,7 @@ async def test_rule_can_override_what_counts_as_idle() -> None:
         assert [row.name for row in app.picture.categories.rows][:2] == ["poll", "lock"]
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view) as (app, _):
         assert app.picture
-        assert app.picture.hidden_ns == app.picture.span_ns, "without rules the door looks idle, and nothing else"
+        assert app.picture.hidden_ns == app.picture.span_ns, "without rules only the door is idle"
         assert above_the_keys(screen(app)).startswith("WAITING: average number of waiting threads")
 
 
@@ -153,7 +153,7 @@ async def test_cause_of_mostly_queued_site_is_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("keys", "short_waits", "rule"),
     [
-        *(((), 10_000, "orders"), ((), 40_000, None)),  # 0.1 s and 0.4 s of short waits beside 0.2 s at a place
+        *(((), 10_000, "orders"), ((), 40_000, None)),  # 0.1 s and 0.4 s of short waits, and 0.2 s at a site
         *((("H",), 10_000, "orders"), (("H",), 40_000, None)),
     ],
 )
@@ -167,7 +167,7 @@ async def test_row_of_mostly_short_waits_has_no_cause_from_its_few_long_ones(
         await pilot.press(*keys)
         assert app.picture
         assert [row.rule and row.rule.id for row in app.picture.rows.rows] == [rule]
-        assert any("futex_do_wait" in line for line in screen(app)), "where that is stays"
+        assert any("futex_do_wait" in line for line in screen(app)), "the location is still shown"
 
 
 @pytest.mark.parametrize("height", [8, 30])

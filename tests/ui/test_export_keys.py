@@ -1,4 +1,4 @@
-"""The key e: the selection, over the span that is shown, as a file for other programs."""
+"""The key e exports the selection over the shown window to a file for other programs."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
 
 class Written:
-    """Files that are kept here."""
+    """Files that are kept in memory."""
 
     def __init__(self) -> None:
         self.files: dict[str, str | bytes] = {}

@@ -1,4 +1,4 @@
-"""Search, filters and mutes: what is left out is accounted for, and leads back."""
+"""Search, filters and mutes: what they hide is accounted for and can be shown again."""
 
 import pytest
 from textual.events import Key, Paste
@@ -13,11 +13,11 @@ from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 
 ALL_MS = 10_000 + 10_000
-"""In ten seconds SHOP waits 1.00 and its door 1.00."""
+"""Ten seconds in which SHOP waits 1.00 and its door 1.00."""
 
 
 def accounted_ms(app: OfftopApp) -> tuple[int, int, int, int]:
-    """Shown, hidden, muted, filtered."""
+    """Return the shown, hidden, muted and filtered time in ms."""
     picture = app.picture
     assert picture is not None
     parts = picture.shown.total_ns, picture.hidden_ns, picture.muted_ns, picture.filtered_ns
@@ -30,7 +30,7 @@ def listed(app: OfftopApp) -> list[object]:
 
 
 def categories(app: OfftopApp) -> dict[object, int]:
-    """Category → ms."""
+    """Return category → waiting time in ms."""
     assert app.picture is not None
     return {row.key: row.part.total_ns // MS for row in app.picture.categories.rows}
 
@@ -186,11 +186,11 @@ async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
         assert (account.threads, account.running_ns) == (20, 10 * sum(range(1, 21)) * MS)
         assert rest.split()[2:5] == ["0.21", "0.00", "0.21"]
         await pilot.press("\\", *["backspace"] * 8, "enter", "end")
-        assert screen(app)[-3].startswith(">"), "where nothing is left out, rows have that line, too"
+        assert screen(app)[-3].startswith(">"), "without hidden rows, the last line is a row"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Have this machine know those users."""
+    """Make these the only users known to this machine."""
     monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
 
 
@@ -377,7 +377,7 @@ async def test_shown_hidden_and_muted_add_up_to_all_waits() -> None:
 
 @asynchronous
 async def test_keys_of_a_burst_are_handled_in_order() -> None:
-    """As over a slow line, or from a program that types."""
+    """Bursts happen on a slow connection, or if a program types."""
     async with shown(ScriptedSource(SHOP, ticks=5)) as (app, pilot):
         burst = ["backslash", *"lock", "ctrl+u", *"bonk", "left", "left", "backspace", "a", "enter", "H"]
         for key in burst:

@@ -1,4 +1,4 @@
-"""The icicle: moving among boxes, one of them alone, and the way back."""
+"""The icicle: moving between boxes, zooming in, and going back."""
 
 from offtop.model.aggregate.steps import Step
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LIST, TREE
@@ -11,7 +11,7 @@ LEAF = (*PATH, Step("futex_do_wait", True))
 
 
 def told(app: OfftopApp) -> str:
-    """What stands below the boxes."""
+    """Return the line below the boxes."""
     return screen(app)[-4].strip()
 
 

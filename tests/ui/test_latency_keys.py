@@ -1,4 +1,4 @@
-"""Latency: the histogram of what was chosen, and the heat map that leads back to any of the last minutes."""
+"""Latency: the histogram of the selection, and the heat map that leads back to earlier times."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SECOND = 1_000 * MS
 
 
 def bars(app: OfftopApp) -> dict[str, int]:
-    """The histogram on the screen: range → how many."""
+    """Return the histogram on the screen: range → number of waits."""
     rows = [line.split("|") for line in screen(app) if line.count("|") == 2 and "off-CPU" not in line]
     return {row[0].split("│")[-1].strip(): int(row[2].split()[0].replace(",", "")) for row in rows}
 
@@ -21,7 +21,7 @@ def title(app: OfftopApp) -> str:
 
 
 def told(app: OfftopApp) -> str:
-    """What stands below the heat map."""
+    """Return the line below the heat map."""
     return next((line for line in screen(app) if "most in a cell" in line), "")
 
 
@@ -105,7 +105,7 @@ CHANGES = (
     Waits("p", 9, "p", 9, "lock", "futex_do_wait", ("main",), (100,)),
     Waits("q", 8, "q", 8, "disk-read", "io_schedule", ("main",), (200, 200), begins=5),
 )
-"""Nobody reads the disk in the first five seconds."""
+"""A lock wait all the time, and disk reads from second 5 on."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The modes on the screen: who ended the waits, what they were for, both stacks, and the chain behind them."""
+"""The modes on the screen: wakers, waited-on objects, both stacks, and chains of wakers."""
 
 import re
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ def gathering(
     table: tuple[Waits, ...] = WAKERS,
     at_ends: Mapping[Object, Ends] | None = None,
 ) -> ScriptedSource:
-    """What gathers that from the first."""
+    """Return a source that collects this mode from the start."""
     source = ScriptedSource(table, ticks=ticks, at_ends=at_ends)
     source.mode = mode
     return source
 
 
 def listed(app: OfftopApp) -> list[list[str]]:
-    """The lines of the list, word by word, without its title and heads."""
+    """Return the words of each line of the list, without its title and column headers."""
     lines = screen(app)
     first = max(number for number, line in enumerate(lines) if "WAITING" in line and " MAX" in line) + 1
     found = [line.lstrip(">").split() for line in lines[first:-2]]
@@ -51,7 +51,7 @@ def line_with(app: OfftopApp, text: str) -> str:
 
 
 def cursor_line(app: OfftopApp) -> str:
-    """Of the list, or of the tree that has its place."""
+    """Return the cursor line of the list, or of the tree in its place."""
     return next(line for line in reversed(screen(app)[5:-2]) if line.startswith(">"))
 
 
@@ -64,7 +64,7 @@ def crumb(app: OfftopApp) -> str:
 
 
 def stacks(app: OfftopApp) -> list[str]:
-    """What stands under STACK on a screen of 100 columns."""
+    """Return the STACK column on a screen of 100 columns."""
     lines = screen(app)
     head = next(number for number, line in enumerate(lines) if "STACK" in line)
     at = lines[head].index("STACK") - 2
@@ -77,7 +77,7 @@ async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
     await until(lambda: app.picture is not None and app.picture.newest.number == to)
 
 
-# There and back
+# Switching modes
 
 
 @asynchronous
@@ -121,7 +121,7 @@ async def test_tab_of_the_current_mode_is_kept_on_narrow_screens(size: tuple[int
             await pilot.press(key)
             assert TABS[key] in screen(app)[0]
         await pilot.press("1")
-        assert "|" not in screen(app)[0], "it is what one sees without a word"
+        assert "|" not in screen(app)[0], "off-CPU is the default and needs no tab"
 
 
 @asynchronous
@@ -317,7 +317,7 @@ async def test_mute_and_copy_on_a_storm_apply_to_its_waker() -> None:
         assert not line_with(app, "storm")
 
 
-# What was waited on
+# Waited-on objects
 
 
 @asynchronous
@@ -566,7 +566,7 @@ async def test_refusal_of_a_mode_is_shown_and_the_app_continues() -> None:
 
 
 class Slow(ScriptedSource):
-    """Takes its time, and remembers what it was asked for."""
+    """A source whose set_mode() blocks, and which records the requested modes."""
 
     def __init__(self) -> None:
         super().__init__(WAKERS, ticks=3)
@@ -622,7 +622,7 @@ async def test_quitting_does_not_wait_for_a_slow_source() -> None:
     assert app.return_code == 0
 
 
-# Strangers' names, and sizes
+# Hostile names, and sizes
 
 
 HOSTILE = (

@@ -1,4 +1,4 @@
-"""What was caught, on the screen: told on the alert line, marked, listed, one of them in full, and gone to."""
+"""Outliers on the screen: announced on the alert line, marked, listed, opened, and gone to in time."""
 
 import re
 from pathlib import Path
@@ -25,12 +25,13 @@ CONNECTION, PURGE = ThreadKey(4242, 4268), ThreadKey(4242, 4270)
 
 
 def caught() -> Catch:
-    """In STUCK: connection in second 3, after 3.5 s of lock; purge in second 12, after 2 s of fsync."""
+    """Triggers with two outliers in STUCK: connection in second 3, after 3.5 s of lock, and purge in second 12,
+    after 2 s of fsync."""
     return catching(RULE, OTHER)
 
 
 def rows(app: OfftopApp) -> list[list[str]]:
-    """The list of outliers, word by word."""
+    """Return the words of each line of the list of outliers."""
     lines = screen(app)
     first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["WHEN", "LENGTH"]) + 1
     listed = [line.removeprefix(">").split() for line in lines[first:-2]]
@@ -42,7 +43,7 @@ def title(app: OfftopApp) -> str:
 
 
 def second(app: OfftopApp) -> int:
-    """Which of the scripted seconds is shown."""
+    """Return which of the scripted seconds is shown."""
     assert app.picture
     return app.picture.newest.at_ns // 10**9 - 1000
 
@@ -175,7 +176,7 @@ async def test_freeze_pauses_at_the_first_outlier() -> None:
         await until(lambda: app.view.paused_at_ns is not None)
         await pilot.pause()
         assert second(app) == 3
-        await pilot.press("w")  # which takes what was said from the alert line
+        await pilot.press("w")  # which clears the alert line
         assert "outlier  PAUSED" in screen(app)[0]
         await pilot.press("0")
         assert app.view.paused_at_ns is None

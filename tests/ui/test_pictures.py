@@ -1,6 +1,6 @@
-"""What the screen shows, letter by letter, at the sizes that people have.
+"""The screen matches stored pictures, character by character, at common sizes.
 
-With OFFTOP_NEW_PICTURES=1 the stored pictures are made anew: look at what changed before keeping them.
+With OFFTOP_NEW_PICTURES=1 the stored pictures are written again: review the changes before you commit them.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""a records what is measured from then on, and ends it; a recording that fails is told of, and watching goes on."""
+"""The key a starts and ends a recording; a failed recording is reported, and measuring continues."""
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source

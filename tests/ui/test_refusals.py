@@ -1,4 +1,4 @@
-"""A key that cannot act says so in one sentence, and changes nothing that comes to light later."""
+"""A key that has no effect here says so in one sentence, and does not change anything hidden."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Space, [ ] { } b 0: the picture of any moment, live from memory and of a recording from its file, in all panes."""
+"""Space, [ ] { } b 0 show any moment in all panes, from memory when live and from the file of a recording."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -21,12 +21,12 @@ PILE = (
     *SHOP,
     Waits("pile", 400, "late", 401, "lock", "futex_do_wait", ("pile_up", "main"), (900,), begins=40, ends=43),
 )
-"""In seconds 41 to 43 one thread more waits for a lock."""
+"""SHOP with one more thread that waits for a lock in seconds 41 to 43."""
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A recording of 70 s of PILE, with the whole in every 10th."""
+    """A recording of 70 s of PILE, with a full snapshot every 10 s."""
     source = ScriptedSource(PILE, ticks=70)
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0, whole_ns=10 * NS_PER_S)
     for second in range(71):
@@ -51,7 +51,7 @@ async def played(
 
 
 def second(app: OfftopApp) -> int:
-    """Which second of the recording is on the screen."""
+    """Return which second of the recording is on the screen."""
     return (app.picture.newest.taken_ns - START_NS) // NS_PER_S if app.picture else -1
 
 
@@ -180,7 +180,7 @@ async def test_replay_stops_while_paused_and_resumes_from_the_shown_moment(file:
         await until(lambda: second(app) > 3)
         await pilot.press("space")
         held, newest = second(app), None
-        while newest != (newest := app.picture and app.picture.behind_ns):  # one more may be on its way
+        while newest != (newest := app.picture and app.picture.behind_ns):  # one more tick may be on its way
             await pilot.pause(0.5)
         assert second(app) == held < 60
         await pilot.press("[", "[", "space")

@@ -1,4 +1,4 @@
-"""The pictures in screenshots/ are what the real app draws of the demo now; `python screenshots/make.py` makes them."""
+"""The files in screenshots/ match what the app draws of the demo; `python screenshots/make.py` makes them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The key s: the last minutes, or what led to the tick that is held, as a file that replay opens."""
+"""The key s saves a clip of the last minutes, or of the time before the paused tick, that replay opens."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ SECOND = 10**9
 
 @dataclass
 class Here(Told):
-    """Snapshots are written, for real."""
+    """Files that write saved clips to a directory."""
 
     directory: Path
 
@@ -46,7 +46,7 @@ def read(file: Path) -> list[Snapshot]:
 
 
 async def taken(*keys: str, into: Path, ticks: int = 9, view: View | None = None) -> list[Snapshot]:
-    """What is in the file that the keys made."""
+    """Return the snapshots in the file that the keys produce."""
     async with shown(ScriptedSource(SHOP, ticks=ticks), files=Here(into), view=view) as (app, pilot):
         await pilot.press(*keys)
         await until(lambda: "saved " in screen(app)[-2])

@@ -1,4 +1,4 @@
-"""What user stacks lack, over the screen: of the selection, live, at any size."""
+"""The page of user stack problems follows the selection and new ticks, at any size."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is stuck now, on the screen: the waits in progress, the oldest first, one of them in full; the NOW column."""
+"""Stuck waits on the screen: waits in progress, oldest first, one of them in full; and the NOW column."""
 
 import re
 from pathlib import Path
@@ -37,11 +37,11 @@ DEEP = Waits(
     older_ms=1_000,
     read=tuple(f"function_{number}" for number in range(60)),
 )
-"""60 functions deep, and for 13 s after 12 ticks."""
+"""A wait with 60 user frames, which is 13 s old after 12 ticks."""
 
 
 def rows(app: OfftopApp) -> list[list[str]]:
-    """The list of what is stuck, word by word."""
+    """Return the words of each line of the stuck list."""
     lines = screen(app)
     first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["AGE", "TID"]) + 1
     listed = [line.removeprefix(">").split() for line in lines[first:-2]]
@@ -58,7 +58,7 @@ def title(app: OfftopApp) -> str:
 
 
 def chosen(app: OfftopApp) -> ThreadKey:
-    """The thread of the line with the cursor."""
+    """Return the thread of the cursor line."""
     (line,) = [line for line in screen(app)[6:-2] if line.startswith(">") and not line.startswith(">=")]
     tid = int(line[1:].split()[1])
     return next(key for key in (CP, CONNECTION, GDB, PURGE, NGINX, LATE) if key.tid == tid)
@@ -86,7 +86,7 @@ async def test_peers_are_shown_in_the_list_and_in_the_full_wait() -> None:
         assert line_with(app, "on pipe:[77]").strip() == "on pipe:[77]  writer: gzip(4242), \\x1b[2J(9), +3"
 
 
-# There and back
+# Opening and closing
 
 
 @pytest.mark.parametrize("key", ["1", "5", "escape", "left", "backspace"])
@@ -137,7 +137,7 @@ async def test_line_has_age_state_category_system_call_and_location() -> None:
             ["2.00s", "4270", "purge", "mysqld", "D", "fsync", "fsync(7)", "jbd2_log_wait_commit"],
         ]
         starts = {line_with(app, who).index(" D ") for who in (" 900 cp", " 4270 purge")}
-        assert starts == {line_with(app, " S CATEGORY").index(" S ")}  # as wide as their heads
+        assert starts == {line_with(app, " S CATEGORY").index(" S ")}  # aligned with the column headers
 
 
 @asynchronous
@@ -173,12 +173,12 @@ async def test_cursor_stays_with_its_thread() -> None:
         for key, wanted in (("home", CP), ("up", CP), ("pagedown", LATE), ("pageup", CP)):
             await pilot.press(key)
             assert chosen(app) == wanted
-        await pilot.press("end", "i")  # nginx comes in the second line
+        await pilot.press("end", "i")  # nginx appears in the second line
         assert (tids(app), chosen(app)) == ([900, 700, 4268, 901, 801], LATE)
         source.go_on(9)
         await until(lambda: app.picture is not None and app.picture.newest.number == 9)
         await pilot.pause()
-        assert (tids(app), chosen(app)) == ([900, 700, 4268, 901], CP)  # late waits no more
+        assert (tids(app), chosen(app)) == ([900, 700, 4268, 901], CP)  # late no longer waits
 
 
 @asynchronous
@@ -216,7 +216,7 @@ async def test_enter_opens_the_full_wait_and_escape_goes_back_step_by_step() -> 
             ["row_search"],
             ["main"],
         ]
-        await pilot.press("enter")  # there is nothing further down
+        await pilot.press("enter")  # there is no deeper level
         assert app.view.stuck.opened
         await pilot.press("escape")
         assert (app.view.focus, app.view.stuck.opened, chosen(app)) == (PANE, False, CONNECTION)
@@ -245,7 +245,7 @@ async def test_unread_user_stack_is_reported_as_such() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "end", "enter")
         assert "   (user stack not read yet)" in screen(app)
-        await pilot.press("escape", "home", "enter")  # cp is in no system call that anybody knows
+        await pilot.press("escape", "home", "enter")  # the system call of cp is unknown
         assert not any("not read yet" in line for line in screen(app))
 
 
@@ -259,8 +259,8 @@ async def test_full_wait_scrolls_to_its_end_and_no_further() -> None:
             assert found == [*range(found[0], found[-1] + 1)]
             return found[0], found[-1]
 
-        room = 24 - 5 - 3  # a head of 5, its title, and two lines below
-        assert functions() == (0, room - 5)  # who, for what, a blank, and the kernel's frame stand above
+        room = 24 - 5 - 3  # a header of 5 lines, the title, and two lines below
+        assert functions() == (0, room - 5)  # thread, category, a blank line and the kernel frame are above
         await pilot.press("down")
         assert functions() == (0, room - 4)
         await pilot.press("pagedown")
@@ -279,7 +279,7 @@ async def test_full_wait_scrolls_to_its_end_and_no_further() -> None:
         await pilot.resize_terminal(80, 24)
         await pilot.press("home")
         assert functions() == (0, room - 5)
-        await pilot.press("end", "escape", "enter")  # opened again, it begins at its beginning
+        await pilot.press("end", "escape", "enter")  # opened again, it starts at the top
         assert functions() == (0, room - 5)
 
 
@@ -319,7 +319,7 @@ async def test_wait_for_a_kernel_lock_shows_the_lock_and_its_holder() -> None:
         assert any("mutex rtnl_mutex" in line and r"held by ip\x1b(71): rtnl_lock" in line for line in screen(app))
 
 
-# What is hidden
+# Idle and short waits
 
 
 @asynchronous
@@ -364,7 +364,7 @@ async def test_waits_below_100_ms_are_not_listed() -> None:
         assert not any("0ns" in line for line in screen(app))
 
 
-# What it is about
+# Selection and filters
 
 
 @asynchronous
@@ -393,7 +393,7 @@ async def test_only_the_selected_process_is_listed() -> None:
         ("comm=gdb", [901]),
         ("proc=mysqld cat=fsync", [4270]),
         ("cat!=lock", [900, 901, 4270]),
-        ("stack=row_search", [4268]),  # which was read from outside
+        ("stack=row_search", [4268]),  # which was read from another thread
         ("!mysqld", [900, 901]),
         ("nobody", []),
         ("now>20s", [900]),
@@ -511,10 +511,10 @@ async def test_search_highlights_lines_and_n_steps_through_them() -> None:
         await pilot.press("home", "n")
         assert (app.view.focus, app.view.stuck.cursor) == (PANE, PURGE)
         await pilot.press("n")
-        assert app.view.stuck.cursor == CONNECTION  # round
+        assert app.view.stuck.cursor == CONNECTION  # wraps around
         await pilot.press("N", "enter")
         assert app.view.stuck == StuckView(PURGE, opened=True)
-        await pilot.press("n")  # the next in full
+        await pilot.press("n")  # opens the next one
         assert any("connection(4268)" in line for line in screen(app)[5:])
 
 
@@ -581,7 +581,7 @@ async def test_wheel_moves_three_lines_in_the_list_and_in_a_full_wait() -> None:
         assert app.view.stuck.scrolled == 0
 
 
-# Sizes, and strangers' names
+# Sizes, and hostile names
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (40, 10)])
@@ -646,7 +646,7 @@ async def test_stuck_keys_are_harmless_on_a_one_line_screen() -> None:
 
 
 def now_of(app: OfftopApp, first_row: int, last_row: int) -> dict[str, str]:
-    """First word of each line → what stands under NOW."""
+    """Return the first word of each line → its NOW column."""
     heads = screen(app)[first_row]
     end = heads.index("NOW") + 3
     lines = [line.ljust(end) for line in screen(app)[first_row + 1 : last_row] if line.strip()]

@@ -1,4 +1,4 @@
-"""The stack tree: what opens by itself, what stays as it is while numbers change, and the way to a site."""
+"""The stack tree: which branches start open, what stays in place while numbers change, and opening a site."""
 
 import pytest
 
@@ -21,7 +21,7 @@ FIRST = [
 
 
 def stacks(app: OfftopApp) -> list[str]:
-    """What stands under STACK on a screen of 80 columns."""
+    """Return the STACK column on a screen of 80 columns."""
     lines = screen(app)
     head = next(number for number, line in enumerate(lines) if "STACK" in line)
     shown_lines = [line[31:] for line in lines[head + 1 : -2]]
@@ -29,7 +29,7 @@ def stacks(app: OfftopApp) -> list[str]:
 
 
 def at_cursor(app: OfftopApp) -> tuple[int, str]:
-    """The line of the screen that the cursor is on, and its stack."""
+    """Return the screen line of the cursor and its stack."""
     number, line = next((number, line) for number, line in enumerate(screen(app)) if line.startswith(">"))
     return number, line[31:].strip()
 
@@ -117,7 +117,7 @@ LONG = (
     *(Waits("p", 9, "p", 9, "lock", "futex_do_wait", (f"f_{n:02}", "main"), (40 - n,)) for n in range(30)),
     *(Waits("p", 9, "p", 9, "lock", "futex_do_wait", (f"f_{n}", "main"), (100,), begins=12) for n in range(25, 30)),
 )
-"""30 functions, each of which waits 1 ms less a second than the one before; after 12 s the last five wait most."""
+"""30 functions that each wait 1 ms per second less than the previous one; after 12 s the last five wait most."""
 
 
 @asynchronous

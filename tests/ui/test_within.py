@@ -1,4 +1,4 @@
-"""The function that --within names, in the head and beside the histogram of the waits."""
+"""The function of --within is shown in the header and next to the latency histogram."""
 
 import pytest
 

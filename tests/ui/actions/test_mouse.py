@@ -1,4 +1,4 @@
-"""The mouse: a click chooses, one on what is chosen goes down, and the wheel moves."""
+"""The mouse: a click selects, a click on the selection drills down, and the wheel moves."""
 
 import pytest
 from textual import events
@@ -15,7 +15,7 @@ MAIN, SERVE = Step("main", False), Step("serve", False)
 
 
 def at(app: OfftopApp, text: str, nth: int = 0) -> tuple[int, int]:
-    """Where `text` stands on the screen."""
+    """Return the position of `text` on the screen."""
     places = [(line.index(text), y) for y, line in enumerate(screen(app)) if text in line]
     return places[nth]
 

@@ -1,4 +1,4 @@
-"""Tables in panes of every width: a column is whole, or it is not there."""
+"""In panes of every width, a column of a table is shown completely or not at all."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LONG = Waits("keeper", 500, "keeper", 500, "lock", "futex_do_wait", ("main",), (
 
 @pytest.fixture(scope="module")
 def picture() -> Picture:
-    """On a screen that is wide enough for all sparks."""
+    """The picture of a screen that is wide enough for all sparklines."""
 
     async def taken() -> Picture:
         async with shown(ScriptedSource(), (240, 50)) as (app, _):
@@ -35,7 +35,7 @@ def picture() -> Picture:
 
 
 def views(hidden: frozenset[str]) -> Iterator[View]:
-    """Each list, with each sort that it has."""
+    """Yield a view of each list, in each of its sorts."""
     for threads, cgroups, names in ((False, False, 0), (True, False, 0), (True, False, 1), (False, True, 0)):
         view = View(threads=threads, cgroups=cgroups, names=NAMES[names], hidden=hidden)
         yield from (replace(view, sort=sort) for sort in SORTS)

@@ -31,7 +31,7 @@ CONNECTION, WRITER = ThreadKey(4242, 4268), ThreadKey(4242, 4251)
 
 
 class ToldRecorder:
-    """Only tells what it was handed."""
+    """A recorder that keeps what it was given and writes nothing."""
 
     path = Path("shop.offtop")
     failure = ""
@@ -48,7 +48,7 @@ class ToldRecorder:
 
 
 class Told:
-    """Files that only tell what would be written."""
+    """Files that keep what would be written and write nothing."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -70,7 +70,7 @@ class Told:
 
 
 class After(NamedTuple):
-    """What there is to look at after a key."""
+    """What a test can inspect after a key."""
 
     app: OfftopApp
     source: ScriptedSource
@@ -79,25 +79,25 @@ class After(NamedTuple):
 
 @dataclass(frozen=True)
 class Does:
-    """What is to hold after a key."""
+    """What must be true after a key."""
 
     holds: Callable[[After], object]
     before: Sequence[str] = ()
-    """Keys that were pressed before it."""
+    """Keys pressed before it."""
 
 
 def at_tick(number: int) -> Callable[[After], object]:
-    """That the tick of that number is on the screen."""
+    """Check that the tick with this number is on the screen."""
     return lambda after: after.app.picture is not None and after.app.picture.newest.number == number
 
 
 def says(text: str) -> Callable[[After], object]:
-    """That `text` is on the screen."""
+    """Check that `text` is on the screen."""
     return lambda after: any(text in line for line in screen(after.app))
 
 
 def on(screen_class: type) -> Callable[[After], object]:
-    """That such a screen is on top."""
+    """Check that a screen of this class is on top."""
     return lambda after: isinstance(after.app.screen, screen_class)
 
 
@@ -186,11 +186,11 @@ DOES: dict[str, Does] = {
     "screenshot": Does(lambda after: after.files.written and after.files.written[0].startswith("<svg ")),
     "help": Does(on(Help)),
     "redraw": Does(says("processes waiting on: anything")),
-    "suspend": Does(lambda after: after.app.is_running),  # for real in test_terminal.py
+    "suspend": Does(lambda after: after.app.is_running),  # test_terminal.py really suspends it
     "quit": Does(lambda after: after.app.return_code == 0),
     "interrupt": Does(lambda after: after.app.return_code == 0),
 }
-"""Each id of KEYS, on SHOP and 80x24."""
+"""What each key of KEYS does, by id, with SHOP at 80x24."""
 
 
 def test_each_key_is_listed_and_tested_once() -> None:
@@ -309,7 +309,7 @@ NUMBERS_OF: dict[tuple[str, ...], tuple[int, int, int]] = {
     ("enter", "enter", "enter"): (5_000, 8_000, 30),
     ("enter", "down", "enter", "enter"): (1_000, 2_000, 20),
 }
-"""Keys → ms in ten seconds of the selection, of the list, and how many waits of the selection ended."""
+"""Keys → waiting time in ten seconds of the selection and of the list (ms), and finished waits of the selection."""
 
 
 @pytest.mark.parametrize("keys", NUMBERS_OF)
@@ -836,4 +836,4 @@ async def test_inlined_functions_have_their_own_line_in_a_site() -> None:
         assert lines[at + 1 : at + 4] == [["take_order"], ["serve"], ["main"]]
         assert app.picture
         pen = Pen(80, 24, glyphs.UNICODE, source.names)
-        assert stacks.site_length(app.picture, pen) == len(lines[at - 6 : at + 4])  # two heads, and a blank line
+        assert stacks.site_length(app.picture, pen) == len(lines[at - 6 : at + 4])  # two header lines and a blank line

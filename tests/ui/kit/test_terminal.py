@@ -1,4 +1,4 @@
-"""On a real terminal: however offtop ends, the terminal is as it was, and the status says why."""
+"""On a real terminal, offtop restores the terminal however it ends, and the exit status says why."""
 
 import json
 import os
@@ -26,7 +26,7 @@ OVERLAYS = {
     "chooser": (b"f", b"columns, panes, mutes"),
     "help": (b"?", b"offtop shows where every thread waits"),
 }
-"""What may be open: the key that opens it, and what it shows."""
+"""Overlays: the key that opens each, and a text that it shows."""
 _DELAY_S = 0.25
 _STALL_S = 14.0
 
@@ -40,7 +40,7 @@ def opened(shown: Terminal, overlay: tuple[bytes, bytes]) -> None:
 
 
 def with_each_open(check: Callable[[str], None]) -> None:
-    """`check` with each of OVERLAYS, all at the same time."""
+    """Run `check` with each of OVERLAYS, all at the same time."""
 
     def checked(overlay: str) -> None:
         try:
@@ -132,7 +132,7 @@ def test_sigtstp_suspends_too() -> None:
 
 
 def test_sigterm_while_suspended_ends_offtop_without_drawing() -> None:
-    """As by a shell's `kill %1`."""
+    """As with a shell's `kill %1`."""
     with terminal(show(), *LARGE) as shown:
         opened(shown, NOTHING)
         shown.press(b"\x1a")
@@ -188,7 +188,11 @@ def test_signal_while_quitting_does_not_prevent_a_clean_exit(pause_s: float) -> 
                 continue
             with suppress(ProcessLookupError):
                 os.kill(shown.pid, what)
-            assert shown.status() in (0, 128 + what, -what)  # the last: once all is left behind
+            assert shown.status() in (
+                0,
+                128 + what,
+                -what,
+            )  # -what: it came after offtop had cleaned up
             shown.assert_sane()
 
 
@@ -233,7 +237,7 @@ def test_resize_is_drawn_at_any_time() -> None:
             shown.forget()
             shown.resize(*LARGE)
             shown.read_until(b"\x1b[50;1H")
-            if overlay == "palette":  # it has closed itself where it had no line, if it saw that size at all
+            if overlay == "palette":  # it closes itself on a screen without room for it, if it saw that size at all
                 assert shown.wait_for(re.compile("CATEGORY|Search for commands"), 30)
             else:
                 shown.read_until(OVERLAYS[overlay][1])
@@ -254,7 +258,7 @@ def test_resize_without_sigwinch_is_drawn_too() -> None:
 
 
 def test_stalled_terminal_does_not_delay_measuring_and_is_reported(tmp_path: Path) -> None:
-    """The whole 45 s are in `make bench`."""
+    """`make bench` tests the whole 45 s."""
     reads = tmp_path / "reads"
     with terminal(show("--delay", str(_DELAY_S), "--reads", str(reads)), *LARGE) as shown:
         opened(shown, NOTHING)
@@ -275,7 +279,7 @@ def test_stalled_terminal_does_not_delay_measuring_and_is_reported(tmp_path: Pat
 
 
 def newest_reading(shown: Terminal) -> int:
-    """The number of the newest reading that was drawn: each tells of one second more, since 02:03:20."""
+    """Return the number of the newest reading that was drawn: each adds one second to 02:03:20."""
     hours, minutes, seconds = map(int, re.findall(r"(\d\d):(\d\d):(\d\d)  ", shown.text)[-1])
     return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)
 
@@ -291,7 +295,7 @@ def test_signals_during_startup_are_deferred_in_every_thread() -> None:
             for send, to in ((os.kill, os.getpid()), (signal.pthread_kill, other.ident or 0)):
                 least, end = len(came) + 1, time.monotonic() + 20
                 send(to, number)
-                # The other thread may get no CPU for long, and would then find the handlers of before.
+                # Wait, because the other thread may get no CPU for long and would find the old handlers by then.
                 while len(came) < least and time.monotonic() < end:
                     time.sleep(0.001)
     over.set()

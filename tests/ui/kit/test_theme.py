@@ -1,4 +1,4 @@
-"""Each theme has a look for all there is, can be read, and tells apart what it should to the colour-blind, too."""
+"""Each theme styles every token, is readable, and keeps categories distinct for the colour-blind, too."""
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
@@ -25,7 +25,7 @@ from tests.ui.shown import CATEGORIES, asynchronous, coloured, screen, shown, un
 COLOURED = ("colourblind", "contrast", "dark", "light")
 KINDS_OF_COLOURS = {"ansi": {ColorType.DEFAULT, ColorType.STANDARD}, "mono": {ColorType.DEFAULT}}
 NOT_READ = {*theme.HEAT_TOKENS, "rule", "border"}
-"""Shapes, for which WCAG asks 3:1 and no more."""
+"""Tokens of shapes, for which WCAG requires a contrast of only 3:1."""
 FAMILIES = (
     ("lock", "kernel-lock"),
     ("disk-read", "disk-write", "fsync", "page-fault"),
@@ -34,16 +34,16 @@ FAMILIES = (
     ("run-queue", "throttle"),
     ("sleep",),
 )
-"""The twelve most usual categories; those of one line may look alike, but not the same."""
+"""The twelve most common categories; those in one group may look similar, but not the same."""
 NOTICEABLE = 0.02
-"""A distance in Oklab that can just be noticed, as CSS Color 4 has it."""
+"""The just noticeable difference in Oklab, from CSS Color 4."""
 
-# Machado, Oliveira, Fernandes 2009: what is seen of red, green and blue light without one kind of cone.
+# Machado, Oliveira, Fernandes 2009: red, green and blue light as seen without one kind of cone.
 SEES_ALL = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 PROTAN = ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998))
 DEUTAN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
 TRITAN = ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900))
-# Ottosson 2020: light to cones, and their cube roots to lightness and two hues.
+# Ottosson 2020: light to cone responses, and their cube roots to Oklab.
 CONES = (
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),
@@ -65,7 +65,7 @@ def times(matrix: Matrix, vector: Three) -> Three:
 
 
 def light(colour: str) -> Three:
-    """How much red, green and blue light a colour is."""
+    """Return the linear red, green and blue light of a colour."""
     red, green, blue = (
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in Color.parse(colour).normalized
     )
@@ -92,12 +92,12 @@ def distance(one: str, other: str, eyes: Matrix = SEES_ALL) -> float:
 
 
 def eyes_of(name: str) -> tuple[Matrix, ...]:
-    """For whom a theme is made."""
+    """Return the kinds of colour vision that a theme is made for."""
     return (SEES_ALL, DEUTAN, PROTAN, TRITAN) if name == "colourblind" else (SEES_ALL, DEUTAN, PROTAN)
 
 
 class Looks:
-    """What a theme says of a token."""
+    """A theme's styles by token."""
 
     def __init__(self, name: str) -> None:
         self.theme = theme.load(name)
@@ -272,7 +272,7 @@ def test_textual_variables_use_only_terminal_colours_in_ansi_and_mono(name: str)
 
 
 class Everything(App[None]):
-    """Each token in a line, and what Textual brings: a list, a line to write on, a scroll bar."""
+    """An app with a line per token and Textual's widgets: a list, an input and a scroll bar."""
 
     CSS = f"""
     Screen {{ background: $background; color: $foreground; }}
@@ -305,7 +305,7 @@ def styles_shown(app: App[Any]) -> Iterator[tuple[str, Style]]:
 
 
 def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
-    """Of the terminal's codes for colours: STANDARD is the 16, EIGHT_BIT the 256, TRUECOLOR all."""
+    """Return the kinds of colour codes on the screen: STANDARD (16), EIGHT_BIT (256) or TRUECOLOR."""
     return {colour.type for _, style in styles_shown(app) for colour in (style.color, style.bgcolor) if colour}
 
 

@@ -1,4 +1,4 @@
-"""The line of the head that tells what went wrong and what offtop costs: its parts are whole or not there."""
+"""The header line with losses and offtop's cost shows each part completely or not at all."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown, until
 
 BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,), running_ms=500)
-"""Leaves 0.2 s of each second unexplained: 10 % of two CPUs."""
+"""A thread that leaves 0.2 s of each second unexplained: 10 % of two CPUs."""
 UNEXPLAINED = "10% of cpu time unexplained"
 
 
@@ -109,7 +109,7 @@ async def test_limits_of_sampling_are_shown_at_startup() -> None:
 @asynchronous
 async def test_unseen_threads_suggest_a_larger_cpu_budget_when_sampling() -> None:
     async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
-        await pilot.press("j")  # what was said at the start goes with the first key
+        await pilot.press("j")  # the first key clears the startup notice
         told = screen(app)[-2]
         assert told.startswith("lost 12 threads: they came and went between two samples. A larger --cpu-budget"), told
 
