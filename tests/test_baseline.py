@@ -65,8 +65,8 @@ def test_sampled_baseline_is_reported(good: str, tmp_path: Path) -> None:
     assert lines(good, "--baseline", sampled)[1].endswith(doubt)
     assert lines(sampled, "--baseline", good)[1].partition("; ")[2].startswith("the baseline was not sampled; ")
     assert "sampled" not in lines(sampled, "--baseline", sampled)[1].removesuffix("of sampled.offtop")
-    told = [tick(good, "--baseline", of)["baseline"]["sampling"] for of in (good, sampled)]
-    assert told == [
+    sampling = [tick(good, "--baseline", of)["baseline"]["sampling"] for of in (good, sampled)]
+    assert sampling == [
         None,
         {
             "rate_hz": 20.0,
@@ -125,16 +125,16 @@ def test_baseline_of_itself_shows_no_change_and_filter_applies_to_both(good: str
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         (("--baseline", "nowhere.offtop"), "nowhere.offtop"),
         (("-o", "CHANGE"), "--sort CHANGE is by what changed since --baseline FILE"),
         (("-f", "--baseline", "good.offtop"), "--folded compares with nothing"),
     ],
 )
-def test_invalid_use_of_a_baseline_is_an_error(bad: str, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_use_of_a_baseline_is_an_error(bad: str, arguments: tuple[str, ...], error: str) -> None:
     ended = run("replay", bad, "-b", *arguments)
-    assert ended.status != 0 and says in ended.sentence
+    assert ended.status != 0 and error in ended.sentence
 
 
 def test_control_characters_of_a_file_name_are_escaped(good: str, bad: str, tmp_path: Path) -> None:

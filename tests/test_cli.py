@@ -86,7 +86,7 @@ def test_batch_does_not_import_the_screen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         ("-d 0", "'0' is not a number of seconds from 0.1 to 60"),
         ("-d abc", "'abc' is not a number of seconds"),
@@ -159,11 +159,11 @@ def test_batch_does_not_import_the_screen() -> None:
         ("schema nosuch", "unrecognized arguments: nosuch. See: offtop schema --help"),
     ],
 )
-def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, says: str) -> None:
+def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: str) -> None:
     ended = command.run(
         *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
-    assert says in ended.sentence
+    assert error in ended.sentence
     assert re.search(r"See: |Give |Try|try |Take |Make |Leave |takes |: comm,", ended.sentence), "no remedy"
     assert ended.status == 2
 
@@ -179,9 +179,9 @@ def test_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
 
 
 def test_each_setting_has_a_default() -> None:
-    said = settings()
-    assert {*said.values()} == {"default"}
-    table = tomllib.loads("\n".join(said).replace("preset", "keys.preset"))
+    shown = settings()
+    assert {*shown.values()} == {"default"}
+    table = tomllib.loads("\n".join(shown).replace("preset", "keys.preset"))
     assert {name: value for name, value in table.items() if name not in ("hide", "muted")} == {
         "theme": "",
         "color": "auto",
@@ -243,9 +243,9 @@ def test_option_overrides_the_file_and_the_file_the_default(arguments: str, line
     other |= {"color": '"always"', "mouse": "false", "debuginfod": '"http://a"', "mode": '"offwake"'}
     other |= {"trigger": '["off"]', "on_trigger": '"false"'}
     no_settings.write_text(f"{name} = {other.get(name, 'false')}")
-    said = settings()
-    assert said.pop(next(one for one in said if one.startswith(f"{name} = "))) == str(no_settings)
-    assert {*said.values()} == {"default"}
+    shown = settings()
+    assert shown.pop(next(one for one in shown if one.startswith(f"{name} = "))) == str(no_settings)
+    assert {*shown.values()} == {"default"}
     assert settings(*arguments.split())[line] == "command line"
 
 
@@ -277,7 +277,7 @@ def test_under_sudo_a_root_only_file_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("delay = 0", ": delay: 0 is not a number of seconds from 0.1 to 60"),
         ("dealy = 1", ": there is no setting 'dealy'. Did you mean delay?"),
@@ -288,10 +288,10 @@ def test_under_sudo_a_root_only_file_is_not_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_setting_is_refused_with_the_file_name_and_status_2(text: str, says: str, no_settings: Path) -> None:
+def test_invalid_setting_is_refused_with_the_file_name_and_status_2(text: str, error: str, no_settings: Path) -> None:
     no_settings.write_text(text)
     ended = command.run(*command.QUICK, "-b", "-n", "1")
-    assert f"{no_settings}{says}" in ended.sentence
+    assert f"{no_settings}{error}" in ended.sentence
     assert ended.status == 2
 
 
@@ -302,7 +302,7 @@ def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: 
 
 
 @pytest.mark.parametrize(
-    ("mute", "says"),
+    ("mute", "error"),
     [
         ("foo=1", "'foo' is not a filter key: comm,"),
         ("max>10ms", "'max>10ms' chooses rows, and waits are muted. Try comm=mysql* or cat=poll"),
@@ -310,11 +310,11 @@ def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: 
     ],
 )
 def test_invalid_mute_is_refused_with_the_file_name_before_the_screen_opens(
-    mute: str, says: str, no_settings: Path
+    mute: str, error: str, no_settings: Path
 ) -> None:
     no_settings.write_text(f"muted = ['comm=a', '{mute}']")
     ended = command.run_on_terminal()
-    assert f"offtop: {no_settings}: muted: {says}" in ended.err
+    assert f"offtop: {no_settings}: muted: {error}" in ended.err
     assert (ended.status, ended.screen) == (2, b"")
 
 
@@ -329,15 +329,15 @@ def test_config_file_in_the_manual_is_valid(no_settings: Path) -> None:
 
 @needs_kernel
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         ("-p 4194305", "No process 4194305. Look it up with: pgrep"),  # above the kernel's largest PID
         ("-t 4194305", "No thread 4194305."),
     ],
 )
-def test_missing_process_or_thread_is_refused(arguments: str, says: str) -> None:
+def test_missing_process_or_thread_is_refused(arguments: str, error: str) -> None:
     ended = command.run("-b", *arguments.split())
-    assert says in ended.sentence
+    assert error in ended.sentence
     assert ended.status == 2
 
 
@@ -402,21 +402,21 @@ def test_source_proc_samples_and_reports_what_is_missing() -> None:
 def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
     nobody = ("setpriv", "--reuid", "65534", "--clear-groups")
     if os.geteuid() or subprocess.run([*nobody, "test", "-r", __file__], check=False).returncode:
-        pytest.skip("only root can be nobody, and only where nobody may read this checkout")
-    beside = 'sleep 1000 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status'
-    before = [*nobody, "sh", "-c", beside, "sh"]
+        pytest.skip("only root can run as nobody, and nobody must be able to read this checkout")
+    with_sleeper = 'sleep 1000 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status'
+    before = [*nobody, "sh", "-c", with_sleeper, "sh"]
     ended = command.run("-b", "-i", "-n", "1", "-d", "0.5", before=before, env={"OFFTOP_CONFIG": ""})
     why = "only your own processes are sampled without BPF (offtop needs root (or CAP_BPF"
     assert ended.err.startswith(f"offtop: {why}")
     assert ", own processes only  " in sampled_head(ended)
-    told = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]
-    assert len(told) == 1
-    assert told[0].endswith(("clock_nanosleep", "hrtimer_nanosleep"))
+    sleepers = [line for line in ended.out.splitlines() if re.match(r" *\d+ +sleep ", line)]
+    assert len(sleepers) == 1
+    assert sleepers[0].endswith(("clock_nanosleep", "hrtimer_nanosleep"))
     assert "kthreadd" not in ended.out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         ("--mode wakeup", "Mode wakeup needs BPF: sampling /proc cannot see wakers. Use mode offcpu"),
         (
@@ -429,39 +429,39 @@ def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
 )
-def test_option_that_needs_bpf_is_refused_with_source_proc(arguments: str, says: str) -> None:
+def test_option_that_needs_bpf_is_refused_with_source_proc(arguments: str, error: str) -> None:
     ended = command.run("-b", "-n", "1", "--source", "proc", *arguments.split())
-    assert (ended.status, ended.sentence) == (2, says)
+    assert (ended.status, ended.sentence) == (2, error)
 
 
 def test_options_without_effect_on_sampling_are_reported() -> None:
     sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
-    told = command.run(*sampled, "--min", "5ms", "--unwind", "fp", "--unwind-bytes", "8K", "--depth", "2").err
-    assert told.splitlines()[1:] == ["offtop: without BPF this does nothing: --min, --unwind, --unwind-bytes, --depth"]
+    err = command.run(*sampled, "--min", "5ms", "--unwind", "fp", "--unwind-bytes", "8K", "--depth", "2").err
+    assert err.splitlines()[1:] == ["offtop: without BPF this does nothing: --min, --unwind, --unwind-bytes, --depth"]
     assert len(command.run(*sampled).err.splitlines()) == 1
 
 
 def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
-    apart = ("unshare", "--pid", "--fork")
-    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+    unshare = ("unshare", "--pid", "--fork")
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("only root can create a PID namespace")
-    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=apart)
+    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=unshare)
     assert ended.status == 0, ended.err
     tick = json.loads(ended.out)
     assert tick["cost"]["rss_bytes"] > 1 << 20
     assert not tick["sampling"]["lost_known"] and not tick["sampling"]["container_only"]
-    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=(*apart, "--mount-proc"))
+    ended = command.run("--json", "-n", "1", "-d", "0.3", "--source", "proc", before=(*unshare, "--mount-proc"))
     assert not (sampling := json.loads(ended.out)["sampling"])["lost_known"] and sampling["container_only"]
     assert "only this container's processes are sampled" in ended.err
 
 
 def test_root_in_a_user_namespace_sees_only_that_namespace() -> None:
     """It could not read where other users' threads wait."""
-    apart = ("unshare", "--map-root-user")
-    if subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+    unshare = ("unshare", "--map-root-user")
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
         pytest.skip("user namespaces are not available here")
-    beside = (*apart, "sh", "-c", 'sleep 30 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status', "sh")
-    ended = command.run("--json", "-i", "-n", "1", "-d", "0.5", "--source", "proc", before=beside)
+    with_sleeper = (*unshare, "sh", "-c", 'sleep 30 >/dev/null 2>&1 & "$@"; status=$?; kill $!; exit $status', "sh")
+    ended = command.run("--json", "-i", "-n", "1", "-d", "0.5", "--source", "proc", before=with_sleeper)
     assert ended.status == 0, ended.err
     assert "only your own processes are sampled" in ended.err
     tick = json.loads(ended.out)
@@ -640,15 +640,15 @@ def test_screen_starts_with_mode_and_depth_and_w_saves_the_mode(
     no_settings: Path, arguments: list[str], mode: str, depth: int
 ) -> None:
     no_settings.write_text('mode = "wake" # as bcc has it\n')
-    asked = options.live().parse_args(arguments)
-    loaded, whose = choices.load(asked)
+    parsed = options.live().parse_args(arguments)
+    loaded, user = choices.load(parsed)
     rules = categories.parse(paths.categories().read_text())
-    view = choices.view(loaded, Filters(), rules, NOTHING, "", asked)
+    view = choices.view(loaded, Filters(), rules, NOTHING, "", parsed)
     assert (view.mode, view.depth) == (mode, depth)
-    kept = Kept(loaded, whose, asked)
+    kept = Kept(loaded, user, parsed)
     kept.keep(view, "", mouse=True)
-    said = no_settings.read_text()
-    assert said == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')
+    saved = no_settings.read_text()
+    assert saved == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')
     kept.keep(replace(view, mode="offwake"), "", mouse=True)
     assert no_settings.read_text() == 'mode = "offwake" # as bcc has it\n'
 

@@ -137,17 +137,17 @@ def test_filter_applies_to_both_sides(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         (("nowhere.offtop", "nowhere.offtop"), "nowhere.offtop"),
         (("--filter", "max>1ms"), "rows of a table"),
         (("--filter", "colour=red"), "'colour' is not a filter key"),
     ],
 )
-def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tuple[str, ...], error: str) -> None:
     files = () if len(arguments) == 2 and "nowhere" in arguments[0] else (before, after)
     ended = run("diff", *files, *arguments)
-    assert says in ended.err and ended.status != 0
+    assert error in ended.err and ended.status != 0
     assert "Traceback" not in ended.err
 
 

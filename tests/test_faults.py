@@ -45,9 +45,9 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
     with pytest.raises(SystemExit) as left:
         cli.main(["report", "a.offtop"])
     assert left.value.code == 1
-    said = capsys.readouterr().err
-    assert said.startswith("offtop: A fault of offtop ") and said.count("\n") == 1 and "\x1b" not in said
-    assert "KeyError('\\x1b[2J') at cli.py:" in said.replace("\\\\", "\\")
+    output = capsys.readouterr().err
+    assert output.startswith("offtop: A fault of offtop ") and output.count("\n") == 1 and "\x1b" not in output
+    assert "KeyError('\\x1b[2J') at cli.py:" in output.replace("\\\\", "\\")
     monkeypatch.setenv(faults.VERBOSE, "1")
     with pytest.raises(SystemExit):
         cli.main(["report", "a.offtop"])
@@ -55,12 +55,12 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
 
 
 def test_unexpected_error_in_a_thread_names_the_thread() -> None:
-    said: list[str] = []
-    with faults.of_threads(lambda error, thread: said.append(faults.told(error, thread))):
+    reported: list[str] = []
+    with faults.of_threads(lambda error, thread: reported.append(faults.told(error, thread))):
         one = threading.Thread(target=broken, name="offtop-names")
         one.start()
         one.join()
-    (sentence,) = said
+    (sentence,) = reported
     assert " in offtop-names: KeyError" in sentence
     assert threading.excepthook is threading.__excepthook__ or "of_threads" not in repr(threading.excepthook)
 
@@ -106,12 +106,12 @@ def test_error_that_python_ignores_is_reported() -> None:
     class Gone:
         pass
 
-    said: list[str] = []
+    reported: list[str] = []
     one = Gone()
     seen = weakref.ref(one, broken)
-    with faults.of_threads(lambda error, _: said.append(repr(error))), faults.of_callbacks():
+    with faults.of_threads(lambda error, _: reported.append(repr(error))), faults.of_callbacks():
         del one
-    assert (said, seen()) == (["KeyError('\\x1b[2J')"], None)
+    assert (reported, seen()) == (["KeyError('\\x1b[2J')"], None)
 
 
 def test_verbose_traceback_has_no_escape_code(
@@ -119,8 +119,8 @@ def test_verbose_traceback_has_no_escape_code(
 ) -> None:
     monkeypatch.setenv(faults.VERBOSE, "1")
     faults.tell(ValueError("\x1b]0;evil\x07"))
-    said = capsys.readouterr().err
-    assert "ValueError" in said and "evil" in said and "\x1b" not in said and "\x07" not in said
+    output = capsys.readouterr().err
+    assert "ValueError" in output and "evil" in output and "\x1b" not in output and "\x07" not in output
 
 
 BREAKS = """
@@ -138,9 +138,9 @@ def test_error_in_a_key_action_prints_one_sentence_and_restores_the_terminal() -
         shown.press(b"q")
         assert shown.status() == 1
         shown.assert_sane()
-        told = shown.drawn.decode(errors="replace")
-    assert "offtop: A fault of offtop " in told and "KeyError" in told
-    assert "Traceback" not in told and "locals" not in told
+        output = shown.drawn.decode(errors="replace")
+    assert "offtop: A fault of offtop " in output and "KeyError" in output
+    assert "Traceback" not in output and "locals" not in output
 
 
 @asynchronous

@@ -98,8 +98,8 @@ def test_helpers_read_roff() -> None:
 def test_man_page_has_no_warnings(check: list[str], page: Path) -> None:
     if shutil.which(check[0]) is None:
         pytest.skip(f"no {check[0]} is here: apt-get install {check[0]}")
-    said = subprocess.run([*check, page], capture_output=True, text=True, timeout=60)
-    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+    done = subprocess.run([*check, page], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_man_page_has_every_command_and_key(page: Path) -> None:
@@ -145,7 +145,7 @@ def test_shell_completes(shell: str, typed: str, offered: set[str], completions:
         'COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _shtab_offtop; printf "%s\\n" "${COMPREPLY[@]}"',
         "fish": "source $argv[1]; complete -C $argv[2]",
     }
-    said = subprocess.run(
+    done = subprocess.run(
         [shell, "-c", programs[shell], completions / f"offtop.{shell}", typed],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
@@ -154,12 +154,12 @@ def test_shell_completes(shell: str, typed: str, offered: set[str], completions:
         check=True,
         timeout=60,
     )
-    assert {line.split("\t")[0] for line in said.stdout.splitlines()} - {""} == offered
+    assert {line.split("\t")[0] for line in done.stdout.splitlines()} - {""} == offered
 
 
 @pytest.mark.parametrize(("shell", "name"), [("bash", "offtop.bash"), ("zsh", "_offtop"), ("fish", "offtop.fish")])
 def test_completion_scripts_have_valid_syntax(shell: str, name: str, completions: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is here")
-    said = subprocess.run([shell, "-n", completions / name], capture_output=True, text=True, timeout=60)
-    assert (said.returncode, said.stderr) == (0, "")
+    done = subprocess.run([shell, "-n", completions / name], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -39,8 +39,8 @@ def names(directory: Path) -> list[str]:
 @needs_root
 def test_sudo_uid_names_the_user() -> None:
     nobody = pwd.getpwnam("nobody")
-    told = {"SUDO_USER": "../../etc", "SUDO_UID": str(nobody.pw_uid), "SUDO_GID": "0", "HOME": "/root"}
-    assert person(told) == Person(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir), "nobody")
+    environment = {"SUDO_USER": "../../etc", "SUDO_UID": str(nobody.pw_uid), "SUDO_GID": "0", "HOME": "/root"}
+    assert person(environment) == Person(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir), "nobody")
 
 
 @needs_root
@@ -269,34 +269,34 @@ def test_nothing_is_written_where_only_root_can_write(ann: Person, tmp_path: Pat
 
 
 def test_file_is_written_to_the_directory_that_was_opened(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, others = ann.home / "theirs", ann.home / "others"
-    for directory in (theirs, others):
+    own, others = ann.home / "theirs", ann.home / "others"
+    for directory in (own, others):
         directory.mkdir()
         if os.geteuid() == 0:
             os.chown(directory, ann.uid, ann.gid)
     fsync = os.fsync
 
     def swapped(fd: int) -> None:
-        theirs.rename(ann.home / "moved")
-        theirs.symlink_to(others)
+        own.rename(ann.home / "moved")
+        own.symlink_to(others)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", swapped)
-    write_theirs(theirs / "a", ann, "new")
+    write_theirs(own / "a", ann, "new")
     assert names(ann.home / "moved") == ["a"]
     assert names(others) == []
 
 
 @pytest.mark.parametrize("step", ["replace", "fsync"])
 @pytest.mark.parametrize(
-    ("raised", "says"),
+    ("raised", "error"),
     [
         (OSError(28, "No space left on device"), r"/a cannot be written by ann \(No space left on device\)\. Put"),
         (KeyboardInterrupt("ctrl-C"), "ctrl-C"),
     ],
 )
 def test_interrupted_write_leaves_the_old_file_and_nothing_else(
-    ann: Person, monkeypatch: pytest.MonkeyPatch, step: str, raised: BaseException, says: str
+    ann: Person, monkeypatch: pytest.MonkeyPatch, step: str, raised: BaseException, error: str
 ) -> None:
     path = made(ann.home / "a", "old")
 
@@ -304,7 +304,7 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(
         raise raised
 
     monkeypatch.setattr(os, step, broken)
-    with pytest.raises((OfftopError, KeyboardInterrupt), match=says):
+    with pytest.raises((OfftopError, KeyboardInterrupt), match=error):
         write_theirs(path, ann, "new")
     assert path.read_text() == "old"
     assert names(ann.home) == ["a"]

@@ -54,7 +54,7 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (
             ["--begin", "+1h"],
@@ -73,10 +73,10 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
         (["-p", "1"], "unrecognized arguments: -p 1. See: offtop replay --help"),
     ],
 )
-def test_invalid_argument_is_refused_with_status_2(file: str, arguments: list[str], said: str) -> None:
+def test_invalid_argument_is_refused_with_status_2(file: str, arguments: list[str], error: str) -> None:
     done = run("replay", file, "-b", *arguments, env=UTC_ENV)
     assert done.status == 2
-    assert said in done.sentence
+    assert error in done.sentence
 
 
 def test_missing_recording_is_refused(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_missing_recording_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_terminal_means_batch_mode_and_one_line_on_stderr(file: str) -> None:
-    asked, unasked = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
-    assert (asked.status, asked.err) == (0, "")
-    assert (unasked.status, unasked.out) == (0, asked.out)
-    assert unasked.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
+    explicit, implicit = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
+    assert (explicit.status, explicit.err) == (0, "")
+    assert (implicit.status, implicit.out) == (0, explicit.out)
+    assert implicit.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
 
 
 def test_report_fits_on_one_page(file: str) -> None:
@@ -112,14 +112,14 @@ def test_report_fits_on_one_page(file: str) -> None:
 def test_demo_has_a_lock_convoy_and_nothing_private() -> None:
     done = run("demo", "--json", env=UTC_ENV)
     assert (done.status, done.err) == (0, "")
-    told = [json.loads(line) for line in done.out.splitlines()]
-    assert len(told) == 75
+    every = [json.loads(line) for line in done.out.splitlines()]
+    assert len(every) == 75
     worst = {
-        name: max(one["max_ns"] for tick in told for one in tick["categories"] if one["name"] == name)
+        name: max(one["max_ns"] for tick in every for one in tick["categories"] if one["name"] == name)
         for name in ("lock", "fsync")
     }
     assert all(longest_ns > 2 * NS_PER_S for longest_ns in worst.values())
-    assert {site["comm"] for tick in told for site in tick["sites"]} >= {"postgres", "nginx", "report.py"}
+    assert {site["comm"] for tick in every for site in tick["sites"]} >= {"postgres", "nginx", "report.py"}
     raw = paths.demo().read_bytes()
     assert not any(word in raw for word in (b"/home/", b"/root/", b"/work", b"/tmp/"))
 
@@ -139,12 +139,12 @@ def test_time_of_day_is_the_latest_one_before_the_end() -> None:
     assert newest_ns - parse_moment(f"{later:02}:00", 0, newest_ns) > 22 * 3600 * NS_PER_S or later == 0
     assert parse_moment("+2m", 5 * NS_PER_S, newest_ns) == 125 * NS_PER_S
     for wrong in ("", "x", "25:00", "+", "-x", "2026-13-01"):
-        with pytest.raises(ValueError):  # whatever it says
+        with pytest.raises(ValueError):  # the message does not matter
             parse_moment(wrong, 0, newest_ns)
 
 
 def test_size_is_a_number_with_a_suffix() -> None:
     assert [parse_size(text) for text in ("1M", "1.5g", "2097152")] == [1 << 20, 3 << 29, 2 << 20]
     for wrong in ("", "M", "1K", "5X", "-1G", "nanG", "infG"):
-        with pytest.raises(ValueError):  # whatever it says
+        with pytest.raises(ValueError):  # the message does not matter
             parse_size(wrong)

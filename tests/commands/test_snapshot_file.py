@@ -23,9 +23,9 @@ NAME = "offtop-db7-20261121T020000"
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A stand-in for /var/tmp; the working directory is one that only its owner can write to."""
-    both = Path(tempfile.mkdtemp(prefix="offtop-places-"))  # pytest's own directory is closed to other users
-    both.chmod(0o755)
-    here, place = both / "here", both / "var-tmp"
+    root = Path(tempfile.mkdtemp(prefix="offtop-places-"))  # pytest's own directory is closed to other users
+    root.chmod(0o755)
+    here, place = root / "here", root / "var-tmp"
     for directory, mode in ((here, 0o755 if os.geteuid() == 0 else 0o555), (place, 0o1777)):
         directory.mkdir()
         directory.chmod(mode)
@@ -33,12 +33,12 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setattr(snapshot_file, "_ELSEWHERE", place)
     yield place
-    shutil.rmtree(both)
+    shutil.rmtree(root)
 
 
-def begun(whose: Person, directory: Path | None = None, what: str = "") -> Path:
+def begun(user: Person, directory: Path | None = None, what: str = "") -> Path:
     source = ScriptedSource(SHOP)
-    recorder = snapshot_file.begin(source, whose, directory, what, START_NS)
+    recorder = snapshot_file.begin(source, user, directory, what, START_NS)
     assert isinstance(recorder, Recorder)
     recorder.add(source.after(0))
     recorder.close()
@@ -82,7 +82,7 @@ def test_directory_that_is_not_private_is_refused(ann: Person, elsewhere: Path, 
     if os.geteuid() == 0 and kind != "another's":
         os.chown(own, ann.uid, ann.gid, follow_symlinks=False)
     elif kind == "another's" and os.geteuid() != 0:
-        pytest.skip("only root can make another's directory")
+        pytest.skip("only root can create another user's directory")
     with pytest.raises(OfftopError, match="is not ann's alone"):
         begun(ann)
     assert [*target.iterdir()] == []

@@ -82,9 +82,9 @@ def test_perfetto_parses_the_timeline(perfetto_parser: Path) -> None:
         [sys.executable, "-c", _PARSED], input=made, env=environment, check=True, capture_output=True, timeout=60
     )
     lock, queued, *ends, wakes, runs, disk = json.loads(ended.stdout)
-    told = {"process": "shop", "woken by": "clerk(71)", "run queue ns": 100_000_000}
+    arguments = {"process": "shop", "woken by": "clerk(71)", "run queue ns": 100_000_000}
     stacks = {"kernel": ["futex_wait", "do_syscall_64"], "user": ["take", "main"]}
-    assert lock == [10**9, "worker", "TYPE_SLICE_BEGIN", "lock", {**told, **stacks}, [], []]
+    assert lock == [10**9, "worker", "TYPE_SLICE_BEGIN", "lock", {**arguments, **stacks}, [], []]
     assert (queued[3], [one[2] for one in ends]) == ("run queue", ["TYPE_SLICE_END"] * 2)
     assert wakes[1:4] == ["clerk", "TYPE_INSTANT", "wakes worker(72)"]
     assert wakes[5] == runs[6] == [1]
@@ -94,9 +94,9 @@ def test_perfetto_parses_the_timeline(perfetto_parser: Path) -> None:
 def test_jq_parses_the_json_lines(tmp_path: Path) -> None:
     file = exported("jsonl", tmp_path / "x.jsonl")
     jq = ["jq", "-s", '[.[].categories[] | select(.name == "lock").total_ns] | add', file]
-    said = subprocess.run(jq, check=True, capture_output=True, text=True, timeout=60).stdout
+    output = subprocess.run(jq, check=True, capture_output=True, text=True, timeout=60).stdout
     ticks = [json.loads(line) for line in file.read_text().splitlines()]
-    assert int(said) == sum(one["total_ns"] for tick in ticks for one in tick["categories"] if one["name"] == "lock")
+    assert int(output) == sum(one["total_ns"] for tick in ticks for one in tick["categories"] if one["name"] == "lock")
 
 
 def exported(form: str, to: Path, *more: str) -> Path:
@@ -161,9 +161,9 @@ def test_click_zooms_the_flame_graph_and_search_highlights(chromium: str, tmp_pa
     )
     (tmp_path / "tried.svg").write_text(tried)
     shown = page(chromium, f"file://{tmp_path}/tried.svg", tmp_path / "profile")
-    told = re.search(r"zoomed ([\d.]+) to ([\d.]+); hits (\d+); out (\d+); back ([\d.]+)", shown)
-    assert told, shown[-2000:]
-    before, after, hits, out, back = map(float, told.groups())
+    result = re.search(r"zoomed ([\d.]+) to ([\d.]+); hits (\d+); out (\d+); back ([\d.]+)", shown)
+    assert result, shown[-2000:]
+    before, after, hits, out, back = map(float, result.groups())
     assert before < 1000 < after == 1180
     assert hits > 0 and out > 0
     assert back == before

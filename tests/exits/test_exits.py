@@ -48,12 +48,12 @@ def test_exits_match_the_instructions_of_objdump(program: str, capsys: pytest.Ca
 
 def test_instruction_lengths_match_objdump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encodings, compared, differences = _encodings(), 0, list[str]()
-    while few := [one.ljust(_SLOT, b"\x90") for one in islice(encodings, 100_000)]:
+    while batch := [one.ljust(_SLOT, b"\x90") for one in islice(encodings, 100_000)]:
         image = tmp_path / "encodings"
-        image.write_bytes(b"".join(few))
+        image.write_bytes(b"".join(batch))
         texts = dict(objdump.instructions("-D", "-b", "binary", "-m", "i386:x86-64", image))
         following = dict(pairwise(texts))
-        for at, code in zip(range(0, _SLOT * len(few), _SLOT), few, strict=True):
+        for at, code in zip(range(0, _SLOT * len(batch), _SLOT), batch, strict=True):
             if "(bad)" in texts[at]:
                 continue
             try:

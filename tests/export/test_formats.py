@@ -73,8 +73,8 @@ def test_folded_with_a_baseline_scales_it_to_the_same_duration() -> None:
 
 
 def test_folded_can_be_split_by_thread_and_category() -> None:
-    both = Style(per=frozenset(("thread", "category")))
-    assert folded.text(SHOP, None, both).splitlines() == [
+    style = Style(per=frozenset(("thread", "category")))
+    assert folded.text(SHOP, None, style).splitlines() == [
         "lock;worker-71;main;serve;futex_wait 900000",
         "pipe;worker-72;main;log;pipe_write 300000",
     ]
@@ -92,8 +92,8 @@ def test_delimiter_separates_user_from_kernel_frames() -> None:
     style = Style(delimiter=True)
     assert folded.text(SHOP, None, style).splitlines()[0] == "worker;main;serve;-;futex_wait 900000"
     waker = (Step("wake", True), Step("unlock", False), Step("clerk(9)", False, is_waker=True))
-    way = (*path("~", "main", "k:wait"), WOKEN_BY, *waker)
-    assert folded.text(profile(replaced(way), mode=OFFWAKE), None, style) == (
+    steps = (*path("~", "main", "k:wait"), WOKEN_BY, *waker)
+    assert folded.text(profile(replaced(steps), mode=OFFWAKE), None, style) == (
         "worker;~;main;-;wait;--;wake;-;unlock;clerk(9) 1000000\n"
     )
     for only in (path("k:kthread", "k:worker"), path("(still waiting)", "k:wait"), path("main")):
@@ -176,8 +176,8 @@ def test_pprof_has_leaf_first_stacks_with_counts_times_and_labels() -> None:
             parts = [*fields(one)]
             ids, values = (varints(part) for field, part in parts if field in (1, 2) and isinstance(part, bytes))
             found[tuple(functions[number] for number in ids)] = values
-            said = [dict(fields(part)) for field, part in parts if field == 3 and isinstance(part, bytes)]
-            labels.append({strings[int(one[1])]: strings[int(one[2])] if 2 in one else one[3] for one in said})
+            pairs = [dict(fields(part)) for field, part in parts if field == 3 and isinstance(part, bytes)]
+            labels.append({strings[int(one[1])]: strings[int(one[2])] if 2 in one else one[3] for one in pairs})
     assert found["futex_wait", "serve", "main"] == [3, 900_000_000]
     assert labels[0] == {"comm": "shop", "thread": "worker", "category": "lock", "pid": 70, "tid": 71}
     types = [dict(fields(one)) for at, one in every if at == 1 and isinstance(one, bytes)]
@@ -245,8 +245,8 @@ def test_each_mode_has_its_own_colours() -> None:
 
 
 def test_waker_frames_have_wakeup_colours_and_waiter_frames_off_cpu_colours() -> None:
-    way = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), WHO_WAITED, *path("outer", "k:io_wait"))
-    drawn = boxes(flamegraph.svg(profile(replaced(way), mode=CHAIN)))
+    steps = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), WHO_WAITED, *path("outer", "k:io_wait"))
+    drawn = boxes(flamegraph.svg(profile(replaced(steps), mode=CHAIN)))
     colour = {title.partition(" (")[0]: fill for title, (_, fill) in drawn.items()}
     of_wakeups = boxes(flamegraph.svg(profile(replaced(path("unlock", "k:wake")), mode=WAKEUP)))
     aqua = {title.partition(" (")[0]: fill for title, (_, fill) in of_wakeups.items()}
@@ -379,7 +379,7 @@ def test_exported_file_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error"),
     [
         (("pprof", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
         (("folded", str(DEMO), "--filter", "max>1ms"), "rows of a table"),
@@ -397,9 +397,9 @@ def test_exported_file_is_private(tmp_path: Path) -> None:
         (("jsonl", str(OLD), "--filter", "waker=a"), "asks who ended waits, which was not gathered"),
     ],
 )
-def test_invalid_request_is_an_error_with_a_remedy(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_request_is_an_error_with_a_remedy(arguments: tuple[str, ...], error: str) -> None:
     ended = command.run("export", *arguments)
-    assert says in ended.err
+    assert error in ended.err
     assert ended.status != 0
     assert "Traceback" not in ended.err
 
@@ -458,9 +458,9 @@ def test_losses_are_reported() -> None:
 
 def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> None:
     sampled = SHOP._replace(sampling=Sampling(40, own_only=True))
-    says = "sampled ~20 Hz, own processes only"
-    assert f"; {says}" in flamegraph.svg(sampled)
-    assert f" ({says})" in flamegraph.svg(SHOP, baseline=sampled)
+    note = "sampled ~20 Hz, own processes only"
+    assert f"; {note}" in flamegraph.svg(sampled)
+    assert f" ({note})" in flamegraph.svg(SHOP, baseline=sampled)
     file = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
     ended = command.run("export", "folded", file, "--baseline", file)
-    assert (ended.status, ended.err) == (0, f"offtop: {says}\nofftop: the baseline: {says}\n")
+    assert (ended.status, ended.err) == (0, f"offtop: {note}\nofftop: the baseline: {note}\n")

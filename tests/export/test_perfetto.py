@@ -115,8 +115,8 @@ def recorded(path: Path) -> Sequence[Outlier]:
         one = source.after(second)
         site = next(site for site in one.sites if site.tid == 101)
         wait = Caught(site, one.at_ns - 800 * MS, one.at_ns - 300 * MS, 20 * MS, program="shop")
-        told = one.at_ns, one.taken_ns, "any.max > 400ms", "max", "lock", "shop", 5e8, 4e8
-        found = [Outlier(*told, wait=wait, book=one.book), Outlier(*told)]
+        fields_of_outlier = one.at_ns, one.taken_ns, "any.max > 400ms", "max", "lock", "shop", 5e8, 4e8
+        found = [Outlier(*fields_of_outlier, wait=wait, book=one.book), Outlier(*fields_of_outlier)]
         recorder.add(replace(one, outliers=found))
         every += found
     recorder.close()
@@ -129,13 +129,13 @@ def test_outliers_of_a_recording_are_on_the_timeline(tmp_path: Path) -> None:
         out = tmp_path / f"{len(more)}.pftrace"
         ended = command.run("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(out), *more)
         assert (ended.status, ended.out, ended.err) == (0, "", "")
-        told = events(out.read_bytes())
-        assert [name for _, _, _, name in told].count("lock") == seconds
+        found = events(out.read_bytes())
+        assert [name for _, _, _, name in found].count("lock") == seconds
     first = every[0].wait
     assert first
-    told = events((tmp_path / "0.pftrace").read_bytes())
-    assert told[0] == (first.began_ns, 100 << 32 | 101, 1, "lock")
-    assert told[4] == (first.ended_ns - 20 * MS, 100 << 32 | 103, 3, "wakes worker-1(101)")
+    found = events((tmp_path / "0.pftrace").read_bytes())
+    assert found[0] == (first.began_ns, 100 << 32 | 101, 1, "lock")
+    assert found[4] == (first.ended_ns - 20 * MS, 100 << 32 | 103, 3, "wakes worker-1(101)")
     assert b"take_order" in (tmp_path / "0.pftrace").read_bytes()
 
 

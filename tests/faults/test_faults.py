@@ -68,12 +68,12 @@ def test_two_instances_count_everything_including_each_other() -> None:
         child.go()
         child.finish()
         ended_ns = time.time_ns()
-        for run, its in first.items():
-            its += ticks_until(run, ended_ns)
-            trouble.check_whole(its)
-            counted, put_aside = sleeps(its, child.tid)
-            assert 23 <= counted <= 23 + put_aside
-            seen = {thread["pid"] for tick in its for thread in tick["threads"]}
+        for run, ticks in first.items():
+            ticks += ticks_until(run, ended_ns)
+            trouble.check_whole(ticks)
+            counted, preempted = sleeps(ticks, child.tid)
+            assert 23 <= counted <= 23 + preempted
+            seen = {thread["pid"] for tick in ticks for thread in tick["threads"]}
             assert run.process.pid not in seen
             assert ({one, other} - {run}).pop().process.pid in seen
 
@@ -256,9 +256,9 @@ def beside(pid: int, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
         left = trouble.Left(process.pid)
         process.send_signal(signal.SIGINT)
         assert process.stderr
-        said = process.stderr.read().decode()
-        check_said(said)
-        assert process.wait(_END_S) == 130, said
+        output = process.stderr.read().decode()
+        check_said(output)
+        assert process.wait(_END_S) == 130, output
         left.check()
     finally:
         process.kill()

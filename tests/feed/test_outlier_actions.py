@@ -20,12 +20,14 @@ RULES = categories.parse(paths.categories().read_text(encoding="utf-8"))
 MS = 1_000_000
 
 
-def outlier(at_s: int = 10, comm: str = "worker", category: str = "lock", more: int = 0, told: bool = False) -> Outlier:
+def outlier(
+    at_s: int = 10, comm: str = "worker", category: str = "lock", more: int = 0, reported: bool = False
+) -> Outlier:
     at_ns = at_s * NS_PER_S
     wait = Caught(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
     book = Book(comms={ThreadKey(10, 11): comm})
     return Outlier(
-        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=told, more=more, book=book
+        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=reported, more=more, book=book
     )
 
 
@@ -47,7 +49,7 @@ def until(alarm: Alarm, path: Path, lines: int) -> list[str]:
 def test_each_outlier_is_counted_once() -> None:
     alarm = Alarm("", person())
     alarm.add([])
-    alarm.add([outlier(more=4), outlier(11), outlier(12, told=True)])
+    alarm.add([outlier(more=4), outlier(11), outlier(12, reported=True)])
     assert alarm.count == 6
 
 
@@ -85,10 +87,14 @@ def test_names_are_passed_escaped_and_only_in_the_environment(tmp_path: Path) ->
 
 
 def test_outlier_of_a_whole_tick_has_no_thread() -> None:
-    told = environment(Outlier(1, 2, "lock.p99 > 1ms", "p99", "lock", "shop", 2e6, 1e6), person())
-    assert (told["OFFTOP_TID"], told["OFFTOP_RULE"], told["OFFTOP_PROCESS"]) == ("", "lock.p99 > 1ms", "shop")
-    assert told["HOME"] == str(person().home)
-    assert "SUDO_UID" not in told
+    variables = environment(Outlier(1, 2, "lock.p99 > 1ms", "p99", "lock", "shop", 2e6, 1e6), person())
+    assert (variables["OFFTOP_TID"], variables["OFFTOP_RULE"], variables["OFFTOP_PROCESS"]) == (
+        "",
+        "lock.p99 > 1ms",
+        "shop",
+    )
+    assert variables["HOME"] == str(person().home)
+    assert "SUDO_UID" not in variables
 
 
 def test_command_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

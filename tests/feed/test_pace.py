@@ -76,7 +76,7 @@ def test_source_is_drained_between_distant_readings(monkeypatch: pytest.MonkeyPa
     source = Drained(ticks=3)
     list(Pace(source, history(), 110 * MS, first_tick_ns=30 * MS).ticks())
     first, second, *later = source.read_at_ns
-    assert not [at_ns for at_ns in source.drained_at_ns if first < at_ns < second], "they are near"
+    assert not [at_ns for at_ns in source.drained_at_ns if first < at_ns < second], "they are too close together"
     for read_ns, next_ns in zip([second, *later], later, strict=False):
         assert len([at_ns for at_ns in source.drained_at_ns if read_ns < at_ns < next_ns]) == 2
 

@@ -47,11 +47,11 @@ def diagnosed(chosen: str, *options: str) -> list[tuple[int, str, str, str]]:
 
 
 def check(chosen: str, name: str, least_share: int, process: str, *options: str) -> None:
-    told = diagnosed(chosen, *options)
-    assert len(told) >= _TICKS - 1, f"only {told}"
-    for share, what, whose, _ in told[-2:]:
-        assert (what, whose) == (name, process), told
-        assert share >= least_share, told
+    found = diagnosed(chosen, *options)
+    assert len(found) >= _TICKS - 1, f"only {found}"
+    for share, what, process_name, _ in found[-2:]:
+        assert (what, process_name) == (name, process), found
+        assert share >= least_share, found
 
 
 def compiled(source: str, to: Path, *flags: str) -> Path:
@@ -83,7 +83,7 @@ def test_rows_locked_by_one_session_are_a_postgresql_row_lock(postgres: Servers)
     time.sleep(2)
     check("proc=postgres", "a row or table lock", 60, "postgres")
     # the sessions that wait for the table of bench/servers.py wait in the same way
-    assert any("another session" in says for _, _, _, says in diagnosed("proc=postgres"))
+    assert any("another session" in explanation for _, _, _, explanation in diagnosed("proc=postgres"))
 
 
 def test_commits_to_a_slow_disk_are_the_postgresql_wal(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -193,9 +193,9 @@ def _needed(name: str, seen: set[str]) -> Iterator[importlib.metadata.Distributi
     except importlib.metadata.PackageNotFoundError:
         return  # it is for another operating system
     yield found
-    for asked in found.requires or ():
-        if "extra ==" not in asked:
-            yield from _needed(re.split(r"[^\w.-]", asked, maxsplit=1)[0], seen)
+    for requirement in found.requires or ():
+        if "extra ==" not in requirement:
+            yield from _needed(re.split(r"[^\w.-]", requirement, maxsplit=1)[0], seen)
 
 
 def _checkout(place: Path, kernel: Kernel) -> None:

@@ -65,10 +65,10 @@ class Findings:
         self.count = 0
         self.about = ""
 
-    def check(self, is_so: object, what: str, *told: object) -> None:
-        if not is_so:
+    def check(self, holds: object, what: str, *details: object) -> None:
+        if not holds:
             self.count += 1
-            print(f"FAIL {self.about}: {what}", *told, flush=True)
+            print(f"FAIL {self.about}: {what}", *details, flush=True)
 
 
 class Waiter:
@@ -97,7 +97,7 @@ class Waiter:
 
     def _line(self) -> str:
         assert self._process.stdout
-        assert select.select([self._process.stdout], [], [], 60)[0], "a child says nothing"
+        assert select.select([self._process.stdout], [], [], 60)[0], "no output of a child"
         return self._process.stdout.readline().decode()
 
 
@@ -156,16 +156,16 @@ def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options:
             if len(ticks) in happen:
                 happen[len(ticks)]()
                 over_s = time.time()
-        said = offtop.stderr.read().decode()
+        output = offtop.stderr.read().decode()
         status = offtop.wait(OFFTOP_S)
-    found.check(status == 0 and not said, f"offtop ended with {status}:", said[-4000:])
+    found.check(status == 0 and not output, f"offtop ended with {status}:", output[-4000:])
     found.check(len(ticks) == TICKS, f"{len(ticks)} ticks")
     if ticks:
         found.check(ticks[-1]["taken_ns"] > over_s * 1e9, "the last tick came too early")
     deadline_s = time.monotonic() + GONE_S
     while (left := loaded() - before) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    found.check(not left, f"{len(left)} programs are still in the kernel")
+    found.check(not left, f"{len(left)} programs are still loaded")
     return ticks
 
 
@@ -208,10 +208,10 @@ def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     ends = [(row["user_end"], row["user"]) for one in load.waiters.values() for row in over(ticks, one.pid)]
     found.check(not load.is_ruled or "whole" in dict(ends), "no user stack is whole:", ends)
     spun = rows(ticks, "threads", load.spinner.pid)
-    aside = sum(row["involuntary"] for row in spun), sum(row["preempted_ns"] for row in spun)
+    preempted = sum(row["involuntary"] for row in spun), sum(row["preempted_ns"] for row in spun)
     queued_ns = sum(row["runqueue_ns"] for row in spun)
-    found.check(aside[0] >= TURNS and aside[1] >= TURNS * MS, "run queue: put aside too seldom:", aside)
-    found.check(queued_ns >= aside[1], "run queue: shorter than what it was put aside for:", queued_ns)
+    found.check(preempted[0] >= TURNS and preempted[1] >= TURNS * MS, "run queue: preempted too seldom:", preempted)
+    found.check(queued_ns >= preempted[1], "run queue: shorter than the preempted time:", queued_ns)
     check_held(found, ticks[-1], load.held.pid)
     # read from another thread, with the scheduler function that the kernel leaves out
     asleep = [row["kernel"] for row in ticks[-1]["still_blocked"] if row["tid"] == load.asleep.pid]
@@ -224,25 +224,27 @@ def check_site(
     mine = [row for row in over(ticks, tid) if row["category"] == category]
     waits = sum(row["waits"] for row in mine)
     blocked_ms = sum(row["blocked_ns"] for row in mine) / MS
-    told = [
+    listed = [
         (number, row["category"], row["waits"], row["kernel"][:3], row["user"][:4])
         for number, tick in enumerate(ticks)
         for row in over([tick], tid)
     ]
-    aside = sum(row["involuntary"] for row in rows(ticks, "threads", tid))  # on its way to sleep, or woken in between
-    found.check(abs(waits - TIMES) <= aside, f"{name}: {waits} waits of the category {category}:", told)
+    preempted = sum(
+        row["involuntary"] for row in rows(ticks, "threads", tid)
+    )  # on its way to sleep, or woken in between
+    found.check(abs(waits - TIMES) <= preempted, f"{name}: {waits} waits of the category {category}:", listed)
     least_ms = 0.9 * TIMES * EACH_MS
     most_ms = (3 if name in load.waiters else 30) * least_ms  # others have also waited for the start signal
     found.check(least_ms <= blocked_ms <= most_ms, f"{name}: blocked for {blocked_ms:.0f} ms")
     below = [row for row in mine if function in row["user"]]
-    found.check(below, f"{name}: no user stack has {function}:", told)
+    found.check(below, f"{name}: no user stack has {function}:", listed)
 
 
 def check_held(found: Findings, tick: Tick, tid: int) -> None:
     """Check the wait that began before offtop started and is still in progress."""
-    those = [row for row in tick["still_blocked"] if row["tid"] == tid]
-    found.check(len(those) == 1, f"held: it is {len(those)} times among what is blocked now")
-    for row in those:
+    waits = [row for row in tick["still_blocked"] if row["tid"] == tid]
+    found.check(len(waits) == 1, f"held: {len(waits)} waits in progress")
+    for row in waits:
         found.check(row["category"] == "lock" and row["syscall"] in ("flock", None), "held:", row)
         found.check(row["age_ns"] >= (TICKS - 1) * 900 * MS, "held: too young:", row["age_ns"])
     total_ns = sum(row["offcpu_ns"] for row in tick["threads"] if row["tid"] == tid)
@@ -252,13 +254,15 @@ def check_held(found: Findings, tick: Tick, tid: int) -> None:
 def check_wakers(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     for kind in _OBJECTS:
         child = load.wakings[kind]
-        aside = sum(row["involuntary"] for row in rows(ticks, "threads", child.at["sleeper"]))
+        preempted = sum(row["involuntary"] for row in rows(ticks, "threads", child.at["sleeper"]))
         wakers = Counter[tuple[str, str, int]]()
         for row in over(ticks, child.at["sleeper"]):
             if row["waker"]:
                 wakers[row["waker"]["kind"], row["waker"]["comm"], row["waker"]["tid"]] += row["waits"]
-        its = wakers.pop(("thread", "waker", child.at["waker"]), 0)
-        found.check(abs(its - TIMES) <= aside and not wakers, f"{kind}: {its} by its waker, and by", dict(wakers))
+        by_waker = wakers.pop(("thread", "waker", child.at["waker"]), 0)
+        found.check(
+            abs(by_waker - TIMES) <= preempted and not wakers, f"{kind}: {by_waker} by its waker, and by", dict(wakers)
+        )
     tid = load.waiters["sleep"].pid
     kinds = Counter[str]()
     for row in over(ticks, tid):
@@ -270,23 +274,23 @@ def check_wakers(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
 def check_chain(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     """Check that each runner of the relay was woken by the previous one; one may be woken again before it runs."""
     at = load.wakings["relay"].at
-    way = [at[f"runner-{number}"] for number in (3, 2, 1, 0)] + [at["main"]]
+    path = [at[f"runner-{number}"] for number in (3, 2, 1, 0)] + [at["main"]]
     chains = Counter[tuple[int, ...]]()
     for row in over(ticks, at["runner-4"]):
         if row["waker"]:
             chains[tuple(one["tid"] for one in (row["waker"], *row["chain_wakers"]))] += row["waits"]
-    whole = sum(count for chain, count in chains.items() if [*chain[:3]] == way[:3])
-    found.check(whole >= TIMES // 2, f"relay: {whole} chains are its way {way}:", dict(chains))
+    whole = sum(count for chain, count in chains.items() if [*chain[:3]] == path[:3])
+    found.check(whole >= TIMES // 2, f"relay: {whole} chains follow {path}:", dict(chains))
 
 
 def check_objects(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
     for kind, named in _OBJECTS.items():
         tid = load.wakings[kind].at["sleeper"]
-        aside = sum(row["involuntary"] for row in rows(ticks, "threads", tid))
-        those = [row for row in over(ticks, tid) if row["waker"] or row["object"]]
-        count = sum(row["waits"] for row in those if row["object"] and row["object"]["kind"] == named)
-        objects = [row["object"] for row in those]
-        found.check(abs(count - TIMES) <= aside, f"{kind}: {count} of its waits are on a {named}:", objects)
+        preempted = sum(row["involuntary"] for row in rows(ticks, "threads", tid))
+        sites = [row for row in over(ticks, tid) if row["waker"] or row["object"]]
+        count = sum(row["waits"] for row in sites if row["object"] and row["object"]["kind"] == named)
+        objects = [row["object"] for row in sites]
+        found.check(abs(count - TIMES) <= preempted, f"{kind}: {count} of its waits are on a {named}:", objects)
 
 
 def check_doctor(found: Findings) -> None:
@@ -330,15 +334,15 @@ def compare_with_bcc(found: Findings) -> None:
             reading = [row for row in rows(ticks, "sites", sleeper) if "pipe_read" in str(row["kernel"])]
             woken = [row for row in reading if row["category"] == "pipe"]
             tool.send_signal(signal.SIGINT)
-            told, said = tool.communicate(timeout=OFFTOP_S)
-            theirs = [line for line in told.splitlines() if "sleeper" in line]
-            theirs_ms = sum(int(line.rpartition(" ")[2]) for line in theirs if re.match(pattern, line)) / 1000
+            output, errors = tool.communicate(timeout=OFFTOP_S)
+            stacks = [line for line in output.splitlines() if "sleeper" in line]
+            tool_ms = sum(int(line.rpartition(" ")[2]) for line in stacks if re.match(pattern, line)) / 1000
             # offcputime also counts preemption
-            those = reading if name == "offcputime" else woken
-            least_ms, most_ms = (sum(row[which] for row in those) / MS for which in (part, "total_ns"))
-            print(f"{name}: {theirs_ms:.1f} ms, offtop {least_ms:.1f} to {most_ms:.1f} ms", flush=True)
-            is_near = least_ms and 0.95 * least_ms <= theirs_ms <= 1.05 * most_ms
-            found.check(is_near, f"{name}: {theirs_ms} ms:", said[-300:], *theirs)
+            ours = reading if name == "offcputime" else woken
+            least_ms, most_ms = (sum(row[which] for row in ours) / MS for which in (part, "total_ns"))
+            print(f"{name}: {tool_ms:.1f} ms, offtop {least_ms:.1f} to {most_ms:.1f} ms", flush=True)
+            is_near = least_ms and 0.95 * least_ms <= tool_ms <= 1.05 * most_ms
+            found.check(is_near, f"{name}: {tool_ms} ms:", errors[-300:], *stacks)
 
 
 def set_clock_back() -> None:
@@ -386,8 +390,8 @@ def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
             for one in waiters:
                 slept = [row for row in over(ticks, one.pid) if row["category"] == "sleep"]
                 count = sum(row["waits"] for row in slept)
-                aside = sum(row["involuntary"] for row in rows(ticks, "threads", one.pid))
-                found.check(abs(count - TIMES) <= aside, f"{count} sleeps")
+                preempted = sum(row["involuntary"] for row in rows(ticks, "threads", one.pid))
+                found.check(abs(count - TIMES) <= preempted, f"{count} sleeps")
 
 
 def runs(known: Features) -> Generator[tuple[str, str]]:

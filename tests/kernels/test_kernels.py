@@ -26,8 +26,8 @@ def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None
         extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
         archive = guests.root(kernel, extra)
     except NotToBeHadError as error:
-        assert not kernel.is_needed, f"{name} cannot be had: {error}"
-        pytest.skip(f"{name} cannot be had: {error}")
-    said = guests.boot(kernel, image, archive, kernels.cache() / f"{name}.log")
-    print(said)
-    assert guests.PASSED in said.splitlines(), "\n".join(said.splitlines()[-40:])
+        assert not kernel.is_needed, f"{name} is not available: {error}"
+        pytest.skip(f"{name} is not available: {error}")
+    output = guests.boot(kernel, image, archive, kernels.cache() / f"{name}.log")
+    print(output)
+    assert guests.PASSED in output.splitlines(), "\n".join(output.splitlines()[-40:])

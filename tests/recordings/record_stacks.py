@@ -213,8 +213,8 @@ def look(seconds: float, wanted: Iterable[str]) -> None:
     for category, total_ns in by_category.most_common():
         print(f"{category:<12} {100 * total_ns / whole_ns:8.4f} %  {total_ns / 1e9:10.3f} s")
     for category in wanted:
-        ours = collections.Counter({stack: n for (name, stack), n in by_stack.items() if name == category})
-        for stack, total_ns in ours.most_common(_SHOWN):
+        stacks = collections.Counter({stack: n for (name, stack), n in by_stack.items() if name == category})
+        for stack, total_ns in stacks.most_common(_SHOWN):
             print(f"{category}: {total_ns / 1e9:.6f} s  {' < '.join(stack)}  ({rules.rule_of(stack)})")
     print(f"in progress: {now.total()}")
     for (iterator, restored), n in now.items():

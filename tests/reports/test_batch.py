@@ -27,7 +27,7 @@ def printed(
 
 
 @pytest.mark.parametrize(
-    ("table", "idle", "said"),
+    ("table", "idle", "expected"),
     [
         (STUCK, False, "stuck now: 4 threads; 1 that looks idle left out (-i)"),
         (STUCK, True, "stuck now: 5 threads"),
@@ -39,12 +39,12 @@ def printed(
         ([], False, "stuck now: 0 threads"),
     ],
 )
-def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle: bool, said: str) -> None:
+def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle: bool, expected: str) -> None:
     source = ScriptedSource(table, ticks=12, ends=True)  # pyright: ignore[reportArgumentType]
     lines = printed(source, batch.Wanted(stuck=True, idle_shown=idle))
     (head,) = [line for line in lines if line.startswith("stuck now")]
-    assert head == said
-    assert len(lines[lines.index(head) + 2 :]) - 1 == int(said.split()[2])
+    assert head == expected
+    assert len(lines[lines.index(head) + 2 :]) - 1 == int(expected.split()[2])
 
 
 def test_system_call_names_are_escaped_in_json() -> None:
@@ -58,8 +58,8 @@ def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> 
     source = ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED)
     lines = printed(source, batch.Wanted(stuck=True))
     assert source.sought[0] == {PIPE}
-    told = "pipe_read (writer: gzip(4242), \\x1b[2J(9), +3) < fill < main"
-    assert [told in line for line in lines if " 60 " in line] == [True, True]
+    peers = "pipe_read (writer: gzip(4242), \\x1b[2J(9), +3) < fill < main"
+    assert [peers in line for line in lines if " 60 " in line] == [True, True]
     (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED), batch.Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["object"]["ends"] == [
@@ -85,8 +85,8 @@ def test_folded_output_without_wakers_is_empty_and_reported(capsys: pytest.Captu
     source.mode = OFFCPU
     batch.run(source, CATEGORIES, MS, None, batch.Wanted(mode=WAKEUP, folded=True), as_json=False, width=0, out=out)
     assert out.getvalue() == ""
-    told = capsys.readouterr().err
-    assert told.startswith("offtop: in 3 ticks it was not gathered who ended the waits")
+    errors = capsys.readouterr().err
+    assert errors.startswith("offtop: in 3 ticks it was not gathered who ended the waits")
 
 
 def test_filter_applies_to_storms() -> None:
@@ -110,9 +110,9 @@ def test_user_stack_problems_are_in_json() -> None:
 
 
 def test_worst_user_stack_problem_is_printed_if_it_is_a_tenth() -> None:
-    said = "60% of the time with a user stack: libshop.so.1: callers missing: no unwind information. Next: build it"
+    expected = "60% of the time with a user stack: libshop.so.1: callers missing: no unwind information. Next: build it"
     lines = printed(BrokenSource(SHOP, ticks=3, ends=True), batch.Wanted())
-    assert any(line.startswith(said) for line in lines)
+    assert any(line.startswith(expected) for line in lines)
     little = [row for row in SHOP if "take_order" not in row.user]
     for source in (BrokenSource(little, ticks=3, ends=True), ScriptedSource(SHOP, ticks=3, ends=True)):
         assert not any("with a user stack" in line for line in printed(source, batch.Wanted()))

@@ -277,7 +277,7 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("delay = 0", ": delay: 0 is not a number of seconds from 0.1 to 60"),
         ("delay = 61.5", ": delay: 61.5 is not"),
@@ -331,14 +331,14 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
         ('"\\u001b[31m" = 1', r": there is no setting '\x1b[31m'"),
     ],
 )
-def test_invalid_value_is_refused_in_one_sentence_that_names_it(ann: Person, text: str, says: str) -> None:
+def test_invalid_value_is_refused_in_one_sentence_that_names_it(ann: Person, text: str, error: str) -> None:
     sentence = refused(ann, text)
-    assert sentence.startswith(says)
+    assert sentence.startswith(error)
     assert len(sentence) < 400
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         (b"delay = 2\nroot:x:0:0\n", ", line 2: this is not TOML. Mend that"),
         (b"delay = 2\ndelay = 3\n", ", line 2: this is not TOML"),
@@ -353,9 +353,9 @@ def test_invalid_value_is_refused_in_one_sentence_that_names_it(ann: Person, tex
         (b"a." * 5000 + b"b = 1", ": there is no setting 'a'"),
     ],
 )
-def test_invalid_toml_is_reported_by_line_without_quoting_it(ann: Person, text: bytes, says: str) -> None:
+def test_invalid_toml_is_reported_by_line_without_quoting_it(ann: Person, text: bytes, error: str) -> None:
     sentence = refused(ann, text)
-    assert sentence.startswith(says)
+    assert sentence.startswith(error)
     assert "root" not in sentence
 
 
@@ -374,16 +374,16 @@ def test_error_on_the_command_line_names_the_option(ann: Person) -> None:
 
 
 def test_keys_are_checked_by_the_given_function(ann: Person) -> None:
-    asked: list[tuple[str, str]] = []
+    checked: list[tuple[str, str]] = []
 
     def check(action: str, keys: str) -> None:
-        asked.append((action, keys))
+        checked.append((action, keys))
         if action == "nosuch":
             raise ValueError(f"there is no key '{keys}'. Take another")
 
     put(ann.home / "c.toml", "[keys]\npreset = 'vim'\npause = 'z,Z'\n")
     load({}, str(ann.home / "c.toml"), ann, {}, check_key=check)
-    assert asked == [("pause", "z,Z")]
+    assert checked == [("pause", "z,Z")]
     put(ann.home / "c.toml", "[keys]\nnosuch = '\\u001b'\n".replace("'", '"'))
     with pytest.raises(UsageError, match=r"c\.toml: keys\.nosuch: there is no key '\\x1b'\. Take another"):
         load({}, str(ann.home / "c.toml"), ann, {}, check_key=check)

@@ -65,9 +65,9 @@ def test_user_rules_come_before_system_wide_and_packaged_ones(own: Path) -> None
 
 def replace(path: Path, text: str) -> None:
     """Replace a file atomically, so that it is never read empty."""
-    beside = path.with_name("beside")
-    beside.write_text(text)
-    beside.replace(path)
+    temporary = path.with_name("beside")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def test_changed_file_is_reloaded(watched: RuleFiles) -> None:

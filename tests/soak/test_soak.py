@@ -49,7 +49,7 @@ class Storm:
             self.told[name] = int(number)
             if name == last:
                 return
-        raise AssertionError("the storm ended by itself")
+        raise AssertionError("the storm exited early")
 
     def calm(self) -> None:
         """Stop the storm and wait until it has finished."""
@@ -73,16 +73,16 @@ def test_one_hour_storm_is_counted_and_leaves_nothing_behind(
         finally:
             watcher.terminate()
     counted = {name: sum(tick["sleeps"].get(name, 0) for tick in ticks) for name in ("soak-child", "soak-worker")}
-    aside = {name: sum(tick["aside"].get(name, 0) for tick in ticks) for name in counted}
+    preempted = {name: sum(tick["aside"].get(name, 0) for tick in ticks) for name in counted}
     thirds = held(ticks)
     lost = Counter[str]()
     for tick in ticks:
         lost.update(tick["lost"])
     with capsys.disabled():
-        print(f"\n{said(ticks, made, counted, aside, lost, thirds)}")
+        print(f"\n{said(ticks, made, counted, preempted, lost, thirds)}")
     assert lost.keys() <= {"threads"} and lost["threads"] <= sum(counted.values()) * _REFUSED, lost
-    for name, many in counted.items():
-        assert made[name] - lost["threads"] <= many <= made[name] + aside[name], name
+    for name, waits in counted.items():
+        assert made[name] - lost["threads"] <= waits <= made[name] + preempted[name], name
     assert made["switches"] - 2 <= made["waits"] <= made["switches"], "all but the waits in progress of the two threads"
     for name, (first, last) in thirds.items():
         assert last <= first * _MOST_GROWTH[name], name
@@ -135,7 +135,7 @@ def said(
     ticks: Sequence[Mapping[str, Any]],
     made: Mapping[str, int],
     counted: Mapping[str, int],
-    aside: Mapping[str, int],
+    preempted: Mapping[str, int],
     lost: Mapping[str, int],
     thirds: Mapping[str, tuple[float, float]],
 ) -> str:
@@ -144,10 +144,10 @@ def said(
         f"{seconds:.0f} s, {len(ticks):,} ticks, {made['switches'] / seconds:,.0f} switches a second of two threads"
     ]
     lines += [
-        f"{name}: {made[name]:,} sleeps made, {many:,} waits counted ({aside[name]:,} times put aside)"
-        for name, many in counted.items()
+        f"{name}: {made[name]:,} sleeps made, {number:,} waits counted ({preempted[name]:,} preemptions)"
+        for name, number in counted.items()
     ]
-    lines.append(f"lost: {', '.join(f'{many} {kind}' for kind, many in lost.items()) or 'nothing'}")
+    lines.append(f"lost: {', '.join(f'{number} {kind}' for kind, number in lost.items()) or 'nothing'}")
     lines.append(f"soak-pipe: {made['switches']:,} switches by the kernel, {made['waits']:,} waits counted")
     lines += [
         f"{name}: {first:,.4g} in the first third, {last:,.4g} in the last" for name, (first, last) in thirds.items()

@@ -50,10 +50,10 @@ def main() -> None:
             assert snapshot is not None
             took_s = time.monotonic() - began_s
             if kept := history.add(snapshot):
-                told = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
-                said = {**counted(kept), **held(source, took_s), "sites": len(told["sites"])}
-                said["entries"] = entries(source) if next(ticks) % _COUNTED == 0 else None
-                print(json.dumps(said), flush=True)
+                tick = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
+                line = {**counted(kept), **held(source, took_s), "sites": len(tick["sites"])}
+                line["entries"] = entries(source) if next(ticks) % _COUNTED == 0 else None
+                print(json.dumps(line), flush=True)
             time.sleep(max(0.0, began_s + _DELAY_S - time.monotonic()))
     finally:
         source.close()
@@ -65,17 +65,23 @@ def counted(kept: Kept) -> dict[str, object]:
     These are sleeps and preemptions of short-lived threads by name, waits of the two switching threads by tid, and
     losses.
     """
-    window, sleeps, aside, by_tid = kept.window, Counter[str](), Counter[str](), dict[int, int]()
+    window, sleeps, preempts, by_tid = kept.window, Counter[str](), Counter[str](), dict[int, int]()
     for site, totals in window.each_site():
         if (comm := window.book.comm(site.thread)) in _SLEEPERS and window.book.stack(site.kernel).category == "sleep":
             sleeps[comm] += totals.waits
     for key, totals in window.each_thread():
         comm = window.book.comm(key)
         if comm in _SLEEPERS:
-            aside[comm] += totals.involuntary
+            preempts[comm] += totals.involuntary
         elif comm == "soak-pipe":
             by_tid[key.tid] = totals.waits
-    return {"sleeps": sleeps, "aside": aside, "by_tid": by_tid, "lost": dict(window.lost), "span_ns": window.span_ns}
+    return {
+        "sleeps": sleeps,
+        "aside": preempts,
+        "by_tid": by_tid,
+        "lost": dict(window.lost),
+        "span_ns": window.span_ns,
+    }
 
 
 def held(source: LiveSource, took_s: float) -> dict[str, object]:

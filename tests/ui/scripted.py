@@ -400,11 +400,11 @@ class ScriptedSource(Happening):
             waits_ns = [ms * MS for ms in row.waits_ms]
             total_ns, longest_ns, histogram = sum(waits_ns), max(waits_ns, default=0), log2.of(*waits_ns)
             short_ns = row.short_waits * 10_000
-            so_often = row.seconds_of(seconds)
-            if so_often == row.seconds_of(seconds - 1):
+            active = row.seconds_of(seconds)
+            if active == row.seconds_of(seconds - 1):
                 longest_ns = 0
-            if row.running_ms and so_often:
-                ran = ThreadTotals(running_ns=so_often * row.running_ms * MS)
+            if row.running_ms and active:
+                ran = ThreadTotals(running_ns=active * row.running_ms * MS)
                 threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(ran)
             if row.waits_on and seconds >= row.ends:
                 waited_ns, ready_ns = (row.ends - row.begins) * NS_PER_S, row.ready_since_ms * MS
@@ -412,7 +412,7 @@ class ScriptedSource(Happening):
                 threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(
                     ThreadTotals(1, waited_ns, ready_ns, max_ns=sites[key].max_ns, histogram=log2.of(waited_ns))
                 )
-            elif so_often and not row.waits_on:
+            elif active and not row.waits_on:
                 by_wake = self._by_wake(row, seconds)
                 for wake, times in by_wake.items():
                     site = key._replace(wake=wake)
@@ -427,13 +427,13 @@ class ScriptedSource(Happening):
                     )
                 threads[key.thread] = threads.get(key.thread, ThreadTotals()).plus(
                     ThreadTotals(
-                        waits=so_often * (len(waits_ns) + row.short_waits),
-                        offcpu_ns=so_often * (total_ns + short_ns),
-                        runqueue_ns=so_often * row.ready_ms * MS,
-                        short_waits=so_often * row.short_waits,
-                        short_ns=so_often * short_ns,
+                        waits=active * (len(waits_ns) + row.short_waits),
+                        offcpu_ns=active * (total_ns + short_ns),
+                        runqueue_ns=active * row.ready_ms * MS,
+                        short_waits=active * row.short_waits,
+                        short_ns=active * short_ns,
                         max_ns=longest_ns,
-                        histogram=so_often * (histogram + row.short_waits * log2.of(10_000)),
+                        histogram=active * (histogram + row.short_waits * log2.of(10_000)),
                     )
                 )
         return Snapshot(
@@ -457,8 +457,8 @@ class ScriptedSource(Happening):
         found: dict[int, Storm] = {}
         for row in self._table:
             for wake, times in self._by_wake(row, seconds).items() if row.storm != NO_STORM else ():
-                one, goes_on = row.storm, row.seconds_of(seconds) > row.seconds_of(seconds - 1)
-                storm = Storm(times * one.storms, times * one.woken, times * one.again, one.largest * goes_on)
+                one, is_active = row.storm, row.seconds_of(seconds) > row.seconds_of(seconds - 1)
+                storm = Storm(times * one.storms, times * one.woken, times * one.again, one.largest * is_active)
                 if wake != NO_WAKE:
                     found[wake] = found.get(wake, NO_STORM).plus(storm)
         return found

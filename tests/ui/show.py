@@ -42,25 +42,25 @@ def main() -> int:
     parser.add_argument("--fail", action="store_true", help="the source fails on its third reading")
     parser.add_argument("--mouse", action="store_true", help="enable the mouse")
     parser.add_argument("--reads", type=Path, metavar="FILE", help="at the end, write when each tick was read to FILE")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     source: Source
-    if asked.fail:
+    if options.fail:
         source = ScriptedSource(ticks=1, error=KernelError("the kernel took the probe away. Start offtop again"))
-    elif asked.same is not None:
-        source = ScriptedSource(ticks=asked.same)
+    elif options.same is not None:
+        source = ScriptedSource(ticks=options.same)
     else:
-        source = _TimedBusySource(asked.sites, asked.still)
-    view = View(delay_ns=round(asked.delay * NS_PER_S))
+        source = _TimedBusySource(options.sites, options.still)
+    view = View(delay_ns=round(options.delay * NS_PER_S))
     categories = parse(paths.categories().read_text(encoding="utf-8"))
     try:
-        return run(source, view, categories, mouse=asked.mouse)
+        return run(source, view, categories, mouse=options.mouse)
     except OfftopError as error:
         print(f"offtop: {error}", file=sys.stderr)
         return error.status
     finally:
-        if asked.reads and isinstance(source, _TimedBusySource):
-            asked.reads.write_text(json.dumps(source.read_ns))
+        if options.reads and isinstance(source, _TimedBusySource):
+            options.reads.write_text(json.dumps(source.read_ns))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Terminal:
             return False
         try:
             piece = os.read(self.master, 65536)
-        except OSError:  # the other end is closed, and nothing is left
+        except OSError:  # the program has closed the terminal, and everything was read
             time.sleep(min(0.05, max(0.0, seconds)))
             return False
         self.drawn += piece
@@ -143,7 +143,7 @@ class Terminal:
         """Wait for the process and return its exit status."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
-            assert time.monotonic() < end, f"it does not end: {self.text[-500:]}"
+            assert time.monotonic() < end, f"the process does not exit: {self.text[-500:]}"
             if self.master < 0:
                 time.sleep(0.05)
             self.read(0.05)

@@ -42,9 +42,9 @@ async def test_selection_shows_its_account_as_a_bar_and_as_figures() -> None:
         assert lines_with(screen(app), "running ") == []
         await pilot.press("tab", "enter")
         assert app.view.pid == 100
-        told = app.picture and app.picture.account
-        assert told is not None and told.is_known
-        account = told.account
+        shown_account = app.picture and app.picture.account
+        assert shown_account is not None and shown_account.is_known
+        account = shown_account.account
         assert (account.threads, account.through) == (6, 6)
         assert [ns // 1_000_000 for ns in (account.running_ns, account.blocked_ns, account.residue_ns)] == [
             3 * (5 * 100 + 500),
@@ -114,7 +114,7 @@ async def test_pool_is_one_row_and_enter_shows_its_threads() -> None:
         assert app.view.pool == POOL
         assert "farm(100) > worker-*" in screen(app)[4]
         assert [row.name for row in app.picture.rows.rows] == [f"worker-{n}" for n in range(5, 0, -1)]
-        assert [row.key for row in app.picture.categories.rows] == ["lock"], "panes are about the pool"
+        assert [row.key for row in app.picture.categories.rows] == ["lock"], "panes follow the pool"
         await pilot.press("escape")
         assert (app.view.pool, app.view.cursor, app.view.focus) == (None, POOL, LIST)
 

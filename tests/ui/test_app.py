@@ -24,8 +24,8 @@ async def test_blocked_screen_does_not_stop_reading() -> None:
         source.go_on(to=10_000)
         end_s = time.monotonic() + 20
         while source.reads <= 20:
-            assert time.monotonic() < end_s, "nobody reads"
-            time.sleep(0.01)  # on purpose: nothing of the screen runs meanwhile
+            assert time.monotonic() < end_s, "the source is not read"
+            time.sleep(0.01)  # blocks the event loop on purpose
         read_meanwhile = source.reads
         source.go_on(to=source.reads)
         await until(lambda: app.picture is not None and app.picture.newest.number == source.ticks)
@@ -43,7 +43,7 @@ async def test_queued_ticks_are_drawn_once() -> None:
         app._pictures.of = lambda view, room: drawn.append(0) or draw(view, room)  # pyright: ignore[reportPrivateUsage]
         source.go_on(to=300)
         while source.reads <= 300:
-            time.sleep(0.01)  # on purpose: nothing of the screen runs meanwhile
+            time.sleep(0.01)  # blocks the event loop on purpose
         await until(lambda: app.picture is not None and app.picture.newest.number == 300)
         await pilot.pause()
         assert len(drawn) <= 3
@@ -180,5 +180,5 @@ def test_text_is_cut_after_a_sentence() -> None:
 
 @pytest.mark.parametrize("category", CATEGORIES.ids)
 def test_category_description_fits_80_columns(category: str) -> None:
-    said = " ".join(f"{category}: {CATEGORIES.plain[category]}".split())
-    assert len(whole_sentences(said, 80)) <= 80
+    text = " ".join(f"{category}: {CATEGORIES.plain[category]}".split())
+    assert len(whole_sentences(text, 80)) <= 80

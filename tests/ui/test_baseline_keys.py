@@ -95,7 +95,7 @@ async def test_sort_by_change_puts_the_largest_first_and_d_restores_the_sort() -
     source = ScriptedSource(CHANGED, ticks=AFTER)
     async with shown(source, (100, 40)) as (app, pilot):
         await pilot.press("greater_than_sign")
-        assert app.view.sort == "MAX", "nothing is compared"
+        assert app.view.sort == "MAX", "there is no baseline"
         await pilot.press("less_than_sign")
         await marked(app, source)
         await pilot.press("D", "greater_than_sign")

@@ -38,13 +38,16 @@ def line(app: OfftopApp, words: str) -> str:
 async def test_c_lists_containers_and_units_with_their_totals() -> None:
     async with shown(source()) as (app, pilot):
         await pilot.press("i", "C")
-        await pilot.press("r", "r")  # drawn again, now that it was told
+        await pilot.press("r", "r")  # redraw with the details that have arrived
         assert listed(app) == [(MYSQL, 2, 12_000), (DOCKER, 1, 8_000)]
         assert "── cgroups waiting on: anything" in line(app, "cgroups")
         assert line(app, "PROC").split()[:3] == ["CGROUP", "PROC", "WAITING"]
         assert line(app, "mysql.service").split()[:3] == ["mysql.service", "2", "1.20"]
         assert line(app, "docker").split()[:4] == ["docker", "1a2b3c4d5e6f", "1", "0.80"]
-        assert line(app, "mysql.service").split()[-2:] == ["12.0s", "do_epoll_wait…"]  # NOW and WHERE: its door's
+        assert line(app, "mysql.service").split()[-2:] == [
+            "12.0s",
+            "do_epoll_wait…",
+        ]  # NOW and WHERE are those of the process door
         await pilot.press("C")
         assert [key for key, *_ in listed(app)] == [300, 100, 200]
 
@@ -65,11 +68,11 @@ async def test_processes_of_unknown_cgroup_have_a_row() -> None:
 
 @asynchronous
 async def test_cgroup_list_looks_up_all_processes_and_follows_the_answers() -> None:
-    told = source()
-    async with shown(told) as (app, pilot):
+    scripted = source()
+    async with shown(scripted) as (app, pilot):
         await pilot.press("C")
-        assert told.asked[-1] >= {100, 200, 300}
-        told.go_on(to=13)
+        assert scripted.asked[-1] >= {100, 200, 300}
+        scripted.go_on(to=13)
         await until(lambda: app.picture is not None and app.picture.newest.number == 13)
         await pilot.pause()
         assert [key for key, *_ in listed(app)] == [DOCKER, MYSQL]
@@ -106,34 +109,34 @@ async def test_click_on_a_selected_cgroup_opens_it() -> None:
 
 @asynchronous
 async def test_pinned_cgroup_is_on_top_and_f_restricts_the_kernel_filter_to_it() -> None:
-    told = source()
-    async with shown(told) as (app, pilot):
+    scripted = source()
+    async with shown(scripted) as (app, pilot):
         await pilot.press("C", "tab", "down", "p")
         assert app.view.pin == MYSQL
         assert [key for key, *_ in listed(app)] == [MYSQL, DOCKER]
         assert line(app, ">* mysql.service")
         assert "pin mysql.service" in screen(app)[4]
         await pilot.press("F")
-        assert told.filters == Filters(cgroup=MYSQL)
+        assert scripted.filters == Filters(cgroup=MYSQL)
         assert "pin mysql.service only" in screen(app)[4]
-        told.go_on(to=13)
+        scripted.go_on(to=13)
         await until(lambda: app.picture is not None and app.picture.newest.number == 13)
         await pilot.pause()
         assert "only cgroup mysql.service" in screen(app)[1]
         await pilot.press("F", "p")
-        assert (told.filters, app.view.pin) == (Filters(), None)
-        told.refuses = UsageError("--cgroup: there is no cgroup '/gone' here")
+        assert (scripted.filters, app.view.pin) == (Filters(), None)
+        scripted.refuses = UsageError("--cgroup: there is no cgroup '/gone' here")
         await pilot.press("p", "F")
-        assert (told.filters, app.view.narrowed) == (Filters(), False)
+        assert (scripted.filters, app.view.narrowed) == (Filters(), False)
         assert line(app, "there is no cgroup '/gone' here")
 
 
 @asynchronous
 async def test_root_cgroup_cannot_be_filtered_to() -> None:
-    told = source({100: Details(cgroup="/")})
-    async with shown(told) as (app, pilot):
+    scripted = source({100: Details(cgroup="/")})
+    async with shown(scripted) as (app, pilot):
         await pilot.press("C", "tab", "p", "F")
-        assert (app.view.pin, app.view.narrowed, told.filters) == ("/", False, Filters())
+        assert (app.view.pin, app.view.narrowed, scripted.filters) == ("/", False, Filters())
         assert line(app, "everything is in the cgroup / or below it")
         assert line(app, ">* /").split()[:3] == [">*", "/", "1"]
 

@@ -29,7 +29,7 @@ async def test_f6_offers_the_sort_columns_and_closes_with_the_choice() -> None:
         await pilot.press("f6")
         lines = "\n".join(screen(app))
         offered = [sort for sort in SORTS if f"({'x' if sort == 'WAITING' else ' '}) {sort}" in lines]
-        assert offered == [sort for sort in SORTS if sort != "CHANGE"], "nothing is compared"
+        assert offered == [sort for sort in SORTS if sort != "CHANGE"], "there is no baseline"
         await pilot.press("down", "j", "k", "enter")
         assert (app.view.sort, len(app.screen_stack)) == ("MAX", 1)
         await pilot.press("f6")

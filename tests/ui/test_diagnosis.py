@@ -34,7 +34,7 @@ def line_with(lines: list[str], text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("width", "said"),
+    ("width", "expected"),
     [
         (160, f"60% {ORDERS} (shop): Orders are taken one by one. Next: the clerk."),
         (80, f"60% {ORDERS} (shop): Orders are taken one by one."),
@@ -42,7 +42,7 @@ def line_with(lines: list[str], text: str) -> str:
     ],
 )
 @asynchronous
-async def test_alert_line_names_the_largest_cause(width: int, said: str) -> None:
+async def test_alert_line_names_the_largest_cause(width: int, expected: str) -> None:
     view = View(delay_ns=QUICK_NS, category="")
     async with shown(ScriptedSource(SHOP, ticks=3), (width, 24), view, rules=Fixed(RULES)) as (app, pilot):
         # of 2.00 waiting, 0.60 are for the orders, and 1.00 for guests, which a rule excludes from idle
@@ -50,7 +50,7 @@ async def test_alert_line_names_the_largest_cause(width: int, said: str) -> None
         for _ in range(2):  # to poll, then to lock
             await pilot.press("down")
         assert app.view.category == "lock"
-        assert above_the_keys(screen(app)) == said.replace("60%", "86%")
+        assert above_the_keys(screen(app)) == expected.replace("60%", "86%")
 
 
 @asynchronous
@@ -142,12 +142,12 @@ async def test_cause_of_mostly_queued_site_is_the_cpu() -> None:
         await pilot.press("t", "enter")
         assert app.picture
         book = app.picture.book
-        told = {
+        rule_by_depth = {
             len(book.stack(row.key.user).frames): row.rule.id
             for row in app.picture.places.rows
             if isinstance(row.key, Place) and row.rule
         }
-        assert told == {2: "cpu", 3: "orders"}
+        assert rule_by_depth == {2: "cpu", 3: "orders"}
 
 
 @pytest.mark.parametrize(

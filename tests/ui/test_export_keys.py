@@ -21,7 +21,7 @@ class Written:
         self.files: dict[str, str | bytes] = {}
 
     def keep(self, view: View, theme: str, mouse: bool) -> str:
-        raise AssertionError("nobody asked for that")
+        raise AssertionError("keep() must not be called")
 
     def write(self, path: Path, text: str | bytes) -> str:
         self.files[str(path)] = text

@@ -255,14 +255,14 @@ async def test_wakers_of_a_selected_thread_are_listed() -> None:
         assert cursor_line(app) != first
 
 
-@pytest.mark.parametrize(("key", "said"), [("A", "each second went"), ("C", "cgroups"), ("c", "command lines")])
+@pytest.mark.parametrize(("key", "words"), [("A", "each second went"), ("C", "cgroups"), ("c", "command lines")])
 @asynchronous
-async def test_keys_without_effect_in_the_waker_list_say_so(key: str, said: str) -> None:
+async def test_keys_without_effect_in_the_waker_list_say_so(key: str, words: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press("2")
         before = app.view
         await pilot.press(key)
-        assert (said in alert(app), "1 lists them" in alert(app), app.view) == (True, True, before)
+        assert (words in alert(app), "1 lists them" in alert(app), app.view) == (True, True, before)
         await pilot.press("tab", "+")
         assert "1 lists them" in alert(app)
 

@@ -87,11 +87,11 @@ async def test_newest_outlier_comes_first_and_the_selected_one_is_described_belo
             [">2.00s", "4270", "purge", "fsync"],
             [">3.50s", "4268", "connection", "lock"],
         ]
-        told = "\n".join(screen(app))
-        assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 (in progress)" in told
-        assert f"trigger {OTHER}; usual: not known (mysqld, fsync)" in told
-        assert "D: waits, not woken by signals" in told
-        assert "[k]jbd2_log_wait_commit" in told
+        text = "\n".join(screen(app))
+        assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 (in progress)" in text
+        assert f"trigger {OTHER}; usual: not known (mysqld, fsync)" in text
+        assert "D: waits, not woken by signals" in text
+        assert "[k]jbd2_log_wait_commit" in text
         await pilot.press("down")
         assert "connection(4268) of mysqld(4242)" in "\n".join(screen(app))
         await pilot.press("down", "up", "end", "home")

@@ -14,7 +14,7 @@ OF_STACKS = "this key is for the stack tree and the icicle: t and g show them"
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "expected"),
     [
         *((key, OF_LIST) for key in ("A", "c", "R", "I")),
         *((key, OF_TABLES) for key in ("P", "M", "T", "E", "<", ">", "f6")),
@@ -24,14 +24,14 @@ OF_STACKS = "this key is for the stack tree and the icicle: t and g show them"
     ],
 )
 @asynchronous
-async def test_keys_of_other_panes_explain_themselves_in_the_stuck_list(key: str, said: str) -> None:
+async def test_keys_of_other_panes_explain_themselves_in_the_stuck_list(key: str, expected: str) -> None:
     async with shown(ScriptedSource(WAITS, ticks=12)) as (app, pilot):
         await pilot.press("5")
         before = app.view
         await pilot.press(key)
-        assert (app.view, screen(app)[-2], len(app.screen_stack)) == (before, said, 1)
+        assert (app.view, screen(app)[-2], len(app.screen_stack)) == (before, expected, 1)
         await pilot.press("down")
-        assert app.view.focus == STUCK and screen(app)[-2] != said
+        assert app.view.focus == STUCK and screen(app)[-2] != expected
 
 
 @asynchronous

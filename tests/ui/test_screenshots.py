@@ -28,8 +28,8 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 def test_screenshot_is_identical(shot: Shot) -> None:
     drawn = asyncio.run(take(shot))
     assert drawn == (_DIRECTORY / f"{shot.name}.svg").read_text(encoding="utf-8")
-    said = re.sub("<[^>]*>", "", drawn)
-    assert "RECORDED" in said
+    text = re.sub("<[^>]*>", "", drawn)
+    assert "RECORDED" in text
 
 
 def test_no_screenshot_is_left_over_and_documents_show_nearly_all() -> None:

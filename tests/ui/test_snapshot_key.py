@@ -50,9 +50,9 @@ async def taken(*keys: str, into: Path, ticks: int = 9, view: View | None = None
     async with shown(ScriptedSource(SHOP, ticks=ticks), files=Here(into), view=view) as (app, pilot):
         await pilot.press(*keys)
         await until(lambda: "saved " in screen(app)[-2])
-        said = screen(app)[-2]
+        alert = screen(app)[-2]
     (file,) = into.iterdir()
-    assert re.fullmatch(r"saved \d+KB; view: offtop replay .*", said), said
+    assert re.fullmatch(r"saved \d+KB; view: offtop replay .*", alert), alert
     assert file.stat().st_mode & 0o777 == 0o600
     return read(file)
 
@@ -130,8 +130,8 @@ async def test_two_clips_of_one_moment_are_two_files(tmp_path: Path) -> None:
 async def test_clip_being_written_at_exit_is_complete(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
         await pilot.press("s", "enter")
-        said = app.close_recordings()
-    assert said.startswith("saved ") or not said
+        message = app.close_recordings()
+    assert message.startswith("saved ") or not message
     (file,) = tmp_path.iterdir()
     assert len(read(file)) == 10
 

@@ -144,13 +144,13 @@ async def test_line_has_age_state_category_system_call_and_location() -> None:
 async def test_selected_wait_is_described_below_the_list() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (100, 24)) as (app, pilot):
         await pilot.press("5")
-        said = [
+        expected = [
             ("<=112s cp(900) of cp(900)  last had a CPU at 01:58:20, before offtop started", "D: waits, not woken"),
             ("12.5s connection(4268) of mysqld(4242)  since 01:59:59", "futex(0x7f1200004040, WAIT_PRIVATE, 2)"),
             (">=12.0s gdb(901) of gdb(901)  seen since 02:00:00, may be older", "t: stopped by a debugger"),
             ("2.00s purge(4270) of mysqld(4242)  since 02:00:10", "fsync(7)"),
         ]
-        for first, second in said:
+        for first, second in expected:
             at = screen(app).index(line_with(app, f" {first}"))
             assert second in screen(app)[at + 1]
             await pilot.press("down")
@@ -338,8 +338,8 @@ async def test_i_toggles_idle_waits_and_hidden_ones_are_counted() -> None:
 async def test_only_idle_waits_are_summarized() -> None:
     async with shown(ScriptedSource([STUCK[4]], ticks=12)) as (app, pilot):
         await pilot.press("5")
-        said = " Nothing is stuck. 1 thread is idle, the longest for 1.2min (press i to see them)."
-        assert line_with(app, "Nothing is stuck").startswith(said[:79])
+        expected = " Nothing is stuck. 1 thread is idle, the longest for 1.2min (press i to see them)."
+        assert line_with(app, "Nothing is stuck").startswith(expected[:79])
         await pilot.press("down", "enter", "y", "p")  # none of these has anything to work on
         assert (app.view.stuck.opened, app.view.pin, app.clipboard) == (False, None, "")
 

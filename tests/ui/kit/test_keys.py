@@ -269,17 +269,17 @@ def crumb(app: OfftopApp) -> str:
 @asynchronous
 async def test_breadcrumb_follows_each_step_down_and_back() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
-        way = [
+        steps = [
             ("down", "All > lock", CATEGORIES),
             ("enter", "All > lock", LIST),
             ("enter", "All > lock > shop(100)", LIST),
             ("enter", "All > lock > shop(100) > worker-1(101)", TREE),
             ("enter", "All > lock > shop(100) > worker-1(101) > futex_do_wait", SITE),
         ]
-        for key, words, focus in way:
+        for key, words, focus in steps:
             await pilot.press(key)
             assert (crumb(app)[:79], app.view.focus) == (words, focus)
-        for _, words, focus in reversed(way[:-1]):
+        for _, words, focus in reversed(steps[:-1]):
             await pilot.press("escape")
             assert (crumb(app)[:79], app.view.focus) == (words, focus)
         await pilot.press("backspace")

@@ -109,7 +109,7 @@ def test_ctrl_z_restores_the_terminal_and_resuming_redraws() -> None:
             shown.process.send_signal(signal.SIGCONT)
             shown.read_until(ALTERNATE_ON)
             shown.read_until(OVERLAYS[overlay][1])
-            shown.press(b"\x03\x03")  # the first closes what is open
+            shown.press(b"\x03\x03")  # the first closes the overlay
             assert shown.status() == 0
             shown.assert_sane()
 

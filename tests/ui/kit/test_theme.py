@@ -145,9 +145,9 @@ def test_each_category_has_a_token() -> None:
 
 @pytest.mark.parametrize("name", theme.paths.theme_names())
 def test_theme_describes_itself_in_one_sentence(name: str) -> None:
-    said = theme.says(name)
-    assert 10 < len(said) <= 60
-    assert said.endswith(".")
+    description = theme.says(name)
+    assert 10 < len(description) <= 60
+    assert description.endswith(".")
 
 
 def test_missing_or_unknown_token_is_an_error() -> None:
@@ -209,8 +209,8 @@ def test_common_categories_are_distinct_for_the_colour_blind(name: str) -> None:
     family_of = {category: family for family in FAMILIES for category in family}
     for eyes in eyes_of(name):
         for one, other in combinations(family_of, 2):
-            apart = distance(looks.colour(f"cat-{one}"), looks.colour(f"cat-{other}"), eyes) / NOTICEABLE
-            assert apart >= (2.5 if family_of[one] == family_of[other] else 3.0), f"{one}, {other}: {apart:.2f}"
+            delta = distance(looks.colour(f"cat-{one}"), looks.colour(f"cat-{other}"), eyes) / NOTICEABLE
+            assert delta >= (2.5 if family_of[one] == family_of[other] else 3.0), f"{one}, {other}: {delta:.2f}"
 
 
 @pytest.mark.parametrize("name", COLOURED)

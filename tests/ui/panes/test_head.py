@@ -27,8 +27,8 @@ UNEXPLAINED = "10% of cpu time unexplained"
 @asynchronous
 async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width: int, line: str) -> None:
     async with shown(ScriptedSource([BUSY], machine=Machine(2)), (width, 24)) as (app, _):
-        said = screen(app)[2]
-        assert said.endswith("min 1ms") and said.removesuffix("min 1ms").rstrip() == line
+        shown_line = screen(app)[2]
+        assert shown_line.endswith("min 1ms") and shown_line.removesuffix("min 1ms").rstrip() == line
 
 
 @pytest.mark.parametrize("width", [*range(40, 110, 3), 160])
@@ -36,10 +36,10 @@ async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width:
 async def test_losses_are_shown_at_every_width_and_no_part_is_cut(width: int) -> None:
     source = ScriptedSource([BUSY], lost={"stacks": 812, "sites": 2}, machine=Machine(2))
     async with shown(source, (width, 24)) as (app, _):
-        said = screen(app)[2].removesuffix("min 1ms").rstrip()
-        assert said.startswith("lost 6 sites 2.4k stacks")
-        assert said.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
-        assert "of cpu" not in said or UNEXPLAINED in said
+        line = screen(app)[2].removesuffix("min 1ms").rstrip()
+        assert line.startswith("lost 6 sites 2.4k stacks")
+        assert line.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
+        assert "of cpu" not in line or UNEXPLAINED in line
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
@@ -53,13 +53,13 @@ async def test_sampling_and_its_error_are_shown_at_every_width(width: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("width", "says"), [(40, "only"), (60, "only, waits up to 100ms shorter"), (80, ", up to 0.25 elsewhere")]
+    ("width", "end"), [(40, "only"), (60, "only, waits up to 100ms shorter"), (80, ", up to 0.25 elsewhere")]
 )
 @asynchronous
-async def test_own_processes_only_comes_first(width: int, says: str) -> None:
+async def test_own_processes_only_comes_first(width: int, end: str) -> None:
     async with shown(SampledSource(ticks=12, own_only=True), (width, 24)) as (app, _):
-        told = screen(app)[2].rstrip()
-        assert "own processes only" in told and told.endswith(says)
+        line = screen(app)[2].rstrip()
+        assert "own processes only" in line and line.endswith(end)
 
 
 @asynchronous
@@ -110,8 +110,8 @@ async def test_limits_of_sampling_are_shown_at_startup() -> None:
 async def test_unseen_threads_suggest_a_larger_cpu_budget_when_sampling() -> None:
     async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
         await pilot.press("j")  # the first key clears the startup notice
-        told = screen(app)[-2]
-        assert told.startswith("lost 12 threads: they came and went between two samples. A larger --cpu-budget"), told
+        alert = screen(app)[-2]
+        assert alert.startswith("lost 12 threads: they came and went between two samples. A larger --cpu-budget"), alert
 
 
 @asynchronous
@@ -136,6 +136,6 @@ async def test_modes_that_need_bpf_are_not_offered_when_sampling() -> None:
         await pilot.press("down", "enter", "enter")
         await until(lambda: app.view.pid is not None)
         await pilot.pause()
-        told = "".join(screen(app))
-        assert "Run time unknown" not in told
-        assert "running" in told
+        text = "".join(screen(app))
+        assert "Run time unknown" not in text
+        assert "running" in text
