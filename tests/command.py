@@ -29,19 +29,22 @@ class Ended(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The only line on stderr, without `offtop: `. Raises AssertionError if there was other output."""
+        """The only line on stderr, without `offtop: `.
+
+        Raises AssertionError if there was other output.
+        """
         assert self.out == ""
         assert re.fullmatch(r"offtop: [^\n\x00-\x1f\x7f-\x9f]+\n", self.err), self.err
         return self.err.removeprefix("offtop: ").rstrip("\n")
 
 
 def run(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Ended:
-    """Run offtop with these arguments, without a terminal; `before` is a command that starts it."""
+    """Run offtop without a terminal; `before` is a command that starts it."""
     return ended(start(*arguments, before=before, env=env))
 
 
 def run_at_once(*lines: Sequence[str], most: int = 2) -> list[Ended]:
-    """Run offtop with each list of arguments, up to `most` at a time, because they mostly wait."""
+    """Run offtop with each list of arguments, `most` at a time because they mostly wait."""
 
     def run_one(line: Sequence[str]) -> Ended:
         return run(*line)

@@ -46,7 +46,7 @@ def bpf_reason() -> str | None:
 
 @cache
 def machine_is_able() -> bool:
-    """Check for root, BTF and BPF. Anything else that is missing can be installed and is no reason to skip."""
+    """Check for root, BTF and BPF; anything else can be installed and is no reason to skip."""
     from offtop.kernel.bpf import privileges
     from offtop.kernel.doctor import kernel_checks
 
@@ -59,7 +59,7 @@ def machine_is_able() -> bool:
 
 
 def lacks(feature: str) -> NoReturn:
-    """Skip this test because the kernel was built without `feature`, the only reason that CI accepts."""
+    """Skip this test: the kernel lacks `feature`, which is the only reason that CI accepts."""
     pytest.skip(_LACKS + feature)
 
 
@@ -118,7 +118,10 @@ def signals_reach_children() -> None:
 
 @pytest.fixture
 def ann() -> Generator[Person]:
-    """A user without an account on this machine, with a home directory (owned by them if the tests run as root)."""
+    """A user without an account on this machine, with a home directory.
+
+    They own it if the tests run as root.
+    """
     home = Path(tempfile.mkdtemp(prefix="offtop-ann-"))
     uid = gid = os.geteuid()
     if uid == 0:

@@ -152,7 +152,10 @@ def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tupl
 
 
 def an_hour(file: Path) -> str:
-    """Record one tick per minute. A job waits 50 s in each of the first five and has exited by the seventh."""
+    """Record one tick per minute.
+
+    A job waits 50 s in each of the first five and has exited by the seventh.
+    """
     source = BusySource(sites=2, still=0)
     recorder = Recorder(file, source, person(), leave_bytes=0)
     for minute in range(60):

@@ -32,7 +32,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def flags_of(command: str) -> set[str]:
-    """Return the options of a command except --help; of `offtop` itself if the command is empty."""
+    """Return the options of a command except --help; an empty command is `offtop` itself."""
     every = parser_of(command)._option_string_actions  # pyright: ignore[reportPrivateUsage]
     return {*every} - {"-h", "--help"}
 

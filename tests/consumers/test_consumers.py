@@ -52,7 +52,7 @@ def speedscope(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def perfetto_parser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with Perfetto's parser, kept apart so that its protobuf is not mixed with offtop's packages."""
+    """A separate directory with Perfetto's parser, away from offtop's own packages."""
     directory = tmp_path_factory.mktemp("perfetto")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", directory, _PERFETTO]
     subprocess.run(pip, check=True, capture_output=True, timeout=120)
@@ -129,7 +129,7 @@ def test_speedscope_file_matches_its_schema(speedscope: Path, tmp_path: Path) ->
 def test_speedscope_opens_each_format(
     speedscope: Path, chromium: str, tmp_path: Path, form: str, more: tuple[str, ...]
 ) -> None:
-    """The file is passed the way speedscope's command line does it: by a script next to the page."""
+    """The file is passed by a script next to the page, like speedscope's command line does."""
     file = exported(form, tmp_path / f"x.{form}", *more)
     encoded = subprocess.run(["base64", "-w0", file], check=True, capture_output=True, text=True, timeout=60).stdout
     script = tmp_path / "profile.js"

@@ -105,7 +105,10 @@ def test_empty_trace_is_valid_and_names_are_escaped() -> None:
 
 
 def recorded(path: Path) -> Sequence[Outlier]:
-    """Record four seconds, each with an outlier of worker-1, which clerk wakes, and an outlier of the whole tick."""
+    """Record four seconds, each with an outlier of worker-1 and one of the whole tick.
+
+    clerk wakes worker-1.
+    """
     source = ScriptedSource(WAKERS)
     source.set_mode(CHAIN, 2)
     recorder = Recorder(path, source, person(), leave_bytes=0)

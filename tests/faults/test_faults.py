@@ -246,7 +246,7 @@ def hanging(kind: str, directory: Path) -> Generator[int]:
 
 @contextmanager
 def beside(pid: int, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
-    """Run offtop in batch mode; at the end of the block it must exit soon and leave nothing behind.
+    """Run offtop in batch mode; after the block it must exit soon and leave nothing behind.
 
     Test helpers that read /proc would hang on that process themselves.
     """

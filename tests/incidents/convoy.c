@@ -1,4 +1,4 @@
-/* Eight threads take turns at one mutex, each of which is kept for 5 ms. */
+/* Eight threads take turns at one mutex, and each holds it for 5 ms. */
 #include <pthread.h>
 #include <time.h>
 

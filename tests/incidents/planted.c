@@ -1,5 +1,5 @@
-// Threads that take one mutex by turns, for 20 us each: some ten thousand short waits a second. When a line comes on
-// stdin, one of them keeps it for 1.5 s, once.
+// Threads take turns at one mutex, for 20 us each, which makes about ten thousand short waits per second. After a line
+// on stdin, one of them holds it for 1.5 s, once.
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* LD_PRELOAD: a disk that takes 20 ms for a flush. */
+/* LD_PRELOAD library that makes each flush of a disk take 20 ms. */
 #include <time.h>
 #include <sys/syscall.h>
 #include <unistd.h>

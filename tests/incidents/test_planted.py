@@ -24,7 +24,7 @@ _LONG_NS = 1_500_000_000
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Path, list[dict[str, Any]], int]]:
-    """A recording of a million short waits and then long ones, its ticks as JSON, and the program's PID."""
+    """A recording of a million short waits and then long ones, its ticks, and the PID."""
     place = tmp_path_factory.mktemp("planted")
     program, file = compiled("planted.c", place / "planted", "-pthread"), place / "it.offtop"
     child = subprocess.Popen([program], stdin=subprocess.PIPE)

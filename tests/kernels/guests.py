@@ -68,7 +68,10 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 
 
 def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
-    """Build the initramfs of a guest; the contents of the `extra` directories are added. Raises NotToBeHadError."""
+    """Build the initramfs of a guest, including the contents of the `extra` directories.
+
+    Raises NotToBeHadError.
+    """
     place = kernels.cache() / "root"
     shutil.rmtree(place, ignore_errors=True)
     if kernel.machine == "amd64":
@@ -90,7 +93,10 @@ def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
 
 
 def boot(kernel: Kernel, image: Path, archive: Path, log: Path) -> str:
-    """Boot a guest and return its whole console output. Retries once if the kernel panics before offtop starts."""
+    """Boot a guest and return its whole console output.
+
+    Retries once if the kernel panics before offtop starts.
+    """
     output = _booted(kernel, image, archive, log)
     if _PANIC not in output or _BEGUN in output:
         return output
@@ -127,7 +133,7 @@ def _of_this_machine(place: Path) -> None:
 
 
 def _of_another(place: Path, kernel: Kernel) -> None:
-    """Use Debian's packages for the guest's architecture, and Python packages in the versions of this machine."""
+    """Use Debian's packages for that architecture, and this machine's Python package versions."""
     shutil.copytree(kernels.system(kernel), place, symlinks=True)
     for name in ("proc", "sys", "run", "root"):
         (place / name).mkdir(exist_ok=True)
@@ -153,7 +159,7 @@ def _applets(place: Path, busybox: Path) -> None:
 
 
 def _python(place: Path) -> None:
-    """Copy the system's Python, bcc, their libraries, and an environment with the packages that offtop needs."""
+    """Copy Python, bcc, their libraries, and an environment with the packages offtop needs."""
     python, library = Path(sys.executable).resolve(), Path(sysconfig.get_path("stdlib"))
     loaded = [*(library / "lib-dynload").iterdir()]
     libraries = [found for name in _LIBRARIES if (found := _library(name))]
@@ -218,7 +224,7 @@ def _checkout(place: Path, kernel: Kernel) -> None:
 
 
 def _compiled(to: Path, checkout: Path, compiler: Sequence[str]) -> None:
-    """Compile the programs that produce known waits; `to` and `checkout` are paths as the compiler sees them."""
+    """Compile the programs of known waits; both paths are as the compiler sees them."""
     flags = [
         "-D_GNU_SOURCE=",
         "-O1",

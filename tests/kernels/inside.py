@@ -143,7 +143,7 @@ class Load:
 
 
 def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options: str) -> list[Tick]:
-    """Run offtop and return its ticks; `happen` maps a number of ticks to what is called after them."""
+    """Run offtop and return its ticks; `happen`: number of ticks → what is called after them."""
     command = [sys.executable, "-m", "offtop", "-b", "--json", "-n", str(TICKS), "-d", "1", *options]
     ticks: list[Tick] = []
     before = loaded()
@@ -272,7 +272,10 @@ def check_wakers(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
 
 
 def check_chain(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
-    """Check that each runner of the relay was woken by the previous one; one may be woken again before it runs."""
+    """Check that each runner of the relay was woken by the previous one.
+
+    A runner may be woken again before it runs.
+    """
     at = load.wakings["relay"].at
     path = [at[f"runner-{number}"] for number in (3, 2, 1, 0)] + [at["main"]]
     chains = Counter[tuple[int, ...]]()
@@ -303,7 +306,7 @@ def check_doctor(found: Findings) -> None:
 
 
 def compare_with_bcc(found: Findings) -> None:
-    """Compare how long a thread waits for another with the result of each of bcc's tools at the same time.
+    """Compare how long a thread waits for another with each of bcc's tools, run in parallel.
 
     The waits start when both measure, because the tools do not count a wait whose begin they have not seen.
     """
@@ -395,7 +398,7 @@ def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
 
 
 def runs(known: Features) -> Generator[tuple[str, str]]:
-    """Yield (probe, mode): every mode with the default probe, and only the first and last with the others."""
+    """Yield (probe, mode): all modes with the default probe, first and last with the others."""
     for door in known.doors:
         for mode in MODES if door == known.doors[0] else (OFFCPU, CHAIN):
             yield door, mode

@@ -63,7 +63,10 @@ def cache() -> Path:
 
 
 def image(kernel: Kernel) -> Path:
-    """Return the newest image of a kernel, or a cached one if nothing can be downloaded. Raises NotToBeHadError."""
+    """Return the newest image of a kernel, or a cached one if nothing can be downloaded.
+
+    Raises NotToBeHadError.
+    """
     place = _own(kernel, cache() / "images") / (kernel.series or "newest")
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -93,12 +96,18 @@ def headers(kernel: Kernel, file: Path) -> list[Path]:
 
 
 def system(kernel: Kernel) -> Path:
-    """Return a system of the kernel's suite and architecture that offtop runs on. Raises NotToBeHadError."""
+    """Return a system of the kernel's suite and architecture that offtop runs on.
+
+    Raises NotToBeHadError.
+    """
     return _system(kernel, kernel.machine, "system", _SYSTEM)
 
 
 def compiler(kernel: Kernel) -> Path:
-    """Return an amd64 system with a C compiler for the kernel's architecture. Raises NotToBeHadError."""
+    """Return an amd64 system with a C compiler for the kernel's architecture.
+
+    Raises NotToBeHadError.
+    """
     return _system(kernel, "amd64", "compiler", (f"gcc-{TRIPLES[kernel.machine]}", f"libc6-dev-{kernel.machine}-cross"))
 
 
@@ -118,7 +127,10 @@ def _system(kernel: Kernel, machine: str, purpose: str, packages: Sequence[str])
 
 
 def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
-    """Install Python packages (`name==version`) for an architecture and Python version. Raises NotToBeHadError."""
+    """Install Python packages (`name==version`) for an architecture and Python version.
+
+    Raises NotToBeHadError.
+    """
     digest = hashlib.sha256(" ".join(sorted(wanted)).encode()).hexdigest()[:12]
     with _made(f"python{python}-{machine}-{digest}") as (to, begun):
         if begun:
@@ -133,12 +145,18 @@ def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
 
 
 def tools() -> Path:
-    """Return bcc's tools, unpacked, in the version of this machine's bcc. Raises NotToBeHadError."""
+    """Return bcc's tools, unpacked, in the version of this machine's bcc.
+
+    Raises NotToBeHadError.
+    """
     return unpacked(None, "bpfcc-tools")
 
 
 def unpacked(apt: "_Apt | None", package: str) -> Path:
-    """Unpack a package into its own directory. Without `apt`, take the version that this machine would install."""
+    """Unpack a package into its own directory.
+
+    Without `apt`, take the version that this machine would install.
+    """
     with _made(package) as (to, begun):
         if begun:
             if apt:
@@ -153,7 +171,10 @@ def unpacked(apt: "_Apt | None", package: str) -> Path:
 
 @contextlib.contextmanager
 def _made(name: str) -> Generator[tuple[Path, Path | None]]:
-    """Yield a cached directory and, if it does not exist yet, a directory to fill, which is renamed to it."""
+    """Yield a cached directory and, if it does not exist yet, a temporary one to fill.
+
+    The temporary directory becomes the cached one after the block.
+    """
     to = cache() / "unpacked" / name
     if to.exists():
         yield to, None
@@ -225,7 +246,10 @@ def _version(kernel: Kernel) -> str:
 
 
 def _age(name: str | Path) -> tuple[list[int], bool]:
-    """Return a sort key for versions. From 6.19 on, an `image` package only depends on a `binary` package."""
+    """Return a sort key for versions.
+
+    From 6.19 on, an `image` package only depends on a `binary` package.
+    """
     text = Path(name).name
     return [int(number) for number in re.findall(r"\d+", text)], "binary" in text
 

@@ -68,7 +68,10 @@ class Symbols:
         self._names = [name for _, name in known]
 
     def name(self, return_address: int) -> str:
-        """Return the calling function. The return address itself may already belong to the next function."""
+        """Return the calling function.
+
+        The return address itself may already belong to the next function.
+        """
         return self._names[bisect.bisect_left(self._addresses, return_address) - 1]
 
     def sleeps(self, address: int) -> bool:
@@ -98,7 +101,10 @@ class Recorder:
         self._program["finished"].clear()
 
     def finished(self, tid: int | None = None) -> Iterator[tuple[tuple[str, ...], bool, Sum]]:
-        """Yield (stack, switched out runnable, sum) of finished waits of one thread, or of all but this process."""
+        """Yield (stack, switched out runnable, sum) of the finished waits.
+
+        `tid` is a thread; None means all but this process.
+        """
         frames: dict[int, tuple[str, ...]] = {}
         for stack_id, value in self._program["frames"].items():
             frames[stack_id.value] = tuple(self.symbols.name(a) for a in value.at[: value.depth])
@@ -127,7 +133,10 @@ class Recorder:
 
 
 def kernel_threads(recorder: Recorder) -> dict[str, dict[str, list[str]]]:
-    """Return the stacks of kernel threads that did not move for 200 ms, which are idle ones on an idle machine."""
+    """Return the stacks of kernel threads that did not move for 200 ms.
+
+    On an idle machine these are the idle stacks.
+    """
     before = {thread.tid: thread for thread in recorder.asleep() if thread.kernel_thread}
     time.sleep(0.2)
     return {
@@ -138,7 +147,10 @@ def kernel_threads(recorder: Recorder) -> dict[str, dict[str, list[str]]]:
 
 
 def record(recorder: Recorder, name: str, threads: dict[str, Any]) -> dict[str, Any]:
-    """Produce a kind of wait and return its stacks. Adds kernel threads of a file system to `threads`."""
+    """Produce a kind of wait and return its stacks.
+
+    Adds kernel threads of a file system to `threads`.
+    """
     wait = waits.WAITS[name]
     seen: set[Asleep] = set()
     with waits.running(name, times=3 if name == "swap" else 23, each_ms=20) as child:
@@ -165,7 +177,7 @@ def record(recorder: Recorder, name: str, threads: dict[str, Any]) -> dict[str, 
 
 
 def _is_control(name: str, stack: Iterable[str]) -> bool:
-    """Return whether this is the child's wait for the start or end signal, which are pipe reads too."""
+    """Return whether this is the child's wait for the start or end signal, also a pipe read."""
     return name != "pipe" and any(function.endswith("pipe_read") for function in stack)
 
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Which kernel stacks do threads wait under?
+ * Records the kernel stacks under which threads wait.
  *
- * hooks   raw_tp sched_switch (the thread leaves), raw_tp sched_exit_tp (it is back; 6.16)
+ * hooks   raw_tp sched_switch (a thread is switched out), raw_tp sched_exit_tp (it is switched in; 6.16)
  *         iterator over tasks: stacks of waits in progress
- * maps    finished: waits by thread, stack and whether it had left still runnable; frames: stacks by id
+ * maps    finished: waits by thread, stack and whether it was switched out runnable; frames: stacks by id
  * units   ns of bpf_ktime_get_ns()
  *
  * For tests only: offtop's own program is bpf/offcpu.c.
@@ -97,7 +97,7 @@ struct row {
 	char comm[16];
 	s64 bytes;
 	u64 at[FRAMES];
-	u64 words[WORDS]; /* from the stack pointer of a thread that is off CPU: what the walk leaves out is here */
+	u64 words[WORDS]; /* of the stack of a thread off CPU, for functions that the iterator leaves out */
 };
 BPF_PERCPU_ARRAY(rows, struct row, 1);
 

@@ -28,9 +28,9 @@ _NS_PER_MS = 1_000_000
 
 @pytest.fixture(autouse=True)
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
-    """A stand-in for /etc/offtop/config.toml, as root in a directory that only root can write to.
+    """A stand-in for /etc/offtop/config.toml.
 
-    The home directory of the current user has no settings.
+    For root it is in a directory that only root can write to. The home directory of the current user has no settings.
     """
     place = Path(tempfile.mkdtemp(prefix="offtop-etc-", dir="/run" if os.geteuid() == 0 else None))
     monkeypatch.setattr(config, "EVERYBODYS", place / "config.toml")

@@ -1,5 +1,5 @@
-/* Makes waits that are known, for as long as it is told to: processes and threads that begin, sleep and end, and two
- * threads that hand a byte to and fro. Says of each how many it made.
+/* Produces known waits until it is stopped: processes and threads that start, sleep and exit, and two threads that pass
+ * a byte back and forth. Prints how many of each it made.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -33,7 +33,7 @@ static __attribute__((noinline)) void nap(long ns)
 	__asm__ volatile("");
 }
 
-/* Another stack for each depth. */
+/* Each depth has a different stack. */
 static __attribute__((noinline)) void at_depth(int depth)
 {
 	if (depth)

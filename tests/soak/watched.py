@@ -100,7 +100,10 @@ def entries(source: LiveSource) -> dict[str, int]:
 
 
 def _keys(one: Map) -> Iterator[None]:
-    """Yield once per entry, at most as often as the map has room: during writes, entries may be returned twice."""
+    """Yield once per entry, but not more often than the map has room for.
+
+    During writes, entries may be returned twice.
+    """
     at, key = None, ct.create_string_buffer(one.key_bytes)
     for _ in range(one.entries):
         if library().bpf_map_get_next_key(one.fd, at, key):

@@ -350,7 +350,10 @@ class ScriptedSource(Happening):
         return of_kernel, self._id(_stack_of(user)) if user else NO_STACK
 
     def _by_wake(self, row: Waits, seconds: int) -> Mapping[int, int]:
-        """Return wake id → in how many of the first `seconds` the row's waits ended that way, the latest last."""
+        """Return wake id → in how many of the first `seconds` the row's waits ended that way.
+
+        The latest wake comes last.
+        """
         if row.woken == NO_WAKE:
             return {NO_WAKE: row.seconds_of(seconds)}
         counts: dict[int, int] = {}
@@ -516,7 +519,10 @@ class ScriptedSource(Happening):
 
 
 class BrokenSource(ScriptedSource):
-    """A source of SHOP in which `take_order` has no callers (0.60 of 1.00) and `count_money` no name (0.10)."""
+    """A source with broken user stacks.
+
+    In SHOP, `take_order` has no callers (0.60 of 1.00) and `count_money` has no name (0.10).
+    """
 
     def _id(self, stack: Stack) -> int:
         leaf = stack.frames[0].name

@@ -30,7 +30,7 @@ _AS_IT_WAS = {b"7": b"h", b"25": b"h"}
 
 
 def show(*words: str) -> list[str]:
-    """Return the command that shows the screen with made-up waits; see show.py for its arguments."""
+    """Return the command that shows made-up waits; see show.py for its arguments."""
     return [sys.executable, str(SHOW), *words]
 
 
@@ -93,7 +93,7 @@ class Terminal:
         time.sleep(seconds)
 
     def wait_for(self, picture: re.Pattern[str], seconds: float) -> bool:
-        """Read until `picture` is in the drawn text; return whether that happened within `seconds`."""
+        """Read until `picture` is in the drawn text; return whether it was within `seconds`."""
         end = time.monotonic() + seconds
         while not picture.search(self.text):
             if (left := end - time.monotonic()) <= 0:
@@ -120,7 +120,7 @@ class Terminal:
         os.write(self.master, keys)
 
     def resize(self, width: int, height: int, signal: int | None = None) -> None:
-        """Resize the terminal. The kernel sends SIGWINCH; `signal` is sent in addition, to be sure."""
+        """Resize the terminal; the kernel sends SIGWINCH, and `signal` is sent in addition."""
         self._resize(width, height)
         if signal is not None:
             self.process.send_signal(signal)

@@ -25,7 +25,7 @@ def source(who: Mapping[int, Details] = WHO) -> ScriptedSource:
 
 
 def listed(app: OfftopApp) -> list[tuple[object, int, int]]:
-    """Return the key, the number of processes or threads, and the waiting time in ms of each row."""
+    """Return key, number of processes or threads, and waiting time in ms of each row."""
     assert app.picture is not None
     return [(row.key, row.threads, row.part.total_ns // MS) for row in app.picture.rows.rows]
 
@@ -47,7 +47,7 @@ async def test_c_lists_containers_and_units_with_their_totals() -> None:
         assert line(app, "mysql.service").split()[-2:] == [
             "12.0s",
             "do_epoll_wait…",
-        ]  # NOW and WHERE are those of the process door
+        ]  # NOW and WHERE of `door`
         await pilot.press("C")
         assert [key for key, *_ in listed(app)] == [300, 100, 200]
 

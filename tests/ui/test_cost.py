@@ -13,7 +13,7 @@ _DRAWN_AT = re.compile(rb"\x1b\[(\d+);\d+H")
 
 
 def settled(shown: Terminal) -> None:
-    """Wait until the window and the sparklines are full, so that only they and the clock change."""
+    """Wait until window and sparklines are full, so that only they and the clock change."""
     assert shown.wait_for(re.compile(r"02:(00:[2-5]\d|01:00)  "), 30)  # queued ticks are drawn once
     shown.forget()
 

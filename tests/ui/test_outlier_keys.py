@@ -25,8 +25,10 @@ CONNECTION, PURGE = ThreadKey(4242, 4268), ThreadKey(4242, 4270)
 
 
 def caught() -> Catch:
-    """Triggers with two outliers in STUCK: connection in second 3, after 3.5 s of lock, and purge in second 12,
-    after 2 s of fsync."""
+    """Triggers that report two outliers of STUCK.
+
+    These are connection in second 3, after 3.5 s of lock, and purge in second 12, after 2 s of fsync.
+    """
     return catching(RULE, OTHER)
 
 

@@ -279,7 +279,7 @@ def test_stalled_terminal_does_not_delay_measuring_and_is_reported(tmp_path: Pat
 
 
 def newest_reading(shown: Terminal) -> int:
-    """Return the number of the newest reading that was drawn: each adds one second to 02:03:20."""
+    """Return the number of the newest reading drawn: each adds one second to 02:03:20."""
     hours, minutes, seconds = map(int, re.findall(r"(\d\d):(\d\d):(\d\d)  ", shown.text)[-1])
     return 3600 * hours + 60 * minutes + seconds - (2 * 3600 + 3 * 60 + 20)
 

@@ -305,7 +305,7 @@ def styles_shown(app: App[Any]) -> Iterator[tuple[str, Style]]:
 
 
 def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
-    """Return the kinds of colour codes on the screen: STANDARD (16), EIGHT_BIT (256) or TRUECOLOR."""
+    """Return the colour codes on the screen: STANDARD (16), EIGHT_BIT (256) or TRUECOLOR."""
     return {colour.type for _, style in styles_shown(app) for colour in (style.color, style.bgcolor) if colour}
 
 
