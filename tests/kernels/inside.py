@@ -411,7 +411,7 @@ def main() -> None:
     check_doctor(found)
     known = features.find(libbpf.KernelTypes())
     for door, mode in runs(known):
-        found.about = f"door {door}, {mode}"
+        found.about = f"probe {door}, {mode}"
         began_s, before = time.monotonic(), found.count
         with contextlib.ExitStack() as stack:
             first, load = (Load(stack, name, program.AUTO.is_ruled(known)) for name in ("first", "second"))
@@ -433,11 +433,11 @@ def main() -> None:
         check_trouble(found, trouble)
         print(f"{'ok' if found.count == before else 'FAILED'} {found.about}", flush=True)
     if all(Path(f"/usr/sbin/{name}-bpfcc").exists() for name in _PEERS):
-        found.about = "beside bcc's own tools"
+        found.about = "comparison with bcc's tools"
         compare_with_bcc(found)
     found.about = "at the end"
-    found.check(not PROBES.read_text(), "probes are left:", PROBES.read_text())
-    print(PASSED if not found.count else f"guest: {found.count} things are not as they should be", flush=True)
+    found.check(not PROBES.read_text(), "kprobes are left over:", PROBES.read_text())
+    print(PASSED if not found.count else f"guest: {found.count} checks failed", flush=True)
 
 
 if __name__ == "__main__":
