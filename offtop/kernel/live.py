@@ -314,8 +314,8 @@ class LiveSource(Happening):
             filter_changed = followed or _thread_filters(requested) != _thread_filters(self._filters)
             # A wait that was filtered out has no stack yet.
             waits_changed = _wait_filters(requested) != _wait_filters(self._filters)
-            self._prime = self._prime or filter_changed or readers != self._readers or waits_changed
-            self._filter_version += filter_changed or readers != self._readers
+            self._prime = self._prime or filter_changed or waits_changed
+            self._filter_version += filter_changed
             self._filter_changed_ns = time.monotonic_ns() if filter_changed else self._filter_changed_ns
             self._readers = readers
             self._configure(requested, self._filters)
