@@ -376,13 +376,13 @@ def test_a_containers_monitor_and_children_do_not_match_its_id(made_up: tuple[Mo
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "an empty text is the name of no cgroup"),
+        ("", "the name is empty"),
         ("mysqld.service", "there is no cgroup 'mysqld.service' here. Is it /system.slice/mysql.service"),
         ("mysq", "there is no cgroup 'mysq' here. Is it /system.slice/mysql.service? List them with: "),
         ("/system.slice/mysqld", "there is no cgroup '/system.slice/mysqld' here. Is it "),
         ("zzzzzzzz", "there is no cgroup 'zzzzzzzz' here. List them with: "),
-        ("app", "'app' may be 2 cgroups: /user.slice/a/app.service, /user.slice/b/app.service. Give the path of one"),
-        ("1a2b", "'1a2b' may be 2 cgroups: /docker/1a2b3c4d5e6f"),
+        ("app", "'app' matches 2 cgroups: /user.slice/a/app.service, /user.slice/b/app.service. Give the path of one"),
+        ("1a2b", "'1a2b' matches 2 cgroups: /docker/1a2b3c4d5e6f"),
         ("/only.slice", "/only.slice is only in a hierarchy without a controller"),
         ("only.slice", "there is no cgroup 'only.slice' here"),
         ("/..", "there is no cgroup '/..' here"),

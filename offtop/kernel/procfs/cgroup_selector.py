@@ -1,12 +1,13 @@
-"""Which cgroup a person means, and how the kernel side recognises those in it.
+"""Find the cgroup that --cgroup names, and what the BPF programs compare to recognise its threads.
 
-They may give its path below the root of its hierarchy, its directory, or what `container` calls it: an id, or the
-beginning of one, or a unit's name. It is looked for among the cgroups that there are.
+The user may give its path below the root of its hierarchy, its directory, or the name that `container` gives it: an
+id, the start of an id, or the name of a unit. The name is matched against the existing cgroups.
 
-A cgroup is known by its hierarchy, by how far it is below the root there, and by its id in kernfs, which is the inode
-number of its directory (since 67c0496e87d1, 5.5, on 64 bits). A path may be in several hierarchies: that one counts in
-which most processes are there, and of equals version 2, where the kernel side has it cheapest. Of a hierarchy that
-has no controller, as systemd's own, nothing leads from a task to its cgroup there but a list, which takes too long.
+A cgroup is identified by its hierarchy, its depth below the root there, and its kernfs id, which is the inode number
+of its directory (since 67c0496e87d1, 5.5, on 64 bits). The same path may exist in several hierarchies: the one with
+the most processes at that path is used, and version 2 if they are equal, because the BPF programs find a thread's
+cgroup there at the lowest cost. Hierarchies without a controller, such as systemd's own, are not supported: the only
+way from a task to its cgroup there is a list, and walking it takes too long.
 """
 
 import difflib
@@ -27,31 +28,37 @@ _CONTROLLERS = (
     *("cpu", "memory", "pids", "cpuacct", "cpuset", "blkio", "devices", "freezer"),
     *("net_cls", "perf_event", "net_prio", "hugetlb", "rdma", "misc"),
 )
-"""Of version 1, those first whose path says most."""
+"""Version 1 controllers, those with the most informative paths first."""
 _WATCHER = re.compile("(?:^|/)(?:conmon|monitor) ")
-"""In the names of cgroups that hold who watches a container."""
+"""Matches the names of cgroups that hold a container's monitor process, not the container."""
 _MOST_NAMED = 4
 _LONGEST_SHOWN = 100
 _MOST_OF = 0.9
-"""As good as all: processes come and go while they are counted."""
+"""Share of the highest process count that counts as equal: processes start and exit while they are counted."""
 _KTHREADD = 2
-"""Its pid: it is in the root of every hierarchy, and can't be moved."""
-_FIRST_NAMESPACE = 0xEFFFFFFB
-"""Inode of the machine's own of cgroups (PROC_CGROUP_INIT_INO, include/linux/proc_ns.h)."""
+"""PID of kthreadd, which is in the root of every hierarchy and cannot be moved."""
+_INITIAL_NAMESPACE = 0xEFFFFFFB
+"""Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO, include/linux/proc_ns.h)."""
 
 
 class Cgroup(NamedTuple):
     path: str
-    """What finds it again: below the root of the hierarchy, or its directory where that would find another one."""
+    """Path below the root of the hierarchy, or the directory if that path would find another cgroup.
+
+    Passing it to `find` finds the same cgroup again.
+    """
     directory: Path
     hierarchy: str
-    """A controller of version 1; empty: version 2."""
+    """A controller of version 1, or empty for version 2."""
     level: int
-    """How far below the root."""
+    """Depth below the root of the hierarchy."""
     id: int
 
     def now(self) -> "Cgroup":
-        """The one that has the name now: a service that begins again gets another. The same if there is none."""
+        """Return the cgroup that has this name now, or this one if there is none.
+
+        A service that is restarted gets a new cgroup with the same name.
+        """
         try:
             return self._replace(id=self.directory.stat().st_ino)
         except OSError:
@@ -59,7 +66,7 @@ class Cgroup(NamedTuple):
 
     @contextmanager
     def opened(self) -> Generator[int]:
-        """A descriptor. Raises OSError."""
+        """Open the directory and yield its file descriptor. Raises OSError."""
         fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield fd
@@ -68,10 +75,13 @@ class Cgroup(NamedTuple):
 
 
 def find(asked: str, mounts: Sequence[Mount] | None = None) -> Cgroup:
-    """The cgroup that somebody means. Raises UsageError, which names those that they may have meant."""
+    """Find the cgroup that the user asked for.
+
+    Raises UsageError, which names the cgroups that the user may have meant.
+    """
     mounts = mounted() if mounts is None else mounts
     if not asked:
-        raise UsageError("--cgroup: an empty text is the name of no cgroup. For all of them leave --cgroup away")
+        raise UsageError("--cgroup: the name is empty. To trace all cgroups, leave out --cgroup")
     text = asked.rstrip("/") or "/"
     found = _at_directory(text, mounts) or _at_path(text, mounts)
     if found is None and "/" in text and not text.startswith("/"):
@@ -101,24 +111,27 @@ def _at_directory(text: str, mounts: Sequence[Mount]) -> Cgroup | None:
 
 
 def _at_path(path: str, mounts: Sequence[Mount]) -> Cgroup | None:
-    """Raises UsageError where it is only in a hierarchy that we cannot ask about."""
-    there = [(_hierarchy(mount), directory) for mount in _in_order(mounts) if (directory := _directory(mount, path))]
-    usable = [(hierarchy, directory) for hierarchy, directory in there if hierarchy is not None]
-    if there and not usable:
+    """Find the cgroup at a path, or return None.
+
+    Raises UsageError if the path exists only in a hierarchy without a controller.
+    """
+    candidates = [(_hierarchy(mount), directory) for mount in _in_order(mounts) if (directory := _directory(mount, path))]
+    usable = [(hierarchy, directory) for hierarchy, directory in candidates if hierarchy is not None]
+    if candidates and not usable:
         raise UsageError(
-            f"--cgroup: {printable(path)} is only in a hierarchy without a controller, where the kernel side cannot "
-            "look a thread up. Take its processes, with -p, or show them alone, with --filter cgroup=…"
+            f"--cgroup: {printable(path)} is only in a hierarchy without a controller, where BPF programs cannot look "
+            "up a thread's cgroup. Select its processes with -p, or show only them with --filter cgroup=…"
         )
     if not usable:
         return None
-    filled = [_processes(directory) if len(usable) > 1 else 0 for _, directory in usable]
-    chosen = next(number for number, count in enumerate(filled) if count >= _MOST_OF * max(filled))
+    counts = [_processes(directory) if len(usable) > 1 else 0 for _, directory in usable]
+    chosen = next(number for number, count in enumerate(counts) if count >= _MOST_OF * max(counts))
     hierarchy, directory = usable[chosen]
     return _cgroup(path, directory, hierarchy)
 
 
 def _cgroup(path: str, directory: Path, hierarchy: str) -> Cgroup:
-    """Raises UsageError where one cannot tell how deep it is, and where it has just been removed."""
+    """Raises UsageError if its depth is unknown, or if it has just been removed."""
     names = _names(path)
     level = len(names) - 2 * names.count("..") + _depth_of_root(hierarchy)
     try:
@@ -128,38 +141,41 @@ def _cgroup(path: str, directory: Path, hierarchy: str) -> Cgroup:
 
 
 def _gone(what: str) -> UsageError:
-    return UsageError(f"--cgroup: {printable(what)} has just been removed. Name another one")
+    return UsageError(f"--cgroup: {printable(what)} has just been removed. Name another cgroup")
 
 
 def _depth_of_root(hierarchy: str) -> int:
-    """How far what we see as the root of it is below the real one: in a namespace of cgroups the way from there to a
-    thread of the real one begins with as many `..`. Raises UsageError."""
+    """Depth of the root that we see below the real root of the hierarchy.
+
+    In a cgroup namespace, /proc/PID/cgroup of a thread in the real root starts with that many `..`.
+    Raises UsageError if it is unknown.
+    """
     with suppress(OSError):
-        if Path("/proc/self/ns/cgroup").stat().st_ino == _FIRST_NAMESPACE:
+        if Path("/proc/self/ns/cgroup").stat().st_ino == _INITIAL_NAMESPACE:
             return 0
         if Path(f"/proc/{_KTHREADD}/comm").read_bytes() == b"kthreadd\n":
             for controllers, path in lines_of(content_of(_KTHREADD)):
                 if hierarchy in controllers or not (hierarchy or controllers):
                     return path.split("/").count("..")
     raise UsageError(
-        "--cgroup: in a container with process ids of its own one cannot tell where in the machine's hierarchy a "
-        "cgroup is. Start the container with --pid=host, or take -p"
+        "--cgroup: in a container with its own pid namespace, the depth of a cgroup in the host's hierarchy is "
+        "unknown. Start the container with --pid=host, or use -p"
     )
 
 
 def _in_order(mounts: Sequence[Mount]) -> list[Mount]:
-    """Version 2 first, then those first whose word is believed first."""
+    """Sort the mounts: version 2 first, then version 1 in the order of _CONTROLLERS."""
     order = ("", *_CONTROLLERS, None)
     return sorted(mounts, key=lambda mount: order.index(_hierarchy(mount)))
 
 
 def _hierarchy(mount: Mount) -> str | None:
-    """None for one that has no controller."""
+    """Controller that identifies the hierarchy, empty for version 2, or None if it has no controller."""
     return "" if mount.is_v2 else next((one for one in _CONTROLLERS if one in mount.controllers), None)
 
 
 def _directory(mount: Mount, path: str) -> Path | None:
-    """Where that cgroup is; None where it is not."""
+    """Directory of the cgroup at `path` below this mount, or None if there is none."""
     names, root = _names(path), _names(mount.root)
     below = names[len(root) :]
     if not path.startswith("/") or names[: len(root)] != root or {".", ".."} & {*below}:
@@ -171,7 +187,7 @@ def _directory(mount: Mount, path: str) -> Path | None:
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
@@ -180,28 +196,28 @@ def _names(path: str) -> list[str]:
 
 
 def _processes(directory: Path) -> int:
-    """How many are in it, or below it."""
+    """Number of processes in a cgroup and its descendants."""
     count = 0
-    for inside, _, _ in os.walk(directory):
-        with suppress(OSError):  # it went, or is one of threads
-            count += Path(inside, "cgroup.procs").read_bytes().count(b"\n")
+    for subdirectory, _, _ in os.walk(directory):
+        with suppress(OSError):  # it was removed, or is a threaded cgroup
+            count += Path(subdirectory, "cgroup.procs").read_bytes().count(b"\n")
     return count
 
 
 def _named(asked: str, mounts: Sequence[Mount]) -> str:
-    """The path of the cgroup that is called so. Raises UsageError."""
-    every = sorted({path for mount in mounts if _hierarchy(mount) is not None for path in _paths(mount)})
-    found = [path for path in every if _is_called(asked, path)]
+    """Path of the only cgroup with that name. Raises UsageError if there is none, or more than one."""
+    all_paths = sorted({path for mount in mounts if _hierarchy(mount) is not None for path in _paths(mount)})
+    found = [path for path in all_paths if _is_called(asked, path)]
     outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
     if len(outermost) == 1:
         return outermost[0]
     shown = _short(asked)
     if outermost:
-        those = ", ".join(map(_short, outermost[:_MOST_NAMED]))
+        listed = ", ".join(map(_short, outermost[:_MOST_NAMED]))
         more = f" and {len(outermost) - _MOST_NAMED} more" if len(outermost) > _MOST_NAMED else ""
-        raise UsageError(f"--cgroup: '{shown}' may be {len(outermost)} cgroups: {those}{more}. Give the path of one")
-    calls = {call: path for path in every if path != "/" for call in _calls(path)}
-    near = {calls[call]: None for call in difflib.get_close_matches(asked, calls, _MOST_NAMED, 0.5)}
+        raise UsageError(f"--cgroup: '{shown}' matches {len(outermost)} cgroups: {listed}{more}. Give the path of one")
+    names_to_path = {name: path for path in all_paths if path != "/" for name in _names_of(path)}
+    near = {names_to_path[name]: None for name in difflib.get_close_matches(asked, names_to_path, _MOST_NAMED, 0.5)}
     hint = f"Is it {' or '.join(map(_short, near))}? " if near else ""
     how = "systemd-cgls" if shutil.which("systemd-cgls") else "find /sys/fs/cgroup -type d"
     raise UsageError(f"--cgroup: there is no cgroup '{shown}' here. {hint}List them with: {how}")
@@ -215,7 +231,7 @@ def _paths(mount: Mount) -> Iterator[str]:
 
 
 def _is_called(asked: str, path: str) -> bool:
-    """Whether that is what people call it: its directory's own name, or that of the container or unit."""
+    """Whether `asked` is the name of its directory, container or unit, or the start of the container's id."""
     if asked == path.rpartition("/")[2]:
         return True
     what = container(path)
@@ -229,7 +245,7 @@ def _is_called(asked: str, path: str) -> bool:
     return not _WATCHER.search(what.name) and any(one.startswith(asked) for one in (*ids, what.name))
 
 
-def _calls(path: str) -> tuple[str, ...]:
+def _names_of(path: str) -> tuple[str, ...]:
     own = path.rpartition("/")[2]
     return path, label(path), own, own.rpartition(".")[0] or own
 

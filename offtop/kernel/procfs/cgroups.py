@@ -1,15 +1,16 @@
-"""Where control groups are mounted, which one a process is in, and how much CPU time that one may use.
+"""Find where cgroups are mounted, which cgroup a process is in, and its CPU quota.
 
-A process is in one cgroup of each hierarchy, and /proc/PID/cgroup has a line for each: `0::PATH` of version 2, and
-`4:memory:PATH` of version 1. Machines come in three layouts, which systemd calls unified (version 2 alone), legacy
-(version 1) and hybrid: version 1 has the controllers, and beside it there is a version 2 that many know nothing of.
-There its line says `/` of whatever another than systemd has put into a cgroup, or, of Docker's containers,
-`/system.slice/containerd.service`. So on a hybrid machine a line of version 1 is believed first.
+A process is in one cgroup of each hierarchy, and /proc/PID/cgroup has a line for each: `0::PATH` for version 2, and
+`4:memory:PATH` for version 1. Machines have one of three layouts, which systemd calls unified (version 2 only), legacy
+(version 1) and hybrid: version 1 has the controllers, and there is also a version 2 hierarchy that many programs do
+not use. On a hybrid machine the version 2 line is `/` for whatever a program other than systemd has put into a cgroup,
+or `/system.slice/containerd.service` for Docker's containers. So on a hybrid machine the version 1 lines take
+precedence.
 
-Paths are as seen from our own cgroup namespace: what is outside of it begins with `/..`, both in /proc/PID/cgroup and
-in the roots of /proc/self/mountinfo (cgroup_namespaces(7)). A cgroup's name may hold any byte but `/` and newlines;
-colons and carriage returns are among them. (Until b7e24eb1caa5, 5.13, one could come by a newline by being renamed:
-what follows it is then no path, and no line of version 2, whose own is the last.)
+Paths are relative to our own cgroup namespace: what is outside of it begins with `/..`, both in /proc/PID/cgroup and
+in the roots in /proc/self/mountinfo (cgroup_namespaces(7)). A cgroup's name may contain any byte except `/` and
+newline, so colons and carriage returns are possible. (Until b7e24eb1caa5, 5.13, a rename could put a newline into a
+name: what follows it is not parsed as a path, and not taken for the line of version 2, because the last one is used.)
 """
 
 import os
@@ -20,69 +21,75 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PREFERRED = ("name=systemd", "cpu", "memory", "pids")
-"""Hierarchies of version 1, those first whose path says most about what a process belongs to."""
+"""Hierarchies of version 1, those first whose path is most informative about what a process belongs to."""
 _CONTROLLERS = frozenset({"cpu", "memory", "pids"})
-"""Where these are, there people's limits are. Others, such as net_cls, stay in version 1 on unified machines, too."""
+"""Version 1 controllers that mark a machine as hybrid or legacy: limits are set in their hierarchies.
+
+Others, such as net_cls, stay in version 1 on unified machines, too.
+"""
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 class Mount(NamedTuple):
-    """A place where one can look into a hierarchy."""
+    """A mounted cgroup hierarchy, or a part of one."""
 
     point: str
-    """The directory."""
+    """Mount point."""
     root: str
-    """The cgroup that one finds there: `/`, or in a container its own."""
+    """The cgroup that is mounted there: `/`, or in a container its own."""
     controllers: frozenset[str]
-    """Of version 1, with the name of a hierarchy that has one, as `name=systemd`; other options are among them."""
+    """Super block options of version 1: controllers, the hierarchy's name as `name=systemd`, and other options."""
     is_v2: bool
 
 
 class Quota(NamedTuple):
-    """How much CPU time a cgroup may use, and what became of it since the cgroup was made."""
+    """The CPU quota of a cgroup, and its throttling counters since the cgroup was created."""
 
     path: str
-    """The cgroup that has it: the process's, or the nearest above, which its other children share."""
+    """The cgroup that has the quota: the process's own, or the nearest ancestor, whose other children share it."""
     quota_ns: int
-    """CPU time, of all its threads together, in each period."""
+    """CPU time that all its threads together may use in each period."""
     period_ns: int
     periods: int
-    """In which somebody in it wanted to run."""
+    """Number of periods in which one of its threads was runnable."""
     throttled: int
-    """Of the periods: those in which the quota did not suffice."""
+    """Number of periods in which the quota was used up."""
     throttled_ns: int
-    """How long its threads were put aside, added up over CPUs: on four of them up to 4 s a second. The kernel adds
-    a pause when it is over."""
+    """Time throttled, summed over CPUs: up to 4 s per second on four CPUs.
+
+    The kernel adds a throttled interval when it ends.
+    """
 
     @property
     def cpus(self) -> float:
-        """As many as it may keep busy."""
+        """Number of CPUs that the quota allows to keep busy."""
         return self.quota_ns / self.period_ns
 
 
 @lru_cache(maxsize=1)
 def mounted() -> tuple[Mount, ...]:
-    """What is mounted for our eyes. Read once: machines don't change their layout while they run."""
+    """Cgroup mounts in our mount namespace. Read once: machines do not change their layout while they run."""
     return mounts_of(_content("/proc/self/mountinfo"))
 
 
 def mounts_of(mountinfo: bytes) -> tuple[Mount, ...]:
-    """Those of cgroups among all that /proc/PID/mountinfo tells (proc_pid_mountinfo(5))."""
+    """Parse the cgroup mounts out of /proc/PID/mountinfo (proc_pid_mountinfo(5))."""
     found: list[Mount] = []
     for line in mountinfo.split(b"\n"):
         head, dash, tail = line.partition(b" - ")
-        fields, of = head.split(b" "), tail.split(b" ")
-        if dash and len(fields) > 4 and of[0] in (b"cgroup", b"cgroup2"):
-            options = frozenset(os.fsdecode(of[-1]).split(",")) if of[0] == b"cgroup" else frozenset[str]()
-            found.append(Mount(_plain(fields[4]), _plain(fields[3]), options, of[0] == b"cgroup2"))
+        fields, fs_fields = head.split(b" "), tail.split(b" ")
+        if dash and len(fields) > 4 and fs_fields[0] in (b"cgroup", b"cgroup2"):
+            is_v1 = fs_fields[0] == b"cgroup"
+            options = frozenset(os.fsdecode(fs_fields[-1]).split(",")) if is_v1 else frozenset[str]()
+            found.append(Mount(_plain(fields[4]), _plain(fields[3]), options, not is_v1))
     return tuple(found)
 
 
 def content_of(pid: int) -> bytes:
-    """What /proc/PID/cgroup tells, of the process; nothing where it has ended, or where we may not know.
+    """Read /proc/PID/cgroup; empty if the process has exited, or if we may not read it.
 
-    Of version 1 the kernel says that a thread that has ended is in `/`. So of a process that goes on without its main
-    thread it is one of the others that knows.
+    In version 1 the kernel reports `/` for a thread that has exited. So if only the main thread of the process has
+    exited, the file of another thread is read.
     """
     content = _content(f"/proc/{pid}/cgroup")
     v1 = [path for hierarchies, path in lines_of(content) if hierarchies]
@@ -97,29 +104,34 @@ def content_of(pid: int) -> bytes:
 
 
 def cgroup_of(content: bytes, mounts: Sequence[Mount] = ()) -> str:
-    """The path that /proc/PID/cgroup tells: of version 2, if it tells one, and of version 1 where `mounts` say that
-    the controllers are there. `/` is only taken where no line says more; a cgroup that is no more ends in
-    ` (deleted)`, and of version 1 every process that has ended is in `/`. Empty for no content."""
+    """The cgroup path in the content of /proc/PID/cgroup; empty if there is no content.
+
+    This is the version 2 path if there is one, or the version 1 path if `mounts` shows that the controllers are there.
+    `/` is only returned if no line has a longer path. The path of a removed cgroup ends in ` (deleted)`, and in
+    version 1 every process that has exited is in `/`.
+    """
     lines = lines_of(content)
     v2 = [path for hierarchies, path in lines if not hierarchies][-1:]
     v1 = [path for _, path in sorted((line for line in lines if line[0]), key=_preference)]
     hybrid = any(not mount.is_v2 and mount.controllers & _CONTROLLERS for mount in mounts)
-    told = [path for path in ([*v1, *v2] if hybrid else [*v2, *v1]) if not _is_root(path)]
-    return [*told, *v2, *(path for _, path in lines), ""][0]
+    not_root = [path for path in ([*v1, *v2] if hybrid else [*v2, *v1]) if not _is_root(path)]
+    return [*not_root, *v2, *(path for _, path in lines), ""][0]
 
 
 def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota | None:
-    """That of the process whose /proc/PID/cgroup is `content`."""
+    """CPU quota that applies to a process, from the content of its /proc/PID/cgroup."""
     has_v1 = any("cpu" in mount.controllers for mount in mounts)
     paths = [path for hierarchies, path in lines_of(content) if ("cpu" in hierarchies if has_v1 else not hierarchies)]
     return quota_at(paths[-1], mounts) if paths else None
 
 
 def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
-    """That of the nearest cgroup from `path` on upwards that has one, also where `path` itself is no more. `path` is
-    of the hierarchy that has the CPU controller. Farther up there may be another one, even a tighter one.
+    """CPU quota of `path` or of its nearest ancestor that has one, also if `path` itself has been removed.
 
-    None: without a quota, as far up as we can see; not mounted where we could look; or not to be read. Never raises.
+    `path` is in the hierarchy that has the CPU controller. Farther up there may be another quota, even a tighter one.
+
+    Returns None if no cgroup that we can see up to the root has a quota, or if the hierarchy is not mounted here, or
+    the files are not readable. Never raises.
     """
     names = [name for name in path.split("/") if name]
     of_cpu = [mount for mount in mounts if "cpu" in mount.controllers] or [mount for mount in mounts if mount.is_v2]
@@ -136,14 +148,16 @@ def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
 
 
 def _has_ended(thread: Path) -> bool:
-    """A name may have brackets: its state follows the last of them (fs/proc/array.c)."""
+    # The name may contain brackets: the state follows the last one (fs/proc/array.c).
     return _content(thread / "stat").rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"], [])
 
 
 @lru_cache(maxsize=64)
 def lines_of(content: bytes) -> tuple[tuple[frozenset[str], str], ...]:
-    """Of /proc/PID/cgroup: each hierarchy's controllers and name, none for version 2, and the path in it. Many
-    processes say the same."""
+    """Parse /proc/PID/cgroup into the controllers and name of each hierarchy, and the path in it.
+
+    Version 2 has no controllers and no name. Cached, because the content is the same for many processes.
+    """
     lines = [line.split(b":", 2) for line in content.split(b"\n")]
     return tuple(
         (frozenset(os.fsdecode(line[1]).split(",")) - {""}, os.fsdecode(line[2])) for line in lines if len(line) == 3
@@ -156,12 +170,12 @@ def _preference(line: tuple[frozenset[str], str]) -> tuple[int, int]:
 
 
 def _is_root(path: str) -> bool:
-    """Of our namespace, or outside of it with no name for us."""
+    """Whether it is the root of our namespace, or is outside of the namespace without a name that we can see."""
     return {*path.split("/")} <= {"", ".."}
 
 
 def _quota_v2(directory: Path) -> Quota | None:
-    """`50000 100000` in us, or `max 100000` (Documentation/admin-guide/cgroup-v2.rst)."""
+    """Parse cpu.max: `50000 100000` in µs, or `max 100000` (Documentation/admin-guide/cgroup-v2.rst)."""
     match _content(directory / "cpu.max").split():
         case [quota_us, period_us] if quota_us != b"max":
             return _quota(quota_us, period_us, directory, b"throttled_usec", 1000)
@@ -170,7 +184,7 @@ def _quota_v2(directory: Path) -> Quota | None:
 
 
 def _quota_v1(directory: Path) -> Quota | None:
-    """-1 for none (Documentation/scheduler/sched-bwc.rst)."""
+    """Read cpu.cfs_quota_us, which is -1 without a quota (Documentation/scheduler/sched-bwc.rst)."""
     match [*_content(directory / "cpu.cfs_quota_us").split(), *_content(directory / "cpu.cfs_period_us").split()]:
         case [quota_us, period_us] if quota_us != b"-1":
             return _quota(quota_us, period_us, directory, b"throttled_time", 1)
@@ -178,26 +192,29 @@ def _quota_v1(directory: Path) -> Quota | None:
             return None
 
 
-def _quota(quota_us: bytes, period_us: bytes, directory: Path, time: bytes, time_ns: int) -> Quota | None:
-    """Its path is left to the caller. `time`: the word before the time throttled, which counts in `time_ns`."""
+def _quota(quota_us: bytes, period_us: bytes, directory: Path, time_key: bytes, unit_ns: int) -> Quota | None:
+    """Read cpu.stat. The caller fills in the path.
+
+    `time_key`: key of the throttled time in cpu.stat, which is in units of `unit_ns`.
+    """
     words = _content(directory / "cpu.stat").split()
     try:
-        told = {word: int(value) for word, value in zip(words[::2], words[1::2], strict=True)}
+        counters = {word: int(value) for word, value in zip(words[::2], words[1::2], strict=True)}
         found = Quota(
             path="",
             quota_ns=int(quota_us) * 1000,
             period_ns=int(period_us) * 1000,
-            periods=told[b"nr_periods"],
-            throttled=told[b"nr_throttled"],
-            throttled_ns=told[time] * time_ns,
+            periods=counters[b"nr_periods"],
+            throttled=counters[b"nr_throttled"],
+            throttled_ns=counters[time_key] * unit_ns,
         )
-    except (KeyError, ValueError):  # it went while it was read
+    except (KeyError, ValueError):  # the cgroup was removed while it was read
         return None
     return found if found.period_ns > 0 else None
 
 
 def _content(path: str | Path) -> bytes:
-    """Nothing where it is not there, may not be read, or cannot be a path."""
+    """Read a file; empty if it does not exist, is not readable, or is not a valid path."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -207,12 +224,12 @@ def _content(path: str | Path) -> bytes:
         while part := os.read(fd, 1 << 16):
             content += part
     except OSError:
-        pass  # it went while it was read
+        pass  # it was removed while it was read
     finally:
         os.close(fd)
     return content
 
 
 def _plain(field: bytes) -> str:
-    r"""Without the `\040` that stands for a blank in mountinfo."""
+    r"""Decode octal escapes such as `\040`, which stands for a blank in mountinfo."""
     return os.fsdecode(_OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), field))

@@ -1,11 +1,11 @@
-"""The memory of a process, read from outside while a thread of it is blocked.
+"""Read the memory of another process while one of its threads is blocked.
 
-What is not in memory is not asked for: bringing it in would take as long as a disk does, and a page of a stranger's
-file system (FUSE) comes when the stranger likes.
+Only resident pages are read: paging in takes as long as the disk does, and a page of an untrusted file system (FUSE)
+may never arrive.
 
-A process whose mmap_lock is held hangs who reads it. That happens in pagemap, which is read first and where a thread
-can be killed, so that offtop ends all the same; process_vm_readv() cannot be (mm/process_vm_access.c), but hangs only
-if the lock is taken in the microsecond between the two.
+Reading a process hangs while its mmap_lock is held. That happens in pagemap, which is read first and where the reading
+thread can be killed, so that offtop can still exit. process_vm_readv() cannot be killed (mm/process_vm_access.c), but
+it hangs only if the lock is taken in the microsecond between the two.
 """
 
 import ctypes as ct
@@ -14,28 +14,28 @@ from functools import cache
 from types import TracebackType
 
 _WINDOW_BYTES = 16_384
-"""Read at once: most stacks have all their frames within this much of the stack pointer."""
+"""Size of one read of a stack: most stacks have all their frames within this distance of the stack pointer."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _WINDOW_PAGES = _WINDOW_BYTES // _PAGE_BYTES + 2
 _PRESENT = 1 << 63
-"""Of a page, in /proc/TID/pagemap."""
+"""Bit of a resident page in /proc/TID/pagemap."""
 _MOST_PAGES = 64
 
 _Vectors = ct.c_uint64 * 4
-"""Two `struct iovec`, here and there."""
+"""Two `struct iovec`: the local and the remote one."""
 
 
 class Memory:
-    """Of the process that a thread belongs to. Close it; for use by one thread."""
+    """Memory of the process that a thread belongs to. A context manager, for use by one thread."""
 
     def __init__(self, tid: int) -> None:
-        """Of a thread that is gone there is none."""
+        """Open it. If the thread has exited, every read returns no bytes."""
         self._tid = tid
         self._pagemap, self.is_closed = -1, False
-        """`is_closed`: there is some, that we may not read."""
+        """`is_closed`: there is memory, but we may not read it."""
         try:
             self._pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError:  # another user's, without CAP_DAC_READ_SEARCH
+        except PermissionError:  # another user's process, without CAP_DAC_READ_SEARCH
             self.is_closed = True
         except OSError:
             pass
@@ -51,15 +51,17 @@ class Memory:
             os.close(self._pagemap)
 
     def stack(self, address: int, size_bytes: int) -> bytes:
-        """What is there, up to 16 KB, fewer bytes where the rest is not in memory. A stack stands still while its
-        thread is blocked, so it is read in large pieces, each once."""
+        """Read up to 16 KB of a stack; fewer bytes if the rest is not resident.
+
+        A stack does not change while its thread is blocked, so it is read in large pieces, each once.
+        """
         at = address - self._start
         if not 0 <= at <= len(self._stack) - size_bytes:
             self._start, self._stack, at = address, self._read(address, _WINDOW_BYTES), 0
         return self._stack[at : at + size_bytes]
 
     def code(self, address: int, size_bytes: int) -> bytes:
-        """The same of a program's code."""
+        """Read code of the program; fewer bytes if the rest is not resident. Pages are cached."""
         parts: list[bytes] = []
         while size_bytes > 0:
             page, at = address // _PAGE_BYTES * _PAGE_BYTES, address % _PAGE_BYTES
@@ -75,8 +77,10 @@ class Memory:
         return b"".join(parts)
 
     def _read(self, address: int, size_bytes: int) -> bytes:
-        """Up to the first page that is not in memory. A page may leave after it was seen there; then the read brings it
-        back."""
+        """Read up to the first page that is not resident.
+
+        If a page is reclaimed after pagemap showed it, the read pages it in again.
+        """
         try:
             pages = os.pread(self._pagemap, 8 * _WINDOW_PAGES, address // _PAGE_BYTES * 8)
         except (OSError, OverflowError):
@@ -96,7 +100,7 @@ class Memory:
 
 @cache
 def libc() -> ct.CDLL:
-    """libc, with process_vm_readv."""
+    """Load libc and declare process_vm_readv."""
     lib = ct.CDLL(None)
     lib.process_vm_readv.argtypes = [ct.c_int, ct.c_void_p, ct.c_ulong, ct.c_void_p, ct.c_ulong, ct.c_ulong]
     lib.process_vm_readv.restype = ct.c_ssize_t
@@ -105,9 +109,10 @@ def libc() -> ct.CDLL:
 
 @cache
 def code_addresses() -> int:
-    """Mask of the bits that user addresses use on this machine; arm64 signs return addresses in those above.
+    """Mask of the bits that user addresses use on this machine.
 
-    Libraries, libc among them, lie near the top of the user address space.
+    arm64 stores the signature of a return address in the bits above. The mask is taken from the address of a libc
+    function, because libraries lie near the top of the user address space.
     """
     libc_function = ct.cast(libc().process_vm_readv, ct.c_void_p).value or 0
     return (1 << libc_function.bit_length()) - 1
