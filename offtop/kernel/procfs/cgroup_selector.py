@@ -115,7 +115,9 @@ def _at_path(path: str, mounts: Sequence[Mount]) -> Cgroup | None:
 
     Raises UsageError if the path exists only in a hierarchy without a controller.
     """
-    candidates = [(_hierarchy(mount), directory) for mount in _in_order(mounts) if (directory := _directory(mount, path))]
+    candidates = [
+        (_hierarchy(mount), directory) for mount in _in_order(mounts) if (directory := _directory(mount, path))
+    ]
     usable = [(hierarchy, directory) for hierarchy, directory in candidates if hierarchy is not None]
     if candidates and not usable:
         raise UsageError(

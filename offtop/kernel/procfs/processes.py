@@ -1,12 +1,12 @@
-"""Who a process is: its user, command line and cgroup, read by a worker when somebody asks, so that nobody waits.
+"""Read the user, command line and cgroup of processes on demand, in a worker thread.
 
-A command line is read out of the process's own memory and waits for its mmap_lock: it is read with a deadline
-(guardedreads.py), and is `[not read]` where it is missed. A user's name may come from another machine. So neither is
-read where a tick or a key would have to wait for it. Nor does everything get read: a
-view that shows no users costs nothing, and one that filters by them a few hundred readings a second at most.
+A command line is read out of the process's own memory, which waits for its mmap_lock: it is read with a deadline
+(guarded_reads.py), and is `[not read]` if the deadline is missed. A user's name may come from another machine. So
+neither is read where a tick or a key press would have to wait for it. Only what is needed is read: a view without
+users costs nothing, and one that filters by user makes at most a few hundred reads a second.
 
-What was told of a process stays when it has ended, as its name does, because earlier windows still show it. It goes
-with the name, and at once when its pid turns up as another process.
+The details of a process are kept after it has exited, as its name is, because earlier windows still show it. They are
+dropped together with the name, or at once if its pid is reused by another process.
 """
 
 import os
@@ -24,64 +24,64 @@ from offtop.model.values.catalog import Book, Details
 from offtop.model.values.stack import UNREAD
 
 _OLD_S = 10.0
-"""What was read so long ago is read again when asked for: a program may have begun another one."""
-_AT_ONCE = 20
+"""Details older than this are read again on demand: the process may have called exec."""
+_BATCH = 20
 _REST_S = 0.1
-"""After so many readings: 200 a second are 1 % of a CPU."""
+"""Pause after each batch of reads: 200 reads a second take 1 % of a CPU."""
 _MOST_QUEUED = 4096
 _MOST_TOLD = 20_000
 _CMDLINE_S = 1.0
-"""So long it may take to read one command line."""
+"""Deadline for reading one command line."""
 _LONGEST_CMDLINE = 4096
 """Bytes."""
 _LONGEST_FILE = 1 << 16
-_ENDED = b"ZX"
-"""States of a thread that is only waited for (fs/proc/array.c)."""
+_EXITED = b"ZX"
+"""States of a thread that has exited (fs/proc/array.c)."""
 
 
 class Reading(NamedTuple):
-    """Of a process that was there, from the first file to the last."""
+    """Details of a process that existed from the first read of its files to the last."""
 
     began: bytes
-    """When it began, as the kernel counts: the same pid at another time is another process."""
+    """Start time in the kernel's units: the same pid with another start time is another process."""
     details: Details
 
 
 class DetailsWorker:
-    """Puts into a Book who processes are. For use by any thread."""
+    """Reads the details of processes into a Book, in a thread of its own. Thread-safe."""
 
     def __init__(
         self, book: Book, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
     ) -> None:
-        """`reads`: by which command lines are read. `read`: in place of `reading`."""
+        """`reads`: used to read command lines. `read`: replaces `reading`."""
         self._book = book
         self._read = read or partial(reading, (reads or GuardedReads()).channel(_CMDLINE_S))
-        self._told: dict[int, tuple[bytes, float]] = {}
-        """pid → when the process began, and when it was read (monotonic)."""
+        self._known: dict[int, tuple[bytes, float]] = {}
+        """pid → start time of the process, and when it was read (monotonic), for processes with details in the Book."""
         self._new: dict[int, None] = {}
-        """To be read, those asked for first coming first."""
-        self._again: dict[int, None] = {}
-        """To be read when there is nothing new."""
+        """Queue of pids to read, in the order of the requests."""
+        self._stale: dict[int, None] = {}
+        """Queue of pids to read again when _new is empty."""
         self._ended: set[int] = set()
-        """Of those told, whose process has ended (or its main thread, which is all that is heard of)."""
+        """Pids in _known whose process has exited (or its main thread: only its exit is reported)."""
         self._pid = 0
-        """Is being read."""
+        """The pid that is being read, or 0."""
         self._closing = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def describe(self, pids: Collection[int]) -> None:
-        """Have the Book tell of `pids`, soon, and of those it tells of already that they may have changed."""
+        """Queue reads of the details of `pids`, unless they were read recently. Returns at once."""
         now_s = time.monotonic()
         with self._changed:
             for pid in pids:
-                told = self._told.get(pid)
-                if pid <= 0 or pid == self._pid or (told and now_s - told[1] < _OLD_S and pid not in self._ended):
+                known = self._known.get(pid)
+                if pid <= 0 or pid == self._pid or (known and now_s - known[1] < _OLD_S and pid not in self._ended):
                     continue
-                if len(self._new) + len(self._again) >= _MOST_QUEUED:
+                if len(self._new) + len(self._stale) >= _MOST_QUEUED:
                     break
-                (self._again if told else self._new)[pid] = None
-            if self._closing or not (self._new or self._again):
+                (self._stale if known else self._new)[pid] = None
+            if self._closing or not (self._new or self._stale):
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="offtop-details", daemon=True)
@@ -89,82 +89,83 @@ class DetailsWorker:
             self._changed.notify_all()
 
     def ended(self, pid: int) -> None:
-        """The main thread of `pid` has ended, and with it most likely the process."""
+        """Note that the main thread of `pid` has exited, and most likely the process with it."""
         with self._changed:
-            if pid in self._told or pid == self._pid:
+            if pid in self._known or pid == self._pid:
                 self._ended.add(pid)
 
     def met(self, pid: int) -> None:
-        """A main thread lives that has this pid: if one had ended before, this is another process."""
+        """Note a living main thread with this pid: if one had exited before, this is another process."""
         if pid in self._ended:
             with self._changed:
                 self._forget(pid)
 
     def drop_unnamed(self) -> None:
-        """Drop what is told of processes that have ended and have no name in the Book any more."""
+        """Drop the details of processes that have exited and have no name in the Book any more."""
         if self._ended:
             with self._changed:
                 for pid in [pid for pid in self._ended if pid not in self._book.processes]:
                     self._forget(pid)
 
     def close(self) -> None:
-        """Have the thread end when it can. Returns at once; may be called twice."""
+        """Stop the thread after its current read. Returns at once; may be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def _forget(self, pid: int) -> None:
         self._ended.discard(pid)
-        self._told.pop(pid, None)
+        self._known.pop(pid, None)
         self._book.details.pop(pid, None)
         if self._pid == pid:
-            self._pid = 0  # whatever comes of this reading is not taken
+            self._pid = 0  # discard the result of the read in progress
 
     def _run(self) -> None:
         while True:
-            for _ in range(_AT_ONCE):
+            for _ in range(_BATCH):
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._new or self._again)
+                    self._changed.wait_for(lambda: self._closing or self._new or self._stale)
                     if self._closing:
                         return
-                    self._pid = pid = next(iter(self._new or self._again))
+                    self._pid = pid = next(iter(self._new or self._stale))
                     self._new.pop(pid, None)
-                    self._again.pop(pid, None)
+                    self._stale.pop(pid, None)
                     had_ended = pid in self._ended
                     self._ended.discard(pid)
                 found = self._read(pid)
                 with self._changed:
                     if self._pid:
-                        self._tell(pid, found, had_ended)
+                        self._store(pid, found, had_ended)
                     self._pid = 0
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, _REST_S)
 
-    def _tell(self, pid: int, found: Reading | None, had_ended: bool) -> None:
-        told = self._told.get(pid)
-        is_same = told is not None and (found is None or told[0] == found.began)
+    def _store(self, pid: int, found: Reading | None, had_ended: bool) -> None:
+        known = self._known.get(pid)
+        is_same = known is not None and (found is None or known[0] == found.began)
         if is_same and (had_ended or found is None):
             self._ended.add(pid)
         if found is None:
             return
         details = found.details
-        if is_same and details.cmdline in ("", UNREAD):  # not read, or the main thread has ended while others go on
+        if is_same and details.cmdline in ("", UNREAD):  # not read, or only the main thread has exited
             details = details._replace(cmdline=self._book.detail(pid).cmdline or details.cmdline)
-        self._told.pop(pid, None)
-        while len(self._told) >= _MOST_TOLD:
-            self._forget(next(iter(self._told)))
-        self._told[pid] = found.began, time.monotonic()
+        self._known.pop(pid, None)
+        while len(self._known) >= _MOST_TOLD:
+            self._forget(next(iter(self._known)))
+        self._known[pid] = found.began, time.monotonic()
         if self._book.details.get(pid) != details:
             self._book.details[pid] = details
             self._book.details_version += 1
 
 
 def reading(reads: Channel, pid: int) -> Reading | None:
-    """Who `pid` is, as far as we may know; None for a process that has ended. Never raises; may take long, for the name
-    of a user.
+    """Read the details of `pid` that we may read; None if the process has exited.
 
-    Not with psutil, which has the kernel add up the times of all threads first (/proc/PID/stat), and reads two
-    megabytes of arguments to the end.
+    Never raises. May take long, because of the lookup of the user's name.
+
+    It does not use psutil, which reads /proc/PID/stat, for which the kernel sums the times of all threads, and reads
+    two megabytes of arguments to the end.
     """
     began = _began(pid)
     if not began:
@@ -180,10 +181,12 @@ def reading(reads: Channel, pid: int) -> Reading | None:
 
 
 def _began(pid: int) -> bytes:
-    """Nothing for a process that has ended: one that is only waited for, too, but not one that goes on without its
-    main thread."""
+    """Start time of the process; empty if it has exited.
+
+    A zombie counts as exited, but a process of which only the main thread has exited does not.
+    """
     fields = _content(pid, f"task/{pid}/stat").rpartition(b")")[2].split()
-    if len(fields) < 20 or (fields[0] in _ENDED and int(fields[17]) <= 1):
+    if len(fields) < 20 or (fields[0] in _EXITED and int(fields[17]) <= 1):
         return b""
     return fields[19]
 
@@ -202,7 +205,7 @@ def _command_line(reads: Channel, pid: int) -> str:
 
 
 def _cmdline(content: bytes) -> str:
-    """Whole but for its end, where it is longer than we keep."""
+    """Decode a command line, cut off after _LONGEST_CMDLINE."""
     arguments = content.rstrip(b"\0").replace(b"\0", b" ")
     return os.fsdecode(arguments[:_LONGEST_CMDLINE]) + "…" * (len(arguments) > _LONGEST_CMDLINE)
 
@@ -216,7 +219,7 @@ def _user_name(uid: int) -> str:
 
 
 def _content(pid: int, name: str, most: int = _LONGEST_FILE) -> bytes:
-    """Nothing where there is no such file, and where we may not read it."""
+    """Read a file of /proc/PID; empty if there is no such file, or if we may not read it."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -226,7 +229,7 @@ def _content(pid: int, name: str, most: int = _LONGEST_FILE) -> bytes:
         while len(content) < most and (part := os.read(fd, most - len(content))):  # mostly a page at a time
             content += part
     except OSError:
-        pass  # it has just ended: what we have will not be taken
+        pass  # the process has just exited: the caller discards the result
     finally:
         os.close(fd)
     return content

@@ -1,11 +1,12 @@
-"""The read child: a process that makes the reads for offtop that may hang, and can be left behind when one does.
+"""The read child: a process that makes the reads that may hang, and can be left behind when one does.
 
-A read of /proc/PID/maps waits for the mmap_lock of that process, and a stat() or open() for its file system: for as
-long as a disk is frozen, a FUSE server is stopped or an NFS server is away. Some of these waits cannot be killed, and
-a process does not end before all of its threads have. So they happen here: each channel (guardedreads.py) has one idle
-thread more than it has requests, a thread that hangs keeps only itself waiting, and offtop ends without this process.
+A read of /proc/PID/maps waits for the mmap_lock of that process, and stat() and open() wait for the file system: as
+long as a disk is frozen, a FUSE server is stopped or an NFS server is unreachable. Some of these waits cannot be
+killed, and a process does not exit before all its threads have. So they happen here: each channel (guarded_reads.py)
+has one idle thread more than it has requests, a thread that hangs blocks no other, and offtop can exit without waiting
+for this process.
 
-It parses nothing and decides nothing: it hands over bytes, numbers and descriptors.
+It parses nothing and makes no decisions: it returns bytes, numbers and file descriptors.
 """
 
 import ctypes as ct
@@ -25,38 +26,40 @@ from contextlib import suppress
 from typing import Any
 
 HEAD = struct.Struct("=QI")
-"""Before each answer: the number of its request, and KIND_*. What follows is written by `marshal`."""
+"""Header of each answer: the number of its request, and its kind. What follows is written by `marshal`."""
 ANSWERED, FAILED, IN_A_FILE = range(3)
-"""What follows: the result; an errno; nothing, for the result is in the first descriptor."""
+"""Kinds of answers. What follows is the result, an errno, or nothing: the result is in the first descriptor."""
 LONGEST_MESSAGE = 1 << 16
-"""Bytes. Longer answers are handed over in a memfd."""
+"""Bytes. Longer answers are passed in a memfd."""
 _MOST_BYTES = 64 << 20
-"""Of a file of /proc: 65,530 mappings with the longest paths have more, and nobody else."""
+"""Limit for a file of /proc, exceeded only by a maps file of 65,530 mappings with the longest possible paths."""
 _MOST_TASKS = 16
 _CODE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x.*\n", re.MULTILINE)
 _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
 _SET_NAME = 15
-"""Of prctl: PR_SET_NAME (linux/prctl.h)."""
+"""PR_SET_NAME (linux/prctl.h)."""
 NAME = "offtop-procfs"
 
 
 class Opened(tuple[int, ...]):
-    """Result of a function that opens a file: what fstat() says of it, and the descriptor last."""
+    """Result of a function that opens a file: values from fstat(), then the file descriptor."""
 
     __slots__ = ()
 
 
 def contents(paths: Sequence[str], most: int) -> list[bytes]:
-    """Each file, up to `most` bytes; nothing of one that cannot be read."""
+    """Read each file, up to `most` bytes; empty for a file that cannot be read."""
     return [_content(path, most) for path in paths]
 
 
 def code_of(pid: int) -> bytes:
-    """The lines of /proc/PID/maps that are executable code: a tenth of all. Nothing for a kernel thread, and for a
-    process that is gone."""
+    """Read the lines of /proc/PID/maps that are executable, about a tenth of all.
+
+    Empty for a kernel thread, and for a process that has exited.
+    """
     if text := _content(f"/proc/{pid}/maps"):
         return b"".join(_CODE.findall(text))
-    # A main thread that has ended while others go on has no memory any more: theirs is the same.
+    # A main thread that has exited has no memory any more, but other threads of the process still have it.
     with suppress(OSError):
         for task in itertools.islice(os.listdir(f"/proc/{pid}/task"), _MOST_TASKS):  # noqa: PTH208
             if text := _content(f"/proc/{pid}/task/{task}/maps"):
@@ -65,7 +68,7 @@ def code_of(pid: int) -> bytes:
 
 
 def mapping_of(pid: int, address: int) -> bytes:
-    """The line of /proc/PID/maps that has an address; empty where nothing is mapped there."""
+    """Read the line of /proc/PID/maps that contains an address; empty if nothing is mapped there."""
     for line in _content(f"/proc/{pid}/maps").splitlines():
         found = _MAPPING.match(line)
         if found and int(found[1], 16) <= address < int(found[2], 16):
@@ -74,7 +77,7 @@ def mapping_of(pid: int, address: int) -> bytes:
 
 
 def written_ns(paths: Sequence[str]) -> list[int]:
-    """When each file was last written; 0 where nobody may ask."""
+    """Modification time of each file; 0 if stat() fails."""
     found: list[int] = []
     for path in paths:
         try:
@@ -85,7 +88,7 @@ def written_ns(paths: Sequence[str]) -> list[int]:
 
 
 def piece(path: str, size_bytes: int, offset: int) -> bytes:
-    """A part of a file."""
+    """Read a part of a file."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.pread(fd, size_bytes, offset)
@@ -94,17 +97,17 @@ def piece(path: str, size_bytes: int, offset: int) -> bytes:
 
 
 def opened(path: str, inode: int) -> Opened:
-    """A regular file, with that inode unless it is 0. Raises FileNotFoundError where it is another one."""
+    """Open a regular file. Raises FileNotFoundError if `inode` is not 0 and the file has another one."""
     return _opened(path, inode, 0, 0)
 
 
 def opened_of_anybody(path: str, inode: int) -> Opened:
-    """The same of a file that anybody may read, and no link to one."""
+    """As `opened`, but only for a world-readable file, and not through a symbolic link."""
     return _opened(path, inode, os.O_NOFOLLOW, stat.S_IROTH)
 
 
 def _opened(path: str, inode: int, flags: int, mode: int) -> Opened:
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)  # a device must not be opened to look at it
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)  # opening a device could have side effects
     try:
         status = os.fstat(found)
         if status.st_mode & mode != mode:
@@ -118,39 +121,43 @@ def _opened(path: str, inode: int, flags: int, mode: int) -> Opened:
 
 
 def kept(path: str, inode: int) -> Opened:
-    """The same of a file that stays open here: pid and descriptor by which it is known stand before the last one.
+    """As `opened`, but also keep the file open here: the pid and descriptor that identify it precede the last value.
 
-    Offtop itself keeps none: to close a file asks its file system, too (FUSE_FLUSH), and so does to end with one open.
+    offtop itself keeps no such file open, because closing a file involves its file system, too (FUSE_FLUSH), and so
+    does exiting with an open file.
     """
     *status, fd = opened(path, inode)
     return Opened((*status, os.getpid(), os.dup(fd), fd))
 
 
 def kept_was_written_ns(pid: int, fd: int) -> int:
-    """When that was last written."""
+    """Modification time of a file that `kept` keeps open."""
     return os.fstat(_kept(pid, fd)).st_mtime_ns
 
 
 def let_go(pid: int, fd: int) -> None:
-    """Close it."""
+    """Close a file that `kept` keeps open."""
     os.close(_kept(pid, fd))
 
 
 def _kept(pid: int, fd: int) -> int:
-    if pid != os.getpid():  # one that has died kept it
+    if pid != os.getpid():  # an earlier child kept it open, and has died
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     return fd
 
 
 def appended(paths: Sequence[str], owners: Sequence[int], inode: int, tail: bytes, at: int, most: int) -> Any:
-    """What was added to the first of these files that is there and belongs to one of `owners`: its inode, whether it
-    was written anew (its inode is another one, or `tail` does not stand at `at`), and up to `most` bytes of it."""
+    """Read what was appended to the first of these files that exists and belongs to one of `owners`.
+
+    Returns its inode, whether it was rewritten (the inode differs, or `tail` is not found at offset `at`), and the
+    bytes after `tail`, or from the start if it was rewritten, up to offset `most`.
+    """
     for path in paths:
         with suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 found = os.fstat(fd)
-                # /tmp is everybody's: another user's file says nothing about this process.
+                # /tmp is world-writable: another user's file is not about this process.
                 if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
                     continue
                 is_new = found.st_ino != inode or os.pread(fd, len(tail), at) != tail
@@ -177,18 +184,18 @@ def _content(path: str, most: int = _MOST_BYTES) -> bytes:
     except (OSError, ValueError):
         return b""
     try:
-        while most > 0 and (part := os.read(fd, min(most, 1 << 17))):  # mostly a page at a time
+        while most > 0 and (part := os.read(fd, min(most, 1 << 17))):  # /proc mostly returns a page at a time
             parts.append(part)
             most -= len(part)
     except OSError:
-        pass  # it has just ended
+        pass  # the process has just exited
     finally:
         os.close(fd)
     return b"".join(parts)
 
 
 class _Channel:
-    """Serves one socket, with one idle thread more than there are requests."""
+    """Serves one socket, with one idle thread more than there are requests in progress."""
 
     def __init__(self, served: socket.socket) -> None:
         self._socket, self._idle, self._lock = served, 0, threading.Lock()
@@ -209,7 +216,7 @@ class _Channel:
             if not request:
                 return
             number, function, arguments = marshal.loads(request)
-            with suppress(OSError):  # nobody waits for it any more
+            with suppress(OSError):  # the peer has closed the socket
                 self._answer(number, function, arguments)
 
     def _answer(self, number: int, function: str, arguments: Sequence[Any]) -> None:
@@ -241,17 +248,18 @@ def _in_a_file(raw: bytes) -> int:
 
 
 def main() -> None:
-    """Serve the sockets that come over the one whose descriptor is the last argument, until that is closed.
+    """Serve the sockets received over the control socket, until that is closed.
 
-    So it ends with offtop, however that ends. A death signal would come when the thread ends that has begun it.
+    The last argument is the descriptor of the control socket. So the child exits when offtop does, for whatever reason.
+    A parent death signal would already be sent when the thread that started the child exits.
     """
     ct.CDLL(None).prctl(_SET_NAME, NAME.encode())
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z is for offtop, which may be let go on alone
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z only stops offtop, because SIGCONT may go to offtop alone
     threading.stack_size(1 << 18)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         while True:
             message, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
-                os._exit(0)  # without its threads, one of which may hang
+                os._exit(0)  # do not wait for the threads, one of which may hang
             for fd in fds:
                 _Channel(socket.socket(fileno=fd))

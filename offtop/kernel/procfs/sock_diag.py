@@ -1,6 +1,6 @@
-"""Asks the kernel which socket is at the other end of one (sock_diag(7)): one question each, however many there are.
+"""Find the peer of a socket with sock_diag(7): one query per socket, however many sockets there are.
 
-A namespace of the network has its own addresses, so a question is asked in that of the process whose socket it is.
+Each network namespace has its own addresses, so the query is made in the namespace of the process that has the socket.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _HEADER = struct.Struct("=IHHII")
 _INET = struct.Struct("=BBBxI2s2s16s16sI8s")
 """`struct inet_diag_req_v2`, include/uapi/linux/inet_diag.h."""
 _INET_ANSWER = struct.Struct("=BB2x2s2s16s16sI8s16xI")
-"""`struct inet_diag_msg` from its beginning to its end."""
+"""`struct inet_diag_msg`."""
 _UNIX = struct.Struct("=BBHIII8s")
 _UNIX_ANSWER = struct.Struct("=4xI8s")
 _ATTRIBUTE = struct.Struct("=HHI")
@@ -37,42 +37,46 @@ _ANY = "*"
 
 class Found(NamedTuple):
     inode: int
-    """0: no process has taken it yet, or any more."""
+    """0 if it is not accepted yet, or no process has it any more."""
     state: int
 
 
 class OtherEnd(NamedTuple):
     inode: int
     listens: bool
-    """It listens there, and the connection's own other end has not been taken yet."""
+    """Whether this is the listening socket, because the connection has not been accepted yet."""
 
 
 class Sockets:
-    """Those of one namespace of the network."""
+    """The sockets of one network namespace."""
 
-    def __init__(self, asked: socket.socket) -> None:
-        self._asked = asked
+    def __init__(self, netlink: socket.socket) -> None:
+        self._netlink = netlink
 
     def other_end(self, protocol: str, inode: int, local: str, peer: str) -> OtherEnd | None:
-        """Of a connection of `tcp` or `udp`; None where that is not on this machine, or not known. Where its own
-        addresses do not lead to `inode`, it is another namespace's, or has ended."""
-        ours, theirs = _parted(local), _parted(peer)
-        if _ANY in (ours[0], theirs[0]):
+        """Find the peer of a `tcp` or `udp` connection; None if it is not on this machine, or unknown.
+
+        If the socket with these addresses is not `inode`, the connection is in another namespace, or is closed: then
+        the result is None, too.
+        """
+        local_address, peer_address = _split(local), _split(peer)
+        if _ANY in (local_address[0], peer_address[0]):
             return None
-        own = self._at(protocol, ours, theirs)
-        there = self._at(protocol, theirs, ours)
-        if not own or own.inode != inode or not there:
+        own = self._find(protocol, local_address, peer_address)
+        found = self._find(protocol, peer_address, local_address)
+        if not own or own.inode != inode or not found:
             return None
-        here = ip_address(theirs[0]).is_loopback or theirs[0] == ours[0]
-        if protocol == "udp" or there.state == _LISTEN:  # found by its port, whatever the address
-            return OtherEnd(there.inode, there.state == _LISTEN) if here and there.inode else None
-        if there.inode:
-            return OtherEnd(there.inode, False)
-        listener = self._at(protocol, theirs, _NOWHERE) if there.state in (_ESTABLISHED, _SYN_RECV) else None
+        is_local = ip_address(peer_address[0]).is_loopback or peer_address[0] == local_address[0]
+        if protocol == "udp" or found.state == _LISTEN:  # the kernel may have matched only the port
+            return OtherEnd(found.inode, found.state == _LISTEN) if is_local and found.inode else None
+        if found.inode:
+            return OtherEnd(found.inode, False)
+        is_pending = found.state in (_ESTABLISHED, _SYN_RECV)
+        listener = self._find(protocol, peer_address, _NOWHERE) if is_pending else None
         return OtherEnd(listener.inode, True) if listener and listener.inode else None
 
     def unix_peer(self, inode: int) -> int:
-        """The inode of the Unix socket that it is connected to; 0: none, or nobody has taken that yet."""
+        """Inode of the Unix socket that it is connected to; 0 if there is none, or it is not accepted yet."""
         answer = self._answer(_UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_PEER, _NO_COOKIE))
         at = _UNIX_ANSWER.size
         while at + _ATTRIBUTE.size <= len(answer):
@@ -82,52 +86,54 @@ class Sockets:
             at += max(length + 3 & ~3, _ATTRIBUTE.size)
         return 0
 
-    def _at(self, protocol: str, end: tuple[str, int], other: tuple[str, int]) -> Found | None:
-        """The socket whose own end is the first; one that listens there, where none has that other end."""
-        family, first = _packed(end[0])
-        _, second = _packed(other[0] or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
-        ends = [(first, end[1].to_bytes(2, "big")), (second, other[1].to_bytes(2, "big"))]
+    def _find(self, protocol: str, local: tuple[str, int], peer: tuple[str, int]) -> Found | None:
+        """Find the socket with these addresses, or else one that listens at `local`."""
+        family, local_bytes = _packed(local[0])
+        _, peer_bytes = _packed(peer[0] or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
+        ends = [(local_bytes, local[1].to_bytes(2, "big")), (peer_bytes, peer[1].to_bytes(2, "big"))]
         if protocol == "udp":  # "src and dst are swapped for historical reasons" (net/ipv4/udp_diag.c)
             ends.reverse()
         (source, source_port), (to, to_port) = ends
-        asked = (family, _PROTOCOLS[protocol], 0, _ALL_STATES, source_port, to_port, source, to, 0, _NO_COOKIE)
-        answer = self._answer(_INET.pack(*asked))
+        request = (family, _PROTOCOLS[protocol], 0, _ALL_STATES, source_port, to_port, source, to, 0, _NO_COOKIE)
+        answer = self._answer(_INET.pack(*request))
         if len(answer) < _INET_ANSWER.size:
             return None
         _, state, *_, inode = _INET_ANSWER.unpack_from(answer)
         return Found(inode, state)
 
-    def _answer(self, asked: bytes) -> bytes:
-        """What follows the head; empty: there is none such."""
-        self._asked.send(_HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
-        answer = self._asked.recv(_ANSWER_BYTES)
+    def _answer(self, request: bytes) -> bytes:
+        """Send a request and return its answer without the header; empty if there is no such socket."""
+        self._netlink.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
+        answer = self._netlink.recv(_ANSWER_BYTES)
         kind = _HEADER.unpack_from(answer)[1]
         return answer[_HEADER.size :] if kind == _BY_FAMILY else b""
 
 
 @contextmanager
 def sockets_of(pid: int) -> Generator[Sockets]:
-    """Those of the namespace that a process is in. Raises OSError where that is not known. Not for a thread that must
-    stay in its own: it is in the other one for a moment."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as own, _opened(pid, own) as asked:
-        asked.settimeout(_TIMEOUT_S)
-        yield Sockets(asked)
+    """Sockets of the network namespace of a process. Raises OSError if the namespace is unknown.
+
+    The calling thread enters the other namespace for a moment, so do not call it in a thread that must not.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as own, _opened(pid, own) as netlink:
+        netlink.settimeout(_TIMEOUT_S)
+        yield Sockets(netlink)
 
 
 @contextmanager
 def _opened(pid: int, own: socket.socket) -> Generator[socket.socket]:
-    there, here = Path(f"/proc/{pid}/ns/net"), Path("/proc/thread-self/ns/net")
-    if there.stat().st_ino == here.stat().st_ino:
+    target, current = Path(f"/proc/{pid}/ns/net"), Path("/proc/thread-self/ns/net")
+    if target.stat().st_ino == current.stat().st_ino:
         yield own
         return
-    with here.open("rb") as home, there.open("rb") as away:
-        _enter(away.fileno())
+    with current.open("rb") as current_file, target.open("rb") as target_file:
+        _enter(target_file.fileno())
         try:
-            asked = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
+            netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
         finally:
-            _enter(home.fileno())
-    with asked:
-        yield asked
+            _enter(current_file.fileno())
+    with netlink:
+        yield netlink
 
 
 def _enter(namespace: int) -> None:
@@ -135,13 +141,13 @@ def _enter(namespace: int) -> None:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def _parted(end: str) -> tuple[str, int]:
-    """Address and port of `10.0.0.5:5432`, `[::1]:53`."""
+def _split(end: str) -> tuple[str, int]:
+    """Split `10.0.0.5:5432` or `[::1]:53` into address and port."""
     address, _, port = end.rpartition(":")
     return address.strip("[]"), int(port)
 
 
 def _packed(address: str) -> tuple[int, bytes]:
-    """Family, and the sixteen bytes of the kernel's field."""
+    """Address family, and the sixteen bytes of the kernel's address field."""
     found = ip_address(address)
     return socket.AF_INET6 if found.version == 6 else socket.AF_INET, found.packed.ljust(16, b"\0")

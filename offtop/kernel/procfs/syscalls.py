@@ -1,4 +1,7 @@
-"""What a system call's number means: on each machine something else, so that only names leave this room."""
+"""Translate system call numbers into names and back.
+
+Numbers differ between machines, so only names are used outside of this package.
+"""
 
 import platform
 from collections.abc import Mapping
@@ -15,30 +18,30 @@ _TABLES = {
     "ppc64": "powerpc64",
     "ppc64le": "powerpc64",
 }
-"""What uname calls a machine → what the tables call it, where that is another word."""
+"""Machine name in uname → machine name in the tables, where they differ."""
 NARROW = "armv8l" if _MACHINE == "aarch64" else "i386"
-"""What uname calls this machine to a program of 32 bits."""
+"""Machine name that uname reports to a 32-bit program on this machine."""
 
 
 def name_of(number: int, machine: str = _MACHINE) -> str:
-    """`futex`; empty where nobody knows it, and for -1, which is no system call.
+    """Name of a system call, such as `futex`; empty if unknown, and for -1, which is no system call.
 
-    `number` is as the register has it, signed or not. `machine` is the program's own, as uname names it: a 32-bit
-    program has its own numbers.
+    `number` is the value of the register, signed or unsigned. `machine` is the program's own, as in uname: a 32-bit
+    program has other numbers.
     """
-    number = ((number & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000  # the kernel takes it as a C int
+    number = ((number & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000  # the kernel treats it as a C int
     return _names(machine).get(number, "")
 
 
 def number_of(name: str) -> int:
-    """Of this machine's own; -1 where nobody knows it."""
+    """Number of a system call on this machine, or -1 if unknown."""
     return next((number for number, found in _names(_MACHINE).items() if found == name), -1)
 
 
 @cache
 def _names(machine: str) -> Mapping[int, str]:
-    """Nothing for a machine that nobody knows."""
-    # Imported here, since it takes 7 ms.
+    """System call number → name; empty for an unknown machine."""
+    # Imported here, because the import takes 7 ms.
     from system_calls import NoSuchArchitecture, syscalls  # pyright: ignore[reportMissingTypeStubs]
 
     try:

@@ -155,9 +155,9 @@ def test_a_replaced_program_is_marked_deleted(named: Path) -> None:
 def test_an_exited_process_is_reported_as_gone() -> None:
     with child() as one:
         assert len(facts(one.pid, READS)) > 5
-    assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
+    assert facts(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
     for pid in (0, -1, 1 << 30, 1 << 31, 1 << 70):
-        assert facts(pid, READS) == (("process", f"{pid} is not there any more"),)
+        assert facts(pid, READS) == (("process", f"{pid} no longer exists"),)
 
 
 def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: 
             return {}
 
         monkeypatch.setattr(module, "status_of", exits_meanwhile)
-        assert facts(one.pid, READS) == (("process", f"{one.pid} is not there any more"),)
+        assert facts(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
 
 
 def test_a_zombie_is_reported() -> None:
@@ -177,7 +177,7 @@ def test_a_zombie_is_reported() -> None:
         one.kill()
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
         details = dict(facts(one.pid, READS))
-        assert details["state"] == "zombie: it has ended, and its parent has not asked how"
+        assert details["state"] == "zombie: it has exited, and its parent has not waited for it"
         assert details["parent"].startswith(f"{os.getpid()} ")
         assert {"user", "started", "threads"} < {*details}
         assert not {"command line", "open files", "memory", "cgroup"} & {*details}
@@ -196,7 +196,7 @@ def test_a_process_without_its_main_thread_is_reported(tmp_path: Path) -> None:
         wait_for_state(app.pid, "Z")
         until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third exits by itself
         details = dict(facts(app.pid, READS))
-        assert details["state"] == "its main thread has ended, others go on"
+        assert details["state"] == "its main thread has exited, other threads still run"
         assert details["threads"] == "2"
         assert details["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
         assert "open files" not in details  # the main thread has none any more
