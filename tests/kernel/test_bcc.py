@@ -100,7 +100,7 @@ def test_a_root_without_bcc_has_none(tmp_path: Path) -> None:
         ({"ID": "rhel", "ID_LIKE": "fedora"}, "sudo dnf install python3-bcc"),
         ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "sudo dnf install python3-bcc"),
         ({"ID": "amzn", "ID_LIKE": "fedora"}, "sudo dnf install python3-bcc"),
-        ({"ID": "arch"}, "install what Debian calls python3-bpfcc and Fedora python3-bcc"),
+        ({"ID": "arch"}, "install python3-bpfcc (Debian's name) or python3-bcc (Fedora's name)"),
     ],
 )
 def test_error_and_doctor_name_the_distributions_command(

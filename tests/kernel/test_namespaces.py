@@ -398,18 +398,18 @@ def test_a_container_is_found_by_id_or_name(family: Path) -> None:
         refuses(
             "feed", 1, rf"more than one container\. Name it by .*-p {first[0]}:1 \(docker {ids[0][:12]}\), {first[1]}:"
         )
-        refuses("fee", 1, r"no such container\. Name it by .*\. Those here: .*docker feedface")
+        refuses("fee", 1, r"no such container\. Name it by .*\. Containers here: .*docker feedface")
         refuses("feedbeef", 77, rf"no process 77 in that container\. Take one of: 1, {inside}$")
         stack.enter_context(
             programs.running(["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', places[3], family])
         )
-        refuses("mysql.service", 7, r"no process ids of its own\. Take the one seen here: -p 7$")
+        refuses("mysql.service", 7, r"no pid namespace of its own\. Use the pid seen here: -p 7$")
 
 
 def test_an_unknown_container_is_refused_in_one_sentence() -> None:
     for option, message in (
         ("nobody:1", r"-p nobody:1: no such container\. Name it by"),
-        (f"{os.getpid()}:1", r"no process ids of its own\. Take the one seen here: -p 1"),
+        (f"{os.getpid()}:1", r"no pid namespace of its own\. Use the pid seen here: -p 1"),
         ("\x1b[31m:7", r"-p \\x1b\[31m:7: no such container"),
     ):
         refused = command.run("-b", "-n", "1", "-p", option)
@@ -425,5 +425,5 @@ def refuses(name: str, pid: int, message: str) -> None:
 def test_the_machines_own_namespace_needs_nothing() -> None:
     if pid_namespace.own():
         lacks("its own pid namespace for the tests")
-    assert pid_namespace.told({}) == "the machine's own"
+    assert pid_namespace.told({}) == "the host's"
     assert not pid_namespace.is_there(OUTSIDE)

@@ -1,8 +1,8 @@
-"""A program that was compiled before is loaded again without the compiler, which takes a second of each start.
+"""Load a BPF program that an earlier start compiled, which saves the second that the compiler takes.
 
-The compiler's child (compile.py) leaves the instructions and what maps they use in a file, under a name that is made
-of all that the compiler was given. It is the kernel's verifier that judges it, as ever; but only a file that nobody
-else could have written is looked at. Whatever is wrong with one, the compiler is asked as if it were not there.
+The compiler's child (compile.py) stores the instructions and descriptions of the maps in a file, whose name is a hash
+of everything that the compiler was given. The kernel's verifier checks the program, as usual; and a file that another
+user could have written is not used. If anything is wrong with a file, the program is compiled as if there were none.
 """
 
 import base64
@@ -22,15 +22,15 @@ from offtop.kernel.bpf.compile import fill_with_random_bytes
 from offtop.kernel.bpf.libbpf import library
 
 VARIABLE = "OFFTOP_CACHE"
-"""Of the environment: another directory; empty: none."""
+"""Environment variable that names another cache directory; empty disables the cache."""
 _DIRECTORY = "/var/cache/offtop"
 _FORM = 2
-"""Another one whenever the file means another thing."""
+"""Version of the file format. Change it whenever the meaning of the file changes."""
 _MOST_BYTES = 16 << 20
 _WRITABLE_BY_OTHERS = 0o022
 _INSTRUCTION_BYTES = 8
 _IMMEDIATE = slice(4, 8)
-"""Where an instruction has it."""
+"""Position of the immediate operand in an instruction."""
 _RAW_TRACEPOINT, _KPROBE, _TRACING = 17, 2, 26  # enum bpf_prog_type
 _TRACE_RAW_TP, _TRACE_ITER = 23, 28  # enum bpf_attach_type
 _LICENSE = b"GPL"
@@ -79,19 +79,19 @@ class _LinkOptions(ct.Structure):
 
 
 def place(request: Mapping[str, Any]) -> Path | None:
-    """Where what the compiler makes of `request` is, or is to be, kept; None: nowhere."""
+    """Cache file for the program compiled from `request`, whether it exists or not; None if the cache is off."""
     where = directory()
     return where / f"{hashlib.sha256(_key(request)).hexdigest()}.json" if where else None
 
 
 def directory() -> Path | None:
-    """Where files are kept; None: nowhere, as somebody asked for, or where this user has no place of its own."""
-    said = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
-    return said if said.is_absolute() else None
+    """Cache directory; None if the user disabled the cache, or if there is no default because we are not root."""
+    path = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
+    return path if path.is_absolute() else None
 
 
 def trouble(where: Path) -> str:
-    """Why nothing can be kept in `where`; empty: it can. Nothing is written to tell."""
+    """Why programs cannot be cached in `where`, or empty if they can. Checks without writing anything."""
     try:
         found = where.lstat()
     except FileNotFoundError:
@@ -99,38 +99,44 @@ def trouble(where: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     if not stat.S_ISDIR(found.st_mode):
-        return "it is no directory"
+        return "it is not a directory"
     if not _is_ours(found, stat.S_ISDIR):
-        return "others can write to it"
-    return "" if os.access(where, os.W_OK | os.X_OK) else "it cannot be written to"
+        return "other users can write to it"
+    return "" if os.access(where, os.W_OK | os.X_OK) else "it is not writable"
 
 
 def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
-    """The compiler's answer, and the descriptors of what is loaded and attached; None where the file is of no use, or
-    made by what is another version by now. Nothing is written: that would hang where the file system does."""
+    """Load and attach the program from a cache file.
+
+    Returns the compiler's answer, and the descriptors of what was loaded and attached; None if the file is not usable,
+    or if the compiler has been updated since. Writes nothing, because that would hang if the file system does.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         kept = json.loads(_read(file))
         answer = dict(kept["answer"])
-        if any([found.st_size, found.st_mtime_ns] != told for found, told in _makers(kept)):
+        if any([found.st_size, found.st_mtime_ns] != expected for found, expected in _makers(kept)):
             return None
         with contextlib.ExitStack() as undo:
-            named = _loaded(kept, request, undo)
+            fd_by_name = _loaded(kept, request, undo)
             undo.pop_all()
-        return {**answer, "fds": [*named]}, [*named.values()]
+        return {**answer, "fds": [*fd_by_name]}, [*fd_by_name.values()]
     return None
 
 
 def _makers(kept: Any) -> list[tuple[os.stat_result, list[int]]]:
-    return [(Path(path).stat(), told) for path, told in kept["makers"].items()]
+    return [(Path(path).stat(), size_and_mtime) for path, size_and_mtime in kept["makers"].items()]
 
 
 def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Whether only this user can have written it."""
+    """Whether only this user can write it."""
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
 def _read(file: Path) -> bytes:
-    """Raises OSError, ValueError where somebody else could have written it, or it is not as it was written."""
+    """Read a cache file.
+
+    Raises OSError, and ValueError if another user could have written it, or if its checksum is wrong.
+    """
     if not _is_ours(file.parent.lstat(), stat.S_ISDIR):
         raise ValueError
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -145,7 +151,7 @@ def _read(file: Path) -> bytes:
 
 
 def _key(request: Mapping[str, Any]) -> bytes:
-    """All that the compiler is given, and the kernel that it is for."""
+    """Serialize everything that the compiler is given, and the kernel version."""
     source = Path(request["source"])
     texts = {
         str(file.relative_to(source.parent)): hashlib.sha256(file.read_bytes()).hexdigest()
@@ -159,8 +165,8 @@ def _key(request: Mapping[str, Any]) -> bytes:
 
 
 def _loaded(kept: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -> dict[str, int]:
-    """Everything that the compiler's child would have handed over, by name. Raises OSError."""
-    programs = {name: _Kept(one) for name, one in kept["programs"].items()}
+    """Load and attach everything that the compiler's child would have returned; descriptors by name. Raises OSError."""
+    programs = {name: _Function(one) for name, one in kept["programs"].items()}
     wanted = {*request["maps"], *filter(None, request["iterators"].values())}
     wanted.update(name for one in programs.values() for name in one.maps)
     inner = {kept["maps"][name]["inner"] for name in wanted - request["given"].keys()} - {""}
@@ -168,65 +174,68 @@ def _loaded(kept: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -
         maps = dict(request["given"])
         for name in [*inner, *wanted - inner - request["given"].keys()]:
             holder = undo if name in request["maps"] else until_loaded
-            maps[name] = _held(_made_map(name, kept["maps"][name], maps), holder)
+            maps[name] = _owned(_made_map(name, kept["maps"][name], maps), holder)
         for name in request["random"]:
             fill_with_random_bytes(maps[name])
         return {**_attached(programs, request, maps, undo), **{f"map {name}": maps[name] for name in request["maps"]}}
 
 
 def _attached(
-    programs: Mapping[str, "_Kept"], request: Mapping[str, Any], maps: Mapping[str, int], undo: contextlib.ExitStack
+    programs: Mapping[str, "_Function"],
+    request: Mapping[str, Any],
+    maps: Mapping[str, int],
+    undo: contextlib.ExitStack,
 ) -> dict[str, int]:
     found: dict[str, int] = {}
     lib = library()
 
     def loaded(name: str, function: str, kind: int, attach: int = 0, attach_to: int = 0) -> int:
-        fd = found[f"program {name}"] = _held(programs[function].load(function, maps, kind, attach, attach_to), undo)
+        fd = found[f"program {name}"] = _owned(programs[function].load(function, maps, kind, attach, attach_to), undo)
         return fd
 
     for function, tracepoint in request["raw_tracepoints"].items():
         fd = loaded(tracepoint, function, _RAW_TRACEPOINT)
-        found[f"link {tracepoint}"] = _held(lib.bpf_raw_tracepoint_open(tracepoint.encode(), fd), undo)
+        found[f"link {tracepoint}"] = _owned(lib.bpf_raw_tracepoint_open(tracepoint.encode(), fd), undo)
     for function, symbol in request["kprobes"].items():
         loaded(symbol, function, _KPROBE)
     for function in request["uprobes"]:
         loaded(function, function, _KPROBE)
-    for function, over in request["iterators"].items():
+    for function, map_name in request["iterators"].items():
         target = lib.libbpf_find_vmlinux_btf_id(function.removeprefix("bpf_iter__").encode(), _TRACE_ITER)
         fd = loaded(function, function, _TRACING, _TRACE_ITER, target)
-        about = _LinkOptions(ct.sizeof(_LinkOptions))
-        if over:
-            of_map = ct.c_uint32(maps[over])
-            about.iter_info, about.iter_info_len = ct.addressof(of_map), ct.sizeof(of_map)
-        found[f"link {function}"] = _held(lib.bpf_link_create(fd, 0, _TRACE_ITER, ct.byref(about)), undo)
+        link_options = _LinkOptions(ct.sizeof(_LinkOptions))
+        if map_name:
+            map_fd = ct.c_uint32(maps[map_name])
+            link_options.iter_info, link_options.iter_info_len = ct.addressof(map_fd), ct.sizeof(map_fd)
+        found[f"link {function}"] = _owned(lib.bpf_link_create(fd, 0, _TRACE_ITER, ct.byref(link_options)), undo)
     for function, (tracepoint, typed) in request["typed_tracepoints"].items():
         loaded(tracepoint, function, _TRACING, _TRACE_RAW_TP, typed)
     return found
 
 
-def _held(fd: int, holder: contextlib.ExitStack) -> int:
-    """A descriptor that is closed with `holder`. Raises OSError where it is an error."""
+def _owned(fd: int, holder: contextlib.ExitStack) -> int:
+    """Return the descriptor, and close it with `holder`. Raises OSError if it is an error code."""
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
     holder.callback(os.close, fd)
     return fd
 
 
-class _Kept:
-    """A function: its instructions, and which of them name a map."""
+class _Function:
+    """A cached function: its instructions, and which of them refer to a map."""
 
-    def __init__(self, told: Any) -> None:
-        self._code = bytearray(base64.b64decode(told["code"]))
-        self._places: Sequence[tuple[int, str]] = [(int(number), str(name)) for number, name in told["maps"]]
+    def __init__(self, stored: Any) -> None:
+        self._code = bytearray(base64.b64decode(stored["code"]))
+        self._map_uses: Sequence[tuple[int, str]] = [(int(number), str(name)) for number, name in stored["maps"]]
 
     @property
     def maps(self) -> set[str]:
-        return {name for _, name in self._places}
+        return {name for _, name in self._map_uses}
 
     def load(self, function: str, maps: Mapping[str, int], kind: int, attach: int, attach_to: int) -> int:
-        """A descriptor, or an error below 0."""
+        """Load the function; returns a descriptor, or a negative error code."""
         code = memoryview(self._code).cast("B")
-        for number, name in self._places:
+        for number, name in self._map_uses:
             at = number * _INSTRUCTION_BYTES
             code[at : at + _INSTRUCTION_BYTES][_IMMEDIATE] = maps[name].to_bytes(4, sys.byteorder)
         options = _ProgramOptions(ct.sizeof(_ProgramOptions), expected_attach_type=attach, attach_btf_id=attach_to)
@@ -235,22 +244,22 @@ class _Kept:
         return library().bpf_prog_load(kind, function.encode()[:15], _LICENSE, held, count, ct.byref(options))
 
 
-def _made_map(name: str, told: Any, maps: Mapping[str, int]) -> int:
+def _made_map(name: str, stored: Any, maps: Mapping[str, int]) -> int:
     lib = library()
-    options = _MapOptions(ct.sizeof(_MapOptions), map_flags=told["flags"])
+    options = _MapOptions(ct.sizeof(_MapOptions), map_flags=stored["flags"])
     types = -1
-    if told["inner"]:
-        options.inner_map_fd = maps[told["inner"]]
-    if told["types"]:
-        content = base64.b64decode(told["types"])
+    if stored["inner"]:
+        options.inner_map_fd = maps[stored["inner"]]
+    if stored["types"]:
+        content = base64.b64decode(stored["types"])
         types = lib.bpf_btf_load(content, ct.c_size_t(len(content)), None)
         if types < 0:
             return types
         options.btf_fd = types
-        options.btf_key_type_id, options.btf_value_type_id = told["key_type"], told["value_type"]
+        options.btf_key_type_id, options.btf_value_type_id = stored["key_type"], stored["value_type"]
     try:
-        sizes = told["key_bytes"], told["value_bytes"], told["entries"]
-        return lib.bpf_map_create(told["kind"], name.encode()[:15], *sizes, ct.byref(options))
+        sizes = stored["key_bytes"], stored["value_bytes"], stored["entries"]
+        return lib.bpf_map_create(stored["kind"], name.encode()[:15], *sizes, ct.byref(options))
     finally:
         if types >= 0:
             os.close(types)

@@ -1,11 +1,11 @@
-"""Compiles and attaches one BPF program with bcc, hands its descriptors to the parent, and ends.
+"""Compile and attach one BPF program with bcc, pass its file descriptors to the parent, and exit.
 
-A program of its own, because bcc's compiler takes 100 MB that the parent need not keep, prints to
-descriptors that a screen would not survive, and may live in another Python's directories. It imports
-nothing of offtop. Reads one JSON request on stdin, answers with one message on a socket, whose
-descriptor is its argument: JSON, and the descriptors beside it (SCM_RIGHTS), in the order that the JSON names them.
-Then what it made goes into a file, if the request names one, from which ready.py loads it without bcc. Nobody waits for
-that: it may take for ever where a file system hangs.
+This is a separate program, because bcc's compiler takes 100 MB that the parent need not keep, prints to descriptors
+that the parent uses for its screen, and may be installed in the directories of another Python. It imports nothing of
+offtop. It reads one JSON request on stdin and answers with one message on a socket, whose descriptor is its argument:
+JSON, and the file descriptors (SCM_RIGHTS) in the order in which the JSON names them.
+Then, if the request names a file, it writes the compiled program to it, from which cache.py loads it without bcc. The
+parent does not wait for that, because it may never return if the file system hangs.
 """
 
 import base64
@@ -29,7 +29,7 @@ _PACKAGE_DIRECTORIES = (
     "usr/lib64/python3*/site-packages",
     "usr/lib/python3*/site-packages",
 )
-"""Where distributions install Python packages, below the root: Debian; Fedora, RHEL and Amazon Linux."""
+"""Directories of distributions' Python packages, relative to the root: Debian; Fedora, RHEL and Amazon Linux."""
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _TRACE_RAW_TP = 23  # BPF_TRACE_RAW_TP
@@ -41,10 +41,11 @@ _LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1
 _TASK_STORAGE = 29  # BPF_MAP_TYPE_TASK_STORAGE
 _ATTACHED = ("raw_tracepoints", "kprobes", "uprobes", "iterators", "typed_tracepoints")
-"""Of a request: what has functions."""
+"""Keys of a request whose values are functions to load."""
 _MAKERS = re.compile(r"/lib(bcc|bpf|clang|clang-cpp|LLVM)\b[^/]*$")
-_OF_OURS = re.compile(r"[0-9a-f]{64}\.(json|\d+)")
-"""Names of kept files, and of those that are being written."""
+"""Matches the libraries that take part in compiling."""
+_CACHE_FILE = re.compile(r"[0-9a-f]{64}\.(json|\d+)")
+"""Matches the names of cache files, and of temporary files while they are written."""
 _MOST_FILES = 64
 _WRITABLE_BY_OTHERS = 0o022
 _CALL = 0x85  # BPF_JMP | BPF_CALL
@@ -61,7 +62,7 @@ class _Instruction(ct.Structure):
 
 
 class _Load(ct.Structure):
-    """What bpf(2) takes with BPF_PROG_LOAD (include/uapi/linux/bpf.h), up to the last that is given here."""
+    """Argument of bpf(2) for BPF_PROG_LOAD (include/uapi/linux/bpf.h), up to the last member that is used here."""
 
     _fields_ = (
         ("prog_type", ct.c_uint32),
@@ -117,8 +118,8 @@ class _TypesInformation(ct.Structure):
 def import_bcc(root: Path = Path("/")) -> Any:
     """Import the distribution's bcc. Raises ImportError if it is not installed.
 
-    bcc is plain ctypes, so any Python 3 can import it, whichever minor version it was packaged for. Nothing else is
-    imported from the directory that has it: a NumPy of another minor version would not load.
+    bcc uses only ctypes, so any Python 3 can import it, whichever minor version it was packaged for. Nothing else is
+    imported from its directory: a NumPy of another minor version would not load.
     """
     directory = find_bcc(root)
     spec = importlib.machinery.PathFinder.find_spec("bcc", [str(directory)]) if directory else None
@@ -130,20 +131,20 @@ def import_bcc(root: Path = Path("/")) -> Any:
 
 
 def find_bcc(root: Path = Path("/")) -> Path | None:
-    """The directory that has bcc: one on sys.path, else the distribution's, newest Python first.
+    """Find the directory that has bcc: on sys.path, or else the distribution's, newest Python first.
 
-    libbcc.py tells the BPF Compiler Collection from PyPI's `bcc`, which is another project.
+    libbcc.py distinguishes the BPF Compiler Collection from PyPI's `bcc`, which is another project.
     """
     found = [directory for pattern in _PACKAGE_DIRECTORIES for directory in root.glob(pattern)]
     found.sort(
         key=lambda directory: [int(number) for number in re.findall(r"\d+", directory.parent.name)], reverse=True
     )
-    places = [*map(Path, sys.path), *found]
-    return next((directory for directory in places if (directory / "bcc" / "libbcc.py").is_file()), None)
+    directories = [*map(Path, sys.path), *found]
+    return next((directory for directory in directories if (directory / "bcc" / "libbcc.py").is_file()), None)
 
 
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
-    """The answer, the descriptors, and what must live until they are sent."""
+    """Compile, load and attach; returns the answer, the descriptors, and what must stay alive until they are sent."""
     os.environ["BCC_KERNEL_SOURCE"] = request["headers"]
     bcc = import_bcc()
     lib: Any = importlib.import_module("bcc.libbcc").lib
@@ -170,11 +171,11 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         keep(f"program {symbol}", program.load_func(function, bcc.BPF.KPROBE).fd)
     for function in request["uprobes"]:
         keep(f"program {function}", program.load_func(function, bcc.BPF.KPROBE).fd)
-    for function, over in request["iterators"].items():
+    for function, map_name in request["iterators"].items():
         make_calls(lib, program.module, function, request["functions"])
         loaded = program.load_func(function, _TRACING)
-        of_map = ct.c_uint32(lib.bpf_table_fd(program.module, over.encode())) if over else None
-        link = lib.bcc_iter_attach(loaded.fd, of_map and ct.byref(of_map), ct.sizeof(of_map) if of_map else 0)
+        map_fd = ct.c_uint32(lib.bpf_table_fd(program.module, map_name.encode())) if map_name else None
+        link = lib.bcc_iter_attach(loaded.fd, map_fd and ct.byref(map_fd), ct.sizeof(map_fd) if map_fd else 0)
         if link < 0:
             raise OSError(ct.get_errno(), f"attaching {function}: {os.strerror(ct.get_errno())}")
         keep(f"program {function}", loaded.fd)
@@ -192,7 +193,10 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
 
 
 def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
-    """What ready.py needs to load the same once more. Raises KeyError, OSError for what it could not."""
+    """Describe the compiled program for the cache, so that cache.py can load it again.
+
+    Raises KeyError or OSError if a part of it could not be loaded again.
+    """
     lib: Any = importlib.import_module("bcc.libbcc").lib
     lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = ct.c_char_p, [ct.c_void_p, ct.c_size_t]
     lib.bpf_num_tables.argtypes = [ct.c_void_p]
@@ -207,25 +211,25 @@ def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def makers() -> dict[str, list[int]]:
-    """The libraries by which it was made, and what tells another version of each."""
+    """Path of each library that took part in compiling, with its size and mtime, to detect another version."""
     paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     stats = {path: Path(path).stat() for path in sorted(paths) if _MAKERS.search(path)}
     return {path: [found.st_size, found.st_mtime_ns] for path, found in stats.items()}
 
 
 def told_of_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
-    places = [
+    map_uses = [
         (number, fds[one.immediate])
         for number, one in enumerate(code)
         if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD
     ]
-    return {"code": base64.b64encode(bytes(code)).decode(), "maps": places}
+    return {"code": base64.b64encode(bytes(code)).decode(), "maps": map_uses}
 
 
 def told_of_map(fd: int, inner: str) -> dict[str, Any]:
     info = _MapInformation()
     _inform(fd, info)
-    told = {
+    described = {
         "kind": info.type,
         "key_bytes": info.key_size,
         "value_bytes": info.value_size,
@@ -234,16 +238,16 @@ def told_of_map(fd: int, inner: str) -> dict[str, Any]:
         "inner": inner,
         "types": "",
     }
-    if info.type == _TASK_STORAGE:  # the kernel makes none without
+    if info.type == _TASK_STORAGE:  # the kernel creates it only with BTF
         types = libbpf().bpf_btf_get_fd_by_id(info.btf_id)
-        about = _TypesInformation()
-        _inform(types, about)
-        content = ct.create_string_buffer(about.btf_size)
-        about = _TypesInformation(btf=ct.addressof(content), btf_size=about.btf_size)
-        _inform(types, about)
-        told["types"] = base64.b64encode(content.raw).decode()
-        told |= {"key_type": info.btf_key_type_id, "value_type": info.btf_value_type_id}
-    return told
+        btf_info = _TypesInformation()
+        _inform(types, btf_info)
+        content = ct.create_string_buffer(btf_info.btf_size)
+        btf_info = _TypesInformation(btf=ct.addressof(content), btf_size=btf_info.btf_size)
+        _inform(types, btf_info)
+        described["types"] = base64.b64encode(content.raw).decode()
+        described |= {"key_type": info.btf_key_type_id, "value_type": info.btf_value_type_id}
+    return described
 
 
 def _inform(fd: int, info: ct.Structure) -> None:
@@ -253,7 +257,7 @@ def _inform(fd: int, info: ct.Structure) -> None:
 
 
 def fill_with_random_bytes(fd: int) -> None:
-    """The same ones in every entry of a per-CPU array, on each CPU. Raises OSError."""
+    """Fill every entry of a per-CPU array with the same random bytes, on each CPU. Raises OSError."""
     info = _MapInformation()
     _inform(fd, info)
     value = os.urandom(info.value_size) * libbpf().libbpf_num_possible_cpus()
@@ -269,46 +273,46 @@ def libbpf() -> ct.CDLL:
         return ct.CDLL("libbpf.so.0", use_errno=True)
 
 
-def keep_in_file(file: Path, told: dict[str, Any]) -> None:
-    """Whole, or not at all, in a directory that nobody else can write to. Raises OSError."""
+def keep_in_file(file: Path, program: dict[str, Any]) -> None:
+    """Write a cache file atomically, if no other user can write to its directory. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         file.parent.mkdir(mode=0o700)
-    place = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(place)
+    directory_fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    found = os.fstat(directory_fd)
     if found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
         return
-    make_room(place)
-    body, begun = json.dumps(told).encode(), f"{file.stem}.{os.getpid()}"
-    fd = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=place)
+    make_room(directory_fd)
+    body, temporary = json.dumps(program).encode(), f"{file.stem}.{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=directory_fd)
     try:
         with os.fdopen(fd, "wb") as opened:
             opened.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        os.rename(begun, file.name, src_dir_fd=place, dst_dir_fd=place)
+        os.rename(temporary, file.name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     except OSError:
-        os.unlink(begun, dir_fd=place)
+        os.unlink(temporary, dir_fd=directory_fd)
         raise
 
 
-def make_room(place: int) -> None:
-    """For one more kept file in the directory behind a descriptor: the oldest go. What else is there stays."""
+def make_room(directory_fd: int) -> None:
+    """Delete the oldest cache files of a directory, if needed, to make room for one more. Keeps all other files."""
     ages: list[tuple[int, str]] = []
-    for name in filter(_OF_OURS.fullmatch, os.listdir(place)):
+    for name in filter(_CACHE_FILE.fullmatch, os.listdir(directory_fd)):
         with contextlib.suppress(OSError):
-            ages.append((os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns, name))
+            ages.append((os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mtime_ns, name))
     for _, name in sorted(ages)[: max(0, len(ages) + 1 - _MOST_FILES)]:
         with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=place)
+            os.unlink(name, dir_fd=directory_fd)
 
 
 def _code(lib: Any, module: Any, function: str) -> Any:
-    """The instructions of a compiled function, to be changed before it is loaded."""
+    """Instructions of a compiled function. Changes take effect when it is loaded."""
     name = function.encode()
     count = lib.bpf_function_size(module, name) // ct.sizeof(_Instruction)
     return (_Instruction * count).from_address(lib.bpf_function_start(module, name))
 
 
 def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> None:
-    """Have a function use the maps `given` (name → descriptor) instead of its own: those of a program that runs."""
+    """Make a function use the maps `given` (name → descriptor) of a running program instead of its own."""
     others = {lib.bpf_table_fd(module, name.encode()): fd for name, fd in given.items()}
     for one in _code(lib, module, function):
         if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD:
@@ -316,8 +320,11 @@ def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> N
 
 
 def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) -> int:
-    """A compiled function as a program at the tracepoint whose type is `typed` in the kernel's BTF: the verifier
-    knows what its arguments point to. bcc has no word for these. `number`: of bpf(2). Raises OSError."""
+    """Load a compiled function as a BTF-typed tracepoint program, and return its descriptor. Raises OSError.
+
+    `typed`: id of the tracepoint's type in the kernel's BTF. With it the verifier knows the types of the arguments.
+    bcc cannot load such programs. `number`: the system call number of bpf(2).
+    """
     code, log = _code(lib, module, function), ct.create_string_buffer(_LOG_BYTES)
     attr = _Load(
         prog_type=_TRACING,
@@ -330,34 +337,37 @@ def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) ->
     )
     fd = ct.CDLL(None, use_errno=True).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
     if fd < 0:
-        why = ct.get_errno()
+        failed = ct.get_errno()
         attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, ct.addressof(log)
         ct.CDLL(None).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
-        said = log.value.decode(errors="replace").strip().splitlines()[-3:]
-        raise OSError(why, f"{function}: {os.strerror(why)}: {' '.join(said)}")
+        last_lines = log.value.decode(errors="replace").strip().splitlines()[-3:]
+        raise OSError(failed, f"{function}: {os.strerror(failed)}: {' '.join(last_lines)}")
     return fd
 
 
 def whole(source: Path) -> str:
-    """The program's text, with the .c files that it includes in their places: bcc rewrites map calls there alone."""
+    """Source text of the program with its included .c files inlined: bcc rewrites map calls only in the main file."""
 
-    def put_in(line: re.Match[str]) -> str:
+    def inlined(line: re.Match[str]) -> str:
         return f'#line 1 "{line[1]}"\n{(source.parent / line[1]).read_text()}'
 
-    return re.sub(r'^#include "(\w+\.c)"$', put_in, source.read_text(), flags=re.MULTILINE)
+    return re.sub(r'^#include "(\w+\.c)"$', inlined, source.read_text(), flags=re.MULTILINE)
 
 
 def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -> None:
-    """Of compiled calls by these numbers, make calls of the kernel's own functions (kfuncs): clang knows calls of
-    helpers alone, which have small numbers. They differ in the source register (include/uapi/linux/bpf.h)."""
+    """Turn compiled calls of the numbers `functions` into calls of kernel functions (kfuncs).
+
+    clang compiles only calls of helpers, which have small numbers. The two kinds of calls differ in the source register
+    (include/uapi/linux/bpf.h).
+    """
     for one in _code(lib, module, function):
         if one.code == _CALL and one.immediate in functions:
             one.registers = _PSEUDO_KFUNC_CALL << 4
 
 
 def main() -> None:
-    ct.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)  # nobody needs it then
-    os.chdir("/")  # the directory that offtop was called from may be deleted: the compiler asks which it is
+    ct.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    os.chdir("/")  # the compiler calls getcwd(), which fails if the current directory has been deleted
     request = json.load(sys.stdin)
     answer: dict[str, Any]
     fds: list[int] = []
@@ -366,18 +376,18 @@ def main() -> None:
         answer, fds, keep_alive = load(request)
     except ImportError as error:
         answer = {"error": "import", "what": str(error)}
-    except Exception as error:  # bcc raises bare Exception; the parent turns it into a sentence
+    except Exception as error:  # bcc raises bare Exception; the parent turns it into an error message
         answer = {"error": "load", "what": str(error), "errno": getattr(error, "errno", 0) or ct.get_errno()}
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         socket.send_fds(parent, [json.dumps(answer).encode()], fds)
-        parent.recv(1)  # until the parent has them
+        parent.recv(1)  # keep the descriptors open until the parent has them
     if keep_alive is not None and request["keep"] and not answer["refused"]:
-        with contextlib.suppress(OSError, KeyError, AttributeError):  # then the next start compiles, too
-            told = kept(keep_alive.module, request, answer["bcc"])
-            os.closerange(3, _MOST_DESCRIPTORS)  # or what the parent closes would stay for as long as this takes
-            keep_in_file(Path(request["keep"]), told)
+        with contextlib.suppress(OSError, KeyError, AttributeError):  # on errors, the next start compiles again
+            compiled = kept(keep_alive.module, request, answer["bcc"])
+            os.closerange(3, _MOST_DESCRIPTORS)  # or BPF objects would outlive the parent's close until we exit
+            keep_in_file(Path(request["keep"]), compiled)
     sys.stdout.flush()
-    os._exit(0)  # without bcc's clean-up, which would only close what dies with us anyway
+    os._exit(0)  # skip bcc's cleanup, which would only close what the exit closes anyway
 
 
 if __name__ == "__main__":

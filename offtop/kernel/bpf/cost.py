@@ -1,4 +1,4 @@
-"""What offtop itself costs: its BPF programs by the kernel's own count, its processes by psutil."""
+"""Measure offtop's own cost: its BPF programs by the kernel's statistics, its processes by psutil."""
 
 import os
 import time
@@ -14,32 +14,32 @@ from offtop.model.values.snapshot import Cost
 
 _OF_TICKS = 10
 _COUNTED_TICKS = 3
-"""Counting run times costs some 50 ns a switch, so the kernel does it for three ticks in ten."""
+"""Measuring run times costs some 50 ns a switch, so it is enabled for three ticks in ten."""
 _FEWEST_SWITCHES = 1000
-"""A cost per switch is said of at least so many: a few alone, with cold caches, say nothing of a busy machine."""
+"""Minimum number of switches for a cost per switch: a few, with cold caches, do not represent a busy machine."""
 
 
 class _Count(NamedTuple):
-    """Sums since the programs were loaded, of the times when the kernel counted."""
+    """Sums since the programs were loaded, of the times when statistics were enabled."""
 
     switch_ns: int
-    """In the programs that run at switches."""
+    """Run time of the programs that run at switches."""
     walk_ns: int
-    """In the task walk."""
+    """Run time of the task scan."""
     switches: int
-    """Runs of the program that runs once a switch."""
+    """How often the sched_switch program has run."""
     missed: int
-    """Runs that the kernel left out since the start, because a program or a kprobe was running on that CPU already."""
+    """Runs that the kernel skipped since the start, because a program or a kprobe was already running on that CPU."""
 
 
 class CostMeter:
-    """Asked once a tick; holds the descriptor that makes the kernel count."""
+    """Measures the cost once a tick. Holds the descriptor that enables the kernel's statistics."""
 
     def __init__(self, programs: Mapping[str, int], at_ns: int, kprobe_links: Sequence[int] = ()) -> None:
-        """`programs`: descriptors by what they are attached to; `sched_switch` is among them."""
+        """`programs`: descriptors by what they are attached to, including `sched_switch`."""
         self._programs, self._kprobe_links = dict(programs), kprobe_links
         self._processes = {0: psutil.Process()}
-        """Children by their pid, and ourselves by 0."""
+        """Children by their pid, and offtop's main process as 0."""
         self._ticks = 0
         self._statistics_fd = -1
         self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
@@ -49,15 +49,15 @@ class CostMeter:
         self._start_counting(at_ns)
 
     def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
-        """The cost since the last call, and the runs that the kernel left out (recursion) since the start.
+        """Cost since the last call, and the number of runs that the kernel skipped (recursion) since the start.
 
-        `children`: the pids of offtop's own, 0 for none.
+        `children`: pids of offtop's child processes; 0 stands for no child.
         """
         for pid in set(children).difference(self._processes):
             with suppress(psutil.NoSuchProcess):
                 self._processes[pid] = psutil.Process(pid)
         count = self._count()
-        if self._statistics_fd >= 0:  # others may make the kernel count, too: not our ticks, not our time
+        if self._statistics_fd >= 0:  # otherwise, another process may have enabled them, but not for our intervals
             self._add(count, at_ns)
         per_switch, bpf_pct = -1.0, -1.0
         if self._switches_counted >= _FEWEST_SWITCHES:
@@ -83,7 +83,7 @@ class CostMeter:
         return cost, count.missed
 
     def watch(self, programs: Mapping[str, int]) -> None:
-        """There are other programs now; those that were there before go on."""
+        """Set the programs to measure, after some were attached or detached."""
         self._programs = dict(programs)
         self._before = self._count()
 
@@ -93,11 +93,14 @@ class CostMeter:
         self._statistics_fd = -1
 
     def _start_counting(self, at_ns: int) -> None:
-        """Begin anew, but for the switches of a quiet machine, which are gathered until they are enough."""
+        """Enable statistics, and reset the sums if they have enough switches.
+
+        On an idle machine they are collected over several periods, until there are enough.
+        """
         try:
             self._statistics_fd = libbpf.enable_statistics()
         except OSError:
-            return  # without CAP_SYS_ADMIN: the cost stays unknown, and is shown so
+            return  # without CAP_SYS_ADMIN the cost stays unknown
         if self._switches_counted >= _FEWEST_SWITCHES:
             self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
         self._before, self._counted_from_ns = self._count(), at_ns
@@ -121,7 +124,7 @@ class CostMeter:
         )
 
     def _usage(self) -> tuple[dict[int, float], int]:
-        """Of our processes: the CPU time of each, in seconds, and the memory of all."""
+        """CPU time of each of our processes, in seconds, and the memory of all."""
         cpu_s: dict[int, float] = {}
         rss_bytes = 0
         for pid, process in [*self._processes.items()]:
@@ -131,12 +134,12 @@ class CostMeter:
             except psutil.NoSuchProcess:
                 del self._processes[pid]
             else:
-                cpu_s[pid] = times.user + times.system if pid else time.process_time()  # psutil's come in 10 ms
+                cpu_s[pid] = times.user + times.system if pid else time.process_time()  # psutil's resolution is 10 ms
         return cpu_s, rss_bytes
 
 
 def context_switches() -> int:
-    """Of the whole machine, since it booted."""
+    """Number of context switches of the whole machine since it booted."""
     with Path("/proc/stat").open() as lines:
         for line in lines:
             if line.startswith("ctxt "):

@@ -1,20 +1,20 @@
-"""The commands by which this machine's distribution installs a package."""
+"""Commands that install a package on this machine's distribution."""
 
 import platform
 
 
 def install(deb: str, rpm: str) -> str:
-    """The command that installs a package, named as Debian and as Fedora name it.
+    """Command that installs a package, given its Debian and its Fedora name.
 
-    /etc/os-release says which of the two this machine is like (os-release(5)); if neither, both names are given.
+    /etc/os-release identifies the distribution's family (os-release(5)); for an unknown one, both names are given.
     """
     try:
         release = platform.freedesktop_os_release()
-    except OSError:  # there is no such file
+    except OSError:  # the file does not exist
         release = {}
     families = {release.get("ID", ""), *release.get("ID_LIKE", "").split()}
     if families & {"debian", "ubuntu"}:
         return f"sudo apt install {deb}"
     if families & {"fedora", "rhel", "centos", "amzn"}:
         return f"sudo dnf install {rpm}"
-    return f"install what Debian calls {deb} and Fedora {rpm}"
+    return f"install {deb} (Debian's name) or {rpm} (Fedora's name)"

@@ -1,4 +1,7 @@
-"""What this kernel has of what offtop can use. Each is asked for as a feature; only the oldest kernel is a version."""
+"""Detect which kernel features offtop can use.
+
+Each is tested as a feature; only the oldest supported kernel is a version number.
+"""
 
 import platform
 import re
@@ -11,86 +14,92 @@ from offtop.kernel.bpf.libbpf import KPROBES, KernelTypes
 from offtop.kernel.bpf.switch_maps import map_internals, safe_maps
 
 DOORS = ("exit", "kprobe", "switch")
-"""Switch-in probes: ways to learn that a thread is back on a CPU, best first."""
+"""Switch-in probes: ways to detect that a thread was switched in, best first."""
 _OLDEST = 5, 14
 _SWITCH_IN_FUNCTION = re.compile(r"finish_task_switch(\.(isra|constprop|llvm)\.\d+)*")
-"""Compilers rename the whole function so. `.cold` and `.part.N` are pieces of it, which most switches do not run."""
+"""Matches the names that compilers give to the whole function.
+
+`.cold` and `.part.N` are only parts of it, which most switches do not run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Offsets are in bytes; None where the kernel has no such thing."""
+    """Features of the running kernel.
+
+    Offsets are in bytes, and in task_struct unless noted; None if the kernel has no such member.
+    """
 
     doors: tuple[str, ...]
-    """The switch-in probes that can be tried, best first."""
+    """Switch-in probes that can be tried, best first."""
     kprobe_symbol: str
-    """The name of `finish_task_switch` in this kernel (`.isra.0` and so on); empty if it cannot be probed."""
+    """Name of `finish_task_switch` in this kernel (`.isra.0` and so on); empty if it cannot be probed."""
     pid: int
     tgid: int
     state: int
     comm: int
     leader: int | None
-    """Of the pointer to its main thread."""
+    """Offset of the pointer to its main thread."""
     flags: int
     on_cpu: int
     stack_pointer: int | None
-    """Of the thread's kernel stack, in task_struct."""
+    """Offset of the saved stack pointer of the thread's kernel stack."""
     run_delay: int | None
-    """The kernel keeps it wherever it has the member: sched_info_on() is a constant since c5895d3f06cb (5.14)."""
+    """The kernel maintains it if it has the member: sched_info_on() is a constant since c5895d3f06cb (5.14)."""
     last_arrival: int | None
     last_queued: int | None
     turns: int | None
-    """Of the count of how often the thread was given a CPU."""
+    """Offset of the counter of how often the thread got a CPU."""
     sum_exec: int
-    """Of how long the thread has run in all, by the kernel's own account."""
+    """Offset of the total run time of the thread, as the kernel accounts it."""
     exec_start: int
-    """Of when that was last added to."""
+    """Offset of the time when the total run time was last updated."""
     start_time: int
     execs: int
-    """Of a number that each exec changes."""
+    """Offset of a counter that each exec increments."""
     state_argument: bool
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
     task_storage: bool
     """Programs at sched_switch may create task storage (switch_maps.py)."""
     ring_buffer: bool
-    """They may write to a ring buffer (switch_maps.py)."""
+    """Programs at sched_switch may write to a ring buffer (switch_maps.py)."""
     user_registers: bool
     """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
-    """Offsets in pt_regs, by their names in bpf/offcpu.c; empty where they are not known."""
+    """Offsets in pt_regs, by their names in bpf/offcpu.c; empty if unknown."""
     fs_base: int | None
-    """Of where a thread's own memory lies, in task_struct: what pthread_self() gives. On x86-64."""
+    """Offset of the base of thread-local storage, which is the value of pthread_self(). Only on x86-64."""
     own_id: Mapping[str, int]
-    """Elsewhere offsets on the way from a task to its id in its own pid namespace: what gettid() gives."""
+    """On other machines: offsets that lead from a task to its id in its own pid namespace, as gettid() returns it."""
     waking_type: int | None
-    """Of the tracepoint sched_waking in BTF, by which a program there knows what its argument is."""
+    """BTF id of the type of the tracepoint sched_waking, which gives a program there typed arguments."""
     files: Mapping[str, int]
-    """Offsets on the way from a task's descriptor to what is open there, likewise."""
+    """Offsets that lead from a task and a file descriptor to the open file, by their names in BPF."""
     sockets: Mapping[str, int]
-    """And from there to a socket's addresses."""
+    """Offsets that lead from an open file to a socket's addresses."""
     locks: Mapping[str, int]
-    """And from a task to the kernel's lock that it waits for, to who holds that, and to what it is in."""
+    """Offsets that lead from a task to the kernel lock that it waits for, to its holder, and to its object."""
     cgroup: Mapping[str, int]
-    """Offsets on the way from a task to the id of its cgroup, likewise."""
+    """Offsets that lead from a task to the id of its cgroup."""
     hierarchies: Mapping[str, int]
-    """Offset in css_set of what a task's cgroup is found by: of version 2 (empty), or by a controller of version 1."""
+    """Offset in css_set that leads to a task's cgroup, by controller of version 1; version 2 is the empty name."""
 
     @property
     def tells_pythons(self) -> bool:
-        """Whether a thread can be found among those that CPython has."""
+        """Whether a thread can be identified among the threads of a CPython process."""
         return self.fs_base is not None or bool(self.own_id)
 
     @property
     def waking(self) -> bool:
-        """Whether run-queue time must come from sched_waking, for want of the kernel's own count."""
+        """Whether run-queue time must come from sched_waking, because the kernel does not count it."""
         return self.run_delay is None
 
 
 def too_old(release: str) -> str:
     """Why offtop does not run on the kernel of this release; empty if it does.
 
-    The one place where a version decides: offtop is not tested on older kernels, whatever features they have. RHEL 9's
-    kernel is called 5.14 and has features of much later ones, which is why everything else is asked for by feature.
+    This is the only check of a version: offtop is not tested on older kernels, whatever features they have. RHEL 9's
+    kernel is called 5.14 but has features of much later ones, so everything else is tested by feature.
     """
     found = re.match(r"(\d+)\.(\d+)", release)
     if not found or (int(found[1]), int(found[2])) >= _OLDEST:
@@ -102,15 +111,15 @@ def too_old(release: str) -> str:
 
 
 def find(types: KernelTypes) -> Features:
-    """Ask the running kernel. Raises KernelError where a thing is missing that offtop cannot do without."""
-    if why := too_old(platform.release()):
-        raise KernelError(why)
+    """Detect the features of the running kernel. Raises KernelError if a required one is missing."""
+    if error := too_old(platform.release()):
+        raise KernelError(error)
 
     def needed(member: str) -> int:
         offset = types.offset("task_struct", member)
         if offset is None:
             raise KernelError(
-                f"This kernel's task_struct has no member '{member}' that offtop knows. "
+                f"This kernel's task_struct has no member '{member}', which offtop needs. "
                 "Please report it with the output of: uname -r"
             )
         return offset
@@ -124,14 +133,16 @@ def find(types: KernelTypes) -> Features:
     entity = needed("se")
     exec_runtime, exec_start = (types.offset("sched_entity", member) for member in ("sum_exec_runtime", "exec_start"))
     if exec_runtime is None or exec_start is None:
-        raise KernelError("This kernel does not count how long a thread runs. Please report it with: uname -r")
+        raise KernelError(
+            "This kernel does not count the run time of threads. Please report it with the output of: uname -r"
+        )
     thread, sp = types.offset("task_struct", "thread"), _stack_pointer(types)
     fs_base = types.offset("thread_struct", "fsbase")
     symbol = kprobe_symbol()
     available = {"exit": types.has_tracepoint("sched_exit_tp"), "kprobe": bool(symbol), "switch": True}
     state = types.offset("task_struct", "__state")
     cgroup = _cgroup(types)
-    safe = safe_maps(map_internals(types))
+    safe_map_kinds = safe_maps(map_internals(types))
     return Features(
         doors=tuple(door for door in DOORS if available[door]),
         kprobe_symbol=symbol,
@@ -152,8 +163,8 @@ def find(types: KernelTypes) -> Features:
         start_time=needed("start_time"),
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
-        task_storage=safe.task_storage,
-        ring_buffer=safe.ring_buffer,
+        task_storage=safe_map_kinds.task_storage,
+        ring_buffer=safe_map_kinds.ring_buffer,
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
@@ -168,7 +179,7 @@ def find(types: KernelTypes) -> Features:
 
 
 def _stack_pointer(types: KernelTypes) -> int | None:
-    """Of a thread's kernel stack, in thread_struct: arm64 keeps it among other registers there."""
+    """Offset in thread_struct of the kernel stack pointer: arm64 has it in cpu_context."""
     saved, sp = types.offset("thread_struct", "cpu_context"), types.offset("cpu_context", "sp")
     return types.offset("thread_struct", "sp") if saved is None or sp is None else saved + sp
 
@@ -181,7 +192,7 @@ _CGROUP = {
     "CGROUP_NODE_ID": ("kernfs_node", "id"),
 }
 _ANCESTORS = {"CGROUP_ANCESTORS": ("cgroup", "ancestors"), "CGROUP_ANCESTOR_IDS": ("cgroup", "ancestor_ids")}
-"""The one or the other."""
+"""A kernel has one of them."""
 
 
 _FILES = {
@@ -243,14 +254,14 @@ _LOCKS_OF_MEMORY = {
     "MM_LOCK": ("mm_struct", "mmap_lock"),
     "MM_OWNER": ("mm_struct", "owner"),
 }
-"""The last is there in kernels with a memory controller."""
+"""mm_struct.owner exists only in kernels with a memory controller."""
 
 
 def _all_of(types: KernelTypes, members: Mapping[str, tuple[str, str]]) -> Mapping[str, int]:
-    """Offsets of all of `members`; empty where one is not known."""
-    every = {name: types.offset(*member) for name, member in members.items()}
-    found = {name: offset for name, offset in every.items() if offset is not None}
-    return found if len(found) == len(every) else {}
+    """Offsets of all `members`; empty if one is unknown."""
+    offsets = {name: types.offset(*member) for name, member in members.items()}
+    found = {name: offset for name, offset in offsets.items() if offset is not None}
+    return found if len(found) == len(offsets) else {}
 
 
 def _files(types: KernelTypes) -> Mapping[str, int]:
@@ -267,7 +278,7 @@ def _own_id(types: KernelTypes) -> Mapping[str, int]:
 
 
 def _sockets(types: KernelTypes) -> Mapping[str, int]:
-    """A kernel may have been built without IPv6."""
+    """Offsets for sockets; those for IPv6 are missing in a kernel that was built without it."""
     found = _all_of(types, _SOCKETS)
     return {**found, **_all_of(types, _SOCKETS_6), **_all_of(types, _SOCKETS_UNIX)} if found else {}
 
@@ -278,9 +289,9 @@ def _locks(types: KernelTypes) -> Mapping[str, int]:
 
 
 def _cgroup(types: KernelTypes) -> Mapping[str, int]:
-    """Empty where the way is not known, as in a kernel without control groups."""
-    every = {name: types.offset(*member) for name, member in (_CGROUP | _ANCESTORS).items()}
-    found = {name: offset for name, offset in every.items() if offset is not None}
+    """Offsets that lead to a task's cgroup; empty if unknown, such as in a kernel without cgroups."""
+    offsets = {name: types.offset(*member) for name, member in (_CGROUP | _ANCESTORS).items()}
+    found = {name: offset for name, offset in offsets.items() if offset is not None}
     return found if found.keys() >= _CGROUP.keys() and found.keys() & _ANCESTORS.keys() else {}
 
 
@@ -290,7 +301,7 @@ def _hierarchies(types: KernelTypes) -> Mapping[str, int]:
     for name, number in types.enumerators("cgroup_subsys_id").items():
         if v1 is not None and name.endswith("_cgrp_id"):
             controller = name.removesuffix("_cgrp_id")
-            found["blkio" if controller == "io" else controller] = v1 + 8 * number  # io is version 2's word
+            found["blkio" if controller == "io" else controller] = v1 + 8 * number  # it is called io in version 2
     return found
 
 
@@ -315,9 +326,11 @@ _REGISTERS = {
         "REG_LINK": "regs:30",
     },
 }
-"""Members of pt_regs, by their names in bpf/offcpu.c: what holds a system call's number and arguments (its calling
-convention: syscall(2)), ip, sp, frame pointer and mode; what else a call keeps; and where it leaves its return address
-in a register, that."""
+"""Members of pt_regs, by their names in bpf/offcpu.c.
+
+They are the number and arguments of a system call (for its calling convention see syscall(2)), ip, sp, frame pointer
+and mode, the other callee-saved registers, and the link register on machines that have one.
+"""
 
 
 def _registers(types: KernelTypes) -> Mapping[str, int]:
@@ -332,7 +345,7 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
 
 
 def choose_door(features: Features, asked: str) -> tuple[str, ...]:
-    """The switch-in probes to try, in order. Raises UsageError for one that this kernel lacks."""
+    """Switch-in probes to try, in order. Raises UsageError if this kernel does not have the requested one."""
     if asked == "auto":
         return features.doors
     if asked not in features.doors:
@@ -341,7 +354,7 @@ def choose_door(features: Features, asked: str) -> tuple[str, ...]:
 
 
 def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
-    """The name under which finish_task_switch can be probed; empty if kprobes or the function are missing."""
+    """Name by which finish_task_switch can be probed; empty if kprobes or the function are missing."""
     if not KPROBES.exists():
         return ""
     with Path(kallsyms).open(encoding="ascii", errors="replace") as lines:

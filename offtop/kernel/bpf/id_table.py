@@ -1,4 +1,4 @@
-"""What a kernel map holds under ids that are hashes of it: read once, and given back before the map is full."""
+"""Read a BPF map whose keys are hashes of the values, and empty it before it is full."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -9,21 +9,25 @@ T = TypeVar("T")
 
 
 class IdTable(Generic[T]):
-    """A map by ids: emptied when half full, because the kernel puts back what it meets again."""
+    """A BPF map keyed by content hashes, with a cache.
+
+    It can be emptied when it is half full, because the BPF programs insert a value again when they need it again.
+    """
 
     def __init__(self, entries: Map, read: Callable[[bytes | memoryview], T]) -> None:
-        """`read` makes of a value what it means."""
+        """`read`: parses a value."""
         self._map, self._parse = entries, read
         self._read: dict[int, T] = {}
         self._older: dict[int, T] = {}
-        self._met: set[int] = set()
-        """Others that are in it, which nobody has read."""
+        """Entries as they were when the map was last emptied."""
+        self._unread: set[int] = set()
+        """Ids that are in the map, but have not been read."""
 
     def read(self, raw_id: int) -> T | None:
-        """None: it was not kept."""
+        """Look up an id; None if it is unknown."""
         found = self._read.get(raw_id)
         if found is None:
-            self._met.discard(raw_id)
+            self._unread.discard(raw_id)
             value = self._map.lookup(raw_id.to_bytes(8, "little"))
             found = self._older.get(raw_id) if value is None else self._parse(value[: self._map.value_bytes])
             if found is not None:
@@ -31,20 +35,20 @@ class IdTable(Generic[T]):
         return found
 
     def meet(self, raw_id: int) -> None:
-        """It was put into the map, whether or not anybody will read it."""
+        """Count an id that was inserted into the map, whether it will be read or not."""
         if raw_id not in self._read:
-            self._met.add(raw_id)
+            self._unread.add(raw_id)
 
     @property
     def fill(self) -> float:
-        """How much of the map is taken, 0 to 1."""
-        return (len(self._read) + len(self._met)) / self._map.entries
+        """Fill level of the map, 0 to 1."""
+        return (len(self._read) + len(self._unread)) / self._map.entries
 
     def make_room(self, at_once: bool) -> bool:
-        """Empty the map if it is half full, or `at_once`. Records made before this are still understood."""
+        """Empty the map if it is half full, or `at_once`. The ids of older records can still be looked up."""
         if self.fill < 0.5 and not at_once:
             return False
-        self._older, self._read, self._met = self._read, {}, set()
+        self._older, self._read, self._unread = self._read, {}, set()
         size = self._map.value_bytes
         for keys, values in self._map.drain():
             for number, raw_id in enumerate(keys.cast("Q")):

@@ -1,4 +1,4 @@
-"""What the records of bpf/offcpu.h look like from here; a test holds the two against each other."""
+"""Layout of the records and constants of bpf/offcpu.h. A test compares the two."""
 
 import platform
 import struct
@@ -29,9 +29,9 @@ GONE_KEY = struct.Struct("=QII")
 GONE = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
 SITE_PLACE = struct.Struct("=IIQQQ8x")
-"""Of a SITE_KEY all but the last, born_ns."""
+"""A SITE_KEY without its last member, born_ns."""
 SITE_NUMBERS = 4
-"""u64 before the lanes of `struct site`."""
+"""Number of u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
 MARK_KEY = struct.Struct("=Q16s")
@@ -41,7 +41,7 @@ END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE
 END_UNSURE = 0x100
 END_PYTHON, END_GENERATION, END_EXECS = 9, 16, 32
 END_NOT_COPIED = 9
-"""Only of walks from here: END_MEMORY, where the memory is a copy."""
+"""Only used by unwinding in user space: like END_MEMORY, but the memory is a copy."""
 COPIED = EXACT = 1 << 63
 NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU, WAKE_UNTOLD = range(6)
 OF_OBJECT = 1 << 63
@@ -56,9 +56,9 @@ PYTHON_LAYOUT = struct.Struct("=QQ10I4H")
 FIRST_ID = 16
 LINKS = 7
 INTERRUPTS = 2
-"""How many pieces of code interrupts may enter the kernel by."""
+"""Maximum number of code ranges by which interrupts enter the kernel."""
 RETURNS = 4
-"""And how many a thread may go on to its program by, behind an interrupt."""
+"""Maximum number of code ranges by which a thread returns to its program after an interrupt."""
 WAKER = struct.Struct("=QQII16s")
 OBJECT = struct.Struct("=4Q4I5H6s16s16s")
 WAKE = struct.Struct(f"=QQ{OBJECT.size}sHHI{3 * LINKS}Q")
@@ -89,7 +89,7 @@ WALKED = struct.Struct("=8Q8I16s")
 ARGUMENTS = 6
 OTHERS = 11
 MODE_MASK, MODE_NARROW = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
-"""By what in its mode a program is one of 32 bits: arm64's PSR_MODE32_BIT, x86-64's __USER32_CS."""
+"""Mask and value of the mode of a 32-bit program: arm64's PSR_MODE32_BIT, x86-64's __USER32_CS."""
 WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
 
 HASH_KEYS = 136
@@ -124,24 +124,24 @@ SIZES = {
 }
 """Key and value bytes of each map."""
 CAUGHT_SIZES = {"marks": (MARK_KEY.size, MARK.size), "caught": (0, 0)}
-"""The same of those that report single waits, which need a ring buffer."""
+"""Key and value bytes of the maps that report single waits, which need a ring buffer."""
 UNWIND_SIZES = {
     "rules": (RULE_KEY.size, RULE.size),
     "spaces": (4, SPACE.size),
     "allowed": (4, 8),
     "copies": (0, 0),
 }
-"""The same of those that are there where user stacks are walked by rules."""
+"""Key and value bytes of the maps that exist only if user stacks are unwound by rules."""
 
 PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
-"""And where Python's own frames are read."""
+"""Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
-"""And where only waits inside of one function are counted."""
+"""Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
 PER_CPU = ("lost", "gone_rest", "within_calls")
 
 
 def is_narrow(mode: int) -> bool:
-    """Whether that is the mode of a program of 32 bits on a machine of 64."""
+    """Whether this is the mode of a 32-bit program on a 64-bit machine."""
     return mode & MODE_MASK == MODE_NARROW
 
 
@@ -174,18 +174,18 @@ class ThreadRecord(NamedTuple):
     exec_at_ns: int
     exec_off_ns: int
     born_ns: int
-    """Since when it has its id, which another may have had before: CLOCK_MONOTONIC."""
+    """Time since when the thread has its id, which another thread may have had before (CLOCK_MONOTONIC)."""
     first_kind: int
-    """KIND_*, and KIND_NEW where it was the thread's wait for its first CPU."""
+    """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU."""
     state: int
     objects: int
     is_older: int
-    """Of one that has ended: what it did in the tick before, which no walk came to tell."""
+    """Set if the thread has exited and this is from the previous tick, in which no task scan reported it."""
     histogram: bytes
 
 
 class ObjectRecord(NamedTuple):
-    """`struct object`: what is waited on."""
+    """`struct object`: what a thread waits on."""
 
     file: int
     inode: int
@@ -213,29 +213,29 @@ class WalkedStack(NamedTuple):
     """`struct walked_stack`: where a thread that is off CPU waits."""
 
     turns: int
-    """How often it has been given a CPU; another number later on says that it has run meanwhile."""
+    """How often the thread got a CPU; if the number is different later, it has run meanwhile."""
     call: int
-    """Number of the system call that it is in; -1: in none, or not known."""
+    """Number of the system call that it is in; -1 if in none, or unknown."""
     arguments: tuple[int, ...]
     ip: int
     sp: int
-    """0: the registers of its program are not known."""
+    """User stack pointer; 0 if the user registers are unknown."""
     bp: int
     others: tuple[int, ...]
-    """What else calls keep: on x86-64 rbx and r12 to r15, on arm64 x19 to x28 and, of a leaf, x30; else zeros."""
+    """Other callee-saved registers, or zeros: x86-64 rbx and r12 to r15, arm64 x19 to x28 and, in a leaf, x30."""
     mode: int
-    """That of the program: x86-64's code segment, arm64's pstate; 0: not known."""
+    """Mode of the program: x86-64's code segment, arm64's pstate; 0 if unknown."""
     thread: int
-    """What pthread_self() gives in it, on arm64 gettid(); 0: not known."""
+    """Value of pthread_self() in the thread, on arm64 of gettid(); 0 if unknown."""
     object: ObjectRecord
     words: bytes
-    """The top of the thread's kernel stack, u64 each."""
+    """Top of the thread's kernel stack, as u64 words."""
     frames: bytes
-    """Addresses, u64 each, leaf first."""
+    """Addresses as u64, leaf first."""
 
 
 class WalkedRecord(NamedTuple):
-    """`struct walked`: what the task walk says of a thread, with what it did in the tick and its stack."""
+    """`struct walked`: a thread as reported by the task scan, with its record of the tick and its stack."""
 
     left_ns: int
     queued_ns: int
@@ -258,8 +258,8 @@ class WalkedRecord(NamedTuple):
     stack: WalkedStack | None
 
 
-_REST = 3 + ARGUMENTS
-"""Where in WALKED_FRAMES the registers begin."""
+_FIRST_REGISTER = 3 + ARGUMENTS
+"""Index of the first register in WALKED_FRAMES."""
 _make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
 _thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
 _walked: Callable[[Iterable[object]], WalkedRecord] = partial(_make, WalkedRecord)
@@ -267,12 +267,12 @@ _walked: Callable[[Iterable[object]], WalkedRecord] = partial(_make, WalkedRecor
 
 @lru_cache(maxsize=65_536)
 def object_of(value: bytes) -> ObjectRecord:
-    """Most threads wait on what they waited on before."""
+    """Parse an object. Cached, because most threads wait on the same object again."""
     return ObjectRecord.of(value)
 
 
 def walked_records(data: bytes) -> Iterator[WalkedRecord]:
-    """What one task walk gave."""
+    """Parse the output of one task scan."""
     at = 0
     while at < len(data):
         head = WALKED.unpack_from(data, at)
@@ -286,10 +286,10 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
             depth, turns, call, *_ = fields = WALKED_FRAMES.unpack_from(data, at)
             at += WALKED_FRAMES.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
-            ip, sp, bp = fields[_REST : _REST + 3]
-            others = fields[_REST + 3 : _REST + 3 + OTHERS]
+            ip, sp, bp = fields[_FIRST_REGISTER : _FIRST_REGISTER + 3]
+            others = fields[_FIRST_REGISTER + 3 : _FIRST_REGISTER + 3 + OTHERS]
             mode, of_thread, found, words, frames = fields[-5:]
-            arguments = fields[_REST - ARGUMENTS : _REST]
+            arguments = fields[_FIRST_REGISTER - ARGUMENTS : _FIRST_REGISTER]
             stack = WalkedStack(
                 *(turns, call, arguments, ip, sp, bp, others, mode, of_thread, object_of(found), words),
                 frames[: 8 * depth],
@@ -299,5 +299,5 @@ def walked_records(data: bytes) -> Iterator[WalkedRecord]:
 
 @lru_cache(maxsize=65_536)
 def text_of(comm: bytes) -> str:
-    """A thread's name as the kernel keeps it: up to 15 bytes of anything, raw."""
+    """A thread's name as the kernel has it: up to 15 arbitrary bytes, raw."""
     return comm.split(b"\0", 1)[0].decode(errors="replace")

@@ -1,7 +1,6 @@
-"""Small questions to the kernel, each answered by trying. Nothing of it stays.
+"""Test what the kernel allows by trying it; every test cleans up after itself.
 
-Of each the answer is an errno, 0 where it can be done, or None where nobody can tell: libbpf is missing, or older than
-0.7.
+Each returns 0 if it works, or else an errno, or None if it is unknown because libbpf is missing or older than 0.7.
 """
 
 import ctypes as ct
@@ -22,7 +21,7 @@ _RECORD = (7).to_bytes(4, "little"), (23).to_bytes(8, "little")
 
 
 def a_map(size_bytes: int) -> int | None:
-    """Of an array of `size_bytes`."""
+    """Create an array map of `size_bytes`."""
     return _tried(partial(_map, _ARRAY, 4, 8, size_bytes // 8))
 
 
@@ -31,12 +30,12 @@ def ring_buffer() -> int | None:
 
 
 def raw_tracepoint(name: str) -> int | None:
-    """Attach a program there that does nothing."""
+    """Attach a program that does nothing to a raw tracepoint."""
     try:
         lib = library()
     except KernelError:
         return None
-    if not hasattr(lib, "bpf_map_create"):  # its bpf_prog_load is another function
+    if not hasattr(lib, "bpf_map_create"):  # libbpf before 0.7, in which bpf_prog_load is another function
         return None
     fd = lib.bpf_prog_load(_RAW_TRACEPOINT, b"offtop_doctor", b"GPL", _RETURN_0, ct.c_size_t(2), None)
     if fd < 0:
@@ -58,9 +57,12 @@ def statistics() -> int | None:
 
 
 def memory_of(pid: int) -> int:
-    """To read in another process's memory. It is opened, which the kernel checks, and not read, which may hang. ESRCH
-    for one that has none: a thread of the kernel's, or one that has ended."""
-    if _own_memory() == errno.EPERM:  # seccomp: nobody's may be read
+    """Test whether another process's memory may be read.
+
+    Its memory is opened, where the kernel checks the permission, but not read, which may hang. ESRCH if the process
+    has no memory: a kernel thread, or a process that has exited.
+    """
+    if _own_memory() == errno.EPERM:  # seccomp forbids it for every process
         return errno.EPERM
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
@@ -74,16 +76,16 @@ def memory_of(pid: int) -> int:
 
 
 def _own_memory() -> int:
-    """To read in our own memory as if it were another's; at an address where nothing is."""
+    """Call process_vm_readv() on our own process, at an unmapped address. Returns the errno."""
     vector = (ct.c_size_t * 2)(ct.addressof(ct.create_string_buffer(1)), 1)
-    nowhere = (ct.c_size_t * 2)(0, 1)
+    unmapped = (ct.c_size_t * 2)(0, 1)
     libc = ct.CDLL(None, use_errno=True)
-    libc.process_vm_readv(os.getpid(), vector, ct.c_ulong(1), nowhere, ct.c_ulong(1), ct.c_ulong(0))
+    libc.process_vm_readv(os.getpid(), vector, ct.c_ulong(1), unmapped, ct.c_ulong(1), ct.c_ulong(0))
     return ct.get_errno()
 
 
 def is_there(pid: int) -> bool:
-    """Whether there is a process of that id, shown in /proc or not."""
+    """Whether there is a process with that id, even if /proc does not show it."""
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -92,7 +94,7 @@ def is_there(pid: int) -> bool:
 
 
 def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
-    """A descriptor, or an error below 0. Raises KernelError without libbpf."""
+    """Create a map; returns a descriptor, or a negative error code. Raises KernelError without libbpf."""
     lib = library()
     if hasattr(lib, "bpf_map_create"):
         return lib.bpf_map_create(kind, None, key_bytes, value_bytes, entries, None)
@@ -111,5 +113,5 @@ def _tried(make: Callable[[], int]) -> int | None:
 
 
 def _errno(fd: int) -> int:
-    """Libbpf says -1 before 1.0, and -errno since."""
+    # libbpf returns -1 and sets errno before 1.0, and -errno since.
     return ct.get_errno() if fd == -1 else -fd

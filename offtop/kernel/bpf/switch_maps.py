@@ -1,9 +1,9 @@
-"""Which BPF maps are safe in sched_switch, where the kernel holds the lock of a run queue.
+"""Decide which BPF maps are safe in sched_switch, where the kernel holds a run queue lock.
 
 A program there must not take a lock that may sleep, and must not allocate from the slab: an allocation may wake
-kswapd, which takes the lock of a run queue. Everything that offtop writes there lives in preallocated maps, except for
-task storage (the kernel creates it thread by thread) and ring buffers (each has a lock). Kernels differ in both, and
-fixes were backported, so the kernel's own types tell, not its version.
+kswapd, which takes a run queue lock. Everything that offtop writes there is in preallocated maps, except for task
+storage (the kernel allocates it per thread) and ring buffers (each has a lock). Kernels differ in both, and fixes were
+backported, so this is decided by the kernel's types, not by its version.
 """
 
 import platform
@@ -18,16 +18,16 @@ _LOCKLESS_SLAB = ("x86_64", "aarch64", "s390x")
 
 
 class MapInternals(NamedTuple):
-    """How the running kernel makes task storage and locks ring buffers."""
+    """How the running kernel allocates task storage and locks ring buffers."""
 
     storage_allocator: Allocator
     """`kmalloc` (GFP_ATOMIC) until 6.3; `bpf_mem_alloc` since 6ae9d5e99e1d (6.4); `kmalloc_nolock` since f484f4a3e058
     (6.19)."""
     ring_buffer_lock: str
-    """The type of its lock: `spinlock_t`; `raw_spinlock_t` since 8b62645b09f8 (6.12, backported to 6.6.83);
+    """Type of the lock: `spinlock_t`; `raw_spinlock_t` since 8b62645b09f8 (6.12, backported to 6.6.83);
     `rqspinlock_t` since a650d38915c1 (6.15). Empty if unknown."""
     spinlocks_sleep: bool
-    """PREEMPT_RT: a `spinlock_t` is a mutex."""
+    """Whether this is a PREEMPT_RT kernel, in which a `spinlock_t` is a mutex."""
 
 
 class SafeMaps(NamedTuple):
@@ -52,9 +52,9 @@ def map_internals(types: KernelTypes) -> MapInternals:
 
 
 def safe_maps(internals: MapInternals, machine: str = platform.machine()) -> SafeMaps:
-    """Decide from what the kernel's types say.
+    """Decide which kinds of maps are safe.
 
-    With PREEMPT_RT kmalloc_nolock() takes a sleeping lock, or fails each time where preemption is off (mm/slub.c).
+    With PREEMPT_RT, kmalloc_nolock() takes a sleeping lock, or always fails if preemption is disabled (mm/slub.c).
     """
     task_storage = {
         "kmalloc": False,

@@ -209,7 +209,7 @@ def test_without_cap_sys_ptrace_other_users_processes_are_closed() -> None:
 
 @pytest.mark.kernel
 def test_a_containers_pid_namespace_is_distinguished() -> None:
-    assert checked()["pid namespace"].what == "the machine's own"
+    assert checked()["pid namespace"].what == "the host's"
     inside = checked("unshare", "--pid", "--fork", "--mount-proc")["pid namespace"]
     assert (inside.verdict, inside.remedy) == ("ok", "")
     assert "(outside)" in inside.what
@@ -277,9 +277,9 @@ def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, mon
     for place, verdict, what in (
         (ours, "ok", f"in {ours}"),
         (new, "ok", f"in {new}"),
-        (others, "warn", f"none, in {others}: others can write to it"),
-        (file, "warn", f"none, in {file}: it is no directory"),
-        (tmp_path / "link", "warn", f"none, in {tmp_path / 'link'}: it is no directory"),
+        (others, "warn", f"none, in {others}: other users can write to it"),
+        (file, "warn", f"none, in {file}: it is not a directory"),
+        (tmp_path / "link", "warn", f"none, in {tmp_path / 'link'}: it is not a directory"),
         (new / "deeper", "warn", f"none, in {new / 'deeper'}: it cannot be made there"),
         ("rel", "warn", "none, in rel: its path is not absolute"),
         ("", "ok", "none by OFFTOP_CACHE"),
