@@ -1,7 +1,7 @@
-"""The few calls of libbpf that offtop makes, by ctypes: maps, iterators, statistics and the kernel's own types.
+"""ctypes bindings for the calls of libbpf that offtop uses: maps, iterators, statistics and the kernel's types.
 
-libbpf is the kernel project's own library (Debian's libbpf1), and libbcc links to it, so this asks for
-nothing new. bcc itself stays in a child process (compile.py): its compiler takes 100 MB.
+libbpf is the kernel project's own library (Debian's libbpf1), and libbcc links to it, so this is no additional
+dependency. bcc itself stays in a child process (compile.py), because its compiler takes 100 MB.
 """
 
 import ctypes as ct
@@ -16,8 +16,8 @@ from offtop.kernel.bpf.distribution import install
 from offtop.kernel.procfs.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
-_FIRST_ROOM, _MOST_ROOM = 256, 4096
-"""Rows of one part of what is drained: twice as many behind each that did not have all, until one is large enough."""
+_FIRST_BATCH, _LARGEST_BATCH = 256, 4096
+"""Entries that are read from a map at once. The number doubles after each incomplete batch, up to the largest."""
 _KIND_STRUCT = 4
 _KIND_ENUM = 6
 _KIND_TYPEDEF = 8
@@ -29,7 +29,7 @@ _PERF_EVENT = 41  # BPF_PERF_EVENT
 _SET_BPF = 0x40042408  # PERF_EVENT_IOC_SET_BPF
 UPROBES = Path("/sys/bus/event_source/devices/uprobe/type")
 KPROBES = UPROBES.parent.with_name("kprobe") / "type"
-"""Where the kernel says that it has them (since 33ea4b24277b, 4.17)."""
+"""These files exist if the kernel supports uprobes and kprobes as perf events (since 33ea4b24277b, 4.17)."""
 
 
 class _Member(ct.Structure):
@@ -52,7 +52,7 @@ _OnSample = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_size_t)
 
 
 class ProgramStatistics(ct.Structure):
-    """The head of the kernel's `struct bpf_prog_info` (include/uapi/linux/bpf.h), up to what is read here."""
+    """The head of the kernel's `struct bpf_prog_info` (include/uapi/linux/bpf.h), up to the members used here."""
 
     _fields_ = (
         ("_before", ct.c_uint8 * 192),
@@ -68,13 +68,13 @@ class ProgramStatistics(ct.Structure):
 
 @cache
 def library() -> ct.CDLL:
-    """libbpf, loaded. Raises KernelError when it is not installed."""
+    """Load libbpf. Raises KernelError if it is not installed."""
     for name in _NAMES:
         try:
             lib = ct.CDLL(name, use_errno=True)
         except OSError:
             continue
-        lib.libbpf_set_print(None)  # what is wrong is ours to say
+        lib.libbpf_set_print(None)  # offtop reports errors itself
         lib.btf__load_vmlinux_btf.restype = ct.c_void_p
         lib.btf__type_by_id.restype = ct.c_void_p
         lib.btf__type_by_id.argtypes = [ct.c_void_p, ct.c_uint32]
@@ -100,32 +100,32 @@ class RingBuffer:
     """A BPF ring buffer, read by one thread at a time. Close it."""
 
     def __init__(self, fd: int, add: Callable[[bytes], None]) -> None:
-        """`add` is given each record. Raises OSError."""
+        """`add`: called with each record. Raises OSError."""
 
         self._failure: Exception | None = None
 
-        def given(_context: int, data: int, size_bytes: int) -> int:
+        def on_sample(_context: int, data: int, size_bytes: int) -> int:
             try:
                 add(ct.string_at(data, size_bytes))
-            except Exception as error:  # Python would drop it, and go on with what happens to be in a register
+            except Exception as error:  # ctypes would ignore it, and return an undefined value to libbpf
                 self._failure = error
                 return -1
             return 0
 
-        self._given = _OnSample(given)
-        self._ring = library().ring_buffer__new(fd, self._given, None, None)
+        self._on_sample = _OnSample(on_sample)  # libbpf calls it as long as the ring buffer exists
+        self._ring = library().ring_buffer__new(fd, self._on_sample, None, None)
         if not self._ring:
             raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
 
     def consume(self) -> None:
-        """Have `add` given all that is there. Raises what it raises."""
+        """Pass all available records to `add`. Raises what `add` raises."""
         if self._ring:
             library().ring_buffer__consume(self._ring)
         if self._failure:
             raise self._failure
 
     def close(self) -> None:
-        """May be called twice."""
+        """Free the ring buffer. May be called twice."""
         library().ring_buffer__free(self._ring)
         self._ring = None
 
@@ -143,10 +143,10 @@ class _MapInformation(ct.Structure):
 
 
 class Map:
-    """One BPF map, by its descriptor. Raises OSError as the kernel does."""
+    """A BPF map, by its descriptor. Methods raise OSError if the kernel returns an error."""
 
     def __init__(self, fd: int, per_cpu: int = 1) -> None:
-        """`per_cpu`: how many CPUs' values a lookup gives. Raises OSError."""
+        """`per_cpu`: number of CPUs whose values a lookup returns. Raises OSError."""
         info = _MapInformation()
         size = ct.c_uint32(ct.sizeof(info))
         if library().bpf_obj_get_info_by_fd(fd, ct.byref(info), ct.byref(size)):
@@ -154,10 +154,10 @@ class Map:
         self.fd, self.entries = fd, info.max_entries
         self.key_bytes, self.value_bytes = info.key_size, info.value_size
         self._value = ct.create_string_buffer((info.value_size + 7) // 8 * 8 * per_cpu)
-        self._take_room(0)
+        self._allocate(0)
 
     def lookup(self, key: bytes) -> bytes | None:
-        """The value of `key`, None where there is none. Of a per-CPU map: all CPUs' values."""
+        """Value of `key`, or None if there is none. For a per-CPU map, the values of all CPUs."""
         if library().bpf_map_lookup_elem(self.fd, key, self._value):
             return None
         return self._value.raw
@@ -167,53 +167,53 @@ class Map:
             raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
 
     def delete(self, key: bytes) -> None:
-        """A key that is not there is no error."""
+        """Delete a key, if it exists."""
         library().bpf_map_delete_elem(self.fd, key)
 
     def drain(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """Take every entry out: (keys, values) one behind the other, in a few large parts.
+        """Read and delete every entry. Yields a few large batches of concatenated keys and concatenated values.
 
-        A part is valid until the next one is asked for. The caller sees to it that nobody writes.
+        A batch is valid until the next one is read. The caller must make sure that nothing writes to the map meanwhile.
         """
-        return self._parts(library().bpf_map_lookup_and_delete_batch)
+        return self._batches(library().bpf_map_lookup_and_delete_batch)
 
     def read(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """The same, and leave it there. What is written meanwhile may not be among it."""
-        return self._parts(library().bpf_map_lookup_batch)
+        """As `drain`, but keep the entries. What is written meanwhile may be missing."""
+        return self._batches(library().bpf_map_lookup_batch)
 
-    def _parts(self, batch: Callable[..., int]) -> Iterator[tuple[memoryview, memoryview]]:
-        if not self._room:
-            self._take_room(min(self.entries, _FIRST_ROOM))
+    def _batches(self, batch: Callable[..., int]) -> Iterator[tuple[memoryview, memoryview]]:
+        if not self._batch_size:
+            self._allocate(min(self.entries, _FIRST_BATCH))
         at = ct.create_string_buffer(max(8, self.key_bytes))
         first = True
         options = _BatchOptions(ct.sizeof(_BatchOptions), 0, 0)
         while True:
-            n = ct.c_uint32(self._room)
+            n = ct.c_uint32(self._batch_size)
             failed = batch(self.fd, None if first else at, at, self._keys, self._values, ct.byref(n), ct.byref(options))
             error = ct.get_errno() if failed else 0
-            if error == 28 and self._room < self.entries:  # ENOSPC: one bucket holds more than there is room for
-                self._take_room(self.entries)
+            if error == 28 and self._batch_size < self.entries:  # ENOSPC: one hash bucket does not fit into the batch
+                self._allocate(self.entries)
                 continue
-            if error not in (0, 2):  # ENOENT: that was the last part
+            if error not in (0, 2):  # ENOENT: that was the last batch
                 raise OSError(error, os.strerror(error))
             if n.value:
                 keys, values = memoryview(self._keys).cast("B"), memoryview(self._values).cast("B")
                 yield keys[: n.value * self.key_bytes], values[: n.value * self.value_bytes]
             if error:
                 return
-            if self._room < min(self.entries, _MOST_ROOM):
-                self._take_room(min(self.entries, 2 * self._room))
+            if self._batch_size < min(self.entries, _LARGEST_BATCH):
+                self._allocate(min(self.entries, 2 * self._batch_size))
             first = False
 
-    def _take_room(self, rows: int) -> None:
-        """For one part of what is drained."""
-        self._room = rows
-        self._keys = ct.create_string_buffer(rows * self.key_bytes)
-        self._values = ct.create_string_buffer(rows * self.value_bytes)
+    def _allocate(self, entries: int) -> None:
+        """Allocate the buffers for one batch."""
+        self._batch_size = entries
+        self._keys = ct.create_string_buffer(entries * self.key_bytes)
+        self._values = ct.create_string_buffer(entries * self.value_bytes)
 
 
 def walk(link_fd: int) -> bytes:
-    """Everything that an attached iterator writes in one walk. Raises OSError."""
+    """Run an attached iterator once, and return everything that it writes. Raises OSError."""
     fd = library().bpf_iter_create(link_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
@@ -232,8 +232,10 @@ def walk(link_fd: int) -> bytes:
 
 
 def attach_typed(program_fd: int) -> int:
-    """Attach a program to the tracepoint that it was loaded for; a descriptor for as long as which it is. Raises
-    OSError."""
+    """Attach a program to the tracepoint that it was loaded for, until the returned descriptor is closed.
+
+    Raises OSError.
+    """
     fd = library().bpf_raw_tracepoint_open(None, program_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
@@ -259,19 +261,23 @@ class _PerfEvent(ct.Structure):
 
 
 def attach_uprobe(program_fd: int, path: str, offset: int) -> int:
-    """Have a program run in whoever comes to `offset` of the file; a descriptor for as long as which it does. Raises
-    OSError: ENOENT where this kernel has no uprobes."""
+    """Run a program in every thread that executes `offset` of the file, until the returned descriptor is closed.
+
+    Raises OSError: ENOENT if this kernel has no uprobes.
+    """
     return _attach_probe(program_fd, UPROBES, os.fsencode(path), offset)
 
 
 def attach_kprobe(program_fd: int, function: str) -> int:
-    """Have a program run where a function of the kernel begins; a descriptor for as long as which it does. Raises
-    OSError: ENOENT where this kernel has no kprobes, or none by descriptors (before 4.17)."""
+    """Run a program at the entry of a kernel function, until the returned descriptor is closed.
+
+    Raises OSError: ENOENT if this kernel has no kprobes, or not as perf events (before 4.17).
+    """
     return _attach_probe(program_fd, KPROBES, function.encode(), 0)
 
 
-def _attach_probe(program_fd: int, kind: Path, where: bytes, offset: int) -> int:
-    name = ct.create_string_buffer(where)
+def _attach_probe(program_fd: int, kind: Path, target: bytes, offset: int) -> int:
+    name = ct.create_string_buffer(target)
     event = _PerfEvent(
         type=int(kind.read_text()),
         size=ct.sizeof(_PerfEvent),
@@ -280,18 +286,18 @@ def _attach_probe(program_fd: int, kind: Path, where: bytes, offset: int) -> int
         probe_of=ct.addressof(name),
         probe_offset=offset,
     )
-    # Of all processes; by one CPU, but the program runs on all.
+    # For all processes. The event is opened on one CPU, but the program runs on all.
     fd = ct.CDLL(None, use_errno=True).syscall(
         number_of("perf_event_open"), ct.byref(event), -1, 0, -1, _CLOSED_BY_EXEC
     )
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    link = library().bpf_link_create(program_fd, fd, _PERF_EVENT, None)  # it holds the event, and tells of misses
+    link = library().bpf_link_create(program_fd, fd, _PERF_EVENT, None)  # it holds the event, and reports misses
     if link >= 0:
         os.close(fd)
         return link
     try:
-        fcntl.ioctl(fd, _SET_BPF, program_fd)  # there are no such links before b89fbfbb854c (5.15)
+        fcntl.ioctl(fd, _SET_BPF, program_fd)  # perf event links exist since b89fbfbb854c (5.15)
     except OSError:
         os.close(fd)
         raise
@@ -299,7 +305,7 @@ def _attach_probe(program_fd: int, kind: Path, where: bytes, offset: int) -> int
 
 
 class _KprobeInformation(ct.Structure):
-    """The kernel's `struct bpf_link_info` of a link of type perf_event to a kprobe."""
+    """The kernel's `struct bpf_link_info` for a perf_event link to a kprobe."""
 
     _fields_ = (
         *((name, ct.c_uint32) for name in ("type", "id", "prog_id", "_unused", "kind", "_unused_too")),
@@ -311,8 +317,10 @@ class _KprobeInformation(ct.Structure):
 
 
 def kprobe_misses(link_fd: int) -> int:
-    """How often the kernel did not call a kprobe, because the CPU was in another one. Always 0 on kernels that do not
-    tell: those before 3acf8ace6823 (6.7, and 6.6.59)."""
+    """How often the kernel skipped a kprobe because the CPU was already in another one.
+
+    Always 0 on kernels that do not report it: those before 3acf8ace6823 (6.7, and 6.6.59).
+    """
     info = _KprobeInformation()
     size = ct.c_uint32(ct.sizeof(info))
     library().bpf_obj_get_info_by_fd(link_fd, ct.byref(info), ct.byref(size))
@@ -320,9 +328,9 @@ def kprobe_misses(link_fd: int) -> int:
 
 
 def enable_statistics() -> int:
-    """A descriptor for as long as which the kernel counts run times. Raises OSError without CAP_SYS_ADMIN.
+    """Make the kernel count run times of BPF programs, until the returned descriptor is closed.
 
-    The descriptor, never the sysctl: that would outlive a kill.
+    Raises OSError without CAP_SYS_ADMIN. The sysctl is never used, because it would stay set if offtop were killed.
     """
     fd = library().bpf_enable_stats(0)
     if fd < 0:
@@ -331,7 +339,7 @@ def enable_statistics() -> int:
 
 
 def statistics(program_fd: int) -> ProgramStatistics:
-    """What the kernel counted of one program. Raises OSError."""
+    """Read the kernel's statistics of a program. Raises OSError."""
     info = ProgramStatistics()
     size = ct.c_uint32(ct.sizeof(info))
     if library().bpf_obj_get_info_by_fd(program_fd, ct.byref(info), ct.byref(size)):
@@ -340,22 +348,22 @@ def statistics(program_fd: int) -> ProgramStatistics:
 
 
 class KernelTypes:
-    """The running kernel's own description of its types (BTF). Loading it takes some 15 ms."""
+    """The running kernel's BTF, which describes its types. Loading it takes some 15 ms."""
 
     def __init__(self) -> None:
-        """Raises KernelError where the kernel has no BTF."""
+        """Raises KernelError if the kernel has no BTF."""
         self._btf = library().btf__load_vmlinux_btf()
         if not self._btf or self._btf > (1 << 64) - 4096:
             if not Path("/sys/kernel").exists():
-                raise KernelError("There is no /sys here, which offtop reads. Mount it: mount -t sysfs sysfs /sys")
+                raise KernelError("There is no /sys here, which offtop needs. Mount it: mount -t sysfs sysfs /sys")
             raise KernelError(
-                "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop reads. "
+                "This kernel does not describe its types (no /sys/kernel/btf/vmlinux), which offtop needs. "
                 "Use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as the distributions' kernels are; "
-                "in a container, see to it that /sys is mounted."
+                "in a container, make sure that /sys is mounted."
             )
 
     def offset(self, struct: str, member: str) -> int | None:
-        """Byte offset of a member of a struct; None where there is no such struct or member."""
+        """Byte offset of a member of a struct; None if there is no such struct or member."""
         return self._offsets(struct).get(member)
 
     def member_type(self, struct: str, member: str) -> str:
@@ -370,7 +378,7 @@ class KernelTypes:
         return ""
 
     def size(self, struct: str) -> int | None:
-        """Bytes of a struct; None where there is no such struct."""
+        """Size of a struct in bytes; None if there is no such struct."""
         found = self._find(struct, _KIND_STRUCT)
         return None if found is None else found.size_or_type
 
@@ -379,13 +387,15 @@ class KernelTypes:
         return self._find(f"btf_trace_{name}", _KIND_TYPEDEF) is not None
 
     def tracepoint_type(self, name: str) -> int | None:
-        """The number of a raw tracepoint's type, by which programs attach that know their arguments; None where it is
-        not there."""
+        """BTF id of a raw tracepoint's type; None if there is no such tracepoint.
+
+        Programs with typed arguments attach by it.
+        """
         found = library().btf__find_by_name_kind(self._btf, f"btf_trace_{name}".encode(), _KIND_TYPEDEF)
         return found if found > 0 else None
 
     def tracepoint_arguments(self, name: str) -> int:
-        """How many arguments a raw tracepoint has; 0 where it is not there."""
+        """Number of arguments of a raw tracepoint; 0 if there is no such tracepoint."""
         typedef = self._find(f"btf_trace_{name}", _KIND_TYPEDEF)
         if typedef is None:
             return 0
@@ -399,22 +409,22 @@ class KernelTypes:
         return self._find(name, _KIND_STRUCT) is not None
 
     def has_function(self, name: str) -> bool:
-        """Whether the kernel has this function: for a BPF helper, whether programs can call it."""
+        """Whether the kernel has this function. For a BPF helper: whether programs can call it."""
         return self._find(name, _KIND_FUNCTION) is not None
 
     def function(self, name: str) -> int | None:
-        """The number of a function of the kernel's, by which programs call it that may; None where it is not there."""
+        """BTF id of a kernel function, by which programs call a kfunc; None if there is no such function."""
         found = library().btf__find_by_name_kind(self._btf, name.encode(), _KIND_FUNCTION)
         return found if found > 0 else None
 
     def enumerators(self, enum: str) -> Mapping[str, int]:
-        """What an enum names; empty where there is no such one."""
+        """Names and values of an enum; empty if there is no such enum."""
         at = self._find_address(enum, _KIND_ENUM)
         if at is None:
             return {}
         first, count = at + ct.sizeof(_Type), _Type.from_address(at).info & 0xFFFF
-        each = (_Enumerator.from_address(first + i * ct.sizeof(_Enumerator)) for i in range(count))
-        return {library().btf__name_by_offset(self._btf, one.name_off).decode(): one.value for one in each}
+        members = (_Enumerator.from_address(first + i * ct.sizeof(_Enumerator)) for i in range(count))
+        return {library().btf__name_by_offset(self._btf, one.name_off).decode(): one.value for one in members}
 
     @cache  # noqa: B019 - one object lives for the whole run
     def _offsets(self, struct: str) -> dict[str, int]:
@@ -422,7 +432,7 @@ class KernelTypes:
         return {} if at is None else dict(self._members(at, 0))
 
     def _members(self, at: int, base: int) -> Iterator[tuple[str, int]]:
-        """(name, offset) of the members of the struct or union described at `at`, nameless ones entered."""
+        """Yield (name, offset) of each member of the struct or union at `at`, descending into anonymous ones."""
         info = _Type.from_address(at).info
         has_bitfields = bool(info >> 31)
         for i in range(info & 0xFFFF):

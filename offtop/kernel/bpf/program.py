@@ -1,7 +1,7 @@
-"""The BPF program of a mode, loaded and attached: its maps, links and what it costs.
+"""Load and attach the BPF programs of a mode, and hold their maps and links.
 
-The compiler runs in a child process (compile.py), which hands over descriptors and ends; everything here
-lives as long as they are open, and is gone from the kernel with this process, however it ends.
+The compiler runs in a child process (compile.py), which passes file descriptors and exits. Programs and maps exist as
+long as the descriptors are open, so the kernel removes them when this process exits, for whatever reason.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ from offtop.kernel.procfs.memory import code_addresses
 from offtop.printable import printable
 
 _COMPILE_SECONDS = 600.0
-"""What takes one or two on a quiet machine; the verifier's part of it cannot be hurried."""
+"""Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _MOST_DESCRIPTORS = 64
 _RULES = 65_536
-"""Addresses of which the kernel side knows the rule: 5 MB; those not used for longest make room for others."""
+"""Number of addresses whose unwind rules are loaded into BPF: 5 MB. The least recently used ones are evicted."""
 _SPACES = 16_384
 _PYTHONS, _PYTHON_THREADS = 4096, 16_384
 _MARKS = 16_384
 _CLOSERS = 64
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
 _CAUGHT_BYTES = 1 << 20
-"""Room for 10,000 long waits in a tick."""
+"""Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many entries the maps have, from the size of the machine."""
+    """Number of entries of the maps."""
 
     threads: int
     sites: int
@@ -56,9 +56,9 @@ class Sizes:
 
 
 def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
-    """Room for twice the threads of now, for thousands to end in one tick, and for each to wait in a few places.
+    """Sizes for twice the current number of threads, thousands of exits in one tick, and a few stacks per thread.
 
-    `loadavg`: proc(5). How many threads there are it tells of the whole machine, in a container, too.
+    `loadavg`: see proc(5). It gives the number of threads of the whole machine, also in a container.
     """
     threads = int(Path(loadavg).read_text().split()[3].partition("/")[2])
     room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
@@ -67,19 +67,22 @@ def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
 
 
 class Unwind(NamedTuple):
-    """How user stacks are walked."""
+    """How user stacks are unwound."""
 
     way: str = "auto"
-    """`auto`: as .eh_frame says, and else by frame pointers and what looks like a return address;
-    `dwarf`: as .eh_frame says, and no further; `fp`: along frame pointers alone; `off`: not at all."""
+    """`auto`: by .eh_frame, otherwise by frame pointers and by words that look like return addresses;
+    `dwarf`: only by .eh_frame; `fp`: only by frame pointers; `off`: no user stacks."""
     stack_kb: int = 16
-    """How much of a stack is copied that the kernel side cannot walk yet."""
+    """How much of a stack to copy if the BPF programs do not have the rules to unwind it yet."""
     cpu_pct: float = 5.0
-    """How much of one CPU offtop may take in all; walking has what the rest leaves."""
+    """Share of one CPU that offtop may use in all; unwinding in user space may use what the rest leaves of it."""
 
     def is_ruled(self, features: Features) -> bool:
-        """Whether the BPF programs follow unwind rules, as was asked for. They need a thread's registers (x86-64,
-        arm64), and a ring buffer for the copies of stacks from which user space learns the rules."""
+        """Whether the BPF programs follow unwind rules: if that is wanted, and possible.
+
+        They need a thread's registers (x86-64, arm64), and a ring buffer for the copies of stacks from which user space
+        learns which rules are needed.
+        """
         return self.asks_for_rules and "REG_OTHER_0" in features.registers and features.ring_buffer
 
     @property
@@ -100,19 +103,19 @@ AUTO = Unwind()
 class _RefusedError(KernelError):
     """The kernel, or the compiler, refused a program."""
 
-    def __init__(self, text: str, why: str) -> None:
-        """`why`: its middle part, without remedy."""
+    def __init__(self, text: str, cause: str) -> None:
+        """`cause`: the part of `text` that gives the cause, without the remedy."""
         super().__init__(text)
-        self.why = why
+        self.cause = cause
 
 
 def _copies_pages(unwind: Unwind) -> int:
-    """Room for 64 copies and their heads; a power of two, as ring buffers are."""
+    """Pages for 64 copies and their headers, rounded up to a power of two, which a ring buffer needs."""
     return 1 << (64 * (unwind.stack_kb + 2) * 1024 // os.sysconf("SC_PAGE_SIZE") - 1).bit_length()
 
 
 class Program:
-    """An attached BPF program. Close it, or end, to detach."""
+    """The attached BPF programs of a mode. They are detached by `close`, or when the process exits."""
 
     def __init__(
         self,
@@ -124,21 +127,24 @@ class Program:
         request: Mapping[str, Any],
         in_task_storage: bool,
     ) -> None:
-        """`request`: of which the compiler made it. `in_task_storage`: where threads' records are; else in a hash."""
+        """`request`: what the compiler was given.
+
+        `in_task_storage`: whether threads' records are in task storage; otherwise they are in a hash map.
+        """
         self.door, self.waking, self.bcc_version = door, waking, bcc_version
         self._request = request
         self.unwind = unwind
-        """How stacks are walked; along frame pointers if the kernel refused rules."""
+        """How stacks are unwound: by frame pointers if the kernel refused the program that follows rules."""
         self.in_task_storage = in_task_storage
         self.notices: tuple[str, ...] = ()
-        """What it does without, a sentence each with its remedy: nothing of what was asked for is left out silently."""
+        """What is missing, one sentence each with its remedy, so that nothing requested is left out silently."""
         self._fds = dict(fds)
         self._changing = Lock()
-        """Held while descriptors come or go."""
+        """Held while descriptors are added or closed."""
         self._is_closed = False
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
         self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
-        """Descriptors of the iterators that make a walk, in their order."""
+        """Descriptors of the iterators that make up a task scan, in the order in which they run."""
         self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
         cpus = possible_cpus()
         sizes = {
@@ -156,18 +162,21 @@ class Program:
         for name, found in self.maps.items():
             key_bytes, value_bytes = sizes[name]
             if (found.key_bytes, found.value_bytes) != (key_bytes, value_bytes):
-                raise KernelError(f"offtop's parts do not fit together (map {name}). Install offtop anew, whole.")
+                raise KernelError(
+                    f"offtop's files are from different versions (map {name} has another layout). Reinstall offtop."
+                )
 
     def load_waking(self) -> None:
-        """Have the program ready that finds wakers. It takes a second, which only those spend who ask for wakers.
+        """Load the program that finds wakers, without attaching it.
 
-        Raises KernelError where this kernel cannot tell them, or all is closed by then; OSError.
+        This takes a second, so it is only called when wakers are needed. Raises OSError, and KernelError if this kernel
+        does not support it, or if the program was closed meanwhile.
         """
         if self.waking or "sched_waking" in self.programs:
             return
         typed = self._request["waking_type"]
         if typed is None:
-            raise KernelError("Wakers cannot be told: this kernel does not describe sched_waking. See: offtop doctor")
+            raise KernelError("Wakers cannot be shown: this kernel does not describe sched_waking. See: offtop doctor")
         request = {
             **self._request,
             "flags": [*self._request["flags"], "-DTYPED_WAKING=1"],
@@ -191,15 +200,15 @@ class Program:
         if "error" in answer:
             raise _explain(answer, output, self.door)
         if not fds:
-            why = " ".join(answer["refused"].split())
-            raise KernelError(f"Wakers cannot be told: {printable(why[:300])}. See what is missing: offtop doctor")
+            cause = " ".join(answer["refused"].split())
+            raise KernelError(f"Wakers cannot be shown: {printable(cause[:300])}. See what is missing: offtop doctor")
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, fds[0])
             try:
-                os.close(libbpf.attach_typed(fds[0]))  # whether it may be attached is told now, not amid a reading
+                os.close(libbpf.attach_typed(fds[0]))  # fail now if it cannot be attached, not in the middle of a tick
             except OSError as error:
                 raise KernelError(
-                    f"Wakers cannot be told: {error.strerror}. See what is missing: offtop doctor"
+                    f"Wakers cannot be shown: {error.strerror}. See what is missing: offtop doctor"
                 ) from error
             with self._changing:
                 self._check_open()
@@ -207,8 +216,10 @@ class Program:
             failed.pop_all()
 
     def watch_wakings(self, wanted: bool) -> None:
-        """Attach the program at sched_waking, or detach it: only wakers need it, but where run-queue time comes from
-        there, too. Raises OSError."""
+        """Attach or detach the program at sched_waking, which only wakers need. Raises OSError.
+
+        It does nothing if run-queue time comes from sched_waking, too: then the program is always attached.
+        """
         if self.waking or wanted == ("link sched_waking" in self._fds):
             return
         with self._changing:
@@ -218,7 +229,7 @@ class Program:
                 os.close(self._fds.pop("link sched_waking"))
 
     def watch_calls(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
-        """Attach the programs that notice calls of a function, at offsets in its file. Raises OSError."""
+        """Attach the programs that detect calls of a function, at these offsets in its file. Raises OSError."""
         with self._changing:
             self._check_open()
             for function, offsets in (("on_call", begins), ("on_return", ends)):
@@ -229,18 +240,18 @@ class Program:
     def close(self) -> None:
         with self._changing:
             self._is_closed = True
-            # To take a breakpoint out the kernel waits for all CPUs; for all of them at once it waits as long.
+            # To remove a breakpoint the kernel waits for all CPUs. Closed in parallel, those waits overlap.
             with ThreadPoolExecutor(_CLOSERS) as pool:
                 list(pool.map(os.close, self._fds.values()))
             self._fds = {}
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise KernelError("Wakers cannot be told any more: offtop watches no longer. Start it again")
+            raise KernelError("Wakers cannot be shown: offtop has stopped tracing. Start it again")
 
 
 def possible_cpus() -> int:
-    """CPUs that per-CPU maps have values for, online or not."""
+    """Number of CPUs for which per-CPU maps have values, online or not."""
     last = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")[-1].split("-")[-1]
     return int(last) + 1
 
@@ -252,14 +263,14 @@ def attach(
     waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
     unwind: Unwind = AUTO,
-    anew: bool = False,
+    recompile: bool = False,
 ) -> Program:
-    """Compile and attach with the first switch-in probe that works; nothing is left attached on failure.
+    """Compile and attach with the first switch-in probe that works; nothing stays attached on failure.
 
-    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking though the kernel has its
-    own count. `defines`: more of them (namespace.defines, and WITHIN, where calls are to be watched). `unwind`: how
-    user stacks are walked. `anew`: compile also what was compiled before.
-    Raises OfftopError with the remedy. What it does without is in Program.notices.
+    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking even if the kernel counts
+    it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`: how user stacks
+    are unwound. `recompile`: compile even if the cache has it.
+    Raises OfftopError with the remedy. What is missing is in Program.notices.
     """
     sizes = sizes or sizes_for_machine()
     failures: list[KernelError] = []
@@ -269,9 +280,9 @@ def attach(
     ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
     doors = choose_door(features, door)
     for candidate in doors:
-        for way in ways:  # a probe that costs less is worth more than whole user stacks
+        for way in ways:  # a cheaper probe is preferred to complete user stacks
             try:
-                program = _attach_through(candidate, features, sizes, waking, defines, way, anew)
+                program = _attach_through(candidate, features, sizes, waking, defines, way, recompile)
             except KernelError as error:
                 failures.append(error)
                 continue
@@ -281,13 +292,13 @@ def attach(
                 break
             if candidate != doors[0]:
                 notices.append(
-                    f"The switch-in probe '{doors[0]}' does not work here ({_why(failures[0])}), so offtop uses "
+                    f"The switch-in probe '{doors[0]}' does not work here ({_cause(failures[0])}), so offtop uses "
                     f"'{candidate}'. Please report it, with the output of: offtop doctor."
                 )
             if way != unwind:
                 notices.append(
                     "User stacks follow frame pointers only, because the program that unwinds by .eh_frame could not "
-                    f"be loaded ({_why(failures[-1])}). Please report it, with the output of: offtop doctor."
+                    f"be loaded ({_cause(failures[-1])}). Please report it, with the output of: offtop doctor."
                 )
             if program.door == "switch" and door == "auto":
                 notices.append(_BY_SWITCH)
@@ -312,15 +323,16 @@ _SLEEPS, _SLEEP_S = 100, 0.001
 
 
 def _is_called(program: Program, features: Features) -> bool:
-    """Whether the switch-in probe is called when a thread comes back: the compiler may have inlined the function.
+    """Whether the switch-in probe is called at all: the compiler may have inlined the probed function.
 
-    Sleeps for a moment, counting nobody, until back_current() in offcpu.c has noted offtop's own arrival.
+    Sleeps for a moment, with a filter that counts no waits, until back_current() in offcpu.c has recorded that offtop
+    itself was switched in.
     """
-    if program.door == "switch" or features.last_arrival is None:  # what is called anyway, and where nothing is noted
+    if program.door == "switch" or features.last_arrival is None:  # always called, or it does not record anything
         return True
     config, clock = program.maps["config"], program.maps["clock"]
-    nobody = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
-    config.update(bytes(4), nobody)
+    count_none = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
+    config.update(bytes(4), count_none)
     try:
         for _ in range(_SLEEPS):
             time.sleep(_SLEEP_S)
@@ -328,18 +340,18 @@ def _is_called(program: Program, features: Features) -> bool:
                 return True
         return False
     finally:
-        config.update(bytes(4), bytes(len(nobody)))
+        config.update(bytes(4), bytes(len(count_none)))
 
 
 def _never_called(door: str) -> KernelError:
-    why = "it is attached, but the kernel never calls it"
+    cause = "it is attached, but the kernel never calls it"
     return _RefusedError(
-        f"The switch-in probe '{door}' does not work here: {why}. Leave --probe out, or see: offtop doctor", why
+        f"The switch-in probe '{door}' does not work here: {cause}. Leave --probe out, or see: offtop doctor", cause
     )
 
 
-def _why(error: KernelError) -> str:
-    return error.why if isinstance(error, _RefusedError) else str(error)
+def _cause(error: KernelError) -> str:
+    return error.cause if isinstance(error, _RefusedError) else str(error)
 
 
 def _attach_through(
@@ -349,7 +361,7 @@ def _attach_through(
     waking: bool,
     defines: Mapping[str, int],
     unwind: Unwind,
-    anew: bool,
+    recompile: bool,
 ) -> Program:
     waking = waking or features.waking or door == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
@@ -358,7 +370,7 @@ def _attach_through(
         raw["on_exit"] = SWITCH_IN_TRACEPOINTS[door]
     if waking:
         raw["on_waking"] = "sched_waking"
-    # Programs reach the task storage of the current thread only, and nobody can list it.
+    # Programs can only access the task storage of the current thread, and user space cannot list it.
     by_task = waking or bool(functions) or not features.task_storage
     is_ruled = unwind.is_ruled(features)
     if is_ruled:
@@ -387,7 +399,7 @@ def _attach_through(
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
-    answer, fds, output = _ready_or_compiled(request, anew=anew)
+    answer, fds, output = _ready_or_compiled(request, recompile=recompile)
     if "error" in answer:
         raise _explain(answer, output, door)
     named = dict(zip(answer["fds"], fds, strict=True))
@@ -453,38 +465,41 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task:
 
 
 def _ready_or_compiled(
-    request: Mapping[str, Any], shared: Sequence[int] = (), anew: bool = False
+    request: Mapping[str, Any], shared: Sequence[int] = (), recompile: bool = False
 ) -> tuple[dict[str, Any], list[int], str]:
-    """As the next."""
+    """Load the program from the cache, or else as `_ask_compiler`."""
     file = cache.place(request)
-    if file and not anew and (found := cache.load(file, request)):
+    if file and not recompile and (found := cache.load(file, request)):
         return *found, ""
     return _ask_compiler({**request, "keep": str(file or "")}, shared)
 
 
 def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
-    """The child's answer, the descriptors, and all that it printed. `shared`: descriptors that it has, too."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs, os.fdopen(os.memfd_create("offtop-compiler"), "w+b") as output:
+    """Compile in a child process; returns its answer, the descriptors, and everything that it printed.
+
+    `shared`: descriptors that the child inherits.
+    """
+    parent_end, child_end = socket.socketpair()
+    with parent_end, child_end, os.fdopen(os.memfd_create("offtop-compiler"), "w+b") as output:
         child = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).with_name("compile.py")), str(theirs.fileno())],
+            [sys.executable, "-I", str(Path(__file__).with_name("compile.py")), str(child_end.fileno())],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            pass_fds=[theirs.fileno(), *shared],
-            start_new_session=True,  # a ctrl-C on the terminal is the parent's to answer
+            pass_fds=[child_end.fileno(), *shared],
+            start_new_session=True,  # a ctrl-C on the terminal must only reach the parent
         )
-        theirs.close()
-        ours.settimeout(_COMPILE_SECONDS)
+        child_end.close()
+        parent_end.settimeout(_COMPILE_SECONDS)
         fds: list[int] = []
         try:
             assert child.stdin
             with child.stdin as stdin:
                 stdin.write(json.dumps(request).encode())
-            message, fds, _, _ = socket.recv_fds(ours, 1 << 20, _MOST_DESCRIPTORS)
+            message, fds, _, _ = socket.recv_fds(parent_end, 1 << 20, _MOST_DESCRIPTORS)
             answer: dict[str, Any] = json.loads(message) if message else {"error": "ended", "what": ""}
             if message:
-                ours.send(b"!")
+                parent_end.send(b"!")
         except TimeoutError:
             answer = {"error": "slow", "what": f"no answer within {_COMPILE_SECONDS:.0f} s"}
         except OSError as error:
@@ -495,14 +510,14 @@ def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tup
             for fd in fds:
                 os.close(fd)
             fds = []
-        else:  # it keeps what it made, for which nobody waits
+        else:  # it still writes the cache file, in the background
             Thread(target=child.wait, name="offtop-compiler", daemon=True).start()
         output.seek(0)
         return answer, fds, output.read().decode(errors="replace")
 
 
 def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
-    """One sentence and its remedy, of what the compiler's child said."""
+    """Turn an error answer of the compiler's child into one sentence and its remedy."""
     what = str(answer.get("what", ""))
     if answer["error"] == "import":
         return KernelError(
@@ -512,18 +527,18 @@ def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
     if answer.get("errno") == 1:
         return PrivilegeError(
             "The kernel does not let offtop load BPF programs (operation not permitted). Try: sudo offtop   "
-            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG, and bpf(2) among the system "
-            "calls that are let through (systemd-nspawn --system-call-filter=bpf); lockdown forbids it always."
+            "In a container, it needs CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG, and a seccomp filter that "
+            "allows bpf(2) (systemd-nspawn --system-call-filter=bpf). Kernel lockdown always forbids it."
         )
-    last = [line.strip() for line in output.splitlines() if line.strip()]
-    hint = next((line for line in last if "error:" in line), last[-1] if last else "")
-    what = " ".join((what or "the compiler ended").split())
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    hint = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
+    what = " ".join((what or "the compiler exited").split())
     return _refused(door, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
 
 
-def _refused(door: str, why: str) -> _RefusedError:
+def _refused(door: str, cause: str) -> _RefusedError:
     return _RefusedError(
-        f"offtop's program could not be loaded with the switch-in probe '{door}': {why}. See what is missing: "
+        f"offtop's program could not be loaded with the switch-in probe '{door}': {cause}. See what is missing: "
         "offtop doctor",
-        why,
+        cause,
     )

@@ -225,7 +225,7 @@ def attaching(so_far: Sequence[Check]) -> Check:
     if known is None or types is None or failed - {"bcc"}:
         return not_tried
     try:
-        attached = program.attach(known, defines=namespace.defines(types), anew=not failed)
+        attached = program.attach(known, defines=namespace.defines(types), recompile=not failed)
     except OfftopError as error:
         if failed:
             return not_tried
