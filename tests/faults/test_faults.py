@@ -304,4 +304,4 @@ def test_unreadable_process_does_not_hang_the_doctor(kind: str, tmp_path: Path) 
     with hanging(kind, tmp_path):
         ended = command.run("doctor")
     assert (ended.status, ended.err) == (0, "")
-    assert ("not read, for their file system hangs: program" in ended.out) == (kind != "mmap_lock")
+    assert ("not read, because their file system hangs: program" in ended.out) == (kind != "mmap_lock")

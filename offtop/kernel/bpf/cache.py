@@ -79,19 +79,28 @@ class _LinkOptions(ct.Structure):
 
 
 def place(request: Mapping[str, Any]) -> Path | None:
-    """Cache file for the program compiled from `request`, whether it exists or not; None if the cache is off."""
+    """Cache file for the program compiled from `request`, whether it exists or not.
+
+    None if the cache is off.
+    """
     where = directory()
     return where / f"{hashlib.sha256(_key(request)).hexdigest()}.json" if where else None
 
 
 def directory() -> Path | None:
-    """Cache directory; None if the user disabled the cache, or if there is no default because we are not root."""
+    """Cache directory.
+
+    None if the user disabled the cache, or if there is no default because we are not root.
+    """
     path = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
     return path if path.is_absolute() else None
 
 
 def trouble(where: Path) -> str:
-    """Why programs cannot be cached in `where`, or empty if they can. Checks without writing anything."""
+    """Why programs cannot be cached in `where`, or empty if they can.
+
+    Checks without writing anything.
+    """
     try:
         found = where.lstat()
     except FileNotFoundError:
@@ -165,7 +174,10 @@ def _key(request: Mapping[str, Any]) -> bytes:
 
 
 def _loaded(kept: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -> dict[str, int]:
-    """Load and attach everything that the compiler's child would have returned; descriptors by name. Raises OSError."""
+    """Load and attach everything that the compiler's child would have returned.
+
+    Returns the descriptors by name. Raises OSError.
+    """
     programs = {name: _Function(one) for name, one in kept["programs"].items()}
     wanted = {*request["maps"], *filter(None, request["iterators"].values())}
     wanted.update(name for one in programs.values() for name in one.maps)
@@ -214,7 +226,10 @@ def _attached(
 
 
 def _owned(fd: int, holder: contextlib.ExitStack) -> int:
-    """Return the descriptor, and close it with `holder`. Raises OSError if it is an error code."""
+    """Return the descriptor, and close it with `holder`.
+
+    Raises OSError if it is an error code.
+    """
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
     holder.callback(os.close, fd)

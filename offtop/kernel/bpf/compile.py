@@ -62,7 +62,10 @@ class _Instruction(ct.Structure):
 
 
 class _Load(ct.Structure):
-    """Argument of bpf(2) for BPF_PROG_LOAD (include/uapi/linux/bpf.h), up to the last member that is used here."""
+    """Argument of bpf(2) for BPF_PROG_LOAD, up to the last member that is used here.
+
+    See include/uapi/linux/bpf.h.
+    """
 
     _fields_ = (
         ("prog_type", ct.c_uint32),
@@ -131,7 +134,7 @@ def import_bcc(root: Path = Path("/")) -> Any:
 
 
 def find_bcc(root: Path = Path("/")) -> Path | None:
-    """Find the directory that has bcc: on sys.path, or else the distribution's, newest Python first.
+    """Find the directory of bcc on sys.path, or else the distribution's, newest Python first.
 
     libbcc.py distinguishes the BPF Compiler Collection from PyPI's `bcc`, which is another project.
     """
@@ -144,7 +147,10 @@ def find_bcc(root: Path = Path("/")) -> Path | None:
 
 
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
-    """Compile, load and attach; returns the answer, the descriptors, and what must stay alive until they are sent."""
+    """Compile, load and attach.
+
+    Returns the answer, the descriptors, and what must stay alive until they are sent.
+    """
     os.environ["BCC_KERNEL_SOURCE"] = request["headers"]
     bcc = import_bcc()
     lib: Any = importlib.import_module("bcc.libbcc").lib
@@ -211,7 +217,10 @@ def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
 
 
 def makers() -> dict[str, list[int]]:
-    """Path of each library that took part in compiling, with its size and mtime, to detect another version."""
+    """Size and mtime of each library that took part in compiling, by path.
+
+    They reveal another version.
+    """
     paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     stats = {path: Path(path).stat() for path in sorted(paths) if _MAKERS.search(path)}
     return {path: [found.st_size, found.st_mtime_ns] for path, found in stats.items()}
@@ -257,7 +266,10 @@ def _inform(fd: int, info: ct.Structure) -> None:
 
 
 def fill_with_random_bytes(fd: int) -> None:
-    """Fill every entry of a per-CPU array with the same random bytes, on each CPU. Raises OSError."""
+    """Fill every entry of a per-CPU array with the same random bytes, on each CPU.
+
+    Raises OSError.
+    """
     info = _MapInformation()
     _inform(fd, info)
     value = os.urandom(info.value_size) * libbpf().libbpf_num_possible_cpus()
@@ -274,7 +286,10 @@ def libbpf() -> ct.CDLL:
 
 
 def keep_in_file(file: Path, program: dict[str, Any]) -> None:
-    """Write a cache file atomically, if no other user can write to its directory. Raises OSError."""
+    """Write a cache file atomically, if no other user can write to its directory.
+
+    Raises OSError.
+    """
     with contextlib.suppress(FileExistsError):
         file.parent.mkdir(mode=0o700)
     directory_fd = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -294,7 +309,10 @@ def keep_in_file(file: Path, program: dict[str, Any]) -> None:
 
 
 def make_room(directory_fd: int) -> None:
-    """Delete the oldest cache files of a directory, if needed, to make room for one more. Keeps all other files."""
+    """Delete the oldest cache files of a directory, if needed, to make room for one more.
+
+    Keeps all other files.
+    """
     ages: list[tuple[int, str]] = []
     for name in filter(_CACHE_FILE.fullmatch, os.listdir(directory_fd)):
         with contextlib.suppress(OSError):
@@ -312,7 +330,10 @@ def _code(lib: Any, module: Any, function: str) -> Any:
 
 
 def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> None:
-    """Make a function use the maps `given` (name → descriptor) of a running program instead of its own."""
+    """Make a function use the maps of a running program instead of its own.
+
+    `given`: map name → descriptor.
+    """
     others = {lib.bpf_table_fd(module, name.encode()): fd for name, fd in given.items()}
     for one in _code(lib, module, function):
         if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD:
@@ -320,7 +341,9 @@ def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> N
 
 
 def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) -> int:
-    """Load a compiled function as a BTF-typed tracepoint program, and return its descriptor. Raises OSError.
+    """Load a compiled function as a BTF-typed tracepoint program, and return its descriptor.
+
+    Raises OSError.
 
     `typed`: id of the tracepoint's type in the kernel's BTF. With it the verifier knows the types of the arguments.
     bcc cannot load such programs. `number`: the system call number of bpf(2).
@@ -346,7 +369,10 @@ def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) ->
 
 
 def whole(source: Path) -> str:
-    """Source text of the program with its included .c files inlined: bcc rewrites map calls only in the main file."""
+    """Source text of the program with its included .c files inlined.
+
+    bcc rewrites map calls only in the main file.
+    """
 
     def inlined(line: re.Match[str]) -> str:
         return f'#line 1 "{line[1]}"\n{(source.parent / line[1]).read_text()}'

@@ -33,7 +33,10 @@ class _Count(NamedTuple):
 
 
 class CostMeter:
-    """Measures the cost once a tick. Holds the descriptor that enables the kernel's statistics."""
+    """Measures the cost once a tick.
+
+    Holds the descriptor that enables the kernel's statistics.
+    """
 
     def __init__(self, programs: Mapping[str, int], at_ns: int, kprobe_links: Sequence[int] = ()) -> None:
         """`programs`: descriptors by what they are attached to, including `sched_switch`."""
@@ -49,7 +52,9 @@ class CostMeter:
         self._start_counting(at_ns)
 
     def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
-        """Cost since the last call, and the number of runs that the kernel skipped (recursion) since the start.
+        """Return the cost since the last call, and the number of skipped runs since the start.
+
+        The kernel skips a run if it would be recursive.
 
         `children`: pids of offtop's child processes; 0 stands for no child.
         """

@@ -91,7 +91,7 @@ class Features:
 
     @property
     def waking(self) -> bool:
-        """Whether run-queue time must come from sched_waking, because the kernel does not count it."""
+        """Whether run-queue time must be measured at sched_waking: the kernel does not count it."""
         return self.run_delay is None
 
 
@@ -111,7 +111,10 @@ def too_old(release: str) -> str:
 
 
 def find(types: KernelTypes) -> Features:
-    """Detect the features of the running kernel. Raises KernelError if a required one is missing."""
+    """Detect the features of the running kernel.
+
+    Raises KernelError if a required one is missing.
+    """
     if error := too_old(platform.release()):
         raise KernelError(error)
 
@@ -289,7 +292,10 @@ def _locks(types: KernelTypes) -> Mapping[str, int]:
 
 
 def _cgroup(types: KernelTypes) -> Mapping[str, int]:
-    """Offsets that lead to a task's cgroup; empty if unknown, such as in a kernel without cgroups."""
+    """Offsets that lead to a task's cgroup.
+
+    Empty if unknown, such as in a kernel without cgroups.
+    """
     offsets = {name: types.offset(*member) for name, member in (_CGROUP | _ANCESTORS).items()}
     found = {name: offset for name, offset in offsets.items() if offset is not None}
     return found if found.keys() >= _CGROUP.keys() and found.keys() & _ANCESTORS.keys() else {}
@@ -345,7 +351,10 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
 
 
 def choose_door(features: Features, asked: str) -> tuple[str, ...]:
-    """Switch-in probes to try, in order. Raises UsageError if this kernel does not have the requested one."""
+    """Switch-in probes to try, in order.
+
+    Raises UsageError if this kernel does not have the requested one.
+    """
     if asked == "auto":
         return features.doors
     if asked not in features.doors:
@@ -354,7 +363,10 @@ def choose_door(features: Features, asked: str) -> tuple[str, ...]:
 
 
 def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:
-    """Name by which finish_task_switch can be probed; empty if kprobes or the function are missing."""
+    """Name by which finish_task_switch can be probed.
+
+    Empty if kprobes or the function are missing.
+    """
     if not KPROBES.exists():
         return ""
     with Path(kallsyms).open(encoding="ascii", errors="replace") as lines:

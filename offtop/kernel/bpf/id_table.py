@@ -45,7 +45,10 @@ class IdTable(Generic[T]):
         return (len(self._read) + len(self._unread)) / self._map.entries
 
     def make_room(self, at_once: bool) -> bool:
-        """Empty the map if it is half full, or `at_once`. The ids of older records can still be looked up."""
+        """Empty the map if it is half full, or `at_once`.
+
+        The ids of older records can still be looked up.
+        """
         if self.fill < 0.5 and not at_once:
             return False
         self._older, self._read, self._unread = self._read, {}, set()

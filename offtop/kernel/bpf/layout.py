@@ -235,7 +235,7 @@ class WalkedStack(NamedTuple):
 
 
 class WalkedRecord(NamedTuple):
-    """`struct walked`: a thread as reported by the task scan, with its record of the tick and its stack."""
+    """`struct walked`: a thread in the task scan, with its record of the tick and its stack."""
 
     left_ns: int
     queued_ns: int

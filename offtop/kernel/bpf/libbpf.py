@@ -52,7 +52,7 @@ _OnSample = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_size_t)
 
 
 class ProgramStatistics(ct.Structure):
-    """The head of the kernel's `struct bpf_prog_info` (include/uapi/linux/bpf.h), up to the members used here."""
+    """The head of `struct bpf_prog_info` (include/uapi/linux/bpf.h), as far as it is used here."""
 
     _fields_ = (
         ("_before", ct.c_uint8 * 192),
@@ -171,7 +171,9 @@ class Map:
         library().bpf_map_delete_elem(self.fd, key)
 
     def drain(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """Read and delete every entry. Yields a few large batches of concatenated keys and concatenated values.
+        """Read and delete every entry.
+
+        Yields a few large batches of concatenated keys and concatenated values.
 
         A batch is valid until the next one is read. The caller must make sure that nothing writes to the map meanwhile.
         """
@@ -232,7 +234,7 @@ def walk(link_fd: int) -> bytes:
 
 
 def attach_typed(program_fd: int) -> int:
-    """Attach a program to the tracepoint that it was loaded for, until the returned descriptor is closed.
+    """Attach a program to its tracepoint, until the returned descriptor is closed.
 
     Raises OSError.
     """
@@ -261,7 +263,7 @@ class _PerfEvent(ct.Structure):
 
 
 def attach_uprobe(program_fd: int, path: str, offset: int) -> int:
-    """Run a program in every thread that executes `offset` of the file, until the returned descriptor is closed.
+    """Run a program when a thread executes `offset` of a file, until the descriptor is closed.
 
     Raises OSError: ENOENT if this kernel has no uprobes.
     """
@@ -269,7 +271,7 @@ def attach_uprobe(program_fd: int, path: str, offset: int) -> int:
 
 
 def attach_kprobe(program_fd: int, function: str) -> int:
-    """Run a program at the entry of a kernel function, until the returned descriptor is closed.
+    """Run a program at each call of a kernel function, until the descriptor is closed.
 
     Raises OSError: ENOENT if this kernel has no kprobes, or not as perf events (before 4.17).
     """
@@ -328,7 +330,7 @@ def kprobe_misses(link_fd: int) -> int:
 
 
 def enable_statistics() -> int:
-    """Make the kernel count run times of BPF programs, until the returned descriptor is closed.
+    """Enable statistics of BPF programs, until the returned descriptor is closed.
 
     Raises OSError without CAP_SYS_ADMIN. The sysctl is never used, because it would stay set if offtop were killed.
     """
@@ -367,7 +369,10 @@ class KernelTypes:
         return self._offsets(struct).get(member)
 
     def member_type(self, struct: str, member: str) -> str:
-        """Name of the type of a struct's direct member; empty if there is no such member, or its type has no name."""
+        """Name of the type of a struct's direct member.
+
+        Empty if there is no such member, or its type has no name.
+        """
         at = self._find_address(struct, _KIND_STRUCT)
         if at is None:
             return ""
@@ -413,7 +418,10 @@ class KernelTypes:
         return self._find(name, _KIND_FUNCTION) is not None
 
     def function(self, name: str) -> int | None:
-        """BTF id of a kernel function, by which programs call a kfunc; None if there is no such function."""
+        """BTF id of a kernel function, by which programs call a kfunc.
+
+        None if there is no such function.
+        """
         found = library().btf__find_by_name_kind(self._btf, name.encode(), _KIND_FUNCTION)
         return found if found > 0 else None
 
@@ -432,7 +440,10 @@ class KernelTypes:
         return {} if at is None else dict(self._members(at, 0))
 
     def _members(self, at: int, base: int) -> Iterator[tuple[str, int]]:
-        """Yield (name, offset) of each member of the struct or union at `at`, descending into anonymous ones."""
+        """Yield (name, offset) of each member of the struct or union at `at`.
+
+        Descends into anonymous members.
+        """
         info = _Type.from_address(at).info
         has_bitfields = bool(info >> 31)
         for i in range(info & 0xFFFF):

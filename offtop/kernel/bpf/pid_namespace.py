@@ -91,7 +91,10 @@ def defines(types: KernelTypes) -> Mapping[str, int]:
 
 
 def told(defines: Mapping[str, int]) -> str:
-    """Describe in a few words which process ids are shown. `defines`: as returned by `defines`."""
+    """Describe in a few words which process ids are shown.
+
+    `defines`: as returned by `defines`.
+    """
     if not defines:
         return "the host's"
     if not defines.keys() >= FUNCTIONS.keys():
@@ -156,7 +159,7 @@ def _below() -> Iterator[_Process]:
 
 
 def _named(name: str, below: Collection[_Process]) -> set[tuple[int, ...]]:
-    """The outermost namespaces of the containers with this name, or the namespace of the process with this pid."""
+    """Outermost namespaces of the containers with this name, and of the process with this pid."""
     by_name = {one.spaces for one in below if _is_called(_cgroup(one.pid), name)}
     outermost = {space for space in by_name if not any(space[:n] in by_name for n in range(1, len(space)))}
     return outermost | {one.spaces for one in below if str(one.pid) == name}
@@ -194,7 +197,7 @@ def _cgroup(pid: int) -> str:
 
 
 def _ids(pid: str) -> tuple[int, ...]:
-    """Ids pid a process in the namespace pid /proc, and in the namespaces below it that it is in."""
+    """Ids of a process in the namespace of /proc, and in its namespaces below that."""
     return tuple(map(int, status_of(pid).get("NSpid", "").split()))
 
 

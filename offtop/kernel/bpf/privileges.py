@@ -58,7 +58,10 @@ _BITS = {**{name: one.bit for name, one in CAPABILITIES.items()}, "CAP_DAC_OVERR
 
 
 def capabilities(status_file: str = "/proc/self/status") -> frozenset[str]:
-    """Which of CAPABILITIES this process holds, directly or through another one. Raises KernelError without /proc."""
+    """Which of CAPABILITIES this process holds, directly or through another one.
+
+    Raises KernelError without /proc.
+    """
     try:
         status = Path(status_file).read_text(errors="replace")
     except OSError as error:
@@ -70,7 +73,10 @@ def capabilities(status_file: str = "/proc/self/status") -> frozenset[str]:
 
 
 def is_confined() -> bool:
-    """Whether the capabilities only apply to a user namespace, as in a rootless container, and so not to BPF."""
+    """Whether the capabilities apply only to a user namespace, and so not to BPF.
+
+    That is so in a rootless container.
+    """
     try:
         return Path("/proc/self/ns/user").stat().st_ino != _INITIAL_NAMESPACE
     except OSError:  # the kernel has no user namespaces, or /proc is not mounted

@@ -94,7 +94,10 @@ def is_there(pid: int) -> bool:
 
 
 def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
-    """Create a map; returns a descriptor, or a negative error code. Raises KernelError without libbpf."""
+    """Create a map; returns a descriptor, or a negative error code.
+
+    Raises KernelError without libbpf.
+    """
     lib = library()
     if hasattr(lib, "bpf_map_create"):
         return lib.bpf_map_create(kind, None, key_bytes, value_bytes, entries, None)

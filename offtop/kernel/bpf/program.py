@@ -56,7 +56,9 @@ class Sizes:
 
 
 def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
-    """Sizes for twice the current number of threads, thousands of exits in one tick, and a few stacks per thread.
+    """Map sizes for this machine.
+
+    They allow for twice the current number of threads, thousands of exits in one tick, and a few stacks per thread.
 
     `loadavg`: see proc(5). It gives the number of threads of the whole machine, also in a container.
     """
@@ -110,12 +112,15 @@ class _RefusedError(KernelError):
 
 
 def _copies_pages(unwind: Unwind) -> int:
-    """Pages for 64 copies and their headers, rounded up to a power of two, which a ring buffer needs."""
+    """Number of pages for 64 copies and their headers, a power of two, as a ring buffer needs."""
     return 1 << (64 * (unwind.stack_kb + 2) * 1024 // os.sysconf("SC_PAGE_SIZE") - 1).bit_length()
 
 
 class Program:
-    """The attached BPF programs of a mode. They are detached by `close`, or when the process exits."""
+    """The attached BPF programs of a mode.
+
+    They are detached by `close`, or when the process exits.
+    """
 
     def __init__(
         self,
@@ -229,7 +234,10 @@ class Program:
                 os.close(self._fds.pop("link sched_waking"))
 
     def watch_calls(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
-        """Attach the programs that detect calls of a function, at these offsets in its file. Raises OSError."""
+        """Attach the programs that detect calls of a function, at these offsets in its file.
+
+        Raises OSError.
+        """
         with self._changing:
             self._check_open()
             for function, offsets in (("on_call", begins), ("on_return", ends)):
@@ -265,7 +273,9 @@ def attach(
     unwind: Unwind = AUTO,
     recompile: bool = False,
 ) -> Program:
-    """Compile and attach with the first switch-in probe that works; nothing stays attached on failure.
+    """Compile and attach with the first switch-in probe that works.
+
+    Nothing stays attached on failure.
 
     `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking even if the kernel counts
     it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`: how user stacks
@@ -316,14 +326,14 @@ _WITHOUT_REGISTERS = (
     "5.15 or newer, on x86-64 or arm64."
 )
 _BY_SWITCH = (
-    "Stacks are walked at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
+    "Stacks are unwound at every switch, which costs about 3 µs each, and what a wait was on is unknown. Use a kernel "
     "with CONFIG_KPROBES=y, or Linux 6.16 or newer."
 )
 _SLEEPS, _SLEEP_S = 100, 0.001
 
 
 def _is_called(program: Program, features: Features) -> bool:
-    """Whether the switch-in probe is called at all: the compiler may have inlined the probed function.
+    """Whether the switch-in probe is called: the compiler may have inlined the function.
 
     Sleeps for a moment, with a filter that counts no waits, until back_current() in offcpu.c has recorded that offtop
     itself was switched in.
@@ -475,7 +485,9 @@ def _ready_or_compiled(
 
 
 def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
-    """Compile in a child process; returns its answer, the descriptors, and everything that it printed.
+    """Compile in a child process.
+
+    Returns its answer, the descriptors, and everything that it printed.
 
     `shared`: descriptors that the child inherits.
     """

@@ -1,4 +1,4 @@
-"""What a check of the doctor says, and what several of them go by."""
+"""The result of a check of `offtop doctor`, and what several checks share."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,25 +17,25 @@ State = Literal["there", "missing", "unneeded", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that offtop needs, or is better with."""
+    """The result of checking one thing that offtop needs, or works better with."""
 
     name: str
     verdict: Verdict
-    """`ok`; `warn`: offtop runs, and does without; `FAIL`: it cannot run."""
+    """`ok`; `warn`: offtop runs without it; `FAIL`: it cannot run."""
     what: str
     """What was found."""
     remedy: str = ""
-    """The command, or the sentence, that mends it; empty when ok."""
+    """The command or the sentence that fixes it; empty if ok."""
     loses: str = ""
-    """What offtop cannot do without it; empty when ok or unknown."""
+    """What offtop cannot do without it; empty if ok or unknown."""
     state: State | None = None
-    """`unneeded`: it is not there, or is not used, and nothing is lost by that; `unknown`: it takes a privilege, or
-    what failed before it, to tell. None: it is there where the verdict is ok, else it is missing."""
+    """`unneeded`: it is missing or unused, but nothing is lost by that; `unknown`: checking it needs a privilege, or
+    something that failed before. None stands for `there` if the verdict is ok, and for `missing` otherwise."""
 
 
 @cache
 def kernel_types() -> KernelTypes | None:
-    """None: they cannot be had, see btf()."""
+    """The kernel's BTF; None if it cannot be read, see btf()."""
     try:
         return KernelTypes()
     except KernelError:
@@ -44,7 +44,7 @@ def kernel_types() -> KernelTypes | None:
 
 @cache
 def features_found() -> Features | None:
-    """None: nobody can tell without the kernel's types."""
+    """Features of the kernel; None if unknown, because its types cannot be read."""
     types = kernel_types()
     try:
         return None if types is None else features.find(types)
@@ -56,14 +56,14 @@ def btf() -> Check:
     if kernel_types() is not None:
         return Check("BTF", "ok", "/sys/kernel/btf/vmlinux")
     if not Path("/sys/kernel").exists():
-        what, remedy = "there is no /sys, where the kernel describes its types", "mount -t sysfs sysfs /sys"
+        what, remedy = "/sys, where the kernel describes its types, is not mounted", "mount -t sysfs sysfs /sys"
     elif not Path("/sys/kernel/btf/vmlinux").exists():
         what, remedy = "the kernel does not describe its types", "use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     else:
-        what, remedy = "it is there, and libbpf could not read it", install("libbpf1", "libbpf")
-    return Check("BTF", "FAIL", what, remedy, "everything: where the kernel keeps a thread's state")
+        what, remedy = "it exists, but libbpf could not read it", install("libbpf1", "libbpf")
+    return Check("BTF", "FAIL", what, remedy, "everything: it tells where the kernel keeps a thread's state")
 
 
 def unknown(name: str) -> Check:
-    """Where the kernel's types would tell it."""
+    """Result of a check that needs the kernel's types, if they cannot be read."""
     return Check(name, "warn", "unknown without BTF", btf().remedy, state="unknown")

@@ -1,4 +1,4 @@
-"""Checks of what is around offtop: its compiler and libraries, the programs that run, and where it was called."""
+"""Checks of offtop's environment: its compiler and libraries, the running programs, and the terminal."""
 
 import ctypes as ct
 import locale
@@ -25,17 +25,17 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.printable import printable
 
 _SECURE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What sudo looks through, where it does not tell (only root may ask it)."""
+"""PATH that sudo is assumed to use if it does not report its own (only root may ask it)."""
 _MOST_NAMED = 12
 _ANSWER_S = 10.0
 _OPEN_S = 0.5
-"""A file system that takes longer to open a program hangs, or might as well."""
+"""A file system that takes longer to open a program counts as hung."""
 
 
 def bcc() -> Check:
-    """Imported by a child, as offtop itself does: the compiler takes 100 MB."""
+    """Import bcc in a child process, as offtop itself does, because the compiler takes 100 MB."""
     program = "import runpy, sys; b = runpy.run_path(sys.argv[1])['import_bcc'](); print(b.__version__, b.__file__)"
-    # -I: the directory that offtop is called from may hold another bcc
+    # -I: the current directory may contain another bcc
     command = [sys.executable, "-I", "-c", program, str(Path(__file__).parents[1] / "bpf/compile.py")]
     try:
         child = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
@@ -43,36 +43,38 @@ def bcc() -> Check:
         return Check("bcc", "FAIL", "importing it took more than 20 s", "try again when the machine is less busy")
     if child.returncode == 0:
         return Check("bcc", "ok", child.stdout.strip())
-    said = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+    error = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
     return Check(
         "bcc",
         "FAIL",
-        said,
+        error,
         f"{install('python3-bpfcc', 'python3-bcc')} (it comes from the distribution: PyPI's bcc is another project)",
         "everything: it compiles and attaches the BPF programs",
     )
 
 
 def kept_programs() -> Check:
-    """Whether the next start can do without the compiler."""
+    """Whether compiled programs are cached, so that the next start needs no compiler."""
     name, where = "kept programs", cache.directory()
     if where is None:
-        said = os.environ.get(cache.VARIABLE)
-        if not said:
-            why = f"by {cache.VARIABLE}" if said == "" else f"without root, unless {cache.VARIABLE} names a directory"
-            return Check(name, "ok", f"none {why}", state="unneeded")
-        where, why = Path(said), "its path is not absolute"
+        value = os.environ.get(cache.VARIABLE)
+        if not value:
+            cause = (
+                f"by {cache.VARIABLE}" if value == "" else f"without root, unless {cache.VARIABLE} names a directory"
+            )
+            return Check(name, "ok", f"none {cause}", state="unneeded")
+        where, cause = Path(value), "its path is not absolute"
     else:
-        why = cache.trouble(where)
+        cause = cache.trouble(where)
     shown = printable(str(where))
-    if not why:
+    if not cause:
         return Check(name, "ok", f"in {shown}")
     return Check(
         name,
         "warn",
-        f"none, in {shown}: {why}",
-        f"let {cache.VARIABLE} name a directory that only this user can write to",
-        "half of the time that a start takes: the BPF programs are compiled each time",
+        f"none, in {shown}: {cause}",
+        f"set {cache.VARIABLE} to a directory that only this user can write to",
+        "half of the startup time: the BPF programs are compiled at each start",
     )
 
 
@@ -87,7 +89,7 @@ def libdw() -> Check:
 
 
 def sandbox() -> Check:
-    """What the children that read programs' files have given up. One of them says it."""
+    """Start a child that reads programs' files, and check how it is confined."""
     name, loses = "sandbox", "names of functions in programs, and callers by .eh_frame: no file is read"
     binaries = Binaries(_ANSWER_S)
     try:
@@ -99,20 +101,20 @@ def sandbox() -> Check:
     if binaries.refused:
         what, remedy = NOT_NOBODY.format(binaries.refused).split(". ", 1)
         return Check(name, "warn", what, remedy, loses)
-    who = "as nobody" if os.geteuid() == 0 else "without capabilities"
+    how = "as nobody" if os.geteuid() == 0 else "without capabilities"
     if lacking:
         return Check(
             name,
             "warn",
-            f"files of programs are read {who}, but not confined by {', '.join(lacking)}",
+            f"files of programs are read {how}, but not confined by {', '.join(lacking)}",
             f"{install('libseccomp2', 'libseccomp')}; a kernel with seccomp filters, and landlock in its option lsm=",
-            "a second wall around the process that reads untrusted files",
+            "a second layer of isolation for the process that reads untrusted files",
         )
-    return Check(name, "ok", f"files of programs are read {who}, confined by seccomp and Landlock")
+    return Check(name, "ok", f"files of programs are read {how}, confined by seccomp and Landlock")
 
 
 def user_stacks() -> Check:
-    """How those of the programs that run now will be walked, by what their binaries have."""
+    """Check how user stacks of running programs are unwound, by the tables in their binaries."""
     found = features_found()
     if found is None:
         return unknown("user stacks")
@@ -120,28 +122,30 @@ def user_stacks() -> Check:
         return Check(
             "user stacks",
             "warn",
-            f"along frame pointers, on {platform.machine()}",
-            "build what you want to see whole with -fno-omit-frame-pointer; kernel stacks are whole anyway",
+            f"by frame pointers, on {platform.machine()}",
+            "build programs with -fno-omit-frame-pointer to see their whole user stacks; kernel stacks are complete",
             "the callers in user stacks of programs without frame pointers",
         )
     ruled, others, hung = programs_by_unwind_information()
-    what = f".eh_frame in {len(ruled)} of {len(ruled) + len(others)} programs that run: {_some(ruled)}"
+    what = f".eh_frame in {len(ruled)} of {len(ruled) + len(others)} running programs: {_some(ruled)}"
     if hung:
-        what += f"; not read, for their file system hangs: {_some(hung)}"
+        what += f"; not read, because their file system hangs: {_some(hung)}"
     if not others:
         return Check("user stacks", "ok", what)
     return Check(
         "user stacks",
         "warn",
         what,
-        "gcc and clang make .eh_frame with -fasynchronous-unwind-tables",
+        "gcc and clang generate .eh_frame with -fasynchronous-unwind-tables",
         f"certainty about callers (~: by frame pointers, or guessed) in {_some(others)}",
     )
 
 
 def programs_by_unwind_information() -> tuple[list[str], list[str], list[str]]:
-    """Names of the binaries of running processes: those with .eh_frame's table, those without, and those that could not
-    be opened in time."""
+    """Names of the binaries of running processes, by unwind information.
+
+    They are those with a table of .eh_frame, those without, and those that could not be opened in time.
+    """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     hung: set[str] = set()
     seen: set[tuple[int, int]] = set()
@@ -154,7 +158,7 @@ def programs_by_unwind_information() -> tuple[list[str], list[str], list[str]]:
             with suppress(OSError):
                 hung.add(printable(process.readlink().name))
             continue
-        except OSError:  # a kernel thread, one that has ended, or another user's
+        except OSError:  # a kernel thread, a process that has exited, or another user's process
             continue
         try:
             if (device, inode) not in seen:
@@ -183,23 +187,26 @@ def pid_namespace() -> Check:
         found = namespace.defines(types)
     except KernelError as error:
         what, remedy = str(error).split(". ", 1)
-        return Check("pid namespace", "FAIL", what, remedy, "everything: names and ids would not be of one process")
+        return Check("pid namespace", "FAIL", what, remedy, "everything: names and ids would not match")
     if found.keys() >= namespace.FUNCTIONS.keys():
         return Check("pid namespace", "ok", namespace.told(found))
     remedy = "run it on the host, or: docker run --privileged --pid=host"
-    return Check("pid namespace", "warn", namespace.told(found), remedy, "the machine's other threads")
+    return Check("pid namespace", "warn", namespace.told(found), remedy, "the host's other threads")
 
 
 def sudo_path() -> Check:
-    """Whether `sudo offtop` finds it: sudo has a PATH of its own, without ~/.local/bin and environments."""
+    """Check whether `sudo offtop` finds the program.
+
+    sudo has its own PATH, without ~/.local/bin and virtual environments.
+    """
     if shutil.which("sudo") is None:
         return Check("sudo", "ok", "no sudo here", state="unneeded")
-    told = subprocess.run(["sudo", "-n", "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
-    path = re.search(r"override user's \$PATH with: (\S+)", told)
+    output = subprocess.run(["sudo", "-n", "-V"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    path = re.search(r"override user's \$PATH with: (\S+)", output)
     if found := shutil.which("offtop", path=path[1] if path else _SECURE_PATH):
         return Check("sudo", "ok", f"finds {found}")
     return Check(
-        "sudo", "warn", "sudo finds no offtop", 'sudo "$(command -v offtop)", or make install', "the short command"
+        "sudo", "warn", "sudo does not find offtop", 'sudo "$(command -v offtop)", or make install', "the short command"
     )
 
 
@@ -207,7 +214,7 @@ def character_set() -> Check:
     encoding = locale.getpreferredencoding(False)
     if encoding.upper().replace("-", "") == "UTF8":
         return Check("character set", "ok", encoding)
-    return Check("character set", "warn", encoding, "LC_ALL=C.UTF-8 offtop", "bars and lines: they are drawn in ASCII")
+    return Check("character set", "warn", encoding, "LC_ALL=C.UTF-8 offtop", "bars and lines: ASCII is used instead")
 
 
 def terminal() -> Check:
@@ -218,10 +225,13 @@ def terminal() -> Check:
 
 
 def attaching(so_far: Sequence[Check]) -> Check:
-    """Compiles offtop's own program, attaches it, and takes it away again. Without a compiler: one that was kept."""
+    """Compile offtop's own program, attach it, and detach it again.
+
+    Without a compiler, use a cached one.
+    """
     known, types = features_found(), kernel_types()
     failed = {check.name for check in so_far if check.verdict == "FAIL"}
-    not_tried = Check("attaching", "warn", "not tried", "mend what failed above", state="unknown")
+    not_tried = Check("attaching", "warn", "not tried", "fix what failed above", state="unknown")
     if known is None or types is None or failed - {"bcc"}:
         return not_tried
     try:
@@ -229,12 +239,14 @@ def attaching(so_far: Sequence[Check]) -> Check:
     except OfftopError as error:
         if failed:
             return not_tried
-        return Check("attaching", "FAIL", str(error), "the sentence says it; if not, report it", "all that BPF tells")
+        return Check(
+            "attaching", "FAIL", str(error), "see that message; if it does not help, report it", "all BPF data"
+        )
     attached.close()
-    made = "kept from an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
+    made = "cached by an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
     what = f"{made}, attached with the switch-in probe '{attached.door}', which is called"
     if not attached.notices:
         return Check("attaching", "ok", what)
     return Check(
-        "attaching", "warn", what, "see above; if nothing is said there, report it", " ".join(attached.notices)
+        "attaching", "warn", what, "see above; if there is nothing about it, report it", " ".join(attached.notices)
     )

@@ -1,4 +1,4 @@
-"""Checks of what this process may do, and of what the kernel offers it. Each asks for the feature itself."""
+"""Checks of the privileges of this process, and of the kernel's features. Each tests the feature itself."""
 
 import errno
 import os
@@ -17,21 +17,21 @@ from offtop.kernel.doctor.check import Check, features_found, kernel_types, unkn
 from offtop.kernel.scope import within
 
 _REMEDY_FOR_PROBE = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
-_EVERYTHING = "all that BPF tells: the kernel lets nobody else watch it"
+_EVERYTHING = "all BPF data: the kernel does not allow tracing without it"
 _OUTSIDE = "sudo offtop, outside of it: a rootless container cannot"
-_LOW_COST = "the low cost: stacks are walked at every switch, as other tools do; and what waits that ended were on"
+_LOW_COST = "the low cost: stacks are unwound at every switch, as other tools do; and what ended waits were on"
 
 
 def privileges(held: frozenset[str], confined: bool | None = None) -> Check:
-    """`confined`: privileges.is_confined(), if not asked."""
-    who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    """`confined`: replaces privileges.is_confined()."""
+    user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
     everything = _EVERYTHING
     if rights.is_confined() if confined is None else confined:
-        return Check("privileges", "FAIL", f"{who} of a user namespace only", _OUTSIDE, everything)
+        return Check("privileges", "FAIL", f"{user} of a user namespace only", _OUTSIDE, everything)
     missing = [name for name in (*rights.NEEDED, *rights.WANTED) if name not in held]
     if not missing:
-        return Check("privileges", "ok", who)
-    what = f"{who}, without {', '.join(missing)}"
+        return Check("privileges", "ok", user)
+    what = f"{user}, without {', '.join(missing)}"
     if not held.issuperset(rights.NEEDED):
         return Check("privileges", "FAIL", what, "sudo offtop", everything)
     lost = "; ".join(CAPABILITIES[name].loses for name in missing)
@@ -43,20 +43,23 @@ def capability(name: str, held: frozenset[str]) -> Check:
         return Check(name, "ok", "held")
     remedy = f"sudo offtop; in a container: docker run --cap-add {name.removeprefix('CAP_')}"
     if name in rights.NEEDED:
-        remedy += ", or SYS_ADMIN where that is not known (docker 20.10)"
+        remedy += ", or SYS_ADMIN if docker does not know it (20.10)"
     return Check(name, "warn", "not held", remedy, CAPABILITIES[name].loses)
 
 
 def kernel(release: str = platform.release()) -> Check:
-    """The one check of a version, see features.too_old()."""
+    """Check the kernel's version, see features.too_old()."""
     what = f"{platform.system()} {release} {platform.machine()}"
     if not features.too_old(release):
         return Check("kernel", "ok", what)
-    return Check("kernel", "FAIL", f"{what}: offtop traces Linux 5.14 and newer", "update the kernel", _EVERYTHING)
+    return Check("kernel", "FAIL", f"{what}: offtop traces Linux 5.14 and newer", "update the kernel", "all BPF data")
 
 
 def lockdown(file: str = "/sys/kernel/security/lockdown") -> Check:
-    """`confidentiality` forbids BPF to read kernel memory; `integrity` does not (security/lockdown)."""
+    """Check kernel lockdown.
+
+    Only `confidentiality` forbids BPF to read kernel memory (security/lockdown).
+    """
     try:
         found = re.search(r"\[(\w+)\]", Path(file).read_text())
     except OSError:
@@ -83,7 +86,7 @@ def libbpf() -> Check:
 
 
 def bpf(held: frozenset[str]) -> Check:
-    """Makes the smallest map there is, and closes it."""
+    """Check whether bpf(2) works, by creating the smallest possible map."""
     failed = probes.a_map(8)
     if failed is None:
         return Check("bpf(2)", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
@@ -96,33 +99,33 @@ def bpf(held: frozenset[str]) -> Check:
         errno.EPERM: "in a container, let its seccomp profile allow it: docker run --security-opt seccomp=unconfined",
     }.get(failed, "see dmesg for the reason")
     remedy = _OUTSIDE if rights.is_confined() else remedy
-    return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "all that BPF tells")
+    return Check("bpf(2)", "FAIL", f"the kernel refuses: {os.strerror(failed)}", remedy, "all BPF data")
 
 
 def _is_refused() -> bool:
-    """Whether no bpf(2) at all is let through, as by the seccomp profile of a container."""
+    """Whether bpf(2) is forbidden altogether, for example by a container's seccomp profile."""
     return probes.a_map(8) == errno.EPERM
 
 
 def task_struct() -> Check:
-    """Whether the kernel's description of a thread has what offtop reads of it."""
+    """Check whether the kernel's task_struct has the members that offtop reads."""
     types = kernel_types()
     if types is None:
         return unknown("task_struct")
     if features.too_old(platform.release()):
-        return Check("task_struct", "warn", "not looked at: the kernel is too old", kernel().remedy, state="unknown")
+        return Check("task_struct", "warn", "not checked: the kernel is too old", kernel().remedy, state="unknown")
     try:
         features.find(types)
     except KernelError as error:
-        return Check("task_struct", "FAIL", str(error), "report it, with the output of: uname -r", "all that BPF tells")
+        return Check("task_struct", "FAIL", str(error), "report it, with the output of: uname -r", "all BPF data")
     return Check("task_struct", "ok", "has the members that offtop reads")
 
 
 def raw_tracepoints(held: frozenset[str]) -> Check:
-    """Whether a program can be attached."""
+    """Check whether a program can be attached to sched_switch."""
     failed = probes.raw_tracepoint("sched_switch") if _may_load(held) else None
     if failed is None:
-        return _unasked("raw tracepoints", held)
+        return _unchecked("raw tracepoints", held)
     if not failed:
         return Check("raw tracepoints", "ok", "a program could be attached to sched_switch")
     return Check(
@@ -130,42 +133,42 @@ def raw_tracepoints(held: frozenset[str]) -> Check:
         "FAIL",
         f"sched_switch cannot be attached to: {os.strerror(failed)}",
         "use a kernel with CONFIG_BPF_EVENTS=y, as the distributions' kernels are",
-        "everything: when a thread leaves its CPU",
+        "everything: it tells when a thread is switched out",
     )
 
 
 def state_at_leaving() -> Check:
-    """An argument of sched_switch since fa2c3254d7cf (5.18)."""
+    """Check for the state argument of sched_switch, which it has since fa2c3254d7cf (5.18)."""
     known = features_found()
     if known is None:
         return unknown("state at leaving")
     if known.state_argument:
-        return Check("state at leaving", "ok", "sched_switch tells it, as its fourth argument")
+        return Check("state at leaving", "ok", "sched_switch passes it, as its fourth argument")
     return Check(
         "state at leaving",
         "warn",
-        "sched_switch does not tell it; it is read from the thread",
+        "sched_switch does not pass it; it is read from the thread",
         "use a kernel from 5.18 on",
-        "certainty about threads that are woken while they leave: they may count as ready from the beginning",
+        "accuracy for threads woken while they are switched out: their wait may count as run-queue time from its start",
     )
 
 
 def switch_in_probe() -> Check:
-    """How the kernel tells that a thread is back on a CPU."""
+    """Check which switch-in probe the kernel supports."""
     name, known = "switch-in probe", features_found()
     if known is None:
         return unknown(name)
-    late = "stacks are walked on return, and only for long waits"
+    at_switch_in = "stacks are unwound at switch-in, and only for long waits"
     if known.doors[0] == "exit":
-        return Check(name, "ok", f"exit (sched_exit_tp): {late}")
+        return Check(name, "ok", f"exit (sched_exit_tp): {at_switch_in}")
     if known.doors[0] == "kprobe":
-        return Check(name, "ok", f"kprobe ({known.kprobe_symbol}): {late}")
+        return Check(name, "ok", f"kprobe ({known.kprobe_symbol}): {at_switch_in}")
     what = "switch: neither sched_exit_tp nor a kprobe on finish_task_switch"
     return Check(name, "warn", what, _REMEDY_FOR_PROBE, _LOW_COST)
 
 
 def kprobes() -> Check:
-    """Only the switch-in probe of that name needs them."""
+    """Check for kprobes, which only the switch-in probe of that name needs."""
     known = features_found()
     if known is None:
         return unknown("kprobes")
@@ -178,7 +181,7 @@ def kprobes() -> Check:
 
 
 def task_storage() -> Check:
-    """Whether programs may create it in sched_switch (switch_maps.py)."""
+    """Check whether programs may create task storage in sched_switch (switch_maps.py)."""
     types = kernel_types()
     return unknown("task storage") if types is None else task_storage_of(map_internals(types))
 
@@ -186,20 +189,20 @@ def task_storage() -> Check:
 def task_storage_of(internals: MapInternals, machine: str = platform.machine()) -> Check:
     name = "task storage"
     if safe_maps(internals, machine).task_storage:
-        return Check(name, "ok", f"a thread's record is kept with the thread ({internals.storage_allocator})")
+        return Check(name, "ok", f"threads' records are in task storage ({internals.storage_allocator})")
     what = "creating it is not safe at a switch ({}), so threads' records are in a preallocated table"
     loses = "some of the low cost: a switch takes about 70 ns more"
     if internals.storage_allocator == "kmalloc":
-        why = "this kernel allocates it by kmalloc, which may deadlock there"
-        return Check(name, "warn", what.format(why), "use a kernel from 6.4 on", loses)
-    why = "kmalloc_nolock() fails there on a real-time kernel"
+        cause = "this kernel allocates it by kmalloc, which may deadlock there"
+        return Check(name, "warn", what.format(cause), "use a kernel from 6.4 on", loses)
+    cause = "kmalloc_nolock() fails there on a real-time kernel"
     if not internals.spinlocks_sleep:
-        why = f"kmalloc_nolock() fails on {machine}"
-    return Check(name, "ok", what.format(why), state="unneeded")
+        cause = f"kmalloc_nolock() fails on {machine}"
+    return Check(name, "ok", what.format(cause), state="unneeded")
 
 
 def ring_buffer(held: frozenset[str]) -> Check:
-    """Whether programs may write to one in sched_switch (switch_maps.py)."""
+    """Check whether programs may write to a ring buffer in sched_switch (switch_maps.py)."""
     types = kernel_types()
     if types is None:
         return unknown("ring buffer")
@@ -207,102 +210,111 @@ def ring_buffer(held: frozenset[str]) -> Check:
         return _without_ring_buffer()
     failed = probes.ring_buffer() if "CAP_BPF" in held else None
     if failed is None or _is_refused():
-        return _unasked("ring buffer", held)
+        return _unchecked("ring buffer", held)
     if not failed:
-        return Check("ring buffer", "ok", "stacks are copied and long waits are told through one")
-    what = f"none could be made: {os.strerror(failed)}"
-    return Check("ring buffer", "FAIL", what, "see dmesg for the reason", "everything: its programs have one")
+        return Check("ring buffer", "ok", "used for stack copies and outliers")
+    what = f"none could be created: {os.strerror(failed)}"
+    return Check("ring buffer", "FAIL", what, "see dmesg for the reason", "everything: the BPF programs need one")
 
 
 def _without_ring_buffer() -> Check:
     return Check(
         "ring buffer",
         "warn",
-        "on this real-time kernel its lock may sleep, so offtop does without",
+        "on this real-time kernel its lock may sleep, so offtop does not use one",
         "use a kernel from 6.12 on",
         "single outliers, and user stacks by .eh_frame: they follow frame pointers",
     )
 
 
 def run_delay() -> Check:
-    """The kernel keeps it with CONFIG_SCHED_INFO, which CONFIG_SCHEDSTATS and CONFIG_TASK_DELAY_ACCT bring."""
+    """Check for run_delay, which needs CONFIG_SCHED_INFO.
+
+    CONFIG_SCHEDSTATS and CONFIG_TASK_DELAY_ACCT select it.
+    """
     known = features_found()
     if known is None:
         return unknown("run-queue time")
     if not known.waking:
-        return Check("run-queue time", "ok", "the kernel keeps it for each thread (run_delay)")
+        return Check("run-queue time", "ok", "the kernel counts it for each thread (run_delay)")
     return Check(
         "run-queue time",
         "warn",
-        "no run_delay; by sched_waking instead",
+        "no run_delay; measured at sched_waking instead",
         "use a kernel with CONFIG_SCHED_INFO=y, as the distributions' kernels are",
         "some of the low cost: each wakeup runs a program too",
     )
 
 
 def schedstat() -> Check:
-    """Of CONFIG_SCHED_INFO, as run_delay."""
+    """Check for /proc/PID/schedstat, which needs CONFIG_SCHED_INFO, as run_delay does."""
     try:
         numbers = Path("/proc/self/schedstat").read_text().split()
     except OSError:
         numbers = []
     if len(numbers) == 3 and any(map(int, numbers)):
-        return Check("schedstat", "ok", "/proc tells run-queue time, where BPF is refused")
-    return Check("schedstat", "ok", "not told by /proc, and only sampling needs it", state="unneeded")
+        return Check("schedstat", "ok", "/proc has run-queue times, for sampling without BPF")
+    return Check("schedstat", "ok", "not in /proc, and only sampling needs it", state="unneeded")
 
 
 def wakers() -> Check:
-    """Whether who ends a wait can be told: by the program at sched_waking, where run-queue time needs that anyway; else
-    by one that knows its argument's type, loaded once somebody asks."""
+    """Check whether wakers can be recorded.
+
+    They are recorded by the program at sched_waking, if run-queue time needs that anyway, or else by one with a typed
+    argument, which is loaded when wakers are first needed.
+    """
     known = features_found()
     if known is None:
         return unknown("wakers")
     if known.waking or known.doors[0] == "switch":
-        return Check("wakers", "ok", "at sched_waking, for run-queue time, too")
+        return Check("wakers", "ok", "at sched_waking, together with run-queue time")
     if known.waking_type is not None:
-        return Check("wakers", "ok", "at sched_waking, while a mode asks for them")
+        return Check("wakers", "ok", "at sched_waking, while a mode needs them")
     return Check(
         "wakers",
         "warn",
         "the kernel does not describe its tracepoint sched_waking",
-        "use a kernel with CONFIG_DEBUG_INFO_BTF=y; or stay with: offtop --mode offcpu",
-        "the modes wakeup, offwake and chain: who ends a wait",
+        "use a kernel with CONFIG_DEBUG_INFO_BTF=y; or use only: offtop --mode offcpu",
+        "the modes wakeup, offwake and chain: what ends a wait",
     )
 
 
 def uprobes(machine: str = platform.machine()) -> Check:
-    """What --within asks for."""
-    known, loses = features_found(), "--within: only waits inside of one function of a program"
+    """Check for uprobes, which --within needs."""
+    known, loses = features_found(), "--within: only waits inside a function of a program"
     if known is None:
         return unknown("uprobes")
-    why = within.lacking(known, machine)
-    if not why:
-        return Check("uprobes", "ok", "calls of a program's functions can be watched (--within)")
-    return Check("uprobes", "warn", why, "take -p, or --filter stack=, instead", loses)
+    cause = within.lacking(known, machine)
+    if not cause:
+        return Check("uprobes", "ok", "calls of a program's functions can be traced (--within)")
+    return Check("uprobes", "warn", cause, "use -p or --filter stack= instead", loses)
 
 
 def statistics(held: frozenset[str]) -> Check:
-    """BPF_ENABLE_STATS asks for CAP_SYS_ADMIN."""
+    """Check BPF statistics: BPF_ENABLE_STATS needs CAP_SYS_ADMIN."""
     failed = probes.statistics()
     if failed is None:
         return Check("own cost", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
     if not failed:
-        return Check("own cost", "ok", "the kernel counts what BPF programs take")
+        return Check("own cost", "ok", "the kernel measures the run time of BPF programs")
     remedy = "sudo offtop, or add CAP_SYS_ADMIN"
     remedy = _OUTSIDE if rights.is_confined() else remedy
     return Check("own cost", "warn", os.strerror(failed), remedy, "the ns per switch in the header")
 
 
 def kernel_symbols(held: frozenset[str]) -> Check:
-    """Zeros without CAP_SYSLOG, or for everybody when kptr_restrict is 2 (kernel/ksyms_common.c)."""
+    """Check whether /proc/kallsyms shows addresses.
+
+    They are zeros without CAP_SYSLOG, or for every process if kptr_restrict is 2 (kernel/ksyms_common.c).
+    """
     lost = CAPABILITIES["CAP_SYSLOG"].loses
     try:
         with Path("/proc/kallsyms").open() as file:
-            seen = any(int(line.split(maxsplit=1)[0], 16) for line, _ in zip(file, range(100), strict=False))
+            has_addresses = any(int(line.split(maxsplit=1)[0], 16) for line, _ in zip(file, range(100), strict=False))
     except OSError as error:
         what = f"/proc/kallsyms: {error.strerror}"
         return Check("kernel symbols", "warn", what, "use a kernel with CONFIG_KALLSYMS=y", lost)
-    if seen:
+    if has_addresses:
         return Check("kernel symbols", "ok", "/proc/kallsyms")
     remedy = "sudo sysctl kernel.kptr_restrict=1" if "CAP_SYSLOG" in held else "sudo offtop"
     remedy = _OUTSIDE if rights.is_confined() else remedy
@@ -310,41 +322,44 @@ def kernel_symbols(held: frozenset[str]) -> Check:
 
 
 def registers() -> Check:
-    """bpf_task_pt_regs came with dd6e10fbd9fb (5.15)."""
+    """Check for bpf_task_pt_regs, which exists since dd6e10fbd9fb (5.15)."""
     known = features_found()
     if known is None:
         return unknown("user registers")
     if known.registers:
-        return Check("user registers", "ok", "of waiting threads, too (bpf_task_pt_regs)")
+        return Check("user registers", "ok", "readable, also those of waiting threads (bpf_task_pt_regs)")
     return Check(
         "user registers",
         "warn",
-        "not told by this kernel (bpf_task_pt_regs)",
+        "not readable on this kernel (bpf_task_pt_regs)",
         f"use a kernel from 5.15 on, on x86-64 or arm64 (this is {platform.machine()})",
-        "user stacks by .eh_frame, those of waits in progress, and system calls with what they wait on",
+        "user stacks by .eh_frame and of waits in progress; system calls, and what they wait on",
     )
 
 
 def other_processes(held: frozenset[str]) -> Check:
-    """By asking each for its memory, at an address where nothing is."""
-    told = [probes.memory_of(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdecimal()]
-    told = [failed for failed in told if failed != errno.ESRCH]  # threads of the kernel's, and who has ended
-    closed = told.count(errno.EPERM)
+    """Check whether other processes may be traced, by opening the memory of each."""
+    results = [probes.memory_of(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdecimal()]
+    results = [failed for failed in results if failed != errno.ESRCH]  # kernel threads, and exited processes
+    closed = results.count(errno.EPERM)
     if not closed:
         return Check("other processes", "ok", "their memory, files and mappings can be read")
-    what, lost = f"{closed} of {len(told)} may not be looked into", CAPABILITIES["CAP_SYS_PTRACE"].loses
+    what, lost = f"{closed} of {len(results)} may not be read", CAPABILITIES["CAP_SYS_PTRACE"].loses
     if "CAP_SYS_PTRACE" not in held:
         return Check("other processes", "warn", what, "sudo offtop", lost)
     if rights.is_confined():
         return Check("other processes", "warn", what, _OUTSIDE, lost)
-    if closed < len(told):
+    if closed < len(results):
         return Check("other processes", "ok", f"{what}: they are protected, even from root")
     remedy = "boot with kernel.yama.ptrace_scope below 3; in a container: allow process_vm_readv (seccomp)"
     return Check("other processes", "warn", what, remedy, lost)
 
 
 def perf_event_paranoid(held: frozenset[str]) -> Check:
-    """Above 2 (a patch of Debian's and Ubuntu's kernels) perf events, and with them kprobes, need CAP_SYS_ADMIN."""
+    """Check perf_event_paranoid.
+
+    Above 2 (a patch of Debian's and Ubuntu's kernels), perf events, and so kprobes, need CAP_SYS_ADMIN.
+    """
     try:
         level = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     except OSError:
@@ -362,11 +377,11 @@ def perf_event_paranoid(held: frozenset[str]) -> Check:
 
 
 def _may_load(held: frozenset[str]) -> bool:
-    """Whether a program may be loaded, so that the kernel's answer is about the program."""
+    """Whether programs may be loaded, so that an error is about the particular program."""
     return held.issuperset(rights.NEEDED) and probes.a_map(8) == 0
 
 
-def _unasked(name: str, held: frozenset[str]) -> Check:
+def _unchecked(name: str, held: frozenset[str]) -> Check:
     missing = [one for one in rights.NEEDED if one not in held]
     if missing:
         return Check(name, "warn", f"unknown without {', '.join(missing)}", "sudo offtop doctor", state="unknown")

@@ -1,8 +1,8 @@
-"""`offtop doctor`: what works on this machine, what does not, and the command that mends it.
+"""`offtop doctor`: report what works on this machine, what does not, and how to fix it.
 
-Each check asks for the feature itself; only the oldest kernel is a version. It changes nothing, and
-needs no privilege: what cannot be seen without one is said to be unknown. What is not needed here, for there is
-something better, is said to be so.
+Each check tests the feature itself; only the oldest supported kernel is a version number. The checks change nothing and
+need no privilege: what cannot be checked without one is reported as unknown. What is not needed here, because there is
+something better, is reported as unneeded.
 """
 
 import json
@@ -13,14 +13,17 @@ from offtop.kernel.bpf.privileges import CAPABILITIES, capabilities
 from offtop.kernel.doctor import host_checks, kernel_checks
 from offtop.kernel.doctor.check import Check, btf
 
-_WITHOUT_COMPILER = "modes and filters whose programs no earlier start has kept"
+_WITHOUT_COMPILER = "modes and filters whose programs no earlier start has cached"
 
 
 def checks() -> list[Check]:
-    """All of them, the most fundamental first; the last attaches offtop's program for a moment."""
+    """Run all checks, the most fundamental first.
+
+    The last one attaches offtop's program for a moment.
+    """
     found = conditions()
     attached = host_checks.attaching(found)
-    if attached.state != "unknown" and attached.verdict != "FAIL":  # by a program that was kept, where bcc is missing
+    if attached.state != "unknown" and attached.verdict != "FAIL":  # without bcc it used the cache
         found = [
             replace(check, verdict="warn", loses=_WITHOUT_COMPILER) if check.verdict == "FAIL" else check
             for check in found
@@ -29,7 +32,7 @@ def checks() -> list[Check]:
 
 
 def conditions() -> list[Check]:
-    """What this machine is like, whatever offtop's own program makes of it."""
+    """Run all checks except for attaching offtop's program."""
     held = capabilities()
     return [
         kernel_checks.privileges(held),
@@ -68,7 +71,7 @@ def conditions() -> list[Check]:
 
 
 def status(found: Sequence[Check]) -> int:
-    """The exit status: 3 for a missing privilege, else 4 for a kernel or a bcc that cannot, else 0."""
+    """Exit status: 3 if a privilege is missing, 4 if anything else failed, otherwise 0."""
     failed = {check.name for check in found if check.verdict == "FAIL"}
     if "privileges" in failed:
         return 3
@@ -76,7 +79,10 @@ def status(found: Sequence[Check]) -> int:
 
 
 def render(found: Sequence[Check]) -> str:
-    """A line per check; under one that is not ok, what is lost and how to mend it. A verdict closes it."""
+    """Render one line per check, and a verdict at the end.
+
+    Below a check that is not ok, further lines tell what is lost and how to fix it.
+    """
     lines: list[str] = []
     for check in found:
         lines.append(f"{check.verdict:<5} {check.name:<20} {check.what}")
@@ -93,18 +99,18 @@ def render(found: Sequence[Check]) -> str:
     elif warned:
         lines.append(f"offtop runs here; it would be better with: {', '.join(warned)}")
     else:
-        lines.append("offtop runs here, and lacks nothing")
+        lines.append("offtop runs here, with all its features")
     return "\n".join(lines)
 
 
 def _samples(found: Sequence[Check]) -> bool:
-    """Whether what fails is BPF's, and the other source has what it needs."""
+    """Whether offtop can sample /proc although BPF does not work."""
     verdicts = {check.name: check.verdict for check in found}
     has_schedstat = any(check.name == "schedstat" and check.state != "unneeded" for check in found)
     return has_schedstat and "FAIL" not in (verdicts.get("libdw"), verdicts.get("pid namespace"))
 
 
 def as_json(found: Sequence[Check]) -> str:
-    """An array of objects with the members of a Check; each has a state."""
+    """JSON array with the fields of each Check; `state` is always set."""
     states = {check.name: check.state or ("there" if check.verdict == "ok" else "missing") for check in found}
     return json.dumps([{**asdict(check), "state": states[check.name]} for check in found], indent=2)

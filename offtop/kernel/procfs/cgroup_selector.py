@@ -172,7 +172,7 @@ def _in_order(mounts: Sequence[Mount]) -> list[Mount]:
 
 
 def _hierarchy(mount: Mount) -> str | None:
-    """Controller that identifies the hierarchy, empty for version 2, or None if it has no controller."""
+    """Controller that identifies the hierarchy; empty for version 2, None without controllers."""
     return "" if mount.is_v2 else next((one for one in _CONTROLLERS if one in mount.controllers), None)
 
 
@@ -207,7 +207,10 @@ def _processes(directory: Path) -> int:
 
 
 def _named(asked: str, mounts: Sequence[Mount]) -> str:
-    """Path of the only cgroup with that name. Raises UsageError if there is none, or more than one."""
+    """Path of the only cgroup with that name.
+
+    Raises UsageError if there is none, or more than one.
+    """
     all_paths = sorted({path for mount in mounts if _hierarchy(mount) is not None for path in _paths(mount)})
     found = [path for path in all_paths if _is_called(asked, path)]
     outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
@@ -233,7 +236,7 @@ def _paths(mount: Mount) -> Iterator[str]:
 
 
 def _is_called(asked: str, path: str) -> bool:
-    """Whether `asked` is the name of its directory, container or unit, or the start of the container's id."""
+    """Whether `asked` names the directory, container or unit, or starts the container's id."""
     if asked == path.rpartition("/")[2]:
         return True
     what = container(path)

@@ -68,7 +68,10 @@ class Quota(NamedTuple):
 
 @lru_cache(maxsize=1)
 def mounted() -> tuple[Mount, ...]:
-    """Cgroup mounts in our mount namespace. Read once: machines do not change their layout while they run."""
+    """Cgroup mounts in our mount namespace.
+
+    Read once: machines do not change their layout while they run.
+    """
     return mounts_of(_content("/proc/self/mountinfo"))
 
 
@@ -126,7 +129,7 @@ def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota | None:
 
 
 def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
-    """CPU quota of `path` or of its nearest ancestor that has one, also if `path` itself has been removed.
+    """CPU quota of `path`, which may have been removed, or of its nearest ancestor with one.
 
     `path` is in the hierarchy that has the CPU controller. Farther up there may be another quota, even a tighter one.
 
@@ -154,7 +157,7 @@ def _has_ended(thread: Path) -> bool:
 
 @lru_cache(maxsize=64)
 def lines_of(content: bytes) -> tuple[tuple[frozenset[str], str], ...]:
-    """Parse /proc/PID/cgroup into the controllers and name of each hierarchy, and the path in it.
+    """Parse /proc/PID/cgroup into the controllers and name of each hierarchy, and its path.
 
     Version 2 has no controllers and no name. Cached, because the content is the same for many processes.
     """
@@ -170,12 +173,15 @@ def _preference(line: tuple[frozenset[str], str]) -> tuple[int, int]:
 
 
 def _is_root(path: str) -> bool:
-    """Whether it is the root of our namespace, or is outside of the namespace without a name that we can see."""
+    """Whether it is our namespace's root, or is outside of the namespace without a name for us."""
     return {*path.split("/")} <= {"", ".."}
 
 
 def _quota_v2(directory: Path) -> Quota | None:
-    """Parse cpu.max: `50000 100000` in µs, or `max 100000` (Documentation/admin-guide/cgroup-v2.rst)."""
+    """Read cpu.max: `50000 100000` in µs, or `max 100000`.
+
+    See Documentation/admin-guide/cgroup-v2.rst.
+    """
     match _content(directory / "cpu.max").split():
         case [quota_us, period_us] if quota_us != b"max":
             return _quota(quota_us, period_us, directory, b"throttled_usec", 1000)
@@ -184,7 +190,7 @@ def _quota_v2(directory: Path) -> Quota | None:
 
 
 def _quota_v1(directory: Path) -> Quota | None:
-    """Read cpu.cfs_quota_us, which is -1 without a quota (Documentation/scheduler/sched-bwc.rst)."""
+    """Read cpu.cfs_quota_us, -1 without a quota (Documentation/scheduler/sched-bwc.rst)."""
     match [*_content(directory / "cpu.cfs_quota_us").split(), *_content(directory / "cpu.cfs_period_us").split()]:
         case [quota_us, period_us] if quota_us != b"-1":
             return _quota(quota_us, period_us, directory, b"throttled_time", 1)

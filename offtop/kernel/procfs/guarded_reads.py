@@ -40,7 +40,10 @@ class _MissedError(Exception):
 
 
 class GuardedReads:
-    """The read child, started when it is first needed and restarted when it has died. Thread-safe."""
+    """The read child, started when it is first needed and restarted when it has died.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,7 +121,10 @@ class GuardedReads:
             )
 
     def close(self) -> None:
-        """Kill the child, or leave it behind if it hangs. Reads fail from now on. May be called twice."""
+        """Kill the child, or leave it behind if it hangs. Reads fail from now on.
+
+        May be called twice.
+        """
         with self._lock:
             self._is_closed = True
             if self._control:
@@ -130,7 +136,10 @@ class GuardedReads:
 
 
 class Channel:
-    """Makes reads one after the other. Thread-safe, but a read waits until the previous one is done or times out."""
+    """Makes reads one after the other.
+
+    Thread-safe, but a read waits until the previous one is done or times out.
+    """
 
     def __init__(self, reads: GuardedReads, patience_s: float, allowance_s: float) -> None:
         self._reads, self._patience_s, self._allowance_s = reads, patience_s, allowance_s
@@ -147,7 +156,9 @@ class Channel:
         return frozenset([*self._hung.values()])
 
     def start(self) -> None:
-        """Start the child and wait until it answers, so that no read misses its deadline because of the startup.
+        """Start the child and wait until it answers.
+
+        So no read misses its deadline because of the startup.
 
         If the child cannot be started, reads time out.
         """
@@ -180,7 +191,10 @@ class Channel:
         return result, fd
 
     def keep(self, subject: Hashable, path: str, inode: int) -> tuple[list[int], tuple[int, int], int]:
-        """Call read_child.kept. As `open`, but also returns the child's pid and its own descriptor of the file."""
+        """Call read_child.kept.
+
+        As `open`, but also returns the child's pid and its own descriptor of the file.
+        """
         (*status, pid, kept), (fd,) = self._ask(subject, "kept", (path, inode))
         return status, (pid, kept), fd
 

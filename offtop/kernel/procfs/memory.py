@@ -26,7 +26,10 @@ _Vectors = ct.c_uint64 * 4
 
 
 class Memory:
-    """Memory of the process that a thread belongs to. A context manager, for use by one thread."""
+    """Memory of the process that a thread belongs to.
+
+    A context manager, for use by one thread.
+    """
 
     def __init__(self, tid: int) -> None:
         """Open it. If the thread has exited, every read returns no bytes."""

@@ -102,7 +102,10 @@ def _user_name(uid: int) -> str:
 
 
 def _started(inputs: _Inputs) -> str:
-    """Start time and age in whole seconds: start times count from boot, and the kernel gives that in seconds."""
+    """Start time and age, in whole seconds.
+
+    Start times count from boot, and the kernel gives the boot time in seconds.
+    """
     started_s = inputs.process.create_time()
     age_s = max(0, int(time.time() - started_s))
     age = f"{age_s}s" if age_s < 60 else units.duration(age_s * units.NS_PER_S)
@@ -115,7 +118,10 @@ def _parent(inputs: _Inputs) -> str:
 
 
 def _name(pid: int) -> str:
-    """The comm: raw, which /proc/PID/status does not give, and not extended to the whole name, as psutil does."""
+    """Read the comm of a process.
+
+    It is raw, unlike in /proc/PID/status, and not extended to the whole name, as psutil does.
+    """
     return os.fsdecode(_content(pid, "comm").removesuffix(b"\n"))
 
 

@@ -95,7 +95,7 @@ class DetailsWorker:
                 self._ended.add(pid)
 
     def met(self, pid: int) -> None:
-        """Note a living main thread with this pid: if one had exited before, this is another process."""
+        """Note a living main thread: if one with this pid had exited, this is another process."""
         if pid in self._ended:
             with self._changed:
                 self._forget(pid)

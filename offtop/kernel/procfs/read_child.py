@@ -68,7 +68,10 @@ def code_of(pid: int) -> bytes:
 
 
 def mapping_of(pid: int, address: int) -> bytes:
-    """Read the line of /proc/PID/maps that contains an address; empty if nothing is mapped there."""
+    """Read the line of /proc/PID/maps that contains an address.
+
+    Empty if nothing is mapped there.
+    """
     for line in _content(f"/proc/{pid}/maps").splitlines():
         found = _MAPPING.match(line)
         if found and int(found[1], 16) <= address < int(found[2], 16):
@@ -97,7 +100,10 @@ def piece(path: str, size_bytes: int, offset: int) -> bytes:
 
 
 def opened(path: str, inode: int) -> Opened:
-    """Open a regular file. Raises FileNotFoundError if `inode` is not 0 and the file has another one."""
+    """Open a regular file.
+
+    Raises FileNotFoundError if `inode` is not 0 and the file has another one.
+    """
     return _opened(path, inode, 0, 0)
 
 
@@ -121,7 +127,9 @@ def _opened(path: str, inode: int, flags: int, mode: int) -> Opened:
 
 
 def kept(path: str, inode: int) -> Opened:
-    """As `opened`, but also keep the file open here: the pid and descriptor that identify it precede the last value.
+    """As `opened`, but also keep the file open here.
+
+    The pid and descriptor that identify it here precede the last value.
 
     offtop itself keeps no such file open, because closing a file involves its file system, too (FUSE_FLUSH), and so
     does exiting with an open file.
@@ -147,7 +155,7 @@ def _kept(pid: int, fd: int) -> int:
 
 
 def appended(paths: Sequence[str], owners: Sequence[int], inode: int, tail: bytes, at: int, most: int) -> Any:
-    """Read what was appended to the first of these files that exists and belongs to one of `owners`.
+    """Read what was appended to the first of `paths` that belongs to one of `owners`.
 
     Returns its inode, whether it was rewritten (the inode differs, or `tail` is not found at offset `at`), and the
     bytes after `tail`, or from the start if it was rewritten, up to offset `most`.

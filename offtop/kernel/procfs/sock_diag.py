@@ -54,7 +54,9 @@ class Sockets:
         self._netlink = netlink
 
     def other_end(self, protocol: str, inode: int, local: str, peer: str) -> OtherEnd | None:
-        """Find the peer of a `tcp` or `udp` connection; None if it is not on this machine, or unknown.
+        """Find the peer of a `tcp` or `udp` connection.
+
+        None if it is not on this machine, or unknown.
 
         If the socket with these addresses is not `inode`, the connection is in another namespace, or is closed: then
         the result is None, too.
@@ -76,7 +78,10 @@ class Sockets:
         return OtherEnd(listener.inode, True) if listener and listener.inode else None
 
     def unix_peer(self, inode: int) -> int:
-        """Inode of the Unix socket that it is connected to; 0 if there is none, or it is not accepted yet."""
+        """Inode of the Unix socket that it is connected to.
+
+        0 if there is none, or it is not accepted yet.
+        """
         answer = self._answer(_UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_PEER, _NO_COOKIE))
         at = _UNIX_ANSWER.size
         while at + _ATTRIBUTE.size <= len(answer):
@@ -102,7 +107,10 @@ class Sockets:
         return Found(inode, state)
 
     def _answer(self, request: bytes) -> bytes:
-        """Send a request and return its answer without the header; empty if there is no such socket."""
+        """Send a request and return its answer without the header.
+
+        Empty if there is no such socket.
+        """
         self._netlink.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
         answer = self._netlink.recv(_ANSWER_BYTES)
         kind = _HEADER.unpack_from(answer)[1]
@@ -111,7 +119,9 @@ class Sockets:
 
 @contextmanager
 def sockets_of(pid: int) -> Generator[Sockets]:
-    """Sockets of the network namespace of a process. Raises OSError if the namespace is unknown.
+    """Sockets of the network namespace of a process.
+
+    Raises OSError if the namespace is unknown.
 
     The calling thread enters the other namespace for a moment, so do not call it in a thread that must not.
     """

@@ -24,7 +24,9 @@ NARROW = "armv8l" if _MACHINE == "aarch64" else "i386"
 
 
 def name_of(number: int, machine: str = _MACHINE) -> str:
-    """Name of a system call, such as `futex`; empty if unknown, and for -1, which is no system call.
+    """Name of a system call, such as `futex`.
+
+    Empty if unknown, and for -1, which is no system call.
 
     `number` is the value of the register, signed or unsigned. `machine` is the program's own, as in uname: a 32-bit
     program has other numbers.

@@ -88,7 +88,9 @@ class Tasks:
     """The threads of the wanted processes. Not thread-safe; close it."""
 
     def __init__(self, root: str, wanted: Callable[[int], bool], tids: Iterable[int] = ()) -> None:
-        """`wanted`: whether to include a process; called every 10 s, because processes change their cgroup and user.
+        """`wanted`: whether to include a process.
+
+        Called every 10 s, because processes change their cgroup and user.
         `tids`: include only these threads (empty: all)."""
         self._root, self._wanted, self._tids = root, wanted, frozenset(tids)
         self._chosen: dict[int, bool] = {}
@@ -123,7 +125,10 @@ class Tasks:
         return [one for one in reads if one.schedstat], exited, dropped
 
     def _choose(self, pids: set[int]) -> list[ThreadKey]:
-        """Update which processes are wanted. Returns the threads of those that are not wanted any more."""
+        """Update which processes are wanted.
+
+        Returns the threads of those that are not wanted any more.
+        """
         now_ns = time.monotonic_ns()
         if now_ns - self._chosen_ns >= _RECHECK_NS:
             self._chosen, self._chosen_ns = {}, now_ns
@@ -190,7 +195,10 @@ class Tasks:
 
 
 def _most_open() -> int:
-    """Raise the limit of open files as far as allowed and needed. Returns how many to keep open."""
+    """Raise the limit of open files as far as allowed and needed.
+
+    Returns how many to keep open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(soft, min(hard, _MOST_OPEN + _LEFT_OPEN))
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -208,7 +216,7 @@ def counters(schedstat: bytes) -> Counters:
 
 
 def check_counted(root: str) -> None:
-    """Raise KernelError if the kernel does not count the run time and run-queue time of threads."""
+    """Raise KernelError if the kernel does not count run time and run-queue time of threads."""
     if not own_pid(root):
         raise KernelError(
             "There is no /proc here that shows offtop itself: it is missing, or belongs to another pid namespace. "
@@ -279,7 +287,10 @@ def may_look(root: str, pid: int) -> bool:
 
 
 def own_pid(root: str) -> int:
-    """PID of this process in that /proc, which may belong to another pid namespace; 0 if it is not there."""
+    """PID of this process in that /proc, which may belong to another pid namespace.
+
+    0 if it is not there.
+    """
     try:
         return int(os.readlink(f"{root}/self"))  # noqa: PTH115
     except (OSError, ValueError):
@@ -313,7 +324,10 @@ def content(path: str) -> bytes:
 
 
 def _frames(stack: bytes) -> tuple[Frame, ...]:
-    """Parse a stack with lines like `[<0>] pipe_read+0x1a/0x2b [ext4]`; empty if the kernel hides it."""
+    """Parse a stack with lines like `[<0>] pipe_read+0x1a/0x2b [ext4]`.
+
+    Empty if the kernel hides it.
+    """
     frames: list[Frame] = []
     for line in stack.splitlines():
         _, name, *module = line.split()[:3]
@@ -339,7 +353,7 @@ def call_name(call: int) -> str:
 
 
 def _call(syscall: bytes, frames: tuple[Frame, ...]) -> tuple[int, tuple[int, ...]]:
-    """Parse /proc/TID/syscall into the call's number and arguments, or -1 if the thread is in none.
+    """Parse /proc/TID/syscall into the number and arguments of the system call, -1 if in none.
 
     The content is `202 0x7f… …` (number, six arguments, stack pointer and program counter), `running`, or
     `-1 0x… 0x…` outside of a system call. A 32-bit program has other numbers, and its arguments are in other registers
@@ -355,7 +369,10 @@ def _call(syscall: bytes, frames: tuple[Frame, ...]) -> tuple[int, tuple[int, ..
 
 
 def status_of(pid: int | str) -> Mapping[str, str]:
-    """Fields of /proc/PID/status by name, values raw. Raises OSError if there is no such process."""
+    """Fields of /proc/PID/status by name, values raw.
+
+    Raises OSError if there is no such process.
+    """
     return fields_of(Path(f"/proc/{pid}/status").read_bytes())
 
 
@@ -370,7 +387,7 @@ def fields_of(content: bytes) -> Mapping[str, str]:
 
 
 def machine() -> Machine:
-    """CPU time that belongs to no thread, from /proc/stat, with a resolution of 10 ms (USER_HZ).
+    """CPU time that belongs to no thread, from /proc/stat, in units of 10 ms (USER_HZ).
 
     Guest time is not included, because it counts as run time of the threads that run the guests.
     """

@@ -193,7 +193,8 @@ def test_doctor_reports_which_confinement_is_active(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Binaries, "begin", without_landlock)
     lacking = host_checks.sandbox()
-    assert (lacking.verdict, lacking.loses) == ("warn", "a second wall around the process that reads untrusted files")
+    assert lacking.verdict == "warn"
+    assert lacking.loses == "a second layer of isolation for the process that reads untrusted files"
     assert "not confined by Landlock (Function not implemented)" in lacking.what
 
 

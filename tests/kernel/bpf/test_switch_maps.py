@@ -229,7 +229,7 @@ def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
         assert 21 <= watch.by_category(live.tick(0.02), child.tid)["sleep"].waits <= 23
         first, second = live.source.notices
         assert first.startswith("The switch-in probe 'exit' does not work here (it is attached, but the kernel never")
-        assert second.startswith("Stacks are walked at every switch")
+        assert second.startswith("Stacks are unwound at every switch")
 
 
 @pytest.mark.kernel

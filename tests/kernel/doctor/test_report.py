@@ -35,7 +35,7 @@ def by_name(answer: str) -> dict[str, Check]:
 
 def test_no_checks_mean_a_healthy_machine() -> None:
     assert report.status([]) == 0
-    assert report.render([]) == "offtop runs here, and lacks nothing"
+    assert report.render([]) == "offtop runs here, with all its features"
     assert report.as_json([]) == "[]"
 
 
@@ -109,7 +109,7 @@ def test_wakers_need_a_described_tracepoint_or_one_in_use(
 @pytest.mark.parametrize(
     ("allocator", "spinlocks_sleep", "machine", "verdict", "reason"),
     [
-        ("bpf_mem_alloc", False, "x86_64", "ok", "a thread's record is kept with the thread (bpf_mem_alloc)"),
+        ("bpf_mem_alloc", False, "x86_64", "ok", "threads' records are in task storage (bpf_mem_alloc)"),
         ("kmalloc", False, "x86_64", "warn", "kmalloc, which may deadlock"),
         ("kmalloc", True, "x86_64", "warn", "kmalloc, which may deadlock"),
         ("kmalloc_nolock", True, "x86_64", "ok", "fails there on a real-time kernel"),
@@ -244,7 +244,7 @@ def test_a_bcc_from_pypi_is_ignored_and_a_missing_bcc_fails(tmp_path: Path) -> N
     found = without(kept)
     assert report.status([*found.values()]) == 0
     assert found["bcc"].verdict == "warn" and "no earlier start" in found["bcc"].loses
-    assert found["attaching"].what.startswith("kept from an earlier start")
+    assert found["attaching"].what.startswith("cached by an earlier start")
 
 
 @pytest.mark.kernel
@@ -273,7 +273,7 @@ def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, mon
     others.chmod(0o777)
     file.touch()
     (tmp_path / "link").symlink_to(ours)
-    unneeded, half = "unneeded", "half of the time that a start takes: the BPF programs are compiled each time"
+    unneeded, half = "unneeded", "half of the startup time: the BPF programs are compiled at each start"
     for place, verdict, what in (
         (ours, "ok", f"in {ours}"),
         (new, "ok", f"in {new}"),
