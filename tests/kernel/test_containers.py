@@ -54,7 +54,7 @@ def test_on_a_read_only_root_it_compiles_and_finds_wakers() -> None:
 
 def test_a_containers_root_without_capabilities_is_told_which_it_needs() -> None:
     ended = command.run("-b", "-n", "1", "--source", "bpf", before=with_only(*DOCKER_S))
-    assert ended.sentence.startswith("offtop lacks CAP_BPF, CAP_PERFMON, without which")
+    assert ended.sentence.startswith("offtop lacks CAP_BPF, CAP_PERFMON, which tracing the kernel needs")
     assert "CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_SYSLOG" in ended.sentence
     assert ended.status == 3
 

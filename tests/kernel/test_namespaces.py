@@ -399,7 +399,7 @@ def test_a_container_is_found_by_id_or_name(family: Path) -> None:
             "feed", 1, rf"more than one container\. Name it by .*-p {first[0]}:1 \(docker {ids[0][:12]}\), {first[1]}:"
         )
         refuses("fee", 1, r"no such container\. Name it by .*\. Containers here: .*docker feedface")
-        refuses("feedbeef", 77, rf"no process 77 in that container\. Take one of: 1, {inside}$")
+        refuses("feedbeef", 77, rf"no process 77 in that container\. Use one of: 1, {inside}$")
         stack.enter_context(
             programs.running(["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', places[3], family])
         )

@@ -52,7 +52,7 @@ _OnSample = ct.CFUNCTYPE(ct.c_int, ct.c_void_p, ct.c_void_p, ct.c_size_t)
 
 
 class ProgramStatistics(ct.Structure):
-    """The head of `struct bpf_prog_info` (include/uapi/linux/bpf.h), as far as it is used here."""
+    """Head of `struct bpf_prog_info` (include/uapi/linux/bpf.h), as far as it is used."""
 
     _fields_ = (
         ("_before", ct.c_uint8 * 192),

@@ -173,7 +173,7 @@ def _preference(line: tuple[frozenset[str], str]) -> tuple[int, int]:
 
 
 def _is_root(path: str) -> bool:
-    """Whether it is our namespace's root, or is outside of the namespace without a name for us."""
+    """Whether it is our namespace's root, or is outside of it without a name for us."""
     return {*path.split("/")} <= {"", ".."}
 
 

@@ -190,7 +190,7 @@ def test_the_missing_bpf_capability_is_named(missing: str) -> None:
     ended = command.run(
         "-b", "-n", "1", "--source", "bpf", before=as_nobody(*(name for name in FOUR if name != missing))
     )
-    assert ended.sentence.startswith(f"offtop lacks CAP_{missing.upper()}, without which")
+    assert ended.sentence.startswith(f"offtop lacks CAP_{missing.upper()}, which tracing the kernel needs")
     assert ended.status == 3
 
 
