@@ -1,4 +1,4 @@
-"""`python -m offtop` is the command `offtop`."""
+"""Run the command `offtop` as `python -m offtop`."""
 
 from offtop.start import main
 

@@ -1,6 +1,6 @@
-"""The command line: which command, what it came to, and no traceback whatever happens.
+"""Run the command line: pick the command, report its errors without a traceback, and exit.
 
-`--help` and `--version` load neither the screen nor bcc.
+`--help` and `--version` import neither the screen nor bcc.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from offtop.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run offtop and exit: 0, or the status of the error, 130 for ctrl-C, 143 and 129 for SIGTERM and SIGHUP."""
+    """Run offtop and exit: 0, the status of the error, 130 for ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
     try:
         out: object = sys.stdout
         if out is None:
@@ -34,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except BrokenPipeError:
-        status = 0  # as `offtop -b | head` means it
+        status = 0  # `offtop -b | head` is no error
         _drop_output()
     except OSError as error:
-        warn(f"offtop: {_refused(error)}")
+        warn(f"offtop: {_os_error_text(error)}")
         status = OfftopError.status
         _drop_output()
     except Exception as error:
@@ -46,25 +46,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
-def _refused(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     if error.filename is not None:
         return f"{printable(str(error.filename))}: {error.strerror}. See what is missing: sudo offtop doctor"
     return f"The output cannot be written ({error.strerror}). Make room, or write elsewhere"
 
 
 def _drop_output() -> None:
-    """Or Python tries to write once more on its way out, and complains."""
+    """Redirect stdout to /dev/null; otherwise Python flushes it again at exit, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(arguments: Sequence[str]) -> int:
-    with contextlib.suppress(locale.Error):  # ssh carries over locales that are not installed here
+    with contextlib.suppress(locale.Error):  # ssh may pass on a locale that is not installed here
         locale.setlocale(locale.LC_CTYPE, "")
     command = _COMMANDS.get(arguments[0]) if arguments else None
     if command is not None:
         return command(options.values_joined(arguments[1:]))
-    asked = options.live().parse_args(options.values_joined(arguments))
-    return watch.show_config(asked) if asked.show_config else watch.live(asked)
+    args = options.live().parse_args(options.values_joined(arguments))
+    return watch.show_config(args) if args.show_config else watch.live(args)
 
 
 def _record(arguments: Sequence[str]) -> int:
@@ -72,8 +72,8 @@ def _record(arguments: Sequence[str]) -> int:
 
 
 def _replay(arguments: Sequence[str]) -> int:
-    asked = options.replay().parse_args(arguments)
-    return watch.recorded(asked, Path(asked.file))
+    args = options.replay().parse_args(arguments)
+    return watch.recorded(args, Path(args.file))
 
 
 def _demo(arguments: Sequence[str]) -> int:

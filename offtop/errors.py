@@ -1,45 +1,45 @@
-"""Errors that offtop reports; each says what is wrong and how to fix it. And how lines get to stderr."""
+"""Errors that offtop reports, each with what is wrong and how to fix it, and a safe way to write to stderr."""
 
 import os
 import sys
 
 
 class OfftopError(Exception):
-    """A run-time error: one sentence and its remedy."""
+    """A run-time error. The message is one sentence and its remedy; `status` is the exit status."""
 
     status = 1
 
 
 class UsageError(OfftopError):
-    """The command line asks for something that cannot be."""
+    """The command line or a setting is not valid."""
 
     status = 2
 
 
 class PrivilegeError(OfftopError):
-    """The kernel would let root do this."""
+    """The operation needs root, or a capability that this process does not have."""
 
     status = 3
 
 
 class CaughtError(OfftopError):
-    """Something was caught, which was asked to be a failure."""
+    """There was an outlier, and `--fail-on-trigger` was given."""
 
     status = 5
 
 
 class KernelError(OfftopError):
-    """This kernel, or this bcc, cannot do what is needed."""
+    """This kernel or this bcc lacks something that offtop needs."""
 
     status = 4
 
 
 def warn(line: str) -> None:
-    """Print a line to stderr, if that is open and its terminal still exists; otherwise do nothing."""
+    """Print a line to stderr. Do nothing if stderr is closed or its terminal is gone."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]  # `offtop 2>&-`
         return
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        # Otherwise Python writes the line again when it exits, fails, and changes the exit status.
+        # Otherwise Python writes the line again at exit, fails, and changes the exit status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,4 +1,4 @@
-"""Where the files are that are not Python: beside the package in a checkout, inside it when installed."""
+"""Locate the files that are not Python: next to the package in a checkout, inside it when installed."""
 
 from pathlib import Path
 
@@ -11,30 +11,30 @@ def _found(name: str) -> Path:
 
 
 def bpf() -> Path:
-    """The directory of C sources that the kernel side compiles."""
+    """The directory of the BPF programs' C sources."""
     return _found("bpf")
 
 
 def themes() -> Path:
-    """The directory of themes, one TOML each."""
+    """The directory of themes, one TOML file each."""
     return _found("themes")
 
 
 def theme_names() -> list[str]:
-    """Names of the themes, sorted."""
+    """Return the names of the themes, sorted."""
     return sorted(path.stem for path in themes().glob("*.toml"))
 
 
 def categories() -> Path:
-    """The rules by which a stack gets its category."""
+    """The category rules, which map a kernel stack to a category."""
     return _PACKAGE / "categories.toml"
 
 
 def rules() -> Path:
-    """Those by which a wait is told what it is for."""
+    """The cause rules, which name what a wait is for."""
     return _PACKAGE / "rules.toml"
 
 
 def demo() -> Path:
-    """The recording that `offtop demo` shows."""
+    """The recording that `offtop demo` replays."""
     return _PACKAGE / "demo.offtop"

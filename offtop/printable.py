@@ -1,4 +1,4 @@
-"""Escape untrusted names: remove what could move a cursor or mislead a reader."""
+"""Escape untrusted text so that it cannot move the cursor or mislead the reader."""
 
 import unicodedata
 from functools import lru_cache
@@ -13,7 +13,7 @@ def printable(text: str, ascii_only: bool = False) -> str:
     r"""Return `text` with unreadable characters escaped: `\x1b`, `\u202e`.
 
     A backslash is not escaped: the result is for people, not for a parser. `ascii_only` also escapes everything outside
-    ASCII. A combining mark at the start is put on a dotted circle.
+    ASCII. A combining mark at the start gets a dotted circle as its base.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -1,33 +1,33 @@
-"""The command `offtop`: how Python is to use memory, and a ctrl-C while it still loads ends it quietly."""
+"""Entry point of the command `offtop`: tune Python's memory use, and let ctrl-C end it quietly while it loads."""
 
 import signal
 
 _ARENA_MAX = -8
-"""M_ARENA_MAX of malloc.h (glibc)."""
-_ROWS_OF_GARBAGE = 200_000
-"""Objects between two searches for cycles: a tick makes many thousands of tuples, and no cycle."""
+"""M_ARENA_MAX in glibc's malloc.h."""
+_GC_THRESHOLD = 200_000
+"""Allocations between two garbage collections. A tick allocates many thousands of tuples and no cycles."""
 
 
 def main() -> None:
-    """Run the command line, which exits; ctrl-C is cli's to answer once that is loaded."""
+    """Run the command line and exit. Once `cli` is loaded, it handles ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Not above: until here Python answers a ctrl-C with a traceback.
+    # Not at the top of the file: before the line above, ctrl-C would print a traceback.
     import ctypes
     import gc
     import os
     import sys
     from contextlib import suppress
 
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's; else a thread and its memory for each CPU, unused
-    with suppress(AttributeError):  # another libc than glibc
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # threads take turns in Python: a heap for each would only add up
-    gc.set_threshold(_ROWS_OF_GARBAGE, 20, 100)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would otherwise start one unused thread per CPU
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # because of the GIL, one heap per thread gains nothing
+    gc.set_threshold(_GC_THRESHOLD, 20, 100)
     try:
         from offtop import cli
     except (ImportError, MemoryError, OSError) as error:
-        *_, why = str(error).strip().splitlines() or [type(error).__name__]
+        *_, reason = str(error).strip().splitlines() or [type(error).__name__]
         sys.exit(
-            f"offtop: it cannot be loaded: {why.strip()}. Is it installed whole, and does ulimit -v leave it 400 MB?"
+            f"offtop: cannot load: {reason.strip()}. Is the installation complete, and does ulimit -v allow 400 MB?"
         )
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

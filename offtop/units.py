@@ -1,36 +1,38 @@
-"""Nanoseconds and counts, as words of at most three significant digits; the only division by a power of ten."""
+"""Format and parse durations, counts and sizes. Only this module converts nanoseconds to other units."""
 
 from datetime import datetime, time, timedelta
 
 NS_PER_S = 1_000_000_000
 _LONGEST_NS = 100 * 365 * 86400 * NS_PER_S
-"""A hundred years: what the kernel side keeps in 64 bits, and more than anybody waits."""
-_FINE = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"))
-_COARSE = ((60, "min"), (3600, "h"), (86400, "d"))
+"""A hundred years: fits the BPF programs' 64-bit nanoseconds, and is longer than any wait."""
+_SHORT_UNITS = ((1, "ns"), (1_000, "us"), (1_000_000, "ms"))
+_LONG_UNITS = ((60, "min"), (3600, "h"), (86400, "d"))
 
 
 def duration(ns: int) -> str:
-    """`840ns`, `4.1us`, `31ms`, `1.84s`, `12min`, `3.5h`, `2.1d`; nothing for 0. At most 6 wide."""
+    """Format a duration: `840ns`, `4.1us`, `31ms`, `1.84s`, `12min`, `3.5h`, `2.1d`; empty for 0. At most 6 wide."""
     if ns <= 0:
         return ""
-    for unit_ns, word in _FINE:
+    for unit_ns, word in _SHORT_UNITS:
         if ns < unit_ns * 999.5:
             value = ns / unit_ns
             return f"{value:.1f}{word}" if value < 9.95 and unit_ns > 1 else f"{value:.0f}{word}"
     seconds = ns / NS_PER_S
     if seconds < 59.95:
         return f"{seconds:.2f}s" if seconds < 9.995 else f"{seconds:.1f}s"
-    unit_s, word = next(((unit_s, word) for unit_s, word in _COARSE if seconds / unit_s < 59.5), _COARSE[-1])
+    unit_s, word = next(((unit_s, word) for unit_s, word in _LONG_UNITS if seconds / unit_s < 59.5), _LONG_UNITS[-1])
     if word == "h" and seconds / unit_s >= 23.95:
-        unit_s, word = _COARSE[-1]
+        unit_s, word = _LONG_UNITS[-1]
     value = seconds / unit_s
     return f"{value:.1f}{word}" if value < 9.95 else f"{value:.0f}{word}"
 
 
 def span(ns: int) -> str:
-    """A chosen length of time, without what it does not need: `200us`, `1ms`, `1s`, `2.5s`, `10s`, `5m`; `0` for 0."""
+    """Format a time that a user set, without trailing zeros: `200us`, `1ms`, `2.5s`, `10s`, `5m`; `0` for 0."""
     if ns < NS_PER_S:
-        unit_ns, word = next(((unit_ns, word) for unit_ns, word in _FINE if ns < 1000 * unit_ns), _FINE[-1])
+        unit_ns, word = next(
+            ((unit_ns, word) for unit_ns, word in _SHORT_UNITS if ns < 1000 * unit_ns), _SHORT_UNITS[-1]
+        )
         return f"{ns / unit_ns:.3g}{word}" if ns else "0"
     seconds = ns / NS_PER_S
     if seconds >= 60 and seconds % 60 == 0:
@@ -39,18 +41,18 @@ def span(ns: int) -> str:
 
 
 def threads(value: float) -> str:
-    """Average waiting threads, with its decimal point in one place up to 999: `0.88`, `18.20`, `212.60`, `2048`."""
+    """Format average waiting threads, with two decimals up to 999: `0.88`, `18.20`, `212.60`, `2048`."""
     return f"{value:.2f}" if abs(value) < 999.995 else f"{value:.0f}"
 
 
 def signed(value: float) -> str:
-    """A change of average waiting threads: `+1.84`, `-0.20`; what reads 0 has no minus."""
+    """Format a change of average waiting threads: `+1.84`, `-0.20`. A change that rounds to 0 is `+0.00`."""
     text = threads(abs(value))
     return f"{'-' if value < 0 and text != '0.00' else '+'}{text}"
 
 
 def times(factor: float) -> str:
-    """`x3.1`, `x0.25`, `x1.2k`; nothing for 0. At most 5 wide."""
+    """Format a factor: `x3.1`, `x0.25`, `x1.2k`; empty for 0. At most 5 wide."""
     if factor <= 0:
         return ""
     if factor >= 9.95:
@@ -61,14 +63,14 @@ def times(factor: float) -> str:
 
 
 def three(value: float) -> str:
-    """Three significant digits, without an exponent: `0.05`, `1.84`, `31.2`, `118`, `2048`."""
+    """Format with three significant digits and without an exponent: `0.05`, `1.84`, `31.2`, `118`, `2048`."""
     if abs(value) < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
 
 
 def count(n: float) -> str:
-    """`812`, `9.1k`, `52k`, `1.2M`: a count, or a rate. At most 4 wide."""
+    """Format a count or a rate: `812`, `9.1k`, `52k`, `1.2M`. At most 4 wide."""
     for step, word in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if n >= step * 0.9995:
             scaled = n / step
@@ -77,7 +79,7 @@ def count(n: float) -> str:
 
 
 def size(n: int) -> str:
-    """Bytes: `62MB`, in powers of 1024."""
+    """Format a number of bytes in powers of 1024: `62MB`."""
     value = float(n)
     for word in ("B", "KB", "MB", "GB"):
         if value < 1000 or word == "GB":
@@ -87,7 +89,7 @@ def size(n: int) -> str:
 
 
 def average(part_ns: int, span_ns: int) -> float:
-    """How many threads, on average, spent `part_ns` over `span_ns`; 0 for an empty span."""
+    """Return the average number of threads for `part_ns` thread-ns in `span_ns`; 0 for an empty span."""
     return part_ns / span_ns if span_ns else 0.0
 
 
@@ -96,7 +98,10 @@ def percent(part: float, whole: float) -> float:
 
 
 def parse_duration(text: str, bare_ns: int) -> int:
-    """`1ms`, `200us`, `1.5s`, `10m` or `10min` in ns; a bare number counts in `bare_ns`. Raises ValueError."""
+    """Parse `1ms`, `200us`, `1.5s`, `10m` or `10min` to ns; `bare_ns` is the unit of a bare number.
+
+    Raises ValueError.
+    """
     units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "h": 3600 * NS_PER_S}
     units_ns |= dict.fromkeys(("m", "min"), 60 * NS_PER_S)
     for word in sorted(units_ns, key=len, reverse=True):
@@ -112,7 +117,10 @@ def parse_duration(text: str, bare_ns: int) -> int:
 
 
 def parse_size(text: str) -> int:
-    """`500M`, `2G` (powers of 1024; a bare number counts bytes), of at least 1M. Raises ValueError."""
+    """Parse a size of at least 1M to bytes: `500M`, `2G` (powers of 1024), or a bare number of bytes.
+
+    Raises ValueError.
+    """
     number, word = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     powers = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
     if word not in powers:
@@ -124,24 +132,24 @@ def parse_size(text: str) -> int:
 
 
 def parse_moment(text: str, shown_ns: int, newest_ns: int) -> int:
-    """Parse a time as people type it: `02:10`, `02:10:55`, `2026-11-21T02:10`, or `-5m` and `+30s` from `shown_ns`.
+    """Parse a point in time: `02:10`, `02:10:55`, `2026-11-21T02:10`, or `-5m` or `+30s` from `shown_ns`.
 
-    Returns ns of CLOCK_REALTIME. A time of day is the latest one up to `newest_ns`, in the local time zone.
+    Returns CLOCK_REALTIME in ns. A time of day is its latest occurrence up to `newest_ns`, in local time.
     Raises ValueError.
     """
     text = text.strip()
     if text[:1] in ("+", "-"):
-        apart_ns = parse_duration(text[1:], NS_PER_S)
-        return shown_ns + apart_ns if text[0] == "+" else shown_ns - apart_ns
+        offset_ns = parse_duration(text[1:], NS_PER_S)
+        return shown_ns + offset_ns if text[0] == "+" else shown_ns - offset_ns
     try:
-        of_day = time.fromisoformat(text)
+        time_of_day = time.fromisoformat(text)
     except ValueError:
         when = datetime.fromisoformat(text)
     else:
-        if of_day.tzinfo:
+        if time_of_day.tzinfo:
             raise ValueError(text)
         newest = datetime.fromtimestamp(newest_ns // NS_PER_S)
-        when = datetime.combine(newest.date(), of_day)
+        when = datetime.combine(newest.date(), time_of_day)
         if when > newest:
             when -= timedelta(days=1)
     try:

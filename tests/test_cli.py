@@ -134,7 +134,7 @@ def test_batch_does_not_import_the_screen() -> None:
         ("-o --MAX", "'--MAX' is not one of"),
         ("-o", "expected one argument"),
         ("--window 2s", '\'2s\' is not one of "1s", "10s", "60s", "start"'),
-        ("-u nosuch", "'nosuch' is not a user: this machine knows no such name, nor is it a number"),
+        ("-u nosuch", "'nosuch' is not a user: this machine has no user of that name, and it is not a number"),
         ("-u=", "is not a user"),
         ("--filter foo=1", "--filter: 'foo' is not a filter key: comm, thread,"),
         ("--filter comm>1", "--filter: 'comm>1' is not valid: comm takes = and !="),

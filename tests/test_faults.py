@@ -27,7 +27,7 @@ def broken(*_: object, **__: object) -> int:
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
 def test_lack_of_memory_is_not_reported_as_a_bug(error: Exception) -> None:
     assert faults.told(error) == faults.NO_ROOM
-    assert faults.told(RuntimeError("another")).startswith("A fault of offtop ")
+    assert faults.told(RuntimeError("another")).startswith("Internal error in offtop ")
 
 
 def test_lack_of_memory_during_imports_prints_one_sentence() -> None:
@@ -46,7 +46,7 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
         cli.main(["report", "a.offtop"])
     assert left.value.code == 1
     output = capsys.readouterr().err
-    assert output.startswith("offtop: A fault of offtop ") and output.count("\n") == 1 and "\x1b" not in output
+    assert output.startswith("offtop: Internal error in offtop ") and output.count("\n") == 1 and "\x1b" not in output
     assert "KeyError('\\x1b[2J') at cli.py:" in output.replace("\\\\", "\\")
     monkeypatch.setenv(faults.VERBOSE, "1")
     with pytest.raises(SystemExit):
@@ -139,7 +139,7 @@ def test_error_in_a_key_action_prints_one_sentence_and_restores_the_terminal() -
         assert shown.status() == 1
         shown.assert_sane()
         output = shown.drawn.decode(errors="replace")
-    assert "offtop: A fault of offtop " in output and "KeyError" in output
+    assert "offtop: Internal error in offtop " in output and "KeyError" in output
     assert "Traceback" not in output and "locals" not in output
 
 
@@ -150,7 +150,7 @@ async def test_screen_continues_after_an_error_while_writing_a_file() -> None:
         async with shown(ScriptedSource(SHOP, ticks=5), files=Written()) as (app, pilot):
             with faults.of_threads(app.tell_fault):
                 await pilot.press("e", "enter")
-                await until(lambda: "A fault of offtop" in screen(app)[-2])
+                await until(lambda: "Internal error in offtop" in screen(app)[-2])
             assert "in offtop-export: KeyError" in screen(app)[-2]
             await pilot.press("H")
             assert app.view.lists_threads

@@ -146,7 +146,7 @@ def test_root_without_capabilities_is_told_which_are_missing() -> None:
         check=True,
         timeout=30,
     )
-    assert answer.stdout.startswith(r"3 offtop may not take the place of a\x1bnn")
+    assert answer.stdout.startswith(r"3 Opening files as a\x1bnn, who typed sudo")
     assert "CAP_SETUID" in answer.stdout
 
 
@@ -171,7 +171,7 @@ def test_own_link_is_followed(ann: Person) -> None:
 @needs_root
 def test_link_to_a_root_only_file_is_refused(ann: Person) -> None:
     (ann.home / "shadow").symlink_to("/etc/shadow")
-    with pytest.raises(OfftopError, match=r"shadow cannot be read by ann \(Permission denied\)\. Put that right"):
+    with pytest.raises(OfftopError, match=r"shadow cannot be read by ann \(Permission denied\)\. Fix that"):
         read_theirs(ann.home / "shadow", ann)
 
 
@@ -185,7 +185,7 @@ def test_file_in_an_inaccessible_directory_is_none(ann: Person, tmp_path: Path) 
 
 @needs_root
 def test_file_of_a_third_user_is_refused_but_not_of_root(ann: Person) -> None:
-    with pytest.raises(OfftopError, match="is neither ann's nor root's, so its owner could change it"):
+    with pytest.raises(OfftopError, match="belongs to neither ann nor root, so its owner could change it"):
         read_theirs(made(ann.home / "bobs", owner=_BOB, mode=0o644), ann)
     assert read_theirs(made(ann.home / "roots", owner=0, mode=0o644), ann) == b"x"
 
@@ -195,7 +195,7 @@ def test_non_regular_file_is_refused_without_blocking(ann: Person) -> None:
     if os.geteuid() == 0:
         os.chown(ann.home / "fifo", ANN, ANN)
     for path in (ann.home / "fifo", ann.home, Path("/dev/zero")):
-        with pytest.raises(OfftopError, match=r"is not a regular file\. Put one there"):
+        with pytest.raises(OfftopError, match=r"is not a regular file\. Name another file"):
             read_theirs(path, ann)
 
 
@@ -238,7 +238,7 @@ def test_existing_file_is_replaced_and_becomes_private(ann: Person) -> None:
 def test_nothing_is_written_through_a_link(ann: Person, target: str) -> None:
     made(ann.home / "dotfile", "old")
     (ann.home / "link").symlink_to(target)
-    with pytest.raises(OfftopError, match=r"/link is a link, through which offtop does not write\. Remove it"):
+    with pytest.raises(OfftopError, match=r"/link is a link, which offtop does not write through\. Remove it"):
         write_theirs(ann.home / "link", ann, "new")
     assert names(ann.home) == ["dotfile", "link"]
     assert (ann.home / "dotfile").read_text() == "old"

@@ -19,7 +19,7 @@ from tests.kernel.test_batch_live import Run, Tick, Traces, check_laws, read, st
 from tests.ui.terminal import Terminal, terminal
 
 MS = 1_000_000
-FAULT = re.compile(r"Traceback|A fault of offtop|Exception ignored|Fatal Python error|RuntimeWarning")
+FAULT = re.compile(r"Traceback|Internal error in offtop|Exception ignored|Fatal Python error|RuntimeWarning")
 """Texts that must not appear, whatever happens."""
 _GONE_S = 15.0
 

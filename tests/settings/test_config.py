@@ -592,7 +592,7 @@ def test_nothing_is_saved_over_invalid_toml_or_through_a_link(ann: Person) -> No
         save(path, ann, {"delay": "2s"})
     assert path.read_text() == "not toml"
     (ann.home / "link").symlink_to(put(ann.home / "dotfile", "# mine\n"))
-    with pytest.raises(OfftopError, match="is a link, through which offtop does not write"):
+    with pytest.raises(OfftopError, match="is a link, which offtop does not write through"):
         save(ann.home / "link", ann, {"delay": "2s"})
     assert (ann.home / "dotfile").read_text() == "# mine\n"
 

@@ -198,7 +198,9 @@ def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 async def test_unknown_user_is_refused() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (120, 30)) as (app, pilot):
         await pilot.press("u", *"nosuch", "enter")
-        assert "'nosuch' is not a user: this machine knows no such name, nor is it a number" in screen(app)[-2]
+        assert (
+            "'nosuch' is not a user: this machine has no user of that name, and it is not a number" in screen(app)[-2]
+        )
         assert app.view.user == ""
         await pilot.press("escape", "u", *"root", "enter")
         assert app.view.user == "root"
