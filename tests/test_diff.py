@@ -81,7 +81,7 @@ def test_different_filters_are_reported(before: str, tmp_path: Path) -> None:
     within = recorded(tmp_path / "within.offtop", SHOP, 4, Filters(within="shop:serve"))
     longer = recorded(tmp_path / "longer.offtop", SHOP, 4, Filters(min_ns=5_000_000))
     lines = run("diff", before, within).out.splitlines()
-    assert lines[2] == "Before counted other threads or waits, so that some of this may be no change."
+    assert lines[2] == "Before counted other threads or waits, so some of these differences may not be real."
     assert lines[3:5] == ["before all threads, minimum 1ms", "after  within shop:serve, minimum 1ms"]
     assert "The minimum of before was 1ms" in run("diff", before, longer).out
     assert "no change" not in run("diff", before, before).out
@@ -95,11 +95,11 @@ def test_sampling_is_reported_with_a_warning_if_only_one_side_was_sampled(before
     lines = run("diff", before, own).out.splitlines()
     assert lines[0].endswith("in 20.0s of good.offtop")
     assert lines[1].endswith(" of own.offtop; sampled ~20 Hz, own processes only")
-    doubt = "before was not sampled; before has processes of all users, so that some of this may be no change."
+    doubt = "before was not sampled; before has processes of all users, so some of these differences may not be real."
     assert lines[2] == doubt.capitalize()
     lines = run("diff", own, every).out.splitlines()
     assert lines[1].endswith("of every.offtop; sampled ~20 Hz")
-    assert lines[2] == "Before has own processes only, so that some of this may be no change."
+    assert lines[2] == "Before has own processes only, so some of these differences may not be real."
     assert "no change" not in run("diff", own, own).out
     made = told(before, own)
     assert made["before"]["sampling"] is None

@@ -1,7 +1,7 @@
-"""Batch mode: each tick as text tables, as `top -b` prints them, or as one JSON object.
+"""Batch mode: print each tick as text tables, like `top -b`, or as one JSON object.
 
-What is printed is pure functions of a tick; names, and who processes are where a filter asks for that, are waited
-for, because nobody can look again later.
+The output is a pure function of a tick. Before printing, batch mode waits for symbol names, and for process details if
+a filter needs them, because printed output cannot be updated later.
 """
 
 import itertools
@@ -87,51 +87,52 @@ from offtop.reports.tick_json import now_of, stacks_of, tick_object
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
 _NAMES_SECONDS = 10.0
-"""A first look into a large binary without separate symbols takes this long at most."""
+"""How long to wait for names in the first tick: enough to read a large binary without separate symbols."""
 _LATER_SECONDS = 2.0
-"""For the names of later ticks: what is called `file+0x1234` then has its name in the next."""
+"""How long to wait for names in later ticks. A frame shown as `file+0x1234` gets its name in the next tick."""
 _DETAILS_SECONDS = 2.0
-"""For who processes are, at most; and so long for one more of them: those that have ended are never told."""
+"""How long to wait for process details in all. Processes that have exited never get any."""
 _NO_MORE_DETAILS_SECONDS = 0.5
+"""Give up when no further process got its details for this long."""
 _HISTORY_BYTES = 1 << 20
 _ALL_ROWS = 1_000_000
 _MOST_OUTLIERS = 10
 _LEAST_PROBLEM = 0.1
-"""Of the time with a user stack."""
+"""Share of the time with a user stack from which on a stack problem is printed."""
 _COMM_WIDTH, _WAKER_WIDTH = 16, 26
-"""What is no thread's waker has a sentence for a name."""
+"""A waker that is not a thread has a short sentence as its name."""
 
 
-NOT_GATHERED = "who ended these waits was not gathered: --mode offcpu shows where they were"
-_UNGATHERED = "in {count} ticks it was not gathered who ended the waits, so they are left out. Leave --mode out"
+NOT_GATHERED = "wakers were not recorded; --mode offcpu shows where these threads waited"
+_UNGATHERED = "{count} ticks have no wakers, so they are left out. Omit --mode"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of each tick is printed."""
+    """What to print of each tick."""
 
     filter: Filter = NOTHING
-    """Its row terms are for the list of processes or threads."""
+    """Its row terms apply to the list of processes or threads."""
     idle_shown: bool = False
-    """In tables; JSON tells all and marks it."""
+    """For tables. JSON always holds idle waits, and marks them."""
     threads: bool = False
-    """Whether the list is of threads."""
+    """List threads instead of processes."""
     sort: str = "WAITING"
-    """One of rows.SORTS: of tables."""
+    """One of rows.SORTS; for tables."""
     reverse: bool = False
     most_rows: int = _ALL_ROWS
     stuck: bool = False
-    """Whether a table of what is stuck follows."""
+    """Add a table of the waits in progress."""
     rate: Rate | None = None
-    """Requests a second of the processes asked for with -p, whose budgets follow."""
+    """Request rate of the processes given with -p; adds their budgets."""
     mode: str = OFFCPU
-    """What the tables show: one of wake.MODES."""
+    """One of wake.MODES: what the tables show."""
     folded: bool = False
-    """Whether all that was measured is printed at the end, as folded stacks, and no table before."""
+    """Print folded stacks of the whole run at the end, and no tables."""
     baseline: Baseline | None = None
-    """What each tick is compared with."""
+    """What to compare each tick with."""
     style: Style = AS_BCC
-    """Of these."""
+    """Style of folded stacks."""
 
     @property
     def order(self) -> Order:
@@ -157,14 +158,16 @@ def run(
     catch: Catch | None = None,
     end_ns: int = 0,
 ) -> bool:
-    """Print `iterations` ticks (None: until the source ends), or those that end up to `end_ns` of the machine's clock
-    (0: all): whether the source ended before that. Errors of the source and of `out` are passed on.
+    """Print `iterations` ticks (None: until the source ends). Return whether the source ended before that.
+
+    `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after it. Errors of the source and of `out` are
+    passed on.
     """
     diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, judge=catch.judge if catch else None)
     pace.alarm = catch.alarm if catch else None
-    pace.recorder = _Asking(source, recorder) if as_json or wanted.stuck else recorder
+    pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     comparison = Comparison(wanted.baseline, rules) if wanted.baseline else None
     sums: dict[str, int] = {}
@@ -200,7 +203,9 @@ def run(
                 made = tick_object(
                     tick, source.names, diagnoser, moved, problems, pace.outliers, comparison, source.notices
                 )
-                out.write(f"{json.dumps(made, separators=(',', ':'))}\n")  # at once: ctrl-C leaves no half line
+                out.write(
+                    f"{json.dumps(made, separators=(',', ':'))}\n"
+                )  # one write, so that ctrl-C does not leave half a line
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
                 lifetime = passing(ever, wanted.filter, diagnoser) if ever else None
@@ -213,7 +218,7 @@ def run(
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
                 source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.book.wakes)})
-                told = tick_text(
+                text = tick_text(
                     tick,
                     listed,
                     source.names,
@@ -225,7 +230,7 @@ def run(
                     pace.outliers,
                     comparison,
                 )
-                out.write(told)
+                out.write(text)
             out.flush()
             patience_s = _LATER_SECONDS
     finally:
@@ -235,9 +240,11 @@ def run(
     return printed != iterations
 
 
-class _Asking(NamedTuple):
-    """Has the source tell who is at the other ends of what is waited on when a tick begins, so that it is known when
-    the tick ends, and hands each snapshot on."""
+class _EndsFinder(NamedTuple):
+    """Passes snapshots on to `recorder`, and asks the source for the other ends of what each thread waits on.
+
+    It asks when a tick begins, so that the answer is there when the tick ends.
+    """
 
     source: Source
     recorder: Recorder | None
@@ -256,7 +263,7 @@ def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> N
 
 
 def _stacks_at(site: SiteKey, book: Book) -> set[int]:
-    """Of the sleeper, and of who woke it."""
+    """Return the stacks of a site and of its wakers."""
     return {site.kernel, site.user} | (book.wake(site.wake).stacks if site.wake else set[int]())
 
 
@@ -269,16 +276,16 @@ def _user_stacks(window: Window) -> set[int]:
 
 
 def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
-    """Have the book tell of the processes of a tick, and wait for those not `looked_up` before; all of them."""
-    pids, told = _pids(kept), kept.window.book.details
+    """Request details of a tick's processes, wait for those not in `looked_up`, and return all their PIDs."""
+    pids, known = _pids(kept), kept.window.book.details
     source.describe(pids)
-    unknown = {pid for pid in pids.difference(looked_up) if pid not in told}
+    unknown = {pid for pid in pids.difference(looked_up) if pid not in known}
     now_s = time.monotonic()
     end_s, idle_s = now_s + _DETAILS_SECONDS, now_s + _NO_MORE_DETAILS_SECONDS
     while unknown and now_s < min(end_s, idle_s):
         time.sleep(0.01)
         now_s = time.monotonic()
-        left = {pid for pid in unknown if pid not in told}
+        left = {pid for pid in unknown if pid not in known}
         if len(left) < len(unknown):
             idle_s = now_s + _NO_MORE_DETAILS_SECONDS
         unknown = left
@@ -286,12 +293,12 @@ def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
 
 
 def _pids(kept: Kept) -> set[int]:
-    """Of the processes that a tick has time of; those that have been given back have none."""
+    """Return the PIDs with time in a tick, except EXITED, which stands for evicted threads."""
     return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
 
 
 def _view(wanted: Wanted) -> View:
-    """What would show the same on a screen."""
+    """Return the screen view that shows the same."""
     mode, shape = wanted.mode, Shape(mode=wanted.mode)
     return View(
         mode=mode, tree=TreeView(shape), idle_shown=wanted.idle_shown, threads=wanted.threads, filter=wanted.filter
@@ -299,7 +306,10 @@ def _view(wanted: Wanted) -> View:
 
 
 def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison: Comparison | None = None) -> Ranking:
-    """The processes or threads of a tick, and where each spent most time. `lifetime`: since the start, for TOTAL."""
+    """Rank the processes or threads of a tick, each with its top site.
+
+    `lifetime`: everything since the start, for sorting by TOTAL.
+    """
     kept, book = tick.kept, tick.kept.window.book
     scope, order = wanted.scope, wanted.order._replace(compare=comparison.listed({}) if comparison else None)
     if wanted.mode == WAKEUP:
@@ -323,7 +333,7 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
 
 
 def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> Ranking:
-    """Who woke the threads that waited; storms come first."""
+    """Rank the wakers of a tick. Storms come first."""
     kept, book, scope = tick.kept, tick.kept.window.book, wanted.scope
     key_of = waker_of(book, wanted.threads)
     ranking = wake_rows(
@@ -355,7 +365,7 @@ def tick_text(
     outliers: Sequence[Outlier] = (),
     comparison: Comparison | None = None,
 ) -> str:
-    """One tick as tables, a blank line behind it. No line is wider than `width` (0: as wide as it needs)."""
+    """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
     book = tick.kept.window.book
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, diagnoser) if wanted.stuck else ()
@@ -402,7 +412,7 @@ def tick_text(
 
 
 def _calls(window: Window) -> str:
-    """The function that --within names."""
+    """Return the line about the function given with --within."""
     calls = window.calls
     parts = ["none has returned"]
     if calls.returned:
@@ -421,35 +431,35 @@ def _calls(window: Window) -> str:
 def _compared(comparison: Comparison) -> str:
     baseline = comparison.baseline
     waiting = threads(comparison.waiting)
-    told = f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}"
-    return "; ".join(filter(None, (told, comparison.lacks, comparison.doubt)))
+    text = f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}"
+    return "; ".join(filter(None, (text, comparison.lacks, comparison.doubt)))
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:
     book = tick.kept.window.book
-    told = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
-    if told:
-        yield told.in_full(book, with_process=True, with_keys=False)
+    diagnosis = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
+    if diagnosis:
+        yield diagnosis.in_full(book, with_process=True, with_keys=False)
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
-    """A line for each of a kind; and one for those that were told while they went on, and are over."""
-    for word, told in (("outlier", False), ("outlier over", True)):
-        for group in groups([one for one in outliers if one.was_told is told])[:_MOST_OUTLIERS]:
+    """Yield a line per kind of outlier: first new ones, then those reported earlier that have ended."""
+    for word, ended in (("outlier", False), ("outlier ended", True)):
+        for group in groups([one for one in outliers if one.was_told is ended])[:_MOST_OUTLIERS]:
             many = f" x{group.many}" if group.many > 1 else ""
             yield f"{word}{many}: {printable(in_line(group.worst, names))}"
 
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:
-    """Why callers are missing, where that is much."""
-    told = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.book)
-    worst = next((one for one in told.problems if one.is_of_callers and one.share >= _LEAST_PROBLEM), None)
+    """Yield why callers are missing, if that affects much of the time."""
+    stacks = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.book)
+    worst = next((one for one in stacks.problems if one.is_of_callers and one.share >= _LEAST_PROBLEM), None)
     if worst:
         yield worst.in_full
 
 
 def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: Diagnoser) -> Iterable[str]:
-    """The waits in progress, the oldest first, and their syscalls and stacks."""
+    """Yield a table of the waits in progress, oldest first, with syscalls and stacks."""
     every = tick.stuck.of_age(tick.filter.keeps_age)
     shown = shown.of_age(tick.filter.keeps_age)
     yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
@@ -461,7 +471,7 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: Diagnoser) -
 
 def stuck_threads(every: Stuck, shown: Stuck) -> str:
     hidden = len(every.waits) - len(shown.waits)
-    idle = f"; {hidden} that {'look' if hidden != 1 else 'looks'} idle left out" if hidden else ""
+    idle = f"; {hidden} idle hidden" if hidden else ""
     return f"{len(shown.waits)} {'threads' if len(shown.waits) != 1 else 'thread'}{idle}"
 
 
@@ -469,7 +479,7 @@ STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<1
 
 
 def stuck_line(shown: Stuck, row: int, book: Book, names: Names, diagnoser: Diagnoser) -> str:
-    """One wait in progress, as STUCK_HEAD heads it."""
+    """Format one wait in progress; STUCK_HEAD is the heading."""
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
     who = printable(book.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
@@ -484,14 +494,14 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
     every = accounts([window])
     for pid in window.filters.pids:
         idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.cut.processes.items() if leaf.idle)
-        told = budget(every.of(pid), idle_ns, window.span_ns, rate)
-        text = "; ".join(told.lines) if told else "it has ended"
+        checked = budget(every.of(pid), idle_ns, window.span_ns, rate)
+        text = "; ".join(checked.lines) if checked else "it has ended"
         yield f"budget of {printable(window.book.process(pid))}({pid}): {text}"
     yield ""
 
 
 def _filtered(tick: Tick, wanted: Wanted) -> str:
-    """The end of the head line that tells of the filter, and of how much of the waiting it lets pass."""
+    """Return the end of the head line: the filter, and how much waiting passes it."""
     chosen, kept = tick.filter, tick.kept
     if not chosen.text:
         return ""
@@ -523,7 +533,7 @@ def _head(kept: Kept, idle_shown: bool) -> str:
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"{'of it ' if idle_shown else ''}idle-looking {threads(idle_ns / span_ns)}  {left_out}{lost}  "
+        f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}  {left_out}{lost}  "
         f"min {duration(window.filters.min_ns) or '0'}{own}{sure}"
     )
 

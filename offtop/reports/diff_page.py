@@ -1,4 +1,4 @@
-"""What `offtop diff` prints: what changed between two recordings, as tables or as JSON."""
+"""Print what `offtop diff` found: what changed between two recordings, as tables or JSON."""
 
 import json
 from collections.abc import Iterable
@@ -28,20 +28,20 @@ class Compared(NamedTuple):
 
     name: str
     taken_ns: int
-    """The machine's clock at its end, in ns since 1970."""
+    """CLOCK_REALTIME of its end."""
     told: Measured
     filters: Filters
-    """What was counted at all."""
+    """What was measured."""
     sampling: Sampling | None
     """None: every wait was seen."""
     lost: str
-    """In words; empty where nothing was."""
+    """Losses by kind, as text; empty: none."""
 
 
 def compared(
     source: Source, name: str, categories: Categories, rules: RuleSource, chosen: Filter, idle: bool, delay_ns: int
 ) -> Compared:
-    """Raises OfftopError where there is nothing to compare."""
+    """Read and measure one recording. Raises OfftopError if it has no whole tick."""
     diagnoser = Diagnoser(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
@@ -65,8 +65,8 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         whole = f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}"
         lost = f"lost {one.lost}" if one.lost else ""
         yield "; ".join(filter(None, (whole, sampled(one.sampling, told.span_ns), lost)))
-    if doubt := counted_otherwise(before, after, "before"):
-        yield f"{doubt[:1].upper()}{doubt[1:]}, so that some of this may be no change."
+    if difference := counted_otherwise(before, after, "before"):
+        yield f"{difference[:1].upper()}{difference[1:]}, so some of these differences may not be real."
         for word, one in (("before", before), ("after", after)):
             yield f"{word:<7}{counted_in_full(one.filters)}"
     for by in PARTS:

@@ -1,4 +1,4 @@
-"""What `offtop export` writes: what was measured, in the forms that other programs open."""
+"""Write what `offtop export` asks for: measurements in formats that other programs open."""
 
 import contextlib
 import io
@@ -31,18 +31,18 @@ FORMATS = {
     "csv": "one stack of one thread per row",
 }
 LINES = "jsonl"
-"""The format that is of ticks, and not of all of them as one."""
+"""The only format with one entry per tick instead of one for all ticks."""
 TIMELINE = "perfetto"
-"""The format that is of what was caught."""
+"""The only format of outliers."""
 COMMANDS = {
     **FORMATS,
     TIMELINE: "outliers of a recording on a time line, with arrows from their wakers, for ui.perfetto.dev",
     LINES: "one JSON object per tick, as --json prints it, idle waits included",
 }
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
-"""Of files."""
+"""File name suffixes by format."""
 _COMPARES = ("folded", "svg")
-"""Those that can be against a baseline."""
+"""Formats that can show the difference to a baseline."""
 
 
 def profile(
@@ -56,27 +56,30 @@ def profile(
     iterations: int | None,
     end_ns: int = 0,
 ) -> Profile:
-    """All that a source tells, up to there. Raises OfftopError where that is nothing, or not what `mode` asks for."""
+    """Return the profile of a source, up to `iterations` ticks or `end_ns` (CLOCK_REALTIME).
+
+    Raises OfftopError if there is no whole tick, or if `mode` needs wakers and they were not recorded.
+    """
     diagnoser = Diagnoser(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
     if not gathers(whole.facts.mode, mode):
-        raise OfftopError(f"It was not gathered who ended the waits. Leave --mode out, or record with --mode {mode}")
+        raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")
     shares = passing(whole, chosen, diagnoser).shares
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)
 
 
 def check(form: str, has_baseline: bool, path: str, style: Style = AS_BCC) -> None:
-    """Raises UsageError for what cannot be written; to be asked before anything is measured."""
+    """Raise UsageError for an export that is not possible. Call it before measuring."""
     if form != "folded" and style != AS_BCC:
-        raise UsageError("--delimiter and --per are of folded stacks. Take folded, or leave them out")
+        raise UsageError("--delimiter and --per are for folded stacks. Use folded, or omit them")
     if has_baseline and form not in _COMPARES:
-        raise UsageError(f"--baseline compares in {' and '.join(_COMPARES)} alone. Take one of these, or leave it out")
+        raise UsageError(f"--baseline works only with {' and '.join(_COMPARES)}. Use one of these, or omit it")
     if form in ("pprof", TIMELINE) and not path and sys.stdout.isatty():
-        raise UsageError(f"{form} is no text. Write it to a file: -o FILE")
+        raise UsageError(f"{form} is a binary format. Write it to a file: -o FILE")
 
 
-class _Gathered(NamedTuple):
-    """Looks at each snapshot that is read. Raises OfftopError for one without what a filter asks for."""
+class _WakersCheck(NamedTuple):
+    """Checks each snapshot. Raises OfftopError if the filter needs wakers and the snapshot has none."""
 
     chosen: Filter
 
@@ -96,11 +99,11 @@ def write_lines(
     path: str,
     whose: Person,
 ) -> None:
-    """Each tick as --json has it, into that file, or to stdout. Raises OfftopError."""
+    """Write each tick like --json, to a file or to stdout. Raises OfftopError."""
     with contextlib.ExitStack() as opened:
         out: TextIO = sys.stdout
         if path:
-            _refuse_missing_directories(Path(path))
+            _check_directory(Path(path))
             out = io.TextIOWrapper(opened.enter_context(writing_theirs(Path(path), whose)), encoding="utf-8")
         try:
             batch.run(
@@ -112,7 +115,7 @@ def write_lines(
                 as_json=True,
                 width=0,
                 out=out,
-                recorder=_Gathered(chosen),
+                recorder=_WakersCheck(chosen),
                 rules=rules,
                 end_ns=end_ns,
             )
@@ -123,15 +126,15 @@ def write_lines(
 
 
 def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:
-    """What was caught from `begin_ns` to `end_ns` (0: all) of the machine's clock. Raises OfftopError."""
+    """Write the outliers from `begin_ns` to `end_ns` (CLOCK_REALTIME; 0: no limit). Raises OfftopError."""
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
     if not waits:
-        warn("offtop: no wait was caught, so nothing is in it")
+        warn("offtop: there are no outliers, so the timeline is empty")
     at_ns, taken_ns = (some[-1].at_ns, some[-1].taken_ns) if some else (0, 0)
     content = perfetto.packed(waits, at_ns, taken_ns)
     if path:
-        _refuse_missing_directories(Path(path))
+        _check_directory(Path(path))
         write_theirs(Path(path), whose, content)
     else:
         sys.stdout.buffer.write(content)
@@ -140,33 +143,33 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose:
 def write(
     form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person, style: Style = AS_BCC
 ) -> None:
-    """Into that file, or to stdout; on stderr why not all of it is sure. Raises OfftopError."""
+    """Write a profile to a file or to stdout, and its doubts to stderr. Raises OfftopError."""
     content = in_form(form, one, title, baseline, style)
     content = content.encode() if isinstance(content, str) else content
     if path:
-        _refuse_missing_directories(Path(path))
+        _check_directory(Path(path))
         write_theirs(Path(path), whose, content)
     else:
         sys.stdout.buffer.write(content)
     if not one.samples:
-        warn("offtop: nothing passes, so nothing is in it")
+        warn("offtop: no waits match, so the output is empty")
     for doubt in one.doubts:
         warn(f"offtop: {doubt}")
     for doubt in baseline.doubts if baseline else []:
-        warn(f"offtop: the baseline: {doubt}")
+        warn(f"offtop: baseline: {doubt}")
 
 
-def _refuse_missing_directories(file: Path) -> None:
-    """A name that is mistyped makes none."""
+def _check_directory(file: Path) -> None:
+    """Raise OfftopError if the directory does not exist: do not create one for a mistyped name."""
     if not file.absolute().parent.is_dir():
         directory = printable(str(file.parent))
-        raise OfftopError(f"There is no directory {directory}. Make it, or name another file")
+        raise OfftopError(f"There is no directory {directory}. Create it, or name another file")
 
 
 def in_form(
     form: str, one: Profile, title: str = "", baseline: Profile | None = None, style: Style = AS_BCC
 ) -> str | bytes:
-    """`form`: one of FORMATS."""
+    """Return a profile in one of FORMATS."""
     match form:
         case "folded":
             return folded.text(one, baseline, style)

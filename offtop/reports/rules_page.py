@@ -1,4 +1,4 @@
-"""What `offtop rules` prints: which rules there are, and what each matches here."""
+"""Print what `offtop rules` shows: the cause rules, and what each matches on this machine."""
 
 from collections.abc import Iterable
 from typing import TextIO
@@ -14,12 +14,12 @@ from offtop.reports.whole import whole_of
 from offtop.settings.rule_files import RuleFiles
 from offtop.units import duration, threads
 
-_UNKNOWN = 10
-"""Places of which no rule knows what they are for."""
+_MOST_UNKNOWN = 10
+"""How many stacks that no rule matches are listed."""
 
 
 def checked(files: RuleFiles) -> Iterable[str]:
-    """Which files there are, and how many rules they bring."""
+    """Yield a line per rule file: how many rules it has, or that it has none."""
     by_file: dict[str, int] = {}
     for rule in files.rules.rules:
         file = rule.origin.partition(", rule ")[0]
@@ -34,28 +34,28 @@ def checked(files: RuleFiles) -> Iterable[str]:
 def write(
     source: Source, categories: Categories, files: RuleFiles, delay_ns: int, iterations: int | None, out: TextIO
 ) -> None:
-    """Look on for `iterations` ticks (None: until the source ends), and print what each rule matched in them."""
+    """Measure `iterations` ticks (None: until the source ends), and print what each rule matched."""
     diagnoser = Diagnoser(source.names, files)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
     book = whole.window.book
     sites = by_site(whole.shares, Scope(ALL))
-    told = diagnoser.rules_of(sites, book, apart=True)
-    out.write(f"what rules say of {duration(whole.span_ns)}, what looks idle included:\n")
+    matched = diagnoser.rules_of(sites, book, apart=True)
+    out.write(f"what rules match in {duration(whole.span_ns)}, idle waits included:\n")
     out.write(f"{'WAITING':>8} {'%':>4}  {'RULE':<24} {'WAITS FOR':<34} MOSTLY\n")
-    for one in told:
+    for one in matched:
         if one.rule:
             idle = {None: "", True: " (idle)", False: ""}[one.rule.idle]
             process = f"{printable(book.process(one.pid))}({one.pid})"
             out.write(f"{_numbers(one, whole)}  {one.rule.id:<24} {f'{one.rule.name}{idle}':<34} {process}\n")
-    for one in told:
+    for one in matched:
         if not one.rule:
             out.write(f"{_numbers(one, whole)}  (no rule)\n")
     unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, book)]
-    for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_UNKNOWN]:
+    for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_MOST_UNKNOWN]:
         words = printable(location.in_short(book, kernel, user, source.names))
         out.write(f"{threads(ns / whole.span_ns):>8}       {printable(book.process(pid))}({pid}): {words}\n")
-    silent = len(files.rules.rules) - sum(one.rule is not None for one in told)
-    out.write(f"{silent} rules matched nothing.\n")
+    unmatched = len(files.rules.rules) - sum(one.rule is not None for one in matched)
+    out.write(f"{unmatched} rules matched nothing.\n")
 
 
 def _numbers(one: Told, whole: Kept) -> str:

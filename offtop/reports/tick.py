@@ -1,4 +1,4 @@
-"""A tick as batch mode prints it: what of its waits passes the filter, and what is in progress at its end."""
+"""Tick: the part of a tick that passes the filter, and the waits in progress at its end."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,23 +16,23 @@ from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
 
 
 class Tick(NamedTuple):
-    """What of a tick passes the filter."""
+    """The part of a tick that passes the filter."""
 
     kept: Kept
-    """All of it."""
+    """The unfiltered tick."""
     filter: Filter
     shares: Shares
     cut: Cut
     left_out_ns: int = 0
-    """Time that does not pass."""
+    """Time that does not pass the filter."""
     stuck: Stuck = NOTHING_STUCK
-    """The waits in progress that pass."""
+    """Waits in progress that pass the filter."""
     accounts: Mapping[ThreadKey, Account] = MappingProxyType({})
-    """Of each thread that did anything."""
+    """One per thread that ran or waited."""
 
 
 def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
-    """The waits in progress at that moment that have a place, and are so old."""
+    """Return the waits in progress in a snapshot that have a stack and are at least `least_ns` old."""
     placed = [one for one in snapshot.waiting.values() if one.site.kernel not in PLACELESS]
     return stuck(placed, snapshot.at_ns, snapshot.book, idle, least_ns)
 
@@ -40,7 +40,7 @@ def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
 def passing(
     kept: Kept, chosen: Filter, diagnoser: Diagnoser, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
 ) -> Tick:
-    """What of a tick passes: who is not known yet, or has no name yet, does not match."""
+    """Return what of a tick passes the filter. Values that are not known yet do not match."""
     every, book = kept.shares, kept.window.book
     each: Mapping[ThreadKey, Account] = {}
     if accounted:

@@ -1,4 +1,4 @@
-"""A tick as JSON: what `--json` prints, and offtop/reports/schema.py describes."""
+"""Convert a tick to the JSON object that `--json` prints; offtop/reports/schema.py describes it."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -54,23 +54,24 @@ def tick_object(
     comparison: Comparison | None = None,
     notices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One tick as JSON has it: `offtop schema` describes it. Times are integers of ns, strings printable.
+    """Return a tick as the JSON object that `offtop schema` describes. Times are integers of ns, strings printable.
 
-    `moved`: what of earlier ticks is at other sites now. `problems`: looks for what user stacks lack.
-    `comparison`: with a baseline. `notices`: what the source does without."""
+    `moved`: time of earlier ticks that is at other sites now. `problems`: finds what user stacks lack.
+    `comparison`: with a baseline. `notices`: what the source lacks on this machine.
+    """
     kept = tick.kept
     window, book = kept.window, kept.window.book
     cost, filters = window.cost, window.filters
     leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
-    those = sites(tick)
+    listed_sites = sites(tick)
     earlier_ns = {key: totals.total_ns for key, totals in sites(moved)} if moved else {}
     if moved:
         leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
-        those += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in those}]
-    woken = _Woken(book, names)
-    told = _Diagnosed(those, leaf_of, diagnoser, book)
+        listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
+    wakers = _Wakers(book, names)
+    causes = _Causes(listed_sites, leaf_of, diagnoser, book)
     stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), book)
-    beside = _Beside(tick, those, names, comparison) if comparison else _Alone()
+    comparison_keys = _WithBaseline(tick, listed_sites, names, comparison) if comparison else _NoBaseline()
     return {
         "version": __version__,
         "taken_ns": window.taken_ns,
@@ -103,8 +104,8 @@ def tick_object(
                 "total_ns": part.total_ns,
                 "max_ns": part.max_ns,
                 "histogram": log2.slots(part.histogram),
-                "diagnosis": told.of_category(name),
-                **beside.category(name),
+                "diagnosis": causes.of_category(name),
+                **comparison_keys.category(name),
             }
             for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
@@ -125,8 +126,8 @@ def tick_object(
                 "short_ns": t.short_ns,
                 "filtered_ns": t.filtered_ns,
                 "histogram": log2.slots(t.histogram),
-                "diagnosis": told.of_thread(key),
-                **beside.thread(key),
+                "diagnosis": causes.of_thread(key),
+                **comparison_keys.thread(key),
             }
             for key, t in _threads(tick)
         ],
@@ -134,19 +135,19 @@ def tick_object(
             {
                 **_site_object(key, totals, leaf_of[key], book, names),
                 "earlier_ns": earlier_ns.get(key, 0),
-                "diagnosis": told.of_site(key),
-                **beside.site(key),
-                **woken.wake(key, chained=window.mode == CHAIN),
+                "diagnosis": causes.of_site(key),
+                **comparison_keys.site(key),
+                **wakers.wake(key, chained=window.mode == CHAIN),
             }
-            for key, totals in those
+            for key, totals in listed_sites
         ],
-        "diagnoses": told.all,
+        "diagnoses": causes.all,
         "still_blocked": [
             _blocked_object(tick.stuck, row, book, names, diagnoser) for row in range(len(tick.stuck.waits))
         ],
         "storms": [
             {
-                "waker": woken.waker(book.wake(wake).waker),
+                "waker": wakers.waker(book.wake(wake).waker),
                 "storms": storm.storms,
                 "woken": storm.woken,
                 "again": storm.again,
@@ -163,13 +164,13 @@ def tick_object(
             "steal_ns": window.machine.steal_ns if window.machine.cpus else None,
             "interrupt_ns": window.machine.interrupt_ns if window.machine.cpus else None,
         },
-        **beside.whole,
+        **comparison_keys.whole,
     }
 
 
 def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str, Any]:
     wait, book = one.wait, one.book
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "rule": printable(one.rule),
         "metric": one.metric,
         "category": one.category,
@@ -183,9 +184,9 @@ def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str
         "wait": None,
     }
     if wait is None:
-        return told
+        return found
     rule, site = diagnoser.apart().rule_of(wait.site, book), wait.site
-    told["wait"] = {
+    found["wait"] = {
         **_who(site.thread, book),
         "began_ns": one.taken_ns - (one.at_ns - wait.began_ns),
         "length_ns": one.length_ns,
@@ -200,20 +201,20 @@ def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str
         "user_end": _end_of(book.stack(site.user)),
         "user_unsure": book.stack(site.user).is_guessed,
         "diagnosis": rule.id if rule else None,
-        **_Woken(book, names).wake(site, chained=True),
+        **_Wakers(book, names).wake(site, chained=True),
     }
-    return told
+    return found
 
 
 def now_of(tick: Tick) -> Now:
-    """What a tick is, to be compared."""
+    """Return what a comparison needs of a tick."""
     window = tick.kept.window
     threads = {key for key, _ in window.each_thread()}
     return Now(window.span_ns, window.book, threads, {key.pid for key in threads}, window.filters, window.sampling)
 
 
-class _Alone:
-    """A tick that is compared with nothing says so by not having the keys of _Beside."""
+class _NoBaseline:
+    """The `baseline` keys without a baseline: none."""
 
     whole: Mapping[str, Any] = MappingProxyType({})
 
@@ -227,8 +228,8 @@ class _Alone:
         return self.whole
 
 
-class _Beside(_Alone):
-    """What a tick is compared with."""
+class _WithBaseline(_NoBaseline):
+    """The `baseline` keys of a tick that is compared with a baseline."""
 
     def __init__(
         self, tick: Tick, those: Sequence[tuple[SiteKey, SiteTotals]], names: Names, comparison: Comparison
@@ -263,15 +264,15 @@ class _Beside(_Alone):
         }
 
     def category(self, name: str) -> Mapping[str, Any]:
-        return self._told(self._of_categories, name, self._categories.get(name, NO_PART))
+        return self._compared(self._of_categories, name, self._categories.get(name, NO_PART))
 
     def thread(self, key: ThreadKey) -> Mapping[str, Any]:
-        return self._told(self._of_threads, key, self._threads.get(key, NO_PART))
+        return self._compared(self._of_threads, key, self._threads.get(key, NO_PART))
 
     def site(self, key: SiteKey) -> Mapping[str, Any]:
-        return self._told(self._of_sites, key, self._sites[key])
+        return self._compared(self._of_sites, key, self._sites[key])
 
-    def _told(self, compared: Compared, key: Hashable, part: Added) -> Mapping[str, Any]:
+    def _compared(self, compared: Compared, key: Hashable, part: Added) -> Mapping[str, Any]:
         before = compared.before.get(key)
         if before is None:
             return {"baseline": None}
@@ -365,7 +366,7 @@ def _problem_object(one: Problem) -> dict[str, Any]:
 
 
 def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
-    """None where it means nothing: the thread did not live through the span, or nobody knows how long it ran."""
+    """Return None if the thread did not live through the whole span, or its run time is unknown."""
     account = tick.accounts.get(key)
     return account.residue_ns if account and account.through and tick.kept.window.machine.cpus else None
 
@@ -400,7 +401,7 @@ def _holder_object(one: Holder) -> dict[str, Any] | None:
 
 
 def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
-    """Each that has time that passes, whole; most time first."""
+    """Return all totals of the threads with time that passes the filter, most time first."""
     every = sorted(tick.kept.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
@@ -409,7 +410,7 @@ def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
 
 
 def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
-    """Each that has time that passes, whole; most time first."""
+    """Return all totals of the sites with time that passes the filter, most time first."""
     every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
@@ -418,7 +419,7 @@ def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
 
 
 def _keys(tick: Tick) -> set[SiteKey]:
-    """Whose time passes, and where; a thread's short waits have a place of their own."""
+    """Return the sites with time that passes. A thread's short waits are one site."""
     return {*map(SITES.key, tick.shares.ids.tolist())}
 
 
@@ -442,8 +443,8 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names
     }
 
 
-class _Diagnosed:
-    """What rules say of a tick, by the ids of rules."""
+class _Causes:
+    """The causes of a tick's waits, as ids of cause rules."""
 
     def __init__(
         self,
@@ -456,7 +457,7 @@ class _Diagnosed:
         self._ns: dict[str, Counter[str]] = {}
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
         self.all: list[dict[str, Any]] = []
-        """What is said, most time first."""
+        """The schema's `diagnoses`, most time first."""
         whole: dict[Rule, int] = {}
         for key, totals in those:
             (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], book)
@@ -471,8 +472,8 @@ class _Diagnosed:
                     self._ns.setdefault(category, Counter())[rule.id] += ns
                     self._of_threads.setdefault(key.thread, Counter())[rule.id] += ns
         for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
-            said = {"id": rule.id, "name": rule.name, "says": rule.says, "next": rule.next or None}
-            self.all.append({**said, "idle": rule.idle, "total_ns": ns})
+            texts = {"id": rule.id, "name": rule.name, "says": rule.says, "next": rule.next or None}
+            self.all.append({**texts, "idle": rule.idle, "total_ns": ns})
 
     def of_site(self, key: SiteKey) -> str | None:
         rule = self._rules[key]
@@ -490,13 +491,13 @@ def _most(of: Counter[str] | None) -> str | None:
 
 
 def _named(site: SiteKey, book: Book) -> dict[str, Any] | None:
-    """None where nobody knows what was waited on there."""
+    """Return the object waited on at a site, or None if it is unknown."""
     what = book.wake(site.wake).object
     if what == NO_OBJECT:
         return None
     ends = book.ends_of(what)
     sides = ends.for_who_waits(book.stack(site.kernel))
-    told = [(side.role, one) for side in sides for one in side.processes]
+    shown = [(side.role, one) for side in sides for one in side.processes]
     return {
         "kind": printable(what.kind),
         "name": printable(what.name),
@@ -504,14 +505,14 @@ def _named(site: SiteKey, book: Book) -> dict[str, Any] | None:
         "local": printable(what.local),
         "peer": printable(what.peer),
         "state": printable(what.state),
-        "ends": [{"role": role, "pid": one.pid, "comm": printable(one.comm)} for role, one in told] or None,
-        "ends_more": sum(side.total for side in sides) - len(told),
+        "ends": [{"role": role, "pid": one.pid, "comm": printable(one.comm)} for role, one in shown] or None,
+        "ends_more": sum(side.total for side in sides) - len(shown),
         "members": {printable(kind): count for kind, count in ends.members} or None,
     }
 
 
-class _Woken:
-    """Who woke, as JSON has it: what many waits have in common is made once."""
+class _Wakers:
+    """Builds the JSON objects of wakers, and reuses them for sites that share a waker."""
 
     def __init__(self, book: Book, names: Names) -> None:
         self._book, self._names = book, names
@@ -519,8 +520,10 @@ class _Woken:
         self._functions: dict[tuple[int, int], list[str]] = {}
 
     def wake(self, site: SiteKey, chained: bool) -> dict[str, Any]:
-        """What ended the waits of a site, null where nobody asked, they go on, or were for a CPU alone; and what they
-        were on."""
+        """Return the keys about what ended the waits of a site, and about what they were on.
+
+        The waker is null if wakers are not recorded, the waits go on, or they were for a CPU only.
+        """
         found = self._book.wake(site.wake)
         waker, _, links, end = found
         on = _named(site, self._book)
@@ -550,7 +553,7 @@ class _Woken:
         return found
 
     def _functions_of(self, kernel: int, user: int) -> list[str]:
-        """Of both stacks, leaf first."""
+        """Return the functions of both stacks, leaf first."""
         found = self._functions.get((kernel, user))
         if found is None:
             names = location.kernel_names(self._book, kernel, self._names)

@@ -1,4 +1,4 @@
-"""All ticks of a source as one."""
+"""Merge all ticks of a source into one."""
 
 import itertools
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ from offtop.reports.batch import look_up
 _HISTORY_BYTES = 1 << 20
 _NAMES_SECONDS = 10.0
 _BATCH = 64
-"""So many windows are merged at a time."""
+"""How many windows are merged at a time."""
 
 
-INTERRUPTED = "\nofftop: interrupted; what passed until then is written"
+INTERRUPTED = "\nofftop: interrupted; everything up to the last tick is written"
 EVER_NS = 1 << 62
-"""How long a source is to keep what it names: windows are looked up when all of them are there."""
+"""How long a source keeps names: forever, because names are looked up after the last window."""
 
 
 def whole_of(
@@ -39,10 +39,12 @@ def whole_of(
     end_ns: int = 0,
     chosen: Filter = NOTHING,
 ) -> Kept:
-    """Of `iterations` ticks (None: until the source ends), or of those that end up to `end_ns` of the machine's clock
-    (0: all), with the names of their functions, and what `chosen` asks for. What ctrl-C interrupts is whole up to the
-    last tick. Raises OfftopError where there is none, or
-    what `chosen` asks for was not gathered."""
+    """Merge `iterations` ticks (None: until the source ends), with function names and what `chosen` needs.
+
+    `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after it. After ctrl-C, the result holds
+    everything up to the last tick. Raises OfftopError if there is no whole tick, or if `chosen` needs wakers and they
+    were not recorded.
+    """
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
@@ -65,7 +67,7 @@ def whole_of(
             raise
         warn(INTERRUPTED)
     if last is None:
-        raise OfftopError("There was no whole tick: what passes between two readings. Take a longer time")
+        raise OfftopError("There was no complete tick. Measure for a longer time")
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
@@ -74,7 +76,7 @@ def whole_of(
 
 
 def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Diagnoser, delay_ns: int) -> Baseline:
-    """Of all that a recording tells, by name `file`. Raises OfftopError where that is nothing."""
+    """Return a recording as a baseline named `file`. Raises OfftopError if it has no whole tick."""
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None
@@ -88,20 +90,17 @@ def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Di
             some[:] = [merge(some)]
     last = history.look_again()
     if last is None:
-        raise OfftopError(f"{printable(file)} has no whole tick. Take a longer recording as the baseline")
+        raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
     return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)
 
 
 def not_gathered(chosen: Filter) -> str:
-    """Where `chosen` asks for it."""
-    return (
-        f"'{printable(chosen.text)}' asks who ended waits, which was not gathered. Leave that out, or record "
-        "with --mode wakeup"
-    )
+    """Return the error for a filter that needs wakers which were not recorded."""
+    return f"'{printable(chosen.text)}' needs wakers, which were not recorded. Omit it, or record with --mode wakeup"
 
 
 def _stacks(window: Window) -> set[int]:
-    """Of those who waited, and of those who ended that."""
+    """Return the user stacks of all waits, and the stacks of their wakers."""
     sites = {(site.user, site.wake) for site, _ in window.each_site()}
     of_wakes = {stack for _, wake in sites if wake for stack in window.book.wake(wake).stacks}
     return {user for user, _ in sites} | of_wakes

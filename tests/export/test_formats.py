@@ -381,20 +381,20 @@ def test_exported_file_is_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("pprof", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
+        (("pprof", str(DEMO), "--baseline", str(DEMO)), "--baseline works only with folded and svg"),
         (("folded", str(DEMO), "--filter", "max>1ms"), "rows of a table"),
         (("folded", "--begin", "+1s"), "moments of a recording"),
         (("folded", str(DEMO), "--end", "nonsense"), "--end: 'nonsense' is no moment"),
-        (("folded", str(OLD), "--mode", "chain"), "It was not gathered who ended the waits"),
-        (("folded", str(OLD), "--filter", "waker=a"), "asks who ended waits"),
+        (("folded", str(OLD), "--mode", "chain"), "Wakers were not recorded"),
+        (("folded", str(OLD), "--filter", "waker=a"), "needs wakers, which were not recorded"),
         (("folded", str(DEMO), "--begin", "+40s", "--end", "+10s"), "--end is not behind --begin"),
         (("gif", str(DEMO)), "invalid choice"),
-        (("svg", str(DEMO), "--per", "thread"), "--delimiter and --per are of folded stacks"),
+        (("svg", str(DEMO), "--per", "thread"), "--delimiter and --per are for folded stacks"),
         (("folded", str(DEMO), "--per", "cpu"), "thread, category, or thread,category"),
         (("perfetto",), "perfetto is of what was caught in a recording"),
         (("perfetto", str(DEMO), "--filter", "cat=lock"), "perfetto has all that was caught"),
-        (("jsonl", str(DEMO), "--baseline", str(DEMO)), "--baseline compares in folded and svg alone"),
-        (("jsonl", str(OLD), "--filter", "waker=a"), "asks who ended waits, which was not gathered"),
+        (("jsonl", str(DEMO), "--baseline", str(DEMO)), "--baseline works only with folded and svg"),
+        (("jsonl", str(OLD), "--filter", "waker=a"), "needs wakers, which were not recorded"),
     ],
 )
 def test_invalid_request_is_an_error_with_a_remedy(arguments: tuple[str, ...], error: str) -> None:
@@ -439,7 +439,7 @@ def test_locale_does_not_change_the_output() -> None:
 
 def test_empty_export_is_reported_and_missing_directories_are_not_created(tmp_path: Path) -> None:
     ended = command.run("export", "folded", str(DEMO), "--filter", "proc=nobody")
-    assert (ended.status, ended.out, ended.err) == (0, "", "offtop: nothing passes, so nothing is in it\n")
+    assert (ended.status, ended.out, ended.err) == (0, "", "offtop: no waits match, so the output is empty\n")
     there = tmp_path / "a/b.folded"
     assert "There is no directory" in command.run("export", "folded", str(DEMO), "-o", str(there)).sentence
     assert not there.parent.exists()
@@ -463,4 +463,4 @@ def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> No
     assert f" ({note})" in flamegraph.svg(SHOP, baseline=sampled)
     file = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
     ended = command.run("export", "folded", file, "--baseline", file)
-    assert (ended.status, ended.err) == (0, f"offtop: {note}\nofftop: the baseline: {note}\n")
+    assert (ended.status, ended.err) == (0, f"offtop: {says}\nofftop: baseline: {says}\n")

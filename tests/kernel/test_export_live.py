@@ -41,7 +41,7 @@ def test_ctrl_c_writes_what_passed_until_then(form: str, tmp_path: Path) -> None
         time.sleep(4)
         process.send_signal(signal.SIGINT)
         ended = command.ended(process)
-    assert (ended.status, ended.err) == (0, "\nofftop: interrupted; what passed until then is written\n")
+    assert (ended.status, ended.err) == (0, "\nofftop: interrupted; everything up to the last tick is written\n")
     lines = out.read_text().splitlines()
     assert len(lines) > 1
     if form == "jsonl":

@@ -69,7 +69,7 @@ def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) 
 
 def test_ages_are_told_with_their_bounds_the_oldest_first(tmp_path: Path) -> None:
     first, _, *rows = stuck_in(page(tmp_path / "it", *STUCK, seconds=12))
-    assert first == "4 threads; 1 that looks idle left out"
+    assert first == "4 threads; 1 idle hidden"
     assert [row[:66].split() for row in rows] == [
         ["1", "<=112s", "900", "900", "cp", "D", "disk-read"],
         ["1", "12.5s", "4242", "4268", "connection", "S", "lock"],
@@ -110,13 +110,13 @@ def test_no_more_than_20_places_are_listed_and_the_others_counted(tmp_path: Path
 
 def test_a_recording_of_which_all_has_gone_on_has_nothing_stuck(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *SHOP, seconds=10)
-    assert stuck_in(lines) == ["0 threads; 1 that looks idle left out"]
+    assert stuck_in(lines) == ["0 threads; 1 idle hidden"]
 
 
 def test_one_reading_tells_what_was_stuck_then(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=0)
     assert "The recording has only one reading; a tick needs two." in lines
-    assert stuck_in(lines)[0] == "2 threads; 1 that looks idle left out"
+    assert stuck_in(lines)[0] == "2 threads; 1 idle hidden"
 
 
 def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> 
         database.execute("DELETE FROM ticks WHERE number > ?", (last,))
     database.close()
     first, _, *rows = stuck_in(written(tmp_path / "it"))
-    assert first == "3 threads; 1 that looks idle left out"
+    assert first == "3 threads; 1 idle hidden"
     assert rows[1].split()[1:5] == ["10.5s", "4242", "4268", "connection"]
 
 
 def test_a_recording_of_old_says_at_least_or_that_nothing_was_stuck() -> None:
     first, *rows = stuck_in(written(FIRST_FIELDS))
-    assert (first, rows) == ("0 threads; 52 that look idle left out", [])
+    assert (first, rows) == ("0 threads; 52 idle hidden", [])
 
 
 def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:

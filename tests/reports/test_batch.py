@@ -29,12 +29,12 @@ def printed(
 @pytest.mark.parametrize(
     ("table", "idle", "expected"),
     [
-        (STUCK, False, "stuck now: 4 threads; 1 that looks idle left out (-i)"),
+        (STUCK, False, "stuck now: 4 threads; 1 idle hidden (-i)"),
         (STUCK, True, "stuck now: 5 threads"),
         (
             [STUCK[0], STUCK[4], STUCK[4]._replace(tid=701)],
             False,
-            "stuck now: 1 thread; 2 that look idle left out (-i)",
+            "stuck now: 1 thread; 2 idle hidden (-i)",
         ),
         ([], False, "stuck now: 0 threads"),
     ],
@@ -86,7 +86,7 @@ def test_folded_output_without_wakers_is_empty_and_reported(capsys: pytest.Captu
     batch.run(source, CATEGORIES, MS, None, batch.Wanted(mode=WAKEUP, folded=True), as_json=False, width=0, out=out)
     assert out.getvalue() == ""
     errors = capsys.readouterr().err
-    assert errors.startswith("offtop: in 3 ticks it was not gathered who ended the waits")
+    assert errors.startswith("offtop: 3 ticks have no wakers")
 
 
 def test_filter_applies_to_storms() -> None:
