@@ -110,7 +110,7 @@ def test_batch_does_not_import_the_screen() -> None:
         ("-p 7,web:0", "'7,web:0' is not a list of ids"),
         ("-p 99999999999", "'99999999999' is not a list of ids"),
         ("-t x", "'x' is not a list of ids"),
-        ("--min -1", "'-1' is not a time, as 200us"),
+        ("--min -1", "'-1' is not a time such as 200us"),
         ("--min=-1", "'-1' is not a time"),
         ("--min 5parsecs", "'5parsecs' is not a time"),
         ("--max x", "'x' is not a time"),

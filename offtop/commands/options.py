@@ -593,7 +593,7 @@ def _percent_of(text: str) -> float:
 
 _ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_IDS})")
 _pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
-_wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time, as 200us, 1ms, 2s, or 200 for 200us")
+_wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time such as 200us, 1ms or 2s; 200 means 200us")
 _count = _argument(_positive, "a whole number from 1 up")
 _depth = _argument(_depth_of, f"a whole number from 2 to {MOST_DEPTH}")
 _user = _argument(_user_of, NO_USER)

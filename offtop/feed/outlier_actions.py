@@ -1,7 +1,7 @@
-"""What is asked to be caught, and what happens when something is: a command of the person's own, by their rights.
+"""Triggers and what happens at an outlier: run a command of the user's, with the user's rights.
 
-What a thread is called never comes into the command's text: it is in the environment, without letters that a shell or
-a terminal would act on.
+Names of threads never become part of the command's text. They are in its environment, with everything escaped that a
+terminal would act on.
 """
 
 import os
@@ -19,13 +19,13 @@ from offtop.printable import printable
 from offtop.units import duration
 
 OFF = "off"
-"""Said instead of a trigger: nothing is caught."""
+"""Given instead of a trigger: no outliers."""
 _MOST_PENDING = 20
 _KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "DISPLAY")
 
 
 def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -> list[Trigger | None]:
-    """As Judge has them. Raises UsageError, which begins with `where`."""
+    """Parse triggers for Judge. Raises UsageError, which begins with `where`."""
     if [*texts] == [OFF]:
         return []
     found: list[Trigger | None] = []
@@ -36,42 +36,42 @@ def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -
             raise UsageError(f"{where}: {wrong}") from None
         if one and one.metric in (MAX, NOW) and one.value < min_ns:
             raise UsageError(
-                f"{where}: '{printable(text)}': waits below the minimum of {duration(min_ns)} are not told one by one. "
-                f"Give a longer time, or a smaller --min"
+                f"{where}: '{printable(text)}': waits below the minimum of {duration(min_ns)} are only counted. "
+                f"Use a longer time, or a smaller --min"
             )
         found.append(one)
     return found
 
 
 class Alarm:
-    """Counts outliers, and has the person's command run for the first of each kind in a while. For one thread."""
+    """Counts outliers, and runs the user's command for one per kind in APART_NS. Not thread-safe."""
 
     def __init__(self, command: str, whose: Person) -> None:
-        """An empty command: none."""
+        """`command`: empty for none."""
         self._command, self._whose = command, whose
-        self._told_ns: dict[tuple[str, str, str], int] = {}
+        self._last_ns: dict[tuple[str, str, str], int] = {}
         self._pending = deque[Outlier](maxlen=_MOST_PENDING)
-        """Of which the command has not run yet: the newest."""
+        """The newest outliers that the command has not run for yet."""
         self._running: subprocess.Popen[bytes] | None = None
         self.count = 0
-        """Of outliers."""
+        """How many outliers there were."""
         self.failure = ""
-        """Why the command did not run."""
+        """Why the command did not run, or that it failed; empty: it did not."""
 
     def add(self, outliers: Sequence[Outlier]) -> None:
-        """Those of a tick."""
+        """Add the outliers of a tick."""
         for one in outliers:
             if one.was_told:
                 continue
             self.count += 1 + one.more
-            if self._command and one.at_ns - self._told_ns.get(one.kind, -APART_NS) >= APART_NS:
-                self._told_ns[one.kind] = one.at_ns
+            if self._command and one.at_ns - self._last_ns.get(one.kind, -APART_NS) >= APART_NS:
+                self._last_ns[one.kind] = one.at_ns
                 self._pending.append(one)
-                self._told_ns = {kind: ns for kind, ns in self._told_ns.items() if one.at_ns - ns < APART_NS}
+                self._last_ns = {kind: ns for kind, ns in self._last_ns.items() if one.at_ns - ns < APART_NS}
         if self._running is not None and (status := self._running.poll()) is not None:
             self._running = None
             if status:
-                self.failure = f"--on-trigger ended with status {status}"
+                self.failure = f"--on-trigger exited with status {status}"
         if self._pending and self._running is None:
             self._run(self._pending.popleft())
 
@@ -91,13 +91,13 @@ class Alarm:
                 group=whose.gid if is_other else None,
                 extra_groups=os.getgrouplist(whose.name, whose.gid) if is_other else None,
             )
-        except (OSError, ValueError) as error:  # also of names that the locale has not
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            self.failure = printable(f"--on-trigger could not be run ({why})")
+        except (OSError, ValueError) as error:  # ValueError: names that the locale cannot encode
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self.failure = printable(f"--on-trigger cannot be run ({reason})")
 
 
 class Catch:
-    """What is caught, and all that follows from it."""
+    """The triggers of this run, and what to do at an outlier."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Catch:
         freeze: bool = False,
         bell: bool = False,
     ) -> None:
-        """`freeze`, `bell`: what a screen does then. Raises UsageError, which begins with `where`."""
+        """`freeze`, `bell`: what the screen does at an outlier. Raises UsageError, which begins with `where`."""
         self._rules = rules
         self.texts = tuple(texts)
         self._triggers = triggers(texts, rules, min_ns, where)
@@ -117,18 +117,18 @@ class Catch:
         self.alarm, self.freeze, self.bell = alarm, freeze, bell
 
     def deaf(self, min_ns: int) -> str:
-        """The first rule of waits that are shorter than the minimum, and so not told one by one; empty: none."""
+        """Return the first trigger for waits below the minimum, which cannot match; empty: none."""
         return next((one.text for one in self._triggers if one and one.is_of_waits and one.value < min_ns), "")
 
     def ask(self, texts: Sequence[str], min_ns: int) -> None:
-        """From the next tick on catch what these say. For any thread. Raises UsageError."""
+        """Use these triggers from the next tick on. Thread-safe. Raises UsageError."""
         self._triggers = triggers(texts, self._rules, min_ns, "catch")
         self.judge.ask(self._triggers)
 
 
 def environment(one: Outlier, whose: Person) -> Mapping[str, str]:
     wait = one.wait
-    told: dict[str, object] = {
+    variables: dict[str, object] = {
         "RULE": one.rule,
         "CATEGORY": one.category,
         "METRIC": one.metric,
@@ -145,4 +145,4 @@ def environment(one: Outlier, whose: Person) -> Mapping[str, str]:
     }
     own = {name: value for name in _KEPT if (value := os.environ.get(name))}
     person = {"HOME": str(whose.home), "USER": whose.name, "LOGNAME": whose.name}
-    return {**own, **person, **{f"OFFTOP_{name}": printable(str(value)) for name, value in told.items()}}
+    return {**own, **person, **{f"OFFTOP_{name}": printable(str(value)) for name, value in variables.items()}}

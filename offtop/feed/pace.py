@@ -1,4 +1,4 @@
-"""The pace at which a Source is read: a first tick soon, then whole delays without drift."""
+"""Pace: reads a Source at regular times; the first tick comes early, the others after whole delays."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from offtop.model.windows.history import History, Kept
 from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
-"""From the first reading to the first tick: there is something to see before a whole delay has passed."""
+"""Time from the first reading to the first tick, shorter than a delay, so that there is soon something to see."""
 _DRAIN_NS = NS_PER_S
-"""The longest time between two readings without a drain: the kernel's tables have room for thousands of exits."""
+"""Longest time without draining the BPF maps, which have room for thousands of exits."""
 
 
 class Recorder(Protocol):
@@ -28,7 +28,7 @@ class Alarm(Protocol):
 
 
 class Pace:
-    """Reads `source` into `history`, in the thread that runs `ticks`; the other methods are for any thread."""
+    """Reads a source into a history, in the thread that iterates `ticks`. The other methods are thread-safe."""
 
     def __init__(
         self,
@@ -38,23 +38,23 @@ class Pace:
         first_tick_ns: int = FIRST_TICK_NS,
         judge: Judge | None = None,
     ) -> None:
-        """`judge`: says which waits and ticks are outliers; None: nobody asks, or it was recorded."""
+        """`judge`: decides which waits and ticks are outliers; None: no triggers, or a recording."""
         self._source = source
         self._judge = judge
         self.alarm: Alarm | None = None
-        """Is handed the outliers of each tick."""
+        """Receives the outliers of each tick."""
         self.outliers: Sequence[Outlier] = ()
-        """Of the last tick."""
+        """Outliers of the last tick."""
         self._history = history
         self._delay_ns = delay_ns
         self._first_tick_ns = first_tick_ns
         self.recorder: Recorder | None = None
-        """Is handed each snapshot that is read. May be set from any thread."""
+        """Receives each snapshot. May be set from any thread."""
         self._changed = Condition()
         self._stopped = False
 
     def ticks(self) -> Iterator[Kept]:
-        """Each tick when it is read; ends with the source, or after `stop`. What the source raises is passed on."""
+        """Yield each tick when it is read, until the source ends or `stop`. Errors of the source are passed on."""
         for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
             if kept is not None and self._judge is not None:
@@ -69,9 +69,9 @@ class Pace:
                 yield kept
 
     def _snapshots(self) -> Iterator[Snapshot]:
-        """Each when it is read.
+        """Yield each snapshot when it is read.
 
-        A reading that comes late moves no later one: ticks that were missed make the next window longer.
+        A late reading does not delay later ones: missed ticks make the next window longer.
         """
         self._source.catch(self._judge)
         due_ns: int | None = monotonic_ns()
@@ -86,7 +86,7 @@ class Pace:
             is_first = False
 
     def _wait_after(self, last_ns: int, is_first: bool) -> int | None:
-        """Return when the next reading is due, after the one of `last_ns`, with its time; None when stopped."""
+        """Wait until the next reading, one delay after `last_ns`. Return its due time; None if stopped."""
         drained_ns = last_ns
         while not self._stopped:
             with self._changed:
@@ -96,17 +96,17 @@ class Pace:
                 late_ns = now_ns - due_ns
                 if late_ns >= 0:
                     return due_ns + late_ns // delay_ns * delay_ns
-                # In equal parts, so that none comes right before the reading.
+                # Spread drains evenly, so that none comes right before the reading.
                 drain_ns = drained_ns + (due_ns - drained_ns) // max(1, -((drained_ns - due_ns) // _DRAIN_NS))
                 if now_ns < drain_ns:
                     self._changed.wait((drain_ns - now_ns) / NS_PER_S)
                     continue
-            self._source.drain()  # without the lock, for which a screen may wait
+            self._source.drain()  # without the lock, because the screen may wait for it
             drained_ns = now_ns
         return None
 
     def set_delay(self, delay_ns: int) -> None:
-        """From the last tick on."""
+        """Change the delay; it already applies to the current tick."""
         with self._changed:
             self._delay_ns = delay_ns
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""The one door between the rooms: a live kernel, /proc or a recording, all read the same way."""
+"""Data source interface: the BPF programs, /proc and recordings are all read through it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -10,23 +10,23 @@ from offtop.model.values.wake import Object
 
 
 class Recorded(NamedTuple):
-    """Where and when was recorded what a source tells."""
+    """Where and when a recording was made."""
 
     host: str
     began_ns: int
     """CLOCK_REALTIME of the first tick."""
     ended_ns: int
-    """The same of the last; it may have been set back meanwhile."""
+    """CLOCK_REALTIME of the last tick; may be earlier if the clock was set back."""
     measured_ns: int
     """From the first to the last, by CLOCK_MONOTONIC."""
 
 
 class Source(Protocol):
-    """Gives snapshots. Read from one thread only; `filters` may be set from another."""
+    """Returns snapshots. Only one thread may read it; `set_filters` may be called from another."""
 
     @property
     def recorded(self) -> Recorded | None:
-        """None for what happens now."""
+        """Where and when it was recorded; None: live."""
         ...
 
     @property
@@ -34,103 +34,109 @@ class Source(Protocol):
 
     @property
     def notices(self) -> Sequence[str]:
-        """What it does without, a sentence or two each: what, the remedy, and then the loss, because a narrow screen
-        shows the beginning only. Empty if it has all that was asked for."""
+        """What the source lacks on this machine, a sentence or two each; empty: nothing.
+
+        Each says what is missing, then the fix, then the effect, because a narrow screen shows only the beginning.
+        """
         ...
 
     @property
     def names(self) -> Names:
-        """What frames are called; answers at once, and better as its worker goes on."""
+        """Names of frames. Returns at once; a worker looks up missing names in the background."""
         ...
 
     def read(self) -> Snapshot | None:
-        """Running totals up to now; None when there will be no more. The caller keeps the pace, but of what was
-        recorded: that keeps its own, and waits here.
+        """Return running totals up to now; None at the end.
 
-        Raises an OfftopError that a person can act on.
+        The caller decides when to read a live source. A recording keeps its own pace, and blocks here. Raises
+        OfftopError, with a remedy.
         """
         ...
 
     def drain(self) -> None:
-        """Take out what would fill up until the next read: the thread that reads calls it at least once a second.
+        """Drain the kernel's buffers. The reading thread must call it at least once a second.
 
-        Raises an OfftopError that a person can act on.
+        Raises OfftopError, with a remedy.
         """
         ...
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
-        """Take up that moment (CLOCK_REALTIME), or the first tick `after` it, perhaps in another epoch: what was
-        recorded before it comes first, and at once. Returns when the tick was taken that is seen then. What happens
-        now has no other moment.
+        """Continue a recording at a time (CLOCK_REALTIME), or at the first tick `after` it.
 
-        Raises an OfftopError where it cannot be taken up.
+        Returns when that tick was taken. The next reads first return what was recorded before it, without delay. The
+        time may be in another epoch of the recording. A live source returns `taken_ns` and does nothing. Raises
+        OfftopError if it cannot go there.
         """
         ...
 
     def hold(self, held: bool) -> None:
-        """Somebody looks at one moment: what was recorded waits for them, what happens now does not."""
+        """Hold a recording while the screen is paused. A live source goes on."""
         ...
 
     def set_filters(self, filters: Filters) -> None:
-        """From the next read on, count only this. Raises an OfftopError where it cannot be done."""
+        """Count only what passes, from the next read on. Thread-safe. Raises OfftopError if that is not possible."""
         ...
 
     def set_mode(self, mode: str, depth: int) -> None:
-        """From the next read on, gather what this mode shows (one of wake.MODES), with so many wakers of a chain; a
-        recording has what was gathered. May take a second: not for the thread of a screen.
+        """Record what a mode shows (one of wake.MODES), with `depth` wakers in a chain, from the next read on.
 
-        Raises an OfftopError where it cannot be done.
+        A recording has what was recorded. May take a second: do not call it from the screen's thread. Raises
+        OfftopError if that is not possible.
         """
         ...
 
     def catch(self, marks: Marks | None) -> None:
-        """From the next read on, have snapshots tell of waits that reach these marks; None: of none. For the thread
-        that reads. What was recorded tells of those that were outliers then."""
+        """Report waits that reach these thresholds in snapshots, from the next read on; None: none.
+
+        For the reading thread. A recording reports the outliers that it holds.
+        """
         ...
 
     def outliers(self) -> Sequence[Outlier]:
-        """All that were recorded, in the order of time; of what happens now, none are known."""
+        """Return all outliers of a recording, in order of time; none for a live source."""
         ...
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """Return when each of `frames` has the best name it will get, or after `seconds`."""
+        """Return when each of `frames` has the best name that it will get, or after `seconds`."""
         ...
 
     def why_nameless(self, frame: Frame) -> str:
-        """Why a frame has no name, one of stackproblems.REASONS; empty: it has one, or nobody has looked. Returns at
-        once."""
+        """Return why a frame has no name, one of stack_problems.REASONS. Does not block.
+
+        Empty: it has a name, or it was not looked up yet.
+        """
         ...
 
     def describe(self, pids: Collection[int]) -> None:
-        """Have `Book.details` tell of these processes, soon; returns at once. For any thread.
+        """Request details of these processes, which will be in `Book.details`. Does not block. Thread-safe.
 
-        Ask again as long as they are shown: what is told of a process that begins another program changes.
+        Call it again while they are shown, because details change when a process calls exec.
         """
         ...
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Have `Book.ends` tell who is at the other end of these, a tick or a few later; returns at once. For any
-        thread. Of each, a process that waits on it.
+        """Request the other ends of objects, which will be in `Book.ends` one or a few ticks later.
 
-        Ask again as long as they are shown.
+        `waited_on`: object → a process that waits on it. Does not block. Thread-safe. Call it again while they are
+        shown.
         """
         ...
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        """(what, value) of a process, for a person who asks; raw. May take seconds: not for the thread of a screen."""
+        """Return (label, raw value) pairs about a process. May take seconds: not for the screen's thread."""
         ...
 
     def about(self) -> list[tuple[str, str]]:
-        """(what, value) for the help screen's "About this session": kernel, door, maps, features."""
+        """Return (label, value) pairs for "About this session" in the help: kernel, probe, maps, features."""
         ...
 
     def close(self) -> None:
-        """Leave nothing attached. May be called twice."""
+        """Detach everything. May be called twice."""
         ...
 
 
 class Happening:
-    """What sources have in common that tell what happens now."""
+    """Common defaults of live sources."""
 
     @property
     def recorded(self) -> Recorded | None:
@@ -141,14 +147,14 @@ class Happening:
         return ()
 
     def drain(self) -> None:
-        """Nothing fills up."""
+        """Nothing to drain."""
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
-        """There is no other time than now."""
+        """A live source cannot seek."""
         return taken_ns
 
     def hold(self, held: bool) -> None:
-        """It goes on."""
+        """A live source goes on."""
 
     def outliers(self) -> Sequence[Outlier]:
         return ()

@@ -375,8 +375,8 @@ SCHEMA: dict[str, Any] = {
                         "earlier_ns": {
                             "type": "integer",
                             "description": "ns: add this to what earlier ticks reported of this site. A wait in "
-                            "progress counts at a site without a waker; if it ends at another site, its time moves there, and "
-                            "this is negative here",
+                            "progress counts at a site without a waker; if it ends at another site, its time moves "
+                            "there, and this is negative here",
                         },
                         "blocked_ns": _NS,
                         "runqueue_ns": _NS,

@@ -1,7 +1,7 @@
-"""Settings: what a person wants always so, from one TOML file, below what the command line says this time.
+"""Read and write settings: a TOML file holds a user's defaults, and the command line overrides them.
 
-The file is a stranger's text, read by root: what is said about it is where it is wrong, never what else is
-in it. Settings have dotted names as in TOML: `delay`, `keys.preset`.
+The file is untrusted text that root reads: errors say which line is wrong, but never quote other content. Settings have
+dotted names as in TOML: `delay`, `keys.preset`.
 """
 
 import difflib
@@ -26,40 +26,40 @@ from offtop.model.aggregate.rows import SORTS
 from offtop.model.values.wake import MODES, OFFCPU, WAKEUP
 from offtop.model.viewmodel.view import LATENCIES, LONGEST_DELAY_NS, NAMES, SHORTEST_DELAY_NS, SPANS_NS
 from offtop.person import Person, is_roots, read_theirs, write_theirs
-from offtop.person import person as whoever_runs
+from offtop.person import person as current_person
 from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration
 
 EVERYBODYS = Path("/etc/offtop/config.toml")
-"""The machine's own file: where a person has none."""
+"""System-wide file, read if the user has none."""
 _KEYS = "keys."
-"""Begins the names of what stands in the table [keys]."""
+"""Prefix of the names of settings in the table [keys]."""
 _WINDOWS = dict(zip(("1s", "10s", "60s", "start"), SPANS_NS, strict=True))
 _MODES = {**dict(zip(MODES, MODES, strict=True)), "off": OFFCPU, "wake": WAKEUP}
-"""By what they may be called: bcc's offcputime and wakeuptime have other words."""
+"""Modes by name, with the names of bcc's offcputime and wakeuptime as aliases."""
 _UNITS_NS = (("h", 3600 * NS_PER_S), ("m", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 1_000_000), ("us", 1000), ("ns", 1))
 _LONGEST_HISTORY_NS = 24 * 3600 * NS_PER_S
 _LONGEST_NS = 1 << 63
-"""More than anybody waits: only the shortest counts."""
+"""Longer than any wait: in effect no upper limit."""
 _LONGEST_SHOWN = 40
-"""Characters of a wrong name or value that an error repeats."""
+"""Characters of a wrong name or value that an error quotes."""
 _LONGEST_ALIGNED = 40
 SOURCES = ("auto", "bpf", "proc")
 _COMMAND_LINE = "command line"
 _SERVERS = r"(auto|https?://[!-+\--~]+([ ,]+https?://[!-+\--~]+){0,9})?"
-_HEAD = "# What offtop begins with. All that may stand here: offtop --show-config\n"
+_HEAD = "# Settings of offtop. To see them all: offtop --show-config\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     theme: str
-    """Empty: as the terminal has it."""
+    """Empty: chosen to fit the terminal."""
     color: str
     ascii: bool
     mouse: bool
     delay_ns: int
     span_ns: int
-    """One of SPANS_NS; SINCE_START for all of it."""
+    """One of SPANS_NS; SINCE_START: since the start."""
     min_ns: int
     history_ns: int
     idle: bool
@@ -72,43 +72,43 @@ class Settings:
     names: str
     latency: str
     hidden: frozenset[str]
-    """Columns and panes that are not shown."""
+    """Hidden columns and panes."""
     muted: tuple[str, ...]
-    """Filter expressions, not yet parsed."""
+    """Filter expressions, unparsed."""
     triggers: tuple[str, ...]
-    """Which waits and ticks are outliers, not yet parsed."""
+    """Triggers, unparsed."""
     on_trigger: str
-    """A command to be run then; empty: none."""
+    """Command to run at an outlier; empty: none."""
     bell: bool
     source: str
     """One of SOURCES."""
     debuginfod: str
-    """Servers to be asked for debug files, `auto` for those that the machine knows; empty: none."""
+    """debuginfod servers; `auto`: those set up on this machine; empty: none."""
     snapshot_dir: str
-    """Absolute, or `~/` and what is behind it; empty: the working directory."""
+    """Absolute or starting with `~/`; empty: the working directory."""
     preset: str
-    """Whose keys: those of top, atop or vim."""
+    """Key preset: top, atop or vim."""
     keys: Mapping[str, str]
-    """Action → its keys, parted by commas, where they differ from the preset's."""
+    """Action → its keys, separated by commas, if they differ from the preset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One that a file may have."""
+    """A setting, and how to convert it between TOML and `Settings`."""
 
     name: str
     default: object
-    """As TOML has it."""
+    """TOML value."""
     means: str
-    """In one plain line."""
+    """One line for help and manual."""
     expected: str
-    """What a value has to be: ends the sentence `… is not`."""
+    """Describes valid values; ends the error message `… is not`."""
     attributes: Callable[[Any], Mapping[str, Any]]
-    """TOML's value → those of Settings that it decides. Raises ValueError."""
+    """Converts a TOML value to the attributes of Settings that it sets. Raises ValueError."""
     said: Callable[[Settings], object]
-    """The way back, and always in the same words."""
+    """Converts back to a TOML value, in a normal form."""
     root_only: bool = False
-    """Whether it makes root do something: only a file that nobody but root could have written may say it."""
+    """It makes root do something, so it is accepted only in a file that only root can write."""
 
 
 class Loaded(NamedTuple):
@@ -116,7 +116,7 @@ class Loaded(NamedTuple):
     origin: Mapping[str, str]
     """By dotted name: `default`, `command line`, or the file's path."""
     path: Path
-    """Where the person's settings are written: the file that was read, unless it is the machine's."""
+    """The file to write settings to: the one that was read, or the user's own if that was the system-wide one."""
 
 
 def _flag(name: str, default: bool, means: str) -> Setting:
@@ -129,7 +129,7 @@ def _flag(name: str, default: bool, means: str) -> Setting:
 
 
 def _choice(name: str, choices: Sequence[str], means: str) -> Setting:
-    """The first choice is the default."""
+    """Return a setting with fixed choices. The first one is the default."""
     attribute = name.removeprefix(_KEYS)
 
     def attributes(value: object) -> Mapping[str, Any]:
@@ -174,7 +174,7 @@ def _texts(
     most: int,
     default: Sequence[str] = (),
 ) -> Setting:
-    """A list of strings, each of which the pattern matches as a whole."""
+    """Return a setting that is a list of strings, each matching the whole pattern."""
 
     def attributes(value: object) -> Mapping[str, Any]:
         if not isinstance(value, list | tuple) or len(cast(Sequence[object], value)) > most:
@@ -191,7 +191,10 @@ def _texts(
 
 
 def _matched(value: object, pattern: str) -> str:
-    """Raises ValueError. `.` stands for all that TOML can hold: not for half of a character (a lone surrogate)."""
+    """Return `value` if it is a string that matches the whole pattern; raise ValueError otherwise.
+
+    `.` also matches newlines. Lone surrogates never match, because TOML cannot hold them.
+    """
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or re.search("[\ud800-\udfff]", value):
         raise ValueError
     return value
@@ -232,7 +235,7 @@ SETTINGS = (
         "delay",
         "1s",
         "seconds between ticks",
-        "a number of seconds from 0.1 to 60, as 0.5 or 500ms",
+        "a number of seconds from 0.1 to 60, such as 0.5 or 500ms",
         bare_ns=NS_PER_S,
         shortest_ns=SHORTEST_DELAY_NS,
         longest_ns=LONGEST_DELAY_NS,
@@ -249,7 +252,7 @@ SETTINGS = (
         "min",
         "1ms",
         "shortest wait that gets a stack",
-        "a time, as 200us, 1ms, 2s, or 200 for 200us",
+        "a time such as 200us, 1ms or 2s; 200 means 200us",
         bare_ns=1000,
         shortest_ns=0,
         longest_ns=_LONGEST_NS,
@@ -258,7 +261,7 @@ SETTINGS = (
         "history",
         "10m",
         "how far back you can rewind",
-        "a time from 10s to 24h, as 10m",
+        "a time from 10s to 24h, such as 10m",
         bare_ns=NS_PER_S,
         shortest_ns=10 * NS_PER_S,
         longest_ns=_LONGEST_HISTORY_NS,
@@ -281,7 +284,7 @@ SETTINGS = (
         _sorting,
         lambda settings: f"{'-' if settings.reverse else ''}{settings.sort}",
     ),
-    _choice("names", NAMES, "what processes are named by"),
+    _choice("names", NAMES, "how processes are named"),
     _choice("latency", LATENCIES, "what the latency pane shows"),
     _texts(
         "hide",
@@ -325,7 +328,7 @@ SETTINGS = (
         "debuginfod",
         "",
         "servers to download debug files from; auto: those set up on this machine; empty: none",
-        "auto, or addresses as https://debuginfod.elfutils.org, parted by commas",
+        "auto, or addresses such as https://debuginfod.elfutils.org, separated by commas",
         lambda value: {"debuginfod": _matched(value, _SERVERS)},
         attrgetter("debuginfod"),
     ),
@@ -339,7 +342,7 @@ SETTINGS = (
     ),
     _choice(f"{_KEYS}preset", ("top", "atop", "vim"), "key preset"),
 )
-"""All but the keys of single actions, which are named by their action: `keys.pause`."""
+"""All settings but the keys of actions, which are named after the action: `keys.pause`."""
 
 
 def load(
@@ -351,15 +354,15 @@ def load(
     check_key: Callable[[str, str], None] | None = None,
     settings: Sequence[Setting] = SETTINGS,
 ) -> Loaded:
-    """The settings of this run: as the command line says, else the file, else the default.
+    """Return the settings of this run, from the command line, the file and the defaults, in this order.
 
-    `given` is what the command line says, with values as TOML has them; `config` is the file it names.
-    `check_key` takes an action and its keys, and raises ValueError, a sentence and its remedy, for what cannot
-    be. Raises UsageError for whatever is not as it has to be, OfftopError for a file that may not be read.
+    `given`: settings on the command line, as TOML values. `config`: the file given with --config.
+    `check_key`: is called with an action and its keys; raises ValueError with a sentence and its remedy if they are
+    not valid. Raises UsageError for invalid settings, OfftopError for a file that cannot be read.
     """
     file = _found(config, person, environ)
-    said = {setting.name: setting.default for setting in settings}
-    origin = dict.fromkeys(said, "default")
+    values = {setting.name: setting.default for setting in settings}
+    origin = dict.fromkeys(values, "default")
     sources = [(_COMMAND_LINE, given, True)]
     if file is not None:
         sources.insert(0, (printable(str(file.path)), _table(file.path, file.content), file.roots))
@@ -368,20 +371,20 @@ def load(
             setting = _setting(name, settings, where)
             if setting.root_only and not roots:
                 raise UsageError(
-                    f"{where}: {name} may stand only in a file that nobody but root can write. Put it into {EVERYBODYS}"
+                    f"{where}: {name} is allowed only in a file that only root can write. Put it into {EVERYBODYS}"
                 )
             _checked(setting, value, where, check_key)
-            said[name] = value
+            values[name] = value
             origin[name] = where
     own = file.path if file is not None and file.path != EVERYBODYS else _own(person, environ)[0]
-    return Loaded(_settings(said, settings), MappingProxyType(origin), own)
+    return Loaded(_settings(values, settings), MappingProxyType(origin), own)
 
 
 class _File(NamedTuple):
     path: Path
     content: bytes
     roots: bool
-    """Whether nobody but root could have written it."""
+    """Whether only root can have written it."""
 
 
 def _found(config: str | None, person: Person, environ: Mapping[str, str]) -> _File | None:
@@ -394,46 +397,46 @@ def _found(config: str | None, person: Person, environ: Mapping[str, str]) -> _F
     if file is None:
         raise UsageError(
             f"{'$OFFTOP_CONFIG' if config is None else '--config'} names {printable(str(path))}, "
-            f"which {printable(person.name)} cannot find. Make that file, or name another"
+            f"which {printable(person.name)} cannot find. Create it, or name another file"
         )
     return file
 
 
 def _file(path: Path, person: Person) -> _File | None:
-    """None where there is none. The machine's own files, and others that are root's, are read as root."""
+    """Read a file, as root if only root can have written it. Returns None if it does not exist."""
     roots = is_roots(path)
-    content = read_theirs(path, whoever_runs({}) if roots else person)
+    content = read_theirs(path, current_person({}) if roots else person)
     return None if content is None else _File(path, content, roots)
 
 
 def _own(person: Person, environ: Mapping[str, str]) -> list[Path]:
-    """Where the person's file may be; a new one is made at the first."""
+    """Return where the user's file may be. A new one is created at the first path."""
     places = [person.home / ".config"]
-    if person.uid == os.geteuid():  # not by sudo, which leaves us root's HOME
+    if person.uid == os.geteuid():  # not under sudo, where the paths would be root's
         places.insert(0, platformdirs.user_config_path())
-    if Path(xdg := environ.get("XDG_CONFIG_HOME", "")).is_absolute():  # by the standard, else it does not count
+    if Path(xdg := environ.get("XDG_CONFIG_HOME", "")).is_absolute():  # the XDG specification ignores relative paths
         places.insert(0, Path(xdg))
     return [place / "offtop" / "config.toml" for place in places]
 
 
 def _table(path: Path, content: bytes) -> dict[str, Any]:
-    where, remedy = printable(str(path)), "Mend that, or name another file with --config"
+    where, remedy = printable(str(path)), "Fix that, or name another file with --config"
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as wrong:
         line = content.count(b"\n", 0, wrong.start) + 1
         raise UsageError(f"{where}, line {line}: this is not UTF-8. {remedy}") from None
-    except tomllib.TOMLDecodeError as wrong:  # whose words may have the file's own in them
+    except tomllib.TOMLDecodeError as wrong:  # its message may quote the file, so it is not shown
         line = re.search(r"\(at line (\d+), column \d+\)\Z", str(wrong))
         raise UsageError(
-            f"{where}, {f'line {line[1]}' if line else 'at its end'}: this is not TOML. {remedy}"
+            f"{where}, {f'line {line[1]}' if line else 'at the end'}: this is not TOML. {remedy}"
         ) from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{where}: this has numbers too long, or brackets too deep, to be read. {remedy}") from None
+        raise UsageError(f"{where}: a number is too long, or brackets are nested too deep. {remedy}") from None
 
 
 def _flat(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Names, dotted for what stands in [keys], and values. A name that has a dot itself is quoted, as in TOML."""
+    """Yield names and values, with `keys.` before names in [keys]. Names that contain a dot are quoted, as in TOML."""
     for name, value in table.items():
         if name == "keys" and isinstance(value, Mapping):
             for action, keys in cast(Mapping[str, object], value).items():
@@ -447,7 +450,7 @@ def _quoted_if_dotted(name: str) -> str:
 
 
 def _setting(name: str, settings: Sequence[Setting], where: str) -> Setting:
-    """Raises UsageError for a name that no setting has."""
+    """Return the setting of that name. Raises UsageError if there is none."""
     known = {setting.name: setting for setting in settings}
     if name in known:
         return known[name]
@@ -455,7 +458,7 @@ def _setting(name: str, settings: Sequence[Setting], where: str) -> Setting:
         return _key(action)
     inside = [one for one in known if one.startswith(f"{name}.")]
     near = inside or difflib.get_close_matches(name[:_LONGEST_SHOWN], [*known, _KEYS.rstrip(".")], 1)
-    remedy = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}"
+    remedy = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(known)}"
     raise UsageError(f"{where}: there is no setting {_shown(name)}. {remedy}")
 
 
@@ -464,7 +467,7 @@ def _key(action: str) -> Setting:
         f"{_KEYS}{action}",
         None,
         f"the keys for {action}",
-        "the names of keys, parted by commas",
+        "a list of keys, separated by commas",
         lambda value: {"keys": {action: _matched(value, ".{0,200}")}},
         lambda settings: settings.keys[action],
     )
@@ -474,7 +477,7 @@ def _checked(setting: Setting, value: object, where: str, check_key: Callable[[s
     try:
         attributes = setting.attributes(value)
     except ValueError:
-        what, remedy = f"{where}: {setting.name}", "Mend that line, or take it out"
+        what, remedy = f"{where}: {setting.name}", "Fix that line, or remove it"
         if where == _COMMAND_LINE:
             what, remedy = f"--{setting.name}", "See: offtop --help"
         if shown := _shown(value):
@@ -491,7 +494,7 @@ def _checked(setting: Setting, value: object, where: str, check_key: Callable[[s
 
 
 def _shown(value: object) -> str:
-    """A wrong value as an error repeats it; empty for lists, tables and what else is long."""
+    """Return a wrong value for an error message; empty for lists, tables and long numbers."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**_LONGEST_SHOWN):
@@ -502,24 +505,24 @@ def _shown(value: object) -> str:
     return f"'{text}'" if len(text) <= _LONGEST_SHOWN else f"'{text[: _LONGEST_SHOWN - 3]}...'"
 
 
-def _settings(said: Mapping[str, object], settings: Sequence[Setting]) -> Settings:
+def _settings(values: Mapping[str, object], settings: Sequence[Setting]) -> Settings:
     attributes: dict[str, Any] = {}
     for setting in settings:
-        attributes |= setting.attributes(said[setting.name])
+        attributes |= setting.attributes(values[setting.name])
     named = {setting.name for setting in settings}
-    keys = {name.removeprefix(_KEYS): str(value) for name, value in said.items() if name not in named}
+    keys = {name.removeprefix(_KEYS): str(value) for name, value in values.items() if name not in named}
     return Settings(**attributes, keys=MappingProxyType(keys))
 
 
 def toml_of(settings: Settings) -> dict[str, object]:
-    """The settings as TOML has them: what `load` takes, and `save`."""
-    said = {setting.name: setting.said(settings) for setting in SETTINGS}
-    keys = {name.removeprefix(_KEYS): said.pop(name) for name in list(said) if name.startswith(_KEYS)}
-    return {**said, "keys": {**keys, **settings.keys}}
+    """Return the settings as TOML values, as `load` and `save` take them."""
+    values = {setting.name: setting.said(settings) for setting in SETTINGS}
+    keys = {name.removeprefix(_KEYS): values.pop(name) for name in list(values) if name.startswith(_KEYS)}
+    return {**values, "keys": {**keys, **settings.keys}}
 
 
 def shown(loaded: Loaded) -> str:
-    """TOML, a line each, and behind it where it comes from."""
+    """Return all settings as TOML, a line each, with the origin as a comment."""
     lines = {name: f"{name.removeprefix(_KEYS)} = {_toml(value)}" for name, value in _flat(toml_of(loaded.settings))}
     width = max(len(line) for line in lines.values() if len(line) <= _LONGEST_ALIGNED)
     origins = {name: f"{line:<{width}}  # {loaded.origin[name]}\n" for name, line in lines.items()}
@@ -528,7 +531,7 @@ def shown(loaded: Loaded) -> str:
 
 
 def _toml(value: object) -> str:
-    """A value of a setting on one line. What a terminal would act on, or hide, is escaped."""
+    """Format a value as TOML on one line. Unprintable characters are escaped."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(value, ensure_ascii=False))
     if isinstance(value, list | tuple):
@@ -542,10 +545,11 @@ def _escaped(character: str) -> str:
 
 
 def written(text: str, changes: Mapping[str, object]) -> str:
-    """A file's text with these settings changed, its comments, its order and its other lines as they were.
+    """Return the text of a settings file with `changes` applied; comments, order and other lines stay.
 
-    What it says already stays in its own words; what is not there stays out if it is the default. Raises
-    ValueError for a text that is not TOML, OfftopError where it is too odd to be changed, or a setting cannot be so.
+    A setting that already has the value keeps its spelling; a missing one is added only if it differs from the
+    default. Raises ValueError if the text is not TOML, OfftopError if a setting is not valid or the text cannot be
+    changed without side effects.
     """
     present = dict(_flat(tomllib.loads(text)))
     document: Any = tomlkit.parse(text)
@@ -554,60 +558,58 @@ def written(text: str, changes: Mapping[str, object]) -> str:
     wanted = dict(present)
     for name, value in _flat(changes):
         setting = _setting(name, SETTINGS, "the changes")
-        meant = _means(setting, value)
-        if meant is None:  # as of a hundred mutes and one
-            raise OfftopError(
-                f"As it is now, {name} is not {setting.expected}, so nothing was written. Take some of it out"
-            )
-        if _means(setting, present.get(name, setting.default)) == meant:
+        attributes = _attributes_of(setting, value)
+        if attributes is None:  # such as one mute too many
+            raise OfftopError(f"{name} is now not {setting.expected}, so nothing was written. Remove some of it")
+        if _attributes_of(setting, present.get(name, setting.default)) == attributes:
             continue
         wanted[name] = value
         if name.startswith(_KEYS) and isinstance(document.get("keys"), Mapping):
-            _put(document["keys"], name.removeprefix(_KEYS), value)
+            _set_value(document["keys"], name.removeprefix(_KEYS), value)
         elif name in present:
-            _put(document, name, value)
+            _set_value(document, name, value)
         else:
             (key_lines if name.startswith(_KEYS) else lines).append(f"{name.removeprefix(_KEYS)} = {_toml(value)}\n")
     result = _inserted(tomlkit.dumps(document), "".join(lines))
     if key_lines:
         result = f"{result.rstrip()}\n\n[keys]\n{''.join(key_lines)}".lstrip()
-    if _said(result) != wanted:
-        raise OfftopError("The settings do not fit into that file as it is. Put them in by hand: offtop --show-config")
+    if _parsed(result) != wanted:
+        raise OfftopError("The settings cannot be merged into that file. Add them by hand: offtop --show-config")
     return result
 
 
-def _means(setting: Setting, value: object) -> Mapping[str, Any] | None:
-    """None for what the setting cannot be."""
+def _attributes_of(setting: Setting, value: object) -> Mapping[str, Any] | None:
+    """Return what a value sets, or None if it is not valid."""
     try:
         return setting.attributes(value)
     except ValueError:
         return None
 
 
-def _said(text: str) -> dict[str, object] | None:
-    """None for what is not TOML."""
+def _parsed(text: str) -> dict[str, object] | None:
+    """Return the settings in a text, or None if it is not TOML."""
     try:
         return dict(_flat(tomllib.loads(text)))
     except tomllib.TOMLDecodeError:
         return None
 
 
-def _put(table: Any, name: str, value: object) -> None:
-    """Into a table of tomlkit. A list is changed item by item, since each may have a comment of its own."""
+def _set_value(table: Any, name: str, value: object) -> None:
+    """Set a value in a tomlkit table. Lists are changed item by item, because items may have comments."""
     old: Any = table.get(name)
     if isinstance(old, list) and isinstance(value, list):
-        before, after = cast(list[object], [*old]), cast(list[object], value)
-        for gone in (one for one in before if one not in after):
-            cast(Any, old).remove(gone)
-        for new in (one for one in after if one not in before):
-            cast(Any, old).append(tomlkit.value(_toml(new)))
-        if old == after:
+        old_items, new_items = cast(list[object], [*old]), cast(list[object], value)
+        for removed in (one for one in old_items if one not in new_items):
+            cast(Any, old).remove(removed)
+        for added in (one for one in new_items if one not in old_items):
+            cast(Any, old).append(tomlkit.value(_toml(added)))
+        if old == new_items:
             return
     table[name] = tomlkit.value(_toml(cast(object, value)))
 
 
 def _inserted(text: str, lines: str) -> str:
-    """With these lines before the first table, and before the comments that stand right above it."""
+    """Return `text` with `lines` inserted before the first table and the comments right above it."""
     if not lines:
         return text
     body = tomlkit.parse(text).body
@@ -617,7 +619,7 @@ def _inserted(text: str, lines: str) -> str:
         if end is None or not all(isinstance(below, items.Comment) for _, below in body[at:end]):
             head.append(key, item)
     above = head.as_string()
-    if not text.startswith(above):  # so odd that it cannot be cut in two: the first line is before all tables
+    if not text.startswith(above):  # cannot be split there; the first line is before all tables
         above = ""
     settings, end_of_line = above.rstrip("\r\n"), "\r\n" if "\r\n" in text else "\n"
     gap = above[len(settings) :].removeprefix("\r").removeprefix("\n")
@@ -626,10 +628,10 @@ def _inserted(text: str, lines: str) -> str:
 
 
 def save(path: Path, person: Person, changes: Mapping[str, object]) -> str:
-    """Put these settings into that file, which need not be there, and say so.
+    """Write settings to a file, which may not exist yet, and return a message that says so.
 
-    `changes` are all that shall hold, as `toml_of` gives them: a new file would hide the machine's. Raises
-    OfftopError, and changes nothing, where it cannot be written or is not TOML.
+    `changes` must hold all settings, as `toml_of` returns them, because a new file hides the system-wide one. Raises
+    OfftopError and changes nothing if the file cannot be written; UsageError if it is not TOML.
     """
     content = read_theirs(path, person)
     text = _HEAD

@@ -1,4 +1,4 @@
-"""The rules that name culprits: those that offtop brings, and before them the machine's and the person's own."""
+"""Cause rules: those that come with offtop, and before them the system-wide and the user's own."""
 
 import threading
 from collections.abc import Iterable
@@ -8,21 +8,23 @@ from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify.causes import Rules, parse
 from offtop.person import Person, as_person, is_roots, read_theirs
-from offtop.person import person as whoever_runs
+from offtop.person import person as current_person
 from offtop.printable import printable
 from offtop.settings.config import EVERYBODYS
 
 NAME = "rules.toml"
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 _State = tuple[int, int, int] | None
 
 
 class RuleFiles:
-    """The rules as the files have them now, looked at again every other second by a thread of its own: a home may be
-    on a server that does not answer."""
+    """The current cause rules. `watch` starts a thread that rereads changed files every two seconds.
+
+    A separate thread is needed because the home directory may be on a file server that does not answer.
+    """
 
     def __init__(self, own: Path, person: Person, categories: Iterable[str]) -> None:
-        """`own`: the person's file, whether it is there or not. Raises OfftopError for a file that is wrong."""
+        """`own`: the user's file, which may not exist. Raises OfftopError for an invalid file."""
         self._categories = frozenset(categories)
         self._person = person
         self.files = (own, EVERYBODYS.with_name(NAME))
@@ -30,18 +32,18 @@ class RuleFiles:
         self._states: list[_State] = []
         self.rules = Rules()
         self.error = ""
-        """What is wrong with a file that was changed meanwhile: its rules are as before."""
-        self._over = threading.Event()
+        """What is wrong with a file that changed; the previous rules stay in effect."""
+        self._closed = threading.Event()
         self._read()
 
     def watch(self) -> None:
-        threading.Thread(target=self._look, name="offtop-rules", daemon=True).start()
+        threading.Thread(target=self._watch_files, name="offtop-rules", daemon=True).start()
 
     def close(self) -> None:
-        self._over.set()
+        self._closed.set()
 
-    def _look(self) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+    def _watch_files(self) -> None:
+        while not self._closed.wait(_POLL_SECONDS):
             try:
                 if self._states_now() != self._states:
                     self._read()
@@ -53,7 +55,7 @@ class RuleFiles:
         self._states = self._states_now()
         rules = self._packaged
         for path in reversed(self.files):
-            content = read_theirs(path, whoever_runs({}) if is_roots(path) else self._person)
+            content = read_theirs(path, current_person({}) if is_roots(path) else self._person)
             if content is not None:
                 shown = printable(str(path))
                 rules = _parsed(content.decode(errors="replace"), shown, self._categories).before(rules)
@@ -73,5 +75,5 @@ def _state(path: Path) -> _State:
 
 
 def _parsed(text: str, shown: str, categories: frozenset[str]) -> Rules:
-    remedy = f"Mend it, or take that rule out; all that may stand there: {paths.rules()}"
+    remedy = f"Fix it, or remove that rule. For the format, see {paths.rules()}"
     return parse(text, shown, remedy, categories)

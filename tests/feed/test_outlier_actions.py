@@ -104,7 +104,7 @@ def test_command_that_cannot_be_started_is_reported(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(outlier_actions.subprocess, "Popen", refused)
     alarm = Alarm("true", person())
     alarm.add([outlier()])
-    assert alarm.failure == "--on-trigger could not be run (Cannot allocate memory)"
+    assert alarm.failure == "--on-trigger cannot be run (Cannot allocate memory)"
 
 
 def test_off_means_no_triggers() -> None:
@@ -118,6 +118,6 @@ def test_off_means_no_triggers() -> None:
 
 
 def test_trigger_for_single_waits_below_the_minimum_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"below the minimum of 5.0ms are not told one by one. Give a longer time"):
+    with pytest.raises(UsageError, match=r"below the minimum of 5.0ms are only counted. Use a longer time"):
         outlier_actions.triggers(["lock.max > 2ms"], RULES, 5 * MS, "x")
     assert outlier_actions.triggers(["lock.p99 > 2ms"], RULES, 5 * MS, "x")

@@ -154,7 +154,7 @@ def test_named_file_must_exist(ann: Person) -> None:
         ("/nosuch/a", {}, "--config"),
         (None, {"OFFTOP_CONFIG": "/nosuch/a"}, r"\$OFFTOP_CONFIG"),
     ):
-        with pytest.raises(UsageError, match=f"{by} names /nosuch/a, which ann cannot find. Make that file, or name"):
+        with pytest.raises(UsageError, match=f"{by} names /nosuch/a, which ann cannot find. Create it, or name"):
             load({}, given, ann, environ)
 
 
@@ -224,9 +224,9 @@ def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, eve
 
     put(everybodys, 'theme = "roots"')
     assert theme({}, None) == "roots"
-    assert theme({"theme": "typed"}, None) == "typed", "the user may type it after sudo"
+    assert theme({"theme": "typed"}, None) == "typed", "who may type it after sudo may do it"
     put(theirs(ann), 'theme = "theirs"')  # owned by root, but in a directory that is not
-    remedy = f"theme may stand only in a file that nobody but root can write. Put it into {everybodys}"
+    remedy = f"theme is allowed only in a file that only root can write. Put it into {everybodys}"
     with pytest.raises(UsageError, match=f"{theirs(ann)}: {remedy}"):
         theme({}, None)
     put(theirs(ann), "delay = 2")
@@ -288,7 +288,7 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
         ("delay = 1979-05-27", ": delay is not a number"),
         ('delay = "x\\ny"', r": delay: 'x\x0ay' is not"),
         (f"delay = 0x{'f' * 9999}", ": delay is not a number"),
-        ("min = -1", ": min: -1 is not a time, as 200us"),
+        ("min = -1", ": min: -1 is not a time such as 200us"),
         ("history = '9s'", ": history: '9s' is not a time from 10s to 24h"),
         ("history = '25h'", ": history: '25h' is not"),
         ("window = '2s'", ': window: \'2s\' is not one of "1s", "10s", "60s", "start"'),
@@ -321,13 +321,13 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
         (f"muted = ['{'a' * 501}']", ": muted is not a list of at most 100 filters of at most 500"),
         ("keys = 'vim'", ": there is no setting 'keys'. Did you mean keys.preset?"),
         ("[keys]\npreset = 'emacs'", ': keys.preset: \'emacs\' is not one of "top", "atop", "vim"'),
-        ("[keys]\npause = ['z']", ": keys.pause is not the names of keys, parted by commas"),
-        ("[keys.a]\nb = 'z'", ": keys.a is not the names of keys"),
+        ("[keys]\npause = ['z']", ": keys.pause is not a list of keys, separated by commas"),
+        ("[keys.a]\nb = 'z'", ": keys.a is not a list of keys"),
         ("[keys]\nPause = 'z'", ": there is no setting 'keys.Pause'"),
         ("'keys.preset' = 'vim'", ": there is no setting '\"keys.preset\"'"),
         ("dealy = 1", ": there is no setting 'dealy'. Did you mean delay?"),
         ("[key]\npreset = 'vim'", ": there is no setting 'key'. Did you mean keys?"),
-        ("zzzz = 1", ": there is no setting 'zzzz'. There are theme, color, ascii"),
+        ("zzzz = 1", ": there is no setting 'zzzz'. The settings are theme, color, ascii"),
         ('"\\u001b[31m" = 1', r": there is no setting '\x1b[31m'"),
     ],
 )
@@ -340,15 +340,15 @@ def test_invalid_value_is_refused_in_one_sentence_that_names_it(ann: Person, tex
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (b"delay = 2\nroot:x:0:0\n", ", line 2: this is not TOML. Mend that"),
+        (b"delay = 2\nroot:x:0:0\n", ", line 2: this is not TOML. Fix that"),
         (b"delay = 2\ndelay = 3\n", ", line 2: this is not TOML"),
         (b"# \x1b[2J\n", ", line 1: this is not TOML"),
         (b"\n\ntheme = 'a\x00b'\n", ", line 3: this is not TOML"),
-        (b"theme = '\n", ", at its end: this is not TOML"),
-        (b"hide = [", ", at its end: this is not TOML"),
+        (b"theme = '\n", ", at the end: this is not TOML"),
+        (b"hide = [", ", at the end: this is not TOML"),
         (b"\n\xff\xfe", ", line 2: this is not UTF-8"),
-        (b"delay = " + b"1" * 5000, ": this has numbers too long, or brackets too deep"),
-        (b"delay = " + b"[" * 60000, ": this has numbers too long, or brackets too deep"),
+        (b"delay = " + b"1" * 5000, ": a number is too long, or brackets are nested too deep"),
+        (b"delay = " + b"[" * 60000, ": a number is too long, or brackets are nested too deep"),
         (b"[" * 60000, ", line 1: this is not TOML"),
         (b"a." * 5000 + b"b = 1", ": there is no setting 'a'"),
     ],
@@ -577,7 +577,7 @@ def test_saved_file_is_private_and_reported(ann: Person) -> None:
     path = load({}, None, ann, {}).path if os.geteuid() == 0 else theirs(ann)
     assert save(path, ann, {"delay": "2s"}) == f"written to {ann.home}/.config/offtop/config.toml"
     assert path.read_text().splitlines() == [
-        "# What offtop begins with. All that may stand here: offtop --show-config",
+        "# Settings of offtop. To see them all: offtop --show-config",
         'delay = "2s"',
     ]
     assert (path.stat().st_mode, path.stat().st_uid) == (0o100600, ann.uid)
@@ -598,7 +598,7 @@ def test_nothing_is_saved_over_invalid_toml_or_through_a_link(ann: Person) -> No
 
 
 def test_file_that_cannot_hold_a_setting_is_not_changed() -> None:
-    with pytest.raises(OfftopError, match=r"do not fit into that file as it is\. Put them in by hand"):
+    with pytest.raises(OfftopError, match=r"cannot be merged into that file\. Add them by hand"):
         written("keys = 5", {"keys": {"preset": "vim"}})
 
 

@@ -25,7 +25,7 @@ DEMO = str(paths.demo())
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(rule_files, "EVERYBODYS", tmp_path / "etc" / "config.toml")
-    monkeypatch.setattr(rule_files, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(rule_files, "_POLL_SECONDS", 0.01)
     (tmp_path / "etc").mkdir()
     return tmp_path / "rules.toml"
 
