@@ -128,8 +128,8 @@ def test_baseline_of_itself_shows_no_change_and_filter_applies_to_both(good: str
     ("arguments", "error"),
     [
         (("--baseline", "nowhere.offtop"), "nowhere.offtop"),
-        (("-o", "CHANGE"), "--sort CHANGE is by what changed since --baseline FILE"),
-        (("-f", "--baseline", "good.offtop"), "--folded compares with nothing"),
+        (("-o", "CHANGE"), "--sort CHANGE needs --baseline FILE"),
+        (("-f", "--baseline", "good.offtop"), "--folded cannot compare with a baseline"),
     ],
 )
 def test_invalid_use_of_a_baseline_is_an_error(bad: str, arguments: tuple[str, ...], error: str) -> None:

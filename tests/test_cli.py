@@ -98,14 +98,14 @@ def test_batch_does_not_import_the_screen() -> None:
         ("-n 1.5", "'1.5' is not a whole number"),
         ("-n", "expected one argument"),
         ("-w 0", "'0' is not a whole number from 1 up"),
-        ("-p x", "'x' is not a list of ids, as 4242"),
+        ("-p x", "'x' is not a list of ids such as 4242"),
         ("-p 0", "'0' is not a list of ids"),
         ("-p -1", "'-1' is not a list of ids"),
         ("-p 1,", "'1,' is not a list of ids"),
-        ("-p=", "'' is not a list of ids, as 4242 or 4242,977 or CONTAINER:7"),
+        ("-p=", "'' is not a list of ids such as 4242 or 4242,977 or CONTAINER:7"),
         ("-p web:1,", "'web:1,' is not a list of ids"),
         ("-t=", "'' is not a list of ids"),
-        ("-p :1", "':1' is not a list of ids, as 4242 or 4242,977 or CONTAINER:7"),
+        ("-p :1", "':1' is not a list of ids such as 4242 or 4242,977 or CONTAINER:7"),
         ("-p web:", "'web:' is not a list of ids"),
         ("-p 7,web:0", "'7,web:0' is not a list of ids"),
         ("-p 99999999999", "'99999999999' is not a list of ids"),
@@ -139,15 +139,15 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--filter foo=1", "--filter: 'foo' is not a filter key: comm, thread,"),
         ("--filter comm>1", "--filter: 'comm>1' is not valid: comm takes = and !="),
         ("--filter cat=loch", "--filter: 'cat=loch' is not a category: try lock, "),
-        ("--json --filter max>10ms", "--filter: max> chooses rows of a table, and --json has none"),
-        ("--rate 100", "--rate in batch is about the processes that -p names. Give -p PID, too"),
-        ("--json --rate 100 -p 1", "--rate checks a budget in words, and --json has none. Leave it out"),
+        ("--json --filter max>10ms", "--filter: max> selects rows of a table, and --json has none"),
+        ("--rate 100", "--rate in batch mode needs the processes that it is about. Add -p PID"),
+        ("--json --rate 100 -p 1", "--rate prints a budget as text, which --json does not have. Omit it"),
         (
             "--within mysqld",
             "--within: 'mysqld' names no function. Give PROGRAM:FUNCTION, as mysqld:dispatch_command, ",
         ),
-        ("--within a:b --rate 100 -p 1", "--rate is about whole seconds of threads, and --within counts parts of them"),
-        ("--theme nosuch", "There is no theme 'nosuch'. Take one of: ansi, colourblind, contrast, dark, light, mono"),
+        ("--within a:b --rate 100 -p 1", "--rate needs all of a thread's time, and --within counts only a part"),
+        ("--theme nosuch", "There is no theme 'nosuch'. Use one of: ansi, colourblind, contrast, dark, light, mono"),
         ("--theme ../dark", "'../dark' is not the name of a theme"),
         ("--mouse=no", "ignored explicit argument 'no'"),
         ("--config /nosuch/file", "--config names /nosuch/file, which "),
@@ -284,7 +284,7 @@ def test_under_sudo_a_root_only_file_is_not_read(tmp_path: Path) -> None:
         ("delay 1", ", line 1: this is not TOML"),
         (
             "theme = 'nosuch'",
-            ": there is no theme 'nosuch'. Take one of: ansi, colourblind, contrast, dark, light, mono",
+            ": there is no theme 'nosuch'. Use one of: ansi, colourblind, contrast, dark, light, mono",
         ),
     ],
 )
@@ -305,8 +305,8 @@ def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: 
     ("mute", "error"),
     [
         ("foo=1", "'foo' is not a filter key: comm,"),
-        ("max>10ms", "'max>10ms' chooses rows, and waits are muted. Try comm=mysql* or cat=poll"),
-        (" ", "' ' chooses nothing, and waits are muted"),
+        ("max>10ms", "'max>10ms' selects rows, but only waits can be muted. Try comm=mysql* or cat=poll"),
+        (" ", "' ' selects nothing, but only waits can be muted"),
     ],
 )
 def test_invalid_mute_is_refused_with_the_file_name_before_the_screen_opens(
@@ -423,9 +423,9 @@ def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
             "--within bash:main",
             "--within needs BPF: sampling /proc cannot see user functions. Use -p instead",
         ),
-        ("--state D", "--state needs BPF: sampling /proc cannot see single waits. Leave it out"),
-        ("--max 5s", "--max needs BPF: sampling /proc cannot see single waits. Leave it out"),
-        ("--probe exit", "--probe is BPF's: sampling /proc needs none. Leave it out, or add --source bpf"),
+        ("--state D", "--state needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("--max 5s", "--max needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("--probe exit", "--probe has no effect when sampling /proc. Omit it, or add --source bpf"),
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
 )
@@ -560,7 +560,7 @@ def test_exit_of_the_watched_process_ends_offtop() -> None:
         ended = command.ended(process)
     assert heads == 3
     assert ended.status == 0
-    assert ended.err == "offtop: what was watched has ended\n"
+    assert ended.err == "offtop: everything it watched has exited\n"
     assert b"sleep" in read + ended.out.encode()
 
 

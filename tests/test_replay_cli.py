@@ -61,11 +61,14 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
             "--begin: the recording is from 2026-11-21T02:00:00 to 2026-11-21T02:00:20",
         ),
         (["--begin", "03:00"], "--begin: the recording is from "),
-        (["--begin", "02:00:10Z"], "--begin: '02:00:10Z' is no moment. Try 02:10:55"),
-        (["--begin", "noon"], "--begin: 'noon' is no moment. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m from the end"),
+        (["--begin", "02:00:10Z"], "--begin: '02:00:10Z' is not a time. Try 02:10:55"),
+        (
+            ["--begin", "noon"],
+            "--begin: 'noon' is not a time. Try 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)",
+        ),
         (
             ["--speed", "0"],
-            "argument --speed: '0' is not a factor from 0.01 up, as 10 or 0.5. See: offtop replay",
+            "argument --speed: '0' is not a factor from 0.01 up, such as 10 or 0.5. See: offtop replay",
         ),
         (["--filter", "colour=red"], "--filter: "),
         (["--mode", "x"], '\'x\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop replay --help'),

@@ -1,5 +1,6 @@
-"""What was asked for on the command line and in the config file, as the rest of offtop takes it: settings, rules,
-filters, triggers, and what the screen begins with.
+"""Turn command line and config file into what the rest of offtop needs.
+
+That is: settings, rules, filters, triggers, and the first view of the screen.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
-if TYPE_CHECKING:  # not to be loaded for --help
+if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.feed.outlier_actions import Catch
     from offtop.model.viewmodel.view import View
     from offtop.person import Person
@@ -24,16 +25,16 @@ if TYPE_CHECKING:  # not to be loaded for --help
     from offtop.settings.rule_files import RuleFiles
 
 
-def load(asked: argparse.Namespace) -> "tuple[Loaded, Person]":
-    """The settings of this run, and whose they are."""
+def load(args: argparse.Namespace) -> "tuple[Loaded, Person]":
+    """Return the settings of this run, and the user they belong to."""
     from offtop import person
     from offtop.settings import config
 
-    if getattr(asked, "within", None) and getattr(asked, "idle", False) is None:
-        asked.idle = True  # who waits for a function calls none of its waits idle
-    given = {one.name: value for one in config.SETTINGS if (value := getattr(asked, one.name, None)) is not None}
-    whose = person.person()
-    return config.load(given, getattr(asked, "config", None), whose, os.environ), whose
+    if getattr(args, "within", None) and getattr(args, "idle", False) is None:
+        args.idle = True  # no wait inside the function that you look at is idle
+    given = {one.name: value for one in config.SETTINGS if (value := getattr(args, one.name, None)) is not None}
+    owner = person.person()
+    return config.load(given, getattr(args, "config", None), owner, os.environ), owner
 
 
 def packaged() -> categories.Categories:
@@ -41,11 +42,11 @@ def packaged() -> categories.Categories:
 
 
 @contextlib.contextmanager
-def rule_files(rules: categories.Categories, loaded: "Loaded", whose: "Person") -> "Generator[RuleFiles]":
-    """Those by which waits are told what they are for, looked at again while they change."""
+def rule_files(rules: categories.Categories, loaded: "Loaded", owner: "Person") -> "Generator[RuleFiles]":
+    """Load the cause rules, and reload them when their files change, until the block ends."""
     from offtop.settings.rule_files import NAME, RuleFiles
 
-    files = RuleFiles(loaded.path.with_name(NAME), whose, rules.ids)
+    files = RuleFiles(loaded.path.with_name(NAME), owner, rules.ids)
     files.watch()
     try:
         yield files
@@ -53,47 +54,50 @@ def rule_files(rules: categories.Categories, loaded: "Loaded", whose: "Person") 
         files.close()
 
 
-def chosen(asked: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
-    """The rules, the filter, and the user whose processes are shown."""
+def chosen(args: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
+    """Return the category rules, the filter, and the user whose processes to show.
+
+    Raises UsageError for options that exclude each other.
+    """
     rules = packaged()
-    chosen, user = _filter(asked.filter, rules, "--filter"), asked.user or ""
-    if (asked.json or asked.folded) and chosen.chooses_rows:
+    chosen, user = _filter(args.filter, rules, "--filter"), args.user or ""
+    if (args.json or args.folded) and chosen.chooses_rows:
         bound = chosen.rows[0]
         raise UsageError(
-            f"--filter: {bound.key}{bound.operator} chooses rows of a table, and "
-            + ("--json has none. Leave it out, and choose with jq" if asked.json else "--folded has none. Leave it out")
+            f"--filter: {bound.key}{bound.operator} selects rows of a table, and "
+            + ("--json has none. Omit it, and select with jq" if args.json else "--folded has none. Omit it")
         )
-    if asked.folded and asked.baseline is not None:
-        raise UsageError("--folded compares with nothing. Take: offtop export folded FILE --baseline FILE")
-    if asked.sort is not None and asked.sort.lstrip("-").upper() == CHANGE and asked.baseline is None:
-        raise UsageError("--sort CHANGE is by what changed since --baseline FILE. Name one, or sort by another field")
-    if (asked.delimiter or asked.per) and not asked.folded:
-        raise UsageError("--delimiter and --per are of folded stacks. Add --folded, or leave them out")
-    if asked.json and asked.rate:
-        raise UsageError("--rate checks a budget in words, and --json has none. Leave it out")
+    if args.folded and args.baseline is not None:
+        raise UsageError("--folded cannot compare with a baseline. Use: offtop export folded FILE --baseline FILE")
+    if args.sort is not None and args.sort.lstrip("-").upper() == CHANGE and args.baseline is None:
+        raise UsageError("--sort CHANGE needs --baseline FILE. Add it, or sort by another field")
+    if (args.delimiter or args.per) and not args.folded:
+        raise UsageError("--delimiter and --per are for folded stacks. Add --folded, or omit them")
+    if args.json and args.rate:
+        raise UsageError("--rate prints a budget as text, which --json does not have. Omit it")
     return rules, chosen, user
 
 
-def catch(loaded: "Loaded", rules: categories.Categories, whose: "Person", freeze: bool = False) -> "Catch":
+def catch(loaded: "Loaded", rules: categories.Categories, owner: "Person", freeze: bool = False) -> "Catch":
     from offtop.feed.outlier_actions import Alarm, Catch
 
     settings = loaded.settings
-    said = loaded.origin["trigger"]
-    where = "--trigger" if said == "command line" else f"{said}: trigger"
-    alarm = Alarm(settings.on_trigger, whose)
+    origin = loaded.origin["trigger"]
+    where = "--trigger" if origin == "command line" else f"{origin}: trigger"
+    alarm = Alarm(settings.on_trigger, owner)
     return Catch(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
 
 
 def of_waits(text: str, known: categories.Categories) -> Filter:
-    """Raises UsageError for a filter that chooses rows."""
+    """Parse a filter of waits. Raises UsageError for one that selects rows."""
     chosen = _filter(text, known, "--filter")
     if chosen.chooses_rows:
-        raise UsageError("--filter: rows of a table are chosen by their numbers, and there is none. Leave them out")
+        raise UsageError("--filter: conditions on rows need a table, and there is none. Omit them")
     return chosen
 
 
 def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
-    """Raises UsageError, which says where it stands."""
+    """Parse a filter. Raises UsageError, which begins with `where`."""
     try:
         chosen = parse(text, rules.groups, rules.ids)
     except FilterError as wrong:
@@ -102,18 +106,18 @@ def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
 
 
 def of_user(user: str, chosen: Filter) -> Filter:
-    """Those waits and rows of a user alone."""
+    """Restrict a filter to the processes of a user; empty: all users."""
     if not user:
         return chosen
-    theirs = parse(f"user={quoted(user)}")
-    return Filter(f"{theirs.text} {chosen.text}".rstrip(), (*theirs.waits, *chosen.waits), chosen.rows)
+    of_that_user = parse(f"user={quoted(user)}")
+    return Filter(f"{of_that_user.text} {chosen.text}".rstrip(), (*of_that_user.waits, *chosen.waits), chosen.rows)
 
 
 def check_theme(loaded: "Loaded") -> None:
     theme, where = loaded.settings.theme, loaded.origin["theme"]
     if theme and theme not in (names := paths.theme_names()):
-        said = f"There is no theme '{theme}'" if where == "command line" else f"{where}: there is no theme '{theme}'"
-        raise UsageError(f"{said}. Take one of: {', '.join(names)}")
+        error = f"There is no theme '{theme}'" if where == "command line" else f"{where}: there is no theme '{theme}'"
+        raise UsageError(f"{error}. Use one of: {', '.join(names)}")
 
 
 def view(
@@ -122,9 +126,9 @@ def view(
     rules: categories.Categories,
     chosen: Filter,
     user: str,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> "View":
-    """What the screen begins with."""
+    """Return the first view of the screen."""
     from offtop.model.aggregate.steps import Shape
     from offtop.model.viewmodel.view import CATEGORIES, STUCK, TreeView, View
 
@@ -133,7 +137,7 @@ def view(
         filters=filters,
         delay_ns=settings.delay_ns,
         mode=settings.mode,
-        depth=asked.depth,
+        depth=args.depth,
         tree=TreeView(Shape(mode=settings.mode)),
         span_ns=settings.span_ns,
         threads=settings.threads,
@@ -146,13 +150,13 @@ def view(
         muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
         filter=chosen,
         user=user,
-        focus=STUCK if asked.stuck else CATEGORIES,
-        rate=asked.rate,
+        focus=STUCK if args.stuck else CATEGORIES,
+        rate=args.rate,
     )
 
 
 def keymap(loaded: "Loaded") -> Mapping[str, str]:
-    """Action → keys, where they are others. Raises UsageError before anything is attached."""
+    """Return action → keys where they differ from the defaults. Raises UsageError."""
     settings = loaded.settings
     if settings.preset == "top" and not settings.keys:
         return {}
@@ -169,6 +173,6 @@ def _mute(text: str, rules: categories.Categories, where: str) -> Filter:
     if mute.chooses_rows or not mute.chooses_waits:
         what = "rows" if mute.chooses_rows else "nothing"
         raise UsageError(
-            f"{where}: '{printable(text)}' chooses {what}, and waits are muted. Try comm=mysql* or cat=poll"
+            f"{where}: '{printable(text)}' selects {what}, but only waits can be muted. Try comm=mysql* or cat=poll"
         )
     return mute

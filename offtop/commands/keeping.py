@@ -1,4 +1,4 @@
-"""What a person keeps from the screen, in files of theirs."""
+"""Save what the user keeps from the screen: settings, exports, recordings and clips."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from offtop.feed.source import Source
 from offtop.printable import printable
 
-if TYPE_CHECKING:  # not to be loaded for --help
+if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.model.viewmodel.view import View
     from offtop.person import Person
     from offtop.recording.writer import Recorder
@@ -19,18 +19,18 @@ if TYPE_CHECKING:  # not to be loaded for --help
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a person keeps from the screen, in files of theirs. Implements ui.app.Files."""
+    """Writes files with the user's rights. Implements ui.app.Files."""
 
     loaded: "Loaded"
     whose: "Person"
     asked: argparse.Namespace
     theme: str = ""
-    """The one that the screen began with."""
+    """Theme at the start of the screen."""
     snapshots: Path | None = None
-    """Where they go; None: nobody said."""
+    """Directory for clips; None: none was given."""
 
     def checked(self) -> "Kept":
-        """Raises UsageError for a place where the person cannot write."""
+        """Return a copy with the clip directory set. Raises UsageError if the user cannot write there."""
         from offtop.commands import snapshot_file
 
         return replace(self, snapshots=snapshot_file.named(self.loaded.settings.snapshot_dir, self.whose))
@@ -57,11 +57,11 @@ class Kept:
             muted=tuple(one.text for one in view.muted),
             triggers=view.triggers or before.triggers,
         )
-        said = config.toml_of(settings)
-        for once in ("debuginfod", "on_trigger"):  # who asks for a network, or a command, once has not asked for ever
-            if self.loaded.origin[once] == "command line":
-                del said[once]
-        return config.save(self.loaded.path, self.whose, said)
+        values = config.toml_of(settings)
+        for name in ("debuginfod", "on_trigger"):  # these two are never saved from the command line
+            if self.loaded.origin[name] == "command line":
+                del values[name]
+        return config.save(self.loaded.path, self.whose, values)
 
     def write(self, path: Path, text: str | bytes) -> str:
         from offtop.person import write_theirs
@@ -72,15 +72,15 @@ class Kept:
     def recorder(self, source: Source, file: str = "") -> "Recorder":
         from offtop.recording import writer
 
-        asked = self.asked
+        args = self.asked
         host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         return writer.Recorder(
             Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
             source,
             self.whose,
-            keep_ns=getattr(asked, "keep", None) or writer.KEEP_NS,
-            most_bytes=getattr(asked, "max_size", None) or writer.MOST_BYTES,
-            cmdlines=getattr(asked, "cmdlines", False),
+            keep_ns=getattr(args, "keep", None) or writer.KEEP_NS,
+            most_bytes=getattr(args, "max_size", None) or writer.MOST_BYTES,
+            cmdlines=getattr(args, "cmdlines", False),
         )
 
     def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":

@@ -1,6 +1,6 @@
-"""Parsers of each command. Their texts are also the man page, the completions and the manual's tables.
+"""Command-line parsers. The man page, completions and the manual's tables are generated from their texts.
 
-An option that is also a setting has no default here: offtop/settings/config.py has it, and checks the value.
+An option that is also a setting has no default here; offtop/settings/config.py has the default, and checks the value.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
 WAYS = ("auto", "dwarf", "fp", "off")
-"""--unwind's words: kernel/bpf/program.py says what they mean."""
+"""Values of --unwind; kernel/bpf/program.py documents them."""
 STATES = {
     "running": 1 << 31,
     "interruptible": 0x1,
@@ -30,14 +30,14 @@ STATES = {
     "parked": 0x40,
     "idle": 0x402,
 }
-"""--state's words and the kernel's bits (include/linux/sched.h); running is our own: it left involuntarily."""
+"""Names for --state and the kernel's bits (include/linux/sched.h). `running` is offtop's own: preempted."""
 _NS_PER_US = 1000
 _STACK_BYTES = 16 << 10
 _MOST_STACK_KB = 64
 _PER = frozenset(("thread", "category"))
-"""As export.folded has it."""
+"""Values of --per; export.folded uses them."""
 _MOST_IDS = 1024
-"""As many as the kernel side has room for (only_pids in bpf/offcpu.c)."""
+"""Size of the BPF map only_pids in bpf/offcpu.c."""
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def values_joined(arguments: Sequence[str]) -> Sequence[str]:
-    """`-o -MAX` as `-o-MAX`, `--begin -5m` as `--begin=-5m`: argparse takes such values for options of its own."""
+    """Join `-o -MAX` to `-o-MAX` and `--begin -5m` to `--begin=-5m`: argparse takes such values for options."""
     joined: list[str] = []
     for argument in arguments:
-        before = joined[-1] if joined else ""
-        if argument[:1] == "-" and before in ("--sort", "--begin", "--end"):
+        previous = joined[-1] if joined else ""
+        if argument[:1] == "-" and previous in ("--sort", "--begin", "--end"):
             joined[-1] += f"={argument}"
-        elif argument[:1] == "-" and re.fullmatch("-[bHi]*o", before):
+        elif argument[:1] == "-" and re.fullmatch("-[bHi]*o", previous):
             joined[-1] += argument
         else:
             joined.append(argument)
@@ -62,7 +62,7 @@ def values_joined(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def live() -> argparse.ArgumentParser:
-    """Parser of `offtop` without a command."""
+    """Return the parser of `offtop` without a command."""
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
@@ -460,7 +460,7 @@ def _shown(parser: argparse.ArgumentParser) -> None:
 
 
 def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
-    """`parse` for argparse: what it refuses is told with what is expected."""
+    """Wrap `parse` for argparse, with an error message that says what is expected."""
 
     def parsed(text: str) -> T:
         try:
@@ -471,22 +471,22 @@ def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
     return parsed
 
 
-def for_tracing(asked: argparse.Namespace) -> list[str]:
-    """Those of the options on the command line that sampling /proc leaves without effect."""
+def for_tracing(args: argparse.Namespace) -> list[str]:
+    """Return the given options that have no effect when /proc is sampled."""
     given = {
-        "--min": asked.min is not None,
-        "--debuginfod": asked.debuginfod is not None,
-        "--unwind": asked.unwind != WAYS[0],
-        "--unwind-bytes": asked.unwind_bytes != _STACK_BYTES,
-        "--depth": asked.depth != DEFAULT_DEPTH,
+        "--min": args.min is not None,
+        "--debuginfod": args.debuginfod is not None,
+        "--unwind": args.unwind != WAYS[0],
+        "--unwind-bytes": args.unwind_bytes != _STACK_BYTES,
+        "--depth": args.depth != DEFAULT_DEPTH,
     }
     return [option for option, is_given in given.items() if is_given]
 
 
 def _setting(name: str) -> Callable[[str], str]:
-    """For argparse: the text, once it can be a value of that setting, as config takes it."""
+    """Return an argparse type that checks a text with a setting, and returns it unchanged."""
 
-    def said(text: str) -> str:
+    def checked(text: str) -> str:
         from offtop.settings import config
 
         setting = next(one for one in config.SETTINGS if one.name == name)
@@ -496,7 +496,7 @@ def _setting(name: str) -> Callable[[str], str]:
             raise argparse.ArgumentTypeError(f"'{printable(text)}' is not {setting.expected}") from None
         return text
 
-    return said
+    return checked
 
 
 def _speed_of(text: str) -> float:
@@ -532,7 +532,7 @@ def _ids_of(text: str) -> tuple[int, ...]:
 
 
 def _pids_of(text: str) -> tuple[int | tuple[str, int], ...]:
-    """Ids; and, of processes in containers, what the container is called and their ids in there."""
+    """Parse PIDs. A process in a container becomes (container name, PID inside of it)."""
     parts = text.split(",")
     plain = [part for part in parts if ":" not in part]
     found: list[int | tuple[str, int]] = [*_ids_of(",".join(plain))] if plain else []
@@ -553,7 +553,7 @@ def _user_of(text: str) -> str:
 
 
 def _states_of(text: str) -> int:
-    """A mask as Filters has it. A number is the kernel's own mask; 0 is running, as in bcc's tools."""
+    """Parse states to a mask for Filters. A number is the kernel's mask; 0 means running, as in bcc's tools."""
     mask = 0
     for word in text.split(","):
         if word in STATES or word in MASKS:
@@ -578,10 +578,10 @@ def _bytes_of(text: str) -> int:
 
 
 def _per_of(text: str) -> frozenset[str]:
-    asked = frozenset(text.split(","))
-    if not asked <= _PER:
+    parts = frozenset(text.split(","))
+    if not parts <= _PER:
         raise ValueError(text)
-    return asked
+    return parts
 
 
 def _percent_of(text: str) -> float:
@@ -591,17 +591,17 @@ def _percent_of(text: str) -> float:
     return share
 
 
-_ids = _argument(_ids_of, f"a list of ids, as 4242 or 4242,977 (at most {_MOST_IDS})")
-_pids = _argument(_pids_of, f"a list of ids, as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
+_ids = _argument(_ids_of, f"a list of ids such as 4242 or 4242,977 (at most {_MOST_IDS})")
+_pids = _argument(_pids_of, f"a list of ids such as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time such as 200us, 1ms or 2s; 200 means 200us")
 _count = _argument(_positive, "a whole number from 1 up")
 _depth = _argument(_depth_of, f"a whole number from 2 to {MOST_DEPTH}")
 _user = _argument(_user_of, NO_USER)
-_state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask of them, as 0x2")
-_duration = _argument(_time_of, "a time, as 90s, 10m or 48h")
-_rate = _argument(parse_rate, "requests a second, as 1500 or 1.5k, and perhaps the CPU time of one, as 1500,1ms")
-_stack_bytes = _argument(_stack_bytes_of, f"a size of whole KB, from 1K to {_MOST_STACK_KB}K")
-_percent = _argument(_percent_of, "a percentage of one CPU from 0.1 up, as 5 or 20")
-_speed = _argument(_speed_of, "a factor from 0.01 up, as 10 or 0.5")
+_state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask such as 0x2")
+_duration = _argument(_time_of, "a time such as 90s, 10m or 48h")
+_rate = _argument(parse_rate, "a request rate such as 1500 or 1.5k, optionally with CPU time per request: 1500,1ms")
+_stack_bytes = _argument(_stack_bytes_of, f"a size in whole KB from 1K to {_MOST_STACK_KB}K")
+_percent = _argument(_percent_of, "a percentage of one CPU from 0.1 up, such as 5 or 20")
+_speed = _argument(_speed_of, "a factor from 0.01 up, such as 10 or 0.5")
 _per = _argument(_per_of, "thread, category, or thread,category")
-_size = _argument(parse_size, "a size of at least 1M, as 500M or 2G")
+_size = _argument(parse_size, "a size of at least 1M, such as 500M or 2G")

@@ -1,4 +1,4 @@
-"""What is measured, of what was asked for, and by which source: the kernel's own, or else samples of /proc."""
+"""Choose what to measure, and with which source: BPF, or otherwise samples of /proc."""
 
 import argparse
 import contextlib
@@ -13,81 +13,85 @@ from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
 from offtop.units import NS_PER_S
 
-if TYPE_CHECKING:  # not to be loaded for --help
+if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.settings.config import Loaded
 
 _GRACE_NS = 300 * NS_PER_S
+"""How much longer than the history a source keeps names."""
 
 
-def filters(asked: argparse.Namespace, loaded: "Loaded") -> Filters:
+def filters(args: argparse.Namespace, loaded: "Loaded") -> Filters:
     settings = loaded.settings
-    if asked.max and asked.max < settings.min_ns:
+    if args.max and args.max < settings.min_ns:
         raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
     cgroup = ""
-    if asked.cgroup is not None:
+    if args.cgroup is not None:
         from offtop.kernel.procfs import cgroup_selector
 
-        cgroup = cgroup_selector.find(asked.cgroup).path
+        cgroup = cgroup_selector.find(args.cgroup).path
     return Filters(
-        pids=_pids(asked.pid),
-        tids=asked.tid,
-        who=asked.who or "all",
-        states=asked.state,
+        pids=_pids(args.pid),
+        tids=args.tid,
+        who=args.who or "all",
+        states=args.state,
         min_ns=settings.min_ns,
-        max_ns=asked.max,
+        max_ns=args.max,
         cgroup=cgroup,
-        within=_within(asked),
+        within=_within(args),
     )
 
 
-def _within(asked: argparse.Namespace) -> str:
-    if asked.within is None:
+def _within(args: argparse.Namespace) -> str:
+    if args.within is None:
         return ""
-    if getattr(asked, "rate", None):
-        raise UsageError("--rate is about whole seconds of threads, and --within counts parts of them. Leave one out")
+    if getattr(args, "rate", None):
+        raise UsageError("--rate needs all of a thread's time, and --within counts only a part. Omit one of them")
     from offtop.kernel.scope import within
 
-    within.parted(asked.within)
-    return asked.within
+    within.parted(args.within)
+    return args.within
 
 
-def _pids(asked: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
-    """As they are seen here. Raises UsageError for one of a container, or in it, that is not there."""
-    named = [one for one in asked if not isinstance(one, int)]
+def _pids(args: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
+    """Return PIDs in offtop's PID namespace. Raises UsageError for a container, or a PID in it, that does not exist."""
+    named = [one for one in args if not isinstance(one, int)]
     if not named:
-        return tuple(one for one in asked if isinstance(one, int))
+        return tuple(one for one in args if isinstance(one, int))
     from offtop.kernel.bpf import pid_namespace
 
-    return tuple(sorted({one if isinstance(one, int) else pid_namespace.pid_in(*one) for one in asked}))
+    return tuple(sorted({one if isinstance(one, int) else pid_namespace.pid_in(*one) for one in args}))
 
 
 @contextlib.contextmanager
 def live(
     rules: categories.Categories,
     filters: Filters,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     loaded: "Loaded",
     least_keep_ns: int = 0,
 ) -> Generator[Source]:
-    """`least_keep_ns`: how long it is to keep what it names, at least."""
+    """Open a live source until the block ends, and print its notices.
+
+    `least_keep_ns`: how long it keeps names at least. Raises UsageError, PrivilegeError or KernelError.
+    """
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
     source: Source | None = None
-    if wanted == "proc" and asked.door != "auto":
-        raise UsageError("--probe is BPF's: sampling /proc needs none. Leave it out, or add --source bpf")
+    if wanted == "proc" and args.door != "auto":
+        raise UsageError("--probe has no effect when sampling /proc. Omit it, or add --source bpf")
     if wanted != "proc":
         try:
-            source = _traced(rules, filters, asked, loaded, keep_ns)
+            source = _traced(rules, filters, args, loaded, keep_ns)
         except (PrivilegeError, KernelError) as error:
-            if wanted == "bpf" or asked.door != "auto":
+            if wanted == "bpf" or args.door != "auto":
                 raise
             refused = error
     is_sampled = source is None
-    source = source or _sampled(rules, filters, asked, loaded, keep_ns, refused)
+    source = source or _sampled(rules, filters, args, loaded, keep_ns, refused)
     for notice in source.notices:
         warn(f"offtop: {notice}")
-    if is_sampled and (idle := options.for_tracing(asked)):
-        warn(f"offtop: without BPF this does nothing: {', '.join(idle)}")
+    if is_sampled and (ignored := options.for_tracing(args)):
+        warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
         yield source
     finally:
@@ -95,7 +99,7 @@ def live(
 
 
 def _traced(
-    rules: categories.Categories, filters: Filters, asked: argparse.Namespace, loaded: "Loaded", keep_ns: int
+    rules: categories.Categories, filters: Filters, args: argparse.Namespace, loaded: "Loaded", keep_ns: int
 ) -> Source:
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
@@ -103,11 +107,11 @@ def _traced(
     return LiveSource(
         rules,
         filters,
-        door=asked.door,
-        unwind=Unwind(asked.unwind, asked.unwind_bytes >> 10, asked.cpu_budget),
+        door=args.door,
+        unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget),
         keep_ns=keep_ns,
         mode=loaded.settings.mode,
-        depth=asked.depth,
+        depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
     )
 
@@ -115,26 +119,29 @@ def _traced(
 def _sampled(
     rules: categories.Categories,
     filters: Filters,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     loaded: "Loaded",
     keep_ns: int,
     refused: OfftopError | None,
 ) -> Source:
-    """`refused`: why there is no BPF. It is said, too, where what was asked for needs that."""
+    """Open a source that samples /proc.
+
+    `refused`: why BPF is not available; becomes part of the error if an option needs BPF.
+    """
     from offtop.kernel.sampling.source import NeedsBpfError, ProcSource
 
     try:
-        return ProcSource(rules, filters, asked.cpu_budget, keep_ns, loaded.settings.mode, refused)
+        return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.mode, refused)
     except NeedsBpfError as error:
         raise (type(refused)(f"{str(refused).rstrip('.')}. {error}") if refused else error) from error
     except KernelError as error:
         raise refused or error from error
 
 
-def _servers(said: str) -> Sequence[str]:
-    """Raises UsageError where none is known."""
-    if not said:
+def _servers(setting: str) -> Sequence[str]:
+    """Return the debuginfod servers of a setting. Raises UsageError if `auto` finds none."""
+    if not setting:
         return ()
     from offtop.kernel.binary import debuginfod
 
-    return debuginfod.servers(said, os.environ)
+    return debuginfod.servers(setting, os.environ)

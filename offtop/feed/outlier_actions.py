@@ -46,9 +46,9 @@ def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -
 class Alarm:
     """Counts outliers, and runs the user's command for one per kind in APART_NS. Not thread-safe."""
 
-    def __init__(self, command: str, whose: Person) -> None:
+    def __init__(self, command: str, user: Person) -> None:
         """`command`: empty for none."""
-        self._command, self._whose = command, whose
+        self._command, self._user = command, user
         self._last_ns: dict[tuple[str, str, str], int] = {}
         self._pending = deque[Outlier](maxlen=_MOST_PENDING)
         """The newest outliers that the command has not run for yet."""
@@ -76,8 +76,8 @@ class Alarm:
             self._run(self._pending.popleft())
 
     def _run(self, one: Outlier) -> None:
-        whose = self._whose
-        is_other = whose.uid != os.geteuid()
+        user = self._user
+        is_other = user.uid != os.geteuid()
         try:
             self._running = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
@@ -85,11 +85,11 @@ class Alarm:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env=environment(one, whose),
+                env=environment(one, user),
                 start_new_session=True,
-                user=whose.uid if is_other else None,
-                group=whose.gid if is_other else None,
-                extra_groups=os.getgrouplist(whose.name, whose.gid) if is_other else None,
+                user=user.uid if is_other else None,
+                group=user.gid if is_other else None,
+                extra_groups=os.getgrouplist(user.name, user.gid) if is_other else None,
             )
         except (OSError, ValueError) as error:  # ValueError: names that the locale cannot encode
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -126,7 +126,7 @@ class Catch:
         self.judge.ask(self._triggers)
 
 
-def environment(one: Outlier, whose: Person) -> Mapping[str, str]:
+def environment(one: Outlier, user: Person) -> Mapping[str, str]:
     wait = one.wait
     variables: dict[str, object] = {
         "RULE": one.rule,
@@ -144,5 +144,5 @@ def environment(one: Outlier, whose: Person) -> Mapping[str, str]:
         "TAKEN_NS": one.taken_ns,
     }
     own = {name: value for name in _KEPT if (value := os.environ.get(name))}
-    person = {"HOME": str(whose.home), "USER": whose.name, "LOGNAME": whose.name}
-    return {**own, **person, **{f"OFFTOP_{name}": printable(str(value)) for name, value in variables.items()}}
+    user_variables = {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name}
+    return {**own, **user_variables, **{f"OFFTOP_{name}": printable(str(value)) for name, value in variables.items()}}

@@ -97,14 +97,14 @@ def write_lines(
     iterations: int | None,
     end_ns: int,
     path: str,
-    whose: Person,
+    owner: Person,
 ) -> None:
     """Write each tick like --json, to a file or to stdout. Raises OfftopError."""
     with contextlib.ExitStack() as opened:
         out: TextIO = sys.stdout
         if path:
             _check_directory(Path(path))
-            out = io.TextIOWrapper(opened.enter_context(writing_theirs(Path(path), whose)), encoding="utf-8")
+            out = io.TextIOWrapper(opened.enter_context(writing_theirs(Path(path), owner)), encoding="utf-8")
         try:
             batch.run(
                 source,
@@ -125,7 +125,7 @@ def write_lines(
             warn(INTERRUPTED)
 
 
-def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose: Person) -> None:
+def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, owner: Person) -> None:
     """Write the outliers from `begin_ns` to `end_ns` (CLOCK_REALTIME; 0: no limit). Raises OfftopError."""
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
@@ -135,20 +135,20 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, whose:
     content = perfetto.packed(waits, at_ns, taken_ns)
     if path:
         _check_directory(Path(path))
-        write_theirs(Path(path), whose, content)
+        write_theirs(Path(path), owner, content)
     else:
         sys.stdout.buffer.write(content)
 
 
 def write(
-    form: str, one: Profile, baseline: Profile | None, path: str, title: str, whose: Person, style: Style = AS_BCC
+    form: str, one: Profile, baseline: Profile | None, path: str, title: str, owner: Person, style: Style = AS_BCC
 ) -> None:
     """Write a profile to a file or to stdout, and its doubts to stderr. Raises OfftopError."""
     content = in_form(form, one, title, baseline, style)
     content = content.encode() if isinstance(content, str) else content
     if path:
         _check_directory(Path(path))
-        write_theirs(Path(path), whose, content)
+        write_theirs(Path(path), owner, content)
     else:
         sys.stdout.buffer.write(content)
     if not one.samples:
