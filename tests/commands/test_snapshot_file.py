@@ -31,7 +31,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
         directory.chmod(mode)
     monkeypatch.chdir(here)
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.setattr(snapshot_file, "_ELSEWHERE", place)
+    monkeypatch.setattr(snapshot_file, "_FALLBACK", place)
     yield place
     shutil.rmtree(root)
 

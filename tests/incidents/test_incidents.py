@@ -133,7 +133,7 @@ def test_clients_of_a_slow_redis_wait_for_its_reply(tmp_path: Path) -> None:
         for _ in range(6):
             stack.enter_context(started(cli, "-s", at, "-r", "1000", "debug", "sleep", "0.2"))
         time.sleep(1)
-        check("proc=redis-cli", "an answer of Redis", 80, "redis-cli")
+        check("proc=redis-cli", "an answer from Redis", 80, "redis-cli")
 
 
 def test_python_threads_that_compute_wait_for_the_gil() -> None:
@@ -167,7 +167,7 @@ def test_unresponsive_name_server_is_dns(tmp_path: Path) -> None:
 def test_unread_pipe_is_full() -> None:
     with started("sh", "-c", "yes | sleep 60"):
         time.sleep(1)
-        check("proc=yes", "room in a pipe that sleep reads", 90, "yes")
+        check("proc=yes", "pipe write to sleep", 90, "yes")
 
 
 def test_mapped_file_that_is_not_cached_waits_in_page_faults(tmp_path: Path) -> None:

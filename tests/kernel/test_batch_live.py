@@ -526,7 +526,7 @@ def test_text_shows_where_each_row_waits(rows: tuple[str, ...]) -> None:
         child.go()
         ended = command.run("-b", "-i", *rows, "-n", "1", "-d", "0.4", "-p", str(child.pid))
     (row,) = [line for line in ended.out.splitlines() if line.split()[:1] == [str(child.pid)]]
-    assert "  a pause of its own: do_nanosleep < " in row
+    assert "  sleep() in the program: do_nanosleep < " in row
     assert " < ".join(child.user) in row
 
 

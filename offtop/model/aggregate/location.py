@@ -63,7 +63,7 @@ def of_object(book: Book, site: SiteKey, names: Names) -> str:
 def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
     """Put the cause before the place. Raw.
 
-    `an answer of PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
+    `an answer from PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
     """
     return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
 

@@ -446,8 +446,8 @@ def test_peer_is_named_by_its_port() -> None:
     diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
     found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
     assert [(rule.id, rule.name) for rule in found if rule] == [
-        ("answer-5432", "an answer of PostgreSQL"),
-        ("answer-6379", "an answer of Redis"),
+        ("answer-5432", "an answer from PostgreSQL"),
+        ("answer-6379", "an answer from Redis"),
         ("answer", "an answer over the network"),
         ("answer", "an answer over the network"),
     ]
@@ -520,7 +520,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
         diagnoser.rules_of({(11 if wake == 13 else 10, 8, wake, 7): Part(1, 10) for wake in wakes}, some)
         return diagnoser.unanswered
 
-    before = [("answer", "an answer over the network"), ("answer-5432", "an answer of PostgreSQL")]
+    before = [("answer", "an answer over the network"), ("answer-5432", "an answer from PostgreSQL")]
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")]
     assert unanswered(*what) == {what[10]: 7, what[12]: 7, what[13]: 7}
     assert unanswered(11, 12) == {what[12]: 7}, "the others are over"
@@ -531,7 +531,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
     some.ends_version += 1
     assert found() == [
-        ("answer-my-app-x1b", "an answer of My App\\x1b"),
-        *(("answer-proxy", "an answer of proxy"), before[0]),
-        ("pipe-empty-gzip", "data that gzip writes to a pipe"),
+        ("answer-my-app-x1b", "an answer from My App\\x1b"),
+        *(("answer-proxy", "an answer from proxy"), before[0]),
+        ("pipe-empty-gzip", "pipe read from gzip"),
     ]
