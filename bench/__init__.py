@@ -1,1 +1,1 @@
-"""What offtop costs and how right it is, side by side with its peers: `make bench`, or python -m bench."""
+"""Benchmarks of offtop's cost and accuracy, next to other tools: `make bench`, or `python -m bench`."""

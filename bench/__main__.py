@@ -1,4 +1,4 @@
-"""Ask the questions, print the answers; status 1 when a bar does not hold."""
+"""Run the benchmarks and print the results. Exit with status 1 if a limit is exceeded."""
 
 import argparse
 import json
@@ -30,25 +30,23 @@ _QUESTIONS: dict[str, Callable[[Path], Answer]] = {
     "stacks": gdb.ask,
     "merges": merges.ask,
 }
-"""Each is given the program of bench/waits.c."""
+"""Benchmarks by name. Each is called with the path of the compiled bench/waits.c."""
 _QUIET_SECONDS = 60.0
-"""To wait for quiet, in all."""
+"""Longest total time to wait for the machine to become quiet."""
 _MOST_SECONDS = 14 * 60
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench", description="what offtop costs, side by side with its peers"
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench", description="what offtop costs, next to other tools")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(_QUESTIONS)} (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
-    asked = parser.parse_args()
-    if unknown := set(asked.questions) - set(_QUESTIONS):
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to this file")
+    args = parser.parse_args()
+    if unknown := set(args.questions) - set(_QUESTIONS):
         parser.error(f"no such question: {', '.join(sorted(unknown))}")
     if os.geteuid() != 0:
         parser.error("this needs root: sudo .venv/bin/python -m bench")
 
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGALRM, _on_timeout)
     signal.alarm(_MOST_SECONDS)
     figures: dict[str, object] = {"machine": described()}
     missed: list[str] = []
@@ -60,7 +58,7 @@ def main() -> int:
             waits = workload.build(Path(directory))
         except UnanswerableError as error:
             parser.error(str(error))
-        for name in asked.questions or _QUESTIONS:
+        for name in args.questions or _QUESTIONS:
             noise, waited = wait_for_quiet(patience)
             patience -= waited
             print(f"\n== {name} ({noise})", flush=True)
@@ -78,13 +76,13 @@ def main() -> int:
             figures[name] = {**answer.figures, "bars": bars, "noise": noise}
     print(f"\n{time.monotonic() - began:.0f} s. " + ("All bars hold." if not missed else "Missed:"))
     print("".join(f"  {line}\n" for line in missed), end="")
-    if asked.json:
-        asked.json.write_text(json.dumps({**figures, "missed": missed}, indent=2) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps({**figures, "missed": missed}, indent=2) + "\n")
     return 1 if missed else 0
 
 
-def _too_long(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(f"bench: not done after {_MOST_SECONDS} s, so something hangs; all that it started is ended")
+def _on_timeout(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(f"bench: not done after {_MOST_SECONDS} s, so something hangs; stopped everything it had started")
 
 
 sys.exit(main())

@@ -1,12 +1,12 @@
-"""Do offtop, offcputime and the threads themselves agree on how long each thread was off CPU?
+"""Compare the off-CPU time of each thread between offtop, offcputime and the threads themselves.
 
-Both tools watch the same threads at the same time. The threads begin after both have attached and end before
-either stops, so that both saw all of their lives. The third word on it is the thread's own: the time that it
-lived, less what the kernel's CPU clock says that it ran. offcputime is told to keep that process only: it drops
-time without a word when the stacks of a busy machine have filled its table.
+Both tools watch the same threads at the same time. The threads begin after both have attached, and exit before either
+stops, so that both see all of their time. The third value comes from the thread: its lifetime minus the CPU time that
+the kernel's clock reports. offcputime watches only that process, because it silently drops time when the stacks of a
+busy machine have filled its map.
 
-A wait of a few µs takes about as long as the switches at its two ends, which each tool and the kernel's CPU clock
-divide in their own ways; and offcputime drops what is below a whole µs. Such waits are shown, and held to nothing.
+A wait of a few µs takes about as long as the two context switches around it, which each tool and the kernel's CPU clock
+attribute differently; and offcputime drops fractions of a µs. Such waits are shown without a limit.
 """
 
 import json
@@ -29,7 +29,7 @@ _MOST_PCT = 2.0
 _FIRST_TICK_SECONDS = 20.0
 
 _MODES = {"offtop": None, "offtop --min 0": 0}
-"""Each beside an offcputime that takes all waits: as offtop is when nothing is asked for, and with every stack."""
+"""offtop's modes with their --min in µs (None: default). Each runs next to an offcputime that records all waits."""
 
 _FROM_CLOCKS = ("offtop - clocks", "offcputime - clocks")
 
@@ -38,8 +38,9 @@ _FROM_CLOCKS = ("offtop - clocks", "offcputime - clocks")
 class _Workload:
     name: str
     asked: tuple[str, int, int]
-    """Of waits.c: which, threads, and the µs of a wait."""
+    """Arguments of waits.c: kind, threads, and µs per wait."""
     is_held: bool = True
+    """Whether limits apply."""
 
 
 _WORKLOADS = (
@@ -59,7 +60,7 @@ class _Compared:
     offtop_ns: int
     offcputime_ns: int
     worst_pct: float
-    """Of one thread."""
+    """The largest difference of one thread."""
     waits: int
 
     @property
@@ -68,7 +69,7 @@ class _Compared:
 
 
 def apart_pct(one: float, other: float) -> float:
-    """How far `one` is from `other`, in percent of `other`."""
+    """Return the difference of `one` from `other`, in percent of `other`."""
     return 100 * (one - other) / other if other else 0.0
 
 
@@ -121,10 +122,10 @@ def _compare(waits: Path, min_us: int | None) -> Iterator[_Compared]:
         ticks, report = Path(directory, "ticks"), Path(directory, "report")
         stack.enter_context(tools.counting())
         threads = stack.enter_context(Threads(waits))
-        ours = [str(tools.offtop()), "--json"] if min_us is None else tools.command(tools.OFFTOP, min_us)
-        peer = [*tools.command(tools.OFFCPUTIME, 0), "-p", str(threads.pid)]
-        offtop = stack.enter_context(tools.running(ours, stack.enter_context(ticks.open("wb"))))
-        offcputime = stack.enter_context(tools.running(peer, stack.enter_context(report.open("wb"))))
+        offtop_command = [str(tools.offtop()), "--json"] if min_us is None else tools.command(tools.OFFTOP, min_us)
+        offcputime_command = [*tools.command(tools.OFFCPUTIME, 0), "-p", str(threads.pid)]
+        offtop = stack.enter_context(tools.running(offtop_command, stack.enter_context(ticks.open("wb"))))
+        offcputime = stack.enter_context(tools.running(offcputime_command, stack.enter_context(report.open("wb"))))
         tools.wait_until_attached(offtop)
         tools.wait_until_attached(offcputime)
         wait_for_ticks(ticks, 1)
@@ -161,7 +162,7 @@ def wait_for_ticks(path: Path, ticks: int) -> None:
 
 
 def _by_tid_of_ticks(path: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """(ns off CPU, waits) by tid, all ticks added up."""
+    """Return (off-CPU ns, waits) by tid over all ticks."""
     offcpu_ns: dict[int, int] = {}
     waits: dict[int, int] = {}
     for line in path.read_text().splitlines():
@@ -174,7 +175,7 @@ def _by_tid_of_ticks(path: Path) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _by_tid_of_report(path: Path) -> dict[int, int]:
-    """ns off CPU by tid: offcputime prints, under each stack, `name (tid)` and a line of whole µs."""
+    """Return off-CPU ns by tid. offcputime prints `name (tid)` under each stack, and a line of whole µs."""
     found = re.findall(r"^    -.* \((\d+)\)\n +(\d+)$", path.read_text(errors="replace"), re.MULTILINE)
     offcpu_ns: dict[int, int] = {}
     for tid, us in found:

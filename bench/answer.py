@@ -1,4 +1,4 @@
-"""An Answer is what one question found: lines to read, bars that hold or don't, and the figures as JSON."""
+"""Answer: the result of one benchmark, as text lines, limits that hold or not, and figures for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from statistics import median
 
 
 class UnanswerableError(Exception):
-    """The question cannot be asked on this machine; says why."""
+    """The benchmark cannot run on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A promise, and what was measured."""
+    """A limit, and the measured value."""
 
     promise: str
     measured: float
@@ -36,7 +36,7 @@ class Answer:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need, the first one to the left and the others to the right."""
+    """Format rows in columns; the first column is left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     return [
         "  ".join(
@@ -48,8 +48,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def middle(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the least and most of the rounds."""
+    """Format the median, minimum and maximum of the rounds."""
     if not values:
         return "-"
-    least, half, most = (f"{value:,.{digits}f}" for value in (min(values), median(values), max(values)))
-    return f"{half} ({least}-{most})"
+    least, middle_value, most = (f"{value:,.{digits}f}" for value in (min(values), median(values), max(values)))
+    return f"{middle_value} ({least}-{most})"

@@ -1,9 +1,9 @@
-"""Do offtop and bpftrace agree on how long each thread was blocked until somebody woke it?
+"""Compare the time that each thread was blocked until it was woken, between offtop and bpftrace.
 
-bpftrace adds up, for each thread, what passes from the switch at which it left without being runnable to the next
-sched_waking of it: what wakeuptime and offwaketime measure. (libbpf-tools' wakeuptime, as it was tried, prints one wait
-of each path, not their sum; bcc's offwaketime wants kprobes.) offtop gives each wait that it saw whole to who ended it:
-the same time, told by the ticks of `--json` with what they moved.
+For each thread, bpftrace adds up the time from a switch-out in a non-runnable state to the next sched_waking, as
+wakeuptime and offwaketime do. (libbpf-tools' wakeuptime was tried, but prints one wait per path instead of the sum;
+bcc's offwaketime needs kprobes.) offtop attributes each complete wait to its waker, which is the same time: the
+`blocked_ns` of sites with a waker in `--json`, plus what moved there from earlier ticks.
 """
 
 import json
@@ -40,10 +40,10 @@ def ask(waits: Path) -> Answer:
         ticks, report = Path(directory, "ticks"), Path(directory, "report")
         stack.enter_context(tools.counting())
         threads = stack.enter_context(Threads(waits))
-        ours = [*tools.command(tools.OFFTOP, 0), "--mode", "wakeup", "-p", str(threads.pid)]
-        offtop = stack.enter_context(tools.running(ours, stack.enter_context(ticks.open("wb"))))
-        peer = tools.one_liner(_SWITCHES, "-f", "json")
-        bpftrace = stack.enter_context(tools.running(peer, stack.enter_context(report.open("wb"))))
+        offtop_command = [*tools.command(tools.OFFTOP, 0), "--mode", "wakeup", "-p", str(threads.pid)]
+        offtop = stack.enter_context(tools.running(offtop_command, stack.enter_context(ticks.open("wb"))))
+        bpftrace_command = tools.one_liner(_SWITCHES, "-f", "json")
+        bpftrace = stack.enter_context(tools.running(bpftrace_command, stack.enter_context(report.open("wb"))))
         tools.wait_until_attached(offtop)
         tools.wait_until_attached(bpftrace)
         accuracy.wait_for_ticks(ticks, 1)
@@ -57,16 +57,16 @@ def ask(waits: Path) -> Answer:
     figures: dict[str, object] = {}
     for name, of in tids.items():
         ns = sum(by_offtop[tid] for tid in of), sum(by_bpftrace[tid] for tid in of)
-        apart = apart_pct(*ns)
-        rows.append((name, *(f"{one / 1e9:.4f}" for one in ns), f"{apart:+.2f}%"))
-        bars.append(Bar(f"blocked time of {name}, from bpftrace", abs(apart), _MOST_PCT, "%"))
+        difference_pct = apart_pct(*ns)
+        rows.append((name, *(f"{one / 1e9:.4f}" for one in ns), f"{difference_pct:+.2f}%"))
+        bars.append(Bar(f"blocked time of {name}, from bpftrace", abs(difference_pct), _MOST_PCT, "%"))
         figures[name] = {"offtop_ns": ns[0], "bpftrace_ns": ns[1]}
     head = ("thread-seconds blocked until woken", tools.OFFTOP, tools.BPFTRACE, "apart")
     return Answer("Blocked time by who ended it, both tools at once", table(head, rows), bars, figures)
 
 
 def _by_tid_of_ticks(path: Path) -> Counter[int]:
-    """ns of waits that somebody ended, all ticks added up."""
+    """Return ns of waits with a waker by tid, over all ticks."""
     found = Counter[int]()
     for line in path.read_text().splitlines():
         for site in json.loads(line)["sites"]:

@@ -1,4 +1,4 @@
-"""Database servers under load, as their packages have them: each with files of its own, reached by a socket there."""
+"""Run packaged database servers under load, each with its own data directory and a Unix socket in it."""
 
 import shutil
 import subprocess
@@ -14,18 +14,18 @@ _START_SECONDS = 30.0
 _END_SECONDS = 10.0
 _CLIENTS = 6
 _LONGEST_SECONDS = 120
-"""Clients end then, whatever becomes of the bench."""
+"""Clients exit after this time, even if the benchmark hangs."""
 _UPDATES = 200_000
-"""More than a client gets done."""
+"""More than a client completes."""
 
 
 @contextmanager
 def postgresql(directory: Path) -> Generator[int]:
-    """The server's pid, while pgbench keeps it busy. Raises UnanswerableError."""
+    """Yield the server's pid while pgbench keeps it busy. Raises UnanswerableError."""
     programs = Path(need("postgres", "postgresql")).resolve().parent
     pgbench, user = need("pgbench", "postgresql-contrib"), "postgres"
     reach = ("-h", str(directory), "postgres")
-    _give(directory, user)
+    _change_owner(directory, user)
     _run([str(programs / "initdb"), "-D", f"{directory}/base", "--no-sync"], user)
     server = [str(programs / "postgres"), "-D", f"{directory}/base", "-k", str(directory), "-c", "listen_addresses="]
     with _running(server, user) as pid:
@@ -36,13 +36,13 @@ def postgresql(directory: Path) -> Generator[int]:
 
 @contextmanager
 def mariadb(directory: Path) -> Generator[int]:
-    """The server's pid, while clients change the rows of one table. Raises UnanswerableError."""
+    """Yield the server's pid while clients update the rows of one table. Raises UnanswerableError."""
     server, client, user = need("mariadbd", "mariadb-server"), need("mariadb", "mariadb-client"), "mysql"
     place = ("--no-defaults", f"--datadir={directory}/base")
     reach = [need("timeout", "coreutils"), str(_LONGEST_SECONDS), client, "--no-defaults", f"-S{directory}/socket"]
     rows = "create database t; use t; create table a (id int primary key, v int) engine=innodb; "
     rows += "insert into a select seq, 0 from seq_1_to_50"
-    _give(directory, user)
+    _change_owner(directory, user)
     install = [need("mariadb-install-db", "mariadb-server"), *place, "--skip-test-db"]
     _run([*install, "--auth-root-authentication-method=normal"], user)
     updates = directory / "updates"
@@ -60,8 +60,8 @@ Server = Callable[[Path], AbstractContextManager[int]]
 SERVERS: dict[str, Server] = {"PostgreSQL": postgresql, "MariaDB": mariadb}
 
 
-def _give(directory: Path, user: str) -> None:
-    """Servers will not run as root. Raises UnanswerableError where there is no such user."""
+def _change_owner(directory: Path, user: str) -> None:
+    """Change the owner, because servers refuse to run as root. Raises UnanswerableError if the user does not exist."""
     try:
         shutil.chown(directory, user)
     except LookupError as error:
@@ -69,9 +69,9 @@ def _give(directory: Path, user: str) -> None:
 
 
 @contextmanager
-def _running(arguments: Sequence[str], user: str, said: Path | None = None) -> Generator[int]:
-    """Its pid; it is gone afterwards. `said` is its standard input."""
-    with (said or Path("/dev/null")).open() as standard_input:
+def _running(arguments: Sequence[str], user: str, stdin_file: Path | None = None) -> Generator[int]:
+    """Start a process, yield its pid, and end it afterwards. `stdin_file`: file for its standard input."""
+    with (stdin_file or Path("/dev/null")).open() as standard_input:
         process = subprocess.Popen(
             arguments,
             stdin=standard_input,
@@ -94,7 +94,7 @@ def _running(arguments: Sequence[str], user: str, said: Path | None = None) -> G
 
 
 def _run(arguments: Sequence[str], user: str) -> None:
-    """To its end. Raises UnanswerableError with its last words if it fails."""
+    """Run a command to its end. Raises UnanswerableError with its last line of output if it fails."""
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=60, user=user, group=user, extra_groups=(), cwd="/"
     )
@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str], user: str) -> None:
 
 
 def _wait_for(arguments: Sequence[str], user: str) -> None:
-    """Until it succeeds, which is when the server is there. Raises UnanswerableError."""
+    """Repeat a command until it succeeds, which means that the server is up. Raises UnanswerableError."""
     until = time.monotonic() + _START_SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Are the stacks of threads that wait the ones that gdb finds, frame by frame, and whole?"""
+"""Compare the stacks of waiting threads with gdb's, frame by frame, and check that they are whole."""
 
 import subprocess
 import tempfile
@@ -19,7 +19,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import WHOLE, Stack
 
 _THREADS = 300
-"""Of each CPython."""
+"""Threads of each CPython process."""
 _CONNECTIONS = 200
 _SETTLE_S = 3.0
 _OLD_NS = 2_000_000_000
@@ -42,14 +42,14 @@ for thread in sorted(gdb.selected_inferior().threads(), key=lambda one: one.num)
             break
     print("thread", *words)
 """
-"""Addresses as offtop has them: those of calls, not what is behind them."""
+"""gdb script that prints addresses like offtop's: of call instructions, not return addresses."""
 
 Place = tuple[str, int]
 """File and offset."""
 
 
 class Thread(NamedTuple):
-    """One of those that were compared."""
+    """A compared thread."""
 
     of: str
     stack: Stack
@@ -64,7 +64,7 @@ class Thread(NamedTuple):
 def ask(_waits: Path) -> Answer:
     threads = compared()
     if not threads:
-        raise UnanswerableError("no thread stood still")
+        raise UnanswerableError("every thread ran during the comparison")
     rows: list[tuple[str, ...]] = []
     for of in sorted({one.of for one in threads}):
         mine = [one for one in threads if one.of == of]
@@ -82,7 +82,7 @@ def ask(_waits: Path) -> Answer:
 
 
 def compared() -> list[Thread]:
-    """The threads of all servers that stood still all the while."""
+    """Return the threads of all servers that did not run during the comparison."""
     need("gdb", "gdb")
     known = categories.parse(paths.categories().read_text())
     with tempfile.TemporaryDirectory(prefix="offtop-stacks-") as directory, serving(Path(directory)) as servers:
@@ -95,23 +95,23 @@ def compared() -> list[Thread]:
         servers.find_children()
         with closing(LiveSource(known, Filters(), unwind=Unwind(cpu_pct=100.0))) as source:
             before = _stacks(source, servers)
-            turns = {key: _turns(*key) for key in before}
+            schedstats = {key: _schedstat(*key) for key in before}
             found: list[Thread] = []
             for pid in sorted({pid for pid, _ in before}):
                 mapped = _mapped(pid)
-                stood = {tid for one, tid in before if one == pid and _turns(pid, tid) == turns[pid, tid]}
+                stood = {tid for one, tid in before if one == pid and _schedstat(pid, tid) == schedstats[pid, tid]}
                 for tid, addresses in _gdb(pid).items():
                     if tid not in stood:
                         continue
                     stack = before[pid, tid]
                     ours = tuple((frame.file, frame.offset) for frame in stack.frames)
-                    theirs = tuple(_place(mapped, address) for address in addresses)
-                    found.append(Thread(servers.named[pid], stack, ours, theirs))
+                    gdb_frames = tuple(_place(mapped, address) for address in addresses)
+                    found.append(Thread(servers.named[pid], stack, ours, gdb_frames))
     return found
 
 
 def _stacks(source: LiveSource, servers: Servers) -> dict[tuple[int, int], Stack]:
-    """(pid, tid) → where it waits, once that is known of all that have waited for long enough."""
+    """Return (pid, tid) → stack, once all threads that have waited long enough have one."""
     until_s = time.monotonic() + _MOST_S
     while True:
         snapshot = source.read()
@@ -124,8 +124,8 @@ def _stacks(source: LiveSource, servers: Servers) -> dict[tuple[int, int], Stack
         time.sleep(0.5)
 
 
-def _turns(pid: int, tid: int) -> str:
-    """How often the thread has been given a CPU, and for how long; nothing of one that has ended."""
+def _schedstat(pid: int, tid: int) -> str:
+    """Return the thread's schedstat: run time, run-queue time and time slices; empty if it has exited."""
     try:
         return Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
     except OSError:
@@ -133,7 +133,7 @@ def _turns(pid: int, tid: int) -> str:
 
 
 def _gdb(pid: int) -> dict[int, list[int]]:
-    """Thread → addresses, leaf first."""
+    """Return tid → addresses, leaf first."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(_SCRIPT)
         script.flush()
@@ -146,7 +146,7 @@ def _gdb(pid: int) -> dict[int, list[int]]:
 
 
 def _mapped(pid: int) -> list[tuple[int, int, int, str]]:
-    """Start, end, offset and file of all code of a process."""
+    """Return start, end, offset and file of each executable mapping."""
     rows = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     found: list[tuple[int, int, int, str]] = []
     for at, rights, offset, _, _, *path in rows:
@@ -164,20 +164,23 @@ def _place(mapped: list[tuple[int, int, int, str]], address: int) -> Place:
 
 
 def _different(wrong: list[Thread]) -> list[Thread]:
-    """One of each kind, the most frequent first."""
+    """Return one thread per kind of difference, most frequent first."""
     kinds = Counter((one.of, one.ours, one.by_gdb) for one in wrong)
     return [next(one for one in wrong if (one.of, one.ours, one.by_gdb) == kind) for kind, _ in kinds.most_common(6)]
 
 
 def _beside(one: Thread) -> list[str]:
-    """Where they differ first, and what follows."""
-    ours, theirs = (
+    """Format where the two stacks first differ, and the next frames."""
+    own_frames, gdb_frames = (
         [f"{path.rpartition('/')[2]}+0x{offset:x}" for path, offset in way] for way in (one.ours, one.by_gdb)
     )
-    same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    same = next(
+        (n for n, (a, b) in enumerate(zip(own_frames, gdb_frames, strict=False)) if a != b),
+        min(len(own_frames), len(gdb_frames)),
+    )
     end = "whole" if one.stack.end == WHOLE else f"ends {one.stack.end!r}"
     return [
-        f"{one.of}: {len(ours)} frames, {end}; gdb has {len(theirs)}; the first {same} are the same",
-        f"  ours  {' < '.join(ours[max(0, same - 1) : same + 4])}",
-        f"  gdb's {' < '.join(theirs[max(0, same - 1) : same + 4])}",
+        f"{one.of}: {len(own_frames)} frames, {end}; gdb has {len(gdb_frames)}; the first {same} are the same",
+        f"  ours  {' < '.join(own_frames[max(0, same - 1) : same + 4])}",
+        f"  gdb's {' < '.join(gdb_frames[max(0, same - 1) : same + 4])}",
     ]

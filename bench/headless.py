@@ -1,4 +1,4 @@
-"""offtop's kernel side and its readings in this process, without a screen."""
+"""Run offtop's BPF programs and read them in this process, without a screen."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from offtop.model.values.snapshot import Filters, Snapshot
 
 @contextmanager
 def watching(filters: Filters = Filters(), unwind: Unwind = AUTO) -> Generator[LiveSource]:
-    """Attached from here on until the block ends."""
+    """Attach the BPF programs until the block ends."""
     source = LiveSource(categories.parse(paths.categories().read_text()), filters, unwind=unwind)
     try:
         yield source
@@ -21,7 +21,7 @@ def watching(filters: Filters = Filters(), unwind: Unwind = AUTO) -> Generator[L
 
 
 def tick(source: LiveSource) -> Snapshot:
-    """What it has by now."""
+    """Read a snapshot."""
     snapshot = source.read()
     assert snapshot, "what was watched has ended"
     return snapshot

@@ -1,4 +1,4 @@
-"""The machine under the bench: what it is, what it has, and how busy others keep it."""
+"""Describe the machine, find commands, and wait until other processes leave the CPUs alone."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ def described() -> str:
 
 
 def busy_pct(seconds: float) -> float:
-    """Share of all CPUs that was not idle in the next `seconds`."""
+    """Return the non-idle share of all CPUs over the next `seconds`."""
     before = _cpu_ticks()
     time.sleep(seconds)
     after = _cpu_ticks()
@@ -25,26 +25,26 @@ def busy_pct(seconds: float) -> float:
 
 
 def _cpu_ticks() -> list[int]:
-    """user nice system idle iowait irq softirq steal …, of all CPUs together."""
+    """Return user nice system idle iowait irq softirq steal … of all CPUs together, in ticks."""
     with Path("/proc/stat").open() as lines:
         return [int(field) for field in lines.readline().split()[1:]]
 
 
 def wait_for_quiet(most_seconds: float) -> tuple[str, float]:
-    """Return when others leave the CPUs alone, at the latest after `most_seconds`: what to say, and the seconds."""
+    """Wait until the CPUs are quiet, at most `most_seconds`. Return a description and the seconds waited."""
     began = time.monotonic()
     busy = busy_pct(1)
     while busy > _BUSY_PCT and time.monotonic() - began < most_seconds:
         busy = busy_pct(1)
     waited = time.monotonic() - began
-    said = f"load average {os.getloadavg()[0]:.2f}, others use {busy:.0f}% of the CPUs"
+    description = f"load average {os.getloadavg()[0]:.2f}, others use {busy:.0f}% of the CPUs"
     if waited > 2:
-        said += f", waited {waited:.0f} s for quiet"
-    return said + (": NOISY" if busy > _BUSY_PCT else ""), waited
+        description += f", waited {waited:.0f} s for quiet"
+    return description + (": NOISY" if busy > _BUSY_PCT else ""), waited
 
 
 def need(command: str, package: str) -> str:
-    """Path of a command. Raises UnanswerableError."""
+    """Return the path of a command. Raises UnanswerableError if it is not installed."""
     path = shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if path is None:
         raise UnanswerableError(f"{command} is not installed (Debian's package {package})")

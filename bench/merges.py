@@ -1,7 +1,7 @@
-"""Are the stacks that the kernel side walks by the rules that it was taught those of the very same waits?
+"""Check user stacks that the BPF programs unwind by rules, against copies of the same stacks.
 
-The kernel side gives some of its walks along with a copy of the stack (VERIFY in bpf/userstack.c), which is walked here
-once more, from its leaf on, with all registers and with rules fresh from the binaries.
+With VERIFY (bpf/userstack.c), the BPF programs send a copy of the stack with some of their unwinds. Here the copy is
+unwound again from its leaf, with all registers and with rules read anew from the binaries.
 """
 
 import subprocess
@@ -31,11 +31,11 @@ from offtop.model.values.stack import Frame
 _SECONDS = 12
 _MOST_DIFFERENT_PCT = 0.1
 _FRAMES = layout.FRAMES + 1 + layout.PYTHON_FRAMES
-"""At the end of what a copy begins with."""
+"""Frame words at the end of a copy's header."""
 _MOST_KEPT = 150
-"""Walks of one server in a tick: each takes 2 ms to make once more."""
+"""Unwinds checked per server and tick: each takes 2 ms."""
 _NOT_KNOWN = (layout.END_MEMORY, layout.END_ODD, layout.END_NOT_COPIED)
-"""How a copy ends that is shorter than the stack."""
+"""Ends of a copy that is shorter than the stack."""
 _GO = """
 package main
 import ("os"; "sync"; "time")
@@ -80,7 +80,7 @@ fn main() {
 
 
 class Wait(NamedTuple):
-    """One wait that the kernel side has walked."""
+    """A wait whose user stack the BPF programs unwound."""
 
     of: str
     kernels: tuple[Frame, ...]
@@ -96,18 +96,18 @@ class _Verifying(Unwind):
         return {**super().defines(features), "VERIFY": 1}
 
 
-class _Walks:
-    """Takes the walks out of what the kernel side gives, and leaves the rest to offtop."""
+class _Unwinds:
+    """Takes unwinds with copies out of the BPF programs' records, and leaves other copies to offtop."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._walker = Walker(Files(), "auto", None)
-        self._given: list[tuple[Copy, int]] = []
+        self._received: list[tuple[Copy, int]] = []
         self._count = Counter[str]()
         self._lock = threading.Lock()
 
     def add(self, raw: bytes) -> bool:
-        """Whether it is one of them."""
+        """Store a record if it is an unwind with a copy. Return whether it is one."""
         head = layout.COPY_HEAD.unpack_from(raw)
         *_, pid, tid, _space, _unused, depth, unsure, _end, execs, _, walked_end = head[:-_FRAMES]
         of = self._servers.named.get(pid, "")
@@ -118,16 +118,16 @@ class _Walks:
             stack = raw[layout.COPY_HEAD.size :]
             copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, execs, state.sp, stack)
             with self._lock:
-                self._given.append((copy, walked_end))
+                self._received.append((copy, walked_end))
         return bool(walked_end)
 
     def compared(self) -> list[Wait]:
-        """Those that were given since the last call."""
+        """Unwind the copies since the last call, and return the waits."""
         with self._lock:
-            given, self._given = self._given, []
+            received, self._received = self._received, []
             self._count.clear()
         found: list[Wait] = []
-        for copy, walked_end in given:
+        for copy, walked_end in received:
             kernels = self._walker.frames(copy.pid, copy.walked)
             copys = self._walker.of_copy(copy._replace(walked=()))
             if copys is None or not kernels or walked_end & 0xFF == layout.END_MEMORY:
@@ -145,10 +145,10 @@ def _wait(of: str, kernels: tuple[Frame, ...], copys: Found) -> Wait:
 
 
 def ask(_waits: Path) -> Answer:
-    """The share of time, each stack counting as long as was waited in it."""
+    """Measure the share of time with a wrong stack: each stack counts with the time waited in it."""
     waits, time_of = watched()
     if not waits:
-        raise UnanswerableError("no wait was walked")
+        raise UnanswerableError("no user stack was unwound")
     rows: list[tuple[str, ...]] = []
     different: list[Wait] = []
     total_ns = wrong_ns = 0.0
@@ -163,28 +163,30 @@ def ask(_waits: Path) -> Answer:
         different += wrong[:2]
     lines = table(("of", "waits", "stacks", "different", "% of the time"), rows)
     lines += [line for one in different for line in ("", *_beside(one))]
-    bar = Bar("time under a stack that is another's", 100 * wrong_ns / total_ns, _MOST_DIFFERENT_PCT, " %")
+    bar = Bar("time with a wrong user stack", 100 * wrong_ns / total_ns, _MOST_DIFFERENT_PCT, " %")
     figures = {"waits": len(waits), "different": sum(not one.agrees for one in waits)}
-    return Answer("The kernel's walks, beside copies of the same stacks", lines, [bar], dict(figures))
+    return Answer(
+        "User stacks unwound in the kernel, compared with copies of the same stacks", lines, [bar], dict(figures)
+    )
 
 
 def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
-    """Waits of all servers, and how long was waited in each stack."""
+    """Return the waits of all servers, and the time waited in each stack."""
     known = categories.parse(paths.categories().read_text())
     waits: list[Wait] = []
     time_of: Counter[tuple[str, tuple[Frame, ...]]] = Counter()
     with tempfile.TemporaryDirectory(prefix="offtop-merges-") as directory, serving(Path(directory)) as servers:
         _start(servers)
-        walks = _Walks(servers)
+        unwinds = _Unwinds(servers)
         add = Copies._add  # pyright: ignore[reportPrivateUsage]
-        Copies._add = lambda self, raw: None if walks.add(raw) else add(self, raw)  # pyright: ignore[reportPrivateUsage]
+        Copies._add = lambda self, raw: None if unwinds.add(raw) else add(self, raw)  # pyright: ignore[reportPrivateUsage]
         try:
             with closing(LiveSource(known, Filters(), unwind=_Verifying(cpu_pct=100.0))) as source:
                 snapshot = source.read()
                 for _ in range(_SECONDS):
                     time.sleep(0.9)
                     servers.find_children()
-                    waits += walks.compared()
+                    waits += unwinds.compared()
                     snapshot = source.read()
                 assert snapshot is not None
                 for site, totals in snapshot.sites.items():
@@ -192,7 +194,7 @@ def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
                         time_of[servers.named[site.pid], snapshot.book.stack(site.user).frames] += totals.total_ns
         finally:
             Copies._add = add  # pyright: ignore[reportPrivateUsage]
-            walks.end()
+            unwinds.end()
     return waits, dict(time_of)
 
 
@@ -215,10 +217,15 @@ def _start(servers: Servers) -> None:
 
 
 def _beside(one: Wait) -> list[str]:
-    ours, theirs = ([f"{f.file.rpartition('/')[2]}+0x{f.offset:x}" for f in way] for way in (one.kernels, one.copys))
-    same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    kernel_frames, copy_frames = (
+        [f"{f.file.rpartition('/')[2]}+0x{f.offset:x}" for f in way] for way in (one.kernels, one.copys)
+    )
+    same = next(
+        (n for n, (a, b) in enumerate(zip(kernel_frames, copy_frames, strict=False)) if a != b),
+        min(len(kernel_frames), len(copy_frames)),
+    )
     return [
-        f"{one.of}: the kernel has {len(ours)} frames, the copy {len(theirs)}; the first {same} are the same",
-        f"  kernel's  {' < '.join(ours[max(0, same - 1) : same + 4])}",
-        f"  copy's    {' < '.join(theirs[max(0, same - 1) : same + 4])}",
+        f"{one.of}: {len(kernel_frames)} frames from the kernel, {len(copy_frames)} from the copy; the first {same} agree",
+        f"  kernel's  {' < '.join(kernel_frames[max(0, same - 1) : same + 4])}",
+        f"  copy's    {' < '.join(copy_frames[max(0, same - 1) : same + 4])}",
     ]

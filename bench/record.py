@@ -1,7 +1,7 @@
-"""What does recording cost beside measuring: CPU a tick, and bytes a day?
+"""Measure the cost of recording on top of measuring: CPU per tick, and bytes per day.
 
-Made-up waits, of which all sites change in each second, are handed to a Recorder as the kernel side hands them; its
-own CPU is what all threads of this process take meanwhile, the one that writes included. Nothing else runs in it.
+A Recorder gets synthetic waits, all of whose sites change every second. Its CPU is that of all threads of this process
+during a tick, including the writer; nothing else runs in the process.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from tests.ui.busy import BusySource
 
 _TICKS = 180
 _SITES = {300: 5.0, 5_000: 30.0}
-"""How many change each second, and how many ms a tick may take then: at 1 Hz, ten are one percent."""
+"""Sites that change each second → limit in ms per tick. At 1 Hz, 10 ms are one percent of a CPU."""
 _DAY_S = 86_400
 
 
@@ -37,7 +37,7 @@ def ask(_: Path) -> Answer:
 
 
 def _recorded(sites: int) -> tuple[list[float], float]:
-    """CPU of each tick in ms, and how many bytes a day would have."""
+    """Return the CPU of each tick in ms, and the bytes per day."""
     source = BusySource(sites=sites, still=sites // 2, ticks=_TICKS + 1)
     made = Replayed(source._book)  # pyright: ignore[reportPrivateUsage]
     before = NOTHING

@@ -1,10 +1,11 @@
-"""What does the screen cost on a machine where little happens, and where much does; and a terminal that reads nothing?
+"""Measure the screen's cost on a quiet and on a busy machine, and its behaviour on a terminal that stalls.
 
-- On 80x24, on this machine as it is: CPU and bytes. Nobody else should do much meanwhile: what they do is drawn.
-- On 160x50 with made-up waits of 500 threads, all of which change each second, with histogram and tree.
-- On a terminal that reads nothing for 45 s: whether each tick was read meanwhile, in time, and what the screen says.
+- 80x24, this machine as it is: CPU and bytes. Other programs should do little meanwhile, because it is drawn.
+- 160x50, synthetic waits of 500 threads, all of which change each second, with histogram and tree.
+- A terminal that reads nothing for 45 s: whether each tick was still read in time, and what the screen says afterwards.
 
-In the first two offtop has been there as long as the window that it shows; the median of some stretches counts.
+In the first two, offtop runs until its window is full before it is measured. The result is the median of several
+intervals.
 """
 
 import json
@@ -31,10 +32,10 @@ _SAID = re.compile(r"the screen stood still for [^;]*; the measuring went on")
 
 
 class _Used(NamedTuple):
-    """Of one stretch."""
+    """Use of resources in one interval."""
 
     cpu_pct: float
-    """Of one core: the process and its children."""
+    """Percent of one core, of the process and its children."""
     bytes_per_s: float
 
 
@@ -51,7 +52,7 @@ class _Case(NamedTuple):
 def ask(_waits: Path) -> Answer:
     cases = (
         _Case("80x24, this machine", [str(tools.offtop())], 80, 24, b"", 2.0, 2_000),
-        # Two sites a thread; H: a row for each thread.
+        # Two sites per thread. H: one row per thread.
         _Case(f"160x50, {_THREADS} threads that change", show(str(2 * _THREADS)), 160, 50, b"H", 5.0, 0),
     )
     used = {case.name: _used(case) for case in cases}
@@ -100,7 +101,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _stalled() -> tuple[list[float], str]:
-    """In delays, the time between two readings; and what the screen said once it was read again."""
+    """Return the times between readings, in delays, and the screen's message after the stall."""
     with tempfile.TemporaryDirectory() as directory:
         reads = Path(directory, "reads")
         with terminal(show("--reads", str(reads))) as shown:
@@ -108,7 +109,7 @@ def _stalled() -> tuple[list[float], str]:
             shown.stall(_STALL_SECONDS)
             shown.forget()
             shown.wait_for(_SAID, 5)
-            said = _SAID.search(shown.text)
+            message = _SAID.search(shown.text)
         read_ns: list[int] = json.loads(reads.read_text())
-    # From the first reading to the second it is less than a delay.
-    return [(b - a) / 1e9 for a, b in pairwise(read_ns)][1:], said[0] if said else ""
+    # The second reading comes earlier than one delay after the first.
+    return [(b - a) / 1e9 for a, b in pairwise(read_ns)][1:], message[0] if message else ""

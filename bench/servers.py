@@ -1,5 +1,4 @@
-"""Servers whose threads wait in many ways: started in a directory of their own, behind unix sockets alone, and ended
-with the block."""
+"""Run servers whose threads wait in many ways, in a separate directory and with Unix sockets only."""
 
 import shutil
 import signal
@@ -49,11 +48,11 @@ _BEGIN_S = 60.0
 
 @dataclass
 class Servers:
-    """What was started, by pid."""
+    """The running servers."""
 
     directory: Path
     named: dict[int, str] = field(default_factory=dict[int, str])
-    """Process → what it is a part of, children included once `found` was called."""
+    """PID → name of the server, including children after `find_children`."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def start(
@@ -75,7 +74,7 @@ class Servers:
             self.named[process.pid] = name
 
     def find_children(self) -> None:
-        """Add the processes that were started by those that are known."""
+        """Add the child processes of known processes to `named`."""
         parents: dict[int, int] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -168,7 +167,7 @@ def serving(directory: Path) -> Generator[Servers]:
 
 
 def of_postgres(name: str) -> str:
-    """Debian has the server's own programs in a directory for each version."""
+    """Return the path of a PostgreSQL program; Debian has a directory per version."""
     places = ":".join(str(path) for path in Path("/usr/lib/postgresql").glob("*/bin"))
     found = shutil.which(name, path=places) or shutil.which(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""How long from the command to the first full picture, and to the first line of JSON?"""
+"""Measure the time from the command to the first full screen, and to the first line of JSON."""
 
 import re
 import select
@@ -17,19 +17,19 @@ _MOST_SECONDS = 2.0
 _PATIENCE_SECONDS = 20.0
 
 _FULL_PICTURE = re.compile(r"LIVE.*Waiting +[\d.]+\S* = .*WAITING.*waiting on: .*WAITING.*\d%", re.DOTALL)
-"""Head, categories, and a row of the processes: none of it is there before the first tick."""
+"""Head, categories and a process row, none of which are drawn before the first tick."""
 
 
 def ask(_waits: Path) -> Answer:
     screen = [_to_picture() for _ in range(_ROUNDS)]
     line = [_to_json() for _ in range(_ROUNDS)]
     return Answer(
-        "From the command on",
+        "Startup time",
         [
-            f"to the first full picture on {_COLUMNS}x{_LINES}: {middle(screen, 2)} s",
+            f"to the first full screen on {_COLUMNS}x{_LINES}: {middle(screen, 2)} s",
             f"to the first line of --json -d 0.25: {middle(line, 2)} s",
         ],
-        [Bar("command to first full picture", median(screen), _MOST_SECONDS, " s")],
+        [Bar("command to first full screen", median(screen), _MOST_SECONDS, " s")],
         {"to_picture_s": screen, "to_json_s": line},
     )
 
@@ -37,7 +37,7 @@ def ask(_waits: Path) -> Answer:
 def _to_picture() -> float:
     with terminal([str(tools.offtop())], _COLUMNS, _LINES) as shown:
         if not shown.wait_for(_FULL_PICTURE, _PATIENCE_SECONDS):
-            raise UnanswerableError(f"no full picture within {_PATIENCE_SECONDS:.0f} s")
+            raise UnanswerableError(f"no full screen within {_PATIENCE_SECONDS:.0f} s")
         return time.monotonic() - shown.began
 
 

@@ -1,9 +1,9 @@
-"""What does one context switch cost under each tool, by the kernel's own count?
+"""Measure the cost of a context switch with each tool, by the kernel's BPF statistics.
 
-Each tool is alone on the machine in its turn, and the turns go round, so that what else happens there hits
-all alike; the medians of the rounds are compared. All programs of a tool are added up, and divided by the
-switches that it saw. `perf bench sched pipe` stays on one CPU: then each switch is one between two threads
-that wait for each other, with none to the idle thread, of which the tools make differently much.
+The tools run alone, in turns, so that other load on the machine affects all of them alike; the medians of the rounds
+are compared. The time of all programs of a tool is divided by the switches that it saw. `perf bench sched pipe` is
+pinned to one CPU, so that each switch is between two threads that wait for each other, and none is to the idle thread,
+which the tools handle differently.
 """
 
 import os
@@ -41,7 +41,7 @@ class _Measured:
     ns_per_switch: float
     switches_per_s: float
     us_per_pass: float = 0.0
-    """As perf says; 0 where it was not perf."""
+    """As perf reports it; 0 for other workloads."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Rounds:
     of: dict[tuple[str, str], list[_Measured]] = field(default_factory=dict[tuple[str, str], list[_Measured]])
     """By workload and tool."""
     untraced_us: list[float] = field(default_factory=list[float])
-    """A pass of perf's pipe without any tool."""
+    """µs per pass of perf's pipe without any tool."""
     missing: dict[str, str] = field(default_factory=dict[str, str])
     """Why a tool was left out."""
 
@@ -89,9 +89,9 @@ def _measure(rounds: _Rounds, tool: str, min_us: int, workloads: Mapping[str, Ca
         time.sleep(_SETTLE_SECONDS)
         for name, run in workloads.items():
             before, began = tools.runs(process.pid), time.monotonic()
-            said = run()
-            passed, seconds = tools.runs(process.pid).since(before), time.monotonic() - began
-            measured = _Measured(passed.ns_per_switch, passed.switches / seconds, _pass_us(said))
+            output = run()
+            used, seconds = tools.runs(process.pid).since(before), time.monotonic() - began
+            measured = _Measured(used.ns_per_switch, used.switches / seconds, _pass_us(output))
             rounds.of.setdefault((name, tool), []).append(measured)
 
 
@@ -99,8 +99,8 @@ def _run(arguments: list[str]) -> str:
     return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def _pass_us(said: str) -> float:
-    found = re.search(r"([\d.]+) usecs/op", said)
+def _pass_us(output: str) -> float:
+    found = re.search(r"([\d.]+) usecs/op", output)
     return float(found[1]) if found else 0.0
 
 
@@ -117,10 +117,10 @@ def _answer(rounds: _Rounds) -> Answer:
     lines = [
         *table(("ns per context switch", *tools.NAMES), rows(_WORKLOADS, lambda m: m.ns_per_switch)),
         "",
-        f"perf's own word on a pass of its pipe, in µs: {middle(rounds.untraced_us, 2)} without any tool",
+        f"µs per pass of perf's pipe, as perf reports it: {middle(rounds.untraced_us, 2)} without any tool",
         *table(("", *tools.NAMES), rows((_PIPE, _PIPE_0), lambda m: m.us_per_pass, 2)),
         "",
-        *table(("switches a second meanwhile", *tools.NAMES), rows(_WORKLOADS, lambda m: m.switches_per_s)),
+        *table(("switches per second", *tools.NAMES), rows(_WORKLOADS, lambda m: m.switches_per_s)),
         *(f"{tool}: left out, {why}" for tool, why in rounds.missing.items()),
     ]
     costs = {key: median(m.ns_per_switch for m in measured) for key, measured in rounds.of.items()}

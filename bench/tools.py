@@ -1,7 +1,7 @@
-"""The tools that are compared, run as a person runs them, and what the kernel counted of their programs.
+"""Run the compared tools as a user would, and read the kernel's statistics of their BPF programs.
 
-The kernel shows each loaded program under the descriptors of the process that holds it, with its runs and
-the time they took; so nothing of a tool is asked about itself, and all of them are asked the same way.
+The kernel shows each loaded program in fdinfo of the process that holds it, with its run count and run time. So no tool
+reports about itself, and all are measured the same way.
 """
 
 import os
@@ -27,7 +27,8 @@ NAMES = (OFFTOP, OFFCPUTIME, BPFTRACE)
 _ATTACH_SECONDS = 20.0
 _END_SECONDS = 10.0
 
-# bpftrace 0.17 knows no raw tracepoint, and a kernel may have no kprobes: so stacks at leaving, as offcputime.
+# bpftrace 0.17 has no raw tracepoints, and a kernel may have no kprobes, so stacks are taken at switch-out, as in
+# offcputime.
 _ONE_LINER = """
 tracepoint:sched:sched_switch
 {{
@@ -43,16 +44,16 @@ tracepoint:sched:sched_switch
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What the kernel counted of all programs of a tool."""
+    """The kernel's statistics of all BPF programs of a tool."""
 
     switches: int
-    """Runs of the program that runs most of those at a switch: at each."""
+    """Context switches: the run count of the most frequent program, which runs at each."""
     switch_ns: int
-    """In the programs that run at a switch."""
+    """Run time of the programs that run at a switch."""
     walked: int
-    """Threads that walks of all threads came by."""
+    """Threads visited by task scans."""
     walk_ns: int
-    """In the programs of those walks."""
+    """Run time of task scans."""
 
     def since(self, before: "Runs") -> "Runs":
         return Runs(
@@ -64,12 +65,12 @@ class Runs:
 
     @property
     def ns_per_switch(self) -> float:
-        """Of all programs, added up."""
+        """Run time of all programs per switch."""
         return (self.switch_ns + self.walk_ns) / max(1, self.switches)
 
 
 def command(tool: str, min_us: int) -> list[str]:
-    """How a person runs `tool` for waits from `min_us` up. Raises UnanswerableError where it is not installed."""
+    """Return the command of `tool` for waits from `min_us` up. Raises UnanswerableError if it is not installed."""
     if tool == OFFTOP:
         return [str(offtop()), "--json", "--min", f"{min_us}us"]
     if tool == OFFCPUTIME:
@@ -78,12 +79,12 @@ def command(tool: str, min_us: int) -> list[str]:
 
 
 def one_liner(program: str, *options: str) -> list[str]:
-    """How bpftrace runs `program`. Raises UnanswerableError where it is not installed."""
+    """Return the bpftrace command of `program`. Raises UnanswerableError if it is not installed."""
     return [*_with_tracefs(), need("bpftrace", "bpftrace"), *options, "-e", program]
 
 
 def offtop() -> Path:
-    """The launcher beside the Python that runs the bench."""
+    """Return the `offtop` command next to the Python that runs the benchmarks."""
     path = Path(sys.executable).with_name("offtop")
     if not path.exists():
         raise UnanswerableError(f"{path} is missing: make setup")
@@ -91,7 +92,7 @@ def offtop() -> Path:
 
 
 def _with_tracefs() -> list[str]:
-    """bpftrace reads tracepoints' formats in tracefs, which may not be mounted: then for it alone."""
+    """Return a prefix that mounts tracefs for bpftrace only, if it is not mounted."""
     if Path("/sys/kernel/tracing/events").exists():
         return []
     mount = 'mount -t tracefs nodev /sys/kernel/tracing && exec "$@"'
@@ -100,7 +101,7 @@ def _with_tracefs() -> list[str]:
 
 @contextmanager
 def counting() -> Generator[None]:
-    """The kernel counts what programs take; by a descriptor, so that it ends with this process."""
+    """Enable BPF statistics until the block ends. The descriptor ends them if this process dies."""
     fd = libbpf.enable_statistics()
     try:
         yield
@@ -110,7 +111,7 @@ def counting() -> Generator[None]:
 
 @contextmanager
 def running(arguments: Sequence[str], out: IO[bytes] | int = subprocess.DEVNULL) -> Generator[subprocess.Popen[bytes]]:
-    """A process that is gone afterwards, with its group, whatever happens."""
+    """Start a process, and end it and its process group after the block."""
     process = subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -121,7 +122,7 @@ def running(arguments: Sequence[str], out: IO[bytes] | int = subprocess.DEVNULL)
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Ask it to end, see to it that it does."""
+    """Send a signal to a process, wait for it to exit, and kill its process group."""
     if process.poll() is None:
         process.send_signal(number)
     with suppress(subprocess.TimeoutExpired):
@@ -132,7 +133,7 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def wait_until_attached(process: subprocess.Popen[bytes]) -> None:
-    """Return when the tool's programs run at switches. Wants `counting`. Raises UnanswerableError if they never do."""
+    """Wait until the tool's programs run at switches. Needs `counting`. Raises UnanswerableError if they never do."""
     until = time.monotonic() + _ATTACH_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -144,7 +145,7 @@ def wait_until_attached(process: subprocess.Popen[bytes]) -> None:
 
 
 def runs(pid: int) -> Runs:
-    """What the programs that process `pid` holds have taken so far."""
+    """Return the statistics so far of the programs that a process holds."""
     programs: dict[str, tuple[int, int]] = {}
     walkers: set[str] = set()
     for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
@@ -152,11 +153,11 @@ def runs(pid: int) -> Runs:
             lines = descriptor.read_text().splitlines()
         except OSError:
             continue  # closed meanwhile
-        said = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        if "run_cnt" in said:
-            programs[said["prog_id"]] = int(said["run_cnt"]), int(said["run_time_ns"])
-        elif said.get("link_type") == "iter":
-            walkers.add(said["prog_id"])
+        fields = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if "run_cnt" in fields:
+            programs[fields["prog_id"]] = int(fields["run_cnt"]), int(fields["run_time_ns"])
+        elif fields.get("link_type") == "iter":
+            walkers.add(fields["prog_id"])
     at_switch = [taken for program, taken in programs.items() if program not in walkers]
     in_walks = [taken for program, taken in programs.items() if program in walkers]
     return Runs(
@@ -168,31 +169,31 @@ def runs(pid: int) -> Runs:
 
 
 def at_wakeups(pid: int) -> tuple[int, int]:
-    """How often programs of process `pid` have run where the kernel tells of a wakeup, and their ns."""
-    ours: set[str] = set()
+    """Return run count and run time (ns) of a process's programs on wakeup tracepoints."""
+    program_ids: set[str] = set()
     programs: dict[str, tuple[int, int]] = {}
     for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
         with suppress(OSError):
-            said = {
+            fields = {
                 key: value.strip()
                 for key, _, value in (line.partition(":") for line in descriptor.read_text().splitlines())
             }
-            if said.get("tp_name") in ("sched_waking", "sched_wakeup"):
-                ours.add(said["prog_id"])
-            elif "run_cnt" in said:
-                programs[said["prog_id"]] = int(said["run_cnt"]), int(said["run_time_ns"])
-    runs = [programs[program] for program in ours & programs.keys()]
+            if fields.get("tp_name") in ("sched_waking", "sched_wakeup"):
+                program_ids.add(fields["prog_id"])
+            elif "run_cnt" in fields:
+                programs[fields["prog_id"]] = int(fields["run_cnt"]), int(fields["run_time_ns"])
+    runs = [programs[program] for program in program_ids & programs.keys()]
     return sum(count for count, _ in runs), sum(ns for _, ns in runs)
 
 
 def cpu_s(task: int | str) -> tuple[float, float]:
-    """CPU seconds so far, outside and inside the kernel, of a process, or of a thread by its path in /proc."""
+    """Return (user, kernel) CPU seconds of a process, or of a thread given as a path below /proc."""
     after_name = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return int(after_name[11]) * tick_s, int(after_name[12]) * tick_s
 
 
 def family(pid: int) -> list[int]:
-    """The process and its children that read binaries. (Its compiler was a child, too, and is gone.)"""
+    """Return the PIDs of offtop and its children that read binaries. (Its compiler has exited by then.)"""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [pid, *(int(child) for task in tasks for child in (task / "children").read_text().split())]

@@ -1,9 +1,9 @@
-"""What do reading and drawing cost at 1 Hz, with 5,000 sites of which each changes each second?
+"""Measure the cost of reading and drawing at 1 Hz, with 5,000 sites that all change each second.
 
-The sites are real: threads that sleep in 5 functions in turn, 0.2 s in each, so that in each second each has 5
-sites in which waits ended, and one in which it waits at the tick. offtop runs on a terminal of its own, as long
-as the window that it shows needs to fill; then its CPU time is read. The median of some stretches counts: where
-somebody starts new programs meanwhile, offtop looks up their names.
+The sites are real: threads sleep in 5 functions in turn, 0.2 s each. So each second, each thread has 5 sites in which
+waits ended, and one in which it waits at the tick. offtop runs on a separate terminal until its window is full; then
+its CPU time is measured. The result is the median of several intervals, because offtop also looks up names when other
+users start programs.
 """
 
 import json
@@ -32,14 +32,14 @@ _MOST_RSS_MB = 200.0
 
 
 class _Usage(NamedTuple):
-    """CPU time of a process, in seconds, or in percent of one core."""
+    """CPU time of offtop, in seconds or in percent of one core."""
 
     drawing: float
-    """Its first thread."""
+    """The main thread."""
     reading: float
-    """All others: reading, names, and the children that read binaries."""
+    """All other threads (reading, names), and the children that read binaries."""
     kernel: float
-    """Of both, in the kernel."""
+    """Kernel part of both."""
 
     @property
     def all(self) -> float:
@@ -59,7 +59,7 @@ def ask(waits: Path) -> Answer:
     return Answer(
         f"A screen of {_COLUMNS}x{_LINES} at 1 Hz, {sites:,} sites that changed in each second",
         [
-            f"CPU, % of one core, in stretches of {_SLICE_SECONDS:.0f} s: {middle([s.all for s in slices], 1)}",
+            f"CPU, % of one core, in intervals of {_SLICE_SECONDS:.0f} s: {middle([s.all for s in slices], 1)}",
             "medians: " + ", ".join(f"{name} {pct:.1f}%" for name, pct in parts.items()),
             f"memory {rss_mb:.0f} MB, at most {most_rss_mb:.0f} MB since the start",
         ],
@@ -78,7 +78,7 @@ def ask(waits: Path) -> Answer:
 
 
 def _used_pct(shown: Terminal) -> _Usage:
-    """In the next few seconds."""
+    """Measure the next few seconds."""
     before, began = _used_s(shown.pid), time.monotonic()
     shown.look_on(_SLICE_SECONDS)
     after, seconds = _used_s(shown.pid), time.monotonic() - began
@@ -86,10 +86,10 @@ def _used_pct(shown: Terminal) -> _Usage:
 
 
 def _changing_sites(pid: int) -> int:
-    """How many sites of a process have time in one tick, by offtop. Raises UnanswerableError if too few."""
+    """Return how many sites of a process offtop reports in one tick. Raises UnanswerableError if too few."""
     arguments = [str(tools.offtop()), "--json", "-n", str(_COUNTED_TICKS)]
-    said = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
-    tick: dict[str, Any] = json.loads(said.splitlines()[-1])
+    output = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
+    tick: dict[str, Any] = json.loads(output.splitlines()[-1])
     sites = sum(1 for site in tick["sites"] if site["pid"] == pid)
     if sites < 0.95 * _SITES:
         raise UnanswerableError(f"the workload has {sites:,} changing sites instead of {_SITES:,}")
@@ -103,7 +103,7 @@ def _used_s(pid: int) -> _Usage:
 
 
 def _rss_mb(pid: int) -> tuple[float, float]:
-    """Now, and the most there was, of offtop's processes together; what they share counts for each."""
+    """Return current and peak RSS of offtop's processes. Shared memory counts for each of them."""
     now_kb = most_kb = 0
     for one in tools.family(pid):
         lines = Path(f"/proc/{one}/status").read_text().splitlines()

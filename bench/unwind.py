@@ -1,10 +1,10 @@
-"""What do whole user stacks cost: a wait, a stack that is new, a minute of 1,000 new ones; and how many are whole?
+"""Measure the cost of user stacks per wait, per new stack and per minute with 1,000 new ones; and how many are whole.
 
-A wait's cost is what the kernel counted in all programs of a tool, divided by the waits that the threads themselves
-counted. Each tool and each way of offtop's is alone on the machine in its turn, and the turns go round.
+The cost of a wait is the run time of all BPF programs of a tool, divided by the waits that the threads count
+themselves. The tools and offtop's ways to unwind run alone, in turns.
 
-A new stack is taken apart: its copy in the kernel, then the walk of the copy with the reader of binaries, which is
-asked for the rules. There nothing else of offtop runs.
+The cost of a new stack has two parts: copying it in the kernel, and unwinding the copy, which includes the process that
+reads unwind rules from binaries. No other part of offtop runs meanwhile.
 """
 
 import os
@@ -29,22 +29,22 @@ from offtop.model.values.snapshot import Filters
 
 _ROUNDS = 3
 _SETTINGS = struct.Struct("=QQIIIIII")
-"""What layout.CONFIG begins with."""
+"""Beginning of layout.CONFIG."""
 _WAYS = ("auto", "fp", "off")
 _PEER = tools.OFFCPUTIME
 _COLUMNS = (*(f"offtop, {way}" for way in _WAYS), _PEER)
 _THREADS, _WAIT_US, _MIN_US = 20, 2_000, 1_000
 _LEARN_S, _COUNT_S = 0.5, 0.8
 _OWN_FRAMES = 6
-"""Of stacks.c: clock_nanosleep, nanosleep, rest, and thread, start_thread, clone3."""
+"""Fixed frames of stacks.c: clock_nanosleep, nanosleep, rest, thread, start_thread and clone3."""
 _SHORT, _DEEP = 7 - _OWN_FRAMES, 32 - _OWN_FRAMES
 
 _BINARIES = 6
-"""The first has the reader open libc, too, and is not counted."""
+"""The first one is not counted, because the reader opens libc too."""
 _COPIES = 60
 _COPY_WAIT_US = 10_000
 _ALL = 100_000
-"""Copies a second: more than there are."""
+"""Limit of copies per second, larger than the number of waits."""
 _LOOK_S, _PATIENCE_S = 0.002, 15.0
 
 _MINUTE = 1_000
@@ -55,14 +55,14 @@ _MOST_COLD_MS, _MOST_WARM_MS = 20.0, 1.0
 _MOST_COPY_US = 15.0
 _MOST_MORE_PCT = 2.0
 _MOST_PCT = 6.0
-"""Of all of offtop: it keeps to 5 on the average."""
+"""Limit for all of offtop, whose average is limited to 5% by --cpu-budget."""
 
 
 def ask(waits: Path) -> Answer:
     plain, linked = build_stacks(waits.parent)
     found = features.find(libbpf.KernelTypes())
     if not Unwind().is_ruled(found):
-        raise UnanswerableError("this machine's kernel side follows no rules: it needs x86-64 or arm64")
+        raise UnanswerableError("BPF programs cannot unwind by rules on this machine: x86-64 or arm64 is needed")
     missing: list[str] = []
     with tools.counting():
         parts = [_of_waits(plain, linked), _of_new(plain, found), _of_minute(plain)]
@@ -76,7 +76,7 @@ def ask(waits: Path) -> Answer:
 
 
 def _of_waits(plain: Path, linked: Path) -> Answer:
-    """What a wait costs."""
+    """Measure the cost per wait."""
     kinds = {
         f"{_SHORT + _OWN_FRAMES} user frames": (plain, _SHORT),
         f"{_DEEP + _OWN_FRAMES} user frames": (plain, _DEEP),
@@ -96,8 +96,8 @@ def _of_waits(plain: Path, linked: Path) -> Answer:
     rows = [(kind, *(middle(of[kind, column]) for column in _COLUMNS)) for kind in kinds]
     walk = [f"{costs[kind, auto] - costs[kind, off]:,.0f} ns of {kind}" for kind in (short, deep)]
     lines = [
-        *table((f"ns a wait of {_WAIT_US // 1000} ms, all programs", *_COLUMNS), rows),
-        f"by rules, walked and kept: {', '.join(walk)}; {frame_ns:.0f} ns a frame",
+        *table((f"ns per wait of {_WAIT_US // 1000} ms, all programs", *_COLUMNS), rows),
+        f"unwinding by rules, and storing: {', '.join(walk)}; {frame_ns:.0f} ns per frame",
     ]
     bars = [
         Bar(f"a wait of {kind} by rules, as a part of offcputime's", costs[kind, auto] / costs[kind, _PEER], most)
@@ -111,11 +111,11 @@ def _of_waits(plain: Path, linked: Path) -> Answer:
 
 
 _Kinds = dict[str, tuple[Path, int]]
-"""By what is said of them: program, and functions to wait through."""
+"""Description → program, and number of functions to wait through."""
 
 
 def _of_offtop(kinds: _Kinds, way: str) -> Iterator[tuple[str, float]]:
-    """Kind, and ns a wait."""
+    """Yield kind and ns per wait."""
     with ExitStack() as stack:
         held = {kind: stack.enter_context(_waiting(*one)) for kind, one in kinds.items()}
         for one in held.values():
@@ -147,14 +147,14 @@ def _waiting(program: Path, functions: int) -> Stacks:
 
 
 def _counted(threads: Stacks, pid: int) -> float:
-    """What the programs of process `pid` take a wait, in ns."""
+    """Return the run time of a process's BPF programs per wait, in ns."""
     before, waits = tools.runs(pid), threads.waits
     time.sleep(_COUNT_S)
     return tools.runs(pid).since(before).switch_ns / max(1, threads.waits - waits)
 
 
 def _of_new(plain: Path, found: features.Features) -> Answer:
-    """What a stack costs that is new: CPU of the walk of its copy and of the reader, in µs; and the copy itself."""
+    """Measure the cost of a new stack: CPU of unwinding its copy and of the reader, and of copying it."""
     with ExitStack() as stack:
         program = attach(found)
         stack.callback(program.close)
@@ -177,11 +177,11 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
     frames = _DEEP + _OWN_FRAMES
     rows = [
         (f"the first stack of a binary, {frames} frames", middle(cold)),
-        (f"{_DEEP} of {frames} frames in functions that nobody was seen in", middle(new)),
+        (f"{_DEEP} of {frames} frames in functions that are new", middle(new)),
         (f"1 of {frames} frames in such a function", middle(fresh)),
     ]
     lines = [
-        *table(("CPU of one walk and its reader, µs", ""), rows),
+        *table(("CPU of unwinding one copy, with the reader, µs", ""), rows),
         f"its copy in the kernel: {copy_us:.1f} µs, of {kb:.0f} KB",
     ]
     bars = [
@@ -194,7 +194,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
 
 
 def _walked(program: Program, copies: Copies, walker: Walker, threads: Stacks, most: int) -> list[float]:
-    """CPU of the walks of so many copies, the reader's included, in µs each."""
+    """Return the CPU of unwinding each of `most` copies, including the reader, in µs."""
     took: list[float] = []
     with threads:
         _watch(program, threads.pid)
@@ -211,13 +211,13 @@ def _walked(program: Program, copies: Copies, walker: Walker, threads: Stacks, m
 
 
 def _cpu_ns(walker: Walker) -> int:
-    """Of this thread, and of the reader."""
+    """Return the CPU time of this thread and of the reader."""
     reader_ns = Path(f"/proc/{walker.reader_pid}/schedstat").read_text().split()[0] if walker.reader_pid else 0
     return time.thread_time_ns() + int(reader_ns)
 
 
 def _copied(program: Program, copies: Copies, threads: Stacks) -> tuple[float, float]:
-    """What making a copy takes, in µs, and how large it is, in KB: waits that are copied, less such that may not be."""
+    """Return the time per copy in µs (waits with a copy minus waits without), and its size in KB."""
     per_wait: list[float] = []
     sizes: list[int] = []
     with threads:
@@ -232,12 +232,12 @@ def _copied(program: Program, copies: Copies, threads: Stacks) -> tuple[float, f
             waits = threads.waits - waits
             per_wait.append(tools.runs(os.getpid()).since(before).switch_ns / waits)
             if more and len(sizes) < 0.9 * waits:
-                raise UnanswerableError(f"of {waits} waits {len(sizes)} were copied")
+                raise UnanswerableError(f"only {len(sizes)} of {waits} waits were copied")
     return (per_wait[0] - per_wait[1]) / 1000, sum(sizes) / len(sizes) / 1024
 
 
 def _watch(program: Program, pid: int) -> None:
-    """Have the kernel side count waits of that process alone."""
+    """Let the BPF programs count waits of that process only."""
     one = b"\1\0\0\0"
     program.maps["only_pids"].update(pid.to_bytes(4, "little"), one)
     settings = (_MIN_US * 1000, (1 << 64) - 1, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), 0, 0, pid)
@@ -246,15 +246,15 @@ def _watch(program: Program, pid: int) -> None:
 
 
 def _of_minute(plain: Path) -> Answer:
-    """What 1,000 new stacks a minute cost: CPU of offtop, in percent of one CPU."""
+    """Measure offtop's CPU, in percent of one CPU, with 1,000 new stacks per minute."""
     kinds = {
         "nothing new": "same",
         "other ways through known functions": "mixed",
         "one new function each": "fresh",
         f"{_DEEP} new functions each": "new",
     }
-    of = {said: _at_work(plain, kind) for said, kind in kinds.items()}
-    rows = [(said, middle(cpu_pct, 2)) for said, cpu_pct in of.items()]
+    of = {description: _at_work(plain, kind) for description, kind in kinds.items()}
+    rows = [(description, middle(cpu_pct, 2)) for description, cpu_pct in of.items()]
     none, _, one, worst = (median(cpu_pct) for cpu_pct in of.values())
     lines = table((f"{_MINUTE:,} waits a minute, {_DEEP + _OWN_FRAMES} frames", "CPU of offtop, %"), rows)
     bars = [
@@ -265,7 +265,7 @@ def _of_minute(plain: Path) -> Answer:
 
 
 def _at_work(plain: Path, kind: str) -> list[float]:
-    """Of each tick of a second."""
+    """Return offtop's CPU in each tick of one second."""
     cpu_pct: list[float] = []
     with (
         Stacks(plain, kind, 1, _DEEP, 60_000_000 // _MINUTE) as threads,

@@ -1,8 +1,8 @@
-"""What do wakers cost, by the kernel's own count: a switch and a wakeup, with each mode, beside the peers?
+"""Measure the cost of wakers per switch and per wakeup in each mode, by the kernel's BPF statistics.
 
-One offtop goes through its modes, and through its first one once more: what was loaded for wakers may cost nothing
-when nobody asks for them. All programs are added up, and divided by the switches; what runs at a wakeup is told apart,
-too. The peer that wants kprobes is left out where the kernel has none.
+One offtop goes through its modes, and back to the first one, because what was loaded for wakers must cost nothing
+when it is not used. The time of all programs is divided by the switches; programs at wakeups are also shown separately.
+Other tools run for comparison; the one that needs kprobes is left out if the kernel has none.
 """
 
 import os
@@ -42,9 +42,9 @@ _MOST_AGAIN, _MOST_OF_PEER = 1.15, 1.25
 
 class _Cost(NamedTuple):
     switch_ns: float
-    """Of all programs, a switch."""
+    """All programs, per switch."""
     wakeup_ns: float
-    """Of what runs at wakeups, a wakeup; 0: nothing does."""
+    """Programs at wakeups, per wakeup; 0: there are none."""
 
 
 _Rounds = dict[tuple[str, str], list[_Cost]]
@@ -71,7 +71,7 @@ def ask(waits: Path) -> Answer:
 
 
 def _turns(missing: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """Each tool and mode, running: its column, and its process."""
+    """Run each mode and tool in turn. Yields its column and its PID."""
     with headless.watching() as source:
         for name, mode in _MODES.items():
             _change(source, mode)
@@ -85,7 +85,7 @@ def _turns(missing: dict[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def _change(source: LiveSource, mode: str) -> None:
-    """Returns when the mode is on, and its stacks are known."""
+    """Change the mode, and wait until its stacks are known."""
     source.set_mode(mode, _DEPTH)
     for _ in range(2):
         headless.tick(source)
@@ -94,9 +94,9 @@ def _change(source: LiveSource, mode: str) -> None:
 
 @contextmanager
 def _peer(name: str) -> Generator[int]:
-    """Raises UnanswerableError where it does not run."""
+    """Run another tool, and yield its PID. Raises UnanswerableError if it does not run."""
     if name in _BY_KPROBES and not features.kprobe_symbol():
-        raise UnanswerableError("it wants kprobes, which this kernel does not have")
+        raise UnanswerableError("it needs kprobes, which this kernel does not have")
     with tools.running([need(*_PEERS[name]), "-m", str(_MIN_US)]) as process:
         tools.wait_until_attached(process)
         time.sleep(_SETTLE_S)
@@ -113,17 +113,17 @@ def _measured(pid: int, run: Callable[[], object]) -> _Cost:
 
 def _answer(of: _Rounds, missing: Mapping[str, str]) -> Answer:
     lines: list[str] = []
-    for said, at in (("ns a switch, all programs", 0), ("ns a wakeup, of what runs there", 1)):
+    for title, at in (("ns per switch, all programs", 0), ("ns per wakeup, programs at wakeups", 1)):
         rows = [
             (name, *(middle([one[at] for one in of.get((name, column), ())]) for column in _COLUMNS))
             for name in (_PIPE, _SLEEPS)
         ]
-        lines += [*table((said, *_COLUMNS), rows), ""]
+        lines += [*table((title, *_COLUMNS), rows), ""]
     lines += [f"{name}: left out, {why}" for name, why in missing.items()]
     costs = {key: median(one.switch_ns for one in every) for key, every in of.items()}
     bars = [
         Bar(
-            f"ns a switch under {name.partition(',')[0]}, off-CPU again, as a part of before",
+            f"ns per switch under {name.partition(',')[0]}, off-CPU again, relative to before",
             costs[name, f"offtop, {_AGAIN}"] / costs[name, "offtop, off-CPU"],
             _MOST_AGAIN,
         )
@@ -132,7 +132,7 @@ def _answer(of: _Rounds, missing: Mapping[str, str]) -> Answer:
     if (_PIPE, "wakeuptime") in costs:
         ratio = costs[_PIPE, "offtop, chain"] / costs[_PIPE, "wakeuptime"]
         bars.append(
-            Bar("ns a switch under perf bench sched pipe, chain, as a part of wakeuptime's", ratio, _MOST_OF_PEER)
+            Bar("ns per switch under perf bench sched pipe, chain, relative to wakeuptime", ratio, _MOST_OF_PEER)
         )
     figures: dict[str, object] = {
         f"{name}: {column}": [one._asdict() for one in every] for (name, column), every in of.items()

@@ -1,4 +1,4 @@
-"""What do a tick's walks of all threads cost on a machine that has 10,000?"""
+"""Measure the cost of a tick's scans of all threads with 10,000 threads."""
 
 import subprocess
 import time
@@ -32,11 +32,11 @@ def ask(waits: Path) -> Answer:
                 time.sleep(_SECONDS)
                 taken, cpu_s = tools.runs(process.pid).since(before), sum(tools.cpu_s(process.pid)) - cpu_before_s
         if not taken.walked:
-            raise UnanswerableError(f"offtop -b walked no threads in {_SECONDS} s")
+            raise UnanswerableError(f"offtop -b scanned no threads in {_SECONDS} s")
         thread_ns, ticks = taken.walk_ns / taken.walked, taken.walked / (2 * _THREADS)
         walk_ms, cpu_ms = taken.walk_ns / 1e6 / ticks, 1e3 * cpu_s / ticks
         rows.append((f"{_THREADS:,} threads, {name}", f"{walk_ms:.1f}", f"{thread_ns:.0f}", f"{cpu_ms:.0f}"))
-        bars.append(Bar(f"both walks of {_THREADS:,} threads, {name}", walk_ms, _MOST_WALK_MS, " ms"))
+        bars.append(Bar(f"both scans of {_THREADS:,} threads, {name}", walk_ms, _MOST_WALK_MS, " ms"))
         figures[name] = {"walk_ms": walk_ms, "ns_per_thread": thread_ns, "cpu_ms": cpu_ms}
-    head = ("in a tick", "BPF in both walks, ms", "ns a thread and walk", "CPU of offtop -b, ms")
-    return Answer("The walks of all threads", table(head, rows), bars, figures)
+    head = ("per tick", "BPF in both scans, ms", "ns per thread and scan", "CPU of offtop -b, ms")
+    return Answer("Scans of all threads", table(head, rows), bars, figures)

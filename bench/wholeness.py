@@ -1,10 +1,10 @@
-"""How much of the off-CPU time of database servers comes with a user stack that is whole, both tools at once?
+"""Measure how much off-CPU time of database servers has a whole user stack, with both tools at the same time.
 
-It is the time of waits that ended: offcputime tells of no others. offtop begins earlier, because what it sees for the
-first time it has to learn; that time is told apart.
-offtop says itself where a stack ends. Of offcputime's those are whole that end in main, or in a function that starts
-programs or threads. libc has no name for the one that starts threads, and offcputime gives it a neighbour's: that is
-learned in the same run, from threads that have frame pointers.
+Only waits that ended count, because offcputime reports no others. offtop starts earlier, because it must first read the
+binaries' unwind rules; that time is shown separately.
+offtop reports how each stack ends. A stack of offcputime counts as whole if it ends in main, or in a function that
+starts programs or threads. libc has no symbol for the one that starts threads, so offcputime shows a neighbour's name;
+the benchmark learns that name in the same run, from threads with frame pointers.
 """
 
 import re
@@ -34,23 +34,23 @@ _MOST_PCT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Of the time that a tool saw."""
+    """Shares of the time that a tool saw."""
 
     seen_s: float
     whole_pct: float
     unsure_pct: float = 0.0
-    """Whole, but some callers were found without .eh_frame."""
+    """Part that is whole, but with some callers found without .eh_frame."""
 
 
 class _Shares(NamedTuple):
     learning: _Share
-    """offtop's, before the peer began."""
+    """offtop's, before the other tool started."""
     offtop: _Share
     peer: _Share
     waiting: int
-    """Threads that have waited for a second at the end."""
+    """Threads that have waited for at least a second at the end."""
     waiting_whole: int
-    """Of them, those whose stack offtop has whole."""
+    """Those of them whose stack is whole in offtop."""
 
 
 def ask(linked: Path) -> Answer:
@@ -97,7 +97,7 @@ def _shares(server: databases.Server, directory: Path, linked: Path) -> _Shares:
     with ExitStack() as stack:
         server_pid = stack.enter_context(server(directory))
         known = stack.enter_context(Stacks(linked, "same", 2, 5, 20_000))
-        time.sleep(_SETTLE_SECONDS)  # a connection is a process of its own in PostgreSQL
+        time.sleep(_SETTLE_SECONDS)  # PostgreSQL starts a process per connection
         pids = tools.family(server_pid)
         source = stack.enter_context(headless.watching(Filters(pids=tuple(pids))))
         ticks = [headless.tick(source)]
@@ -126,7 +126,7 @@ def _threads(pid: int) -> set[int]:
 
 
 def _next(source: LiveSource) -> Snapshot:
-    """A second later."""
+    """Read a snapshot after one second."""
     time.sleep(1)
     return headless.tick(source)
 
@@ -135,7 +135,7 @@ def _of_offtop(first: Snapshot, last: Snapshot) -> _Share:
     all_ns = whole_ns = unsure_ns = 0
     window = between(first, last)
     for key, totals in window.each_site():
-        if key.user == NO_STACK:  # it had not ended
+        if key.user == NO_STACK:  # in progress
             continue
         stack = window.book.stack(key.user)
         all_ns += totals.total_ns
@@ -145,9 +145,9 @@ def _of_offtop(first: Snapshot, last: Snapshot) -> _Share:
     return _Share(all_ns / NS_PER_S, *(100 * ns / max(1, all_ns) for ns in (whole_ns, unsure_ns)))
 
 
-def _of_peer(said: str, tids: set[int], known_tids: set[int]) -> _Share:
-    """`known_tids`: threads whose stacks are whole."""
-    every = list(_stacks(said))
+def _of_peer(report: str, tids: set[int], known_tids: set[int]) -> _Share:
+    """Return offcputime's share. `known_tids`: threads whose stacks are known to be whole."""
+    every = list(_stacks(report))
     known = [(us, frames[-1]) for frames, tid, us in every if tid in known_tids and frames]
     all_us = sum(us for _, tid, us in every if tid in tids)
     if not all_us or not known:
@@ -157,7 +157,7 @@ def _of_peer(said: str, tids: set[int], known_tids: set[int]) -> _Share:
     return _Share(all_us / 1e6, 100 * whole_us / all_us)
 
 
-def _stacks(said: str) -> Iterator[tuple[list[str], int, int]]:
-    """Frames, leaf first; whose they are; and µs. offcputime prints `name (tid)` under them, and the time."""
-    for frames, tid, us in re.findall(r"((?:^    [^-\n].*\n)*)^    -.* \((\d+)\)\n +(\d+)$", said, re.MULTILINE):
+def _stacks(report: str) -> Iterator[tuple[list[str], int, int]]:
+    """Yield frames (leaf first), tid and µs. offcputime prints `name (tid)` under the frames, and the time."""
+    for frames, tid, us in re.findall(r"((?:^    [^-\n].*\n)*)^    -.* \((\d+)\)\n +(\d+)$", report, re.MULTILINE):
         yield [line.strip() for line in frames.splitlines()], int(tid), int(us)

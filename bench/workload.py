@@ -1,4 +1,4 @@
-"""Threads that wait in known ways, and tell what they lived: bench/waits.c and bench/stacks.c, built and asked."""
+"""Build and run bench/waits.c and bench/stacks.c, whose threads wait in known ways and report what they did."""
 
 import signal
 import subprocess
@@ -14,23 +14,23 @@ _GRACE_SECONDS = 20.0
 
 
 class Lived(NamedTuple):
-    """What one thread says of itself at its end."""
+    """What a thread reports about itself at its end."""
 
     tid: int
     lived_ns: int
     offcpu_ns: int
-    """What it lived, less what its CPU clock says that it ran."""
+    """Lifetime minus the CPU time of its clock."""
 
 
 def build(into: Path) -> Path:
-    """The program. Raises UnanswerableError where there is no compiler."""
+    """Build waits.c, and return the program. Raises UnanswerableError if there is no compiler."""
     program = into / "waits"
     _compile("waits.c", program, "-fno-omit-frame-pointer")
     return program
 
 
 def build_stacks(into: Path) -> tuple[Path, Path]:
-    """The program without and with frame pointers. Raises UnanswerableError where there is no compiler."""
+    """Build stacks.c without and with frame pointers. Raises UnanswerableError if there is no compiler."""
     plain, linked = into / "stacks", into / "stacks-linked"
     _compile("stacks.c", plain, "-fomit-frame-pointer")
     _compile("stacks.c", linked, "-fno-omit-frame-pointer", "-DLINKED")
@@ -43,7 +43,7 @@ def _compile(source: str, program: Path, *flags: str) -> None:
 
 
 class Threads:
-    """A process that is there, and makes its threads when it is asked to."""
+    """A process of waits.c, which creates its threads on request."""
 
     def __init__(self, waits: Path) -> None:
         self._process = subprocess.Popen(
@@ -55,23 +55,23 @@ class Threads:
         return self._process.pid
 
     def start(self, workload: str, threads: int, wait_us: int, seconds: float) -> None:
-        """Begin; see waits.c for the words."""
+        """Start threads; see waits.c for the arguments."""
         assert self._process.stdin
         self._process.stdin.write(f"{workload} {threads} {wait_us} {seconds}\n")
         self._process.stdin.flush()
 
     def ended(self) -> list[Lived]:
-        """When all threads have ended: what they say. Raises UnanswerableError if they could not be made."""
+        """Wait for all threads, and return their reports. Raises UnanswerableError if creating them failed."""
         assert self._process.stdout
         lived: list[Lived] = []
         for line in self._process.stdout:
             if line == ".\n":
                 return lived
             lived.append(Lived(*map(int, line.split())))
-        raise UnanswerableError("the workload could not be run, see above")
+        raise UnanswerableError("the workload failed to run, see above")
 
     def live(self, workload: str, threads: int, wait_us: int, seconds: float) -> list[Lived]:
-        """From the beginning to the end."""
+        """Start threads, wait for them, and return their reports."""
         self.start(workload, threads, wait_us, seconds)
         return self.ended()
 
@@ -84,10 +84,10 @@ class Threads:
 
 
 class Stacks:
-    """A process whose threads wait through as many functions as is asked for."""
+    """A process of stacks.c, whose threads wait at a chosen depth of functions."""
 
     def __init__(self, program: Path, kind: str, threads: int, functions: int, wait_us: int) -> None:
-        """See stacks.c for the words."""
+        """See stacks.c for the arguments."""
         self._process = subprocess.Popen(
             [str(program), kind, str(threads), str(functions), str(wait_us)],
             stdin=subprocess.PIPE,
@@ -101,17 +101,17 @@ class Stacks:
 
     @property
     def waits(self) -> int:
-        """How many have ended. Raises UnanswerableError where the process has."""
+        """Number of finished waits. Raises UnanswerableError if the process has exited."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise UnanswerableError("the threads could not be made, see above")
+            raise UnanswerableError("the threads could not be created, see above")
         return int(line)
 
     def hold(self) -> None:
-        """Let none of its threads run, until they may `go`."""
+        """Stop all its threads until `go`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go(self) -> None:

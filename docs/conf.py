@@ -1,4 +1,4 @@
-"""Sphinx settings of the manual: `make docs`. Tables come from offtop's own tables, see tables.py."""
+"""Sphinx configuration of the manual, for `make docs`. tables.py generates its tables from offtop's own."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Generate the manual's tables from the tables that offtop itself uses: parsers, keys, filters, settings, rules."""
+"""Generate the manual's tables from offtop's own: parsers, keys, filters, settings and rules."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def write(directory: Path) -> None:
 
 
 def all_tables() -> dict[str, str]:
-    """File name without suffix → Markdown."""
+    """Return file name without suffix → Markdown."""
     everything, commands = parser_of_everything()
     return {
         "keys": "\n".join(
@@ -51,7 +51,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape what Markdown would take for markup; `code` is left alone, but for the bar that ends a cell."""
+    """Escape Markdown markup. In `code`, only the bar is escaped, because it would end the cell."""
     parts = text.replace("|", "\\|").split("`")
     parts[::2] = [part.translate({ord(one): f"\\{one}" for one in "*_<>[]~"}) for part in parts[::2]]
     return "`".join(parts)
@@ -73,7 +73,7 @@ def _presets() -> Iterable[tuple[str, ...]]:
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
-    """A section for a command, with a table for each group of its options."""
+    """Return a command's section, with a table for each group of options."""
     text = f"## {parser.prog}\n\n"
     if parser.prog != "offtop":
         text += f"`{parser.usage}`: {_cell(parser.description or '')}.\n\n"

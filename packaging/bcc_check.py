@@ -1,5 +1,8 @@
-"""Run by bccs.sh in another system: offtop, as it is installed there, compiles by that system's bcc, and counts 23
-sleeps of a child, with their waker and their user stack, which must be whole."""
+"""Check offtop with another system's bcc; bccs.sh runs this there.
+
+The installed offtop must compile with that bcc, and count 23 sleeps of a child process with their waker and a whole
+user stack.
+"""
 
 import json
 import os
@@ -16,11 +19,11 @@ NAPS = "import time; input(); [time.sleep(0.01) for _ in range(23)]; input()"
 
 def main() -> None:
     environment = {**os.environ, "OFFTOP_CACHE": "", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
-    told = subprocess.run([OFFTOP, "doctor", "--json"], capture_output=True, text=True, env=environment)
-    checks = {check["name"]: check for check in json.loads(told.stdout)}
+    doctor = subprocess.run([OFFTOP, "doctor", "--json"], capture_output=True, text=True, env=environment)
+    checks = {check["name"]: check for check in json.loads(doctor.stdout)}
     for name in ("bcc", "attaching"):
         print(f"{name}: {checks[name]['what']}")
-    assert told.returncode == 0, [check for check in checks.values() if check["verdict"] == "FAIL"]
+    assert doctor.returncode == 0, [check for check in checks.values() if check["verdict"] == "FAIL"]
     began_s = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", NAPS], stdin=subprocess.PIPE, text=True) as child:
         command = [OFFTOP, "-b", "--json", "-n", "2", "--mode", "wakeup", "-p", str(child.pid)]

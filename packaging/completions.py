@@ -1,7 +1,7 @@
 """Write shell completions of offtop into a directory: `python packaging/completions.py DIR`.
 
-Each command of offtop has a parser of its own (offtop/commands/options.py), so `offtop` builds only one of them. shtab
-and argparse-manpage need one parser with subparsers: it is built here and parses nothing.
+Each command of offtop has its own parser (offtop/commands/options.py), so that `offtop` builds only one of them. shtab
+and argparse-manpage need one parser with subparsers; it is built here, and never parses anything.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _VALUES = {
     "theme": tuple(paths.theme_names()),
     "window": tuple(config._WINDOWS),  # pyright: ignore[reportPrivateUsage]
 }
-"""Values of options that are no argparse choices, because the parser takes other spellings too."""
+"""Values of options that are not argparse choices, because the parser also accepts other spellings."""
 _COMPLETERS: Mapping[str, Mapping[str, str | dict[str, str]]] = {
     "FILE": shtab.FILE,
     "OUT": shtab.FILE,
@@ -63,7 +63,7 @@ _COMMANDS = (
 
 
 def parser_of_everything() -> tuple[argparse.ArgumentParser, list[argparse.ArgumentParser]]:
-    """Return the parser of `offtop` with its commands as subparsers, and those of the commands."""
+    """Return the parser of `offtop` with its commands as subparsers, and the commands' parsers."""
     parsers = {parser.prog: parser for parser in (make() for make in _COMMANDS)}
 
     def made(*, prog: str, **_: object) -> argparse.ArgumentParser:

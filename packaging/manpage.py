@@ -1,7 +1,7 @@
 """Write the man page, offtop(8), to stdout: `python packaging/manpage.py >offtop.8`.
 
-Options come from the parsers, keys, filters and settings from the tables that the screen and the config file use.
-What no table has is in manpage.roff.
+Options come from the parsers; keys, filters and settings come from the tables that the screen and the config file use.
+Everything else is in manpage.roff.
 """
 
 import re
@@ -27,7 +27,7 @@ _DESCRIPTION = "top for waiting: where every thread's time goes while it is not 
 def page() -> str:
     parser, commands = parser_of_everything()
     for one in (parser, *commands):
-        one.description = one.epilog = None  # the page has its own, and each command's stands above its usage
+        one.description = one.epilog = None  # the page has its own description, and shows a command's above its usage
     made: Any = Manpage(
         parser,
         {
@@ -56,7 +56,7 @@ def _escaped(text: str) -> str:
 
 
 def _tidied(roff: str) -> str:
-    """Replace what mandoc and groff warn of: blank lines outside examples, an escaped date, and `…`."""
+    """Remove what mandoc and groff warn about: blank lines outside examples, an escaped date, and `…`."""
     lines: list[str] = []
     is_example = False
     for line in roff.replace("…", "...").splitlines():

@@ -1,10 +1,10 @@
-"""Records the demo: 75 s of a real machine under real load, made here, of which only the load's own threads are kept.
+"""Record the demo: 75 s of a generated load on a real machine, with only the load's own threads.
 
-`sudo .venv/bin/python screenshots/demo.py` writes offtop/demo.offtop anew. It takes PostgreSQL, pgbench and nginx from
-Debian, and the blkio controller of cgroups. What is seen: a database that commits all the time; from second 12 on a
-report whose threads fight for Python's GIL, from 30 on a table lock that holds up all sessions, from 50 on a disk that
-gives the database 200 KB a second, so that each fsync stalls and sessions pile up behind it; and a web server with
-nothing to do.
+`sudo .venv/bin/python screenshots/demo.py` overwrites offtop/demo.offtop. It needs PostgreSQL, pgbench and nginx from
+Debian, and the blkio cgroup controller. The demo shows a database that commits all the time and an idle web server.
+From second 12 on, the threads of a report contend for Python's GIL. From second 30 on, a table lock blocks all
+sessions. From second 50 on, the database's disk is limited to 200 KB/s, so that each fsync stalls and sessions queue up
+behind it.
 """
 
 import os
@@ -56,7 +56,10 @@ V = TypeVar("V", ThreadTotals, SiteTotals)
 
 
 class OfTheLoad(Happening):
-    """A source of some processes of another alone. What ended stays in its totals, since others' ends do not show."""
+    """A source that passes on only some processes of another source.
+
+    Exited threads stay in its totals, because the exits of other threads are hidden too.
+    """
 
     host = HOST
 
@@ -78,7 +81,7 @@ class OfTheLoad(Happening):
         self._book.processes = {pid: book.processes[pid] for pid in own}
         self._book.comms = {key: comm for key, comm in book.comms.items() if key.pid in own}
         self._book.details = {
-            pid: Details(user=told.user, uid=told.uid) for pid, told in book.details.items() if pid in own
+            pid: Details(user=known.user, uid=known.uid) for pid, known in book.details.items() if pid in own
         }
         self._book.details_version = book.details_version
         self._book.lives = {key: life for key, life in book.lives.items() if key.pid in own}
@@ -109,7 +112,7 @@ class OfTheLoad(Happening):
         self._source.describe(pids)
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Nobody is told: it may be one that is not in the demo."""
+        """Look up nothing: the other end may be a process that is not in the demo."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         return self._source.facts(pid)
@@ -122,7 +125,7 @@ class OfTheLoad(Happening):
 
 
 def _grown(before: Mapping[K, V], now: Mapping[K, V], own: set[int]) -> dict[K, V]:
-    """Those of `own`; a longest wait is that of the last tick alone."""
+    """Update the totals of the processes `own`. `max_ns` is that of the last tick only."""
     was = {key: totals._replace(max_ns=0) for key, totals in before.items()}
     return {**was, **{key: totals for key, totals in now.items() if key[0] in own}}
 
@@ -156,7 +159,7 @@ def _run(*command: str | Path, user: str = "") -> None:
 
 
 def _started(opened: ExitStack, *command: str | Path, user: str = "") -> None:
-    """Runs until the end of `opened` at the latest."""
+    """Start a command, and terminate it when `opened` closes."""
     process = subprocess.Popen(
         _as(user, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""Makes the pictures of this directory with the real app from the demo: the same bytes at each run.
+"""Draw the screenshots in this directory with the real app and the demo. Each run writes the same bytes.
 
 `.venv/bin/python screenshots/make.py [DIR]`
 """
@@ -24,9 +24,9 @@ from offtop.units import NS_PER_S
 
 LARGE, SMALL = (160, 50), (80, 24)
 _PILE_UP_S = 59
-"""Seconds into the demo: a disk stalls, and sessions pile up behind one that waits for fsync."""
+"""Second of the demo at which a disk stalls, and sessions queue up behind one that waits for fsync."""
 _GIL_S = 22
-"""Threads of a report fight for Python's GIL."""
+"""Second of the demo at which the threads of a report contend for Python's GIL."""
 _PATIENCE_S = 60.0
 
 
@@ -37,7 +37,7 @@ class Shot(NamedTuple):
     second: int = _PILE_UP_S
     theme: str = "dark"
     normal: int = 0
-    """The second that is marked as normal, before that one is gone to; 0: none is."""
+    """Second to mark as the baseline before going to `second`; 0: none."""
 
 
 SHOTS = (
@@ -59,7 +59,7 @@ SHOTS = (
 
 
 async def take(shot: Shot) -> str:
-    """The picture, as SVG."""
+    """Return a screenshot as SVG."""
     source = RecordedSource(paths.demo(), speed=1.0)
     rules = parse(paths.categories().read_text(encoding="utf-8"))
     recorded = source.recorded
@@ -78,7 +78,7 @@ async def take(shot: Shot) -> str:
                 await pilot.press("b", *f"+{shot.second - shot.normal}s", "enter")
                 later_ns = at_ns + (shot.second - shot.normal) * NS_PER_S
                 await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) > later_ns - NS_PER_S)
-            # What the tree opened by itself depends on which ticks were drawn before: begin anew.
+            # Which nodes the tree opened depends on the ticks drawn so far. Moving the selection resets it.
             for key in ("down", "up", *shot.keys):
                 await pilot.press(key)
             await pilot.pause()
