@@ -90,13 +90,13 @@ def ask(waits: Path) -> Answer:
             )
             for c in compared
         ]
-        head = ("waits", "by their clocks", tools.OFFTOP, tools.OFFCPUTIME, "apart", "worst thread", *_FROM_CLOCKS)
+        head = ("waits", "by their clocks", tools.OFFTOP, tools.OFFCPUTIME, "difference", "worst thread", *_FROM_CLOCKS)
         lines += [*([""] if lines else []), *table((f"thread-seconds off CPU: {mode}", *head), rows)]
         held = [c for c in compared if c.workload.is_held]
         total = apart_pct(sum(c.offtop_ns for c in held), sum(c.offcputime_ns for c in held))
         truth = apart_pct(sum(c.offtop_ns for c in held), sum(c.own_ns for c in held))
         worst = max(held, key=lambda c: abs(c.worst_pct))
-        lines.append(f"all that are not in brackets: {total:+.3f}% apart, offtop {truth:+.3f}% from their clocks")
+        lines.append(f"all but those in brackets: difference {total:+.3f}%, offtop {truth:+.3f}% from their clocks")
         bars += [
             Bar(f"{mode}: all threads, from offcputime", abs(total), _MOST_PCT, "%"),
             Bar(f"{mode}: the worst thread ({worst.workload.name})", abs(worst.worst_pct), _MOST_PCT, "%"),

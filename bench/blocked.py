@@ -61,7 +61,7 @@ def ask(waits: Path) -> Answer:
         rows.append((name, *(f"{one / 1e9:.4f}" for one in ns), f"{difference_pct:+.2f}%"))
         bars.append(Bar(f"blocked time of {name}, from bpftrace", abs(difference_pct), _MOST_PCT, "%"))
         figures[name] = {"offtop_ns": ns[0], "bpftrace_ns": ns[1]}
-    head = ("thread-seconds blocked until woken", tools.OFFTOP, tools.BPFTRACE, "apart")
+    head = ("thread-seconds blocked until woken", tools.OFFTOP, tools.BPFTRACE, "difference")
     return Answer("Blocked time by who ended it, both tools at once", table(head, rows), bars, figures)
 
 

@@ -78,7 +78,7 @@ def ask(_waits: Path) -> Answer:
     wrong_pct = 100 * len(wrong) / len(threads)
     bar = Bar("stacks that are not whole, or not gdb's", wrong_pct, _MOST_WRONG_PCT, " %")
     figures = {"threads": len(threads), "wrong": len(wrong), "stacks": len({one.ours for one in threads})}
-    return Answer("Stacks of waits in progress, beside gdb's", lines, [bar], dict(figures))
+    return Answer("Stacks of waits in progress, compared with gdb's", lines, [bar], dict(figures))
 
 
 def compared() -> list[Thread]:
@@ -181,6 +181,6 @@ def _beside(one: Thread) -> list[str]:
     end = "whole" if one.stack.end == WHOLE else f"ends {one.stack.end!r}"
     return [
         f"{one.of}: {len(own_frames)} frames, {end}; gdb has {len(gdb_frames)}; the first {same} are the same",
-        f"  ours  {' < '.join(own_frames[max(0, same - 1) : same + 4])}",
-        f"  gdb's {' < '.join(gdb_frames[max(0, same - 1) : same + 4])}",
+        f"  offtop {' < '.join(own_frames[max(0, same - 1) : same + 4])}",
+        f"  gdb    {' < '.join(gdb_frames[max(0, same - 1) : same + 4])}",
     ]

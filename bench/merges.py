@@ -109,17 +109,17 @@ class _Unwinds:
     def add(self, raw: bytes) -> bool:
         """Store a record if it is an unwind with a copy. Return whether it is one."""
         head = layout.COPY_HEAD.unpack_from(raw)
-        *_, pid, tid, _space, _unused, depth, unsure, _end, execs, _, walked_end = head[:-_FRAMES]
+        *_, pid, tid, _space, _unused, depth, unsure, _end, execs, _, unwind_end = head[:-_FRAMES]
         of = self._servers.named.get(pid, "")
-        if walked_end and of and self._count[of] < _MOST_KEPT:
+        if unwind_end and of and self._count[of] < _MOST_KEPT:
             self._count[of] += 1
             state = leaf(head[2 : 2 + layout.REGISTERS])
-            walked = head[-_FRAMES:][:depth]
+            unwound = head[-_FRAMES:][:depth]
             stack = raw[layout.COPY_HEAD.size :]
-            copy = Copy(0, 0, pid, tid, tuple(walked), bool(unsure), state, execs, state.sp, stack)
+            copy = Copy(0, 0, pid, tid, tuple(unwound), bool(unsure), state, execs, state.sp, stack)
             with self._lock:
-                self._received.append((copy, walked_end))
-        return bool(walked_end)
+                self._received.append((copy, unwind_end))
+        return bool(unwind_end)
 
     def compared(self) -> list[Wait]:
         """Unwind the copies since the last call, and return the waits."""
@@ -127,10 +127,10 @@ class _Unwinds:
             received, self._received = self._received, []
             self._count.clear()
         found: list[Wait] = []
-        for copy, walked_end in received:
+        for copy, unwind_end in received:
             kernels = self._walker.frames(copy.pid, copy.walked)
             copys = self._walker.of_copy(copy._replace(walked=()))
-            if copys is None or not kernels or walked_end & 0xFF == layout.END_MEMORY:
+            if copys is None or not kernels or unwind_end & 0xFF == layout.END_MEMORY:
                 continue
             found.append(_wait(self._servers.named[copy.pid], kernels, copys))
         return found
@@ -155,10 +155,12 @@ def ask(_waits: Path) -> Answer:
     for of in sorted({one.of for one in waits}):
         mine = [one for one in waits if one.of == of]
         wrong = [one for one in mine if not one.agrees]
-        walks, bad = Counter(one.kernels for one in mine), Counter(one.kernels for one in wrong)
-        of_ns = sum(time_of.get((of, frames), 1) for frames in walks)
-        of_wrong_ns = sum(time_of.get((of, frames), 1) * bad[frames] / walks[frames] for frames in bad)
-        rows.append((of, str(len(mine)), str(len(walks)), str(len(wrong)), f"{100 * of_wrong_ns / of_ns:.4f}"))
+        stacks, wrong_stacks = Counter(one.kernels for one in mine), Counter(one.kernels for one in wrong)
+        of_ns = sum(time_of.get((of, frames), 1) for frames in stacks)
+        of_wrong_ns = sum(
+            time_of.get((of, frames), 1) * wrong_stacks[frames] / stacks[frames] for frames in wrong_stacks
+        )
+        rows.append((of, str(len(mine)), str(len(stacks)), str(len(wrong)), f"{100 * of_wrong_ns / of_ns:.4f}"))
         total_ns, wrong_ns = total_ns + of_ns, wrong_ns + of_wrong_ns
         different += wrong[:2]
     lines = table(("of", "waits", "stacks", "different", "% of the time"), rows)
@@ -225,7 +227,7 @@ def _beside(one: Wait) -> list[str]:
         min(len(kernel_frames), len(copy_frames)),
     )
     return [
-        f"{one.of}: {len(kernel_frames)} frames from the kernel, {len(copy_frames)} from the copy; the first {same} agree",
+        f"{one.of}: {len(kernel_frames)} frames in the kernel, {len(copy_frames)} in the copy; the first {same} agree",
         f"  kernel's  {' < '.join(kernel_frames[max(0, same - 1) : same + 4])}",
         f"  copy's    {' < '.join(copy_frames[max(0, same - 1) : same + 4])}",
     ]

@@ -56,7 +56,7 @@ def ask(_waits: Path) -> Answer:
         _Case(f"160x50, {_THREADS} threads that change", show(str(2 * _THREADS)), 160, 50, b"H", 5.0, 0),
     )
     used = {case.name: _used(case) for case in cases}
-    delays, said = _stalled()
+    delays, message = _stalled()
     rows = [
         (name, middle([u.cpu_pct for u in slices], 1), middle([u.bytes_per_s for u in slices]))
         for name, slices in used.items()
@@ -67,16 +67,16 @@ def ask(_waits: Path) -> Answer:
         bars.append(Bar(f"CPU of reading and drawing, {case.name}", cpu_pct, case.most_cpu_pct, "%"))
         if case.most_bytes_per_s:
             bytes_per_s = median(u.bytes_per_s for u in used[case.name])
-            bars.append(Bar(f"bytes a second, {case.name}", bytes_per_s, case.most_bytes_per_s))
+            bars.append(Bar(f"bytes per second, {case.name}", bytes_per_s, case.most_bytes_per_s))
     bars += [
         Bar(f"delays between two readings while the terminal reads nothing for {_STALL_SECONDS:.0f} s", max(delays), 2),
-        Bar("times that the screen does not say so afterwards", int(not said), 0),
+        Bar("stalls that the screen did not report", int(not message), 0),
     ]
     return Answer(
         "What a screen costs at 1 Hz",
-        [*table(("", "CPU, % of one core", "bytes a second"), rows), f"{len(delays)} readings in a stall: {said}"],
+        [*table(("", "CPU, % of one core", "bytes per second"), rows), f"{len(delays)} readings in a stall: {message}"],
         bars,
-        {**{name: [u._asdict() for u in slices] for name, slices in used.items()}, "delays": delays, "said": said},
+        {**{name: [u._asdict() for u in slices] for name, slices in used.items()}, "delays": delays, "said": message},
     )
 
 

@@ -94,10 +94,10 @@ def _of_waits(plain: Path, linked: Path) -> Answer:
     auto, _, off = _COLUMNS[:3]
     frame_ns = (costs[deep, auto] - costs[short, auto]) / (_DEEP - _SHORT)
     rows = [(kind, *(middle(of[kind, column]) for column in _COLUMNS)) for kind in kinds]
-    walk = [f"{costs[kind, auto] - costs[kind, off]:,.0f} ns of {kind}" for kind in (short, deep)]
+    unwinding = [f"{costs[kind, auto] - costs[kind, off]:,.0f} ns of {kind}" for kind in (short, deep)]
     lines = [
         *table((f"ns per wait of {_WAIT_US // 1000} ms, all programs", *_COLUMNS), rows),
-        f"unwinding by rules, and storing: {', '.join(walk)}; {frame_ns:.0f} ns per frame",
+        f"unwinding by rules, and storing: {', '.join(unwinding)}; {frame_ns:.0f} ns per frame",
     ]
     bars = [
         Bar(f"a wait of {kind} by rules, as a part of offcputime's", costs[kind, auto] / costs[kind, _PEER], most)
@@ -265,7 +265,7 @@ def _of_minute(plain: Path) -> Answer:
 
 
 def _at_work(plain: Path, kind: str) -> list[float]:
-    """Return offtop's CPU in each tick of one second."""
+    """Return offtop's CPU, in percent of one CPU, in each one-second tick."""
     cpu_pct: list[float] = []
     with (
         Stacks(plain, kind, 1, _DEEP, 60_000_000 // _MINUTE) as threads,

@@ -24,8 +24,10 @@ _RESEND_S = 0.01
 
 
 def told(error: BaseException, thread: str = "") -> str:
-    """Return one sentence that says what failed and where: `Internal error in offtop 0.1: KeyError(5) at
-    kernel/live.py:230. …`. If memory or threads ran out, return NO_ROOM instead."""
+    """Return one sentence that says what failed and where, or NO_ROOM if memory or threads ran out.
+
+    `Internal error in offtop 0.1: KeyError(5) at kernel/live.py:230. …`
+    """
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
         return NO_ROOM
     frames = traceback.extract_tb(error.__traceback__)

@@ -346,7 +346,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
         dest="door",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
-        help="the switch-in probe, which tells that a thread is back on a CPU",
+        help="switch-in probe, which reports that a thread is back on a CPU",
     )
     add(
         "--unwind",

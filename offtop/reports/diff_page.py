@@ -45,10 +45,10 @@ def compared(
     diagnoser = Diagnoser(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
-    told = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
+    measures = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
     window = whole.window
     lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
-    return Compared(name, window.taken_ns, told, window.filters, window.sampling, lost)
+    return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost)
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -61,10 +61,12 @@ def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: 
 
 def _lines(before: Compared, after: Compared) -> Iterable[str]:
     for word, one in (("before", before), ("after", after)):
-        told = one.told
-        whole = f"{word:<7}{threads(told.waiting):>8} waiting in {duration(told.span_ns)} of {printable(one.name)}"
+        measures = one.told
+        whole = (
+            f"{word:<7}{threads(measures.waiting):>8} waiting in {duration(measures.span_ns)} of {printable(one.name)}"
+        )
         lost = f"lost {one.lost}" if one.lost else ""
-        yield "; ".join(filter(None, (whole, sampled(one.sampling, told.span_ns), lost)))
+        yield "; ".join(filter(None, (whole, sampled(one.sampling, measures.span_ns), lost)))
     if difference := counted_otherwise(before, after, "before"):
         yield f"{difference[:1].upper()}{difference[1:]}, so some of these differences may not be real."
         for word, one in (("before", before), ("after", after)):

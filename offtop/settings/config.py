@@ -154,14 +154,14 @@ def _time(
             raise ValueError
         return {attribute: ns}
 
-    def said(settings: Settings) -> str:
+    def toml_value(settings: Settings) -> str:
         ns: int = getattr(settings, attribute)
         word, unit_ns = next(
             (word, unit_ns) for word, unit_ns in _UNITS_NS if (ns and ns % unit_ns == 0) or unit_ns == 1
         )
         return f"{ns // unit_ns}{word}"
 
-    return Setting(name, default, means, expected, attributes, said)
+    return Setting(name, default, means, expected, attributes, toml_value)
 
 
 def _texts(
@@ -183,11 +183,11 @@ def _texts(
             _matched(text, pattern)
         return {attribute: kind(value)}
 
-    def said(settings: Settings) -> list[str]:
+    def toml_value(settings: Settings) -> list[str]:
         texts: Collection[str] = getattr(settings, attribute)
         return sorted(texts) if isinstance(texts, frozenset) else list(texts)
 
-    return Setting(name, default, means, expected, attributes, said)
+    return Setting(name, default, means, expected, attributes, toml_value)
 
 
 def _matched(value: object, pattern: str) -> str:
