@@ -175,7 +175,10 @@ def _by_tid_of_ticks(path: Path) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _by_tid_of_report(path: Path) -> dict[int, int]:
-    """Return off-CPU ns by tid. offcputime prints `name (tid)` under each stack, and a line of whole µs."""
+    """Return off-CPU ns by tid.
+
+    offcputime prints `name (tid)` under each stack, and a line of whole µs.
+    """
     found = re.findall(r"^    -.* \((\d+)\)\n +(\d+)$", path.read_text(errors="replace"), re.MULTILINE)
     offcpu_ns: dict[int, int] = {}
     for tid, us in found:

@@ -36,7 +36,10 @@ def postgresql(directory: Path) -> Generator[int]:
 
 @contextmanager
 def mariadb(directory: Path) -> Generator[int]:
-    """Yield the server's pid while clients update the rows of one table. Raises UnanswerableError."""
+    """Yield the server's pid while clients update the rows of one table.
+
+    Raises UnanswerableError.
+    """
     server, client, user = need("mariadbd", "mariadb-server"), need("mariadb", "mariadb-client"), "mysql"
     place = ("--no-defaults", f"--datadir={directory}/base")
     reach = [need("timeout", "coreutils"), str(_LONGEST_SECONDS), client, "--no-defaults", f"-S{directory}/socket"]
@@ -61,7 +64,10 @@ SERVERS: dict[str, Server] = {"PostgreSQL": postgresql, "MariaDB": mariadb}
 
 
 def _change_owner(directory: Path, user: str) -> None:
-    """Change the owner, because servers refuse to run as root. Raises UnanswerableError if the user does not exist."""
+    """Change the owner, because servers refuse to run as root.
+
+    Raises UnanswerableError if the user does not exist.
+    """
     try:
         shutil.chown(directory, user)
     except LookupError as error:
@@ -70,7 +76,10 @@ def _change_owner(directory: Path, user: str) -> None:
 
 @contextmanager
 def _running(arguments: Sequence[str], user: str, stdin_file: Path | None = None) -> Generator[int]:
-    """Start a process, yield its pid, and end it afterwards. `stdin_file`: file for its standard input."""
+    """Start a process, yield its pid, and end it afterwards.
+
+    `stdin_file`: file for its standard input.
+    """
     with (stdin_file or Path("/dev/null")).open() as standard_input:
         process = subprocess.Popen(
             arguments,
@@ -94,7 +103,10 @@ def _running(arguments: Sequence[str], user: str, stdin_file: Path | None = None
 
 
 def _run(arguments: Sequence[str], user: str) -> None:
-    """Run a command to its end. Raises UnanswerableError with its last line of output if it fails."""
+    """Run a command to its end.
+
+    Raises UnanswerableError with its last line of output if it fails.
+    """
     done = subprocess.run(
         arguments, capture_output=True, text=True, timeout=60, user=user, group=user, extra_groups=(), cwd="/"
     )
@@ -104,7 +116,10 @@ def _run(arguments: Sequence[str], user: str) -> None:
 
 
 def _wait_for(arguments: Sequence[str], user: str) -> None:
-    """Repeat a command until it succeeds, which means that the server is up. Raises UnanswerableError."""
+    """Repeat a command until it succeeds, which means that the server is up.
+
+    Raises UnanswerableError.
+    """
     until = time.monotonic() + _START_SECONDS
     while True:
         try:

@@ -125,7 +125,7 @@ def _stacks(source: LiveSource, servers: Servers) -> dict[tuple[int, int], Stack
 
 
 def _schedstat(pid: int, tid: int) -> str:
-    """Return the thread's schedstat: run time, run-queue time and time slices; empty if it has exited."""
+    """Return a thread's schedstat (run time, run-queue time, slices); empty if it exited."""
     try:
         return Path(f"/proc/{pid}/task/{tid}/schedstat").read_text()
     except OSError:

@@ -31,7 +31,10 @@ def _cpu_ticks() -> list[int]:
 
 
 def wait_for_quiet(most_seconds: float) -> tuple[str, float]:
-    """Wait until the CPUs are quiet, at most `most_seconds`. Return a description and the seconds waited."""
+    """Wait until the CPUs are quiet, at most `most_seconds`.
+
+    Return a description and the seconds waited.
+    """
     began = time.monotonic()
     busy = busy_pct(1)
     while busy > _BUSY_PCT and time.monotonic() - began < most_seconds:

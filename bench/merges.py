@@ -97,7 +97,7 @@ class _Verifying(Unwind):
 
 
 class _Unwinds:
-    """Takes unwinds with copies out of the BPF programs' records, and leaves other copies to offtop."""
+    """Filters unwinds with copies from the BPF programs' records; offtop gets the others."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -145,7 +145,7 @@ def _wait(of: str, kernels: tuple[Frame, ...], copys: Found) -> Wait:
 
 
 def ask(_waits: Path) -> Answer:
-    """Measure the share of time with a wrong stack: each stack counts with the time waited in it."""
+    """Measure the share of off-CPU time with a wrong user stack."""
     waits, time_of = watched()
     if not waits:
         raise UnanswerableError("no user stack was unwound")

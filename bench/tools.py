@@ -70,7 +70,10 @@ class Runs:
 
 
 def command(tool: str, min_us: int) -> list[str]:
-    """Return the command of `tool` for waits from `min_us` up. Raises UnanswerableError if it is not installed."""
+    """Return the command of `tool` for waits from `min_us` up.
+
+    Raises UnanswerableError if it is not installed.
+    """
     if tool == OFFTOP:
         return [str(offtop()), "--json", "--min", f"{min_us}us"]
     if tool == OFFCPUTIME:
@@ -79,7 +82,10 @@ def command(tool: str, min_us: int) -> list[str]:
 
 
 def one_liner(program: str, *options: str) -> list[str]:
-    """Return the bpftrace command of `program`. Raises UnanswerableError if it is not installed."""
+    """Return the bpftrace command of `program`.
+
+    Raises UnanswerableError if it is not installed.
+    """
     return [*_with_tracefs(), need("bpftrace", "bpftrace"), *options, "-e", program]
 
 
@@ -101,7 +107,10 @@ def _with_tracefs() -> list[str]:
 
 @contextmanager
 def counting() -> Generator[None]:
-    """Enable BPF statistics until the block ends. The descriptor ends them if this process dies."""
+    """Enable BPF statistics until the block ends.
+
+    The descriptor ends them if this process dies.
+    """
     fd = libbpf.enable_statistics()
     try:
         yield
@@ -133,7 +142,10 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def wait_until_attached(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the tool's programs run at switches. Needs `counting`. Raises UnanswerableError if they never do."""
+    """Wait until the tool's programs run at switches.
+
+    Needs `counting`. Raises UnanswerableError if they never do.
+    """
     until = time.monotonic() + _ATTACH_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
@@ -187,13 +199,16 @@ def at_wakeups(pid: int) -> tuple[int, int]:
 
 
 def cpu_s(task: int | str) -> tuple[float, float]:
-    """Return (user, kernel) CPU seconds of a process, or of a thread given as a path below /proc."""
+    """Return (user, kernel) CPU seconds of a process, or of a thread by path below /proc."""
     after_name = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     return int(after_name[11]) * tick_s, int(after_name[12]) * tick_s
 
 
 def family(pid: int) -> list[int]:
-    """Return the PIDs of offtop and its children that read binaries. (Its compiler has exited by then.)"""
+    """Return the PIDs of offtop and its children that read binaries.
+
+    (Its compiler has exited by then.)
+    """
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [pid, *(int(child) for task in tasks for child in (task / "children").read_text().split())]

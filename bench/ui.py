@@ -86,7 +86,10 @@ def _used_pct(shown: Terminal) -> _Usage:
 
 
 def _changing_sites(pid: int) -> int:
-    """Return how many sites of a process offtop reports in one tick. Raises UnanswerableError if too few."""
+    """Return how many sites of a process offtop reports in one tick.
+
+    Raises UnanswerableError if too few.
+    """
     arguments = [str(tools.offtop()), "--json", "-n", str(_COUNTED_TICKS)]
     output = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
     tick: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -103,7 +106,10 @@ def _used_s(pid: int) -> _Usage:
 
 
 def _rss_mb(pid: int) -> tuple[float, float]:
-    """Return current and peak RSS of offtop's processes. Shared memory counts for each of them."""
+    """Return current and peak RSS of offtop's processes.
+
+    Shared memory counts for each of them.
+    """
     now_kb = most_kb = 0
     for one in tools.family(pid):
         lines = Path(f"/proc/{one}/status").read_text().splitlines()

@@ -154,7 +154,7 @@ def _counted(threads: Stacks, pid: int) -> float:
 
 
 def _of_new(plain: Path, found: features.Features) -> Answer:
-    """Measure the cost of a new stack: CPU of unwinding its copy and of the reader, and of copying it."""
+    """Measure the cost of a new stack: copying it, and unwinding the copy with the reader."""
     with ExitStack() as stack:
         program = attach(found)
         stack.callback(program.close)
@@ -217,7 +217,10 @@ def _cpu_ns(walker: Walker) -> int:
 
 
 def _copied(program: Program, copies: Copies, threads: Stacks) -> tuple[float, float]:
-    """Return the time per copy in µs (waits with a copy minus waits without), and its size in KB."""
+    """Return the time per copy in µs, and its size in KB.
+
+    The time is that of waits with a copy minus that of waits without.
+    """
     per_wait: list[float] = []
     sizes: list[int] = []
     with threads:

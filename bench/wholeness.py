@@ -158,6 +158,9 @@ def _of_peer(report: str, tids: set[int], known_tids: set[int]) -> _Share:
 
 
 def _stacks(report: str) -> Iterator[tuple[list[str], int, int]]:
-    """Yield frames (leaf first), tid and µs. offcputime prints `name (tid)` under the frames, and the time."""
+    """Yield frames (leaf first), tid and µs.
+
+    offcputime prints `name (tid)` under the frames, and then the time.
+    """
     for frames, tid, us in re.findall(r"((?:^    [^-\n].*\n)*)^    -.* \((\d+)\)\n +(\d+)$", report, re.MULTILINE):
         yield [line.strip() for line in frames.splitlines()], int(tid), int(us)

@@ -30,7 +30,10 @@ def build(into: Path) -> Path:
 
 
 def build_stacks(into: Path) -> tuple[Path, Path]:
-    """Build stacks.c without and with frame pointers. Raises UnanswerableError if there is no compiler."""
+    """Build stacks.c without and with frame pointers.
+
+    Raises UnanswerableError if there is no compiler.
+    """
     plain, linked = into / "stacks", into / "stacks-linked"
     _compile("stacks.c", plain, "-fomit-frame-pointer")
     _compile("stacks.c", linked, "-fno-omit-frame-pointer", "-DLINKED")
@@ -61,7 +64,10 @@ class Threads:
         self._process.stdin.flush()
 
     def ended(self) -> list[Lived]:
-        """Wait for all threads, and return their reports. Raises UnanswerableError if creating them failed."""
+        """Wait for all threads, and return their reports.
+
+        Raises UnanswerableError if creating them failed.
+        """
         assert self._process.stdout
         lived: list[Lived] = []
         for line in self._process.stdout:

@@ -51,7 +51,10 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape Markdown markup. In `code`, only the bar is escaped, because it would end the cell."""
+    """Escape Markdown markup.
+
+    In `code`, only the bar is escaped, because it would end the cell.
+    """
     parts = text.replace("|", "\\|").split("`")
     parts[::2] = [part.translate({ord(one): f"\\{one}" for one in "*_<>[]~"}) for part in parts[::2]]
     return "`".join(parts)

@@ -20,7 +20,10 @@ from offtop.printable import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run offtop and exit: 0, the status of the error, 130 for ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+    """Run offtop and exit.
+
+    The status is 0, that of the error, 130 for ctrl-C, 143 for SIGTERM, or 129 for SIGHUP.
+    """
     try:
         out: object = sys.stdout
         if out is None:

@@ -5,7 +5,10 @@ import sys
 
 
 class OfftopError(Exception):
-    """A run-time error. The message is one sentence and its remedy; `status` is the exit status."""
+    """A run-time error.
+
+    The message is one sentence and its remedy; `status` is the exit status.
+    """
 
     status = 1
 

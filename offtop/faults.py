@@ -24,9 +24,10 @@ _RESEND_S = 0.01
 
 
 def told(error: BaseException, thread: str = "") -> str:
-    """Return one sentence that says what failed and where, or NO_ROOM if memory or threads ran out.
+    """Return one sentence that says what failed and where.
 
-    `Internal error in offtop 0.1: KeyError(5) at kernel/live.py:230. …`
+    It is NO_ROOM if memory or threads ran out; otherwise, for example: `Internal error in offtop 0.1: KeyError(5) at
+    kernel/live.py:230. …`
     """
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
         return NO_ROOM
@@ -50,7 +51,10 @@ def tell(error: BaseException, thread: str = "") -> None:
 
 @contextmanager
 def of_threads(report: Callable[[BaseException, str], None]) -> Generator[None]:
-    """In this block, call `report` with the exception that ended a thread and the thread's name, in that thread."""
+    """In this block, call `report` when an exception ends a thread, in that thread.
+
+    Its arguments are the exception and the thread's name.
+    """
 
     def on_thread_exception(failed: threading.ExceptHookArgs) -> None:
         if failed.exc_value is not None:

@@ -63,7 +63,7 @@ class _Rights(NamedTuple):
 
 
 def person(environ: Mapping[str, str] = os.environ) -> Person:
-    """Return the user who typed sudo if this process is root through sudo; otherwise the effective user.
+    """Return the user who typed sudo if this process runs under sudo, else the effective one.
 
     Of sudo's variables only $SUDO_UID is used, and only if the user exists: name, group and home come from the
     user database.
@@ -98,7 +98,7 @@ def _known(uid: int) -> Person:
 
 @contextlib.contextmanager
 def as_person(person: Person) -> Generator[None]:
-    """In this block, the calling thread opens, creates and removes files with that user's rights.
+    """In this block, let the calling thread access files with that user's rights.
 
     Other threads are not affected. Do not start threads in the block: they would inherit these rights and keep them.
     While the fsuid is not 0, the kernel drops root's file capabilities, and restores them afterwards. Does nothing
@@ -149,10 +149,11 @@ def is_roots(path: Path) -> bool:
 
 
 def read_theirs(path: Path, person: Person, limit_bytes: int = LIMIT_BYTES) -> bytes | None:
-    """Read a file with the user's rights. Returns None if it does not exist or the user cannot see it.
+    """Read a file with the user's rights.
 
-    Links are followed: with the user's rights they lead nowhere that the user could not go. Raises OfftopError if
-    the file is not a regular file, belongs to neither the user nor root, or is larger than the limit.
+    Returns None if it does not exist or the user cannot see it. Links are followed: with the user's rights they lead
+    nowhere that the user could not go. Raises OfftopError if the file is not a regular file, belongs to neither the
+    user nor root, or is larger than the limit.
     """
     shown = printable(str(path))
     with _os_errors(path, person, "read"), as_person(person):
@@ -204,7 +205,7 @@ def write_theirs(path: Path, person: Person, text: str | bytes) -> None:
 
 @contextlib.contextmanager
 def writing_theirs(path: Path, person: Person) -> Generator[BinaryIO]:
-    """Open a file for writing; it appears under `path` only when the block ends without an exception.
+    """Open a file for writing; it appears at `path` only if the block ends without error.
 
     The file (mode 0600) and any missing directories (0700) belong to the user. Raises OfftopError and changes
     nothing if the file cannot be written, or if `path` is a link or anything else but a regular file.

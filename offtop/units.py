@@ -10,7 +10,10 @@ _LONG_UNITS = ((60, "min"), (3600, "h"), (86400, "d"))
 
 
 def duration(ns: int) -> str:
-    """Format a duration: `840ns`, `4.1us`, `31ms`, `1.84s`, `12min`, `3.5h`, `2.1d`; empty for 0. At most 6 wide."""
+    """Format a duration in at most 6 characters; empty for 0.
+
+    `840ns`, `4.1us`, `31ms`, `1.84s`, `12min`, `3.5h`, `2.1d`
+    """
     if ns <= 0:
         return ""
     for unit_ns, word in _SHORT_UNITS:
@@ -28,7 +31,10 @@ def duration(ns: int) -> str:
 
 
 def span(ns: int) -> str:
-    """Format a time that a user set, without trailing zeros: `200us`, `1ms`, `2.5s`, `10s`, `5m`; `0` for 0."""
+    """Format a time that a user chose, without trailing zeros.
+
+    `200us`, `1ms`, `1s`, `2.5s`, `10s`, `5m`; `0` for 0.
+    """
     if ns < NS_PER_S:
         unit_ns, word = next(
             ((unit_ns, word) for unit_ns, word in _SHORT_UNITS if ns < 1000 * unit_ns), _SHORT_UNITS[-1]
@@ -41,12 +47,15 @@ def span(ns: int) -> str:
 
 
 def threads(value: float) -> str:
-    """Format average waiting threads, with two decimals up to 999: `0.88`, `18.20`, `212.60`, `2048`."""
+    """Format average waiting threads, with two decimals up to 999: `0.88`, `212.60`, `2048`."""
     return f"{value:.2f}" if abs(value) < 999.995 else f"{value:.0f}"
 
 
 def signed(value: float) -> str:
-    """Format a change of average waiting threads: `+1.84`, `-0.20`. A change that rounds to 0 is `+0.00`."""
+    """Format a change of average waiting threads: `+1.84`, `-0.20`.
+
+    A change that rounds to 0 is `+0.00`.
+    """
     text = threads(abs(value))
     return f"{'-' if value < 0 and text != '0.00' else '+'}{text}"
 
@@ -63,7 +72,7 @@ def times(factor: float) -> str:
 
 
 def three(value: float) -> str:
-    """Format with three significant digits and without an exponent: `0.05`, `1.84`, `31.2`, `118`, `2048`."""
+    """Format with three significant digits, without an exponent: `0.05`, `31.2`, `2048`."""
     if abs(value) < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if abs(value) < 99.95 else f"{value:.0f}"
@@ -89,7 +98,7 @@ def size(n: int) -> str:
 
 
 def average(part_ns: int, span_ns: int) -> float:
-    """Return the average number of threads for `part_ns` thread-ns in `span_ns`; 0 for an empty span."""
+    """Return `part_ns` of thread time as average threads over `span_ns`; 0 for no span."""
     return part_ns / span_ns if span_ns else 0.0
 
 
@@ -98,9 +107,9 @@ def percent(part: float, whole: float) -> float:
 
 
 def parse_duration(text: str, bare_ns: int) -> int:
-    """Parse `1ms`, `200us`, `1.5s`, `10m` or `10min` to ns; `bare_ns` is the unit of a bare number.
+    """Parse a duration to ns: `1ms`, `200us`, `1.5s`, `10m` or `10min`.
 
-    Raises ValueError.
+    `bare_ns`: unit of a bare number. Raises ValueError.
     """
     units_ns = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": NS_PER_S, "h": 3600 * NS_PER_S}
     units_ns |= dict.fromkeys(("m", "min"), 60 * NS_PER_S)
@@ -117,9 +126,9 @@ def parse_duration(text: str, bare_ns: int) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size of at least 1M to bytes: `500M`, `2G` (powers of 1024), or a bare number of bytes.
+    """Parse a size of at least 1M to bytes: `500M`, `2G`, or a bare number of bytes.
 
-    Raises ValueError.
+    Units are powers of 1024. Raises ValueError.
     """
     number, word = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     powers = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -132,10 +141,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_moment(text: str, shown_ns: int, newest_ns: int) -> int:
-    """Parse a point in time: `02:10`, `02:10:55`, `2026-11-21T02:10`, or `-5m` or `+30s` from `shown_ns`.
+    """Parse a point in time: `02:10`, `02:10:55`, `2026-11-21T02:10`, `-5m` or `+30s`.
 
-    Returns CLOCK_REALTIME in ns. A time of day is its latest occurrence up to `newest_ns`, in local time.
-    Raises ValueError.
+    Returns CLOCK_REALTIME in ns. `-5m` and `+30s` are relative to `shown_ns`. A time of day is its latest occurrence up
+    to `newest_ns`, in local time. Raises ValueError.
     """
     text = text.strip()
     if text[:1] in ("+", "-"):

@@ -63,7 +63,7 @@ _COMMANDS = (
 
 
 def parser_of_everything() -> tuple[argparse.ArgumentParser, list[argparse.ArgumentParser]]:
-    """Return the parser of `offtop` with its commands as subparsers, and the commands' parsers."""
+    """Return the parser of `offtop` with all commands, and the parsers of the commands."""
     parsers = {parser.prog: parser for parser in (make() for make in _COMMANDS)}
 
     def made(*, prog: str, **_: object) -> argparse.ArgumentParser:

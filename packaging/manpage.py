@@ -56,7 +56,10 @@ def _escaped(text: str) -> str:
 
 
 def _tidied(roff: str) -> str:
-    """Remove what mandoc and groff warn about: blank lines outside examples, an escaped date, and `…`."""
+    """Remove what mandoc and groff warn about.
+
+    That is: blank lines outside examples, an escaped date, and `…`.
+    """
     lines: list[str] = []
     is_example = False
     for line in roff.replace("…", "...").splitlines():

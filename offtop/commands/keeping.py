@@ -30,7 +30,10 @@ class Kept:
     """Directory for clips; None: none was given."""
 
     def checked(self) -> "Kept":
-        """Return a copy with the clip directory set. Raises UsageError if the user cannot write there."""
+        """Return a copy with the clip directory set.
+
+        Raises UsageError if the user cannot write there.
+        """
         from offtop.commands import snapshot_file
 
         return replace(self, snapshots=snapshot_file.named(self.loaded.settings.snapshot_dir, self.whose))

@@ -48,7 +48,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def values_joined(arguments: Sequence[str]) -> Sequence[str]:
-    """Join `-o -MAX` to `-o-MAX` and `--begin -5m` to `--begin=-5m`: argparse takes such values for options."""
+    """Join `-o -MAX` to `-o-MAX` and `--begin -5m` to `--begin=-5m`.
+
+    Otherwise argparse takes such values for options.
+    """
     joined: list[str] = []
     for argument in arguments:
         previous = joined[-1] if joined else ""
@@ -276,7 +279,10 @@ def _played(parser: argparse.ArgumentParser) -> None:
 
 
 def _kept(parser: argparse.ArgumentParser, *, records: bool = False) -> None:
-    """Add the options of a recording; `records`: a recording is made only if `--record` names a file."""
+    """Add the options of a recording.
+
+    `records`: add `--record`, because a recording is optional.
+    """
     add = parser.add_argument_group("recording").add_argument
     if records:
         add("--record", metavar="FILE", help="record everything to this file while showing it")
@@ -553,7 +559,10 @@ def _user_of(text: str) -> str:
 
 
 def _states_of(text: str) -> int:
-    """Parse states to a mask for Filters. A number is the kernel's mask; 0 means running, as in bcc's tools."""
+    """Parse states to a mask for Filters.
+
+    A number is the kernel's mask; 0 means running, as in bcc's tools.
+    """
     mask = 0
     for word in text.split(","):
         if word in STATES or word in MASKS:

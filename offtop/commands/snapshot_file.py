@@ -25,7 +25,10 @@ _LONGEST_WHAT = 40
 
 
 def named(directory: str, owner: Person) -> Path | None:
-    """Return the directory of clips; None: none is set. Raises UsageError if the user cannot write there."""
+    """Return the directory of clips; None: none is set.
+
+    Raises UsageError if the user cannot write there.
+    """
     if not directory:
         return None
     path = owner.home / directory.removeprefix("~/") if directory.startswith("~/") else Path(directory)
@@ -43,9 +46,10 @@ def named(directory: str, owner: Person) -> Path | None:
 def begin(
     source: Source, owner: Person, directory: Path | None, what: str, taken_ns: int, *, cmdlines: bool = False
 ) -> Recorder:
-    """Return a recorder that writes the past of `source` up to `taken_ns` (CLOCK_REALTIME) to a new file.
+    """Return a recorder that writes the past of `source` to a new file.
 
-    `what`: becomes part of the file name. Raises OfftopError if no file can be created.
+    `taken_ns`: end of the clip (CLOCK_REALTIME). `what`: becomes part of the file name. Raises OfftopError if no file
+    can be created.
     """
     host = re.sub("[^A-Za-z0-9.-]", "_", source.host)
     taken = datetime.fromtimestamp(taken_ns // NS_PER_S)

@@ -53,7 +53,10 @@ def _within(args: argparse.Namespace) -> str:
 
 
 def _pids(args: tuple[int | tuple[str, int], ...]) -> tuple[int, ...]:
-    """Return PIDs in offtop's PID namespace. Raises UsageError for a container, or a PID in it, that does not exist."""
+    """Return PIDs in offtop's PID namespace.
+
+    Raises UsageError for a container, or a PID in it, that does not exist.
+    """
     named = [one for one in args if not isinstance(one, int)]
     if not named:
         return tuple(one for one in args if isinstance(one, int))

@@ -401,7 +401,7 @@ def _batch(
 
 
 def _escape_unencodable() -> None:
-    """Make stdout escape characters that the locale cannot encode, because names may contain any."""
+    """Make stdout escape characters of names that the locale cannot encode."""
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")
@@ -409,9 +409,9 @@ def _escape_unencodable() -> None:
 
 @contextlib.contextmanager
 def written() -> Generator[None]:
-    """Flush stdout at the end of the block. Raises OfftopError if the output cannot be written.
+    """Flush stdout at the end of the block.
 
-    A BrokenPipeError is passed on: the reader has closed the pipe.
+    Raises OfftopError if the output cannot be written. A BrokenPipeError is passed on: the reader has closed the pipe.
     """
     if sys.__stdout__ is None:
         raise OfftopError("The output cannot be written (stdout is closed). Open it, as with: offtop -b >FILE")
@@ -466,7 +466,10 @@ def _screen(
 
 
 def _load_screen() -> None:
-    """Import the screen while bcc compiles on another CPU. Errors are reported when it is used."""
+    """Import the screen while bcc compiles on another CPU.
+
+    Errors are reported when it is used.
+    """
     with contextlib.suppress(ImportError):
         importlib.import_module("offtop.ui.app")
 

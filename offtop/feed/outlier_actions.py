@@ -44,7 +44,10 @@ def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -
 
 
 class Alarm:
-    """Counts outliers, and runs the user's command for one per kind in APART_NS. Not thread-safe."""
+    """Counts outliers, and runs the user's command for one per kind in APART_NS.
+
+    Not thread-safe.
+    """
 
     def __init__(self, command: str, user: Person) -> None:
         """`command`: empty for none."""
@@ -109,7 +112,10 @@ class Catch:
         freeze: bool = False,
         bell: bool = False,
     ) -> None:
-        """`freeze`, `bell`: what the screen does at an outlier. Raises UsageError, which begins with `where`."""
+        """`freeze`, `bell`: what the screen does at an outlier.
+
+        Raises UsageError, which begins with `where`.
+        """
         self._rules = rules
         self.texts = tuple(texts)
         self._triggers = triggers(texts, rules, min_ns, where)

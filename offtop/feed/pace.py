@@ -28,7 +28,10 @@ class Alarm(Protocol):
 
 
 class Pace:
-    """Reads a source into a history, in the thread that iterates `ticks`. The other methods are thread-safe."""
+    """Reads a source into a history, in the thread that iterates `ticks`.
+
+    The other methods are thread-safe.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,10 @@ class Pace:
         self._stopped = False
 
     def ticks(self) -> Iterator[Kept]:
-        """Yield each tick when it is read, until the source ends or `stop`. Errors of the source are passed on."""
+        """Yield each tick when it is read, until the source ends or `stop`.
+
+        Errors of the source are passed on.
+        """
         for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
             if kept is not None and self._judge is not None:
@@ -86,7 +92,10 @@ class Pace:
             is_first = False
 
     def _wait_after(self, last_ns: int, is_first: bool) -> int | None:
-        """Wait until the next reading, one delay after `last_ns`. Return its due time; None if stopped."""
+        """Wait until the next reading, one delay after `last_ns`.
+
+        Return its due time; None if stopped.
+        """
         drained_ns = last_ns
         while not self._stopped:
             with self._changed:

@@ -22,7 +22,10 @@ class Recorded(NamedTuple):
 
 
 class Source(Protocol):
-    """Returns snapshots. Only one thread may read it; `set_filters` may be called from another."""
+    """Returns snapshots.
+
+    Only one thread may read it; `set_filters` may be called from another.
+    """
 
     @property
     def recorded(self) -> Recorded | None:
@@ -74,21 +77,24 @@ class Source(Protocol):
         ...
 
     def set_filters(self, filters: Filters) -> None:
-        """Count only what passes, from the next read on. Thread-safe. Raises OfftopError if that is not possible."""
+        """Count only what passes, from the next read on.
+
+        Thread-safe. Raises OfftopError if that is not possible.
+        """
         ...
 
     def set_mode(self, mode: str, depth: int) -> None:
-        """Record what a mode shows (one of wake.MODES), with `depth` wakers in a chain, from the next read on.
+        """Record what a mode shows, with `depth` wakers in a chain, from the next read on.
 
-        A recording has what was recorded. May take a second: do not call it from the screen's thread. Raises
-        OfftopError if that is not possible.
+        `mode`: one of wake.MODES. A recording has what was recorded. May take a second: do not call it from the
+        screen's thread. Raises OfftopError if that is not possible.
         """
         ...
 
     def catch(self, marks: Marks | None) -> None:
-        """Report waits that reach these thresholds in snapshots, from the next read on; None: none.
+        """Report waits that reach these thresholds in snapshots, from the next read on.
 
-        For the reading thread. A recording reports the outliers that it holds.
+        None: none. For the reading thread. A recording reports the outliers that it holds.
         """
         ...
 
@@ -108,14 +114,15 @@ class Source(Protocol):
         ...
 
     def describe(self, pids: Collection[int]) -> None:
-        """Request details of these processes, which will be in `Book.details`. Does not block. Thread-safe.
+        """Request details of these processes, which will be in `Book.details`.
 
-        Call it again while they are shown, because details change when a process calls exec.
+        Does not block. Thread-safe. Call it again while they are shown, because details change when a process calls
+        exec.
         """
         ...
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Request the other ends of objects, which will be in `Book.ends` one or a few ticks later.
+        """Request the other ends of objects, which will be in `Book.ends` a few ticks later.
 
         `waited_on`: object → a process that waits on it. Does not block. Thread-safe. Call it again while they are
         shown.
@@ -123,11 +130,14 @@ class Source(Protocol):
         ...
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        """Return (label, raw value) pairs about a process. May take seconds: not for the screen's thread."""
+        """Return (label, raw value) pairs about a process.
+
+        May take seconds: not for the screen's thread.
+        """
         ...
 
     def about(self) -> list[tuple[str, str]]:
-        """Return (label, value) pairs for "About this session" in the help: kernel, probe, maps, features."""
+        """Return (label, value) pairs for "About this session": kernel, probe, maps, features."""
         ...
 
     def close(self) -> None:

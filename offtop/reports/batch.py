@@ -158,10 +158,10 @@ def run(
     catch: Catch | None = None,
     end_ns: int = 0,
 ) -> bool:
-    """Print `iterations` ticks (None: until the source ends). Return whether the source ended before that.
+    """Print `iterations` ticks (None: until the source ends).
 
-    `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after it. Errors of the source and of `out` are
-    passed on.
+    Return whether the source ended before that. `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after
+    it. Errors of the source and of `out` are passed on.
     """
     diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
@@ -241,9 +241,9 @@ def run(
 
 
 class _EndsFinder(NamedTuple):
-    """Passes snapshots on to `recorder`, and asks the source for the other ends of what each thread waits on.
+    """Passes snapshots on to `recorder`, and requests the other ends from the source.
 
-    It asks when a tick begins, so that the answer is there when the tick ends.
+    It requests them when a tick begins, so that the answer is there when the tick ends.
     """
 
     source: Source
@@ -276,7 +276,10 @@ def _user_stacks(window: Window) -> set[int]:
 
 
 def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
-    """Request details of a tick's processes, wait for those not in `looked_up`, and return all their PIDs."""
+    """Request details of a tick's processes, and wait for those not in `looked_up`.
+
+    Returns the PIDs of all processes of the tick.
+    """
     pids, known = _pids(kept), kept.window.book.details
     source.describe(pids)
     unknown = {pid for pid in pids.difference(looked_up) if pid not in known}
@@ -443,7 +446,7 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
-    """Yield a line per kind of outlier: first new ones, then those reported earlier that have ended."""
+    """Yield a line per kind of outlier: new ones, then those reported earlier that ended."""
     for word, ended in (("outlier", False), ("outlier ended", True)):
         for group in groups([one for one in outliers if one.was_told is ended])[:_MOST_OUTLIERS]:
             many = f" x{group.many}" if group.many > 1 else ""

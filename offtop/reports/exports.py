@@ -79,7 +79,10 @@ def check(form: str, has_baseline: bool, path: str, style: Style = AS_BCC) -> No
 
 
 class _WakersCheck(NamedTuple):
-    """Checks each snapshot. Raises OfftopError if the filter needs wakers and the snapshot has none."""
+    """Checks each snapshot.
+
+    Raises OfftopError if the filter needs wakers and the snapshot has none.
+    """
 
     chosen: Filter
 
@@ -126,7 +129,10 @@ def write_lines(
 
 
 def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, owner: Person) -> None:
-    """Write the outliers from `begin_ns` to `end_ns` (CLOCK_REALTIME; 0: no limit). Raises OfftopError."""
+    """Write the outliers from `begin_ns` to `end_ns` (CLOCK_REALTIME; 0: no limit).
+
+    Raises OfftopError.
+    """
     some = [one for one in source.outliers() if begin_ns <= one.taken_ns <= (end_ns or one.taken_ns)]
     waits = [*perfetto.waits_of(some, source.names)]
     if not waits:
@@ -160,7 +166,7 @@ def write(
 
 
 def _check_directory(file: Path) -> None:
-    """Raise OfftopError if the directory does not exist: do not create one for a mistyped name."""
+    """Raise OfftopError if the directory does not exist, as for a mistyped name."""
     if not file.absolute().parent.is_dir():
         directory = printable(str(file.parent))
         raise OfftopError(f"There is no directory {directory}. Create it, or name another file")

@@ -34,7 +34,10 @@ def checked(files: RuleFiles) -> Iterable[str]:
 def write(
     source: Source, categories: Categories, files: RuleFiles, delay_ns: int, iterations: int | None, out: TextIO
 ) -> None:
-    """Measure `iterations` ticks (None: until the source ends), and print what each rule matched."""
+    """Measure some ticks, and print what each rule matched.
+
+    `iterations`: how many; None: until the source ends.
+    """
     diagnoser = Diagnoser(source.names, files)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
     book = whole.window.book

@@ -32,7 +32,7 @@ class Tick(NamedTuple):
 
 
 def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
-    """Return the waits in progress in a snapshot that have a stack and are at least `least_ns` old."""
+    """Return the waits in progress that have a stack and are at least `least_ns` old."""
     placed = [one for one in snapshot.waiting.values() if one.site.kernel not in PLACELESS]
     return stuck(placed, snapshot.at_ns, snapshot.book, idle, least_ns)
 

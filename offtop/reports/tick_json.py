@@ -54,10 +54,10 @@ def tick_object(
     comparison: Comparison | None = None,
     notices: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return a tick as the JSON object that `offtop schema` describes. Times are integers of ns, strings printable.
+    """Return a tick as the JSON object that `offtop schema` describes.
 
-    `moved`: time of earlier ticks that is at other sites now. `problems`: finds what user stacks lack.
-    `comparison`: with a baseline. `notices`: what the source lacks on this machine.
+    Times are integers of ns, strings printable. `moved`: time of earlier ticks that is at other sites now. `problems`:
+    finds what user stacks lack. `comparison`: with a baseline. `notices`: what the source lacks on this machine.
     """
     kept = tick.kept
     window, book = kept.window, kept.window.book
@@ -366,7 +366,7 @@ def _problem_object(one: Problem) -> dict[str, Any]:
 
 
 def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
-    """Return None if the thread did not live through the whole span, or its run time is unknown."""
+    """Return a thread's residue; None if it did not live through the span, or is unknown."""
     account = tick.accounts.get(key)
     return account.residue_ns if account and account.through and tick.kept.window.machine.cpus else None
 

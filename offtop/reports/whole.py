@@ -39,11 +39,11 @@ def whole_of(
     end_ns: int = 0,
     chosen: Filter = NOTHING,
 ) -> Kept:
-    """Merge `iterations` ticks (None: until the source ends), with function names and what `chosen` needs.
+    """Merge the ticks of a source into one, with function names and what `chosen` needs.
 
-    `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after it. After ctrl-C, the result holds
-    everything up to the last tick. Raises OfftopError if there is no whole tick, or if `chosen` needs wakers and they
-    were not recorded.
+    `iterations`: at most this many ticks (None: until the source ends). `end_ns` (CLOCK_REALTIME, 0: none): stop at the
+    first tick taken after it. After ctrl-C, the result holds everything up to the last tick. Raises OfftopError if
+    there is no whole tick, or if `chosen` needs wakers and they were not recorded.
     """
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
@@ -76,7 +76,10 @@ def whole_of(
 
 
 def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Diagnoser, delay_ns: int) -> Baseline:
-    """Return a recording as a baseline named `file`. Raises OfftopError if it has no whole tick."""
+    """Return a recording as a baseline named `file`.
+
+    Raises OfftopError if it has no whole tick.
+    """
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None

@@ -191,9 +191,9 @@ def _texts(
 
 
 def _matched(value: object, pattern: str) -> str:
-    """Return `value` if it is a string that matches the whole pattern; raise ValueError otherwise.
+    """Return `value` if it is a string that matches the whole pattern.
 
-    `.` also matches newlines. Lone surrogates never match, because TOML cannot hold them.
+    Raises ValueError otherwise. `.` also matches newlines. Lone surrogates never match, because TOML cannot hold them.
     """
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.DOTALL) or re.search("[\ud800-\udfff]", value):
         raise ValueError
@@ -354,7 +354,7 @@ def load(
     check_key: Callable[[str, str], None] | None = None,
     settings: Sequence[Setting] = SETTINGS,
 ) -> Loaded:
-    """Return the settings of this run, from the command line, the file and the defaults, in this order.
+    """Return the settings of this run: from the command line, the file, or the defaults.
 
     `given`: settings on the command line, as TOML values. `config`: the file given with --config.
     `check_key`: is called with an action and its keys; raises ValueError with a sentence and its remedy if they are
@@ -403,7 +403,10 @@ def _found(config: str | None, person: Person, environ: Mapping[str, str]) -> _F
 
 
 def _file(path: Path, person: Person) -> _File | None:
-    """Read a file, as root if only root can have written it. Returns None if it does not exist."""
+    """Read a file, as root if only root can have written it.
+
+    Returns None if it does not exist.
+    """
     roots = is_roots(path)
     content = read_theirs(path, current_person({}) if roots else person)
     return None if content is None else _File(path, content, roots)
@@ -436,7 +439,10 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _flat(table: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield names and values, with `keys.` before names in [keys]. Names that contain a dot are quoted, as in TOML."""
+    """Yield names and values, with `keys.` before names in [keys].
+
+    Names that contain a dot are quoted, as in TOML.
+    """
     for name, value in table.items():
         if name == "keys" and isinstance(value, Mapping):
             for action, keys in cast(Mapping[str, object], value).items():
@@ -545,11 +551,11 @@ def _escaped(character: str) -> str:
 
 
 def written(text: str, changes: Mapping[str, object]) -> str:
-    """Return the text of a settings file with `changes` applied; comments, order and other lines stay.
+    """Return the text of a settings file with `changes` applied.
 
-    A setting that already has the value keeps its spelling; a missing one is added only if it differs from the
-    default. Raises ValueError if the text is not TOML, OfftopError if a setting is not valid or the text cannot be
-    changed without side effects.
+    Comments, order and other lines stay. A setting that already has the value keeps its spelling; a missing one is
+    added only if it differs from the default. Raises ValueError if the text is not TOML, OfftopError if a setting is
+    not valid or the text cannot be changed without side effects.
     """
     present = dict(_flat(tomllib.loads(text)))
     document: Any = tomlkit.parse(text)
@@ -595,7 +601,10 @@ def _parsed(text: str) -> dict[str, object] | None:
 
 
 def _set_value(table: Any, name: str, value: object) -> None:
-    """Set a value in a tomlkit table. Lists are changed item by item, because items may have comments."""
+    """Set a value in a tomlkit table.
+
+    Lists are changed item by item, because items may have comments.
+    """
     old: Any = table.get(name)
     if isinstance(old, list) and isinstance(value, list):
         old_items, new_items = cast(list[object], [*old]), cast(list[object], value)
@@ -609,7 +618,7 @@ def _set_value(table: Any, name: str, value: object) -> None:
 
 
 def _inserted(text: str, lines: str) -> str:
-    """Return `text` with `lines` inserted before the first table and the comments right above it."""
+    """Return `text` with `lines` inserted before the first table and its comments."""
     if not lines:
         return text
     body = tomlkit.parse(text).body

@@ -18,9 +18,10 @@ _State = tuple[int, int, int] | None
 
 
 class RuleFiles:
-    """The current cause rules. `watch` starts a thread that rereads changed files every two seconds.
+    """The current cause rules.
 
-    A separate thread is needed because the home directory may be on a file server that does not answer.
+    `watch` starts a thread that rereads changed files every two seconds. A separate thread is needed because the home
+    directory may be on a file server that does not answer.
     """
 
     def __init__(self, own: Path, person: Person, categories: Iterable[str]) -> None:
