@@ -423,8 +423,8 @@ def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
             "--within bash:main",
             "--within needs BPF: sampling /proc cannot see user functions. Use -p instead",
         ),
-        ("--state D", "--state needs BPF: sampling /proc does not see single waits. Leave it out"),
-        ("--max 5s", "--max needs BPF: sampling /proc does not see single waits. Leave it out"),
+        ("--state D", "--state needs BPF: sampling /proc cannot see single waits. Leave it out"),
+        ("--max 5s", "--max needs BPF: sampling /proc cannot see single waits. Leave it out"),
         ("--probe exit", "--probe has no effect when sampling /proc. Omit it, or add --source bpf"),
         ("-p 4194303", "No process 4194303. Look it up with: pgrep NAME"),
     ],
@@ -437,7 +437,9 @@ def test_option_that_needs_bpf_is_refused_with_source_proc(arguments: str, error
 def test_options_without_effect_on_sampling_are_reported() -> None:
     sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
     err = command.run(*sampled, "--min", "5ms", "--unwind", "fp", "--unwind-bytes", "8K", "--depth", "2").err
-    assert err.splitlines()[1:] == ["offtop: without BPF this does nothing: --min, --unwind, --unwind-bytes, --depth"]
+    assert err.splitlines()[1:] == [
+        "offtop: without BPF these options have no effect: --min, --unwind, --unwind-bytes, --depth"
+    ]
     assert len(command.run(*sampled).err.splitlines()) == 1
 
 

@@ -82,7 +82,7 @@ def test_directory_that_is_not_private_is_refused(ann: Person, elsewhere: Path, 
     if os.geteuid() == 0 and kind != "another's":
         os.chown(own, ann.uid, ann.gid, follow_symlinks=False)
     elif kind == "another's" and os.geteuid() != 0:
-        pytest.skip("only root can make another's directory")
+        pytest.skip("only root can create another user's directory")
     with pytest.raises(OfftopError, match="is not private to ann"):
         begun(ann)
     assert [*target.iterdir()] == []

@@ -463,4 +463,4 @@ def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> No
     assert f" ({note})" in flamegraph.svg(SHOP, baseline=sampled)
     file = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
     ended = command.run("export", "folded", file, "--baseline", file)
-    assert (ended.status, ended.err) == (0, f"offtop: {says}\nofftop: baseline: {says}\n")
+    assert (ended.status, ended.err) == (0, f"offtop: {note}\nofftop: baseline: {note}\n")

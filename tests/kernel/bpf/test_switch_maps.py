@@ -103,7 +103,7 @@ def by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_hash_is_preallocated(task_storage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     found = replace(features.find(libbpf.KernelTypes()), task_storage=task_storage)
-    attached = program.attach(found, anew=True)
+    attached = program.attach(found, recompile=True)
     assert attached.in_task_storage == task_storage
     attached.close()
     wait_for(lambda: bool([*tmp_path.glob("cache/*.json")]), 30)
