@@ -23,7 +23,7 @@ from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
 from offtop.kernel.unwind.stack_copies import Copies, Copy, leaf
-from offtop.kernel.unwind.unwinder import Found, Walker
+from offtop.kernel.unwind.unwinder import Unwinder, UnwoundStack
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Frame
@@ -101,7 +101,7 @@ class _Unwinds:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._walker = Walker(Files(), "auto", None)
+        self._walker = Unwinder(Files(), "auto", None)
         self._received: list[tuple[Copy, int]] = []
         self._count = Counter[str]()
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class _Unwinds:
         self._walker.end()
 
 
-def _wait(of: str, kernels: tuple[Frame, ...], copys: Found) -> Wait:
+def _wait(of: str, kernels: tuple[Frame, ...], copys: UnwoundStack) -> Wait:
     size = len(copys.frames) if copys.end in _NOT_KNOWN else max(len(copys.frames), len(kernels))
     return Wait(of, kernels[:size], copys.frames)
 

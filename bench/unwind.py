@@ -24,7 +24,7 @@ from offtop.kernel.binary.files import Files
 from offtop.kernel.bpf import features, layout, libbpf
 from offtop.kernel.bpf.program import Program, Unwind, attach
 from offtop.kernel.unwind.stack_copies import Copies
-from offtop.kernel.unwind.unwinder import Taught, Walker
+from offtop.kernel.unwind.unwinder import RuleMaps, Unwinder
 from offtop.model.values.snapshot import Filters
 
 _ROUNDS = 3
@@ -160,7 +160,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
         stack.callback(program.close)
         copies = Copies(program.maps["copies"], program.maps["allowed"], a_second=_ALL)
         stack.callback(copies.close)
-        walker = Walker(Files(), "auto", Taught(program.maps["rules"], program.maps["spaces"]))
+        walker = Unwinder(Files(), "auto", RuleMaps(program.maps["rules"], program.maps["spaces"]))
         stack.callback(walker.end)
         walker.start()
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=plain.parent)))
@@ -193,7 +193,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
     return Answer("What a new stack costs", lines, bars, figures)
 
 
-def _walked(program: Program, copies: Copies, walker: Walker, threads: Stacks, most: int) -> list[float]:
+def _walked(program: Program, copies: Copies, walker: Unwinder, threads: Stacks, most: int) -> list[float]:
     """Return the CPU of unwinding each of `most` copies, including the reader, in µs."""
     took: list[float] = []
     with threads:
@@ -210,7 +210,7 @@ def _walked(program: Program, copies: Copies, walker: Walker, threads: Stacks, m
     return took[:most]
 
 
-def _cpu_ns(walker: Walker) -> int:
+def _cpu_ns(walker: Unwinder) -> int:
     """Return the CPU time of this thread and of the reader."""
     reader_ns = Path(f"/proc/{walker.reader_pid}/schedstat").read_text().split()[0] if walker.reader_pid else 0
     return time.thread_time_ns() + int(reader_ns)

@@ -23,11 +23,11 @@ from typing import TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
-from offtop.feed.source import Happening
+from offtop.feed.source import LiveFeed
 from offtop.kernel.live import LiveSource
 from offtop.model.classify.categories import parse
-from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
-from offtop.model.values.outlier import Marks
+from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
+from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import Frame, Names
 from offtop.model.values.wake import CHAIN, Object
@@ -55,7 +55,7 @@ K = TypeVar("K", ThreadKey, SiteKey)
 V = TypeVar("V", ThreadTotals, SiteTotals)
 
 
-class OfTheLoad(Happening):
+class OfTheLoad(LiveFeed):
     """A source that passes on only some processes of another source.
 
     Exited threads stay in its totals, because the exits of other threads are hidden too.
@@ -65,7 +65,7 @@ class OfTheLoad(Happening):
 
     def __init__(self, source: LiveSource) -> None:
         self._source = source
-        self._book = Book()
+        self._book = Catalog()
         self._threads: dict[ThreadKey, ThreadTotals] = {}
         self._sites: dict[SiteKey, SiteTotals] = {}
 
@@ -96,7 +96,7 @@ class OfTheLoad(Happening):
     def set_filters(self, filters: Filters) -> None:
         raise NotImplementedError
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         self._source.catch(marks)
 
     def set_mode(self, mode: str, depth: int) -> None:

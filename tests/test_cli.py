@@ -21,7 +21,7 @@ import pytest
 
 from offtop import paths
 from offtop.commands import choices, options
-from offtop.commands.keeping import Kept
+from offtop.commands.keeping import SavedFiles
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
@@ -647,7 +647,7 @@ def test_screen_starts_with_mode_and_depth_and_w_saves_the_mode(
     rules = categories.parse(paths.categories().read_text())
     view = choices.view(loaded, Filters(), rules, NOTHING, "", parsed)
     assert (view.mode, view.depth) == (mode, depth)
-    kept = Kept(loaded, user, parsed)
+    kept = SavedFiles(loaded, user, parsed)
     kept.keep(view, "", mouse=True)
     saved = no_settings.read_text()
     assert saved == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')

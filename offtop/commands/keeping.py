@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedFiles:
     """Writes files with the user's rights. Implements ui.app.Files."""
 
     loaded: "Loaded"
@@ -29,7 +29,7 @@ class Kept:
     snapshots: Path | None = None
     """Directory for clips; None: none was given."""
 
-    def checked(self) -> "Kept":
+    def checked(self) -> "SavedFiles":
         """Return a copy with the clip directory set.
 
         Raises UsageError if the user cannot write there.

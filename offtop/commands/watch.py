@@ -66,7 +66,7 @@ def live(args: argparse.Namespace) -> int:
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
     filters = sources.filters(args, loaded)
-    kept = keeping.Kept(loaded, owner, args)
+    kept = keeping.SavedFiles(loaded, owner, args)
     view = None if no_screen is not None else choices.view(loaded, filters, rules, chosen, user, args)
     if args.fail_on_trigger and loaded.settings.triggers == ("off",):
         raise UsageError("--fail-on-trigger with --trigger off never fails. Give a trigger")
@@ -111,7 +111,7 @@ def recorded(args: argparse.Namespace, path: Path) -> int:
     choices.check_theme(loaded)
     view = None if no_screen is not None else choices.view(loaded, Filters(), rules, chosen, user, args)
     keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
-    kept = keeping.Kept(loaded, owner, args)
+    kept = keeping.SavedFiles(loaded, owner, args)
     if view:
         kept = kept.checked()
     with (
@@ -140,13 +140,13 @@ def _baseline(
     """Read the recording given with --baseline; None: none is given."""
     if args.baseline is None:
         return None
-    from offtop.model.classify.cause_finder import Diagnoser
+    from offtop.model.classify.cause_finder import CauseFinder
     from offtop.recording.replay import RecordedSource
     from offtop.reports.whole import EVER_NS, baseline_in
 
     path = Path(args.baseline)
     with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
-        diagnoser = Diagnoser(source.names, files)
+        diagnoser = CauseFinder(source.names, files)
         return baseline_in(source, path.name, known, diagnoser, loaded.settings.delay_ns)
 
 
@@ -173,7 +173,7 @@ def _view_of_outlier(view: "View", group: "Group", rules: categories.Categories)
 def record(args: argparse.Namespace) -> int:
     """Record this machine to a file, without output."""
     from offtop.feed.pace import Pace
-    from offtop.model.classify.cause_finder import Diagnoser
+    from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
 
     rules = choices.packaged()
@@ -185,8 +185,8 @@ def record(args: argparse.Namespace) -> int:
         _exit_on_signals(),
         sources.live(rules, filters, args, loaded) as source,
     ):
-        recorder = keeping.Kept(loaded, owner, args).recorder(source, args.output or "")
-        diagnoser = Diagnoser(source.names, files)
+        recorder = keeping.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
+        diagnoser = CauseFinder(source.names, files)
         history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=diagnoser.verdicts)
         pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
         pace.recorder, pace.alarm = recorder, catch.alarm
@@ -431,7 +431,7 @@ def _screen(
     rules: categories.Categories,
     rule_files: "RuleFiles",
     loaded: "Loaded",
-    kept: "keeping.Kept",
+    kept: "keeping.SavedFiles",
     keymap: Mapping[str, str],
     args: argparse.Namespace,
     recorder: "Recorder | None",

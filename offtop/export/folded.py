@@ -16,7 +16,7 @@ from offtop.model.aggregate import steps
 from offtop.model.aggregate.rows import thread_name
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step
 from offtop.model.values import stack
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.values.table import distinct_rows, thread_codes
 from offtop.model.values.wake import OFFCPU, WAKEUP
@@ -63,7 +63,7 @@ def _with_delimiters(path: Path) -> Iterator[Step]:
         before = step
 
 
-def folded(shares: Shares, book: Book, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
+def folded(shares: Shares, book: Catalog, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
     """Return line -> ns. Leaves out waits without a stack, and in waking modes run-queue time."""
     placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
     if mode != OFFCPU:

@@ -27,7 +27,7 @@ _OURS = 1
 """Id of the only packet sequence."""
 
 
-class Who(NamedTuple):
+class TraceThread(NamedTuple):
     """A thread. Names are untrusted and unescaped."""
 
     pid: int
@@ -38,7 +38,7 @@ class Who(NamedTuple):
 
 
 class CaughtWait(NamedTuple):
-    who: Who
+    who: TraceThread
     category: str
     start_ns: int
     """CLOCK_MONOTONIC."""
@@ -49,7 +49,7 @@ class CaughtWait(NamedTuple):
     kernel: Sequence[str] = ()
     """Functions, leaf first."""
     user: Sequence[str] = ()
-    waker: Who | None = None
+    waker: TraceThread | None = None
     """None if not a thread, or unknown."""
 
 
@@ -60,9 +60,9 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
             continue
         site, book = one.wait.site, one.book
         waker = book.wake(site.wake).waker
-        by = Who(waker.pid, waker.tid, waker.comm, waker.name) if waker.kind == THREAD and waker.tid else None
+        by = TraceThread(waker.pid, waker.tid, waker.comm, waker.name) if waker.kind == THREAD and waker.tid else None
         yield CaughtWait(
-            Who(site.pid, site.tid, one.comm, one.program),
+            TraceThread(site.pid, site.tid, one.comm, one.program),
             one.category,
             one.wait.began_ns,
             one.wait.ended_ns,
@@ -88,7 +88,7 @@ def packed(waits: Iterable[CaughtWait], at_ns: int, taken_ns: int) -> bytes:
     return b"".join(message(_PACKET, one, number(_SEQUENCE, _OURS)) for one in packets)
 
 
-def _tracks(threads: Iterable[Who]) -> Iterator[bytes]:
+def _tracks(threads: Iterable[TraceThread]) -> Iterator[bytes]:
     processes: dict[int, str] = {}
     for who in threads:
         processes[who.pid] = processes.get(who.pid) or printable(who.process)
@@ -126,7 +126,7 @@ def _wait(one: CaughtWait, flow: int) -> Iterator[bytes]:
         yield _event(one.end_ns, _INSTANT, one.who, "runs again", fixed(_FLOW_ENDS, flow))
 
 
-def _event(at_ns: int, kind: int, who: Who, name: str = "", *more: bytes) -> bytes:
+def _event(at_ns: int, kind: int, who: TraceThread, name: str = "", *more: bytes) -> bytes:
     named = [text(_NAME, printable(name)), text(_CATEGORY, "wait")] if name else []
     event = message(_EVENT, number(_TYPE, kind), number(_ON, _track(who.pid, who.tid)), *named, *more)
     return number(_TIMESTAMP, at_ns) + number(_CLOCK, _MONOTONIC) + event

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from offtop.errors import UsageError
 from offtop.model.classify.categories import Categories
-from offtop.model.outliers.detector import Judge
+from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.outliers.trigger import MAX, NOW, Trigger, TriggerError, parse
 from offtop.model.values.outlier import APART_NS, Outlier
 from offtop.person import Person
@@ -25,7 +25,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "DISPLAY")
 
 
 def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -> list[Trigger | None]:
-    """Parse triggers for Judge. Raises UsageError, which begins with `where`."""
+    """Parse triggers for OutlierDetector. Raises UsageError, which begins with `where`."""
     if [*texts] == [OFF]:
         return []
     found: list[Trigger | None] = []
@@ -119,7 +119,7 @@ class Catch:
         self._rules = rules
         self.texts = tuple(texts)
         self._triggers = triggers(texts, rules, min_ns, where)
-        self.judge = Judge(self._triggers)
+        self.judge = OutlierDetector(self._triggers)
         self.alarm, self.freeze, self.bell = alarm, freeze, bell
 
     def deaf(self, min_ns: int) -> str:

@@ -7,10 +7,10 @@ from time import monotonic_ns
 from typing import Protocol
 
 from offtop.feed.source import Source
-from offtop.model.outliers.detector import Judge
+from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
@@ -39,7 +39,7 @@ class Pace:
         history: History,
         delay_ns: int,
         first_tick_ns: int = FIRST_TICK_NS,
-        judge: Judge | None = None,
+        judge: OutlierDetector | None = None,
     ) -> None:
         """`judge`: decides which waits and ticks are outliers; None: no triggers, or a recording."""
         self._source = source
@@ -56,7 +56,7 @@ class Pace:
         self._changed = Condition()
         self._stopped = False
 
-    def ticks(self) -> Iterator[Kept]:
+    def ticks(self) -> Iterator[HistoryTick]:
         """Yield each tick when it is read, until the source ends or `stop`.
 
         Errors of the source are passed on.

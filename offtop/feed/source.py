@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from offtop.model.values.outlier import Marks, Outlier
+from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import Frame, Names
 from offtop.model.values.wake import Object
@@ -91,7 +91,7 @@ class Source(Protocol):
         """
         ...
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         """Report waits that reach these thresholds in snapshots, from the next read on.
 
         None: none. For the reading thread. A recording reports the outliers that it holds.
@@ -114,7 +114,7 @@ class Source(Protocol):
         ...
 
     def describe(self, pids: Collection[int]) -> None:
-        """Request details of these processes, which will be in `Book.details`.
+        """Request details of these processes, which will be in `Catalog.details`.
 
         Does not block. Thread-safe. Call it again while they are shown, because details change when a process calls
         exec.
@@ -122,7 +122,7 @@ class Source(Protocol):
         ...
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Request the other ends of objects, which will be in `Book.ends` a few ticks later.
+        """Request the other ends of objects, which will be in `Catalog.ends` a few ticks later.
 
         `waited_on`: object → a process that waits on it. Does not block. Thread-safe. Call it again while they are
         shown.
@@ -145,7 +145,7 @@ class Source(Protocol):
         ...
 
 
-class Happening:
+class LiveFeed:
     """Common defaults of live sources."""
 
     @property

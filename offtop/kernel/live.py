@@ -12,11 +12,11 @@ from itertools import chain
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
-from offtop.feed.source import Happening
+from offtop.feed.source import LiveFeed
 from offtop.kernel.accounting.drain import Drain, ScanCadence, Sites
 from offtop.kernel.accounting.ledger import Ledger
-from offtop.kernel.accounting.outlier_events import Catcher
-from offtop.kernel.accounting.tick_records import Ran, Started
+from offtop.kernel.accounting.outlier_events import OutlierEvents
+from offtop.kernel.accounting.tick_records import NewThread, RuntimeSample
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.binary.debuginfod import DebugFiles
 from offtop.kernel.binary.files import Files
@@ -29,7 +29,7 @@ from offtop.kernel.procfs import threads as procfs
 from offtop.kernel.procfs.cgroup_selector import Cgroup
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
-from offtop.kernel.resolve.peers import EndsWorker
+from offtop.kernel.resolve.peers import PeersWorker
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.scope import within
@@ -38,14 +38,14 @@ from offtop.kernel.symbols.kallsyms import HiddenSymbols, KernelSymbols
 from offtop.kernel.symbols.mappings import Processes, closed_to_us
 from offtop.kernel.symbols.names import NameWorker
 from offtop.kernel.unwind.cpu_allowance import Allowance
-from offtop.kernel.unwind.cpython_frames import Pythons
+from offtop.kernel.unwind.cpython_frames import CPythonFrames
 from offtop.kernel.unwind.stack_copies import Copies
-from offtop.kernel.unwind.unwinder import Taught, Walker
+from offtop.kernel.unwind.unwinder import RuleMaps, Unwinder
 from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.classify import wakers
 from offtop.model.classify.categories import Categories
-from offtop.model.values.catalog import UNKNOWN, Book, ThreadKey
-from offtop.model.values.outlier import NEVER_NS, Caught, Marks
+from offtop.model.values.catalog import UNKNOWN, Catalog, ThreadKey
+from offtop.model.values.outlier import NEVER_NS, LongWait, Thresholds
 from offtop.model.values.snapshot import OUTSIDE, PSEUDO_PIDS, Filters, Machine, Snapshot
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
@@ -90,7 +90,7 @@ _INACCESSIBLE = (
 _NO_SYMBOLS = "Categories, wakers, kernel function names and wait objects are unavailable."
 
 
-class LiveSource(Happening):
+class LiveSource(LiveFeed):
     """Data source that traces the running kernel. Implements source.Source.
 
     It is attached from the constructor until close().
@@ -178,7 +178,7 @@ class LiveSource(Happening):
         self._procfs = self._reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
         self._processes = Processes(files, self._procfs)
         self._unwind = unwind
-        self._pythons = Pythons(maps.get("pythons"))
+        self._pythons = CPythonFrames(maps.get("pythons"))
         self._user_stacks = _user_stacks(files, unwind, maps, self._pythons)
         self._opened.callback(self._user_stacks.close)
         self._debug_files = DebugFiles(self._servers) if self._servers else None
@@ -187,7 +187,7 @@ class LiveSource(Happening):
         self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
         symbols = self._kernel_symbols = self._symbols()  # the reader processes start in the meantime
-        self._book = Book()
+        self._book = Catalog()
         if self._defines:
             self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
         self._details = DetailsWorker(self._book, self._reads)
@@ -207,7 +207,7 @@ class LiveSource(Happening):
         )
         raw = maps["wakers"], maps["wakes"], maps["objects"]
         self._wakes = Wakes(*raw, self._book, self._stacks.of_waker, symbols.variable, self._procfs)
-        self._ends = EndsWorker(self._book, self._wakes.epolls)
+        self._ends = PeersWorker(self._book, self._wakes.epolls)
         self._opened.callback(self._ends.close)
         for name, what in _NAMED_BY.items():
             number = syscalls.number_of(name)
@@ -218,14 +218,14 @@ class LiveSource(Happening):
         self._scan_cadence = ScanCadence()
         self._prime, self._primed_ns = True, 0
         self._calls = NO_CALLS
-        self._caught: list[Caught] = []
+        self._caught: list[LongWait] = []
         """Outliers since the last snapshot."""
         self._snapshot_ns = 0
         """Time of the last snapshot."""
         self._lost: dict[str, int] = {}
         self._full: dict[str, int] = {}
         """How often each kernel table was full."""
-        self._marks: Marks | None = None
+        self._marks: Thresholds | None = None
         self._lowest_mark_ns = NEVER_NS
         self._requested = self._filters
         self._readers = (0, 0, 0)
@@ -238,9 +238,9 @@ class LiveSource(Happening):
         self._drain = Drain(
             self._program, self._book, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
         )
-        self._catcher: Catcher | None = None
+        self._catcher: OutlierEvents | None = None
         if "caught" in maps:
-            self._catcher = Catcher(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
+            self._catcher = OutlierEvents(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
             self._opened.callback(self._catcher.close)
         self._cost = CostMeter(self._program.programs, now_ns, self._program.kprobe_links)
         self._facts.start()
@@ -391,8 +391,8 @@ class LiveSource(Happening):
         """
         known_readers, mode = known_readers or self._readers, mode or self._mode[0]
         walk_ns = time.monotonic_ns()
-        ran: list[Ran] = []
-        started: list[Started] = []
+        ran: list[RuntimeSample] = []
+        started: list[NewThread] = []
         walks_at_ns = time.thread_time_ns()  # CPU time: on a busy machine this thread is preempted, too
         # First, because switching buffers wakes kernel threads.
         in_progress = self._drain.walk(layout.WALK_WAITS | (layout.WALK_PRIME if is_prime else 0)) if is_walked else b""
@@ -571,7 +571,7 @@ class LiveSource(Happening):
         self._cgroups[cgroup] = found.now()
         return self._cgroups[cgroup] != self._counted_cgroup
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         self._marks = marks
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
@@ -686,13 +686,13 @@ class LiveSource(Happening):
         return 0 if mode == OFFCPU else depth if mode == CHAIN else 1
 
 
-def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map], pythons: Pythons) -> UserStacks:
+def _user_stacks(files: Files, unwind: Unwind, maps: Mapping[str, Map], pythons: CPythonFrames) -> UserStacks:
     allowance = Allowance(unwind.cpu_pct)
     if "rules" not in maps:
-        return UserStacks(Walker(files, "fp", None, pythons), allowance)
+        return UserStacks(Unwinder(files, "fp", None, pythons), allowance)
     copies = Copies(maps["copies"], maps["allowed"])
-    taught = Taught(maps["rules"], maps["spaces"])
-    return UserStacks(Walker(files, unwind.way, taught, pythons), allowance, copies)
+    taught = RuleMaps(maps["rules"], maps["spaces"])
+    return UserStacks(Unwinder(files, unwind.way, taught, pythons), allowance, copies)
 
 
 def _check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable
 
 from offtop.model.outliers.trigger import METRICS
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import FIRST_STACK, Stack
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.recording import checked, form
@@ -45,7 +45,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     rule, metric, category, program = map(_text, texts)
     if metric not in METRICS:
         raise ValueError("an outlier has an unknown metric")
-    book = Book(
+    book = Catalog(
         comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _some(words, "comms", 3)},
         processes={checked.identity(pid): _text(name) for pid, name in _some(words, "processes", 2)},
     )
@@ -73,7 +73,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     )
 
 
-def _wait(values: list[object], program: str) -> Caught:
+def _wait(values: list[object], program: str) -> LongWait:
     pid, tid, kernel, user, wake, began_ns, ended_ns, runqueue_ns, state, cpu, is_exact = values
     stacks = checked.integer(kernel), checked.integer(user)
     site = SiteKey(checked.identity(pid), checked.identity(tid), *stacks, checked.identity(wake))
@@ -82,7 +82,7 @@ def _wait(values: list[object], program: str) -> Caught:
         raise ValueError("a wait ended before it began")
     if times[1] and times[2] > times[1] - times[0]:
         raise ValueError("a wait has more run-queue time than it lasted")
-    return Caught(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
+    return LongWait(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
 
 
 def _some(words: dict[str, object], name: str, length: int) -> list[list[object]]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from offtop.model.values import columns
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Details, Life, ThreadKey
+from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
-from offtop.model.values.peers import NAMED, ROLES, Ends, Process, Side
+from offtop.model.values.peers import NAMED, ROLES, Peers, PeerSide, Process
 from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
 from offtop.model.values.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
 from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
@@ -99,10 +99,10 @@ class Entry:
     """Names of threads that are new or were renamed."""
     processes: Mapping[int, str] = field(default_factory=dict[int, str])
     details: Mapping[int, Details] = field(default_factory=dict[int, Details])
-    lives: Mapping[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
+    lives: Mapping[ThreadKey, ThreadLifetime] = field(default_factory=dict[ThreadKey, ThreadLifetime])
     calls: Mapping[int, str] = field(default_factory=dict[int, str])
     wakes: Mapping[int, Wake] = field(default_factory=dict[int, Wake])
-    ends: Mapping[Object, Ends] = field(default_factory=dict[Object, Ends])
+    ends: Mapping[Object, Peers] = field(default_factory=dict[Object, Peers])
 
 
 def signed(offset: int) -> int:
@@ -257,7 +257,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             for pid, user, cmdline, cgroup, uid in checked.arrays(words.get("details"), 5)
         },
         {
-            ThreadKey(checked.integer(pid), checked.integer(tid)): Life(
+            ThreadKey(checked.integer(pid), checked.integer(tid)): ThreadLifetime(
                 checked.integer(from_ns), checked.integer(to_ns)
             )
             for pid, tid, from_ns, to_ns in checked.arrays(words.get("lives", []), 4)
@@ -277,13 +277,13 @@ def _sampling(value: object) -> Sampling | None:
     return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
-def _ends_words(what: Object, ends: Ends) -> list[object]:
+def _ends_words(what: Object, ends: Peers) -> list[object]:
     """Encode an object, the processes at its other end, and what it watches (of an epoll)."""
     sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in ends.sides]
     return [list(what), sides, [value for member in ends.members for value in member]]
 
 
-def _other_ends(what: object, sides: object, members: object) -> tuple[Object, Ends]:
+def _other_ends(what: object, sides: object, members: object) -> tuple[Object, Peers]:
     kind, name, pid, local, peer, state = checked.array(what, len(Object._fields))
     flat = checked.array(members)
     return (
@@ -295,7 +295,7 @@ def _other_ends(what: object, sides: object, members: object) -> tuple[Object, E
             checked.name(peer),
             checked.name(state),
         ),
-        Ends(
+        Peers(
             tuple(side for one in map(checked.array, checked.array(sides)) if (side := _side(one)).role in ROLES),
             tuple(
                 (checked.name(kind), checked.identity(count)) for kind, count in zip(flat[::2], flat[1::2], strict=True)
@@ -304,10 +304,10 @@ def _other_ends(what: object, sides: object, members: object) -> tuple[Object, E
     )
 
 
-def _side(words: Sequence[object]) -> Side:
+def _side(words: Sequence[object]) -> PeerSide:
     role, total = checked.array(words[:2], 2)
     some = zip(words[2::2], words[3::2], strict=True)
-    return Side(
+    return PeerSide(
         checked.word(role),
         tuple(Process(checked.identity(pid), checked.name(comm)) for pid, comm in some)[:NAMED],
         checked.identity(total),

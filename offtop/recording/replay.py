@@ -15,9 +15,9 @@ from typing import TypeVar
 from offtop.errors import OfftopError, UsageError
 from offtop.feed.source import Recorded
 from offtop.model.classify.categories import OTHER
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.container import label
-from offtop.model.values.outlier import Marks, Outlier, joined
+from offtop.model.values.outlier import Outlier, Thresholds, joined
 from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import FIRST_STACK, Frame, Stack
 from offtop.model.values.table import SITES, table_of
@@ -59,8 +59,8 @@ class RecordedSource:
         """Open a recording. Raises OfftopError if the file is not a recording.
 
         `begin_ns`: where to begin (CLOCK_REALTIME). `speed`: recorded seconds per second; 0: as fast as possible.
-        `categories`: the known ones (empty: all); others become `other`. `keep_ns`: how long the Book keeps names that
-        are no longer used.
+        `categories`: the known ones (empty: all); others become `other`. `keep_ns`: how long the Catalog keeps unused
+        names.
         """
         self._keep_ns = keep_ns
         self._categories = frozenset(categories)
@@ -94,7 +94,7 @@ class RecordedSource:
         """Number of the next tick, and whether to read its whole snapshot."""
         self._ahead: tuple[int, Entry] | None = None
         """That tick, once it has been read."""
-        self._book = Book()
+        self._book = Catalog()
         self._replayed = Replayed(self._book)
         self._last: Change | None = None
         self._read_ns = 0
@@ -177,7 +177,7 @@ class RecordedSource:
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: only what was recorded is there."""
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
 
     def outliers(self) -> Sequence[Outlier]:
@@ -190,10 +190,10 @@ class RecordedSource:
         return self._recording.why_nameless(frame)
 
     def describe(self, pids: Collection[int]) -> None:
-        """Do nothing: the recorded details are in the Book."""
+        """Do nothing: the recorded details are in the Catalog."""
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Do nothing: the recorded peers are in the Book."""
+        """Do nothing: the recorded peers are in the Catalog."""
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
@@ -240,7 +240,7 @@ class RecordedSource:
 
     def _begin_at(self, whole: int) -> None:
         self._epoch += 1
-        self._book = Book()
+        self._book = Catalog()
         self._replayed = Replayed(self._book)
         self._last = None
         self._used_ns, self._woke_ns, self._seen_ns = {}, {}, {}
@@ -314,7 +314,7 @@ class RecordedSource:
         return snapshot
 
     def _is_full(self, entry: Entry) -> bool:
-        """Return whether the Book may overflow: an untrusted file can set any clock, so that names never get old."""
+        """Return whether the Catalog may overflow: an untrusted file can set any clock, so that names never get old."""
         book = self._book
         names = (book.comms, entry.comms), (book.lives, entry.lives), (book.processes, entry.processes)
         return (

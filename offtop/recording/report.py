@@ -15,17 +15,17 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.waker_rows import by_wake
 from offtop.model.classify.categories import Categories, is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups
 from offtop.model.values.snapshot import EXITED, Snapshot
 from offtop.model.values.stack import NO_STACK, Names
 from offtop.model.values.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.values.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
 from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope
-from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
@@ -83,7 +83,7 @@ class _Wakers:
         self._since_ns = 0
         """The beginning of the first tick."""
 
-    def add(self, kept: Kept) -> None:
+    def add(self, kept: HistoryTick) -> None:
         window, book = kept.window, kept.window.book
         self._since_ns = self._since_ns or window.at_ns - window.span_ns
         moved = moved_in([kept], self._since_ns)
@@ -133,7 +133,7 @@ class _Wakers:
         is_alone = kind != THREAD or not any((other, name) in self._every for other in KINDS if other != THREAD)
         return name if is_alone else f"{name} ({kind})"
 
-    def _place(self, book: Book, waker: Waker) -> str:
+    def _place(self, book: Catalog, waker: Waker) -> str:
         ids = waker.kernel, waker.user
         if ids not in self._places:
             if len(self._places) >= _PLACES:
@@ -158,14 +158,14 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
     `width`: columns to cut lines at; 0: do not cut.
     """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
-        diagnoser = Diagnoser(source.names, rules)
+        diagnoser = CauseFinder(source.names, rules)
         history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
         windows: list[Window] = []
         longest: list[_Longest] = []
         wakers = _Wakers(source.names)
         busiest: tuple[float, int] = (0.0, 0)
         ticks = 0
-        last: Kept | None = None
+        last: HistoryTick | None = None
         end: Snapshot | None = None
         while (snapshot := source.read()) is not None:
             end = snapshot
@@ -200,14 +200,14 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
 
 def _numbers(
     window: Window,
-    last: Kept,
+    last: HistoryTick,
     ticks: int,
     busiest: tuple[float, int],
     source: RecordedSource,
     blocked: Stuck,
-    diagnoser: Diagnoser,
+    diagnoser: CauseFinder,
 ) -> list[str]:
-    every = Kept.of(window, last.idle)
+    every = HistoryTick.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
     tick = passing(every, wanted.filter, diagnoser, blocked)
     problems = Problems(source.names, source.why_nameless)
@@ -233,7 +233,7 @@ def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
     return [head, *(f"{row}{printable(in_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 
 
-def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: Diagnoser) -> list[str]:
+def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: CauseFinder) -> list[str]:
     """Return lines for the waits in progress at the end: the oldest per process and stack, with its thread count."""
     shown = blocked.in_scope(Scope(ALL, idle=False))
     places: dict[tuple[int | str, ...], list[int]] = {}
@@ -264,14 +264,14 @@ def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) 
     return summed(kind, ids, table.numbers, table.lanes)
 
 
-def _waiting(kept: Kept) -> float:
+def _waiting(kept: HistoryTick) -> float:
     """Return the average number of waiting threads, without idle and filtered waits."""
     leaves = kept.cut.categories
     ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
     return average(ns, kept.span_ns)
 
 
-def _with_longest(longest: list[_Longest], kept: Kept, source: RecordedSource) -> list[_Longest]:
+def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSource) -> list[_Longest]:
     """Add the longest wait of a tick if it is among the longest of all; keep one per process and stack."""
     shares = kept.shares
     looks_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)

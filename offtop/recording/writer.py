@@ -22,8 +22,8 @@ import numpy as np
 from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
-from offtop.model.values.catalog import Book, Details, Life, ThreadKey
-from offtop.model.values.peers import EPOLL, Ends, waited_on
+from offtop.model.values.catalog import Catalog, Details, ThreadKey, ThreadLifetime
+from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
 from offtop.model.values.stack import FIRST_STACK, Frame, Stack, nameless
 from offtop.model.values.wake import FIRST_WAKE, Object, Wake
@@ -93,10 +93,10 @@ class Recorder:
         self._comms: dict[ThreadKey, str] = {}
         self._processes: dict[int, str] = {}
         self._details: dict[int, Details] = {}
-        self._lives: dict[ThreadKey, Life] = {}
+        self._lives: dict[ThreadKey, ThreadLifetime] = {}
         self._calls: dict[int, str] = {}
         self._wakes: dict[int, Wake] = {}
-        self._ends: dict[Object, Ends] = {}
+        self._ends: dict[Object, Peers] = {}
         self._of_wakes: dict[int, set[int]] = {}
         """The stacks of each wake."""
         self._details_version = self._names_version = self._ends_version = -1
@@ -222,7 +222,7 @@ class Recorder:
 
     # What a tick adds to the file
 
-    def _entry(self, one: Change, whole: Change, book: Book) -> form.Entry:
+    def _entry(self, one: Change, whole: Change, book: Catalog) -> form.Entry:
         """Encode the change `one` with the names that `whole` uses and the file lacks.
 
         `whole` is `one` itself, except in whole ticks.
@@ -253,7 +253,7 @@ class Recorder:
             one, comms, processes, details, lives, calls, self._new_wakes(whole, book), self._new_ends(one, book)
         )
 
-    def _whole_entry(self, whole: Change, book: Book) -> form.Entry:
+    def _whole_entry(self, whole: Change, book: Catalog) -> form.Entry:
         """Return a whole tick with all names that it uses, and forget the names that it does not use."""
         keys = _keys(whole)
         pids = {key.pid for key in keys}
@@ -269,7 +269,7 @@ class Recorder:
             whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._ends
         )
 
-    def _new_wakes(self, whole: Change, book: Book) -> dict[int, Wake]:
+    def _new_wakes(self, whole: Change, book: Catalog) -> dict[int, Wake]:
         """Return the wakes that the file lacks."""
         named = (number for number in whole.wakes if number >= FIRST_WAKE and number not in self._wakes)
         new = {number: wake for number in named if (wake := book.wakes.get(number))}
@@ -277,7 +277,7 @@ class Recorder:
         self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
         return new
 
-    def _new_ends(self, one: Change, book: Book) -> dict[Object, Ends]:
+    def _new_ends(self, one: Change, book: Catalog) -> dict[Object, Peers]:
         """Return the peers that the file lacks or that changed, and have the source look up those of this tick.
 
         Epolls are not looked up: reading one locks it.
@@ -300,7 +300,7 @@ class Recorder:
         """Return the ids of the stacks in a change and in its wakes."""
         return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
 
-    def _stacks_in(self, ids: set[int], book: Book) -> tuple[_Rows, _Rows, _Rows]:
+    def _stacks_in(self, ids: set[int], book: Catalog) -> tuple[_Rows, _Rows, _Rows]:
         """Return the rows that the file lacks: frames, stacks, and the binaries that were unwound by guessing."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []

@@ -51,11 +51,11 @@ from offtop.model.aggregate.waker_rows import (
     waker_of,
 )
 from offtop.model.classify.categories import Categories, is_periodic
-from offtop.model.classify.cause_finder import Diagnoser, most
+from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
 from offtop.model.values import calls
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Outlier, groups
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import EXITED, Snapshot
@@ -78,7 +78,7 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
@@ -163,7 +163,7 @@ def run(
     Return whether the source ended before that. `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after
     it. Errors of the source and of `out` are passed on.
     """
-    diagnoser, problems = Diagnoser(source.names, rules), Problems(source.names, source.why_nameless)
+    diagnoser, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, judge=catch.judge if catch else None)
     pace.alarm = catch.alarm if catch else None
@@ -262,7 +262,7 @@ def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> N
         sums[line] = sums.get(line, 0) + ns
 
 
-def _stacks_at(site: SiteKey, book: Book) -> set[int]:
+def _stacks_at(site: SiteKey, book: Catalog) -> set[int]:
     """Return the stacks of a site and of its wakers."""
     return {site.kernel, site.user} | (book.wake(site.wake).stacks if site.wake else set[int]())
 
@@ -275,7 +275,7 @@ def _user_stacks(window: Window) -> set[int]:
     return {key.user for key, _ in window.each_site()}
 
 
-def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
+def look_up(source: Source, kept: HistoryTick, looked_up: Collection[int]) -> set[int]:
     """Request details of a tick's processes, and wait for those not in `looked_up`.
 
     Returns the PIDs of all processes of the tick.
@@ -295,7 +295,7 @@ def look_up(source: Source, kept: Kept, looked_up: Collection[int]) -> set[int]:
     return pids
 
 
-def _pids(kept: Kept) -> set[int]:
+def _pids(kept: HistoryTick) -> set[int]:
     """Return the PIDs with time in a tick, except EXITED, which stands for evicted threads."""
     return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
 
@@ -362,7 +362,7 @@ def tick_text(
     names: Names,
     width: int,
     wanted: Wanted,
-    diagnoser: Diagnoser,
+    diagnoser: CauseFinder,
     problems: Problems,
     lifetime: Tick | None = None,
     outliers: Sequence[Outlier] = (),
@@ -438,7 +438,7 @@ def _compared(comparison: Comparison) -> str:
     return "; ".join(filter(None, (text, comparison.lacks, comparison.doubt)))
 
 
-def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: Diagnoser) -> Iterable[str]:
+def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: CauseFinder) -> Iterable[str]:
     book = tick.kept.window.book
     diagnosis = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
     if diagnosis:
@@ -461,7 +461,7 @@ def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[s
         yield worst.in_full
 
 
-def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: Diagnoser) -> Iterable[str]:
+def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: CauseFinder) -> Iterable[str]:
     """Yield a table of the waits in progress, oldest first, with syscalls and stacks."""
     every = tick.stuck.of_age(tick.filter.keeps_age)
     shown = shown.of_age(tick.filter.keeps_age)
@@ -481,7 +481,7 @@ def stuck_threads(every: Stuck, shown: Stuck) -> str:
 STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
 
 
-def stuck_line(shown: Stuck, row: int, book: Book, names: Names, diagnoser: Diagnoser) -> str:
+def stuck_line(shown: Stuck, row: int, book: Catalog, names: Names, diagnoser: CauseFinder) -> str:
     """Format one wait in progress; STUCK_HEAD is the heading."""
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
     who = printable(book.comm(one.site.thread))[:16]
@@ -514,7 +514,7 @@ def _filtered(tick: Tick, wanted: Wanted) -> str:
     return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
 
 
-def _head(kept: Kept, idle_shown: bool) -> str:
+def _head(kept: HistoryTick, idle_shown: bool) -> str:
     window = kept.window
     span_ns = window.span_ns
     filtered_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == FILTERED)

@@ -10,7 +10,7 @@ from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, 
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise, sampled
 from offtop.model.classify.categories import Categories
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.printable import printable
@@ -42,7 +42,7 @@ def compared(
     source: Source, name: str, categories: Categories, rules: RuleSource, chosen: Filter, idle: bool, delay_ns: int
 ) -> Compared:
     """Read and measure one recording. Raises OfftopError if it has no whole tick."""
-    diagnoser = Diagnoser(source.names, rules)
+    diagnoser = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
     measures = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)

@@ -13,7 +13,7 @@ from offtop.export.profile import Profile, profile_of
 from offtop.feed.source import Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.categories import Categories
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
@@ -60,7 +60,7 @@ def profile(
 
     Raises OfftopError if there is no whole tick, or if `mode` needs wakers and they were not recorded.
     """
-    diagnoser = Diagnoser(source.names, rules)
+    diagnoser = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")

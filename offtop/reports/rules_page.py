@@ -6,9 +6,9 @@ from typing import TextIO
 from offtop.feed.source import Source
 from offtop.model.aggregate import location
 from offtop.model.classify.categories import Categories
-from offtop.model.classify.cause_finder import Diagnoser, Told
+from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.windows.breakdown import ALL, Scope, by_site
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.printable import printable
 from offtop.reports.whole import whole_of
 from offtop.settings.rule_files import RuleFiles
@@ -38,7 +38,7 @@ def write(
 
     `iterations`: how many; None: until the source ends.
     """
-    diagnoser = Diagnoser(source.names, files)
+    diagnoser = CauseFinder(source.names, files)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
     book = whole.window.book
     sites = by_site(whole.shares, Scope(ALL))
@@ -61,5 +61,5 @@ def write(
     out.write(f"{unmatched} rules matched nothing.\n")
 
 
-def _numbers(one: Told, whole: Kept) -> str:
+def _numbers(one: CauseShare, whole: HistoryTick) -> str:
     return f"{threads(one.total_ns / whole.span_ns):>8} {100 * one.share:>3.0f}%"

@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 from offtop.model.aggregate.account import Account, accounts
 from offtop.model.aggregate.filter import Filter
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import PLACELESS
-from offtop.model.windows.breakdown import Cut, Idle, Shares, cut_of
-from offtop.model.windows.history import Kept
+from offtop.model.windows.breakdown import Breakdown, Idle, Shares, cut_of
+from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
 
 
 class Tick(NamedTuple):
     """The part of a tick that passes the filter."""
 
-    kept: Kept
+    kept: HistoryTick
     """The unfiltered tick."""
     filter: Filter
     shares: Shares
-    cut: Cut
+    cut: Breakdown
     left_out_ns: int = 0
     """Time that does not pass the filter."""
     stuck: Stuck = NOTHING_STUCK
@@ -38,7 +38,7 @@ def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
 
 
 def passing(
-    kept: Kept, chosen: Filter, diagnoser: Diagnoser, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
+    kept: HistoryTick, chosen: Filter, diagnoser: CauseFinder, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
 ) -> Tick:
     """Return what of a tick passes the filter. Values that are not known yet do not match."""
     every, book = kept.shares, kept.window.book

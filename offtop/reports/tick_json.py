@@ -12,10 +12,10 @@ from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import Row
 from offtop.model.aggregate.stack_ends import Endings, endings
 from offtop.model.aggregate.stack_problems import Problem, Problems
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import EXITED, Bound, Filters, Holder, Sampling, SiteTotals, ThreadTotals
 from offtop.model.values.stack import NO_STACK, QUEUED, Names, Stack
@@ -47,7 +47,7 @@ from offtop.reports.tick import Tick
 def tick_object(
     tick: Tick,
     names: Names,
-    diagnoser: Diagnoser,
+    diagnoser: CauseFinder,
     moved: Tick | None = None,
     problems: Problems | None = None,
     outliers: Sequence[Outlier] = (),
@@ -168,7 +168,7 @@ def tick_object(
     }
 
 
-def outlier_object(one: Outlier, names: Names, diagnoser: Diagnoser) -> dict[str, Any]:
+def outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> dict[str, Any]:
     wait, book = one.wait, one.book
     found: dict[str, Any] = {
         "rule": printable(one.rule),
@@ -374,7 +374,7 @@ def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
 _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
 
 
-def _blocked_object(some: Stuck, row: int, book: Book, names: Names, diagnoser: Diagnoser) -> dict[str, Any]:
+def _blocked_object(some: Stuck, row: int, book: Catalog, names: Names, diagnoser: CauseFinder) -> dict[str, Any]:
     one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
     rule = diagnoser.rule_of(one.place, book)
     return {
@@ -423,7 +423,7 @@ def _keys(tick: Tick) -> set[SiteKey]:
     return {*map(SITES.key, tick.shares.ids.tolist())}
 
 
-def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Book, names: Names) -> dict[str, Any]:
+def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Catalog, names: Names) -> dict[str, Any]:
     who = _who(key.thread, book)
     del who["process"]
     return {
@@ -450,8 +450,8 @@ class _Causes:
         self,
         those: Sequence[tuple[SiteKey, SiteTotals]],
         leaf_of: Mapping[SiteKey, Leaf],
-        diagnoser: Diagnoser,
-        book: Book,
+        diagnoser: CauseFinder,
+        book: Catalog,
     ) -> None:
         self._rules = {key: diagnoser.rule_of(key, book) for key, _ in those}
         self._ns: dict[str, Counter[str]] = {}
@@ -490,7 +490,7 @@ def _most(of: Counter[str] | None) -> str | None:
     return of.most_common(1)[0][0] if of else None
 
 
-def _named(site: SiteKey, book: Book) -> dict[str, Any] | None:
+def _named(site: SiteKey, book: Catalog) -> dict[str, Any] | None:
     """Return the object waited on at a site, or None if it is unknown."""
     what = book.wake(site.wake).object
     if what == NO_OBJECT:
@@ -514,7 +514,7 @@ def _named(site: SiteKey, book: Book) -> dict[str, Any] | None:
 class _Wakers:
     """Builds the JSON objects of wakers, and reuses them for sites that share a waker."""
 
-    def __init__(self, book: Book, names: Names) -> None:
+    def __init__(self, book: Catalog, names: Names) -> None:
         self._book, self._names = book, names
         self._wakers: dict[Waker, dict[str, Any]] = {}
         self._functions: dict[tuple[int, int], list[str]] = {}
@@ -570,7 +570,7 @@ def _printable(names: Sequence[str]) -> list[str]:
     return [printable(name) for name in names]
 
 
-def _who(key: ThreadKey, book: Book) -> dict[str, Any]:
+def _who(key: ThreadKey, book: Catalog) -> dict[str, Any]:
     if key == EXITED:
         return {"pid": 0, "tid": 0, "comm": "(exited)", "process": "(exited)"}
     comm = printable(book.comm(key))

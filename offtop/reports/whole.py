@@ -8,13 +8,13 @@ from offtop.feed.pace import Pace
 from offtop.feed.source import Source
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories, is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
-from offtop.model.values.catalog import Book
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import waited_on
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.reports.batch import look_up
@@ -33,12 +33,12 @@ EVER_NS = 1 << 62
 def whole_of(
     source: Source,
     categories: Categories,
-    diagnoser: Diagnoser,
+    diagnoser: CauseFinder,
     delay_ns: int,
     iterations: int | None = None,
     end_ns: int = 0,
     chosen: Filter = NOTHING,
-) -> Kept:
+) -> HistoryTick:
     """Merge the ticks of a source into one, with function names and what `chosen` needs.
 
     `iterations`: at most this many ticks (None: until the source ends). `end_ns` (CLOCK_REALTIME, 0: none): stop at the
@@ -49,7 +49,7 @@ def whole_of(
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
     looked_up = set[int]()
-    last: Kept | None = None
+    last: HistoryTick | None = None
     try:
         for kept in itertools.islice(pace.ticks(), iterations):
             if end_ns and kept.taken_ns > end_ns:
@@ -72,10 +72,10 @@ def whole_of(
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
-    return Kept.of(window, (history.look_again() or last).idle)
+    return HistoryTick.of(window, (history.look_again() or last).idle)
 
 
-def baseline_in(source: Source, file: str, categories: Categories, diagnoser: Diagnoser, delay_ns: int) -> Baseline:
+def baseline_in(source: Source, file: str, categories: Categories, diagnoser: CauseFinder, delay_ns: int) -> Baseline:
     """Return a recording as a baseline named `file`.
 
     Raises OfftopError if it has no whole tick.
@@ -109,5 +109,5 @@ def _stacks(window: Window) -> set[int]:
     return {user for user, _ in sites} | of_wakes
 
 
-def _unnamed(book: Book, stacks: Iterable[int]) -> Iterable[Frame]:
+def _unnamed(book: Catalog, stacks: Iterable[int]) -> Iterable[Frame]:
     return (frame for stack in stacks for frame in book.stack(stack).frames if not frame.name)

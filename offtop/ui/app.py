@@ -35,7 +35,7 @@ from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import Categories, is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.outliers.text import in_line
 from offtop.model.values.outlier import Outliers
@@ -43,7 +43,7 @@ from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.outlier_list import Listed
+from offtop.model.viewmodel.outlier_list import OutlierList
 from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL, Shares
@@ -110,7 +110,7 @@ class NewTick(Message):
         return isinstance(message, NewTick)
 
 
-class Ended(Message):
+class SourceEnded(Message):
     """There will be no more ticks: the source ended or failed."""
 
     def __init__(self, error: BaseException | None) -> None:
@@ -157,11 +157,11 @@ class OfftopApp(Mouse):
         self._groups, self._ids = categories.groups, categories.ids
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
-        verdicts = Diagnoser(source.names, rules).verdicts  # the polling thread needs its own Diagnoser
+        verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
         self._catch = catch
         self._outliers = catch.judge.outliers if catch else Outliers(source.outliers())
-        self._listed = Listed(self._outliers)
+        self._listed = OutlierList(self._outliers)
         self._announced_ns = max((one.at_ns for one in self._outliers.every), default=0)
         """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
         self._freeze = catch is not None and catch.freeze
@@ -241,7 +241,7 @@ class OfftopApp(Mouse):
                 self.post_message(NewTick())
         except BaseException as raised:
             error = raised
-        self.post_message(Ended(error))
+        self.post_message(SourceEnded(error))
 
     def _retry_drawing(self) -> None:
         self.post_message(NewTick())
@@ -306,7 +306,7 @@ class OfftopApp(Mouse):
         newest = self._history.newest
         return self._source.names.version, newest.facts.book.details_version if newest else 0
 
-    def on_ended(self, message: Ended) -> None:
+    def on_ended(self, message: SourceEnded) -> None:
         if message.error is not None:
             self.failure = message.error
             self.exit(message.error.status if isinstance(message.error, OfftopError) else 1)

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from offtop.export import perfetto
-from offtop.export.perfetto import CaughtWait, Who
-from offtop.model.values.outlier import Caught, Outlier
+from offtop.export.perfetto import CaughtWait, TraceThread
+from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.wake import CHAIN
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from tests import command
 from tests.ui.scripted import WAKERS, ScriptedSource
 
-CLERK, WORKER = Who(70, 71, "clerk", "shop"), Who(70, 72, "worker", "shop")
-BANK = Who(80, 80, "teller")
+CLERK, WORKER = TraceThread(70, 71, "clerk", "shop"), TraceThread(70, 72, "worker", "shop")
+BANK = TraceThread(80, 80, "teller")
 MS = 1_000_000
 WAITS = (
     CaughtWait(BANK, "disk-read", 5_000 * MS, 0, kernel=("io_schedule",)),
@@ -99,7 +99,7 @@ def test_threads_and_processes_have_one_track_each_and_clocks_map_to_wall_time()
 
 def test_empty_trace_is_valid_and_names_are_escaped() -> None:
     assert len(packets(perfetto.packed((), 0, 0))) == 1
-    hostile = Who(1, 1, "a\x1b[31m", "b\u202e")
+    hostile = TraceThread(1, 1, "a\x1b[31m", "b\u202e")
     made = perfetto.packed([CaughtWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
     assert not [raw for raw in (b"a\x1b", b"k\x1b", b"u\x07", "b\u202e".encode()) if raw in made]
 
@@ -117,7 +117,7 @@ def recorded(path: Path) -> Sequence[Outlier]:
     for second in range(1, 5):
         one = source.after(second)
         site = next(site for site in one.sites if site.tid == 101)
-        wait = Caught(site, one.at_ns - 800 * MS, one.at_ns - 300 * MS, 20 * MS, program="shop")
+        wait = LongWait(site, one.at_ns - 800 * MS, one.at_ns - 300 * MS, 20 * MS, program="shop")
         fields_of_outlier = one.at_ns, one.taken_ns, "any.max > 400ms", "max", "lock", "shop", 5e8, 4e8
         found = [Outlier(*fields_of_outlier, wait=wait, book=one.book), Outlier(*fields_of_outlier)]
         recorder.add(replace(one, outliers=found))

@@ -11,8 +11,8 @@ from offtop.errors import UsageError
 from offtop.feed import outlier_actions
 from offtop.feed.outlier_actions import Alarm, environment
 from offtop.model.classify import categories
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import APART_NS, AUTO, Caught, Outlier
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import APART_NS, AUTO, LongWait, Outlier
 from offtop.person import person
 from offtop.units import NS_PER_S
 
@@ -24,8 +24,8 @@ def outlier(
     at_s: int = 10, comm: str = "worker", category: str = "lock", more: int = 0, reported: bool = False
 ) -> Outlier:
     at_ns = at_s * NS_PER_S
-    wait = Caught(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
-    book = Book(comms={ThreadKey(10, 11): comm})
+    wait = LongWait(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
+    book = Catalog(comms={ThreadKey(10, 11): comm})
     return Outlier(
         at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=reported, more=more, book=book
     )

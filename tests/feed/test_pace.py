@@ -8,7 +8,7 @@ import pytest
 from offtop.feed import pace as paces
 from offtop.feed.pace import Pace
 from offtop.model.classify.categories import is_periodic
-from offtop.model.values.outlier import Marks
+from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.history import History
 from tests.ui.scripted import ScriptedSource
@@ -25,7 +25,7 @@ class Clocked(ScriptedSource):
         self.read_at_ns: list[int] = []
         self._slow_at = slow_at
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         self.began_ns = monotonic_ns()
         super().catch(marks)
 

@@ -25,11 +25,11 @@ from offtop.kernel.bpf import libbpf
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Names
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.reports import batch
 from offtop.reports.batch import Wanted, waiters
 from offtop.reports.tick import passing
@@ -681,7 +681,7 @@ def test_filtered_json_matches_the_schema_and_has_complete_threads(published: An
 
 
 @pytest.fixture(scope="module")
-def a_tick() -> Generator[tuple[Kept, Names]]:
+def a_tick() -> Generator[tuple[HistoryTick, Names]]:
     """Take a tick of the whole machine, with short waits and longer ones."""
     with (
         waits.running("sleep", times=10_000, each_ms=2) as short,
@@ -702,9 +702,9 @@ def a_tick() -> Generator[tuple[Kept, Names]]:
 @pytest.mark.parametrize(
     "words", ["comm=waits", "cat=sleep", "cat=run-queue", "cat=short", "waits", "leaf=*sleep*", ""]
 )
-def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[Kept, Names], words: str) -> None:
+def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[HistoryTick, Names], words: str) -> None:
     kept, names = a_tick
-    diagnoser = Diagnoser(names, WITHOUT_RULES)
+    diagnoser = CauseFinder(names, WITHOUT_RULES)
     every = tick_object(passing(kept, parse(""), diagnoser), names, diagnoser)
     tick = tick_object(passing(kept, parse(words), diagnoser), names, diagnoser)
     negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
@@ -749,7 +749,7 @@ def test_total_is_the_time_of_all_matches_since_the_start() -> None:
         assert kept and ever
         for threads in (False, True):
             wanted = Wanted(parse("cat=sleep"), idle_shown=True, threads=threads, sort="TOTAL")
-            ticks = [passing(one, wanted.filter, Diagnoser(live.source.names, WITHOUT_RULES)) for one in (kept, ever)]
+            ticks = [passing(one, wanted.filter, CauseFinder(live.source.names, WITHOUT_RULES)) for one in (kept, ever)]
             rows = waiters(ticks[0], wanted, ticks[1]).rows
             times = [row.lifetime_ns for row in rows]
             assert times == sorted(times, reverse=True)

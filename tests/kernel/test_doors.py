@@ -16,7 +16,7 @@ from offtop.errors import UsageError
 from offtop.kernel.bpf import features, libbpf
 from offtop.kernel.bpf.features import DOORS, Features
 from offtop.kernel.live import LiveSource
-from offtop.model.values.catalog import Life, ThreadKey
+from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.snapshot import Filters
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
@@ -210,7 +210,7 @@ int main(void)
 def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None:
     demand(door)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
-    waited, lives = Counter[ThreadKey](), dict[ThreadKey, Life]()
+    waited, lives = Counter[ThreadKey](), dict[ThreadKey, ThreadLifetime]()
     with watch.watching_kernel_stacks(door=door) as live:
         brief = subprocess.Popen([binary], start_new_session=True)
         try:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History
@@ -133,7 +133,7 @@ def in_cgroup(pid: int) -> Generator[None]:
 def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
     """Any 16 bytes, as the kernel stores them."""
     with napping(tmp_path, ["x"] * 8) as child, watch.watching(Filters(pids=(child.pid,))) as live:
-        diagnoser = Diagnoser(live.source.names, WITHOUT_RULES)
+        diagnoser = CauseFinder(live.source.names, WITHOUT_RULES)
         problems = Problems(live.source.names, live.source.why_nameless)
         history = History(watch.rules().idle, is_periodic, verdicts=diagnoser.verdicts)
         history.add(live.last)

@@ -11,7 +11,7 @@ import pytest
 
 from offtop.kernel.accounting import deferred
 from offtop.kernel.accounting.ledger import Ledger
-from offtop.kernel.accounting.tick_records import Ended, Ran, Walked
+from offtop.kernel.accounting.tick_records import OffCpuTask, RuntimeSample, SiteDeltas
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import ThreadKey
@@ -37,8 +37,8 @@ class Ticks:
     def tick(
         self,
         threads: list[tuple[ThreadKey, ThreadRecord]],
-        sites: Ended = NOTHING,
-        *walked: Walked,
+        sites: SiteDeltas = NOTHING,
+        *walked: OffCpuTask,
         ns: int = TICK_NS,
         **more: Any,
     ) -> None:
@@ -73,8 +73,8 @@ def did(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[Thre
     return KEY, record._replace(born_ns=born_ns)
 
 
-def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> Ended:
-    sites = Ended.of(site_records(KEY, waits, from_ns, to_ns))
+def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> SiteDeltas:
+    sites = SiteDeltas.of(site_records(KEY, waits, from_ns, to_ns))
     return sites._replace(born_ns=[born_ns] * len(sites.keys))
 
 
@@ -254,11 +254,11 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
         ([mains], (0, 10_000)), ([mains], (10_000, 20_000)), ([others, going_on], (10_000, 20_000)),
     ))  # fmt: skip
     assert begun and ended and record
-    sites = Ended.of([*site_records(key, [mains], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
+    sites = SiteDeltas.of([*site_records(key, [mains], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
     ledger = Ledger(0)
     at = [snapshot(ledger)]
 
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **more: Any) -> None:
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: SiteDeltas = NOTHING, **more: Any) -> None:
         threads_lost = int(is_lost and len(at) > 2)
         ledger.tick(at[-1].at_ns + 10_000, MIN_NS, threads, sites, [], threads_lost=threads_lost, **more)
         at.append(snapshot(ledger))
@@ -289,30 +289,36 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
     ended, record = (record_of(waits, 10_000, 20_000) for waits in ([first], [others, going_on]))
     assert ended and record
-    both = Ended.of([*site_records(key, [first], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
+    both = SiteDeltas.of([*site_records(key, [first], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
     ledger = Ledger(1_000)
     at = [snapshot(ledger)]
 
     def tick(
-        threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, *walked: Walked, **more: Any
+        threads: list[tuple[ThreadKey, ThreadRecord]], sites: SiteDeltas = NOTHING, *walked: OffCpuTask, **more: Any
     ) -> None:
         ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 
-    tick([], NOTHING, Walked(key, 1_500, False, 0, 3, born_ns=4), primed_ns=9_000, ran=[Ran(key, 100, 1_200)])
+    tick(
+        [],
+        NOTHING,
+        OffCpuTask(key, 1_500, False, 0, 3, born_ns=4),
+        primed_ns=9_000,
+        ran=[RuntimeSample(key, 100, 1_200)],
+    )
     assert ledger.waiting[key].left_ns == 1_500
     tick(
         [(key, record._replace(born_ns=5))],
         both._replace(born_ns=[4, 5]),
-        ran=[Ran(key, 100, 15_000)],
+        ran=[RuntimeSample(key, 100, 15_000)],
     )
     ledger.begin(key, 15_000)
     assert ledger.waiting[key].left_ns == 18_000
-    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[Ran(key, 150, 1_200, ended=True)])
+    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)])
     assert ledger.waiting[key].left_ns == 18_000
     assert (ledger.book.life(key).from_ns, ledger.book.life(key).to_ns) == (15_000, 0)
-    tick([], ran=[Ran(key, 180, 15_000)])
+    tick([], ran=[RuntimeSample(key, 180, 15_000)])
     whole = between(at[0], at[-1]).threads[key]
     assert (whole.waits, whole.offcpu_ns) == (2, 14_500 - 10_000 + 1_200 + 40_000 - 18_000)
     assert whole.running_ns == 100 + 180  # what it ran at last, when another had its TID, is not reported
@@ -336,14 +342,14 @@ def test_a_written_off_thread_that_is_reported_after_all_counts_once(was_shown: 
     ledger = Ledger(0)
     at = [snapshot(ledger)]
 
-    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: Ended = NOTHING, **more: Any) -> None:
+    def tick(threads: list[tuple[ThreadKey, ThreadRecord]], sites: SiteDeltas = NOTHING, **more: Any) -> None:
         ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, [], **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 
     tick([(key, begun)] if was_shown else [])
-    tick([], Ended.of(site_records(key, waits, 10_000, 20_000)))
-    tick([], Ended.of(site_records(key, waits, 20_000, 30_000)))
+    tick([], SiteDeltas.of(site_records(key, waits, 10_000, 20_000)))
+    tick([], SiteDeltas.of(site_records(key, waits, 20_000, 30_000)))
     while key not in ledger.threads or not ledger.threads[key].waits:
         tick([], threads_lost=1)
     tick([(key, record) for record in records], gone={key: 30_000}, threads_lost=1)
@@ -389,7 +395,7 @@ def test_the_new_owner_keeps_waiting_if_the_old_exit_arrives_in_a_full_scan() ->
     ticks.tick(
         [did(A, [first], 10_000, 20_000), did(B, [second], 10_000, 20_000)],
         ended(A, [first], 10_000, 20_000),
-        Walked(KEY, 15_000, False, 0, 4, born_ns=B),
+        OffCpuTask(KEY, 15_000, False, 0, 4, born_ns=B),
         primed_ns=19_000,
     )
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
@@ -425,26 +431,28 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
     """The TID was taken by exec, so both started at the same time."""
     ticks = Ticks()
     first, second = sleep(1_500, 12_000), sleep(15_000, 900_000 if lives else 26_000, kernel=4)
-    ticks.tick([did(A, [first], 0, 10_000)], ran=[Ran(KEY, 1_000, 1)])
-    ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000), ran=[Ran(KEY, 1_300, 1)])
+    ticks.tick([did(A, [first], 0, 10_000)], ran=[RuntimeSample(KEY, 1_000, 1)])
+    ticks.tick(
+        [did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000), ran=[RuntimeSample(KEY, 1_300, 1)]
+    )
     if lives:
-        ticks.tick([], ran=[Ran(KEY, 1_400, 1)])
+        ticks.tick([], ran=[RuntimeSample(KEY, 1_400, 1)])
     else:
         by_now = ended(B, [second], 20_000, 30_000)
-        ran = Ran(KEY, 1_400, 1, ended=True, born_ns=B)
+        ran = RuntimeSample(KEY, 1_400, 1, ended=True, born_ns=B)
         ticks.tick([did(B, [second], 20_000, 30_000)], by_now, gone={KEY: 28_000}, ran=[ran])
     ran_ns = ticks.ledger.threads[KEY].running_ns
-    late = Ran(KEY, 9_000, 1, ended=True, born_ns=A)
+    late = RuntimeSample(KEY, 9_000, 1, ended=True, born_ns=A)
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000}, ran=[late])
     assert ticks.ledger.threads[KEY].running_ns == ran_ns
     assert bool(ticks.ledger.book.life(KEY).to_ns) != lives
     for _ in range(2):
-        ticks.tick([], ran=[Ran(KEY, 1_500, 1)] if lives else [])
+        ticks.tick([], ran=[RuntimeSample(KEY, 1_500, 1)] if lives else [])
     assert (KEY in ticks.ledger.threads) == lives
 
 
 def test_excluded_sites_do_not_take_others_time_with_them() -> None:
-    sites = Ended.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
+    sites = SiteDeltas.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
     both = sites._replace(born_ns=[A, B])
     assert (both.without([0]).keys, both.without([0]).born_ns) == (sites.keys[1:], [B])
 

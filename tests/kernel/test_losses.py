@@ -16,7 +16,7 @@ import pytest
 
 from offtop.feed.pace import Pace
 from offtop.kernel.accounting.drain import Drain
-from offtop.kernel.accounting.tick_records import Ended
+from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.kernel.bpf import program
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.program import Sizes
@@ -311,9 +311,9 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
 def test_dropped_sites_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     drained = Drain.sites
 
-    def dropped(drain: Drain, half: int) -> Ended:
+    def dropped(drain: Drain, half: int) -> SiteDeltas:
         drained(drain, half)
-        return Ended.of(())
+        return SiteDeltas.of(())
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()

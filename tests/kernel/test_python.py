@@ -21,7 +21,7 @@ from offtop.kernel.bpf.libbpf import KernelTypes, Map
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import Image
-from offtop.kernel.unwind.cpython_frames import Pythons
+from offtop.kernel.unwind.cpython_frames import CPythonFrames
 from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Frame
@@ -262,14 +262,14 @@ def test_the_thread_is_found_by_id_if_not_by_its_tls(
     python: Path, wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on arm64: by native_thread_id, which comes right after thread_id from 3.11 on."""
-    find, learn = features.find, Pythons.learn
+    find, learn = features.find, CPythonFrames.learn
 
     def without_fs_base(types: KernelTypes) -> Features:
         own_id = features._own_id(types)  # pyright: ignore[reportPrivateUsage]
         assert own_id
         return replace(find(types), fs_base=None, own_id=own_id)
 
-    def learn_native(self: Pythons, label: str, found: Interpreter | None) -> None:
+    def learn_native(self: CPythonFrames, label: str, found: Interpreter | None) -> None:
         if found:
             at = found.layout.thread_id + 8
             found = found._replace(layout=found.layout._replace(thread_id=at))
@@ -277,7 +277,7 @@ def test_the_thread_is_found_by_id_if_not_by_its_tls(
 
     if features.find(KernelTypes()).fs_base is not None:
         monkeypatch.setattr(features, "find", without_fs_base)
-        monkeypatch.setattr(Pythons, "learn", learn_native)
+        monkeypatch.setattr(CPythonFrames, "learn", learn_native)
     with script(tmp_path, APP, python, str(wait_s)) as child, watch.watching(Filters(pids=(child.pid,))) as live:
         for thread, stacks in by_thread(live, child).items():
             assert stacks, thread
@@ -411,7 +411,7 @@ class Process:
 
     def __init__(self) -> None:
         self.memory, self.table = Given(), Table()
-        self.pythons = Pythons(self.table)
+        self.pythons = CPythonFrames(self.table)
         image = Image((b"1",))
         image.starts.append(BASE + 0x1000)
         image.ends.append(BASE + 0x9000)
@@ -553,7 +553,7 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
     with Path(path).open("rb") as opened:
         found = cpython_layout.interpreter(opened.fileno(), path)
     assert found
-    pid, image, pythons = os.getpid(), Image((b"1",)), Pythons(table := Table())
+    pid, image, pythons = os.getpid(), Image((b"1",)), CPythonFrames(table := Table())
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "r-xp" in line and line.endswith(path):
             start, end = (int(word, 16) for word in line.split()[0].split("-"))

@@ -16,9 +16,9 @@ from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.snapshot import Filters
-from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.person import person
 from offtop.reports.tick import passing
 from offtop.reports.tick_json import stacks_of, tick_object
@@ -64,7 +64,9 @@ def numbers(tick: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in tick.items() if key not in ("version", "diagnoses")}, **rows}
 
 
-def as_json(history: History, kept: Kept, since_ns: int, diagnoser: Diagnoser, source: LiveSource) -> dict[str, Any]:
+def as_json(
+    history: History, kept: HistoryTick, since_ns: int, diagnoser: CauseFinder, source: LiveSource
+) -> dict[str, Any]:
     tick = passing(kept, NOTHING, diagnoser, history.stuck(kept), accounted=True)
     shifted = moved_in([kept], since_ns)
     moved = passing(shifted, NOTHING, diagnoser) if shifted else None
@@ -77,7 +79,7 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
     rules = watch.rules()
     files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)
     with closing(LiveSource(rules, Filters(), mode=mode)) as source:
-        diagnoser = Diagnoser(source.names, files)
+        diagnoser = CauseFinder(source.names, files)
         history = History(rules.idle, is_periodic, verdicts=diagnoser.verdicts)
         pace = Pace(source, history, _DELAY_NS, first_tick_ns=_DELAY_NS)
         for kept, _ in zip(pace.ticks(), range(_TICKS), strict=False):

@@ -24,7 +24,7 @@ from offtop.kernel.bpf.layout import (
     LARGEST_FRAME,
 )
 from offtop.kernel.unwind import step as unwind
-from offtop.kernel.unwind.step import State, Walk, called
+from offtop.kernel.unwind.step import State, UnwindResult, called
 from offtop.model.values.stack import Frame
 
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
@@ -77,7 +77,7 @@ class Made:
     def rule(self, frame: Frame) -> Rule:
         return self.rules.get(frame.offset >> 12, NO_RULE) if frame.file == "program" else NO_RULE
 
-    def walk(self, state: State, guess: bool = False, depth: int = 0) -> Walk:
+    def walk(self, state: State, guess: bool = False, depth: int = 0) -> UnwindResult:
         return unwind.walk(state, self.frame, self.rule, self.read, self.read_code, self.machine, guess, depth)
 
 
@@ -85,11 +85,11 @@ def state(pc: int, sp: int = STACK, bp: int = 0, kept: tuple[int | None, ...] = 
     return State(pc, sp, bp, kept)
 
 
-def offsets(walk: Walk) -> list[int]:
+def offsets(walk: UnwindResult) -> list[int]:
     return [frame.offset for frame in walk.frames]
 
 
-def steps(walk: Walk) -> list[tuple[int, tuple[int, ...]]]:
+def steps(walk: UnwindResult) -> list[tuple[int, tuple[int, ...]]]:
     return [(at - CODE, layout.RULE.unpack(rule)) for at, rule in walk.steps]
 
 
@@ -198,7 +198,7 @@ def test_without_a_rule_unwinding_ends_unless_guessing_is_allowed() -> None:
     assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_WAY))]
 
 
-def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[Walk, list[int]]:
+def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[UnwindResult, list[int]]:
     walk = made.walk(state(pc, bp=bp), guess=True)
     return walk, offsets(walk)
 
@@ -330,7 +330,7 @@ def framed(size_bytes: int) -> Rule:
 
 def on_arm(
     words: Sequence[int], by_function: Mapping[int, Rule], link: int | None, guess: bool = False, bp: int = 0
-) -> Walk:
+) -> UnwindResult:
     made = Made(words, by_function)
     made.machine = AARCH64
     return made.walk(State(CODE + 0x10, STACK, bp, (*[0] * 10, link)), guess)

@@ -20,7 +20,7 @@ from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.kernel.unwind import user_stacks
 from offtop.kernel.unwind.cpu_allowance import Allowance
-from offtop.kernel.unwind.unwinder import Found, Walker
+from offtop.kernel.unwind.unwinder import Unwinder, UnwoundStack
 from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
 from offtop.model.aggregate.account import Account, accounts, explained
 from offtop.model.classify.categories import is_periodic
@@ -423,19 +423,19 @@ def stack_of(tid: int) -> WalkedStack:
     )
 
 
-class Watched(Walker):
+class Watched(Unwinder):
     """A walker that calls `before` before it unwinds each thread, and `after` afterwards."""
 
     def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
         super().__init__(Files(GUARDED), "fp", None)
         self._calls = before, after
 
-    def another(self) -> Walker:
+    def another(self) -> Unwinder:
         return Watched(*self._calls)
 
     def of_thread(
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
-    ) -> Found | None:
+    ) -> UnwoundStack | None:
         before, after = self._calls
         before(key.tid)
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from offtop.model.aggregate import location
 from offtop.model.aggregate.filter import parse
 from offtop.model.aggregate.steps import Path, Shape, steps_of
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Frame, Stack, functions, one_name
 from offtop.model.values.wake import NO_WAKE
 from tests.model.aggregate.test_filter import waits
@@ -20,7 +20,7 @@ NAMED = {
     2: "operator<",
     3: "main",
 }
-BOOK = Book()
+BOOK = Catalog()
 BOOK.stacks[3] = Stack(tuple(Frame("/bin/it", offset) for offset in NAMED))
 BOOK.stacks[4] = Stack((Frame("[kernel]", 0, "do_nanosleep"),), category="sleep")
 WHOLE = ["nanosleep", "nap (inlined)", "rest (inlined)", "serve", "operator<", "main"]
@@ -78,4 +78,6 @@ def test_each_function_is_a_name_of_the_stack() -> None:
     ],
 )
 def test_each_function_is_found_by_filters(text: str, chosen: bool) -> None:
-    assert parse(text).mask(waits([("sleep", 1, 1, 4, 3)]), BOOK, Diagnoser(Late(), WITHOUT_RULES)).tolist() == [chosen]
+    assert parse(text).mask(waits([("sleep", 1, 1, 4, 3)]), BOOK, CauseFinder(Late(), WITHOUT_RULES)).tolist() == [
+        chosen
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.values.wake import (
@@ -28,7 +28,7 @@ from offtop.model.values.wake import (
 
 CATEGORIES = ("lock", "disk-read", "poll", "sleep", "throttle", "run-queue", "other")
 IDLE = frozenset({"poll"})
-BOOK = Book()
+BOOK = Catalog()
 for _number, _category in enumerate(CATEGORIES, 3):
     BOOK.stacks[_number] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
 BOOK.details |= {10: Details(cgroup="/a"), 11: Details(cgroup="/a/b.service")}

@@ -11,7 +11,7 @@ import pytest
 
 from offtop.errors import OfftopError
 from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
@@ -284,6 +284,6 @@ def test_a_clock_that_is_set_back_meanwhile_neither_hurries_it_nor_hides_what_fo
     played.close()
     ticks = in_json(RecordedSource(tmp_path / "it"))
     assert [(tick["taken_ns"], tick["span_ns"]) for tick in ticks] == [(ns, NS_PER_S) for ns in taken_ns[1:]]
-    diagnoser = Diagnoser(played.names, WITHOUT_RULES)
+    diagnoser = CauseFinder(played.names, WITHOUT_RULES)
     baseline = baseline_in(RecordedSource(tmp_path / "it"), "it", CATEGORIES, diagnoser, NS_PER_S)
     assert [span_ns // NS_PER_S for span_ns in baseline.spans_ns] == [1, 1, 1, 1, 1, 2]

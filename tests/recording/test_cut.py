@@ -10,11 +10,11 @@ import pytest
 
 from offtop import paths
 from offtop.model.classify.categories import is_periodic
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import by_category
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording import writer
@@ -38,8 +38,8 @@ def demo() -> Generator[tuple[RecordedSource, History]]:
     source.close()
 
 
-def numbers(tick: Kept, begin_ns: int) -> WindowContents:
-    return told(replace(tick.window, book=Book()), begin_ns)
+def numbers(tick: HistoryTick, begin_ns: int) -> WindowContents:
+    return told(replace(tick.window, book=Catalog()), begin_ns)
 
 
 def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(t
             recorder.add(one)
         assert recorder.close().startswith("recorded 20 ticks")
         played = RecordedSource(tmp_path / "cut.offtop", categories=CATEGORIES.ids)
-        again, kept = History(CATEGORIES.idle, is_periodic), list[Kept]()
+        again, kept = History(CATEGORIES.idle, is_periodic), list[HistoryTick]()
         for snapshot in iter(played.read, None):
             made = again.add(snapshot)
             kept += [made] if made else []
@@ -70,7 +70,7 @@ def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(t
         played.close()
 
 
-def in_progress(history: History, tick: Kept) -> list[tuple[object, ...]]:
+def in_progress(history: History, tick: HistoryTick) -> list[tuple[object, ...]]:
     waits = history.stuck(tick).waits
     assert all(one.age_ns(tick.at_ns) >= stuck.LEAST_AGE_NS for one in waits)
     return sorted((one.site, one.age_ns(tick.at_ns), one.bound, one.letter, one.call, one.arguments) for one in waits)

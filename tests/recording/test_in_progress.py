@@ -14,7 +14,7 @@ from offtop.feed.source import Source
 from offtop.model.aggregate.budget import Rate
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
-from offtop.model.values.catalog import Life, ThreadKey
+from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.columns import unpacked
 from offtop.model.values.snapshot import Bound, Cost, Filters, Holder, Machine, Snapshot, Waiting
 from offtop.model.windows.change import NOTHING, change
@@ -49,7 +49,7 @@ def in_json(source: Source, wanted: batch.Wanted = ALL) -> list[Tick]:
 
 def source_of(ticks: int = 12, ends: bool = False) -> ScriptedSource:
     source = ScriptedSource(TABLE, ticks=ticks, machine=MACHINE, ends=ends)
-    source.after(0).book.lives[ThreadKey(60, 61)] = Life(from_ns=5)
+    source.after(0).book.lives[ThreadKey(60, 61)] = ThreadLifetime(from_ns=5)
     return source
 
 
@@ -115,15 +115,19 @@ def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_pat
     spin, late = ThreadKey(60, 61), ThreadKey(800, 801)
     for second in range(10):
         if second == 4:
-            book.lives[late] = Life(from_ns=3 * NS_PER_S)
+            book.lives[late] = ThreadLifetime(from_ns=3 * NS_PER_S)
         if second == 8:
-            book.lives[late] = Life(3 * NS_PER_S, 8 * NS_PER_S)
+            book.lives[late] = ThreadLifetime(3 * NS_PER_S, 8 * NS_PER_S)
         recorder.add(source.after(second))
     recorder.close()
     played = RecordedSource(tmp_path / "it")
     lives = [dict(snapshot.book.lives) for snapshot in iter(played.read, None)]
-    born = {spin: Life(5), late: Life(3 * NS_PER_S)}
-    assert lives[1:] == [*[{spin: Life(5)}] * 3, *[born] * 4, *[{**born, late: Life(3 * NS_PER_S, 8 * NS_PER_S)}] * 2]
+    born = {spin: ThreadLifetime(5), late: ThreadLifetime(3 * NS_PER_S)}
+    assert lives[1:] == [
+        *[{spin: ThreadLifetime(5)}] * 3,
+        *[born] * 4,
+        *[{**born, late: ThreadLifetime(3 * NS_PER_S, 8 * NS_PER_S)}] * 2,
+    ]
     for begin in (5, 9):
         begun = RecordedSource(tmp_path / "it", begin_ns=START_NS + begin * NS_PER_S)
         first = begun.read()
@@ -136,7 +140,7 @@ def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_pat
 def test_the_last_of_an_entry_is_what_it_was() -> None:
     entry = form.Entry(
         change(NOTHING, source_of().after(11)),
-        lives={ThreadKey(7, 8): Life(5, 1 << 60), ThreadKey(7, 9): Life()},
+        lives={ThreadKey(7, 8): ThreadLifetime(5, 1 << 60), ThreadKey(7, 9): ThreadLifetime()},
         calls={202: "futex", (1 << 30) | 240: "futex_time64"},
     )
     cost = Cost(1.5, 2, 3.5, 4.5, 5, walk_ns=6_000, walk_every=7)
@@ -180,7 +184,7 @@ def test_a_filter_chooses_among_the_waits_in_progress_too(tmp_path: Path) -> Non
 def test_a_thread_that_began_in_a_tick_has_no_residue_in_it_and_one_that_was_there_has(tmp_path: Path) -> None:
     newcomer = RUNNER._replace(tid=62, running_ms=300)  # 600 ms of the second are nobody's
     source = ScriptedSource((RUNNER, newcomer), ticks=3, machine=MACHINE)
-    source.after(0).book.lives[ThreadKey(60, 62)] = Life(from_ns=AT_NS + 2_600 * MS)
+    source.after(0).book.lives[ThreadKey(60, 62)] = ThreadLifetime(from_ns=AT_NS + 2_600 * MS)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for second in range(4):
         recorder.add(source.after(second))

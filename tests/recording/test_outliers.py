@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import AUTO, Caught, Outlier
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, LongWait, Outlier
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import EMPTY, KERNEL, Frame, Stack
 from offtop.model.values.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
@@ -28,18 +28,18 @@ S = 10**9
 
 def outlier(wait: bool = True, ended: bool = True) -> Outlier:
     waker = Waker(THREAD, "", 100, 103, "clerk", kernel=30)
-    book = Book(comms={ThreadKey(100, 101): "worker\x1b"}, processes={100: "shop"})
+    book = Catalog(comms={ThreadKey(100, 101): "worker\x1b"}, processes={100: "shop"})
     book.wakes[FIRST_WAKE] = Wake(waker, Object("futex", "0x7f", 100, state="x"), (), WHOLE)
     book.stacks |= {20: LOCK, 21: EMPTY, 30: LOCK}
     site, ended_ns = SiteKey(100, 101, 20, 21, FIRST_WAKE), 7 * S if ended else 0
-    one = Caught(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended)
+    one = LongWait(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended)
     about = (AT_NS, START_NS, AUTO, "max", "lock", "shop", 1.9e9, 1e9, 12_000_000)
     return Outlier(*about, one if wait else None, "running", False, 4, book)
 
 
 def told(one: Outlier) -> object:
     """All of it but its book's reserved entries."""
-    return one._replace(book=Book()), one.book.comms, one.book.processes
+    return one._replace(book=Catalog()), one.book.comms, one.book.processes
 
 
 @pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
@@ -104,7 +104,7 @@ def with_outliers(snapshot: Snapshot, number: int) -> Snapshot:
     if number not in (2, 4):
         return snapshot
     site = next(iter(snapshot.sites))
-    wait = Caught(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
+    wait = LongWait(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
     about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", "lock", "shop", 2e9, 1e9)
     one = Outlier(*about, wait=wait, was_told=number == 4, book=snapshot.book)
     return replace(snapshot, outliers=[one])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values import columns
-from offtop.model.values.peers import NAMED, ROLES, Ends, Process, Side
+from offtop.model.values.peers import NAMED, ROLES, Peers, PeerSide, Process
 from offtop.model.values.stack import ENDED as PROCESS_ENDED
 from offtop.model.values.stack import GONE, WHOLE, Frame, Stack
 from offtop.model.values.wake import (
@@ -264,20 +264,20 @@ wakes = st.builds(
 
 
 sides = st.builds(
-    Side,
+    PeerSide,
     st.sampled_from([*ROLES]),
     st.lists(st.builds(Process, ids, st.text(max_size=9)), max_size=NAMED).map(tuple),
     ids,
 )
 ends = st.builds(
-    Ends,
+    Peers,
     st.lists(sides, max_size=4).map(tuple),
     st.lists(st.tuples(st.text(max_size=9), ids), max_size=4).map(tuple),
 )
 
 
 @given(st.dictionaries(wakes.map(lambda wake: wake.object), ends, max_size=9))
-def test_who_is_at_other_ends_is_what_it_was(some: Mapping[Object, Ends]) -> None:
+def test_who_is_at_other_ends_is_what_it_was(some: Mapping[Object, Peers]) -> None:
     assert form.decode(form.encode(form.Entry(WOKEN, ends=some)), whole=True).ends == some
 
 
@@ -411,7 +411,7 @@ def test_words_of_wakes_must_be_what_can_be(words: dict[str, object], said: str)
 def test_of_a_newer_offtop_a_role_that_is_not_known_is_left_out() -> None:
     words: dict[str, object] = {"other_ends": [[PIPE, [["ghost", 1, 7, "x"], ["writer", 2, 8, "y"]], []]]}
     entry = form.decode(reworded(form.encode(form.Entry(WOKEN)), words), whole=True)
-    assert entry.ends == {Object("pipe", "pipe:[7]"): Ends((Side("writer", (Process(8, "y"),), 2),))}
+    assert entry.ends == {Object("pipe", "pipe:[7]"): Peers((PeerSide("writer", (Process(8, "y"),), 2),))}
 
 
 def test_of_a_newer_offtop_what_is_not_known_is_unknown() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from offtop.model.values.catalog import SiteKey
-from offtop.model.values.peers import PEER, Ends, Process, Side
+from offtop.model.values.peers import PEER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import EXITED, SiteTotals, Snapshot
 from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.model.values.wake import (
@@ -43,7 +43,7 @@ ENDED_BY = {
 
 
 TCP = Object("tcp", "socket:[17]", 0, "10.0.0.1:80", "\x1b[2J:4000", "close-wait")
-ENDS = Ends((Side(PEER, (Process(4242, EVIL), Process(77, "less")), 12),), (("socket", 57), (EVIL, 1)))
+ENDS = Peers((PeerSide(PEER, (Process(4242, EVIL), Process(77, "less")), 12),), (("socket", 57), (EVIL, 1)))
 
 
 class WokenSource(ScriptedSource):

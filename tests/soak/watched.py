@@ -18,10 +18,10 @@ from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify.categories import is_periodic
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values.snapshot import Filters
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.reports.tick import passing
 from offtop.reports.tick_json import tick_object
 from offtop.units import NS_PER_S
@@ -40,7 +40,7 @@ _SLEEPERS = ("soak-child", "soak-worker")
 def main() -> None:
     ends_s = time.monotonic() + float(sys.argv[1])
     source = LiveSource(watch.rules(), Filters(min_ns=NS_PER_S // 1000), unwind=Unwind(), keep_ns=KEEP_NS)
-    diagnoser = Diagnoser(source.names, WITHOUT_RULES)
+    diagnoser = CauseFinder(source.names, WITHOUT_RULES)
     history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=diagnoser.verdicts)
     ticks = count()
     try:
@@ -59,7 +59,7 @@ def main() -> None:
         source.close()
 
 
-def counted(kept: Kept) -> dict[str, object]:
+def counted(kept: HistoryTick) -> dict[str, object]:
     """Return the counts of this tick.
 
     These are sleeps and preemptions of short-lived threads by name, waits of the two switching threads by tid, and

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from offtop.feed.source import Happening
+from offtop.feed.source import LiveFeed
 from offtop.model.aggregate.stack_problems import NOT_KNOWN
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import Marks
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Cost, Filters, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Names, Stack
 from offtop.model.values.wake import Object
@@ -27,7 +27,7 @@ LEAVES = {
 PROCESSES = ("mysqld", "java", "postgres", "python3", "nginx", "redis-server", "node", "dockerd")
 
 
-class BusySource(Happening):
+class BusySource(LiveFeed):
     """A source with `sites` sites that each finish a wait per tick, on half as many threads.
 
     Another `still` threads are in a wait all the time.
@@ -42,7 +42,7 @@ class BusySource(Happening):
         self._left = ticks
         self._at_ns = 1_000 * NS_PER_S
         self._taken_ns = 1_795_226_600 * NS_PER_S
-        self._book = Book()
+        self._book = Catalog()
         self._filters = Filters()
         self._switches = 0
         for number, (category, (kernel, libc, user)) in enumerate(LEAVES.items()):
@@ -143,7 +143,7 @@ class BusySource(Happening):
     def describe(self, pids: Collection[int]) -> None:
         """Do nothing: there are no process details."""
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         """Do nothing: there are no outliers."""
 
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:

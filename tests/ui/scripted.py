@@ -5,12 +5,12 @@ from threading import Event
 from typing import NamedTuple
 
 from offtop.errors import OfftopError
-from offtop.feed.source import Happening
+from offtop.feed.source import LiveFeed
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Details, SiteKey, ThreadKey
-from offtop.model.values.outlier import Marks, Outlier
-from offtop.model.values.peers import WRITER, Ends, Process, Side
+from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
+from offtop.model.values.outlier import Outlier, Thresholds
+from offtop.model.values.peers import WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import (
     NO_HOLDER,
     Bound,
@@ -219,7 +219,7 @@ READER = Waits(
     read=("fill", "main"),
     woken=Woken(GOES_ON, PIPE, end=UNSEEN),
 )
-FILLED = {PIPE: Ends((Side(WRITER, (Process(4242, "gzip"), Process(9, "\x1b[2J")), 5),))}
+FILLED = {PIPE: Peers((PeerSide(WRITER, (Process(4242, "gzip"), Process(9, "\x1b[2J")), 5),))}
 """The peers that READER waits for."""
 DISK = By(IRQ, "nvme_irq", kernel=("blk_mq_end_request", "nvme_irq"))
 ALARM = By(TIMEOUT, kernel=("hrtimer_wakeup",))
@@ -253,7 +253,7 @@ timeout 0.05. The waker of 0.03 is unknown, 0.02 were woken before the minimum, 
 the minimum. Two storms of clerk wake 20 threads, of which 18 sleep again."""
 
 
-class ScriptedSource(Happening):
+class ScriptedSource(LiveFeed):
     """A source of `ticks` seconds of `table`; then it blocks until it is closed."""
 
     host = "db7"
@@ -267,7 +267,7 @@ class ScriptedSource(Happening):
         ends: bool = False,
         who: Mapping[int, Details] | None = None,
         machine: Machine = Machine(),
-        at_ends: Mapping[Object, Ends] | None = None,
+        at_ends: Mapping[Object, Peers] | None = None,
     ) -> None:
         """`machine`: per second, the time that belongs to no thread."""
         self.version = 0
@@ -291,7 +291,7 @@ class ScriptedSource(Happening):
         self.sought: list[set[Object]] = []
         """The objects of each call of `find_ends`."""
         self._named: dict[str, str] = {}
-        self._book = Book()
+        self._book = Catalog()
         self._ids: dict[Stack, int] = {}
         self._wakes: dict[Wake, int] = {}
         self._keys = [self._key(row) for row in table]
@@ -496,7 +496,7 @@ class ScriptedSource(Happening):
         self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
         self._book.details_version = len(self._book.details)
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         self.marks = marks
 
     def outliers(self) -> Sequence[Outlier]:

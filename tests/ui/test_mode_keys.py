@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from offtop.errors import KernelError, OfftopError
 from offtop.model.aggregate.tree import MORE
-from offtop.model.values.peers import WRITER, Ends, Process, Side
+from offtop.model.values.peers import WRITER, Peers, PeerSide, Process
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, THREAD, WAKEUP, Object, Storm
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LIST, SITE, STUCK, TREE, View
 from offtop.printable import printable
@@ -30,7 +30,7 @@ def gathering(
     mode: str = CHAIN,
     ticks: int = 12,
     table: tuple[Waits, ...] = WAKERS,
-    at_ends: Mapping[Object, Ends] | None = None,
+    at_ends: Mapping[Object, Peers] | None = None,
 ) -> ScriptedSource:
     """Return a source that collects this mode from the start."""
     source = ScriptedSource(table, ticks=ticks, at_ends=at_ends)
@@ -346,7 +346,7 @@ async def test_g_lists_waited_on_objects_in_every_mode() -> None:
         assert app.clipboard.startswith("pipe:[77] pipe_read")
 
 
-WRITES = {PIPE: Ends((Side(WRITER, (Process(201, "teller"), Process(9, EVIL)), 5),))}
+WRITES = {PIPE: Peers((PeerSide(WRITER, (Process(201, "teller"), Process(9, EVIL)), 5),))}
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

@@ -9,7 +9,7 @@ import pytest
 from offtop.commands import snapshot_file
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
-from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.window import between
@@ -142,7 +142,7 @@ async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
         assert app.picture
         site = next(site for site, _ in app.picture.newest.window.each_site() if site.pid == 200)
         for tick in app.picture.over:
-            wait = Caught(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
+            wait = LongWait(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
             one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
             app._outliers.add([one._replace(book=app.picture.book)])  # pyright: ignore[reportPrivateUsage]
         await pilot.press("s", *"3s", "enter")

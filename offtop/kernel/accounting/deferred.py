@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.kernel.accounting.tick_records import Ended
+from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
@@ -31,7 +31,7 @@ Whose = tuple[ThreadKey, int]
 of the tid may still arrive."""
 
 
-class Shown(NamedTuple):
+class ProvisionalWait(NamedTuple):
     """Time already credited to a wait of a written-off thread, or one whose tid was reused.
 
     Its record may still arrive: an exiting thread can sit on the run queue for seconds.
@@ -60,7 +60,7 @@ class Sorted(NamedTuple):
     What is in none of these lists is still held back.
     """
 
-    now: Ended
+    now: SiteDeltas
     """Finished in this tick, and the thread's record is in this tick, too."""
     late: list[tuple[SiteKey, SiteTotals]]
     """Finished in earlier ticks, and the thread's record has arrived in this one."""
@@ -68,11 +68,11 @@ class Sorted(NamedTuple):
     """Sites of written-off threads, each with the time at which the thread acquired its tid."""
 
 
-class Late:
+class DeferredRecords:
     def __init__(self) -> None:
         self._held: dict[tuple[SiteKey, int], _Held] = {}
         """Keyed by site and the time at which its thread acquired its tid."""
-        self._shown = OrderedDict[Whose, Shown]()
+        self._shown = OrderedDict[Whose, ProvisionalWait]()
         self._given_up = OrderedDict[Whose, SiteTotals]()
         """Written-off threads, and what was counted of them in place of their record."""
         self._threads_lost = self._threads_lost_before = 0
@@ -86,7 +86,7 @@ class Late:
         """Yield the sites of everything held back."""
         return (site for site, _ in self._held)
 
-    def sort(self, ended: Ended, heard: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
+    def sort(self, ended: SiteDeltas, heard: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
         """Sort finished waits by whether their thread's record has arrived.
 
         `heard` is (pid, tid, born_ns) of every record in this tick, `threads_lost` the number of lost thread records so
@@ -114,10 +114,10 @@ class Late:
 
     def keep_shown(self, identity: Whose, left_ns: int, at_ns: int) -> None:
         """Note that a wait was shown as in progress until `at_ns`, and no longer is."""
-        self._shown[identity] = Shown(left_ns, at_ns)
+        self._shown[identity] = ProvisionalWait(left_ns, at_ns)
         _evict(self._shown)
 
-    def shown_of(self, identity: Whose) -> Shown | None:
+    def shown_of(self, identity: Whose) -> ProvisionalWait | None:
         return self._shown.get(identity)
 
     def forget_shown(self, identity: Whose) -> None:
@@ -182,7 +182,7 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
     return left, rest
 
 
-def _evict(table: OrderedDict[Whose, Shown] | OrderedDict[Whose, SiteTotals]) -> None:
+def _evict(table: OrderedDict[Whose, ProvisionalWait] | OrderedDict[Whose, SiteTotals]) -> None:
     """Evict the oldest entries beyond the limit."""
     while len(table) > _MOST_LOST:
         table.popitem(last=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offtop.kernel.accounting.tick_records import Ended, Ran, Started, Walked
+from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import ThreadRecord, WalkedRecord, WalkedStack
 from offtop.kernel.bpf.program import Program
@@ -19,7 +19,7 @@ from offtop.kernel.symbols.kallsyms import HIDDEN
 from offtop.kernel.unwind import user_stacks as userstacks
 from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
 from offtop.model.values.table import Ints, integers
 from offtop.model.values.wake import Storm
@@ -46,7 +46,7 @@ _Exit = tuple[int, ThreadKey, bytes, int, ThreadRecord]
 class Sites:
     """Sites of records, resolved from raw ids."""
 
-    def __init__(self, stacks: Stacks, wakes: Wakes, book: Book) -> None:
+    def __init__(self, stacks: Stacks, wakes: Wakes, book: Catalog) -> None:
         self._stacks, self._wakes, self._book = stacks, wakes, book
 
     def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
@@ -77,7 +77,7 @@ class Drain:
     def __init__(
         self,
         program: Program,
-        book: Book,
+        book: Catalog,
         stacks: Stacks,
         wakes: Wakes,
         sites: Sites,
@@ -106,7 +106,7 @@ class Drain:
         self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         return b"".join(map(libbpf.walk, self._walk_links))
 
-    def waits(self, walk: bytes, ran: list[Ran], started: list[Started]) -> Iterator[Walked]:
+    def waits(self, walk: bytes, ran: list[RuntimeSample], started: list[NewThread]) -> Iterator[OffCpuTask]:
         """Yield the waits in progress that changed; all of them if priming.
 
         These are new, became runnable, or wait for a lock with another holder. Appends to `ran` the CPU time of threads
@@ -135,7 +135,7 @@ class Drain:
         return drained, at_ns, taken_ns
 
     def threads(
-        self, buffer: int, ran: list[Ran], started: list[Started], alone: bool
+        self, buffer: int, ran: list[RuntimeSample], started: list[NewThread], alone: bool
     ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
         """Yield each thread's record from a buffer, and clear it.
 
@@ -147,7 +147,7 @@ class Drain:
                 self._note_run(_ran(key, record.thread, record.start_ns), ran)
                 yield key, record.thread
 
-    def sites(self, buffer: int) -> Ended:
+    def sites(self, buffer: int) -> SiteDeltas:
         """Drain the finished waits by site from a buffer.
 
         Call it after the task scan, which reports the program that each process runs.
@@ -158,10 +158,10 @@ class Drain:
             born_ns += np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return Ended(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
+        return SiteDeltas(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
 
     def gone(
-        self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[Ran]
+        self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[RuntimeSample]
     ) -> dict[ThreadKey, int]:
         """Return when each thread exited that did until `at_ns`.
 
@@ -173,7 +173,7 @@ class Drain:
         found = _merge_mixed(_exits(self._maps[f"gone_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
         records: list[tuple[ThreadKey, ThreadRecord]] = []
-        ended: list[Ran] = []
+        ended: list[RuntimeSample] = []
         for _, key, comm, start_ns, record in found:
             if key not in self._met:  # otherwise it has that name already, or another thread has its tid
                 self._note_name(key, comm)
@@ -269,7 +269,7 @@ class Drain:
                 self._details.met(record.pid)
             yield key, record
 
-    def _walked(self, key: ThreadKey, record: WalkedRecord, clock_offset_ns: int) -> Walked:
+    def _walked(self, key: ThreadKey, record: WalkedRecord, clock_offset_ns: int) -> OffCpuTask:
         stack, since_ns, bound = record.stack, 0, Bound.EXACT
         call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
         if record.flags & layout.WALKED_OLDER:
@@ -283,7 +283,7 @@ class Drain:
             kernel = self._stacks.walked(stack.frames, stack.words)
             if stack.object.kind and not record.state & layout.RUNNING:
                 wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
-        return Walked(
+        return OffCpuTask(
             key,
             record.left_ns,
             bool(record.flags & layout.WALKED_RUNNABLE),
@@ -325,14 +325,16 @@ class Drain:
                 self._book.calls[call] = name
         return call, () if is_32_bit else stack.arguments
 
-    def _note_running(self, key: ThreadKey, record: WalkedRecord, ran: list[Ran], started: list[Started]) -> None:
+    def _note_running(
+        self, key: ThreadKey, record: WalkedRecord, ran: list[RuntimeSample], started: list[NewThread]
+    ) -> None:
         if record.flags & layout.WALKED_RAN:
-            self._note_run(Ran(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
+            self._note_run(RuntimeSample(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
         if record.flags & layout.WALKED_STARTED:
             self._begin(key, record.start_ns)
-            started.append(Started(key, record.left_ns, record.first_ns, record.born_ns))
+            started.append(NewThread(key, record.left_ns, record.first_ns, record.born_ns))
 
-    def _note_run(self, one: Ran, ran: list[Ran]) -> None:
+    def _note_run(self, one: RuntimeSample, ran: list[RuntimeSample]) -> None:
         self._begin(one.key, one.start_ns)
         if one.exec_ns:
             ran.append(one)
@@ -435,8 +437,8 @@ def _without_sites(r: ThreadRecord) -> ThreadRecord:
     )
 
 
-def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> Ran:
-    return Ran(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
+def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> RuntimeSample:
+    return RuntimeSample(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
 
 
 class ScanCadence:

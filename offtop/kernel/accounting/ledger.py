@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.kernel.accounting.deferred import Late
-from offtop.kernel.accounting.run_times import Runs
-from offtop.kernel.accounting.tick_records import Ended, Ran, Started, Walked
+from offtop.kernel.accounting.deferred import DeferredRecords
+from offtop.kernel.accounting.run_times import RunTimes
+from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Life, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
@@ -83,12 +83,12 @@ class Ledger:
         self,
         at_ns: int,
         locate: Locate = SiteKey,
-        book: Book | None = None,
+        book: Catalog | None = None,
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
         """Start counting at `at_ns`. `locate` turns a record's raw ids into a site."""
         self.at_ns = self._began_ns = at_ns
-        self.book = book or Book()
+        self.book = book or Catalog()
         self._locate, self._is_alive = locate, is_alive
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
@@ -105,7 +105,7 @@ class Ledger:
         """Threads whose wait in progress is updated every tick: its site or its run-queue time still changes."""
         self._begun: set[ThreadKey] = set()
         """Threads whose wait in progress no snapshot has shown yet, even if it began before the last one."""
-        self._runs = Runs(at_ns)
+        self._runs = RunTimes(at_ns)
         self._exited: dict[ThreadKey, int] = {}
         """Threads that exited in the last tick or since the last snapshot, and when."""
         self._snapshot_ns = at_ns
@@ -114,7 +114,7 @@ class Ledger:
         """Time of the snapshot before the last."""
         self._born_ns: dict[ThreadKey, int] = {}
         """When the current or last owner of each tid acquired it."""
-        self._late = Late()
+        self._late = DeferredRecords()
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
         self._aged_at_ns = at_ns
@@ -125,12 +125,12 @@ class Ledger:
         at_ns: int,
         min_ns: int,
         threads: Iterable[tuple[ThreadKey, ThreadRecord]],
-        sites: Ended,
-        walked: Sequence[Walked],
+        sites: SiteDeltas,
+        walked: Sequence[OffCpuTask],
         *,
         gone: Mapping[ThreadKey, int] | None = None,
-        ran: Sequence[Ran] = (),
-        started: Sequence[Started] = (),
+        ran: Sequence[RuntimeSample] = (),
+        started: Sequence[NewThread] = (),
         primed_ns: int = 0,
         anew: bool = False,
         states: int = 0,
@@ -229,7 +229,7 @@ class Ledger:
             was = self.storms.get(wake, Storm())
             self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
-    def _revive(self, ran: Ran) -> None:
+    def _revive(self, ran: RuntimeSample) -> None:
         """Revive a thread that was marked as exited when it called exec().
 
         Its main thread had exited then, and it took over that tid.
@@ -245,7 +245,7 @@ class Ledger:
         The same thread may be noted twice, and so may a previous owner of the tid.
         """
         if from_ns > max(self._began_ns, self.book.life(key).from_ns):
-            self.book.lives[key] = Life(from_ns)
+            self.book.lives[key] = ThreadLifetime(from_ns)
 
     def _end(self, key: ThreadKey, at_ns: int) -> None:
         life = self.book.life(key)
@@ -435,8 +435,8 @@ class Ledger:
         return moved_ns, moved_runqueue_ns
 
     def _hold_back(
-        self, ended: Ended, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
-    ) -> tuple[Ended, set[ThreadKey]]:
+        self, ended: SiteDeltas, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
+    ) -> tuple[SiteDeltas, set[ThreadKey]]:
         """Hold back the sites of threads whose record has not arrived.
 
         Returns the rest, and the written-off threads.
@@ -484,7 +484,7 @@ class Ledger:
             delta.sites.append((w.site, (0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns, 0)))
 
     def _begin(
-        self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: Walked | None
+        self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: OffCpuTask | None
     ) -> None:
         """Add a wait in progress that no snapshot has shown.
 
@@ -514,7 +514,7 @@ class Ledger:
             holder=holder,
         )
 
-    def _begin_new(self, one: Walked, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
+    def _begin_new(self, one: OffCpuTask, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
         """Add a new thread's wait for its first CPU, which only the task scan reports.
 
         `record` is what the thread did in this tick, or what a previous owner of its tid did.
@@ -528,7 +528,7 @@ class Ledger:
 
     def _end_new(
         self,
-        one: Started,
+        one: NewThread,
         record: ThreadRecord | None,
         at_ns: int,
         min_ns: int,
@@ -565,7 +565,7 @@ class Ledger:
             self._late.keep_shown((key, self._born_ns.get(key, 0)), was.left_ns, self._snapshot_ns)
             self._settle(key, was, delta)
 
-    def _prime(self, walked: Sequence[Walked], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
+    def _prime(self, walked: Sequence[OffCpuTask], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
         """Adopt the waits in progress from the task scan that began at `walk_ns`.
 
         Some of them began before tracing did.
@@ -582,7 +582,7 @@ class Ledger:
     def _place(
         self,
         key: ThreadKey,
-        walked: Walked | None,
+        walked: OffCpuTask | None,
         at_ns: int,
         min_ns: int,
         states: int,
@@ -636,7 +636,7 @@ class Ledger:
         if walked is not None and walked.holder != w.holder:
             self.waiting[key] = w._replace(holder=walked.holder)
 
-    def _apply(self, delta: _Delta, ended: Ended, at_ns: int, follows_snapshot: bool) -> None:
+    def _apply(self, delta: _Delta, ended: SiteDeltas, at_ns: int, follows_snapshot: bool) -> None:
         if follows_snapshot:
             self.threads.begin_tick()
             self.sites.begin_tick()
@@ -659,7 +659,7 @@ class Ledger:
             numbers = integers([numbers for _, numbers in delta.sites], SITES.numbers)
             new += self.sites.add(sites, numbers, None, at_ns)
         if delta.late:
-            late = Ended.of(delta.late)
+            late = SiteDeltas.of(delta.late)
             keys = [delta.renamed.get(key, key) for key in late.keys]
             new += self.sites.add(keys, late.numbers, late.lanes, at_ns)
         for key in new:
@@ -692,7 +692,7 @@ class Ledger:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
-def _wait_details(walked: Walked | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
+def _wait_details(walked: OffCpuTask | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
     """The Waiting fields from the task scan for the wait that began at `left_ns`.
 
     None if the scan does not have that wait's stack.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.libbpf import Map
-from offtop.model.values.catalog import Book, SiteKey
-from offtop.model.values.outlier import Caught, Marks
+from offtop.model.values.catalog import Catalog, SiteKey
+from offtop.model.values.outlier import LongWait, Thresholds
 
 Locate = Callable[[int, int, int, int, int], SiteKey]
 """(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site."""
@@ -21,20 +21,20 @@ _Known = tuple[str, int, tuple[int, int]]
 """Program, kernel stack (catalog id), and the thresholds for such waits (blocked, run queue) in ns."""
 
 
-class Catcher:
+class OutlierEvents:
     """Reads outliers and loads thresholds. For the polling thread; call close() at the end."""
 
-    def __init__(self, ring: Map, marks: Map, book: Book, locate: Locate, kernel_stack: KernelStack) -> None:
+    def __init__(self, ring: Map, marks: Map, book: Catalog, locate: Locate, kernel_stack: KernelStack) -> None:
         """Open the ring buffer. Raises OSError if it cannot be read."""
         self._map, self._book, self._locate, self._kernel_stack = marks, book, locate, kernel_stack
         self._raw: list[bytes] = []
         self._loaded: dict[bytes, _Known] = {}
         """What is loaded into BPF, by its map key."""
-        self._thresholds: Marks | None = None
+        self._thresholds: Thresholds | None = None
         self._version = -1
         self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
 
-    def take(self, marks: Marks | None) -> list[Caught]:
+    def take(self, marks: Thresholds | None) -> list[LongWait]:
         """Return the outliers since the last call. `marks`: the thresholds from now on."""
         self._ring.consume()
         raw, self._raw[:] = [*self._raw], []
@@ -57,7 +57,7 @@ class Catcher:
     def close(self) -> None:
         self._ring.close()
 
-    def _caught(self, raw: bytes, marks: Marks) -> Caught | None:
+    def _caught(self, raw: bytes, marks: Thresholds) -> LongWait | None:
         """Return None if it is below its threshold, which had not been loaded into BPF."""
         left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.CAUGHT.unpack(raw)
         known = self._loaded.get(key)
@@ -66,9 +66,9 @@ class Catcher:
         program, _, (blocked_ns, ready_ns) = known
         if back_ns - left_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
             return None
-        return Caught(self._locate(pid, tid, kernel, user, wake), left_ns, back_ns, runqueue_ns, state, cpu, program)
+        return LongWait(self._locate(pid, tid, kernel, user, wake), left_ns, back_ns, runqueue_ns, state, cpu, program)
 
-    def _load(self, key: bytes, marks: Marks) -> _Known:
+    def _load(self, key: bytes, marks: Thresholds) -> _Known:
         if len(self._loaded) >= self._map.entries // 2:
             self.forget()
         raw_kernel, name = layout.MARK_KEY.unpack(key)
@@ -78,7 +78,7 @@ class Catcher:
         self._loaded[key] = program, kernel, marks_ns
         return self._loaded[key]
 
-    def _reload(self, marks: Marks) -> None:
+    def _reload(self, marks: Thresholds) -> None:
         for key, (program, kernel, loaded_ns) in list(self._loaded.items()):
             if kernel not in self._book.stacks:  # evicted: loaded again at its next wait
                 self._map.delete(key)

@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from offtop.kernel.accounting.tick_records import Ran
+from offtop.kernel.accounting.tick_records import RuntimeSample
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values.catalog import ThreadKey
@@ -17,7 +17,7 @@ _MAX_TICKS = 2
 _ENDED = -1
 
 
-class Runs:
+class RunTimes:
     def __init__(self, at_ns: int) -> None:
         """Start counting at `at_ns`."""
         self._began_ns = at_ns
@@ -27,7 +27,7 @@ class Runs:
         _ENDED if the thread has exited; None if it has not been counted since the last report.
         """
 
-    def new_ns(self, ran: Ran, record: ThreadRecord | None, before_ns: int, at_ns: int) -> int:
+    def new_ns(self, ran: RuntimeSample, record: ThreadRecord | None, before_ns: int, at_ns: int) -> int:
         """Return the CPU time of a thread since its last report, or 0 if that is unknown.
 
         The tick lasted from `before_ns` to `at_ns`; `record` is what the thread did in it.
@@ -52,7 +52,7 @@ class Runs:
         # An impossible value is another thread's counter, or includes time during which the thread was not counted.
         return ran_ns if 0 < ran_ns <= _MAX_TICKS * (at_ns - before_ns) + _STALE_NS else 0
 
-    def is_last(self, ran: Ran) -> bool:
+    def is_last(self, ran: RuntimeSample) -> bool:
         """Return whether no thread that started later has been reported under this tid."""
         return self._last[ran.key][0] == ran.start_ns
 

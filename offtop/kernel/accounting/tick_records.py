@@ -12,7 +12,7 @@ from offtop.model.values.table import SITES, Ints, integers
 from offtop.model.values.wake import NO_WAKE
 
 
-class Walked(NamedTuple):
+class OffCpuTask(NamedTuple):
     """One off-CPU thread, as the task scan found it."""
 
     key: ThreadKey
@@ -37,7 +37,7 @@ class Walked(NamedTuple):
     """As in ThreadRecord."""
 
 
-class Started(NamedTuple):
+class NewThread(NamedTuple):
     """A new thread on its first CPU.
 
     Its wait for that CPU is over, and will be in its record once the thread is switched out.
@@ -52,7 +52,7 @@ class Started(NamedTuple):
     """As in ThreadRecord."""
 
 
-class Ran(NamedTuple):
+class RuntimeSample(NamedTuple):
     """A thread's CPU time, from the task scan or from its exit record."""
 
     key: ThreadKey
@@ -70,7 +70,7 @@ class Ran(NamedTuple):
     """As in ThreadRecord. Set only if the thread has exited."""
 
 
-class Ended(NamedTuple):
+class SiteDeltas(NamedTuple):
     """Finished waits of one tick by site: one row for each of `keys`, which may repeat."""
 
     keys: list[SiteKey]
@@ -82,14 +82,14 @@ class Ended(NamedTuple):
     """One value per row, as in layout.ThreadRecord. Empty if all are 0."""
 
     @classmethod
-    def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "Ended":
+    def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "SiteDeltas":
         keys, totals = [list(column) for column in zip(*entries, strict=True)] or ([], [])
         return cls(keys, integers([one[:-1] for one in totals], 4), log2.to_lanes([one[-1] for one in totals]))
 
     def totals(self, row: int) -> SiteTotals:
         return SITES.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
 
-    def without(self, rows: Sequence[int]) -> "Ended":
+    def without(self, rows: Sequence[int]) -> "SiteDeltas":
         left = np.delete(np.arange(len(self.keys)), rows)
         born_ns = [self.born_ns[row] for row in left.tolist()] if self.born_ns else ()
-        return Ended([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], born_ns)
+        return SiteDeltas([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], born_ns)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from offtop.kernel.procfs.cgroups import cgroup_of, content_of, mounted
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import fields_of
-from offtop.model.values.catalog import Book, Details
+from offtop.model.values.catalog import Catalog, Details
 from offtop.model.values.stack import UNREAD
 
 _OLD_S = 10.0
@@ -48,16 +48,16 @@ class Reading(NamedTuple):
 
 
 class DetailsWorker:
-    """Reads the details of processes into a Book, in a thread of its own. Thread-safe."""
+    """Reads the details of processes into a Catalog, in a thread of its own. Thread-safe."""
 
     def __init__(
-        self, book: Book, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
+        self, book: Catalog, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
     ) -> None:
         """`reads`: used to read command lines. `read`: replaces `reading`."""
         self._book = book
         self._read = read or partial(reading, (reads or GuardedReads()).channel(_CMDLINE_S))
         self._known: dict[int, tuple[bytes, float]] = {}
-        """pid → start time of the process, and when it was read (monotonic), for processes with details in the Book."""
+        """pid → start time, and when it was read (monotonic), for processes with details in the Catalog."""
         self._new: dict[int, None] = {}
         """Queue of pids to read, in the order of the requests."""
         self._stale: dict[int, None] = {}
@@ -101,7 +101,7 @@ class DetailsWorker:
                 self._forget(pid)
 
     def drop_unnamed(self) -> None:
-        """Drop the details of processes that have exited and have no name in the Book any more."""
+        """Drop the details of processes that have exited and have no name in the Catalog any more."""
         if self._ended:
             with self._changed:
                 for pid in [pid for pid in self._ended if pid not in self._book.processes]:

@@ -41,7 +41,7 @@ class Found(NamedTuple):
     state: int
 
 
-class OtherEnd(NamedTuple):
+class PeerSocket(NamedTuple):
     inode: int
     listens: bool
     """Whether this is the listening socket, because the connection has not been accepted yet."""
@@ -53,7 +53,7 @@ class Sockets:
     def __init__(self, netlink: socket.socket) -> None:
         self._netlink = netlink
 
-    def other_end(self, protocol: str, inode: int, local: str, peer: str) -> OtherEnd | None:
+    def other_end(self, protocol: str, inode: int, local: str, peer: str) -> PeerSocket | None:
         """Find the peer of a `tcp` or `udp` connection.
 
         None if it is not on this machine, or unknown.
@@ -70,12 +70,12 @@ class Sockets:
             return None
         is_local = ip_address(peer_address[0]).is_loopback or peer_address[0] == local_address[0]
         if protocol == "udp" or found.state == _LISTEN:  # the kernel may have matched only the port
-            return OtherEnd(found.inode, found.state == _LISTEN) if is_local and found.inode else None
+            return PeerSocket(found.inode, found.state == _LISTEN) if is_local and found.inode else None
         if found.inode:
-            return OtherEnd(found.inode, False)
+            return PeerSocket(found.inode, False)
         is_pending = found.state in (_ESTABLISHED, _SYN_RECV)
         listener = self._find(protocol, peer_address, _NOWHERE) if is_pending else None
-        return OtherEnd(listener.inode, True) if listener and listener.inode else None
+        return PeerSocket(listener.inode, True) if listener and listener.inode else None
 
     def unix_peer(self, inode: int) -> int:
         """Inode of the Unix socket that it is connected to.

@@ -75,7 +75,7 @@ class Seen(NamedTuple):
         return _STATES.get(self.state, 0)
 
 
-class Told(NamedTuple):
+class SchedStat(NamedTuple):
     """One read of a thread's schedstat."""
 
     key: ThreadKey
@@ -102,7 +102,7 @@ class Tasks:
         self._most_open = _most_open()
         self._open = 0
 
-    def walk(self) -> tuple[list[Told], list[ThreadKey], list[ThreadKey]]:
+    def walk(self) -> tuple[list[SchedStat], list[ThreadKey], list[ThreadKey]]:
         """Scan all threads.
 
         Returns the schedstat of each, the threads that have exited since the last scan, and those that are not wanted
@@ -140,10 +140,10 @@ class Tasks:
             self._links.pop(key.pid, None)
         return dropped
 
-    def again(self, key: ThreadKey) -> Told:
+    def again(self, key: ThreadKey) -> SchedStat:
         """Read the schedstat of a known thread again."""
         schedstat = self._content(key, self._files[key])
-        return Told(key, time.monotonic_ns(), schedstat)
+        return SchedStat(key, time.monotonic_ns(), schedstat)
 
     def close(self) -> None:
         for key in [*self._files]:
@@ -162,7 +162,7 @@ class Tasks:
             return []
         return [key for key in keys if key not in self._files and (not self._tids or key.tid in self._tids)]
 
-    def _read(self, key: ThreadKey) -> Told:
+    def _read(self, key: ThreadKey) -> SchedStat:
         result = self.again(key)
         if not result.schedstat:
             self._close(key)

@@ -15,7 +15,7 @@ from pathlib import Path
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.wake import NO_OBJECT, UNIX, Object
 
 _MAX_CACHED = 65_536
@@ -45,7 +45,7 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) ([0-9a-f]+) [0-9a-f:]+ (
 class Objects:
     """Describes wait objects. For the polling thread."""
 
-    def __init__(self, book: Book, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
+    def __init__(self, book: Catalog, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
         """`reads` reads the mappings of processes.
 
         `variable` returns the name of the kernel variable at an address, or "".

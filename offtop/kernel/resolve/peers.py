@@ -26,7 +26,7 @@ import numpy as np
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import (
     EPOLL,
     FILE,
@@ -38,9 +38,9 @@ from offtop.model.values.peers import (
     PIPE,
     READER,
     WRITER,
-    Ends,
+    Peers,
+    PeerSide,
     Process,
-    Side,
     may_have_ends,
 )
 from offtop.model.values.wake import UNIX, Object
@@ -94,20 +94,20 @@ class Lock(NamedTuple):
     """PID of the process that took it; -1 if unknown (open file description locks)."""
 
 
-class EndsWorker:
+class PeersWorker:
     """Finds peers and puts them into a catalog.
 
     `tell` is for the polling thread, everything else for any thread.
     """
 
-    def __init__(self, book: Book, epolls: Mapping[Object, int]) -> None:
+    def __init__(self, book: Catalog, epolls: Mapping[Object, int]) -> None:
         """`epolls`: epoll → the descriptor by which its process waits on it."""
         self._book, self._epolls = book, epolls
         self._asked: dict[Object, int] = {}
         """Requested objects, each with a process that waits on it."""
         self._look_s: dict[Object, float] = {}
         """Object → when it may be looked up again (time.monotonic())."""
-        self._found: dict[Object, Ends] = {}
+        self._found: dict[Object, Peers] = {}
         """Results that are not in the catalog yet."""
         self._holders: dict[str, Sequence[Holder]] = {}
         """Holders of the requested pipes and sockets, by link text in /proc/PID/fd."""
@@ -179,7 +179,7 @@ class EndsWorker:
         """Publish what is known without a scan; return the rest."""
         epolls = {what: fd for what in asked if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
         for what, fd in epolls.items():
-            self._put({what: Ends(members=watched(what.pid, fd))})
+            self._put({what: Peers(members=watched(what.pid, fd))})
             self._throttle()
         files = {what: pid for what, pid in asked.items() if what.kind == FILE}
         locks = awaited_locks(files)
@@ -225,7 +225,7 @@ class EndsWorker:
     def _put_lockers(self, found: Mapping[Object, Sequence[int]]) -> None:
         self._put({what: _ends([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
 
-    def _put(self, found: Mapping[Object, Ends]) -> None:
+    def _put(self, found: Mapping[Object, Peers]) -> None:
         now_s = time.monotonic()
         with self._changed:
             self._found |= found
@@ -450,19 +450,19 @@ def _last_part(path: str) -> str:
     return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
-def _ends(holders: Sequence[Holder], role: str) -> Ends:
+def _ends(holders: Sequence[Holder], role: str) -> Peers:
     """`role`: that of all holders; "" for a pipe."""
     if role:
-        return Ends(_side(role, holders))
+        return Peers(_side(role, holders))
     modes = [(one, one.mode) for one in holders]
     readers = _side(READER, [one for one, mode in modes if mode & _READS])
-    return Ends(readers + _side(WRITER, [one for one, mode in modes if mode & _WRITES]))
+    return Peers(readers + _side(WRITER, [one for one, mode in modes if mode & _WRITES]))
 
 
-def _side(role: str, holders: Sequence[Holder]) -> tuple[Side, ...]:
+def _side(role: str, holders: Sequence[Holder]) -> tuple[PeerSide, ...]:
     """Return () if there are no holders."""
     pids = [*dict.fromkeys(one.pid for one in holders)]
-    return (Side(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),) if pids else ()
+    return (PeerSide(role, tuple(Process(pid, _comm(pid)) for pid in pids[:NAMED]), len(pids)),) if pids else ()
 
 
 def _comm(pid: int) -> str:

@@ -11,11 +11,11 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.id_table import IdTable
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.symbols.kallsyms import HIDDEN
-from offtop.kernel.unwind.unwinder import Found
-from offtop.kernel.unwind.user_stacks import OfCopy
+from offtop.kernel.unwind.unwinder import UnwoundStack
+from offtop.kernel.unwind.user_stacks import CopyResult
 from offtop.model.classify import wakers
 from offtop.model.classify.categories import OTHER, Categories
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import (
     ASTRAY,
     CLOSED,
@@ -53,7 +53,7 @@ UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
 WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
 """(pid, frames, Python frames from BPF, whether the frames reach the start of the thread) → both kinds of frame in one
 stack, and whether some may be misplaced."""
-Copied = Callable[[int], OfCopy | None]
+Copied = Callable[[int], CopyResult | None]
 """Copy id → the copy and its result; None if it was lost."""
 CalledExec = Callable[[int], int | None]
 """pid → number of its current program, as in `runs`; None if that is still the first one."""
@@ -86,7 +86,7 @@ class Stacks:
         self,
         kernel: Map,
         user: Map,
-        book: Book,
+        book: Catalog,
         categories: Categories,
         kernel_frame: KernelFrame,
         user_frames: UserFrames,
@@ -161,7 +161,7 @@ class Stacks:
         """Return the catalog ids of a waker's stacks by their raw ids."""
         return self._kernel_id(kernel), self._user_id(pid, user)
 
-    def user(self, found: Found) -> int:
+    def user(self, found: UnwoundStack) -> int:
         """Return the catalog id of a user stack that was unwound in user space."""
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
@@ -255,7 +255,7 @@ class Stacks:
 
     def _user_id(self, pid: int, raw_id: int) -> int:
         if raw_id & layout.COPIED:
-            copy = self._copied(raw_id) or OfCopy(0, STACK_LOST)
+            copy = self._copied(raw_id) or CopyResult(0, STACK_LOST)
             raw_id = copy.fallback
             if copy.found is not None:
                 if raw_id >= layout.FIRST_ID:

@@ -10,7 +10,7 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.resolve.objects import Objects
 from offtop.model.classify import wakers
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.wake import (
     BRIEF,
@@ -74,7 +74,7 @@ class Wakes:
         raw_wakers: Map,
         raw_wakes: Map,
         raw_objects: Map,
-        book: Book,
+        book: Catalog,
         stacks_of: StacksOf,
         variable: Callable[[int], str],
         reads: Channel,

@@ -15,18 +15,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from offtop.errors import KernelError, OfftopError, UsageError
-from offtop.feed.source import Happening
+from offtop.feed.source import LiveFeed
 from offtop.kernel.bpf.cost import context_switches
 from offtop.kernel.bpf.privileges import CAPABILITIES, is_confined
 from offtop.kernel.procfs import threads as procfs
 from offtop.kernel.procfs.cgroups import content_of, lines_of, mounted
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
-from offtop.kernel.procfs.threads import READY, Seen, Tasks, Told, status_of
+from offtop.kernel.procfs.threads import READY, SchedStat, Seen, Tasks, status_of
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.model.classify.categories import Categories
-from offtop.model.values.catalog import Book, ThreadKey
-from offtop.model.values.outlier import Marks
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, nameless
 from offtop.model.values.wake import OFFCPU, Object
@@ -68,7 +68,7 @@ class KernelNames:
         return printable(frame.name) if frame.name else nameless(frame)
 
 
-class ProcSource(Happening):
+class ProcSource(LiveFeed):
     """Data source that samples /proc. Implements source.Source.
 
     It samples from the constructor until close().
@@ -104,7 +104,7 @@ class ProcSource(Happening):
         _check_there(filters, self.own_only)
         self._initial = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
-        self._book = Book(has_programs=False)
+        self._book = Catalog(has_programs=False)
         self._names = KernelNames()
         self._reads = GuardedReads()
         self._facts = self._reads.channel(_FACTS_S)
@@ -126,7 +126,7 @@ class ProcSource(Happening):
         """As of the last tick: time, CPU time of sampling and of offtop, and context switches of the machine."""
         self._lost = 0
         """Threads that started and exited between two scans."""
-        self._marks: Marks | None = None
+        self._marks: Thresholds | None = None
         self._was_last = False
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._failure: Exception | None = None
@@ -285,7 +285,7 @@ class ProcSource(Happening):
         for key in ended:
             self._end(key)
         new: list[ThreadKey] = []
-        moved: dict[ThreadKey, Told] = {}
+        moved: dict[ThreadKey, SchedStat] = {}
         for one in found:
             counters = procfs.counters(one.schedstat)
             if not self._account.must_look(one.key, counters):
@@ -414,7 +414,7 @@ class ProcSource(Happening):
         """Raises NeedsBpfError for modes with wakers."""
         _check_mode(mode)
 
-    def catch(self, marks: Marks | None) -> None:
+    def catch(self, marks: Thresholds | None) -> None:
         self._marks = marks
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:

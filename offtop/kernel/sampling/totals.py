@@ -15,8 +15,8 @@ import numpy as np
 
 from offtop.kernel.procfs.threads import READY, Counters, Seen
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Life, SiteKey, ThreadKey
-from offtop.model.values.outlier import Caught, Marks
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
+from offtop.model.values.outlier import LongWait, Thresholds
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Bound, SiteTotals, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, NO_STACK
@@ -76,7 +76,7 @@ class _Part(NamedTuple):
 class Account:
     """Totals and the waits in progress, as of the last `end_tick`."""
 
-    def __init__(self, book: Book, began_ns: int, late_ns: int = LATE_NS) -> None:
+    def __init__(self, book: Catalog, began_ns: int, late_ns: int = LATE_NS) -> None:
         self.book, self._late_ns = book, late_ns
         self._is_first = True
         self.threads = Running(THREADS)
@@ -100,8 +100,8 @@ class Account:
         """Threads that exited in this tick, and in the tick before."""
         self._forgotten: dict[ThreadKey, int] = {}
         self._aged_ns = began_ns
-        self._caught: list[Caught] = []
-        self.marks: Marks | None = None
+        self._caught: list[LongWait] = []
+        self.marks: Thresholds | None = None
         """Thresholds: waits that were seen for longer are reported when they end."""
 
     def __len__(self) -> int:
@@ -224,7 +224,7 @@ class Account:
         """Threads that have waited since `switched` was called for them."""
         return [key for key, known in self._known.items() if known.waits or known.unseen_ns or not known.switches]
 
-    def end_tick(self, at_ns: int) -> tuple[dict[ThreadKey, Waiting], list[Caught]]:
+    def end_tick(self, at_ns: int) -> tuple[dict[ThreadKey, Waiting], list[LongWait]]:
         """Finish a tick: return the waits in progress and the outliers that ended.
 
         The totals are as of `at_ns` from now on.
@@ -274,7 +274,7 @@ class Account:
         wait.
         """
         if not self._is_first:
-            self.book.lives[key] = Life(at_ns)
+            self.book.lives[key] = ThreadLifetime(at_ns)
         self._forgotten.pop(key, None)
         self.met += 1
         if began_ns > self._all_met_ns:
@@ -458,7 +458,7 @@ class Account:
         program = self.book.process(key.pid)
         if lasted_ns >= min(self.marks.marks_ns(program, waiting.site.kernel, self.book)):
             self._caught.append(
-                Caught(
+                LongWait(
                     waiting.site,
                     waiting.left_ns,
                     seen_ns,

@@ -77,7 +77,7 @@ class _Process(NamedTuple):
     """Incremented when names have changed."""
 
 
-class Pythons:
+class CPythonFrames:
     """The processes that run CPython, and the names of their code objects.
 
     Thread-safe. Only `read`, `look` and `of_thread` read a process's memory.
@@ -254,7 +254,7 @@ class Pythons:
         self._checked_s.pop(pid, None)
 
 
-NO_PYTHONS = Pythons(None)
+NO_PYTHONS = CPythonFrames(None)
 """Used if Python frames are not read."""
 
 

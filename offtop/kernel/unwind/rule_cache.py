@@ -15,7 +15,7 @@ _LONGEST_S = 2.0
 _MOST_FILES = 1024
 
 
-class Ways(NamedTuple):
+class UnwindCounts(NamedTuple):
     """How a binary's frames are unwound: numbers of locations seen so far."""
 
     linked: int = 0
@@ -35,7 +35,7 @@ class Ways(NamedTuple):
         return f"unwound by .eh_frame, {share}% frame pointers{rest}"
 
 
-class Rulebook:
+class RuleCache:
     """Returns the rules of binaries.
 
     For use by one thread, except `ways` and `has`, which are thread-safe.
@@ -44,7 +44,7 @@ class Rulebook:
     def __init__(self, binaries: Binaries) -> None:
         self._binaries = binaries
         self._known: OrderedDict[tuple[File, int], Rule] = OrderedDict()
-        self.ways: dict[str, Ways] = {}
+        self.ways: dict[str, UnwindCounts] = {}
         """Label of a file → how it is unwound, most recently seen last."""
         self.doubts = False
         """Whether a rule could not be requested since `begin`, so that NO_RULE may be wrong."""
@@ -84,13 +84,13 @@ class Rulebook:
         return rule
 
     def _count(self, label: str, rule: Rule) -> None:
-        linked, others, nothing = self.ways.pop(label, Ways())
+        linked, others, nothing = self.ways.pop(label, UnwindCounts())
         if rule == NO_RULE:
             nothing += 1
         elif rule.is_linked:
             linked += 1
         else:
             others += 1
-        self.ways[label] = Ways(linked, others, nothing)
+        self.ways[label] = UnwindCounts(linked, others, nothing)
         if len(self.ways) > _MOST_FILES:
             del self.ways[next(iter(self.ways))]

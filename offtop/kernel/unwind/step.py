@@ -61,7 +61,7 @@ class State:
 
 
 @dataclass(slots=True)
-class Walk:
+class UnwindResult:
     """Result of unwinding a stack."""
 
     frames: list[Frame] = field(default_factory=list[Frame])
@@ -83,13 +83,13 @@ def walk(
     machine: Machine,
     guess: bool,
     depth: int = 0,
-) -> Walk:
+) -> UnwindResult:
     """Unwind from `state` to the thread's first function; `depth` frames are known already.
 
     `read` reads the stack, `code` the program. `guess`: if the binary has no rule, continue by frame pointers and by
     whatever looks like a return address.
     """
-    found = Walk()
+    found = UnwindResult()
     while depth + len(found.frames) < layout.FRAMES:
         at = state.pc if state.is_exact else state.pc - 1
         frame = frame_of(at)

@@ -16,10 +16,10 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
 from offtop.kernel.unwind import frame_pointers, step
-from offtop.kernel.unwind.cpython_frames import NO_PYTHONS, Pythons, code_objects
-from offtop.kernel.unwind.rule_cache import Rulebook
+from offtop.kernel.unwind.cpython_frames import NO_PYTHONS, CPythonFrames, code_objects
+from offtop.kernel.unwind.rule_cache import RuleCache
 from offtop.kernel.unwind.stack_copies import Copy
-from offtop.kernel.unwind.step import Read, State, Walk
+from offtop.kernel.unwind.step import Read, State, UnwindResult
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
 
@@ -38,7 +38,7 @@ _MACHINE = platform.machine()
 _NATIVE = AARCH64 if _MACHINE == "aarch64" else X86_64
 
 
-def _closed(found: "Found") -> "Found":
+def _closed(found: "UnwoundStack") -> "UnwoundStack":
     """Mark a stack that is cut because its memory may not be read: the last frame says so."""
     if found.frames[-1:] == NOT_PERMITTED or found.end not in (layout.END_MEMORY, layout.END_LINKED):
         return found
@@ -49,7 +49,7 @@ def _never() -> bool:
     return False
 
 
-class Found(NamedTuple):
+class UnwoundStack(NamedTuple):
     """An unwound stack."""
 
     frames: tuple[Frame, ...]
@@ -60,33 +60,33 @@ class Found(NamedTuple):
     """Whether some steps were made without a rule of the binary."""
 
 
-UNREAD = Found(NOT_READ, layout.END_ASTRAY)
+UNREAD = UnwoundStack(NOT_READ, layout.END_ASTRAY)
 """Result for a process that was not read in time."""
 
 
-class Taught(NamedTuple):
+class RuleMaps(NamedTuple):
     """BPF maps that hold unwind rules and processes' address spaces."""
 
     rules: Map
     spaces: Map
 
 
-class Walker:
+class Unwinder:
     """Unwinds user stacks. For use by one thread."""
 
-    def __init__(self, files: Files, way: str, taught: Taught | None, pythons: Pythons = NO_PYTHONS) -> None:
+    def __init__(self, files: Files, way: str, taught: RuleMaps | None, pythons: CPythonFrames = NO_PYTHONS) -> None:
         """`way`: `fp`, `dwarf` or `auto`. `taught`: None if BPF does not use rules."""
         self._files, self._way, self._taught, self._pythons = files, way, taught, pythons
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
-        self._rulebook = Rulebook(self._binaries)
+        self._rulebook = RuleCache(self._binaries)
         self._checked: dict[int, tuple[float, int]] = {}
         """Process → when its code was last checked, and its space; oldest first."""
         self._next_check_s = 0.0
 
-    def another(self) -> "Walker":
+    def another(self) -> "Unwinder":
         """Return a new one with the same settings, for another thread."""
-        return Walker(self._files, self._way, self._taught, self._pythons)
+        return Unwinder(self._files, self._way, self._taught, self._pythons)
 
     @property
     def reader_pid(self) -> int:
@@ -178,7 +178,7 @@ class Walker:
 
     def of_thread(
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
-    ) -> Found | None:
+    ) -> UnwoundStack | None:
         """Unwind the stack of a blocked thread; None if it has exited or run meanwhile."""
         try:
             self._processes.check(key.pid)
@@ -188,11 +188,11 @@ class Walker:
 
     def _of_thread(
         self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
-    ) -> Found | None:
+    ) -> UnwoundStack | None:
         with Memory(key.tid) as memory:
             if self._taught is None or is_narrow:
                 addresses = frame_pointers.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
-                found = Found(self._processes.frames(key.pid, addresses), layout.END_LINKED)
+                found = UnwoundStack(self._processes.frames(key.pid, addresses), layout.END_LINKED)
                 found = _closed(found) if memory.is_closed else found
                 of_python = self._python_of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
@@ -207,7 +207,7 @@ class Walker:
         """Return the frames of addresses that BPF has found."""
         return self._processes.frames(pid, addresses)
 
-    def of_copy(self, copy: Copy) -> Found | None:
+    def of_copy(self, copy: Copy) -> UnwoundStack | None:
         """Unwind the stack of a copy.
 
         None if its process has exited or runs another program by now, or the register layout of its program is unknown.
@@ -233,10 +233,10 @@ class Walker:
         memory: Memory,
         has_run: Callable[[], bool],
         before: tuple[Frame, ...] = (),
-    ) -> Found | None:
+    ) -> UnwoundStack | None:
         image = self._processes.image(pid)
         if image is None:
-            return Found(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
+            return UnwoundStack(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
 
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)
@@ -251,7 +251,7 @@ class Walker:
         is_doubted = self._rulebook.doubts or (walk.end == layout.END_ASTRAY and self._processes.doubts)
         if walk.frames and not is_doubted:
             self._load_rules(pid, image.space, walk)
-        return Found((*before, *walk.frames), walk.end, walk.unsure)
+        return UnwoundStack((*before, *walk.frames), walk.end, walk.unsure)
 
     def name(self, pid: int, addresses: Collection[int]) -> None:
         """Read the names of Python functions, given the addresses of their code objects."""
@@ -277,7 +277,7 @@ class Walker:
         self._find_python(pid, image)
         return self._pythons.of_thread(pid, stack.thread, memory)
 
-    def _with_python(self, pid: int, found: Found, of_python: Sequence[int], memory: Memory) -> Found:
+    def _with_python(self, pid: int, found: UnwoundStack, of_python: Sequence[int], memory: Memory) -> UnwoundStack:
         if not of_python:
             return found
         self._pythons.read(pid, code_objects(of_python), memory)
@@ -285,13 +285,13 @@ class Walker:
         if len(frames) + len(of_python) > layout.FRAMES:  # BPF truncates it in the same way
             frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_DEEP
         mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_WHOLE)
-        return Found(mixed.frames, end, unsure or mixed.unsure)
+        return UnwoundStack(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:
         file = None if frame.name else self._files.get(frame.file)
         return NO_RULE if file is None else self._rulebook.of(file, frame.offset)
 
-    def _load_rules(self, pid: int, space: int, walk: Walk) -> None:
+    def _load_rules(self, pid: int, space: int, walk: UnwindResult) -> None:
         """Load the rules of a stack into BPF, so that BPF can unwind it the next time.
 
         Rules that were loaded before are loaded again, because BPF may have evicted them: it keeps those that it uses.

@@ -19,7 +19,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import WalkedStack
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
-from offtop.kernel.unwind.unwinder import UNREAD, Found, Walker
+from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Waiting
 from offtop.model.values.stack import Frame
@@ -47,23 +47,23 @@ _MOST_TOLD = 20
 _32_BIT_END = 1 << 32
 
 
-class Read(NamedTuple):
+class ReadStack(NamedTuple):
     """The user stack of a wait in progress."""
 
     key: ThreadKey
     left_ns: int
     """When that wait began, which identifies it."""
-    found: Found
+    found: UnwoundStack
 
 
-class OfCopy(NamedTuple):
+class CopyResult(NamedTuple):
     """The result of a copy of a stack."""
 
     execs: int
     """See Copy.execs."""
     fallback: int
     """ID of the stack by frame pointers, which BPF keeps as well."""
-    found: Found | None = None
+    found: UnwoundStack | None = None
     """None if it has not been unwound yet."""
 
 
@@ -85,7 +85,7 @@ class UserStacks:
     For use by the polling thread, except `about` and `close`.
     """
 
-    def __init__(self, walker: Walker, allowance: Allowance, copies: Copies | None = None) -> None:
+    def __init__(self, walker: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
         """`copies`: None if BPF does not use rules."""
         self._walker, self._allowance, self._copies = walker, allowance, copies
         self._met: dict[ThreadKey, tuple[int, WalkedStack]] = {}
@@ -97,8 +97,8 @@ class UserStacks:
         self._unnamed: deque[_Unnamed] = deque()
         self._is_late = False
         """Whether names were late in this tick, which then waits for no more of them."""
-        self._found: list[Read] = []
-        self._of_copies: dict[int, OfCopy] = {}
+        self._found: list[ReadStack] = []
+        self._of_copies: dict[int, CopyResult] = {}
         """ID of a copy → its result."""
         self._looked_up = set[int]()
         """IDs of copies that were looked up already: their results no longer change."""
@@ -122,7 +122,7 @@ class UserStacks:
         if stack.sp and stack.turns:
             self._met[key] = left_ns, stack
 
-    def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[Read]:
+    def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
         """Request the stacks of those `waiting` that are old enough, oldest first.
 
         Return what was read since the last call. Waits up to 20 ms for them. `are_all`: other waits that the task scan
@@ -180,7 +180,7 @@ class UserStacks:
         self._is_late = not work.done.wait(_PATIENCE_S)
         return not self._is_late
 
-    def copied(self, raw_id: int) -> OfCopy | None:
+    def copied(self, raw_id: int) -> CopyResult | None:
         """Return the result of a copy, or None if it was lost.
 
         Repeated calls return the same result, because a wait has one location.
@@ -193,7 +193,7 @@ class UserStacks:
             return found
 
     def has_rule(self, frame: Frame) -> bool:
-        """See Walker.has_rule."""
+        """See Unwinder.has_rule."""
         return self._walker.has_rule(frame)
 
     def ended(self, pid: int) -> None:
@@ -258,7 +258,7 @@ class UserStacks:
         taken = self._copies.take(room)
         self._in_tick += len(taken)
         for copy in taken:
-            self._of_copies[copy.id] = OfCopy(copy.execs, copy.fallback)
+            self._of_copies[copy.id] = CopyResult(copy.execs, copy.fallback)
             if copy.pid in self._hung:
                 self._waits_of_hung += 1
             else:
@@ -286,7 +286,7 @@ class UserStacks:
         self._at, self._thread, self._busy = None, None, False
         self._walker = self._walker.another()
 
-    def _next(self, walker: Walker, was_copy: bool) -> _Work:
+    def _next(self, walker: Unwinder, was_copy: bool) -> _Work:
         """Return the next work item.
 
         Names come first, because a tick waits for them; then copies and waits in progress in turn; and if there is
@@ -345,14 +345,14 @@ class UserStacks:
                     return
                 self._at = None
                 self._walked += not isinstance(work, _Unnamed)
-                if isinstance(found, Read):
+                if isinstance(found, ReadStack):
                     self._found.append(found)
                     if found.found is UNREAD and not isinstance(work, Copy | _Unnamed | int):
                         self.unread += 1
                         self._unread[found.key] = work[1]
                 elif isinstance(work, Copy) and found is not None and work.id not in self._looked_up:
                     self.unread += found is UNREAD
-                    self._of_copies[work.id] = OfCopy(work.execs, work.fallback, found)
+                    self._of_copies[work.id] = CopyResult(work.execs, work.fallback, found)
 
 
 def _pid_of(work: _Work) -> int:
@@ -373,10 +373,10 @@ def is_32_bit(stack: WalkedStack) -> bool:
     return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
 
 
-def _read(walker: Walker, key: ThreadKey, one: tuple[int, WalkedStack]) -> Read | None:
+def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, WalkedStack]) -> ReadStack | None:
     left_ns, stack = one
     found = walker.of_thread(key, stack, is_32_bit(stack), lambda: _turns(key) != stack.turns)
-    return Read(key, left_ns, found) if found else None
+    return ReadStack(key, left_ns, found) if found else None
 
 
 def _turns(key: ThreadKey) -> int:

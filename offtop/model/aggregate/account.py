@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import EXITED, Machine, ThreadTotals
 from offtop.model.values.table import THREADS, Groups, Ints, Mask, table_of, thread_codes
 from offtop.model.windows.breakdown import Leaf, Part
@@ -149,7 +149,7 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
     return Accounts(groups.codes, sums, _existed_throughout(groups.codes, sums, span_ns, end_ns, book), span_ns)
 
 
-def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Book) -> Mask:
+def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Catalog) -> Mask:
     """Return which threads existed for the whole span."""
     through = np.ones(len(codes), np.bool_)
     left_ns = span_ns - sums[:, 0] - sums[:, 2]
@@ -160,7 +160,7 @@ def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book
     return through
 
 
-class Left(NamedTuple):
+class Residue(NamedTuple):
     """What explains a residue, in ns; `unexplained_ns` is an error of the account."""
 
     steal_ns: int = 0
@@ -168,20 +168,20 @@ class Left(NamedTuple):
     unexplained_ns: int = 0
 
 
-NO_LEFT = Left()
+NO_LEFT = Residue()
 
 
-def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Left:
+def explained(residue_ns: int, whole_ns: int, machine: Machine) -> Residue:
     """Return what explains a residue that is part of `whole_ns`, the residue of the machine.
 
     Steal and interrupts are assumed to have hit all threads alike.
     """
     if residue_ns <= 0 or whole_ns <= 0:
-        return Left(unexplained_ns=residue_ns)
+        return Residue(unexplained_ns=residue_ns)
     share = min(1.0, residue_ns / whole_ns)
     steal_ns = min(residue_ns, round(machine.steal_ns * share))
     interrupt_ns = min(residue_ns - steal_ns, round(machine.interrupt_ns * share))
-    return Left(steal_ns, interrupt_ns, residue_ns - steal_ns - interrupt_ns)
+    return Residue(steal_ns, interrupt_ns, residue_ns - steal_ns - interrupt_ns)
 
 
 def unexplained_pct(every: Accounts, machine: Machine) -> float:

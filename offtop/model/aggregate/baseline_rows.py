@@ -19,7 +19,7 @@ _LEAST_PARTS = 3
 B = TypeVar("B", bound=Hashable)
 
 
-class Gone(NamedTuple):
+class BaselineOnly(NamedTuple):
     """Key of a row that has time only in the baseline."""
 
     name: str
@@ -28,7 +28,7 @@ class Gone(NamedTuple):
     """Raw process name, for a thread."""
 
 
-class Before(NamedTuple):
+class BaselineRow(NamedTuple):
     """A row in the baseline."""
 
     waiting: float = 0.0
@@ -73,7 +73,7 @@ class Change(NamedTuple):
     p99_ns: int
     """Now."""
     span_ns: int
-    before: Before
+    before: BaselineRow
 
     @property
     def by(self) -> float:
@@ -127,11 +127,11 @@ class Compared(NamedTuple):
 
     span_ns: int
     """Of the table."""
-    before: Mapping[Any, Before]
+    before: Mapping[Any, BaselineRow]
     """By the keys of the table."""
-    gone: Sequence[tuple[Gone, Before]]
+    gone: Sequence[tuple[BaselineOnly, BaselineRow]]
     """Largest change first."""
-    whole: Before
+    whole: BaselineRow
 
     def change(self, key: Any, total_ns: int) -> float:
         return (total_ns / self.span_ns if self.span_ns else 0.0) - self.before[key].waiting
@@ -140,7 +140,7 @@ class Compared(NamedTuple):
 Compare = Callable[[Mapping[Any, Added]], Compared]
 
 
-class Was(Generic[B]):
+class BaselineTable(Generic[B]):
     """A table of the baseline."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Was(Generic[B]):
             for of_key, of_name in ((key, name), *(groups(key) if groups else ())):
                 self._by_key.setdefault(of_key, (of_name, []))[1].append(key)
                 self._by_name.setdefault(of_name, []).append(key)
-        self._known: dict[tuple[Hashable, ...], Before] = {}
+        self._known: dict[tuple[Hashable, ...], BaselineRow] = {}
         self.whole = self._shared_by([*every], 1)
 
     def compared(
@@ -185,7 +185,7 @@ class Was(Generic[B]):
         `key_of` returns a key that is valid in both, or None. Keys in `there` still exist, though perhaps not in the
         table, so that others of the same name get none of their time.
         """
-        before: dict[Any, Before] = {}
+        before: dict[Any, BaselineRow] = {}
         taken: set[B] = set()
         others: dict[Hashable, list[Any]] = {}
         for key in table:
@@ -200,9 +200,9 @@ class Was(Generic[B]):
             left = [key for key in self._by_name.get(name, ()) if key not in taken and key not in there]
             taken.update(left)
             before |= dict.fromkeys(keys, self._cached((tuple(left), len(keys)), left, len(keys)))
-        gone: dict[Gone, list[B]] = {}
+        gone: dict[BaselineOnly, list[B]] = {}
         for key, name in self._names.items():
-            if key not in taken and isinstance(name, Gone):
+            if key not in taken and isinstance(name, BaselineOnly):
                 gone.setdefault(name, []).append(key)
         rows = [(name, self._cached((tuple(keys), 1), keys, 1)) for name, keys in gone.items()]
         large = [one for one in rows if one[1].waiting >= LEAST]
@@ -212,13 +212,13 @@ class Was(Generic[B]):
     def _none(self) -> tuple[Added, ...]:
         return (NO_PART,) * len(self._spans_ns)
 
-    def _cached(self, about: tuple[Hashable, ...], keys: Sequence[B], among: int) -> Before:
+    def _cached(self, about: tuple[Hashable, ...], keys: Sequence[B], among: int) -> BaselineRow:
         known = self._known.get(about)
         if known is None:
             known = self._known[about] = self._shared_by(keys, among)
         return known
 
-    def _shared_by(self, keys: Sequence[B], among: int) -> Before:
+    def _shared_by(self, keys: Sequence[B], among: int) -> BaselineRow:
         """Return what each of `among` rows gets of `keys`."""
         share = self._share / among
         if len(keys) == 1:
@@ -226,16 +226,16 @@ class Was(Generic[B]):
         else:
             parts = tuple(map(total, zip(*(self._rows[key] for key in keys), strict=True))) if keys else self._none
         total_ns = sum(part[1] for part in parts)
-        return Before(share * total_ns / self._span_ns if self._span_ns else 0.0, share, self._spans_ns, parts)
+        return BaselineRow(share * total_ns / self._span_ns if self._span_ns else 0.0, share, self._spans_ns, parts)
 
 
-def before_of(spans_ns: Sequence[int], parts: Sequence[Part], share: float) -> Before:
+def before_of(spans_ns: Sequence[int], parts: Sequence[Part], share: float) -> BaselineRow:
     """Return one row, `parts` being its time in the baseline's parts."""
     span_ns, total_ns = sum(spans_ns), sum(part.total_ns for part in parts)
-    return Before(share * total_ns / span_ns if span_ns else 0.0, share, tuple(spans_ns), tuple(parts))
+    return BaselineRow(share * total_ns / span_ns if span_ns else 0.0, share, tuple(spans_ns), tuple(parts))
 
 
-def summed(some: Sequence[Before | None]) -> Before | None:
+def summed(some: Sequence[BaselineRow | None]) -> BaselineRow | None:
     """Return what the sum of some rows is compared with, without variation; None: nothing."""
     known = [one.waiting for one in some if one is not None]
-    return Before(sum(known)) if known else None
+    return BaselineRow(sum(known)) if known else None

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.rows import process_name
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values import histogram as log2
 from offtop.model.values import stack
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.windows.breakdown import ALL, NO_PART, Added, Part, Scope, Shares, by_site
 
 PARTS = ("categories", "reasons", "processes", "places")
@@ -59,7 +59,7 @@ class Change(NamedTuple):
         return not self.after.total_ns
 
 
-def measured(some: Shares, span_ns: int, book: Book, diagnoser: Diagnoser, idle: bool) -> Measured:
+def measured(some: Shares, span_ns: int, book: Catalog, diagnoser: CauseFinder, idle: bool) -> Measured:
     """Group some waits for the comparison; `idle`: include idle waits."""
     scope = Scope(ALL, idle=idle)
     chosen, table = some.in_scope(scope), by_site(some, scope)
@@ -78,7 +78,7 @@ def measured(some: Shares, span_ns: int, book: Book, diagnoser: Diagnoser, idle:
     )
 
 
-def _place(site: tuple[int, ...], reason: str, book: Book, diagnoser: Diagnoser) -> str:
+def _place(site: tuple[int, ...], reason: str, book: Catalog, diagnoser: CauseFinder) -> str:
     kernel, user, _, pid = site
     process = process_name(pid, book)
     if kernel == stack.QUEUED or kernel in stack.PLACELESS:

@@ -25,9 +25,9 @@ from offtop.errors import UsageError
 from offtop.model.aggregate.pool import Pool, parts
 from offtop.model.aggregate.rows import Row, process_name, thread_name
 from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Reason, Rule
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.container import names as container_names
 from offtop.model.values.container import place
 from offtop.model.values.stack import INLINED, Frame, functions
@@ -208,14 +208,14 @@ class Filter:
 
     @property
     def needs_details(self) -> bool:
-        """Whether it needs `Book.details`."""
+        """Whether it needs `Catalog.details`."""
         return any(
             isinstance(one, Text) and not _NEED_DETAILS.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits
         )
 
     @property
     def needs_ends(self) -> bool:
-        """Whether it needs `Book.ends`, or causes that depend on them."""
+        """Whether it needs `Catalog.ends`, or causes that depend on them."""
         return any(isinstance(one, Text) and not _NEED_PEERS.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
     @property
@@ -231,7 +231,7 @@ class Filter:
         """
         return any(isinstance(one, Text) and not _NEED_NAMES.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
-    def mask(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
+    def mask(self, shares: Shares, book: Catalog, diagnoser: CauseFinder) -> Mask:
         """Return which rows of `shares` are of waits that it chooses.
 
         Unknown texts, like a user not looked up yet, are empty; waits below the minimum and filtered ones have no
@@ -287,7 +287,7 @@ def of_reason(reason: Reason) -> Filter:
 class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once."""
 
-    def __init__(self, shares: Shares, book: Book, diagnoser: Diagnoser) -> None:
+    def __init__(self, shares: Shares, book: Catalog, diagnoser: CauseFinder) -> None:
         name: Callable[[Frame], str] = cache(diagnoser.names.of)
         called: Callable[[str], set[str]] = cache(_function_names)
         self._shares, self._book, self._diagnoser = shares, book, diagnoser
@@ -366,7 +366,7 @@ class _Sites(NamedTuple):
     reasons: Sequence[Reason]
 
 
-def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
+def _waker_names(book: Catalog, wake: int) -> tuple[str, ...]:
     """Return the names of a waker, including its process."""
     if wake in WITHOUT_WAKE:
         return (waker_of(book, True)(wake).name,)
@@ -376,7 +376,7 @@ def _waker_names(book: Book, wake: int) -> tuple[str, ...]:
     return (*waker_names(waker), *([book.process(waker.pid)] if waker.pid else []))
 
 
-def _numbers(book: Book, wake: int) -> tuple[str, ...]:
+def _numbers(book: Catalog, wake: int) -> tuple[str, ...]:
     """Return pid and tid of the waker, if it is a thread."""
     waker = book.wake(wake).waker
     return (str(waker.pid), str(waker.tid)) if wake not in WITHOUT_WAKE and waker.tid else ()

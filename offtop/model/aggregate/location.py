@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from offtop.model.aggregate.pool import Convoy
 from offtop.model.classify.causes import Rule
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.stack import Frame, Names, functions
 from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOBODY, UNIX, Storm
 from offtop.units import count, percent
@@ -13,12 +13,12 @@ _ENTRY = "_start"
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
 
 
-def kernel_names(book: Book, kernel: int, names: Names) -> list[str]:
+def kernel_names(book: Catalog, kernel: int, names: Names) -> list[str]:
     """Leaf first, without the scheduler's frames."""
     return names_of(book.stack(kernel).trimmed, names)
 
 
-def user_names(book: Book, user: int, names: Names) -> list[str]:
+def user_names(book: Catalog, user: int, names: Names) -> list[str]:
     """Leaf first."""
     return names_of(book.stack(user).frames, names)
 
@@ -28,7 +28,7 @@ def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
     return [name for frame in frames for name in functions(names.of(frame))]
 
 
-def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
+def in_short(book: Catalog, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
     """Return the kernel's leaf and the program's frames, without the C library's.
 
     Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
@@ -38,7 +38,7 @@ def in_short(book: Book, kernel: int, user: int, names: Names, wake: int = NO_WA
     return " < ".join([*leaf, *_own_names(book, user, names), *_missing(book, user)])
 
 
-def ends_of(book: Book, kernel: int, wake: int) -> str:
+def ends_of(book: Catalog, kernel: int, wake: int) -> str:
     """Return the peers of the object waited on at that kernel stack, or what an epoll watches.
 
     Empty if unknown. Raw.
@@ -46,21 +46,21 @@ def ends_of(book: Book, kernel: int, wake: int) -> str:
     return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
 
 
-def of_sleeper(book: Book, site: SiteKey, names: Names) -> str:
+def of_sleeper(book: Catalog, site: SiteKey, names: Names) -> str:
     """Return where it waits, and the waker, or else the peers if known."""
     if _has_waker(book, site):
         return f"{in_short(book, site.kernel, site.user, names)} <- {book.wake(site.wake).waker.label}"
     return in_short(book, site.kernel, site.user, names, site.wake)
 
 
-def of_object(book: Book, site: SiteKey, names: Names) -> str:
+def of_object(book: Catalog, site: SiteKey, names: Names) -> str:
     """Return the peers of an object if known, where it is waited on, and the waker."""
     place, ends = in_short(book, site.kernel, site.user, names), ends_of(book, site.kernel, site.wake)
     woken = f" <- {book.wake(site.wake).waker.label}" if _has_waker(book, site) else ""
     return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
 
 
-def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
+def with_rule(book: Catalog, site: SiteKey, rule: Rule | None, place: str) -> str:
     """Put the cause before the place. Raw.
 
     `an answer from PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
@@ -68,7 +68,7 @@ def with_rule(book: Book, site: SiteKey, rule: Rule | None, place: str) -> str:
     return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
 
 
-def _identification(book: Book, site: SiteKey) -> str:
+def _identification(book: Catalog, site: SiteKey) -> str:
     """Return what identifies the object beyond the rule's text."""
     what = book.wake(site.wake).object
     if what.kind == UNIX:
@@ -78,7 +78,7 @@ def _identification(book: Book, site: SiteKey) -> str:
     return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
 
 
-def of_waker(book: Book, site: SiteKey, names: Names) -> str:
+def of_waker(book: Catalog, site: SiteKey, names: Names) -> str:
     """Return the waker's stack and the woken process.
 
     Without a known waker, where the thread waits.
@@ -99,7 +99,7 @@ def of_storm(storm: Storm, span_ns: int) -> str:
     )
 
 
-def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
+def of_convoy(book: Catalog, convoy: Convoy, names: Names, told: str = "") -> str:
     """Return how many wait for the same thing, and for what.
 
     The futex says more than the kernel's leaf. `told` is the name of the cause.
@@ -110,17 +110,17 @@ def of_convoy(book: Book, convoy: Convoy, names: Names, told: str = "") -> str:
     return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
 
 
-def _has_waker(book: Book, site: SiteKey) -> bool:
+def _has_waker(book: Catalog, site: SiteKey) -> bool:
     return site.wake >= FIRST_WAKE and book.wake(site.wake).has_waker
 
 
-def _missing(book: Book, user: int) -> list[str]:
+def _missing(book: Catalog, user: int) -> list[str]:
     """Return marks for missing or uncertain callers."""
     stack = book.stack(user)
     return ["…"] if stack.missing else ["~"] if stack.is_guessed else []
 
 
-def _own_names(book: Book, user: int, names: Names) -> list[str]:
+def _own_names(book: Catalog, user: int, names: Names) -> list[str]:
     """Return the program's functions, without what precedes main().
 
     The C library's if there are no others.

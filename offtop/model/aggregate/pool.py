@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import PLACELESS
 from offtop.model.windows.breakdown import Added, total
@@ -33,7 +33,7 @@ class Pool(NamedTuple):
     family: str
     """Common part of the names, with `*` for each number, and `*` and `\\` escaped by `\\`. Raw."""
 
-    def holds(self, key: ThreadKey, book: Book) -> bool:
+    def holds(self, key: ThreadKey, book: Catalog) -> bool:
         return key.pid == self.pid and family(book.comm(key)) == self.family
 
 
@@ -106,11 +106,11 @@ class Folding:
 UNFOLDED = Folding({})
 
 
-def folding(threads: Iterable[ThreadKey], book: Book) -> Folding:
+def folding(threads: Iterable[ThreadKey], book: Catalog) -> Folding:
     return Folding(pools(threads, book))
 
 
-def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:
+def pools(threads: Iterable[ThreadKey], book: Catalog, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:
     """Return the pools among `threads`, and the members of each."""
     members: dict[Pool, list[ThreadKey]] = {}
     for key in threads:
@@ -120,7 +120,7 @@ def pools(threads: Iterable[ThreadKey], book: Book, least: int = LEAST_MEMBERS) 
 
 
 def convoys(
-    waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], book: Book
+    waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], book: Catalog
 ) -> dict[K, Convoy]:
     """Return for each key the largest convoy: threads at one futex or kernel function."""
     counts: dict[K, Counter[tuple[str, int]]] = {}
@@ -144,7 +144,7 @@ def convoys(
     return found
 
 
-def _what(one: Waiting, book: Book) -> tuple[str, int]:
+def _what(one: Waiting, book: Catalog) -> tuple[str, int]:
     if one.arguments and book.calls.get(one.call) == FUTEX:
         return FUTEX, one.arguments[0]
     frames = book.stack(one.site.kernel).trimmed

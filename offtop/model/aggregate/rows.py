@@ -7,16 +7,27 @@ from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
-from offtop.model.aggregate.baseline_rows import Before, Change, Compare, Compared, Gone, summed
+from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, Change, Compare, Compared, summed
 from offtop.model.aggregate.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason, Rule
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.container import label, place
 from offtop.model.values.snapshot import EXITED, NO_HOLDER, Holder
 from offtop.model.values.wake import NO_STORM, Object, Storm
-from offtop.model.windows.breakdown import ALL, NO_PART, Added, Cut, Part, Place, Scope, by_category, by_process, total
+from offtop.model.windows.breakdown import (
+    ALL,
+    NO_PART,
+    Added,
+    Breakdown,
+    Part,
+    Place,
+    Scope,
+    by_category,
+    by_process,
+    total,
+)
 from offtop.model.windows.stuck import NO_AGE, Age
 from offtop.units import average, percent
 
@@ -26,7 +37,7 @@ NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
 """Stands for the cgroup of processes whose cgroup is not known yet; paths begin with `/`."""
 
-Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason | Gone
+Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason | BaselineOnly
 """What a row is about: category id or cgroup path, pid, thread, pool, place, waker, object, cause, or something that
 only the baseline has."""
 K = TypeVar("K")
@@ -68,7 +79,7 @@ class Row(NamedTuple):
     """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None
     """The cause rule for that."""
-    before: Before | None = None
+    before: BaselineRow | None = None
     """Baseline values; None: not compared."""
 
     @property
@@ -115,7 +126,7 @@ class Ranking(NamedTuple):
     """All rows, including elided ones."""
     of_ns: int = 0
     """Time of the whole, if these are rows of a part."""
-    before: Before | None = None
+    before: BaselineRow | None = None
     """Baseline values of the whole."""
 
 
@@ -231,7 +242,7 @@ def _gone_rows(compared: Compared, most: int) -> list[Row]:
     rest = [before for _, before in compared.gone[shown:]]
     if rest:
         name = f"{len(rest)} gone"
-        rows.append(Row(Gone(name), name, compared.span_ns, threads=len(rest), before=summed(rest)))
+        rows.append(Row(BaselineOnly(name), name, compared.span_ns, threads=len(rest), before=summed(rest)))
     return rows
 
 
@@ -284,11 +295,11 @@ def _number(key: Any) -> Any:
 
 
 def category_rows(
-    one: Cut,
+    one: Breakdown,
     order: Order = BY_WAITING,
     *,
     idle_shown: bool = True,
-    lifetime: Cut | None = None,
+    lifetime: Breakdown | None = None,
     keep: str = ALL,
     now: Mapping[str, Age] | None = None,
 ) -> Ranking:
@@ -307,19 +318,22 @@ def category_rows(
         now=now,
     )
     # A category that only the baseline has can be selected like any other.
-    rows = (row._replace(key=row.name) if isinstance(row.key, Gone) and not row.threads else row for row in made.rows)
+    rows = (
+        row._replace(key=row.name) if isinstance(row.key, BaselineOnly) and not row.threads else row
+        for row in made.rows
+    )
     return made._replace(rows=tuple(rows))
 
 
 def process_rows(
-    one: Cut,
+    one: Breakdown,
     scope: Scope,
-    book: Book,
+    book: Catalog,
     order: Order = BY_WAITING,
     *,
     threads: Mapping[int, int] | None = None,
     pinned: Sequence[int] = (),
-    lifetime: Cut | None = None,
+    lifetime: Breakdown | None = None,
     keep: int | None = None,
     now: Mapping[int, Age] | None = None,
     accounts: Mapping[int, Account] | None = None,
@@ -344,14 +358,14 @@ def process_rows(
 
 
 def cgroup_rows(
-    one: Cut,
+    one: Breakdown,
     scope: Scope,
-    book: Book,
+    book: Catalog,
     order: Order = BY_WAITING,
     *,
     processes: Iterable[int] = (),
     pinned: Sequence[str] = (),
-    lifetime: Cut | None = None,
+    lifetime: Breakdown | None = None,
     keep: str | None = None,
     now: Mapping[str, Age] | None = None,
     accounts: Mapping[int, Account] | None = None,
@@ -365,7 +379,7 @@ def cgroup_rows(
     def row_of(path: str, part: Part) -> Row:
         return Row(path, cgroup_name(path), one.span_ns, part, threads=counts[path])
 
-    def table_of(some: Cut) -> dict[str, Part]:
+    def table_of(some: Breakdown) -> dict[str, Part]:
         table: dict[str, Part] = {}
         for pid, part in by_process(some, scope).items():
             path = cgroup_of(pid, book)
@@ -395,7 +409,7 @@ def cgroup_rows(
 def thread_rows(
     table: Mapping[tuple[int, ...], Added],
     span_ns: int,
-    book: Book,
+    book: Catalog,
     order: Order = BY_WAITING,
     *,
     pinned: Sequence[ThreadKey] = (),
@@ -553,12 +567,12 @@ def place_rows(
     return ranked(table, Order(limit=limit, compare=compare), lambda key, part: Row(Place(*key), "", span_ns, part))
 
 
-def process_name(pid: int, book: Book) -> str:
+def process_name(pid: int, book: Catalog) -> str:
     """Raw. Threads that exited no longer belong to a process."""
     return EXITED_NAME if pid == EXITED.pid else book.process(pid)
 
 
-def cgroup_of(pid: int, book: Book) -> str:
+def cgroup_of(pid: int, book: Catalog) -> str:
     """Return the path of a process's container, unit or other cgroup.
 
     It is NO_CGROUP if it is not known yet.
@@ -571,6 +585,6 @@ def cgroup_name(path: str) -> str:
     return "(not known)" if path == NO_CGROUP else label(path) or path
 
 
-def thread_name(thread: ThreadKey, book: Book) -> str:
+def thread_name(thread: ThreadKey, book: Catalog) -> str:
     """Raw."""
     return EXITED_NAME if thread == EXITED else book.comm(thread)

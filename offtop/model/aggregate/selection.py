@@ -13,13 +13,13 @@ import numpy as np
 
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
-from offtop.model.classify.cause_finder import Diagnoser
-from offtop.model.values.catalog import Book
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import SITES, Ints, Mask, distinct_rows, integers
 from offtop.model.values.wake import OFFCPU, WAKEUP, gathers
-from offtop.model.windows.breakdown import Cut, Leaf, Part, Scope, Shares, cut_of
-from offtop.model.windows.history import Kept, Packed
+from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope, Shares, cut_of
+from offtop.model.windows.history import HistoryTick, Packed
 from offtop.model.windows.stuck import Stuck
 
 Parts = Mapping[Leaf, Part]
@@ -51,26 +51,26 @@ class Selection(NamedTuple):
         return not self.filters and not self.muted
 
 
-class Taken(NamedTuple):
+class FilteredTick(NamedTuple):
     """What mutes and filters leave of a tick."""
 
-    cut: Cut
+    cut: Breakdown
     unmuted: Parts
     """Everything that is not muted."""
     muted_ns: int
 
 
-class Sieve:
+class FilterCache:
     """Cache of what one selection leaves of each tick."""
 
-    def __init__(self, selection: Selection, diagnoser: Diagnoser, before: "Sieve | None" = None) -> None:
+    def __init__(self, selection: Selection, diagnoser: CauseFinder, before: "FilterCache | None" = None) -> None:
         """Create an empty cache; `before` is the one until now.
 
         Since that was made, more became known about processes or functions.
         """
         self.selection = selection
         self._diagnoser = diagnoser
-        self._taken: dict[int, Taken] = {}
+        self._taken: dict[int, FilteredTick] = {}
         self._chosen: dict[int, Parts] = {}
         self._earlier: dict[int, Parts] = before.told if before and before.selection == selection else {}
         """Results of `before`, oldest first."""
@@ -81,7 +81,7 @@ class Sieve:
         self._mode = selection.shape.mode if selection.path else WAKEUP if of_wakers else OFFCPU
         """What must have been gathered."""
 
-    def shares(self, tick: Kept) -> Shares:
+    def shares(self, tick: HistoryTick) -> Shares:
         """Return the waits of `tick` that pass mutes and filters."""
         found = self._last.get(tick.number) if tick.number else None
         if found is None:
@@ -92,15 +92,15 @@ class Sieve:
             self._remember(tick, found)
         return found
 
-    def _remember(self, tick: Kept, some: Shares) -> None:
+    def _remember(self, tick: HistoryTick, some: Shares) -> None:
         self._last = {number: one for number, one in self._last.items() if (number < 0) != (tick.number < 0)}
         self._last[tick.number] = some
 
-    def _masks_at(self, tick: Kept, every: Shares) -> tuple[Mask, Mask]:
+    def _masks_at(self, tick: HistoryTick, every: Shares) -> tuple[Mask, Mask]:
         """Cached, since several tables of a tick need them, and they cost more than the tables."""
         return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
 
-    def _masks(self, every: Shares, book: Book) -> tuple[Mask, Mask]:
+    def _masks(self, every: Shares, book: Catalog) -> tuple[Mask, Mask]:
         """Return which rows are not muted, and which pass the filters."""
         unmuted = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
@@ -109,12 +109,12 @@ class Sieve:
             passing = passing & one.mask(every, book, self._diagnoser)
         return unmuted, passing
 
-    def taken(self, tick: Kept) -> Taken:
+    def taken(self, tick: HistoryTick) -> FilteredTick:
         if self.selection.is_everything:
-            return Taken(tick.cut, tick.leaves, 0)
+            return FilteredTick(tick.cut, tick.leaves, 0)
         return _cached(self._taken, tick, self._take)
 
-    def _take(self, tick: Kept) -> Taken:
+    def _take(self, tick: HistoryTick) -> FilteredTick:
         every = tick.shares
         unmuted, passing = self._masks_at(tick, every)
         all_heard = every.of(unmuted)
@@ -122,9 +122,9 @@ class Sieve:
         kept = every.of(unmuted & passing)
         self._remember(tick, kept)
         muted_ns = int(every.total_ns[~unmuted].sum())
-        return Taken(cut_of(kept, tick.span_ns), parts, muted_ns)
+        return FilteredTick(cut_of(kept, tick.span_ns), parts, muted_ns)
 
-    def chosen(self, tick: Kept) -> Parts:
+    def chosen(self, tick: HistoryTick) -> Parts:
         """Return the time of the selected process, thread or branch.
 
         It is the time of everything shown if none is selected.
@@ -137,7 +137,7 @@ class Sieve:
                 return self._in_cut(self.taken(tick).cut)
         return _cached(self._chosen, tick, self._choose)
 
-    def _in_cut(self, cut: Cut) -> Parts:
+    def _in_cut(self, cut: Breakdown) -> Parts:
         pid = self.selection.pid
         if pid is None:
             return cut.categories
@@ -151,26 +151,26 @@ class Sieve:
             of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
         return self._earlier | of_cuts | self._chosen
 
-    def _choose(self, tick: Kept) -> Parts:
+    def _choose(self, tick: HistoryTick) -> Parts:
         some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
         return {some.leaves[leaf]: Part(*part) for leaf, part in some.by(some.leaf)}
 
-    def of_branch(self, some: Shares, tick: Kept) -> Shares:
+    def of_branch(self, some: Shares, tick: HistoryTick) -> Shares:
         """Return those of `some` whose stack goes through the selected branch."""
         return some.of(self._through(some.ids, tick)) if self.selection.path else some
 
-    def _through(self, ids: Ints, tick: Kept) -> Mask:
+    def _through(self, ids: Ints, tick: HistoryTick) -> Mask:
         selection = self.selection
         return through(ids, tick.facts.book, self._diagnoser.names, selection.shape, selection.path)
 
-    def stuck(self, every: Stuck, tick: Kept) -> Stuck:
+    def stuck(self, every: Stuck, tick: HistoryTick) -> Stuck:
         """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
         if every.shares is None or self.selection.is_everything:
             return every
         unmuted, passing = self._masks(every.shares, tick.facts.book)
         return every.of(unmuted & passing)
 
-    def chosen_stuck(self, some: Stuck, tick: Kept) -> Stuck:
+    def chosen_stuck(self, some: Stuck, tick: HistoryTick) -> Stuck:
         """Return those of `some` that belong to the selected process, thread or branch."""
         selection = self.selection
         if some.shares is None or (selection.pid is None and not selection.path):
@@ -180,7 +180,7 @@ class Sieve:
             chosen &= self._through(integers([one.site for one in some.waits], SITES.width), tick)
         return some.of(chosen)
 
-    def parts_of(self, ticks: Iterable[Kept]) -> dict[int, Parts]:
+    def parts_of(self, ticks: Iterable[HistoryTick]) -> dict[int, Parts]:
         """Return tick number → time of the selection, as far as it is known by now.
 
         Each call unpacks only some ticks, newest first, and even fewer that have an earlier result. If wakers are
@@ -206,7 +206,7 @@ class Sieve:
                 known[number] = self._earlier[number]
         return known | {number: self.chosen(tick) for number, tick in asked.items() if number not in known}
 
-    def _is_known(self, tick: Kept) -> bool:
+    def _is_known(self, tick: HistoryTick) -> bool:
         if tick.number in self._chosen:
             return True
         if self.selection.tid is not None or self.selection.path:
@@ -215,7 +215,7 @@ class Sieve:
             return self.selection.pid is None or tick.kept_cut is not None
         return tick.number in self._taken
 
-    def forget(self, oldest: Kept | None, recent: Kept) -> None:
+    def forget(self, oldest: HistoryTick | None, recent: HistoryTick) -> None:
         """Drop what is cached about ticks before `oldest`, and breakdowns before `recent`.
 
         A breakdown is a hundred times larger than the rest. What moved changes each time.
@@ -227,24 +227,24 @@ class Sieve:
                 del made[old]
 
 
-class Sieves:
-    """Creates the Sieve of the selection, and a new one when more names are known.
+class FilterCaches:
+    """Creates the FilterCache of the selection, and a new one when more names are known.
 
     On a busy machine that is the case at nearly each tick, and each time all ticks of the window have to be filtered
     again. So a new one is made less and less often, at least every 8 ticks, unless the picture stands still. New ticks
     are always filtered with everything known by then.
     """
 
-    def __init__(self, diagnoser: Diagnoser) -> None:
+    def __init__(self, diagnoser: CauseFinder) -> None:
         self._diagnoser = diagnoser
-        self._sieve: Sieve | None = None
+        self._sieve: FilterCache | None = None
         self._knew: tuple[object, ...] = ()
         self._made = self._seen = 0
         """Number of the newest tick when it was made, and when it was last requested."""
         self._patience = 1
 
-    def of(self, selection: Selection, newest: Kept, *, held: bool) -> Sieve:
-        """Return the Sieve; `held`: perhaps no later tick will be drawn."""
+    def of(self, selection: Selection, newest: HistoryTick, *, held: bool) -> FilterCache:
+        """Return the FilterCache; `held`: perhaps no later tick will be drawn."""
         before, known = self._sieve, self._known(selection, newest.facts.book)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:
@@ -255,10 +255,10 @@ class Sieves:
         else:
             self._patience = 1
         self._knew, self._made = known, newest.number
-        self._sieve = Sieve(selection, self._diagnoser, before)
+        self._sieve = FilterCache(selection, self._diagnoser, before)
         return self._sieve
 
-    def _known(self, selection: Selection, book: Book) -> tuple[object, ...]:
+    def _known(self, selection: Selection, book: Catalog) -> tuple[object, ...]:
         """Return a value that changes whenever more is known of what `selection` needs."""
         asked = (*selection.filters, *selection.muted)
         of_names = selection.path or any(one.needs_names for one in asked)
@@ -269,12 +269,12 @@ class Sieves:
         )
 
 
-def _work(tick: Kept) -> int:
+def _work(tick: HistoryTick) -> int:
     """Return the cost of filtering a tick, as bytes of packed data."""
     return tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
 
 
-def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Mask:
+def through(ids: Ints, book: Catalog, names: Names, shape: Shape, path: Path) -> Mask:
     """Return which sites have a stack that goes through the branch of `path`."""
     distinct, which = distinct_rows(shape.places(ids))
     steps = steps_of(book, names, shape)
@@ -282,7 +282,7 @@ def through(ids: Ints, book: Book, names: Names, shape: Shape, path: Path) -> Ma
     return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 
 
-def _cached(made: dict[int, T], tick: Kept, make: Callable[[Kept], T]) -> T:
+def _cached(made: dict[int, T], tick: HistoryTick, make: Callable[[HistoryTick], T]) -> T:
     """Return the entry of `made` for `tick`, or create it.
 
     Number 0 (everything since the start) is never cached.

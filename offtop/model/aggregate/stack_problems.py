@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from offtop.model.classify.causes import is_libc
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import (
     ANONYMOUS,
@@ -162,7 +162,7 @@ class Problem(NamedTuple):
         return f"{text} Next: {self.remedy}." if self.remedy else text
 
 
-class Told(NamedTuple):
+class ProblemSummary(NamedTuple):
     """What user stacks lack, of some waits."""
 
     total_ns: int = 0
@@ -196,9 +196,9 @@ class Problems:
         self._known: dict[int, _Findings] = {}
         self._unnamed: dict[Frame, tuple[str, set[int]]] = {}
         """Frames without a name → why, and which stacks they are in."""
-        self._checked: tuple[Book | None, int] = None, 0
+        self._checked: tuple[Catalog | None, int] = None, 0
 
-    def of(self, table: Mapping[tuple[int, ...], Added], book: Book) -> Told:
+    def of(self, table: Mapping[tuple[int, ...], Added], book: Catalog) -> ProblemSummary:
         """Return the problems of a table by site (cut.by_site)."""
         self._drop_outdated(book)
         waits_ns: dict[tuple[int, int], int] = {}
@@ -226,9 +226,9 @@ class Problems:
             remedy = _remedy(flaw, "" if pid == EXITED.pid else runtime).format(pid=pid)
             problems.append(Problem(flaw.binary, process, flaw.reason, ns, ns / total_ns, remedy))
         problems.sort(key=lambda one: (-one.total_ns, one[:3]))
-        return Told(total_ns, whole_ns, named_ns, tuple(problems))
+        return ProblemSummary(total_ns, whole_ns, named_ns, tuple(problems))
 
-    def _drop_outdated(self, book: Book) -> None:
+    def _drop_outdated(self, book: Catalog) -> None:
         """Drop what may have changed."""
         asked = book, self._names.version
         if asked[0] is not self._checked[0] or len(self._known) >= _MOST_KNOWN:
@@ -243,7 +243,7 @@ class Problems:
                         self._known.pop(user, None)
         self._checked = asked
 
-    def _of_stack(self, user: int, book: Book) -> _Findings:
+    def _of_stack(self, user: int, book: Catalog) -> _Findings:
         known = self._known.get(user)
         if known is None:
             stack = book.stack(user)
@@ -321,7 +321,7 @@ def _runtime(name: str) -> str:
     return (found.lastgroup or "") if found else ""
 
 
-def _process(pid: int, book: Book) -> str:
+def _process(pid: int, book: Catalog) -> str:
     return "(exited)" if pid == EXITED.pid else book.process(pid)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.aggregate.rows import process_name
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import ENDS, NO_STACK, Frame, Names, Stack, functions
 from offtop.model.values.table import Ints
 from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, STILL_WAITING, WAKEUP, WHOLE, Wake, Waker
@@ -104,7 +104,7 @@ def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
     return ids[:, 2:5]
 
 
-def steps_of(book: Book, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+def steps_of(book: Catalog, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
     """Return a cached function from place to path.
 
     A path goes from the outermost function to the kernel's leaf, or is inverted. The path is empty if the shape leaves
@@ -124,7 +124,7 @@ def passes(place_steps: Path, path: Path) -> bool:
 class Steps:
     """Maps places to paths, as steps_of does, and caches the names."""
 
-    def __init__(self, book: Book, names: Names, shape: Shape) -> None:
+    def __init__(self, book: Catalog, names: Names, shape: Shape) -> None:
         self._book, self._names, self._shape = book, names, shape
         self._steps: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
         self._cached_paths: dict[tuple[int, bool], Path] = {}

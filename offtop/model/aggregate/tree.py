@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step, begins_line, is_function, steps_of
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
 from offtop.model.windows.breakdown import Added, Part, total
 
@@ -56,7 +56,7 @@ class Branch(NamedTuple):
     """Above 0: the line sums up so many small branches, and its path ends in MORE."""
 
 
-def tree_of(places: Mapping[tuple[int, ...], Added], book: Book, names: Names, shape: Shape) -> Node:
+def tree_of(places: Mapping[tuple[int, ...], Added], book: Catalog, names: Names, shape: Shape) -> Node:
     """Return the tree of `places` (cut.by_place).
 
     Its root stands for the selection and has no name.

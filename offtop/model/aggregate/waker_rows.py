@@ -7,7 +7,7 @@ import numpy as np
 
 from offtop.model.classify.causes import Reason
 from offtop.model.values import stack
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.table import Ints
 from offtop.model.values.wake import RESERVED, THREAD, Object
@@ -40,7 +40,7 @@ KeyOf = Callable[..., G]
 under."""
 
 
-def waker_of(book: Book, of_threads: bool) -> KeyOf[WakerKey]:
+def waker_of(book: Catalog, of_threads: bool) -> KeyOf[WakerKey]:
     """Group wakers by thread, or by process."""
 
     def key_of(wake_id: int) -> WakerKey:
@@ -56,7 +56,7 @@ def waker_of(book: Book, of_threads: bool) -> KeyOf[WakerKey]:
     return key_of
 
 
-def object_of(book: Book) -> KeyOf[Object]:
+def object_of(book: Catalog) -> KeyOf[Object]:
     def key_of(wake_id: int) -> Object:
         if wake_id < 0:
             return BELOW_OBJECT if wake_id == _BELOW else EXITED_OBJECT

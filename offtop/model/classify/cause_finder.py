@@ -1,4 +1,4 @@
-"""Diagnoser: applies cause rules to sites.
+"""CauseFinder: applies cause rules to sites.
 
 Each kind of wait is matched once, and again when its functions get names.
 """
@@ -20,14 +20,14 @@ from offtop.model.classify.causes import (
     Subject,
     subject_of,
 )
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.peers import may_have_ends
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
 from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
 from offtop.model.windows.breakdown import RUN_QUEUE, Added
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, WHERE, Verdicts, Where
+from offtop.model.windows.idle_verdicts import NO_VERDICTS, WHERE, IdleVerdicts, Where
 from offtop.printable import printable
 
 K = TypeVar("K")
@@ -42,7 +42,7 @@ _KEY_OF_WAKERS = "key 2"
 _OPTION_OF_WAKERS = "--mode wakeup"
 
 
-class Told(NamedTuple):
+class CauseShare(NamedTuple):
     """What rules say about a part of the waits."""
 
     rule: Rule | None
@@ -52,13 +52,13 @@ class Told(NamedTuple):
     pid: int
     """Process with most of the time."""
 
-    def in_short(self, book: Book, with_process: bool) -> str:
+    def in_short(self, book: Catalog, with_process: bool) -> str:
         """Return `88% wait for Python's GIL (gunicorn)`."""
         process = printable(book.process(self.pid)) if with_process else ""
         name = self.rule.name if self.rule else "what no rule knows"
         return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
 
-    def in_full(self, book: Book, with_process: bool, with_keys: bool = True) -> str:
+    def in_full(self, book: Catalog, with_process: bool, with_keys: bool = True) -> str:
         """Return the same with an explanation and what to look at next.
 
         `with_keys`: if there is a screen.
@@ -69,13 +69,13 @@ class Told(NamedTuple):
         return f"{text} Next: {hint}." if hint else text
 
 
-def advice(rule: Rule, book: Book) -> str:
+def advice(rule: Rule, book: Catalog) -> str:
     """Return what to look at next, marked if it is not available; empty for nothing."""
     lacks = not book.has_programs and _KEY_OF_WAKERS in rule.next
     return f"{rule.next} (needs BPF)" if lacks else rule.next
 
 
-def most(parts: Sequence[Told]) -> Told | None:
+def most(parts: Sequence[CauseShare]) -> CauseShare | None:
     """Return the largest part with a cause; None if none is large enough."""
     return next((one for one in parts if one.rule and one.share >= _LEAST_SHARE), None)
 
@@ -91,7 +91,7 @@ class _WaitKind(NamedTuple):
     """Peer of the object, as for Rule.at."""
 
 
-class Diagnoser:
+class CauseFinder:
     """Applies cause rules to sites. Not thread-safe."""
 
     def __init__(self, names: Names, rules: RuleSource) -> None:
@@ -119,21 +119,21 @@ class Diagnoser:
         self._matched: dict[Hashable, dict[int, bool]] = {}
         self._matched_by = names.version
 
-    def apart(self) -> "Diagnoser":
+    def apart(self) -> "CauseFinder":
         """Return an independent one for sites of another book.
 
         What is cached about sites is dropped with their book.
         """
-        return Diagnoser(self.names, self._source)
+        return CauseFinder(self.names, self._source)
 
-    def rule_of(self, site: SiteKey, book: Book) -> Rule | None:
+    def rule_of(self, site: SiteKey, book: Catalog) -> Rule | None:
         """Return the rule that matches; None if none does, or if the location is unknown."""
         if site.kernel in PLACELESS:
             return None
         self._drop_outdated(book)
         return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
 
-    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Book, apart: bool = False) -> list[Told]:
+    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Catalog, apart: bool = False) -> list[CauseShare]:
         """Apply the rules to a table by site (cut.by_site); most time first.
 
         `apart`: keep rules apart that lead to the same cause.
@@ -159,24 +159,24 @@ class Diagnoser:
         self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
         whole_ns = sum(part[1] for part in table.values())
         parts = [
-            Told(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
+            CauseShare(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
             for name, ns in sums.items()
         ]
         return sorted(parts, key=lambda one: -one.total_ns)
 
-    def rules_at(self, sites: Iterable[tuple[int, ...]], book: Book) -> list[Rule | None]:
+    def rules_at(self, sites: Iterable[tuple[int, ...]], book: Catalog) -> list[Rule | None]:
         """Return the rule for each of cut.sites_of; None also if the location is unknown."""
         self._drop_outdated(book)
         return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
 
-    def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Book) -> list[Reason]:
+    def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Catalog) -> list[Reason]:
         """Return the cause of each, as the key of a list's row."""
         return [
             Reason(rule.name) if rule else BELOW_REASON if site[0] in PLACELESS else NO_REASON
             for site, rule in zip(sites, self.rules_at(sites, book), strict=True)
         ]
 
-    def is_unknown(self, site: tuple[int, ...], book: Book) -> bool:
+    def is_unknown(self, site: tuple[int, ...], book: Catalog) -> bool:
         """Return whether no rule matches that row, although its location is known."""
         return site[0] not in PLACELESS and self._of_row(site, book) is None
 
@@ -198,7 +198,7 @@ class Diagnoser:
             self._changes += 1
         return self.names.version, self._changes
 
-    def verdicts(self, ids: Iterable[Ints], book: Book) -> Verdicts:
+    def verdicts(self, ids: Iterable[Ints], book: Catalog) -> IdleVerdicts:
         """Return the verdicts known by now, including those for these sites."""
         self._drop_outdated(book)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
@@ -223,7 +223,7 @@ class Diagnoser:
             if rule and rule.idle is not None:
                 self._idle_at[where] = rule.idle
         if self._idle_at != before:
-            self._verdicts = Verdicts({**self._in_progress(), **self._idle_at})
+            self._verdicts = IdleVerdicts({**self._in_progress(), **self._idle_at})
         return self._verdicts
 
     def _in_progress(self) -> dict[Where, bool]:
@@ -237,7 +237,7 @@ class Diagnoser:
                 every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
         return {(pid, kernel, NO_STACK): True for (pid, kernel), idle in every.items() if idle == {True}}
 
-    def _of_row(self, row: tuple[int, ...], book: Book) -> Rule | None:
+    def _of_row(self, row: tuple[int, ...], book: Catalog) -> Rule | None:
         kernel, user, wake, pid = row
         program = book.process(pid)
         known = self._rule_by_row.get(row)
@@ -249,7 +249,7 @@ class Diagnoser:
         self._rule_by_row[row] = program, found
         return found
 
-    def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Book) -> Rule | None:
+    def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Catalog) -> Rule | None:
         peer = self._peer(kernel, what, book)
         kind = _WaitKind(kernel, user, book.process(pid), what, peer)
         if kind in self._rule_by_kind:
@@ -275,19 +275,19 @@ class Diagnoser:
             found = self._candidates[category, program] = self._rules.among(category, program)
         return found
 
-    def _subject(self, kind: _WaitKind, book: Book) -> Subject:
+    def _subject(self, kind: _WaitKind, book: Catalog) -> Subject:
         of_kernel, of_user = book.stack(kind.kernel), book.stack(kind.user)
         for frame in of_user.frames:
             if self.names.of(frame) == nameless(frame):
                 self._unnamed.setdefault(frame, set()).add(kind)
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
-    def _peer(self, kernel: int, what: Object, book: Book) -> tuple[str, str] | None:
+    def _peer(self, kernel: int, what: Object, book: Catalog) -> tuple[str, str] | None:
         """Return the peer: the name of a local process, or the service of the port."""
         name = printable(book.ends_of(what).name(book.stack(kernel)))
         return (name, _slug(name)) if name else self._rules.service(what)
 
-    def _drop_outdated(self, book: Book) -> None:
+    def _drop_outdated(self, book: Catalog) -> None:
         """Drop what may have changed."""
         self._rules = self._source.rules  # the reference keeps another object from getting the same id
         current = (id(book), id(self._rules), self.names.version, book.ends_version)

@@ -1,8 +1,8 @@
-"""Judge: decides which waits and ticks are outliers, by triggers and by what is usual.
+"""OutlierDetector: decides which waits and ticks are outliers, by triggers and by what is usual.
 
 The BPF programs report waits that reach a threshold. They know neither programs nor categories, so each kernel stack
-and program gets its own threshold (`Judge.marks_ns`). A wait in progress is judged when it crosses its threshold. All
-this runs in the thread that reads ticks.
+and program gets its own threshold (`OutlierDetector.marks_ns`). A wait in progress is judged when it crosses its
+threshold. All this runs in the thread that reads ticks.
 """
 
 import heapq
@@ -15,15 +15,15 @@ import numpy as np
 from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, Trigger
 from offtop.model.outliers.usual import ENOUGH_SHORT, Usual
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import AUTO, NEVER_NS, Caught, Outlier, Outliers
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier, Outliers
 from offtop.model.values.snapshot import Bound, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, PLACELESS
 from offtop.model.values.table import SITES, integers
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.units import NS_PER_S
 
 LEAST_AUTO_NS = 10_000_000
@@ -46,7 +46,7 @@ class _Match(NamedTuple):
     mark: float
 
 
-class Judge:
+class OutlierDetector:
     """Finds outliers and stores them in `outliers`."""
 
     def __init__(self, triggers: Collection[Trigger | None]) -> None:
@@ -84,12 +84,12 @@ class Judge:
         of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
         return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
 
-    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
         category = book.stack(kernel).category
         own_ns = self._mark_ns(program, category)
         return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
 
-    def tick(self, snapshot: Snapshot, kept: Kept) -> Sequence[Outlier]:
+    def tick(self, snapshot: Snapshot, kept: HistoryTick) -> Sequence[Outlier]:
         """Return the outliers of a tick.
 
         Those reported while in progress are reported again when they end.
@@ -132,7 +132,7 @@ class Judge:
         usual_ns = self._usual.of(program, category) if self._auto and category not in _NEVER_UNUSUAL else 0
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
-    def _judged(self, some: Sequence[Caught], snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+    def _judged(self, some: Sequence[LongWait], snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
         """Return those that are too long, longest first.
 
         If there are many of one kind, only the longest are returned in full.
@@ -161,9 +161,9 @@ class Judge:
         return found
 
     def _match(
-        self, one: Caught, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: Kept
+        self, one: LongWait, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: HistoryTick
     ) -> _Match | None:
-        """Judge the blocked and the run-queue part of a wait; None if neither is too long."""
+        """OutlierDetector the blocked and the run-queue part of a wait; None if neither is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
         parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
         for trigger in self._triggers:
@@ -183,7 +183,9 @@ class Judge:
                 return _Match(AUTO, MAX, name, mark_ns)
         return None
 
-    def _outlier(self, one: Caught, match: _Match, known: Outlier | None, snapshot: Snapshot, kept: Kept) -> Outlier:
+    def _outlier(
+        self, one: LongWait, match: _Match, known: Outlier | None, snapshot: Snapshot, kept: HistoryTick
+    ) -> Outlier:
         value = _value_ns(one, match.category, kept.at_ns)
         usual_ns = known.usual_ns if known else self._usual.of(one.program, match.category)
         times = kept.at_ns, kept.taken_ns
@@ -192,7 +194,7 @@ class Judge:
             *times, *what, usual_ns, one, _after(snapshot, one), bool(known), book=excerpt(snapshot.book, one.site)
         )
 
-    def _crossed(self, snapshot: Snapshot) -> list[Caught]:
+    def _crossed(self, snapshot: Snapshot) -> list[LongWait]:
         """Return the waits in progress that have reached their threshold."""
         before, self._waiting = self._waiting, snapshot.waiting
         book, at_ns = snapshot.book, snapshot.at_ns
@@ -202,7 +204,7 @@ class Judge:
             if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
                 self._schedule(one, self._mark_ns(*_program_and_category(one, book)))
         reported = {one.identity for one in snapshot.caught}
-        found: dict[_Identity, Caught] = {}
+        found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
             _, pid, tid, left_ns = heapq.heappop(self._due)
             one = snapshot.waiting.get(ThreadKey(pid, tid))
@@ -214,7 +216,7 @@ class Judge:
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
             is_exact = one.bound is Bound.EXACT
-            caught = Caught(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
+            caught = LongWait(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
             if caught.identity not in self._reported and caught.identity not in reported:
                 found[caught.identity] = caught
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
@@ -226,7 +228,7 @@ class Judge:
         if mark_ns != NEVER_NS:
             heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
 
-    def _ended(self, snapshot: Snapshot, kept: Kept, reported: Collection[_Identity]) -> list[Outlier]:
+    def _ended(self, snapshot: Snapshot, kept: HistoryTick, reported: Collection[_Identity]) -> list[Outlier]:
         """Return waits that were reported while in progress and have ended without another report."""
         found: list[Outlier] = []
         for pid, tid, began_ns in list(self._counted):
@@ -245,7 +247,7 @@ class Judge:
                 found.append(was._replace(wait=wait, was_told=True, more=0, **at))
         return found
 
-    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: Kept) -> list[Outlier]:
+    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
         """Apply a trigger for ticks: to each program that it names, or to all together."""
         if trigger.is_of_waits:
             return []
@@ -269,7 +271,7 @@ class Judge:
         return found
 
 
-def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list[bool]:
+def _idle(some: Sequence[LongWait], categories: Sequence[str], idle: Idle) -> list[bool]:
     """Return whether each is idle, as in Shares."""
     ids = integers([one.site for one in some], SITES.width)
     is_idle = np.array([category in idle.categories for category in categories], np.bool_)
@@ -280,13 +282,13 @@ def _idle(some: Sequence[Caught], categories: Sequence[str], idle: Idle) -> list
     return np.where(said == 0, is_idle, said > 0).tolist()
 
 
-def excerpt(book: Book, site: SiteKey) -> Book:
+def excerpt(book: Catalog, site: SiteKey) -> Catalog:
     """Return what a book has about one wait."""
     wake = book.wake(site.wake)
     stacks = {site.kernel, site.user, *wake.stacks}
     threads = {site.thread, *(ThreadKey(one.pid, one.tid) for one in (wake.waker,) if one.tid)}
     pids = {key.pid for key in threads}
-    return Book(
+    return Catalog(
         stacks={one: book.stack(one) for one in stacks},
         wakes={**RESERVED_WAKES, **({site.wake: wake} if site.wake >= FIRST_WAKE else {})},
         comms={key: comm for key in threads if (comm := book.comms.get(key))},
@@ -296,14 +298,14 @@ def excerpt(book: Book, site: SiteKey) -> Book:
     )
 
 
-def _value_ns(one: Caught, category: str, at_ns: int) -> int:
+def _value_ns(one: LongWait, category: str, at_ns: int) -> int:
     """Return the part of a wait that belongs to a category."""
     if category == RUN_QUEUE:
         return one.runqueue_ns
     return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
-def _program_and_category(one: Waiting, book: Book) -> tuple[str, str]:
+def _program_and_category(one: Waiting, book: Catalog) -> tuple[str, str]:
     """Return program and category."""
     category = book.stack(one.site.kernel).category
     is_ready = one.is_ready and category != THROTTLE
@@ -315,7 +317,7 @@ def _began_ns(one: Waiting) -> int:
     return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
 
 
-def _after(snapshot: Snapshot, caught: Caught) -> str:
+def _after(snapshot: Snapshot, caught: LongWait) -> str:
     now = snapshot.waiting.get(caught.site.thread)
     if now is None:
         return "running" if caught.site.thread in snapshot.threads else "ended"
@@ -325,7 +327,7 @@ def _after(snapshot: Snapshot, caught: Caught) -> str:
     return f"{now.letter} {category}"
 
 
-def _parts(trigger: Trigger, book: Book, kept: Kept) -> dict[str, Part]:
+def _parts(trigger: Trigger, book: Catalog, kept: HistoryTick) -> dict[str, Part]:
     """Return what a trigger for ticks covers, by program.
 
     Everything is under the empty name if the trigger names no program.

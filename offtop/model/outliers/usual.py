@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.snapshot import EXITED
-from offtop.model.windows.breakdown import FILTERED, SHORT, Cut
+from offtop.model.windows.breakdown import FILTERED, SHORT, Breakdown
 from offtop.units import NS_PER_S
 
 LEARN_NS = 10 * NS_PER_S
@@ -39,7 +39,7 @@ class Usual:
         self.since_ns = 0
         """When it began to learn."""
 
-    def learn(self, one: Cut, programs: Mapping[int, str], min_ns: int, at_ns: int) -> bool:
+    def learn(self, one: Breakdown, programs: Mapping[int, str], min_ns: int, at_ns: int) -> bool:
         """Add a tick's finished waits that are not idle; return whether results have changed."""
         self._began_ns = self._began_ns or at_ns
         self.since_ns = self.since_ns or at_ns

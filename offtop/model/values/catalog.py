@@ -1,6 +1,6 @@
-"""Book: a catalog of what ids refer to: stacks, wakes, names and process details.
+"""Catalog: a catalog of what ids refer to: stacks, wakes, names and process details.
 
-One Book is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
+One Catalog is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
 windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
 Any thread may read it. Ids are never reused. Wakes may be too many for that: the ones used longest ago are dropped
 first, and older windows then show them as lost.
@@ -9,7 +9,7 @@ first, and older windows then show them as lost.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offtop.model.values.peers import NO_ENDS, Ends
+from offtop.model.values.peers import NO_ENDS, Peers
 from offtop.model.values.stack import EMPTY, RESERVED, Stack
 from offtop.model.values.wake import LOST_WAKE, NO_WAKE, Object, Wake
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
@@ -61,7 +61,7 @@ class Details(NamedTuple):
 UNKNOWN = Details()
 
 
-class Life(NamedTuple):
+class ThreadLifetime(NamedTuple):
     """Lifetime of a thread, as far as it began or ended while offtop ran."""
 
     from_ns: int = 0
@@ -70,14 +70,14 @@ class Life(NamedTuple):
     """CLOCK_MONOTONIC when it exited; 0: it has not."""
 
 
-ALL_ALONG = Life()
+ALL_ALONG = ThreadLifetime()
 CALL_32_BIT = 1 << 30
 """Marks a system call number of a 32-bit program on a 64-bit machine: such programs have other numbers, and pass
 arguments in other registers."""
 
 
 @dataclass(slots=True)
-class Book:
+class Catalog:
     stacks: dict[int, Stack] = field(default_factory=lambda: dict(RESERVED))
     wakes: dict[int, Wake] = field(default_factory=lambda: dict(RESERVED_WAKES))
     comms: dict[ThreadKey, str] = field(default_factory=dict[ThreadKey, str])
@@ -91,14 +91,14 @@ class Book:
     before.
     """
 
-    lives: dict[ThreadKey, Life] = field(default_factory=dict[ThreadKey, Life])
+    lives: dict[ThreadKey, ThreadLifetime] = field(default_factory=dict[ThreadKey, ThreadLifetime])
     """Threads that started after offtop did, or have exited."""
     calls: dict[int, str] = field(default_factory=dict[int, str])
     """System call number → name on that machine, for numbers that occurred and have a name: a traced program may show
     any number. With CALL_32_BIT for 32-bit programs."""
     details_version: int = 0
     """Changes whenever `details` has something new about a process."""
-    ends: dict[Object, Ends] = field(default_factory=dict[Object, Ends])
+    ends: dict[Object, Peers] = field(default_factory=dict[Object, Peers])
     """Peers of the objects that were requested (Source.find_ends), if found. Changes only between two ticks, so that a
     recorded tick shows the same."""
     ends_version: int = 0
@@ -119,10 +119,10 @@ class Book:
     def detail(self, pid: int) -> Details:
         return self.details.get(pid, UNKNOWN)
 
-    def ends_of(self, what: Object) -> Ends:
+    def ends_of(self, what: Object) -> Peers:
         return self.ends.get(what, NO_ENDS)
 
-    def life(self, key: ThreadKey) -> Life:
+    def life(self, key: ThreadKey) -> ThreadLifetime:
         return self.lives.get(key, ALL_ALONG)
 
     def call(self, number: int) -> str:

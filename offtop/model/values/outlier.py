@@ -7,7 +7,7 @@ shown when everything else of that moment has been dropped.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.units import NS_PER_S
 
 NEVER_NS = (1 << 64) - 1
@@ -18,7 +18,7 @@ AUTO = "auto"
 """Rule that judges by what is usual."""
 
 
-class Marks(Protocol):
+class Thresholds(Protocol):
     """Thresholds from which on waits are recorded in full. For the thread that reads ticks."""
 
     @property
@@ -31,12 +31,12 @@ class Marks(Protocol):
         """Changes whenever thresholds may change."""
         ...
 
-    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
         """Return how long a program may be blocked at a kernel stack, and how long runnable."""
         ...
 
 
-class Caught(NamedTuple):
+class LongWait(NamedTuple):
     """A wait that reached a threshold, in full. Times are CLOCK_MONOTONIC."""
 
     site: SiteKey
@@ -81,7 +81,7 @@ class Outlier(NamedTuple):
     mark: float
     usual_ns: int = 0
     """99.9th percentile of that program and category in the minutes before, upper bound; 0: unknown."""
-    wait: Caught | None = None
+    wait: LongWait | None = None
     """None for a tick."""
     after: str = ""
     """What the thread did at the end of that tick: `running`, or letter and category of its next wait."""
@@ -89,7 +89,7 @@ class Outlier(NamedTuple):
     """It was reported before, while in progress, and has ended since."""
     more: int = 0
     """Others of its kind in that tick, which are only counted."""
-    book: Book = Book()
+    book: Catalog = Catalog()
     """Only what it refers to."""
 
     @property

@@ -1,7 +1,7 @@
 """Peers: the processes at the other end of what a thread waits on.
 
 For an epoll, it is what it watches. They change while the object waited on stays the same, so waits are grouped by
-object, and the Book has its peers.
+object, and the Catalog has its peers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Process(NamedTuple):
         return f"{self.comm}({self.pid})"
 
 
-class Side(NamedTuple):
+class PeerSide(NamedTuple):
     """The processes of one role."""
 
     role: str
@@ -57,13 +57,13 @@ class Side(NamedTuple):
         return f"{self.role}: {', '.join([*told, *more])}"
 
 
-class Ends(NamedTuple):
-    sides: tuple[Side, ...] = ()
+class Peers(NamedTuple):
+    sides: tuple[PeerSide, ...] = ()
     members: tuple[tuple[str, int], ...] = ()
     """For an epoll: kind of descriptor (`socket`, `pipe`, `eventfd`, `file` and so on) → how many it watches, most
     first."""
 
-    def for_who_waits(self, kernel: Stack) -> tuple[Side, ...]:
+    def for_who_waits(self, kernel: Stack) -> tuple[PeerSide, ...]:
         """Return the roles that a wait at that stack depends on.
 
         A pipe's reader waits for its writers, for example. If the stack does not say, these are all but the holder of a
@@ -107,7 +107,7 @@ _ROLE_BY_FUNCTION = {
     **dict.fromkeys(("lock_inode_wait", "fcntl_setlk", "do_lock_file_wait"), HOLDER),
 }
 """Part of a function's name → what is waited for."""
-NO_ENDS = Ends()
+NO_ENDS = Peers()
 
 
 def may_have_ends(what: Object) -> bool:

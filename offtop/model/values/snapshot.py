@@ -10,8 +10,8 @@ from enum import IntEnum
 from operator import add
 from typing import NamedTuple
 
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import Caught, Outlier
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.state import NEW, letter
 from offtop.model.values.wake import OFFCPU, Storm
@@ -299,7 +299,7 @@ class Snapshot:
     """Finished waits. Evicted sites are summed up under EXITED, by kernel stack: SiteKey(0, 0, kernel, 0)."""
     waiting: Mapping[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
     """Waits in progress. The object stays the same while nothing about the wait changes."""
-    book: Book = field(default_factory=Book)
+    book: Catalog = field(default_factory=Catalog)
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread."""
@@ -307,7 +307,7 @@ class Snapshot:
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """Running totals by the id of a wake of the waker; `largest` is that of the last tick."""
-    caught: Sequence[Caught] = ()
+    caught: Sequence[LongWait] = ()
     """Waits of the last tick that passed one of the thresholds set at the source."""
     outliers: Sequence[Outlier] = ()
     """Outliers of the last tick, if it was recorded: they are known already."""

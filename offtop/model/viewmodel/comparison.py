@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.baseline_rows import LEAST, Before, Compare, Gone, Was, before_of
+from offtop.model.aggregate.baseline_rows import LEAST, BaselineOnly, BaselineRow, BaselineTable, Compare, before_of
 from offtop.model.aggregate.filter import Filter, of_reason
 from offtop.model.aggregate.pool import Pool, family
 from offtop.model.aggregate.rows import cgroup_name, cgroup_of, process_name, wake_name
@@ -19,9 +19,9 @@ from offtop.model.aggregate.selection import through
 from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
 from offtop.model.aggregate.tree import Branch, Node, folded, tree_of
 from offtop.model.aggregate.waker_rows import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import Mask, thread_codes
@@ -47,7 +47,7 @@ class Now(NamedTuple):
     """What is compared with the baseline."""
 
     span_ns: int
-    book: Book
+    book: Catalog
     threads: Collection[ThreadKey]
     """All threads that exist."""
     pids: Collection[int]
@@ -77,13 +77,13 @@ class Comparison:
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
         self._book, self._are_pids_valid = baseline.book, not baseline.file
-        self._diagnoser = Diagnoser(baseline.names, rules)
+        self._diagnoser = CauseFinder(baseline.names, rules)
         self._view = View()
         self._cache_key: object = None
         self._matching_list = self._matching_panes = _Matching()
         """For the list, and for the other panes."""
         self._cache: dict[Hashable, Any] = {}
-        self._now = Now(0, Book(), (), ())
+        self._now = Now(0, Catalog(), (), ())
 
     def look_at(self, view: View, user: Filter, now: Now) -> None:
         """Set what the other methods compare. `user` is the filter for the processes of one user."""
@@ -129,16 +129,16 @@ class Comparison:
         return self._categories().whole.waiting
 
     def categories(self) -> Compare:
-        return self._compare(self._categories(), _identity, Gone)
+        return self._compare(self._categories(), _identity, BaselineOnly)
 
-    def _categories(self) -> Was[str]:
+    def _categories(self) -> BaselineTable[str]:
         scope = Scope(idle=self._view.idle_shown)
         return self._cached(
             ("categories", scope, self._view.path),
-            lambda: Was(
+            lambda: BaselineTable(
                 self.baseline.spans_ns,
                 [_by_category(some.in_scope(scope)) for _, some in self._of_branch()],
-                Gone,
+                BaselineOnly,
                 self._matching_panes.share,
             ),
         )
@@ -154,7 +154,9 @@ class Comparison:
         scope = view.scope._replace(pid=None, tid=None)
         if view.lists_reasons:
             return self._compare(
-                self._baseline_table("reasons", scope, self._by_reason, lambda key: Gone(key.name)), _identity, _named
+                self._baseline_table("reasons", scope, self._by_reason, lambda key: BaselineOnly(key.name)),
+                _identity,
+                _named,
             )
         if view.lists_objects:
             things = object_of(was_book)
@@ -186,12 +188,16 @@ class Comparison:
 
             was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
             return self._compare(was, _identity, _cgroup)
-        was = self._baseline_table("processes", scope, _by_process, lambda pid: Gone(process_name(pid, was_book)))
-        return self._compare(was, self._key_if_valid, lambda pid: Gone(process_name(pid, book)), self._now.every_pid)
+        was = self._baseline_table(
+            "processes", scope, _by_process, lambda pid: BaselineOnly(process_name(pid, was_book))
+        )
+        return self._compare(
+            was, self._key_if_valid, lambda pid: BaselineOnly(process_name(pid, book)), self._now.every_pid
+        )
 
     def _compare(
         self,
-        was: Was[Any],
+        was: BaselineTable[Any],
         key_of: Callable[[Any], Hashable],
         name_of: Callable[[Any], Hashable],
         there: Collection[Any] = (),
@@ -210,10 +216,10 @@ class Comparison:
         table_of: Callable[[Shares, Scope], Mapping[K, Added]],
         name_of: Callable[[K], Hashable],
         groups: Callable[[K], Sequence[tuple[Hashable, Hashable]]] | None = None,
-    ) -> Was[K]:
-        def made() -> Was[K]:
+    ) -> BaselineTable[K]:
+        def made() -> BaselineTable[K]:
             tables = [table_of(some, scope) for _, some in self._shares(self._matching_list)]
-            return Was(self.baseline.spans_ns, tables, name_of, self._matching_list.share, groups)
+            return BaselineTable(self.baseline.spans_ns, tables, name_of, self._matching_list.share, groups)
 
         return self._cached((what, scope), made)
 
@@ -231,7 +237,7 @@ class Comparison:
         """Compare the sites of a window, with all their time. `names` are for the window."""
         was = self._cached(
             "sites",
-            lambda: Was(
+            lambda: BaselineTable(
                 self.baseline.spans_ns,
                 [_by_site(some) for _, some in self._shares(self._matching_list)],
                 _site_of(self._book, self.baseline.names),
@@ -266,13 +272,13 @@ class Comparison:
         view, shape = self._view, self._view.tree.shape
         was_path_of = steps_of(self._book, self.baseline.names, shape)
 
-        def made() -> Was[tuple[int, ...]]:
+        def made() -> BaselineTable[tuple[int, ...]]:
             paths = {place: was_path_of(place) for table in self._places(view.scope, shape) for place in table}
             tables = [
                 {place: part for place, part in table.items() if passes(paths[place], view.path)}
                 for table in self._places(view.scope, shape)
             ]
-            return Was(self.baseline.spans_ns, tables, paths.__getitem__, self._matching_panes.share)
+            return BaselineTable(self.baseline.spans_ns, tables, paths.__getitem__, self._matching_panes.share)
 
         was = self._cached(("places", _without_ids(view.scope), shape, view.path), made)
         return self._compare(was, lambda _: None, path_of)
@@ -321,7 +327,7 @@ class Comparison:
             keep &= self._with(some, view.object, object_of(self._book), _stable_name)
         return keep
 
-    def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], Gone]) -> Mask:
+    def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], BaselineOnly]) -> Mask:
         wakes, which = np.unique(codes(some.ids), return_inverse=True)
         keys = [key_of(wake) for wake in wakes.tolist()]
         if self._are_pids_valid and wanted in keys:
@@ -379,7 +385,7 @@ class Trees(NamedTuple):
     spans_ns: tuple[int, ...]
     share: float
 
-    def before(self, path: Path) -> Before:
+    def before(self, path: Path) -> BaselineRow:
         return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
 
     def gone(self, root: Node) -> list[Branch]:
@@ -433,7 +439,7 @@ def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
     return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
 
 
-def _site_of(book: Book, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
+def _site_of(book: Catalog, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
     """Identify sites by process, thread and function names."""
     known: dict[tuple[int, int], Hashable] = {}
 
@@ -456,32 +462,32 @@ def _identity(key: Hashable) -> Hashable:
     return key
 
 
-def _named(key: WakerKey | Any) -> Gone:
-    return Gone(key.name)
+def _named(key: WakerKey | Any) -> BaselineOnly:
+    return BaselineOnly(key.name)
 
 
-def _cgroup(path: str) -> Gone:
-    return Gone(cgroup_name(path))
+def _cgroup(path: str) -> BaselineOnly:
+    return BaselineOnly(cgroup_name(path))
 
 
-def _stable_name(what: Object) -> Gone:
+def _stable_name(what: Object) -> BaselineOnly:
     """Name an object so that it matches next time: the local port of a connection changes."""
     if what.local and what.peer:
-        return Gone(f"{what.kind} {what.peer}")
+        return BaselineOnly(f"{what.kind} {what.peer}")
     if what.kind == UNIX and what.peer:
-        return Gone(f"{UNIX} to {what.peer.rpartition('(')[0] or what.peer}")
-    return Gone(wake_name(what))
+        return BaselineOnly(f"{UNIX} to {what.peer.rpartition('(')[0] or what.peer}")
+    return BaselineOnly(wake_name(what))
 
 
-def _thread_of(book: Book) -> Callable[[tuple[int, ...]], Gone]:
-    def name_of(key: tuple[int, ...]) -> Gone:
+def _thread_of(book: Catalog) -> Callable[[tuple[int, ...]], BaselineOnly]:
+    def name_of(key: tuple[int, ...]) -> BaselineOnly:
         thread = ThreadKey(*key)
-        return Gone(book.comm(thread), process_name(thread.pid, book))
+        return BaselineOnly(book.comm(thread), process_name(thread.pid, book))
 
     return name_of
 
 
-def _pools_of(book: Book) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
+def _pools_of(book: Catalog) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
     """Return the pool that a thread may be in, with its name."""
 
     def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
@@ -492,10 +498,10 @@ def _pools_of(book: Book) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable
     return groups
 
 
-def _thread_or_pool_of(book: Book, pools: Mapping[tuple[int, ...], Pool]) -> Callable[[tuple[int, ...]], Hashable]:
+def _thread_or_pool_of(book: Catalog, pools: Mapping[tuple[int, ...], Pool]) -> Callable[[tuple[int, ...]], Hashable]:
     of_thread = _thread_of(book)
     return lambda key: _pool_name(pools[key], book) if key in pools else of_thread(key)
 
 
-def _pool_name(pool: Pool, book: Book) -> Hashable:
+def _pool_name(pool: Pool, book: Catalog) -> Hashable:
     return "pool", pool.family, process_name(pool.pid, book)

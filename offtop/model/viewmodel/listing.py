@@ -21,7 +21,7 @@ from offtop.model.aggregate.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.aggregate.selection import Sieve
+from offtop.model.aggregate.selection import FilterCache
 from offtop.model.aggregate.waker_rows import (
     G,
     KeyOf,
@@ -35,9 +35,9 @@ from offtop.model.aggregate.waker_rows import (
     top_of_wakes,
     waker_of,
 )
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason, Rule
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Holder
 from offtop.model.values.table import thread_codes
 from offtop.model.values.wake import Object
@@ -49,7 +49,7 @@ from offtop.model.windows.breakdown import (
     NO_PART,
     SHORT,
     Added,
-    Cut,
+    Breakdown,
     Leaf,
     Scope,
     Shares,
@@ -62,7 +62,7 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.rolling import Sums
 from offtop.model.windows.stuck import Age, Stuck
 from offtop.model.windows.window import storms_over
@@ -77,16 +77,16 @@ class Scene(NamedTuple):
     """What a picture is made from."""
 
     view: View
-    sieve: Sieve
-    over: Sequence[Kept]
+    sieve: FilterCache
+    over: Sequence[HistoryTick]
     """Ticks of the span."""
-    moved: Kept | None
+    moved: HistoryTick | None
     """What moved among them."""
-    newest: Kept
+    newest: HistoryTick
     """The last tick, even if the span is everything since the start."""
-    ever: Kept | None
+    ever: HistoryTick | None
     """Everything since the start, if it is needed."""
-    cut: Cut
+    cut: Breakdown
     """What mutes and filters leave of the span."""
     threads: Collection[ThreadKey]
     """All threads that have ever done anything."""
@@ -103,11 +103,11 @@ class Scene(NamedTuple):
         return self.view.scope._replace(tid=None)
 
     @property
-    def book(self) -> Book:
+    def book(self) -> Catalog:
         return self.over[-1].facts.book
 
 
-class Listed(NamedTuple):
+class ListedRows(NamedTuple):
     rows: Ranking
     cursor: int
     """Row under the cursor."""
@@ -115,19 +115,19 @@ class Listed(NamedTuple):
     """First row on the screen."""
 
 
-NOTHING_LISTED = Listed(Ranking(), 0, 0)
+NOTHING_LISTED = ListedRows(Ranking(), 0, 0)
 
 
 class Listing:
     """Makes the list of a picture; caches only what makes the next one cheap."""
 
-    def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: Diagnoser) -> None:
+    def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: CauseFinder) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
         self._diagnoser = diagnoser
         self._folding: tuple[object, object, Folding] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
-    def of(self, scene: Scene, room: int) -> Listed:
+    def of(self, scene: Scene, room: int) -> ListedRows:
         """Return the list.
 
         `room` is the number of visible rows, including the one that sums up the rest.
@@ -146,7 +146,7 @@ class Listing:
         seen = rows.rows[first : first + room]
         seen = _with_tops(seen, scene, made, self._diagnoser)
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
-        return Listed(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
+        return ListedRows(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
     def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folding) -> list[Row]:
         """Add to each row the rule for the place where it waited."""
@@ -160,7 +160,7 @@ class Listing:
             for row in seen
         ]
 
-    def _rule(self, row: Row, book: Book, is_short: bool) -> Rule | None:
+    def _rule(self, row: Row, book: Catalog, is_short: bool) -> Rule | None:
         """Return the rule for what many of its threads wait for, or where it waited longest.
 
         There is none if most of its time is short (`is_short`): a few long waits do not represent it.
@@ -380,7 +380,7 @@ def _pinned_thread(view: View) -> ThreadKey | None:
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
 
 
-def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diagnoser) -> Sequence[Row]:
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: CauseFinder) -> Sequence[Row]:
     """Add to each row where it waited longest, from the newest of the last ticks that has it."""
     sieve, scope, view = scene.sieve, scene.scope, scene.view
     if not view.lists_sleepers:
@@ -412,7 +412,7 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Diag
     ]
 
 
-def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: Diagnoser) -> Sequence[Row]:
+def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: CauseFinder) -> Sequence[Row]:
     """Do the same for wakers, objects and causes."""
     view, found = scene.view, dict[Key, SiteKey]()
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
@@ -447,7 +447,9 @@ def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dic
     return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
 
 
-def _tops_of_reasons(wanted: Collection[Key], some: Shares, book: Book, diagnoser: Diagnoser) -> dict[Key, SiteKey]:
+def _tops_of_reasons(
+    wanted: Collection[Key], some: Shares, book: Catalog, diagnoser: CauseFinder
+) -> dict[Key, SiteKey]:
     """Return where most time of each cause was spent."""
     reasons = [one for one in wanted if isinstance(one, Reason)]
     number_of = {reason: number for number, reason in enumerate(reasons)}

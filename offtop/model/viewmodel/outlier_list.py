@@ -26,7 +26,7 @@ class OutliersPicture(NamedTuple):
     """Processes and threads with an outlier in the last minute."""
 
 
-class Listed:
+class OutlierList:
     """Makes the list of groups; rebuilds it only when there are new outliers."""
 
     def __init__(self, outliers: Outliers) -> None:

@@ -8,17 +8,17 @@ from typing import NamedTuple
 from offtop.model.aggregate import icicle as icicles
 from offtop.model.aggregate import steps
 from offtop.model.aggregate import tree as trees
-from offtop.model.aggregate.baseline_rows import Before
+from offtop.model.aggregate.baseline_rows import BaselineRow
 from offtop.model.aggregate.filter import Filter, of_object, of_pool, of_reason, of_waker, parse, quoted
 from offtop.model.aggregate.icicle import Icicle
 from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
-from offtop.model.aggregate.selection import Parts, Selection, Sieve, Sieves
+from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.aggregate.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.classify.categories import OTHER
-from offtop.model.classify.cause_finder import Diagnoser, Told
+from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.classify.causes import WITHOUT_RULES, Rule, RuleSource
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import NO_OUTLIERS, Outliers
 from offtop.model.values.snapshot import Filters, Sampling, Snapshot
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
@@ -28,7 +28,7 @@ from offtop.model.values.within import Calls
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.comparison import Comparison, Now, Trees
 from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing, Scene
-from offtop.model.viewmodel.outlier_list import Listed, OutliersPicture
+from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
 from offtop.model.viewmodel.view import SINCE_START, STUCK, View
 from offtop.model.windows import heat as heats
@@ -52,7 +52,7 @@ from offtop.model.windows.breakdown import (
     total,
 )
 from offtop.model.windows.heat import Heat
-from offtop.model.windows.history import History, Kept, moved_in
+from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.model.windows.rolling import Sums
 from offtop.model.windows.stuck import NO_AGE, Age, Stuck
 from offtop.model.windows.window import Window, calls_over, merge, sampling_over
@@ -109,7 +109,7 @@ class TreePicture:
     nameless: Nameless = NO_NAMELESS
     now: Mapping[Path, Age] = field(default_factory=dict[Path, Age])
     """Path → the oldest wait in progress there."""
-    before: Mapping[Path, Before] = field(default_factory=dict[Path, Before])
+    before: Mapping[Path, BaselineRow] = field(default_factory=dict[Path, BaselineRow])
     """Baseline values of the visible lines."""
 
 
@@ -134,7 +134,7 @@ class StuckPicture:
 class Picture:
     view: View
     """With the branches that opened by themselves."""
-    newest: Kept
+    newest: HistoryTick
     """The latest tick shown."""
     behind_ns: int
     """Time between that tick and the latest snapshot; 0 unless paused."""
@@ -155,7 +155,7 @@ class Picture:
     """Part of `shown` that passes the user's filter."""
     idle_passing_ns: int
     """Idle time that passes it and is hidden."""
-    over: Sequence[Kept]
+    over: Sequence[HistoryTick]
     """Ticks of the span."""
     threads_of: Mapping[int, int]
     """pid → how many of its threads have ever waited; without processes that exited."""
@@ -168,7 +168,7 @@ class Picture:
     switches_per_s: float
     """Context switches of the machine over the span, or the last 10 s if the span is everything since the start;
     negative: unknown."""
-    book: Book
+    book: Catalog
     categories: Ranking
     sparks: Mapping[str, Series]
     """Of each category over the last minute; cut.ALL for all of them."""
@@ -196,13 +196,13 @@ class Picture:
     flame: Icicle | None
     flame_span_ns: int
     """Span of the icicle, which may be older than the rest."""
-    flame_before: Mapping[Path, Before]
+    flame_before: Mapping[Path, BaselineRow]
     """Baseline values of its boxes."""
     uncompared: str
     """Why list and tree are not compared; empty if they are."""
     doubt: str
     """Why some changes may be none."""
-    diagnosis: Sequence[Told]
+    diagnosis: Sequence[CauseShare]
     """Causes of the selection, most time first."""
     unanswered: Mapping[Object, int]
     """Objects for which a rule would name the peer if it were known → a process that waits on each."""
@@ -222,7 +222,7 @@ class Picture:
 
 
 def series(
-    ticks: Sequence[Kept], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[Kept], int | None]
+    ticks: Sequence[HistoryTick], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[HistoryTick], int | None]
 ) -> Series:
     """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`.
 
@@ -256,11 +256,11 @@ class _PausedView:
         self._history = history
         self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
         self.everyone = _all_threads(history.latest) if self._is_newest else _threads_in(self.ticks)
-        self._since_start: dict[str, Kept | None] = {}
+        self._since_start: dict[str, HistoryTick | None] = {}
         if self._is_newest:
             self._since_start[mode] = history.since_start(mode)
 
-    def since_start(self, mode: str) -> Kept | None:
+    def since_start(self, mode: str) -> HistoryTick | None:
         """Return everything since the start up to the paused tick.
 
         For an earlier tick, and for another mode than the one it was paused in, it is only as much as History has, and
@@ -286,21 +286,21 @@ class Pictures:
         """Create it; `goes_on`: more ticks will follow, so late results may wait for one."""
         self._history = history
         self._goes_on = goes_on
-        self._outliers = Listed(outliers)
+        self._outliers = OutlierList(outliers)
         self._names = names
-        self._diagnoser = Diagnoser(names, rules)
+        self._diagnoser = CauseFinder(names, rules)
         self._paused: _PausedView | None = None
         self._sums = Sums(history)
         self._seconds = Seconds()
         self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
-        self._sieves = Sieves(self._diagnoser)
+        self._sieves = FilterCaches(self._diagnoser)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
         self._stuck: tuple[object, Stuck] | None = None
-        self._unfiltered: Sieve | None = None
+        self._unfiltered: FilterCache | None = None
         self._all_threads: tuple[object, _AllThreads] | None = None
-        self._moved: tuple[object, Kept | None] | None = None
+        self._moved: tuple[object, HistoryTick | None] | None = None
         self._rules = rules
         self._compared: Comparison | None = None
 
@@ -414,7 +414,7 @@ class Pictures:
     def selected(self, picture: Picture) -> tuple[Window, Shares]:
         """Return everything the picture covers as one window, and the selection's part of it."""
         view = picture.view
-        whole = Kept.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
+        whole = HistoryTick.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
         sieve = self._sieve_of(view, picture.newest)
         return whole.window, sieve.of_branch(sieve.shares(whole).in_scope(view.scope), whole)
 
@@ -434,18 +434,18 @@ class Pictures:
         elif self._paused is None or self._paused.at_ns != view.paused_at_ns:
             self._paused = _PausedView(self._history, view.paused_at_ns, view.mode)
 
-    def _all_of_selection(self, view: View, sieve: Sieve, over: Sequence[Kept], chosen: Parts) -> Parts:
+    def _all_of_selection(self, view: View, sieve: FilterCache, over: Sequence[HistoryTick], chosen: Parts) -> Parts:
         """Return the time of the selected process or thread by leaf, without filters and mutes."""
         own = (of_pool(view.pool),) if view.pool else ()
         selection = sieve.selection._replace(filters=own, muted=(), path=())
         if view.subject_ids[0] is None or selection == sieve.selection:
             return chosen
         if self._unfiltered is None or self._unfiltered.selection != selection:
-            self._unfiltered = Sieve(selection, self._diagnoser)
+            self._unfiltered = FilterCache(selection, self._diagnoser)
         self._unfiltered.forget(self._history.oldest, over[0])
         return _sums_of(self._unfiltered.chosen(tick) for tick in over)
 
-    def _moved_in(self, over: Sequence[Kept]) -> Kept | None:
+    def _moved_in(self, over: Sequence[HistoryTick]) -> HistoryTick | None:
         since_ns = over[0].at_ns - over[0].span_ns
         key = since_ns, over[-1].at_ns
         if self._moved is None or self._moved[0] != key:
@@ -458,10 +458,10 @@ class Pictures:
             self._all_threads = latest, _all_threads(latest)
         return self._all_threads[1]
 
-    def _since_start(self, mode: str) -> Kept | None:
+    def _since_start(self, mode: str) -> HistoryTick | None:
         return self._paused.since_start(mode) if self._paused else self._history.since_start(mode)
 
-    def _sieve_of(self, view: View, newest: Kept) -> Sieve:
+    def _sieve_of(self, view: View, newest: HistoryTick) -> FilterCache:
         chosen = (
             *(view.filter, _user_filter(view.user)),
             *([of_pool(view.pool)] if view.pool else []),
@@ -475,13 +475,13 @@ class Pictures:
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
         return self._sieves.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
 
-    def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Book) -> StuckPicture:
+    def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Catalog) -> StuckPicture:
         rows = range(len(some.shown.waits))
         if not (view.focus == STUCK and (view.search or view.found)):
             rows = rows[some.first : some.first + lines]
         return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, book) for row in rows})
 
-    def _stuck_of(self, sieve: Sieve, newest: Kept) -> Stuck:
+    def _stuck_of(self, sieve: FilterCache, newest: HistoryTick) -> Stuck:
         """Return the waits in progress at the end of a tick that pass mutes and filters."""
         key = (sieve, newest.number, newest.at_ns)
         if self._stuck is None or self._stuck[0] != key:
@@ -533,7 +533,7 @@ class Pictures:
             places = self._with_sites(rows, scene, places_of)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
-    def _steps_of(self, book: Book, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+    def _steps_of(self, book: Catalog, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
         if self._steps is None or self._steps[0] != (id(book), shape):
             self._steps = (id(book), shape), Steps(book, self._names, shape)
         self._steps[1].look_again()
@@ -581,20 +581,20 @@ class Pictures:
             "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
         )
 
-    def _timeline_end_ns(self, view: View, room: Room, newest: Kept) -> int:
+    def _timeline_end_ns(self, view: View, room: Room, newest: HistoryTick) -> int:
         """Return the end of the timeline: now, or at most half its width after a paused tick."""
         last = self._history.newest
         if view.paused_at_ns is None or last is None:
             return newest.at_ns
         return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
 
-    def _past(self, room: Room, newest: Kept, end_ns: int, sieve: Sieve) -> dict[int, Parts]:
+    def _past(self, room: Room, newest: HistoryTick, end_ns: int, sieve: FilterCache) -> dict[int, Parts]:
         """Return the selection's time in each tick of timeline and heat map, if known by now."""
         timeline_ns = room.timeline_cells * room.timeline_cell_ns
         heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
         return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
 
-    def _heat(self, room: Room, newest: Kept, past: Mapping[int, Parts], view: View) -> Heat:
+    def _heat(self, room: Room, newest: HistoryTick, past: Mapping[int, Parts], view: View) -> Heat:
         columns, rows = room.heat
         ticks = self._history.last(columns * room.heat_cell_ns, newest.at_ns)
         histograms = {number: _in_category(parts, view).histogram for number, parts in past.items()}
@@ -618,7 +618,7 @@ def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tupl
     return view, TreePicture(root, branches, cursor, first, before=before)
 
 
-def _before_of_boxes(flame: Icicle | None, comparison: Comparison | None) -> Mapping[Path, Before]:
+def _before_of_boxes(flame: Icicle | None, comparison: Comparison | None) -> Mapping[Path, BaselineRow]:
     was = comparison.trees() if flame and comparison else None
     return {box.path: was.before(box.path) for box in flame.boxes} if flame and was else {}
 
@@ -688,12 +688,12 @@ def _in(parts: Parts, category: str, idle_shown: bool, blocked: bool = False) ->
 
 
 def _sparks(
-    minute: Sequence[Kept], room: Room, end_ns: int, view: View, sieve: Sieve, keys: Sequence[Key]
+    minute: Sequence[HistoryTick], room: Room, end_ns: int, view: View, sieve: FilterCache, keys: Sequence[Key]
 ) -> dict[str, Series]:
     past = sieve.parts_of(minute)
 
-    def waiting_ns(category: str) -> Callable[[Kept], int | None]:
-        def of(tick: Kept) -> int | None:
+    def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
+        def of(tick: HistoryTick) -> int | None:
             parts = past.get(tick.number)
             return None if parts is None else sum(part.total_ns for part in _in(parts, category, view.idle_shown))
 
@@ -706,10 +706,10 @@ def _sparks(
     }
 
 
-def last_alike(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept]:
+def last_alike(minute: Sequence[HistoryTick], span_ns: int, mode: str) -> Sequence[HistoryTick]:
     """Select ticks as History.last does, back to where filters or mode were different."""
 
-    def same(tick: Kept) -> tuple[Filters, bool]:
+    def same(tick: HistoryTick) -> tuple[Filters, bool]:
         return _counted(tick), gathers(tick.facts.mode, mode)
 
     from_ns, newest = minute[-1].at_ns - span_ns, same(minute[-1])
@@ -718,7 +718,7 @@ def last_alike(minute: Sequence[Kept], span_ns: int, mode: str) -> Sequence[Kept
     return over[before + 1 :]
 
 
-def _counted(tick: Kept) -> Filters:
+def _counted(tick: HistoryTick) -> Filters:
     """Return which threads and waits are counted; the minimum excludes none."""
     return replace(tick.facts.filters, min_ns=0)
 
@@ -728,7 +728,7 @@ def _all_threads(snapshot: Snapshot | None) -> _AllThreads:
     return _counted_by_process({*snapshot.threads, *snapshot.waiting} if snapshot else ())
 
 
-def _threads_in(ticks: Sequence[Kept]) -> _AllThreads:
+def _threads_in(ticks: Sequence[HistoryTick]) -> _AllThreads:
     """Return the same for a past tick: the threads that did anything in it, or waited."""
     return _counted_by_process({key for key, _ in ticks[-1].window.each_thread()} if ticks else ())
 
@@ -737,7 +737,7 @@ def _counted_by_process(threads: Collection[ThreadKey]) -> _AllThreads:
     return _AllThreads(threads, Counter(pid for pid, _ in threads))
 
 
-def _per_second(ticks: Sequence[Kept]) -> float:
+def _per_second(ticks: Sequence[HistoryTick]) -> float:
     span_ns = sum(tick.span_ns for tick in ticks)
     return sum(tick.facts.cost.switches for tick in ticks) * NS_PER_S / span_ns if span_ns else -1.0
 

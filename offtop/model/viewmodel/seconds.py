@@ -7,7 +7,7 @@ from offtop.model.aggregate.account import (
     NO_LEFT,
     Account,
     Accounts,
-    Left,
+    Residue,
     accounts,
     blocked,
     explained,
@@ -17,11 +17,11 @@ from offtop.model.aggregate.budget import Budget, budget
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.rows import cgroup_of
 from offtop.model.aggregate.selection import Parts
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import Filters, Machine
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import Leaf
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.window import machine_over
 
 
@@ -32,7 +32,7 @@ class AccountPicture:
     account: Account
     parts: Sequence[tuple[Leaf, int]]
     """Blocked and runnable ns of each leaf, longest first, without any filter or mute."""
-    left: Left
+    left: Residue
     """What explains the residue."""
     is_known: bool
     """Whether running time is known: old recordings have none."""
@@ -51,14 +51,14 @@ class Seconds:
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, Accounts]] = {}
 
-    def of_all(self, over: Sequence[Kept], what: str = "over", whole: bool = True) -> Accounts:
+    def of_all(self, over: Sequence[HistoryTick], what: str = "over", whole: bool = True) -> Accounts:
         key = (over[0].number, over[-1].number, over[-1].at_ns)
         known = self._known.get(what)
         if known is None or known[0] != key:
             known = self._known[what] = key, accounts([tick.window for tick in over], whole)
         return known[1]
 
-    def of_selection(self, view: View, over: Sequence[Kept], parts: Parts) -> AccountPicture | None:
+    def of_selection(self, view: View, over: Sequence[HistoryTick], parts: Parts) -> AccountPicture | None:
         """Return the account of the selection; None if nothing is selected.
 
         `parts` is all its time.
@@ -77,7 +77,7 @@ class Seconds:
         check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
         return AccountPicture(account, times, left, is_known, check)
 
-    def of_list(self, view: View, over: Sequence[Kept]) -> Accounts | None:
+    def of_list(self, view: View, over: Sequence[HistoryTick]) -> Accounts | None:
         """Return the accounts of what the list may contain, if it shows them."""
         if not view.lists_account:
             return None
@@ -89,7 +89,7 @@ class Seconds:
             return every.of_process(pid)
         return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
 
-    def unexplained_pct(self, newest: Kept) -> float:
+    def unexplained_pct(self, newest: HistoryTick) -> float:
         """Return the CPU time of a tick that neither threads nor interrupts nor steal account for.
 
         It is 0 if that is unknown.
@@ -100,7 +100,7 @@ class Seconds:
         return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
 
 
-def _of_pool(every: Accounts, pool: Pool, book: Book) -> Account:
+def _of_pool(every: Accounts, pool: Pool, book: Catalog) -> Account:
     return every.only(lambda key: pool.holds(key, book)).of(None)
 
 

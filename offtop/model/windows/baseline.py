@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
 
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.stack import Frame, Names, nameless
 from offtop.model.values.table import SITES, SiteKeys, table_of
 from offtop.model.values.wake import level
 from offtop.model.windows.breakdown import Idle, Shares, shares
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.window import Window, merge, sampling_over
 from offtop.units import NS_PER_S
 
@@ -31,7 +31,7 @@ class Baseline:
     parts: Sequence[tuple[int, Shares]]
     """Length and time of each part. A wait that outlasts its part is counted at its site at the end of the part, as in
     the compared span."""
-    book: Book
+    book: Catalog
     names: Names
     mode: str
     """What was gathered in all of it, one of wake.MODES."""
@@ -80,7 +80,7 @@ def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "
     )
 
 
-def parts_of(ticks: Sequence[Kept]) -> list[Window]:
+def parts_of(ticks: Sequence[HistoryTick]) -> list[Window]:
     """Merge `ticks` into at most PARTS windows.
 
     One tick is unpacked at a time, since together they are too large.
@@ -93,7 +93,7 @@ def parts_of(ticks: Sequence[Kept]) -> list[Window]:
     ]
 
 
-def _kept(book: Book, windows: Iterable[Window]) -> Book:
+def _kept(book: Catalog, windows: Iterable[Window]) -> Catalog:
     """Copy what `book` has for `windows`: its owner may drop it, and pids may be reused."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:
@@ -106,7 +106,7 @@ def _kept(book: Book, windows: Iterable[Window]) -> Book:
     wakers = {one.waker for one in wakes.values()}
     threads |= {ThreadKey(waker.pid, waker.tid) for waker in wakers}
     pids = {key.pid for key in threads}
-    return Book(
+    return Catalog(
         {one: book.stack(one) for one in stacks},
         wakes,
         {key: book.comm(key) for key in threads},

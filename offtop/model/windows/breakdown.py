@@ -43,7 +43,7 @@ from offtop.model.values.table import (
     thread_codes,
 )
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, Verdicts
+from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
 from offtop.model.windows.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -66,7 +66,7 @@ class Idle(NamedTuple):
     """Categories that are always idle."""
     periodic: SiteKeys = NO_SITES
     """Sites of `sleep` that are periodic. One window is not enough to decide that; History does."""
-    verdicts: Verdicts = NO_VERDICTS
+    verdicts: IdleVerdicts = NO_VERDICTS
     """What rules say about sites, whatever their category. They override the others."""
 
     def is_periodic(self, ids: Ints) -> Mask:
@@ -113,7 +113,7 @@ Added = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Breakdown:
     """Breakdown of a window by category and process: small, and enough for most screens."""
 
     span_ns: int = 0
@@ -322,12 +322,12 @@ def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
     return {site: every.leaves[number] for site, number in zip(sites, numbers, strict=True)}
 
 
-def cut(window: Window, idle: Idle) -> Cut:
+def cut(window: Window, idle: Idle) -> Breakdown:
     """Return the breakdown of `window` by category and process."""
     return cut_of(shares(window, idle), window.span_ns)
 
 
-def cut_of(every: Shares, span_ns: int) -> Cut:
+def cut_of(every: Shares, span_ns: int) -> Breakdown:
     """Return the breakdown by category and process of `every`, over `span_ns`."""
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
@@ -336,10 +336,10 @@ def cut_of(every: Shares, span_ns: int) -> Cut:
     tops: dict[Leaf, dict[int, tuple[int, SiteKey]]] = {}
     for code, ns, site in every.longest(codes):
         tops.setdefault(every.leaves[code >> 32], {})[code & _PID_MASK] = ns, site
-    return Cut(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
+    return Breakdown(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
-def merged(cuts: Sequence[Cut]) -> Cut:
+def merged(cuts: Sequence[Breakdown]) -> Breakdown:
     """Return the breakdown of all windows that `cuts` are of."""
     if len(cuts) == 1:
         return cuts[0]
@@ -351,10 +351,10 @@ def merged(cuts: Sequence[Cut]) -> Cut:
                 table[pid].append(part)
     processes = {leaf: {pid: total(all_) for pid, all_ in by_pid.items()} for leaf, by_pid in parts.items()}
     categories = {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}
-    return Cut(sum(one.span_ns for one in cuts), categories, processes)
+    return Breakdown(sum(one.span_ns for one in cuts), categories, processes)
 
 
-def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:
+def by_category(one: Breakdown, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:
     """Return category → time, optionally without idle and filtered time."""
     table: dict[str, Part] = {}
     for leaf, part in one.categories.items():
@@ -364,7 +364,7 @@ def by_category(one: Cut, idle_shown: bool = True, filtered_shown: bool = True) 
     return table
 
 
-def by_process(one: Cut, scope: Scope) -> dict[int, Part]:
+def by_process(one: Breakdown, scope: Scope) -> dict[int, Part]:
     """Return pid → its time in `scope`."""
     table: dict[int, Part] = {}
     for leaf, by_pid in one.processes.items():
@@ -424,12 +424,12 @@ def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> 
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
-def top_of_processes(one: Cut, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
+def top_of_processes(one: Breakdown, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
     """Return for each of `whom` the site in `scope` with most of its time."""
     return top_of_groups(one, scope, {pid: pid for pid in whom})
 
 
-def top_of_groups(one: Cut, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
+def top_of_groups(one: Breakdown, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
     """Return for each group of processes the site at which one of them spent most time."""
     longest: dict[G, tuple[int, SiteKey]] = {}
     for leaf, by_pid in one.tops.items():

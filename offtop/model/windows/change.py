@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import (
@@ -186,7 +186,7 @@ def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole:
 class Replayed:
     """Rebuilds snapshots from consecutive changes, beginning with that of an empty snapshot."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Catalog) -> None:
         self._book = book
         self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
         self._sites = Running(SITES)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 
 
 class Heat(NamedTuple):
@@ -21,7 +21,7 @@ class Heat(NamedTuple):
 
 
 def heat(
-    ticks: Sequence[Kept], histograms: Mapping[int, int], columns: int, cell_ns: int, end_ns: int, most_rows: int
+    ticks: Sequence[HistoryTick], histograms: Mapping[int, int], columns: int, cell_ns: int, end_ns: int, most_rows: int
 ) -> Heat:
     """Return the last `columns` columns of `cell_ns`, the last of which contains `end_ns`.
 

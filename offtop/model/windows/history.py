@@ -15,7 +15,7 @@ from threading import Lock
 
 import numpy as np
 
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.columns import of_table, packed, to_table, unpacked
 from offtop.model.values.histogram import LANES
 from offtop.model.values.moves import NO_MOVES, Moves
@@ -36,9 +36,9 @@ from offtop.model.values.table import (
 )
 from offtop.model.values.wake import OFFCPU, gathers
 from offtop.model.windows import rebuilt
-from offtop.model.windows.breakdown import SLEEP, Cut, Idle, Leaf, Part, Shares, cut, cut_of, shares
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, Verdicts
-from offtop.model.windows.stuck import Past, Stuck, stuck
+from offtop.model.windows.breakdown import SLEEP, Breakdown, Idle, Leaf, Part, Shares, cut, cut_of, shares
+from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
+from offtop.model.windows.stuck import PastWaits, Stuck, stuck
 from offtop.model.windows.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
 
@@ -78,7 +78,7 @@ def pack(window: Window) -> Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HistoryTick:
     """One tick of the past."""
 
     number: int
@@ -95,7 +95,7 @@ class Kept:
     held: Window | Packed
     idle: Idle
     """What counted as idle in this tick."""
-    kept_cut: Cut | None
+    kept_cut: Breakdown | None
     kept_moves: Moves | None
     kept_shares: Shares | None
     """Only for the newest tick, which is drawn most often: shares are as large as their window."""
@@ -110,7 +110,7 @@ class Kept:
         return self.held.rest if isinstance(self.held, Packed) else self.held
 
     @classmethod
-    def of(cls, window: Window, idle: Idle, number: int = 0) -> "Kept":
+    def of(cls, window: Window, idle: Idle, number: int = 0) -> "HistoryTick":
         """Build a tick from `window`, with bytes_held still 0."""
         every = shares(window, idle)
         made = cut_of(every, window.span_ns)
@@ -131,7 +131,7 @@ class Kept:
         return self.kept_shares or shares(self.window, self.idle)
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> Breakdown:
         return self.kept_cut or cut(self.window, self.idle)
 
 
@@ -144,13 +144,13 @@ class History:
         is_periodic: Callable[[Ints], Mask],
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
-        verdicts: Callable[[Iterable[Ints], Book], Verdicts] = lambda _, __: NO_VERDICTS,
+        verdicts: Callable[[Iterable[Ints], Catalog], IdleVerdicts] = lambda _, __: NO_VERDICTS,
     ) -> None:
         """Create an empty history.
 
         `idle` names the categories that are always idle. `is_periodic` decides for each histogram of a `sleep` site, a
         row of lanes over everything seen of it, whether the sleep is periodic. `verdicts` applies the rules to sites'
-        ids (Diagnoser.verdicts); it is called in the thread that adds.
+        ids (CauseFinder.verdicts); it is called in the thread that adds.
         """
         self._idle = frozenset(idle)
         self._verdicts = verdicts
@@ -159,7 +159,7 @@ class History:
         self._max_ns = max_ns
         self._max_bytes = max_bytes
         self._lock = Lock()
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[HistoryTick] = deque()
         self._number = 0
         """Number of the newest tick."""
         self._unpacked = 0
@@ -179,7 +179,7 @@ class History:
         """Longest call of the --within function since `reset`."""
         self._latest: Snapshot | None = None
         self._periodic = NO_SITES
-        self._waits = Past()
+        self._waits = PastWaits()
         self._longest_waits: Table[SiteKey, SiteTotals] | None = None
         """Longest wait of each site since `reset`; None while the totals of the source are right."""
 
@@ -192,7 +192,7 @@ class History:
             self._longest_call_ns = 0
             self._early_moves.clear()
 
-    def add(self, snapshot: Snapshot) -> Kept | None:
+    def add(self, snapshot: Snapshot) -> HistoryTick | None:
         """Keep what happened since the previous snapshot, and return it.
 
         None for the first snapshot.
@@ -210,7 +210,7 @@ class History:
         earlier_verdicts, self._newest_verdicts = self._newest_verdicts, self._verdicts_on(snapshot, window)
         is_new |= self._newest_verdicts is not earlier_verdicts
         idle = Idle(self._idle, self._periodic, self._newest_verdicts)
-        kept = Kept.of(window, idle, self._number)
+        kept = HistoryTick.of(window, idle, self._number)
         own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._newest_verdicts.bytes_held if is_new else 0)
         kept = replace(kept, bytes_held=_bytes_of(kept) + own)
         with self._lock:
@@ -235,7 +235,7 @@ class History:
             self._make_room()
         return kept
 
-    def look_again(self) -> Kept | None:
+    def look_again(self) -> HistoryTick | None:
         """Apply the rules to the newest tick again: more functions may have names by now."""
         with self._lock:
             newest, latest = self._kept[-1] if self._kept else None, self._latest
@@ -244,13 +244,13 @@ class History:
         self._newest_verdicts = self._verdicts_on(latest, newest.held)
         if self._newest_verdicts is newest.idle.verdicts:
             return newest
-        seen = Kept.of(newest.held, newest.idle._replace(verdicts=self._newest_verdicts), newest.number)
+        seen = HistoryTick.of(newest.held, newest.idle._replace(verdicts=self._newest_verdicts), newest.number)
         seen = replace(seen, bytes_held=newest.bytes_held)
         with self._lock:
             self._kept[-1] = seen
         return seen
 
-    def _verdicts_on(self, snapshot: Snapshot, window: Window) -> Verdicts:
+    def _verdicts_on(self, snapshot: Snapshot, window: Window) -> IdleVerdicts:
         """Apply the rules to all sites: waits in progress are judged by finished ones."""
         known = table_of(SITES, snapshot.sites)
         sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
@@ -276,11 +276,11 @@ class History:
         return self._latest
 
     @property
-    def newest(self) -> Kept | None:
+    def newest(self) -> HistoryTick | None:
         return self._kept[-1] if self._kept else None
 
     @property
-    def oldest(self) -> Kept | None:
+    def oldest(self) -> HistoryTick | None:
         return self._kept[0] if self._kept else None
 
     @property
@@ -291,7 +291,7 @@ class History:
 
     @property
     def bytes_held(self) -> int:
-        """Estimate, without what windows share with the source (the Book)."""
+        """Estimate, without what windows share with the source (the Catalog)."""
         return self._bytes + self._waits.bytes_held
 
     @property
@@ -300,7 +300,7 @@ class History:
         with self._lock:
             return self._kept[-1].at_ns - self._kept[0].at_ns + self._kept[0].span_ns if self._kept else 0
 
-    def last(self, span_ns: int, end_ns: int | None = None) -> list[Kept]:
+    def last(self, span_ns: int, end_ns: int | None = None) -> list[HistoryTick]:
         """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first.
 
         There is at least one, if any is kept.
@@ -310,7 +310,7 @@ class History:
         with self._lock:
             return self._last(span_ns, end_ns)
 
-    def _last(self, span_ns: int, end_ns: int | None) -> list[Kept]:
+    def _last(self, span_ns: int, end_ns: int | None) -> list[HistoryTick]:
         every = self._kept
         end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda kept: kept.at_ns)
         if not end:
@@ -336,13 +336,13 @@ class History:
         before = rebuilt.ended_before(latest.sites if latest else {}, (kept.window for kept in since))
         return rebuilt.snapshots((kept.window for kept in ticks), [*waits], before)
 
-    def tick(self, number: int) -> Kept | None:
+    def tick(self, number: int) -> HistoryTick | None:
         """Return the tick of that number, or None if it is not kept any more."""
         with self._lock:
             index = number - self._kept[0].number if self._kept else -1
             return self._kept[index] if 0 <= index < len(self._kept) else None
 
-    def stuck(self, tick: Kept, pids: Collection[int] | None = None) -> Stuck:
+    def stuck(self, tick: HistoryTick, pids: Collection[int] | None = None) -> Stuck:
         """Return the waits that were in progress at the end of `tick`.
 
         For `pids` that includes the young ones, as far as they are known: only at the newest tick.
@@ -353,12 +353,12 @@ class History:
             return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
         return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
 
-    def taken_by(self, taken_ns: int) -> Kept | None:
+    def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
         with self._lock:
             return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
 
-    def until(self, at_ns: int, mode: str = OFFCPU) -> Kept | None:
+    def until(self, at_ns: int, mode: str = OFFCPU) -> HistoryTick | None:
         """Return everything up to the tick at `at_ns` as one tick.
 
         It goes back as far as `mode` was gathered. The tick at `at_ns` is included in any mode.
@@ -368,9 +368,9 @@ class History:
             return None
         lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].facts.mode, mode))
         every = every[next(lacking, -1) + 1 :]
-        return Kept.of(merge([kept.window for kept in every]), every[-1].idle)
+        return HistoryTick.of(merge([kept.window for kept in every]), every[-1].idle)
 
-    def since_start(self, mode: str = OFFCPU) -> Kept | None:
+    def since_start(self, mode: str = OFFCPU) -> HistoryTick | None:
         """Return everything since the start as one tick; threads that exited are summed up.
 
         The start is the first snapshot, the last `reset`, or when gathering what `mode` shows began.
@@ -400,7 +400,7 @@ class History:
         }
         calls = window.calls._replace(max_ns=longest_call_ns)
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
-        return Kept.of(window, Idle(self._idle, self._periodic, self._newest_verdicts))
+        return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_verdicts))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """Return the sites of `sleep` whose waits so far are periodic."""
@@ -461,7 +461,7 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
     return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
 
 
-def _bytes_of(kept: Kept) -> int:
+def _bytes_of(kept: HistoryTick) -> int:
     held, own = kept.held, _KEPT_BYTES
     if isinstance(held, Packed):
         own += len(held.columns)
@@ -475,10 +475,10 @@ def _bytes_of(kept: Kept) -> int:
     return own
 
 
-def moved_in(ticks: Sequence[Kept], since_ns: int) -> Kept | None:
+def moved_in(ticks: Sequence[HistoryTick], since_ns: int) -> HistoryTick | None:
     """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
 
     It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
     """
     last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
-    return Kept.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None
+    return HistoryTick.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None

@@ -1,4 +1,4 @@
-"""Verdicts: what rules say about whether a wait is idle, overriding its category.
+"""IdleVerdicts: what rules say about whether a wait is idle, overriding its category.
 
 A tick keeps the verdicts known at the time, so that its numbers do not change.
 """
@@ -15,7 +15,7 @@ WHERE = [0, 2, 3]
 Where = tuple[int, int, int]
 
 
-class Verdicts:
+class IdleVerdicts:
     """Which waits are idle, or are not, whatever their category. Immutable."""
 
     __slots__ = ("flags", "marks")
@@ -50,4 +50,4 @@ def _marks(ids: Ints) -> NDArray[np.uint64]:
     return np.ascontiguousarray(ids).view(np.uint64) @ _MIX
 
 
-NO_VERDICTS = Verdicts({})
+NO_VERDICTS = IdleVerdicts({})

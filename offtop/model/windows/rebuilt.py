@@ -17,14 +17,14 @@ from offtop.model.values.snapshot import Machine, Sampling, SiteTotals, Snapshot
 from offtop.model.values.table import SITES, THREADS, WAITS, Ints, K, Kind, Table, V, integers, table_of
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS
-from offtop.model.windows.stuck import Lasting
+from offtop.model.windows.stuck import PastWait
 from offtop.model.windows.window import SO_FAR_FIELDS, Window, site_numbers, taken_back, thread_numbers
 
 _NS_COLUMN = SITES.width
 
 
 def snapshots(
-    windows: Iterable[Window], waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]
+    windows: Iterable[Window], waits: Sequence[PastWait], before: Mapping[SiteKey, SiteTotals]
 ) -> Iterator[Snapshot]:
     """Yield one snapshot before the first of the consecutive `windows`, and one after each.
 
@@ -68,13 +68,13 @@ class _InProgress(NamedTuple):
 class _RunningTotals:
     """Running totals from which snapshots are made."""
 
-    def __init__(self, first: Window, waits: Sequence[Lasting], before: Mapping[SiteKey, SiteTotals]) -> None:
+    def __init__(self, first: Window, waits: Sequence[PastWait], before: Mapping[SiteKey, SiteTotals]) -> None:
         self.begin_ns = self._at_ns = first.at_ns - first.span_ns
         self._threads, self._sites = Running(THREADS), Running(SITES)
         known = table_of(SITES, before)
         self._sites.begin_with(known.ids, known.numbers, known.lanes, np.zeros(len(known), np.int64), self.begin_ns)
         self._not_begun = sorted(waits, key=lambda one: one.wait.left_ns, reverse=True)
-        self._lasting: list[Lasting] = []
+        self._lasting: list[PastWait] = []
         self._waiting: dict[ThreadKey, Waiting] = {}
         self._waiting = {key: seen.wait for key, seen in self._in_progress(self.begin_ns, set()).items()}
         self._lost: dict[str, int] = {}

@@ -7,7 +7,7 @@ two windows, however long the span is.
 from collections.abc import Callable, Mapping, Sequence
 
 from offtop.model.windows.breakdown import Added
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 
 Table = Mapping[tuple[int, ...], Added]
 
@@ -39,9 +39,9 @@ class Sums:
         self,
         what: str,
         about: object,
-        table_of: Callable[[Kept], Table],
-        over: Sequence[Kept],
-        moved: Kept | None = None,
+        table_of: Callable[[HistoryTick], Table],
+        over: Sequence[HistoryTick],
+        moved: HistoryTick | None = None,
     ) -> Table:
         """Return the sum of `table_of` over `over` (at least one tick) and `moved`."""
         if not over[-1].number or len(over) == 1:
@@ -49,7 +49,7 @@ class Sums:
         summed = self._rolling(what, about, table_of).follow(over, self._history.tick)
         return _together(summed, table_of(moved)) if moved else summed
 
-    def _rolling(self, what: str, about: object, table_of: Callable[[Kept], Table]) -> "Rolling":
+    def _rolling(self, what: str, about: object, table_of: Callable[[HistoryTick], Table]) -> "Rolling":
         was = self._known.get(what)
         if was is None or was[0] != about:
             was = self._known[what] = (about, Rolling(table_of))
@@ -71,7 +71,7 @@ def _together(sums: Table, moved: Table) -> Table:
 class Rolling:
     """The sum of `table_of` over consecutive ticks."""
 
-    def __init__(self, table_of: Callable[[Kept], Table]) -> None:
+    def __init__(self, table_of: Callable[[HistoryTick], Table]) -> None:
         self._table_of = table_of
         self._first = self._last = 0
         """Numbers of the first and last tick in the sum; both 0 while it is empty."""
@@ -79,7 +79,7 @@ class Rolling:
         self._small: dict[int, Table] = {}
         """Small tables of ticks in the sum; to save memory, a large one is built again when its tick leaves."""
 
-    def follow(self, ticks: Sequence[Kept], earlier: Callable[[int], Kept | None]) -> Table:
+    def follow(self, ticks: Sequence[HistoryTick], earlier: Callable[[int], HistoryTick | None]) -> Table:
         """Return the sum over `ticks`, earliest first.
 
         `earlier` returns a tick by its number while it is kept.
@@ -103,7 +103,7 @@ class Rolling:
             for key, row in self._sums.items()
         }
 
-    def _leaving(self, first: int, earlier: Callable[[int], Kept | None]) -> list[tuple[int, Table]] | None:
+    def _leaving(self, first: int, earlier: Callable[[int], HistoryTick | None]) -> list[tuple[int, Table]] | None:
         """Return the tables of the ticks before `first`; None if one is not kept any more."""
         leaving: list[tuple[int, Table]] = []
         for number in range(self._first, first):
@@ -116,7 +116,7 @@ class Rolling:
             leaving.append((number, table))
         return leaving
 
-    def _add(self, tick: Kept) -> None:
+    def _add(self, tick: HistoryTick) -> None:
         sums, number = self._sums, tick.number
         table = self._table_of(tick)
         if len(table) <= _SMALL:

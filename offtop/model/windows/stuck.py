@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.values import columns, stack
-from offtop.model.values.catalog import Book, ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.histogram import LANES
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
 from offtop.model.values.table import SITES, Ints, Mask, integers, thread_codes
@@ -87,7 +87,7 @@ class Stuck(NamedTuple):
 NOTHING_STUCK = Stuck(0)
 
 
-def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
+def stuck(waits: Iterable[Waiting], at_ns: int, book: Catalog, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
     """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
     every = list(waits)
     facts = integers(
@@ -116,13 +116,13 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Book, idle: Idle, least_ns
     return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-def _current_category(kernel: int, is_ready: bool, book: Book) -> str:
+def _current_category(kernel: int, is_ready: bool, book: Catalog) -> str:
     """Return the category that the time of a wait is counted in while it lasts."""
     category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
     return RUN_QUEUE if is_ready and category != THROTTLE else category
 
 
-class Lasting(NamedTuple):
+class PastWait(NamedTuple):
     """A wait that was in progress at earlier ticks, with what was known about it at the end."""
 
     wait: Waiting
@@ -141,7 +141,7 @@ class Lasting(NamedTuple):
         return one._replace(runqueue_ns=max(0, one.runqueue_ns - earlier_ns), holder=NO_HOLDER)
 
 
-class Past:
+class PastWaits:
     """The waits that were in progress at earlier ticks.
 
     Each is stored once, when it has ended.
@@ -185,7 +185,7 @@ class Past:
         """Return the waits in progress at `at_ns`."""
         return (one.at(at_ns) for one in self.lasting(at_ns, at_ns))
 
-    def lasting(self, since_ns: int, until_ns: int) -> Iterator[Lasting]:
+    def lasting(self, since_ns: int, until_ns: int) -> Iterator[PastWait]:
         """Return the waits in progress at any moment between the two."""
         latest, ended = self.latest, list(self._ended)
         if latest is None:
@@ -193,14 +193,14 @@ class Past:
         return _lasting(latest, ended[bisect_right(ended, since_ns, key=lambda one: one[0]) :], until_ns)
 
 
-def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns: int) -> Iterator[Lasting]:
+def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns: int) -> Iterator[PastWait]:
     for one in latest.waiting.values():
         if one.left_ns <= until_ns:
-            yield Lasting(one, latest.at_ns)
+            yield PastWait(one, latest.at_ns)
     for _, seen_ns, packed in ended:
         numbers, how = columns.unpacked(zlib.decompress(packed))
         for row in np.flatnonzero(numbers[:, _LEFT_NS] <= until_ns).tolist():
-            yield Lasting(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns)
+            yield PastWait(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns)
 
 
 _LEFT_NS = 4

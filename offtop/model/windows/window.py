@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.moves import NO_MOVES, NOW, WAS, Moves
 from offtop.model.values.snapshot import (
     EXITED,
@@ -71,7 +71,7 @@ class Window:
     """
     moves: Moves = NO_MOVES
     """Time from before this window that, by its end, is counted at other sites than it was then."""
-    book: Book = field(default_factory=Book)
+    book: Catalog = field(default_factory=Catalog)
     """What the ids in this window refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Records that were lost in this span: counts by kind."""

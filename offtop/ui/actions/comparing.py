@@ -10,7 +10,7 @@ from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import last_alike
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.model.windows.baseline import LEAST_NS, Baseline, baseline_of, parts_of
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.ui.actions.files import Keeping
 from offtop.units import span
 
@@ -18,7 +18,7 @@ ALL_NS = 1 << 62
 """Longer than any history."""
 
 
-class Marked(Message):
+class BaselineReady(Message):
     """A baseline was computed."""
 
     def __init__(self, baseline: Baseline) -> None:
@@ -39,14 +39,14 @@ class Comparing(Keeping):
         ticks = last_alike(kept, span_ns, self._view.mode)
         Thread(target=self._marked, args=(ticks,), name="offtop-mark", daemon=True).start()
 
-    def _marked(self, ticks: Sequence[Kept]) -> None:
+    def _marked(self, ticks: Sequence[HistoryTick]) -> None:
         """Compute the baseline. Runs in its own thread, because it can take a second.
 
         That is what a minute of thousands of stacks takes.
         """
-        self.post_message(Marked(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
+        self.post_message(BaselineReady(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
 
-    def on_marked(self, message: Marked) -> None:
+    def on_marked(self, message: BaselineReady) -> None:
         self._look(views.marked(self._view, message.baseline))
         compares = "compared with it already" if self._view.diff else "D compares with it"
         self._say(f"baseline: {told(message.baseline)}; {compares}")

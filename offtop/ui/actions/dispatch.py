@@ -12,13 +12,13 @@ from textual.message import Message
 from offtop.export import folded
 from offtop.model.aggregate import location
 from offtop.model.aggregate import tree as trees
-from offtop.model.aggregate.baseline_rows import Gone
+from offtop.model.aggregate.baseline_rows import BaselineOnly
 from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.filter import Filter, FilterError, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
 from offtop.model.aggregate.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
 from offtop.model.aggregate.stack_problems import Problems
-from offtop.model.aggregate.stack_problems import Told as StacksTold
+from offtop.model.aggregate.stack_problems import ProblemSummary as StacksTold
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
@@ -38,7 +38,7 @@ from offtop.ui.actions.outliers import Catching
 from offtop.ui.kit.lines import Line, Pen
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
 from offtop.ui.panes.chooser import Choice, Chooser
-from offtop.ui.panes.process_details import Facts
+from offtop.ui.panes.process_details import ProcessDetails
 from offtop.ui.panes.stack_problems import StackProblems
 from offtop.ui.panes.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
@@ -52,7 +52,7 @@ _WHOLE_LINES = 10_000
 _LINE_END = "\n"
 
 
-class FactsTold(Message):
+class DetailsReady(Message):
     """The details of a process have arrived."""
 
     def __init__(self, pid: int, told: Sequence[tuple[str, str]]) -> None:
@@ -170,7 +170,7 @@ class Actions(Catching, Comparing):
         else:
             key = self._key_under_cursor()
             self._look(drilling.entered(view, key))
-            if isinstance(key, Gone):
+            if isinstance(key, BaselineOnly):
                 self._say("this is only in the baseline: nothing waits there now")
             elif view.focus == LIST and isinstance(key, Object) and not key.kind:
                 self._say("what these waits were on is not known: 1 shows where they were")
@@ -348,12 +348,14 @@ class Actions(Catching, Comparing):
     def _ask_facts(self, pid: int) -> None:
         """Fetch the details in a separate thread, because reading a command line may take long."""
         details = self._source.facts(pid)
-        self.post_message(FactsTold(pid, details))
+        self.post_message(DetailsReady(pid, details))
 
-    def on_facts_told(self, message: FactsTold) -> None:
+    def on_facts_told(self, message: DetailsReady) -> None:
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
-            self.push_screen(Facts(title, message.told or [("", "nothing is known about it any more")], self._glyphs))
+            self.push_screen(
+                ProcessDetails(title, message.told or [("", "nothing is known about it any more")], self._glyphs)
+            )
 
     def action_stack_problems(self) -> None:
         if self._picture is not None:
@@ -543,7 +545,7 @@ class Actions(Catching, Comparing):
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
             key = printable(row.key) if isinstance(row.key, str) else row.pid
-            named = not isinstance(row.key, WakerKey | Object | Reason | Gone) or row.pid
+            named = not isinstance(row.key, WakerKey | Object | Reason | BaselineOnly) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == OUTLIERS and picture.outliers.groups:
             return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_WHOLE_LINES)))

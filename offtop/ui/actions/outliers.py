@@ -5,7 +5,7 @@ from offtop.feed.outlier_actions import Catch
 from offtop.model.outliers.text import in_line
 from offtop.model.values.outlier import Group
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.outlier_list import Listed, which
+from offtop.model.viewmodel.outlier_list import OutlierList, which
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
@@ -21,7 +21,7 @@ class Catching(Keeping):
 
     _ids: tuple[str, ...]
     """Ids of all categories."""
-    _listed: Listed
+    _listed: OutlierList
     _catch: Catch | None = None
     """None if the outliers come from a recording."""
 

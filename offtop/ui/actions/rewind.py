@@ -13,7 +13,7 @@ from offtop.feed.source import Source
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import View
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S, parse_moment, span
 
 
@@ -127,7 +127,7 @@ class Rewind(App[int]):
             elif taken_ns > newest.taken_ns:
                 self._say("this is the end of the recording" if recorded else "this is the newest; 0 is live")
 
-    def _hold(self, tick: Kept) -> None:
+    def _hold(self, tick: HistoryTick) -> None:
         self._look(views.paused_at(self._view, tick.at_ns))
 
     def _arrived(self) -> bool:

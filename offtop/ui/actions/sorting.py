@@ -5,14 +5,14 @@ Only visible tables are sorted.
 
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import CATEGORIES, LIST
-from offtop.ui.actions.view import FOR_LIST, Looks
+from offtop.ui.actions.view import FOR_LIST, ViewActions
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.panes.chooser import Choice, Chooser
 
 _FOR_TABLES = "the tables, which are not on the screen"
 
 
-class Sorting(Looks):
+class Sorting(ViewActions):
     """Actions that sort, for the app to inherit."""
 
     _glyphs: Glyphs

@@ -65,7 +65,7 @@ _UNCHANGED = MappingProxyType(
 """Alert if the next view would be the same."""
 
 
-class Looks(Rewind):
+class ViewActions(Rewind):
     """Actions of these keys, for the app to inherit."""
 
     @property

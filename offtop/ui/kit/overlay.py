@@ -13,7 +13,7 @@ from offtop.ui.kit.lines import Clicked, Line, Panel, fit, plain
 _WIDEST = 100
 
 
-class Over(ModalScreen[None]):
+class Overlay(ModalScreen[None]):
     """An overlay that draws itself when it opens and when its size changes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,7 +40,7 @@ class Over(ModalScreen[None]):
         raise NotImplementedError
 
 
-class Read(Over):
+class TextOverlay(Overlay):
     """An overlay with lines to read, which scroll if they do not fit."""
 
     def __init__(self, glyphs: Glyphs) -> None:

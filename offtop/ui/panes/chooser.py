@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.lines import Clicked, Line, fit, plain
-from offtop.ui.kit.overlay import Over
+from offtop.ui.kit.overlay import Overlay
 
 
 class Choice(NamedTuple):
@@ -17,7 +17,7 @@ class Choice(NamedTuple):
     chosen: bool = False
 
 
-class Chooser(Over):
+class Chooser(Overlay):
     """A list of choices.
 
     Each choice is passed to `choose` at once. With `closes`, the first one closes the list.

@@ -6,7 +6,7 @@ from datetime import datetime
 from offtop.model.aggregate import location
 from offtop.model.outliers.text import against, how_much, place, who
 from offtop.model.outliers.trigger import value_told
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.outlier import AUTO, Group, Outlier
 from offtop.model.values.stack import Names
 from offtop.model.values.state import WORDS, letter
@@ -189,7 +189,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     return lines
 
 
-def _no_waker(book: Book) -> str:
+def _no_waker(book: Catalog) -> str:
     keys = "modes 2, 3 and 4 record it" if book.has_programs else "it needs BPF"
     return f"waker not recorded ({keys})"
 

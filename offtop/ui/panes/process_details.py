@@ -9,12 +9,12 @@ from textual.binding import Binding, BindingType
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.lines import Line, fit
-from offtop.ui.kit.overlay import Read
+from offtop.ui.kit.overlay import TextOverlay
 
 _INDENT = 2
 
 
-class Facts(Read):
+class ProcessDetails(TextOverlay):
     """The overlay. `details` are (label, value); values are escaped here."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

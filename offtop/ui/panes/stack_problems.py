@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from offtop.model.aggregate.stack_problems import REASONS, Problem, Told
+from offtop.model.aggregate.stack_problems import REASONS, Problem, ProblemSummary
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.lines import Line, fit
-from offtop.ui.kit.overlay import Read
+from offtop.ui.kit.overlay import TextOverlay
 from offtop.units import average, percent, threads
 
 _WELL = "All of them are complete, and all functions have names."
@@ -19,7 +19,7 @@ _SAMPLED = (
 )
 
 
-class StackProblems(Read):
+class StackProblems(TextOverlay):
     """The overlay. It calls `problems` whenever it is drawn."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -27,7 +27,9 @@ class StackProblems(Read):
     ]
     CSS = "StackProblems { align: center middle; background: $background 0%; }"
 
-    def __init__(self, problems: Callable[[], tuple[Told, int]], glyphs: Glyphs, sampled: bool = False) -> None:
+    def __init__(
+        self, problems: Callable[[], tuple[ProblemSummary, int]], glyphs: Glyphs, sampled: bool = False
+    ) -> None:
         """`problems` returns the problems and the ns that they were measured over.
 
         `sampled` means that /proc is sampled, so there are no user stacks at all.

@@ -10,7 +10,7 @@ from offtop.model.aggregate.rows import Place, Row
 from offtop.model.aggregate.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
 from offtop.model.aggregate.tree import MORE, Branch
 from offtop.model.classify.cause_finder import advice, most
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import ENDS, LINKED, Names, Stack
 from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
 from offtop.model.viewmodel.picture import Picture, TreePicture
@@ -287,13 +287,13 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
     return above
 
 
-def _waker(book: Book, waker: Waker, names: Names) -> _Frames:
+def _waker(book: Catalog, waker: Waker, names: Names) -> _Frames:
     """Return the waker's frames, root first."""
     frames = _of_stacks(book, waker.kernel, waker.user, names)[::-1]
     return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
 
 
-def _of_stacks(book: Book, kernel: int, user: int, names: Names) -> _Frames:
+def _of_stacks(book: Catalog, kernel: int, user: int, names: Names) -> _Frames:
     """Return the frames, leaf first, and a note on guessed or missing callers."""
     return [
         *((name, "[k]", "kernel") for name in location.kernel_names(book, kernel, names)),

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from offtop.model.aggregate import location
 from offtop.model.aggregate.rows import process_name, thread_name
 from offtop.model.values import calls
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.container import label
 from offtop.model.values.snapshot import Bound, Waiting
 from offtop.model.values.stack import NO_STACK, PLACELESS, Names
@@ -108,7 +108,7 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
     return spans
 
 
-def call_of(one: Waiting, book: Book) -> str:
+def call_of(one: Waiting, book: Catalog) -> str:
     """Return its system call, as `futex(0x7f12…, WAIT)`, unescaped; empty if in none."""
     return calls.told(book.call(one.call), one.arguments) if one.call >= 0 else ""
 
@@ -127,7 +127,7 @@ def _for_what(picture: Picture, row: int, names: Names) -> str:
     return location.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
 
 
-def _stack_in_short(one: Waiting, book: Book, names: Names) -> str:
+def _stack_in_short(one: Waiting, book: Catalog, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(too short for a stack)"
     return location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
@@ -193,11 +193,11 @@ def frame_lines(both: Halves, pen: Pen) -> list[Line]:
     ]
 
 
-def _halves(one: Waiting, book: Book, names: Names) -> Halves:
+def _halves(one: Waiting, book: Catalog, names: Names) -> Halves:
     return halves(one.site.kernel, one.user, book, names)
 
 
-def halves(kernel_id: int, user_id: int, book: Book, names: Names) -> Halves:
+def halves(kernel_id: int, user_id: int, book: Catalog, names: Names) -> Halves:
     kernel = () if kernel_id in PLACELESS else book.stack(kernel_id).told
     user = book.stack(user_id)
     named = location.names_of(user.frames, names)

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.kernel.accounting.ledger import Ledger
-from offtop.kernel.accounting.tick_records import Ended, Started, Walked
+from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, SiteDeltas
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
@@ -27,7 +27,7 @@ from tests.kernel.watch import check_sums
 
 MIN_NS = 1_000
 TICK_NS = 10_000
-NOTHING = Ended.of(())
+NOTHING = SiteDeltas.of(())
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) ->
     ]
 
 
-def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[Walked]:
+def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]:
     """Return every thread that is off CPU, with its stack if it has waited long enough."""
     return [
-        Walked(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
+        OffCpuTask(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
         for w in waits
         if w.left_ns <= at_ns < w.back_ns
         for stack in [w.kernel if at_ns - w.left_ns >= MIN_NS else None]
@@ -182,7 +182,9 @@ def run(
             at_ns,
             MIN_NS,
             [(key, record) for key, record in records.items() if record],
-            Ended.of(site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)),
+            SiteDeltas.of(
+                site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)
+            ),
             [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
             if number % walk_every == 0 and has_snapshot
             else [],
@@ -305,7 +307,7 @@ def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> No
     first = snapshot(ledger)
     record = record_of([wait], 0, TICK_NS)
     assert record
-    sites = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    sites = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], gone={key: 7_000}, has_snapshot=False)
     for at_ns in (20_000, 30_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], has_snapshot=at_ns == 30_000)
@@ -338,20 +340,20 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
 
     def tick(
         threads: list[tuple[ThreadKey, ThreadRecord]],
-        sites: Ended = NOTHING,
-        walked: Sequence[Walked] = (),
-        started: Sequence[Started] = (),
+        sites: SiteDeltas = NOTHING,
+        walked: Sequence[OffCpuTask] = (),
+        started: Sequence[NewThread] = (),
     ) -> Window:
         ledger.tick(taken[-1].at_ns + TICK_NS, MIN_NS, threads, sites, walked, started=started)
         taken.append(snapshot(ledger))
         return between(taken[-2], taken[-1])
 
-    waits_now = Walked(key, 2_000, True, 0, 9, NEW, born_ns=500)
+    waits_now = OffCpuTask(key, 2_000, True, 0, 9, NEW, born_ns=500)
     windows = [tick([], walked=[waits_now] if scanned else [])]
     if scanned:
         assert ledger.waiting[key].is_ready
         assert not ledger.waiting[key].preempted
-    started = Started(key, 2_000, 21_000, 500)  # until 23,000
+    started = NewThread(key, 2_000, 21_000, 500)  # until 23,000
     windows.append(tick([]))
     for _ in range(later):
         windows.append(tick([], started=[started]))
@@ -361,7 +363,7 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
         *site_records(key, [preempted], 0, taken[-1].at_ns + TICK_NS),
         (SiteKey(*key, NO_STACK, NO_STACK), SiteTotals(1, 21_000, 21_000, 21_000, log2.of(21_000))),
     ]
-    sites = Ended.of(ended)._replace(born_ns=[500] * len(ended))
+    sites = SiteDeltas.of(ended)._replace(born_ns=[500] * len(ended))
     windows.append(tick([(key, record)], sites, started=[started]))
     for window in windows:
         check_sums(window)
@@ -381,7 +383,7 @@ def test_a_new_thread_with_a_reused_tid_keeps_the_old_time_apart() -> None:
     assert old
     ledger.tick(10_000, MIN_NS, [(key, old._replace(born_ns=400))], NOTHING, [])
     before = snapshot(ledger)
-    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 15_000, True, 0, 9, NEW, born_ns=14_000)])
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 15_000, True, 0, 9, NEW, born_ns=14_000)])
     window = between(before, snapshot(ledger))
     check_sums(window)
     assert dict(window.each_thread())[key].offcpu_ns == 5_000
@@ -395,7 +397,7 @@ def test_no_waits_make_an_empty_window() -> None:
 
 def primed(kernel: int | None = 3) -> Ledger:
     ledger = Ledger(1_000)
-    ledger.tick(2_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
+    ledger.tick(2_000, MIN_NS, [], NOTHING, [OffCpuTask(ThreadKey(7, 100), 1_500, False, 0, kernel)], primed_ns=1_400)
     return ledger
 
 
@@ -420,7 +422,7 @@ def test_changing_the_thread_filter_keeps_what_others_had() -> None:
     ledger = primed()
     ledger.tick(12_000, MIN_NS, [], NOTHING, [])
     a = snapshot(ledger)
-    ledger.tick(22_000, MIN_NS, [], NOTHING, [Walked(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
+    ledger.tick(22_000, MIN_NS, [], NOTHING, [OffCpuTask(ThreadKey(8, 200), 20_000, False, 0, 4)], primed_ns=21_000)
     b = snapshot(ledger)
     ledger.tick(32_000, MIN_NS, [], NOTHING, [])
     assert dict(between(a, b).each_thread()) == {}
@@ -435,7 +437,7 @@ def test_a_wait_ending_as_its_thread_is_selected_counts_from_the_last_tick() -> 
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], NOTHING, [])
     a = snapshot(ledger)
-    ended = Ended.of(site_records(key, [wait], 10_000, 20_000))
+    ended = SiteDeltas.of(site_records(key, [wait], 10_000, 20_000))
     ledger.tick(20_000, MIN_NS, [(key, record)], ended, [], primed_ns=19_000, anew=True)
     window = between(a, snapshot(ledger))
     assert (window.threads[key].offcpu_ns, window.threads[key].runqueue_ns) == (8_000, 2_000)
@@ -458,7 +460,7 @@ def test_a_thread_switched_in_during_the_scan_is_running() -> None:
     record = record_of([wait], 0, 2_000)
     assert record
     ledger = Ledger(1_000)
-    walked = Walked(ThreadKey(7, 100), 1_500, False, 0, 4)
+    walked = OffCpuTask(ThreadKey(7, 100), 1_500, False, 0, 4)
     ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [walked], primed_ns=1_400)
     assert ledger.waiting == {}
 
@@ -469,7 +471,7 @@ def test_site_deltas_count_once_the_thread_record_arrives() -> None:
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert (ledger.threads, ledger.sites) == ({}, {})
     ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0})
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
@@ -479,7 +481,7 @@ def test_after_a_lost_record_sites_count_and_the_thread_is_evicted() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (20_000, 30_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
     assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
@@ -497,7 +499,7 @@ def test_site_deltas_wait_for_a_thread_that_waits_for_a_cpu_to_exit(lost_before:
     ledger = Ledger(0)
     for at_ns in (4_000, 5_000):  # losses during a tick may belong to the next one
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
-    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ended = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [], ended, [], threads_lost=lost_before)
     for at_ns in range(20_000, 90_000, 10_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
@@ -511,7 +513,7 @@ def test_an_unreported_loss_is_written_off_in_the_end() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (4 * 10**9, 8 * 10**9):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
         assert ledger.threads == {}
@@ -521,7 +523,7 @@ def test_an_unreported_loss_is_written_off_in_the_end() -> None:
 
 def test_a_record_lost_in_the_tick_of_its_wait_is_soon_written_off() -> None:
     wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
-    ended = Ended.of(site_records(ThreadKey(7, 100), [wait], 0, TICK_NS))
+    ended = SiteDeltas.of(site_records(ThreadKey(7, 100), [wait], 0, TICK_NS))
     ledger = Ledger(0)
     for number, sites in enumerate((ended, NOTHING), 1):
         ledger.tick(number * TICK_NS, MIN_NS, [], sites, [], threads_lost=1)
@@ -535,10 +537,10 @@ def test_time_shown_before_a_record_was_lost_is_not_counted_again() -> None:
     wait = Wait(left_ns=100, back_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
     first = snapshot(ledger)
-    walked = Walked(key, 100, False, 0, 3)
+    walked = OffCpuTask(key, 100, False, 0, 3)
     ledger.tick(1_000, MIN_NS, [], NOTHING, [walked], primed_ns=900)
     ledger.tick(3_000, MIN_NS, [], NOTHING, [walked])
-    ledger.tick(4_000, MIN_NS, [], Ended.of(site_records(key, [wait], 0, 4_000)), [])
+    ledger.tick(4_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, 4_000)), [])
     for at_ns in (5_000, 6_000, 7_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
     window = between(first, snapshot(ledger))
@@ -554,7 +556,9 @@ def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
     assert record
     ledger = Ledger(0)
     first = snapshot(ledger)
-    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [], gone={key: 0})
+    ledger.tick(
+        10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [], gone={key: 0}
+    )
     assert set(ledger.threads) == {key}
     second = snapshot(ledger)
     ledger.tick(20_000, MIN_NS, [], NOTHING, [])
@@ -571,9 +575,9 @@ def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    ledger.tick(10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert ledger.tick(minute_ns, MIN_NS, [], NOTHING, [], primed_ns=minute_ns - 1) == []
-    walked = Walked(key, 20_000, False, 0, 3)
+    walked = OffCpuTask(key, 20_000, False, 0, 3)
     assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [walked], primed_ns=minute_ns + 1) == []
     assert ledger.tick(3 * minute_ns, MIN_NS, [], NOTHING, [], primed_ns=3 * minute_ns - 1) == [key]
     ledger.tick(3 * minute_ns + 10_000, MIN_NS, [], NOTHING, [])
@@ -588,7 +592,7 @@ def test_unused_stacks_leave_the_catalog() -> None:
     assert record
     ledger = Ledger(0)
     ledger.book.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
-    ledger.tick(10_000, MIN_NS, [(key, record)], Ended.of(site_records(key, [wait], 0, TICK_NS)), [])
+    ledger.tick(10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert ledger.age(keep_ns=50_000) is None
     for at_ns in range(60_000, 60_000 + 3 * 60_000, 60_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
@@ -604,7 +608,7 @@ def test_a_wait_found_at_startup_ends_at_the_scanned_site_with_its_waker() -> No
     assert record
     record = record._replace(first_kind=layout.KIND_SITE, first_kernel=0, first_user=0, first_wake=wake)
     ledger = primed(kernel=FIRST_STACK + 3)
-    ended = Ended.of([(SiteKey(*key, 0, 0, wake), SiteTotals(1, 6_500, 0, 6_500, log2.of(6_500)))])
+    ended = SiteDeltas.of([(SiteKey(*key, 0, 0, wake), SiteTotals(1, 6_500, 0, 6_500, log2.of(6_500)))])
     ledger.tick(12_000, MIN_NS, [(key, record)], ended, [])
     at = SiteKey(7, 100, FIRST_STACK + 3, NO_STACK)
     assert ledger.sites[at._replace(wake=wake)].waits == 1
@@ -642,7 +646,7 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
     ledger.book.stacks.update({FIRST_STACK + n: Stack(()) for n in range(1, 4)})
     ledger.book.wakes[of_wait] = Wake(Waker(kernel=FIRST_STACK + 2))
     ledger.book.wakes[of_storm] = Wake(Waker(), NO_OBJECT, (Link(FIRST_STACK + 3, NO_STACK, Waker()),))
-    ended = Ended.of(site_records(key, [wait], 0, TICK_NS))
+    ended = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [(key, record)], ended, [], storms={of_storm: Storm(1, 8, 0, 8)})
     kept: list[tuple[set[int], set[int]]] = []
     for at_ns in (60_000, 120_000, 180_000):
@@ -654,7 +658,7 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
     assert {wake for _, gone in kept for wake in gone} == {of_wait, of_storm}
     assert ledger.storms == {}
     assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
-    assert ledger.book.wakes.keys() == Book().wakes.keys(), "reserved ones stay"
+    assert ledger.book.wakes.keys() == Catalog().wakes.keys(), "reserved ones stay"
 
 
 def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
@@ -666,7 +670,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     ledger.book.stacks[stack], ledger.book.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
     ledger.tick(10_000, MIN_NS, [(key, record)], NOTHING, [])
     assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "the site is unknown so far"
-    ledger.tick(20_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on)])
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 9_500, False, 0, stack, wake=on)])
     site = SiteKey(*key, stack, NO_STACK, on)
     for at_ns in (60_000, 120_000, 180_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
@@ -674,7 +678,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
         dropped = ledger.age(keep_ns=45_000)
         assert dropped and not dropped.wakes
     assert ledger.drop_wakes(0) == set()
-    ledger.tick(190_000, MIN_NS, [], NOTHING, [Walked(key, 9_500, False, 0, stack, wake=on + 1)])
+    ledger.tick(190_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 9_500, False, 0, stack, wake=on + 1)])
     assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another object by now"
     ledger.tick(200_000, MIN_NS, [], NOTHING, [], max_ns=1)
     assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
@@ -686,7 +690,7 @@ def test_storms_of_a_wake_in_use_stay_so_no_window_is_negative() -> None:
     ledger.book.wakes[33] = Wake()
     snapshots: list[Snapshot] = []
     for tick, storms in enumerate(({33: Storm(100, 900, 90, 9)}, {}, {}, {33: Storm(1, 8, 0, 8)}), 1):
-        ended = Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))])
+        ended = SiteDeltas.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))])
         ledger.tick(tick * TICK_NS, MIN_NS, [], ended, [], storms=storms)
         ledger.age(keep_ns=TICK_NS)
         snapshots.append(replace(snapshot(ledger), storms=dict(ledger.storms)))
@@ -699,7 +703,7 @@ def test_sites_that_wait_for_a_thread_record_stay_in_the_catalog() -> None:
     ledger = Ledger(0)
     ledger.book.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
     ledger.book.wakes[33] = Wake()
-    ledger.tick(TICK_NS, MIN_NS, [], Ended.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))]), [])
+    ledger.tick(TICK_NS, MIN_NS, [], SiteDeltas.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))]), [])
     dropped = ledger.age(keep_ns=TICK_NS)
     assert dropped == (set(), set())
     for tick in range(2, 4):
@@ -784,7 +788,7 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
 
 
 def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
-    ended = Ended.of([(key, totals)])
+    ended = SiteDeltas.of([(key, totals)])
     running.add(ended.keys, ended.numbers, ended.lanes, 0)
 
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from offtop.kernel.accounting.outlier_events import Catcher
+from offtop.kernel.accounting.outlier_events import OutlierEvents
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.libbpf import Map, RingBuffer
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.model.aggregate import location
-from offtop.model.values.catalog import Book, SiteKey
-from offtop.model.values.outlier import NEVER_NS, Caught
+from offtop.model.values.catalog import Catalog, SiteKey
+from offtop.model.values.outlier import NEVER_NS, LongWait
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import NO_STACK, Frame
 from tests.command import QUICK, run
@@ -49,7 +49,7 @@ class Fixed:
     def lowest_ns(self) -> int:
         return min(self.of_it_ns, self.others_ns)
 
-    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
         category = book.stack(kernel).category
         self.asked.add((program, category))
         return self.of_it_ns if category == self.category else self.others_ns, NEVER_NS
@@ -58,12 +58,12 @@ class Fixed:
 class Every(Fixed):
     """The same thresholds, for ready threads too."""
 
-    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
         mark_ns, _ = super().marks_ns(program, kernel, book)
         return mark_ns, mark_ns
 
 
-def caught_of(live: watch.Watch, tid: int) -> list[Caught]:
+def caught_of(live: watch.Watch, tid: int) -> list[LongWait]:
     return [one for one in live.last.caught if one.site.tid == tid]
 
 
@@ -205,7 +205,7 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     ring = SimpleNamespace(close=lambda: None)
 
     class Marked(Fixed):
-        def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+        def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
             return MS if book.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
 
     def ring_of(_fd: int, add: Callable[[bytes], None]) -> SimpleNamespace:
@@ -220,14 +220,14 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
 
     monkeypatch.setattr(libbpf, "RingBuffer", ring_of)
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
-    book = Book()
+    book = Catalog()
     stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
     marked = cast(Map, SimpleNamespace(entries=16, update=loaded.__setitem__, delete=loaded.pop))
 
     def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:
         return stacks.site(pid, tid, kernel, user)
 
-    catcher = Catcher(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
+    catcher = OutlierEvents(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
     marks = Marked("", MS)
     assert catcher.take(marks) == []
     assert loaded == {of: layout.MARK.pack(100 * MS, NEVER_NS)}

@@ -12,7 +12,7 @@ import pytest
 
 from offtop.kernel.procfs import processes
 from offtop.kernel.procfs.processes import DetailsWorker, Reading, cgroup_of, reading
-from offtop.model.values.catalog import UNKNOWN, Book, Details
+from offtop.model.values.catalog import UNKNOWN, Catalog, Details
 from tests.kernel import watch
 from tests.kernel.programs import build, running, until
 from tests.kernel.reads import READS
@@ -32,8 +32,8 @@ LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def book() -> Catalog:
+    return Catalog()
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def reads() -> list[int]:
 
 
 @pytest.fixture
-def worker(book: Book, reads: list[int]) -> Generator[DetailsWorker]:
+def worker(book: Catalog, reads: list[int]) -> Generator[DetailsWorker]:
     def read(pid: int) -> Reading | None:
         reads.append(pid)
         return reading(READS, pid)
@@ -80,7 +80,7 @@ def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
     pytest.fail("others were faster each time")
 
 
-def details_of(worker: DetailsWorker, book: Book, pid: int) -> Details:
+def details_of(worker: DetailsWorker, book: Catalog, pid: int) -> Details:
     """Return the details of `pid` once they are known."""
     worker.describe([pid])
     until(lambda: pid in book.details)
@@ -96,7 +96,7 @@ def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
     until(lambda: reads[-1] == NOBODY)
 
 
-def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Book) -> None:
+def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Catalog) -> None:
     us = details_of(worker, book, os.getpid())
     assert us.user == pwd.getpwuid(os.geteuid()).pw_name
     assert us.uid == os.geteuid()
@@ -107,12 +107,12 @@ def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Book) 
     assert us.cgroup.startswith("/")
 
 
-def test_arguments_are_kept_raw(worker: DetailsWorker, book: Book) -> None:
+def test_arguments_are_kept_raw(worker: DetailsWorker, book: Catalog) -> None:
     with child((*WAITS, "\x1b[2J", "two  blanks", os.fsdecode(b"\xff"))) as one:
         assert details_of(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
 
 
-def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, book: Book) -> None:
+def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, book: Catalog) -> None:
     fitting = 4096 - len("sh -c read line ")
     with child((*WAITS, fitting * "x")) as whole, child((*WAITS, 100_000 * "x")) as cut:
         assert details_of(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
@@ -120,7 +120,7 @@ def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, bo
 
 
 @pytest.mark.kernel
-def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, book: Book) -> None:
+def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, book: Catalog) -> None:
     with child(user=65534) as nobody, child(user=54321) as number:
         assert details_of(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
         assert details_of(worker, book, number.pid)[0::3] == ("54321", 54321)
@@ -148,7 +148,7 @@ def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytes
 
 
 @pytest.mark.kernel
-def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Book) -> None:
+def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Catalog) -> None:
     assert details_of(worker, book, 2) == Details("root", "", "/", 0)
 
 
@@ -166,7 +166,7 @@ def test_the_version_2_cgroup_is_preferred(content: bytes, cgroup: str) -> None:
     assert cgroup_of(content) == cgroup
 
 
-def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, book: Book) -> None:
+def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, book: Catalog) -> None:
     with child() as one:
         pass
     worker.describe([one.pid, 0, -1, NOBODY])
@@ -175,7 +175,7 @@ def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, boo
     assert reading(READS, one.pid) is None
 
 
-def test_nothing_is_read_without_a_request(book: Book) -> None:
+def test_nothing_is_read_without_a_request(book: Catalog) -> None:
     read: list[int] = []
     worker = DetailsWorker(book, read=lambda pid: read.append(pid))
     before = {*threading.enumerate()}  # some of them may still exit
@@ -201,7 +201,7 @@ def test_a_zombie_counts_as_exited() -> None:
 
 
 def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
-    worker: DetailsWorker, book: Book, reads: list[int], tmp_path: Path
+    worker: DetailsWorker, book: Catalog, reads: list[int], tmp_path: Path
 ) -> None:
     with running([build(tmp_path / "app", HEADLESS, "-pthread"), "mark"]) as app:
         before = details_of(worker, book, app.pid)
@@ -218,7 +218,7 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
         assert book.details == {}
 
 
-def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Book, reads: list[int]) -> None:
+def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Catalog, reads: list[int]) -> None:
     with child() as one:
         book.processes[one.pid] = "sh"
         first = details_of(worker, book, one.pid)
@@ -233,7 +233,7 @@ def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Boo
 
 
 def test_a_missed_exit_is_found_by_reading_again(
-    worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
+    worker: DetailsWorker, book: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_OLD_S", 0.0)
     with child() as one:
@@ -246,7 +246,7 @@ def test_a_missed_exit_is_found_by_reading_again(
     assert one.pid not in book.details
 
 
-def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
+def test_a_reused_pid_does_not_show_the_old_process(book: Catalog) -> None:
     """The kernel is simulated, because PIDs are not reused on demand."""
     began, user = [b"100"], ["first"]
     worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
@@ -270,7 +270,7 @@ def test_a_reused_pid_does_not_show_the_old_process(book: Book) -> None:
     worker.close()
 
 
-def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> None:
+def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Catalog) -> None:
     at, released = threading.Semaphore(0), threading.Semaphore(0)
     answers = iter([Reading(b"100", Details("first")), Reading(b"200", Details("second"))])
 
@@ -295,7 +295,7 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Book) -> No
 
 
 @pytest.mark.kernel
-def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Book) -> None:
+def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Catalog) -> None:
     with child((*WAITS, "first")) as one:
         assert details_of(worker, book, one.pid).cmdline.endswith("first")
     worker.ended(one.pid)
@@ -305,7 +305,7 @@ def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Book) -> Non
 
 
 def test_exec_shows_after_reading_again(
-    worker: DetailsWorker, book: Book, reads: list[int], monkeypatch: pytest.MonkeyPatch
+    worker: DetailsWorker, book: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with child(("sh", "-c", "read line; exec sleep 1000")) as one:
         assert one.stdin
@@ -321,7 +321,7 @@ def test_exec_shows_after_reading_again(
         assert book.details[one.pid].cmdline == "sleep 1000"
 
 
-def test_a_process_that_never_answers_blocks_nothing(book: Book) -> None:
+def test_a_process_that_never_answers_blocks_nothing(book: Catalog) -> None:
     stuck, released = threading.Event(), threading.Event()
 
     def never(_: int) -> None:
@@ -342,7 +342,7 @@ def test_a_process_that_never_answers_blocks_nothing(book: Book) -> None:
     assert book.details == {}
 
 
-def test_the_queue_and_the_details_are_bounded(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_and_the_details_are_bounded(book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", 0.0)
     monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
     monkeypatch.setattr(processes, "_MOST_TOLD", 10)
@@ -368,7 +368,7 @@ def test_the_queue_and_the_details_are_bounded(book: Book, monkeypatch: pytest.M
     worker.close()
 
 
-def test_the_worker_pauses_after_some_readings(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_pauses_after_some_readings(book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", SECONDS)
     worker = DetailsWorker(book, read=lambda pid: Reading(b"1", Details(str(pid))))
     worker.describe(range(1, 100))
@@ -379,7 +379,7 @@ def test_the_worker_pauses_after_some_readings(book: Book, monkeypatch: pytest.M
 
 
 def test_missing_details_are_unknown() -> None:
-    assert Book().detail(1) is UNKNOWN
+    assert Catalog().detail(1) is UNKNOWN
     assert UNKNOWN == ("", "", "", -1)
 
 

@@ -15,7 +15,7 @@ from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.model.values.calls import told
-from offtop.model.values.catalog import CALL_32_BIT, Book
+from offtop.model.values.catalog import CALL_32_BIT, Catalog
 
 NOTHING = ObjectRecord.of(bytes(OBJECT.size))
 
@@ -59,14 +59,14 @@ def test_minus_1_is_no_call_in_any_width() -> None:
 
 def test_an_unknown_call_keeps_its_number() -> None:
     assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
-    book = Book(calls={202: "futex", CALL_32_BIT | 240: "futex"})
+    book = Catalog(calls={202: "futex", CALL_32_BIT | 240: "futex"})
     names = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
     assert names == ["futex", "syscall 999", "futex", "syscall 999"]
 
 
 def test_only_calls_with_a_name_are_kept() -> None:
     drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
-    drain._book = Book()  # pyright: ignore[reportPrivateUsage]
+    drain._book = Catalog()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         for number in (*range(3_000), (1 << 29) - 1):
             stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")

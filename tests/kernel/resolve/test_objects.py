@@ -17,7 +17,7 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ObjectRecord
 from offtop.kernel.resolve.objects import Objects
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.wake import NO_OBJECT, Object
 from tests.kernel.reads import READS
 
@@ -55,8 +55,8 @@ def socket_of(family: int, protocol: int, local: str, peer: str = "", state: int
     )
 
 
-def described(found: ObjectRecord, pid: int = OWN, book: Book | None = None) -> Object:
-    return Objects(book or Book(), READS).of(pid, found)[0]
+def described(found: ObjectRecord, pid: int = OWN, book: Catalog | None = None) -> Object:
+    return Objects(book or Catalog(), READS).of(pid, found)[0]
 
 
 def inode_of(fd: int) -> int:
@@ -97,7 +97,7 @@ def test_a_socket_is_described_by_its_addresses(found: ObjectRecord, label: str,
 
 def test_a_unix_socket_is_described_by_its_peer() -> None:
     unix = record(magic=layout.MAGIC_SOCKETS, inode=77, family=layout.FAMILY_UNIX, peer_pid=123)
-    assert described(unix, book=Book(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
+    assert described(unix, book=Catalog(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
     assert described(unix).peer == "123"
     assert described(unix._replace(peer_pid=0)) == Object("unix", "socket:[77]")
     assert described(unix._replace(peer_pid=0)).label == "unix [77]"
@@ -152,7 +152,7 @@ def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
             (lock._replace(state=layout.PLACE_PIPE, magic=PIPES), "mutex of pipe:[9]"),
         ):
             assert described(found).label == label
-    objects = Objects(Book(), READS, lambda at: "rtnl_mutex" if at == 0xF10 else "")
+    objects = Objects(Catalog(), READS, lambda at: "rtnl_mutex" if at == 0xF10 else "")
     assert objects.of(OWN, lock._replace(file=0xF10))[0] == Object("mutex", "rtnl_mutex")
     assert objects.of(OWN, lock)[0] == Object("mutex", "mutex#1")
     assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "the same for another process"
@@ -160,7 +160,7 @@ def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
 
 
 def test_an_anonymous_object_belongs_to_its_process_and_is_rechecked() -> None:
-    objects = Objects(Book(), READS)
+    objects = Objects(Catalog(), READS)
     with os.fdopen(os.eventfd(0), "rb") as one:
         found = record(magic=ANONYMOUS, inode=7, argument=one.fileno())
         mine, _ = objects.of(OWN, found)
@@ -198,7 +198,7 @@ def test_a_futex_belongs_to_its_process_or_to_a_shared_file() -> None:
 
 
 def test_lookups_per_tick_are_bounded_and_the_rest_follows(tmp_path: Path) -> None:
-    objects, files = Objects(Book(), READS), [(tmp_path / str(n)).open("wb") for n in range(60)]
+    objects, files = Objects(Catalog(), READS), [(tmp_path / str(n)).open("wb") for n in range(60)]
     fds = [one.fileno() for one in files]
     found = [record(magic=EXT4, inode=inode_of(fd), argument=fd, file=fd) for fd in fds]
     first = [objects.of(OWN, one) for one in found]

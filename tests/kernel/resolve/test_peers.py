@@ -18,9 +18,9 @@ import pytest
 
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.resolve import peers as module
-from offtop.kernel.resolve.peers import EndsWorker, watched
-from offtop.model.values.catalog import Book, ThreadKey
-from offtop.model.values.peers import LISTENER, NO_ENDS, PEER, READER, WRITER, Ends, Process, waited_on
+from offtop.kernel.resolve.peers import PeersWorker, watched
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.peers import LISTENER, NO_ENDS, PEER, READER, WRITER, Peers, Process, waited_on
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Stack
 from offtop.model.values.wake import Object
@@ -58,8 +58,8 @@ poll.poll()
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def book() -> Catalog:
+    return Catalog()
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def epolls() -> dict[Object, int]:
 
 
 @pytest.fixture
-def worker(book: Book, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[EndsWorker]:
+def worker(book: Catalog, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[PeersWorker]:
     monkeypatch.setattr(module, "_REST_S", 0.0)
     monkeypatch.setattr(module, "_REST_TIMES", 0)
-    made = EndsWorker(book, epolls)
+    made = PeersWorker(book, epolls)
     yield made
     made.close()
 
@@ -80,13 +80,13 @@ def worker(book: Book, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatc
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Return what was looked for, each time that the files of all processes were read."""
     found: list[set[str]] = []
-    held = EndsWorker._held  # pyright: ignore[reportPrivateUsage]
+    held = PeersWorker._held  # pyright: ignore[reportPrivateUsage]
 
-    def counted(self: EndsWorker, sought: set[str]) -> object:
+    def counted(self: PeersWorker, sought: set[str]) -> object:
         found.append({*sought})
         return held(self, sought)
 
-    monkeypatch.setattr(EndsWorker, "_held", counted)
+    monkeypatch.setattr(PeersWorker, "_held", counted)
     return found
 
 
@@ -130,31 +130,31 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def peers_of(worker: EndsWorker, book: Book, *objects: Object, pid: int = OWN) -> list[Ends]:
+def peers_of(worker: PeersWorker, book: Catalog, *objects: Object, pid: int = OWN) -> list[Peers]:
     """Return the peers of these objects, once all have been looked up."""
     ask(worker, dict.fromkeys(objects, pid))
     return [book.ends_of(one) for one in objects]
 
 
-def ask(worker: EndsWorker, waited_on: dict[Object, int]) -> None:
+def ask(worker: PeersWorker, waited_on: dict[Object, int]) -> None:
     """Return once all of these have been looked up and are in the catalog."""
     worker.find(waited_on)
     until(lambda: not worker._asked and all(worker._look_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
     worker.tell()
 
 
-def by_role(ends: Ends) -> dict[str, set[Process]]:
+def by_role(ends: Peers) -> dict[str, set[Process]]:
     return {side.role: {*side.processes} for side in ends.sides}
 
 
-def test_a_pipe_has_readers_and_writers(worker: EndsWorker, book: Book) -> None:
+def test_a_pipe_has_readers_and_writers(worker: PeersWorker, book: Catalog) -> None:
     with pipe_of(readers=1, writers=2) as (pipe, readers, writers):
         (found,) = peers_of(worker, book, pipe)
         assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
         assert [side.total for side in found.sides] == [1, 2]
 
 
-def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: EndsWorker, book: Book) -> None:
+def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: PeersWorker, book: Catalog) -> None:
     read, write = os.pipe()
     again = os.dup(read)
     (found,) = peers_of(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
@@ -166,7 +166,7 @@ def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: Ends
     ]
 
 
-def test_many_peers_are_named_in_part_and_counted_in_full(worker: EndsWorker, book: Book) -> None:
+def test_many_peers_are_named_in_part_and_counted_in_full(worker: PeersWorker, book: Catalog) -> None:
     with pipe_of(readers=1, writers=12) as (pipe, _, writers):
         side = peers_of(worker, book, pipe)[0].sides[1]
         assert (len(side.processes), side.total, {*side.processes} <= {*writers}) == (8, 12, True)
@@ -174,7 +174,7 @@ def test_many_peers_are_named_in_part_and_counted_in_full(worker: EndsWorker, bo
         assert side.text.endswith("), +9")
 
 
-def test_an_object_that_no_process_has_open_has_no_peers(worker: EndsWorker, book: Book) -> None:
+def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, book: Catalog) -> None:
     nowhere = Object("tcp", "socket:[1]", 0, "127.0.0.1:1", "127.0.0.1:2")
     unheard = Object("tcp", "socket:[1]", 0, "*:1", "127.0.0.1:2")
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
@@ -184,7 +184,7 @@ def test_an_object_that_no_process_has_open_has_no_peers(worker: EndsWorker, boo
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: EndsWorker, book: Book) -> None:
+def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWorker, book: Catalog) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with (
         socket.create_server((address, 0), family=family) as listening,
@@ -199,7 +199,7 @@ def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: EndsWor
             assert [one.pid for side in there.sides for one in side.processes] == [OWN]
 
 
-def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: EndsWorker, book: Book) -> None:
+def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: PeersWorker, book: Catalog) -> None:
     with (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening,
         socket.create_connection(("127.0.0.1", at(listening)[1])) as client,
@@ -209,14 +209,14 @@ def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: EndsWorker, book
             assert process in by_role(*peers_of(worker, book, inet(client)))[PEER]
 
 
-def test_an_unaccepted_connection_belongs_to_the_listener(worker: EndsWorker, book: Book) -> None:
+def test_an_unaccepted_connection_belongs_to_the_listener(worker: PeersWorker, book: Catalog) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(at(listening)) as client:
         with child(stdin=listening) as process:
             (found,) = peers_of(worker, book, inet(client))
         assert {role: process in those for role, those in by_role(found).items()} == {LISTENER: True}
 
 
-def test_datagrams_belong_to_the_owner_of_the_port(worker: EndsWorker, book: Book) -> None:
+def test_datagrams_belong_to_the_owner_of_the_port(worker: PeersWorker, book: Catalog) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
         server.bind(("127.0.0.1", 0))
         client.connect(at(server))
@@ -224,14 +224,14 @@ def test_datagrams_belong_to_the_owner_of_the_port(worker: EndsWorker, book: Boo
             assert process in by_role(*peers_of(worker, book, inet(client, "udp")))[PEER]
 
 
-def test_a_unix_socket_has_a_peer(worker: EndsWorker, book: Book) -> None:
+def test_a_unix_socket_has_a_peer(worker: PeersWorker, book: Catalog) -> None:
     mine, yours = socket.socketpair()
     with mine, child(stdin=yours) as process:
         yours.close()
         assert by_role(*peers_of(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
 
 
-def test_another_network_namespace_is_queried_for_its_connections(worker: EndsWorker, book: Book) -> None:
+def test_another_network_namespace_is_queried_for_its_connections(worker: PeersWorker, book: Catalog) -> None:
     command = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -247,7 +247,7 @@ def test_another_network_namespace_is_queried_for_its_connections(worker: EndsWo
         process.communicate()
 
 
-def test_an_epoll_lists_its_descriptors_by_kind(worker: EndsWorker, book: Book, epolls: dict[Object, int]) -> None:
+def test_an_epoll_lists_its_descriptors_by_kind(worker: PeersWorker, book: Catalog, epolls: dict[Object, int]) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     read, write = os.pipe()
     eventfd = os.eventfd(0)
@@ -277,7 +277,7 @@ def test_an_epoll_with_too_many_files_is_skipped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_files_are_read_once_for_all_requests_until_they_change(
-    worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_OLD_S", 0.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, writers):
@@ -293,7 +293,7 @@ def test_files_are_read_once_for_all_requests_until_they_change(
 
 
 def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
-    worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 2) as (second, readers, writers), pipe_of(1, 1) as (third, _, gone):
@@ -313,7 +313,7 @@ def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_with_too_many_open_pipes_and_sockets_none_is_cached(
-    most: int, worker: EndsWorker, book: Book, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    most: int, worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_MET", most)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
@@ -323,7 +323,7 @@ def test_with_too_many_open_pipes_and_sockets_none_is_cached(
         assert len(readings) == (1 if most else 2)
 
 
-def test_a_recent_lookup_is_not_repeated(worker: EndsWorker, book: Book, readings: list[set[str]]) -> None:
+def test_a_recent_lookup_is_not_repeated(worker: PeersWorker, book: Catalog, readings: list[set[str]]) -> None:
     with pipe_of(1, 1) as (pipe, _, _):
         nothing = Object("pipe", "pipe:[1]")
         for _ in range(3):
@@ -332,7 +332,7 @@ def test_a_recent_lookup_is_not_repeated(worker: EndsWorker, book: Book, reading
 
 
 def test_with_too_many_files_on_the_machine_no_peers_are_found(
-    worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, book: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     with pipe_of(1, 1) as (pipe, _, _):
@@ -340,18 +340,18 @@ def test_with_too_many_files_on_the_machine_no_peers_are_found(
 
 
 def test_the_worker_pauses_between_reads_and_closes_at_once(
-    worker: EndsWorker, monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
     at = threading.Semaphore(0)
 
-    def wait(self: EndsWorker, seconds: float) -> None:
+    def wait(self: PeersWorker, seconds: float) -> None:
         if seconds > 0:
             rests.append(seconds)
             at.release()
 
     monkeypatch.setattr(module, "_AT_ONCE_S", 0.0)
-    monkeypatch.setattr(EndsWorker, "_wait", wait)
+    monkeypatch.setattr(PeersWorker, "_wait", wait)
     worker.find({Object("pipe", "pipe:[1]"): OWN})
     assert at.acquire(timeout=SECONDS)
     assert at.acquire(timeout=SECONDS)
@@ -363,7 +363,7 @@ def test_the_worker_pauses_between_reads_and_closes_at_once(
     worker.find({Object("pipe", "pipe:[2]"): OWN})
 
 
-def test_requests_and_results_are_bounded(worker: EndsWorker, book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_results_are_bounded(worker: PeersWorker, book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TOLD", 2)
     monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
@@ -453,7 +453,7 @@ def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None
         assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
 
 
-def test_a_file_without_lock_waiters_has_no_peers(worker: EndsWorker, book: Book, tmp_path: Path) -> None:
+def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, book: Catalog, tmp_path: Path) -> None:
     assert peers_of(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
 
 

@@ -10,7 +10,7 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.resolve.stacks import Stacks
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
 from tests.kernel import watch
 
@@ -18,7 +18,7 @@ from tests.kernel import watch
 def test_a_tid_reused_in_another_process_has_another_site() -> None:
     no_map = cast(Map, None)  # IDs that mean "no stack" are not looked up
     no_frames = cast(Any, None)
-    stacks = Stacks(no_map, no_map, Book(), watch.rules(), no_frames, no_frames, (0, 0))
+    stacks = Stacks(no_map, no_map, Catalog(), watch.rules(), no_frames, no_frames, (0, 0))
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
     assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
@@ -26,7 +26,7 @@ def test_a_tid_reused_in_another_process_has_another_site() -> None:
 
 def test_a_lost_stack_copy_counts_once_per_tick() -> None:
     roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
-    stacks = Stacks(roomy, roomy, Book(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
+    stacks = Stacks(roomy, roomy, Catalog(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
     raw = (7, 100, NO_STACK, layout.COPIED | 5)
     for tick in (1, 2):
         sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a first wait, and as the site where it ended
@@ -36,7 +36,7 @@ def test_a_lost_stack_copy_counts_once_per_tick() -> None:
 
 
 def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> None:
-    code, pids_read, book = 0x7F00_0000, list[int](), Book()
+    code, pids_read, book = 0x7F00_0000, list[int](), Catalog()
 
     def lookup(key: bytes) -> bytes:
         number = int.from_bytes(key, "little")
@@ -73,7 +73,7 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
 def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     address = 0xFFFF_FFFF_C000_1010
     value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
-    book, names = Book(), {address: "nfs_wait"}
+    book, names = Catalog(), {address: "nfs_wait"}
 
     def lookup(_: bytes) -> bytes:
         return value
@@ -96,7 +96,7 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
 def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top: list[str]) -> None:
-    book, no_map, no_frames = Book(), cast(Map, None), cast(Any, None)
+    book, no_map, no_frames = Catalog(), cast(Map, None), cast(Any, None)
     first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
     names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
 
@@ -111,7 +111,7 @@ def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top:
 
 def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
     """The first one's stack is looked up when its wait ended, before the process has exited."""
-    files, book = [GONE], Book()
+    files, book = [GONE], Catalog()
     value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
 
     def lookup(_: bytes) -> bytes:

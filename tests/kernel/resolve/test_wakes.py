@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from offtop.kernel.accounting.ledger import Ledger
-from offtop.kernel.accounting.tick_records import Ended
+from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.id_table import IdTable
 from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord
@@ -15,7 +15,7 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.resolve import wakes
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack
 from offtop.model.values.wake import (
@@ -145,7 +145,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.wakers, self.wakes = FakeMap(1 << 20, layout.WAKER.size), FakeMap(1 << 20, layout.WAKE.size)
-        self.book = Book()
+        self.book = Catalog()
         for stack, names in STACKS.items():
             self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
         self.objects = FakeMap(1 << 20, layout.OBJECT.size)
@@ -280,7 +280,7 @@ def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
         raw = [first, *(kernel.wake(threads[3 * tick + n], threads[0], end=layout.FIRST_ID) for n in range(3))]
         ids = [kernel.read.id_of(one, PID, SLEEPER) for one in raw]
         sites = [SiteKey(PID, SLEEPER, FIRST_STACK, 1000 + tick, one) for one in ids]
-        ended = Ended.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
+        ended = SiteDeltas.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
         storms = {ids[0]: Storm(1, 8, 0, 8)}
         ledger.tick(tick * 10_000, 1_000, [(ThreadKey(PID, SLEEPER), SILENT)], ended, [], storms=storms)
         if kernel.read.most_kept is not None:
@@ -312,11 +312,11 @@ def test_chains_named_in_one_tick_are_not_evicted(kernel: Kernel, monkeypatch: p
     raw = [kernel.wake(one, threads[0], end=layout.FIRST_ID) for one in threads[1:]]
     ids = [kernel.read.id_of(one, PID, SLEEPER) for one in raw]
     sites = [SiteKey(PID, SLEEPER, FIRST_STACK, WAITED, one) for one in ids]
-    ended = Ended.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
+    ended = SiteDeltas.of([(site, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000))) for site in sites])
     ledger.tick(10_000, 1_000, [(ThreadKey(PID, SLEEPER), SILENT)], ended, [])
     assert kernel.read.unread == 38 - 16
     assert ledger.drop_wakes(kernel.read.most_kept or 0) == set()
-    ledger.tick(20_000, 1_000, [], Ended.of([]), [], storms={ids[0]: Storm(1, 8, 0, 8)})
+    ledger.tick(20_000, 1_000, [], SiteDeltas.of([]), [], storms={ids[0]: Storm(1, 8, 0, 8)})
     assert ledger.drop_wakes(0) == {*ids[1:]}
     assert ledger.sites[SiteKey(0, 0, FIRST_STACK, NO_STACK)].waits == 37
     assert Ledger(0).drop_wakes(0) == set()
@@ -365,7 +365,7 @@ def test_two_storms_of_one_waker_in_a_tick_add_up(kernel: Kernel) -> None:
 
 def test_a_waker_stack_is_another_after_a_module_change() -> None:
     found = [FIRST_STACK, FIRST_STACK + 1]
-    book = Book(
+    book = Catalog(
         {one: Stack((Frame("[module]", 0, name),)) for one, name in zip(found, ("nfs_wake", "dlm_wake"), strict=True)}
     )
     of_wakers, of_wakes = FakeMap(value_bytes=layout.WAKER.size), FakeMap(value_bytes=layout.WAKE.size)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offtop.kernel.procfs.threads import Counters, Seen
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.model.windows.window import Window, between
@@ -31,7 +31,7 @@ class Looked:
     def __init__(self, late_ns: int = LATE_NS) -> None:
         self.passed_ns = 0
         """Off-CPU plus running time of the thread, in all windows."""
-        book = Book()
+        book = Catalog()
         for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
             book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
         self.account = Account(book, 0, late_ns)
@@ -325,7 +325,7 @@ class Marked(NamedTuple):
     lowest_ns: int = 50 * MS
     version: int = 0
 
-    def marks_ns(self, program: str, kernel: int, book: Book) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
         return self.lowest_ns, self.lowest_ns
 
 

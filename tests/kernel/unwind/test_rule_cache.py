@@ -13,7 +13,7 @@ from offtop.kernel.binary.files import File, Files
 from offtop.kernel.binary.unwind_rules import NO_RULE, X86_64, Value
 from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.unwind import rule_cache as rulebook_module
-from offtop.kernel.unwind.rule_cache import Rulebook
+from offtop.kernel.unwind.rule_cache import RuleCache
 from tests.kernel.programs import build, running
 
 
@@ -31,7 +31,7 @@ def function(tmp_path: Path) -> Generator[tuple[File, int]]:
 
 def test_a_rule_is_requested_once(function: tuple[File, int]) -> None:
     binaries = Binaries(30)
-    book = Rulebook(binaries)
+    book = RuleCache(binaries)
     book.begin()
     rule = book.of(*function)
     assert rule.cfa == Value(X86_64.sp, 8)
@@ -45,7 +45,7 @@ def test_a_failed_request_is_not_cached_and_leaves_the_stack_in_doubt(
 ) -> None:
     monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.2)
     binaries = Binaries(0.2)
-    book = Rulebook(binaries)
+    book = RuleCache(binaries)
     book.begin()
     os.kill(binaries.start().pid, signal.SIGSTOP)
     assert (book.of(*function), book.doubts, binaries.failures) == (NO_RULE, True, 1)
@@ -60,7 +60,7 @@ def test_a_stack_that_took_too_long_requests_no_more_rules(
     function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binaries = Binaries(30)
-    book = Rulebook(binaries)
+    book = RuleCache(binaries)
     monkeypatch.setattr(rulebook_module, "_LONGEST_S", -1.0)
     book.begin()
     assert (book.of(*function), book.doubts, binaries.pid) == (NO_RULE, True, 0)

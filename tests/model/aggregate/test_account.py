@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.account import NO_ACCOUNT, Account, Left, accounts, blocked, explained, unexplained_pct
-from offtop.model.values.catalog import Book, Life, SiteKey, ThreadKey
+from offtop.model.aggregate.account import NO_ACCOUNT, Account, Residue, accounts, blocked, explained, unexplained_pct
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
 from offtop.model.values.snapshot import EXITED, Machine, ThreadTotals
 from offtop.model.values.table import SITES, SiteKeys, integers
 from offtop.model.windows.breakdown import Leaf, Part
@@ -25,11 +25,11 @@ def window(
     threads: Mapping[ThreadKey, ThreadTotals],
     span_ns: int = 10 * S,
     still: Sequence[ThreadKey] = (),
-    book: Book | None = None,
+    book: Catalog | None = None,
     at_ns: int = 0,
 ) -> Window:
     sites = SiteKeys(integers([SiteKey(*key, 3, 0) for key in still], SITES.width))
-    return Window(0, at_ns or BEGAN_NS + span_ns, span_ns, threads, still=sites, book=book or Book())
+    return Window(0, at_ns or BEGAN_NS + span_ns, span_ns, threads, still=sites, book=book or Catalog())
 
 
 def ran(running: float = 0, ready: float = 0, blocked: float = 0, waits: int = 0, put_aside: int = 0) -> ThreadTotals:
@@ -79,18 +79,18 @@ def test_accounts_of_processes_and_of_everything_are_sums_of_their_threads() -> 
 @pytest.mark.parametrize(
     ("life", "through"),
     [
-        (Life(), True),
-        (Life(from_ns=BEGAN_NS - S), True),
-        (Life(from_ns=BEGAN_NS), True),
-        (Life(from_ns=BEGAN_NS + 1), False),
-        (Life(to_ns=BEGAN_NS + 9 * S), False),
-        (Life(to_ns=BEGAN_NS + 10 * S), False),
-        (Life(to_ns=BEGAN_NS + 11 * S), True),  # later on
-        (Life(BEGAN_NS + 3 * S, BEGAN_NS + 4 * S), False),
+        (ThreadLifetime(), True),
+        (ThreadLifetime(from_ns=BEGAN_NS - S), True),
+        (ThreadLifetime(from_ns=BEGAN_NS), True),
+        (ThreadLifetime(from_ns=BEGAN_NS + 1), False),
+        (ThreadLifetime(to_ns=BEGAN_NS + 9 * S), False),
+        (ThreadLifetime(to_ns=BEGAN_NS + 10 * S), False),
+        (ThreadLifetime(to_ns=BEGAN_NS + 11 * S), True),  # later on
+        (ThreadLifetime(BEGAN_NS + 3 * S, BEGAN_NS + 4 * S), False),
     ],
 )
-def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: Life, through: bool) -> None:
-    every = accounts([window({WORKER: ran(1, 0, 2), OTHER: ran(10)}, book=Book(lives={WORKER: life}))])
+def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: ThreadLifetime, through: bool) -> None:
+    every = accounts([window({WORKER: ran(1, 0, 2), OTHER: ran(10)}, book=Catalog(lives={WORKER: life}))])
     one = every.by_thread()[WORKER]
     assert (one.through, one.residue_ns) == ((1, 7 * S) if through else (0, 0))
     assert (one.running_ns, one.blocked_ns) == (1 * S, 2 * S)
@@ -99,7 +99,7 @@ def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: Life, th
 
 
 def test_thread_that_started_in_the_first_of_two_windows_did_not_exist_throughout() -> None:
-    book = Book(lives={WORKER: Life(BEGAN_NS + 5 * S)})
+    book = Catalog(lives={WORKER: ThreadLifetime(BEGAN_NS + 5 * S)})
     first = window({WORKER: ran(5)}, book=book)
     second = window({WORKER: ran(9)}, book=book, at_ns=BEGAN_NS + 20 * S)
     assert accounts([first, second]).by_thread()[WORKER] == Account(1, 0, running_ns=14 * S)
@@ -175,16 +175,16 @@ def added(those: Iterable[Account]) -> Account:
 
 def test_steal_and_interrupts_explain_their_share_of_a_residue() -> None:
     machine = Machine(2, steal_ns=2 * S, interrupt_ns=1 * S)
-    assert explained(4 * S, 4 * S, machine) == Left(2 * S, 1 * S, 1 * S)
+    assert explained(4 * S, 4 * S, machine) == Residue(2 * S, 1 * S, 1 * S)
     # half of the machine's residue has half of what was taken
-    assert explained(2 * S, 4 * S, machine) == Left(1 * S, S // 2, S // 2)
-    assert explained(2 * S, 2 * S, machine) == Left(2 * S, 0, 0)
-    assert explained(1 * S, 1 * S, machine) == Left(1 * S, 0, 0)
-    assert explained(5 * S, 4 * S, machine) == Left(2 * S, 1 * S, 2 * S)  # a part is never more than all
-    assert explained(-4, 4 * S, machine) == Left(unexplained_ns=-4)
-    assert explained(4, -4, machine) == Left(unexplained_ns=4)
-    assert explained(0, 0, machine) == Left()
-    assert explained(S, S, Machine()) == Left(unexplained_ns=S)
+    assert explained(2 * S, 4 * S, machine) == Residue(1 * S, S // 2, S // 2)
+    assert explained(2 * S, 2 * S, machine) == Residue(2 * S, 0, 0)
+    assert explained(1 * S, 1 * S, machine) == Residue(1 * S, 0, 0)
+    assert explained(5 * S, 4 * S, machine) == Residue(2 * S, 1 * S, 2 * S)  # a part is never more than all
+    assert explained(-4, 4 * S, machine) == Residue(unexplained_ns=-4)
+    assert explained(4, -4, machine) == Residue(unexplained_ns=4)
+    assert explained(0, 0, machine) == Residue()
+    assert explained(S, S, Machine()) == Residue(unexplained_ns=S)
 
 
 @given(*[st.integers(-10 * S, 1000 * S)] * 2, *[st.integers(0, 1000 * S)] * 2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.aggregate.baseline_rows import Before, Change, Compared, Gone, Was, summed
+from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, BaselineTable, Change, Compared, summed
 from offtop.model.values import histogram as log2
 from offtop.model.windows.breakdown import Added
 from offtop.units import NS_PER_S, signed, times
@@ -18,16 +18,16 @@ def waited(*ms: int) -> Added:
     return len(ms), sum(ms) * 1_000_000, max(ms) * 1_000_000, log2.of(*(one * 1_000_000 for one in ms))
 
 
-def was(*tables: dict[int, Added], share: float = 1.0) -> Was[int]:
-    return Was([SECOND] * len(tables), tables, lambda pid: Gone(NAMES[pid]), share)
+def was(*tables: dict[int, Added], share: float = 1.0) -> BaselineTable[int]:
+    return BaselineTable([SECOND] * len(tables), tables, lambda pid: BaselineOnly(NAMES[pid]), share)
 
 
-def by_pid(before: Was[int], table: dict[int, Added]) -> Compared:
-    return before.compared(table, SECOND, lambda pid: pid, lambda pid: Gone(NAMES[pid]))
+def by_pid(before: BaselineTable[int], table: dict[int, Added]) -> Compared:
+    return before.compared(table, SECOND, lambda pid: pid, lambda pid: BaselineOnly(NAMES[pid]))
 
 
-def by_name(before: Was[int], table: dict[int, Added]) -> Compared:
-    return before.compared(table, SECOND, lambda _: None, lambda pid: Gone(NAMES[pid]))
+def by_name(before: BaselineTable[int], table: dict[int, Added]) -> Compared:
+    return before.compared(table, SECOND, lambda _: None, lambda pid: BaselineOnly(NAMES[pid]))
 
 
 def test_same_pid_is_compared_with_itself() -> None:
@@ -46,7 +46,7 @@ def test_restarted_process_is_compared_with_the_one_of_the_same_name() -> None:
 
 def test_reused_pid_of_another_program_is_not_the_same() -> None:
     before = was({2: waited(400)})
-    compared = before.compared({2: waited(500)}, SECOND, lambda pid: pid, lambda _: Gone("cron"))
+    compared = before.compared({2: waited(500)}, SECOND, lambda pid: pid, lambda _: BaselineOnly("cron"))
     assert compared.before[2].waiting == 0
     assert [(gone.name, one.waiting) for gone, one in compared.gone] == [("java", 0.4)]
 
@@ -67,7 +67,9 @@ def test_groups_stand_for_their_members() -> None:
     def pools(pid: int) -> list[tuple[str, str]]:
         return [(f"pool of {pid % 2}", "pool")]
 
-    before = Was([SECOND], [{2: waited(100), 3: waited(200), 4: waited(300)}], lambda pid: Gone(NAMES[pid]), 1, pools)
+    before = BaselineTable(
+        [SECOND], [{2: waited(100), 3: waited(200), 4: waited(300)}], lambda pid: BaselineOnly(NAMES[pid]), 1, pools
+    )
     compared = before.compared({-1: waited(50)}, SECOND, lambda _: "pool of 0", lambda _: "pool")
     assert compared.before[-1].waiting == 0.4
     assert [one.waiting for _, one in compared.gone] == [0.2]
@@ -101,7 +103,7 @@ def test_change_is_significant_if_it_exceeds_the_variation_of_the_baseline() -> 
 
 
 def test_shorter_span_varies_more() -> None:
-    before = Before(0.35, 1.0, (4 * SECOND,) * 3, (waited(1200), waited(1600), waited(1400)))
+    before = BaselineRow(0.35, 1.0, (4 * SECOND,) * 3, (waited(1200), waited(1600), waited(1400)))
     assert before.spread(4 * SECOND) == pytest.approx(0.1)
     assert before.spread(16 * SECOND) == pytest.approx(0.1)
     assert before.spread(SECOND) == pytest.approx(0.2)
@@ -135,7 +137,7 @@ def test_percentile_change_is_a_ratio_and_significant_from_one_slot_on() -> None
 def test_summed_up_rows_are_compared_with_their_sum() -> None:
     assert summed([]) is None
     assert summed([None]) is None
-    rest = summed([Before(0.25), None, Before(0.5)])
+    rest = summed([BaselineRow(0.25), None, BaselineRow(0.5)])
     assert rest is not None and rest.waiting == 0.75
     assert not Change(5.0, 0, SECOND, rest).is_sure, "nobody looks how far that strayed"
 

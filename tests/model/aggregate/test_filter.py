@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, FilterError, Text, exactly, parse, quoted
 from offtop.model.aggregate.rows import Row
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Details, ThreadKey
+from offtop.model.values.catalog import Catalog, Details, ThreadKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import FILTERED, KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.values.table import integers
@@ -40,7 +40,7 @@ def stack(*names: str, tail: int = 0, file: str = KERNEL) -> Stack:
 
 MYSQLD = Details("mysql", "/usr/sbin/mysqld --port 3306", "/system.slice/mysql.service/io", 27)
 JAVA = Details("1000", "java -jar shop.jar", "/", 1000)
-BOOK = Book(
+BOOK = Catalog(
     comms={
         ThreadKey(1, 11): "connection",
         ThreadKey(1, 12): "ib_log_writer",
@@ -79,7 +79,7 @@ class Named:
 
 
 NAMES = Named()
-JUDGE = Diagnoser(NAMES, WITHOUT_RULES)
+JUDGE = CauseFinder(NAMES, WITHOUT_RULES)
 
 
 def waits(rows: Sequence[tuple[str, int, int, int, int]] = ROWS) -> Shares:
@@ -181,7 +181,7 @@ def test_empty_filter_chooses_everything_and_empty_input_gives_nothing() -> None
     assert NOTHING.keeps(Row("lock", "lock", 0))
     for text in ("", "mysql", "!mysql", "cat=lock stack!=main pid=1 user=root"):
         assert parse(text).mask(waits(()), BOOK, JUDGE).tolist() == []
-        assert parse(text).mask(shares(Window(0, 0, 0), Idle()), Book(), JUDGE).tolist() == []
+        assert parse(text).mask(shares(Window(0, 0, 0), Idle()), Catalog(), JUDGE).tolist() == []
 
 
 def test_filter_knows_what_it_needs() -> None:
@@ -358,7 +358,7 @@ def test_category_and_all_others_make_up_a_window(stretches: list[list[Step]], c
 
 @given(words | shell, words | shell)
 def test_quoted_word_matches_only_that_word(word: str, other: str) -> None:
-    book = Book(comms={ThreadKey(1, 1): word, ThreadKey(1, 2): other})
+    book = Catalog(comms={ThreadKey(1, 1): word, ThreadKey(1, 2): other})
     two = waits([("lock", 1, 1, 3, 0), ("lock", 1, 2, 3, 0)])
     is_same = word.casefold() == other.casefold() or word.lower() == other.lower()
     expected = [True, is_same]
@@ -372,7 +372,7 @@ def test_quoted_word_matches_only_that_word(word: str, other: str) -> None:
 
 def test_patterns_do_not_take_long() -> None:
     """With backtracking, each of these would take ages."""
-    book = Book(comms={ThreadKey(1, 1): 256 * "a"}, details={1: Details("", 4096 * "a")})
+    book = Catalog(comms={ThreadKey(1, 1): 256 * "a"}, details={1: Details("", 4096 * "a")})
     one = waits([("lock", 1, 1, 3, 0)])
     for pattern in (120 * "*a" + "*b", 200 * "*" + "b", 100 * "*?" + "b", 60 * "*[a-z]a" + "c", 490 * "a" + "b"):
         for key in ("thread", "cmd"):

@@ -2,7 +2,7 @@
 
 from offtop.model.aggregate.filter import Text, of_pool
 from offtop.model.aggregate.pool import UNFOLDED, Convoy, Folding, Pool, convoys, family, folding, parts, pools
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import KERNEL, Frame, Stack
 from offtop.model.windows.stuck import Age
@@ -14,8 +14,8 @@ WORKERS = [ThreadKey(7, 100 + n) for n in range(1, 6)]
 POOL = Pool(7, "worker-*")
 
 
-def book() -> Book:
-    made = Book()
+def book() -> Catalog:
+    made = Catalog()
     made.comms = {MAIN: "server", **{key: f"worker-{key.tid - 100}" for key in WORKERS}}
     made.stacks[FUTEX_STACK] = Stack((Frame(KERNEL, 0, "futex_do_wait"),), category="lock")
     made.stacks[PIPE_STACK] = Stack((Frame(KERNEL, 0, "anon_pipe_read"),), category="pipe")

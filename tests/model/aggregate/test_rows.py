@@ -15,17 +15,17 @@ from offtop.model.aggregate.rows import (
     thread_rows,
 )
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, Details, ThreadKey
+from offtop.model.values.catalog import Catalog, Details, ThreadKey
 from offtop.model.values.snapshot import EXITED
-from offtop.model.windows.breakdown import Cut, Leaf, Part, Scope
+from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope
 from offtop.model.windows.stuck import Age
 
 SECOND = 10**9
-BOOK = Book(
+BOOK = Catalog(
     comms={ThreadKey(1, 1): "main", ThreadKey(2, 7): "worker", ThreadKey(2, 8): "acceptor"},
     processes={1: "init", 2: "java"},
 )
-CUT = Cut(
+CUT = Breakdown(
     SECOND,
     {Leaf("lock"): Part(3, 5 * SECOND, 80, log2.of(80)), Leaf("poll", True): Part(0, 9 * SECOND)},
     {
@@ -174,7 +174,7 @@ def test_negative_time_has_no_row_but_stays_in_the_sum() -> None:
 
 
 SERVICE, ID = "/system.slice/mysql.service", "1a2b3c4d5e6f" + 52 * "0"
-IN_CGROUPS = Book(
+IN_CGROUPS = Catalog(
     processes={1: "init", 2: "mysqld", 3: "java"},
     details={
         1: Details(cgroup="/"),
@@ -183,7 +183,7 @@ IN_CGROUPS = Book(
         4: Details(cgroup=f"/docker/{ID}"),
     },
 )
-OF_FIVE = Cut(
+OF_FIVE = Breakdown(
     SECOND,
     {Leaf("lock"): Part(15, 15 * SECOND, 50)},
     {Leaf("lock"): {pid: Part(pid, pid * SECOND, 10 * pid, log2.of(10 * pid)) for pid in range(1, 6)}},
@@ -227,8 +227,8 @@ def test_cgroups_are_sorted_limited_and_pinned_like_processes() -> None:
 
 def test_empty_table_has_no_rows() -> None:
     empty = Ranking((), None, Part())
-    assert cgroup_rows(Cut(), Scope(), BOOK) == empty
-    assert category_rows(Cut()) == empty
-    assert process_rows(Cut(), Scope(), BOOK) == empty
+    assert cgroup_rows(Breakdown(), Scope(), BOOK) == empty
+    assert category_rows(Breakdown()) == empty
+    assert process_rows(Breakdown(), Scope(), BOOK) == empty
     assert thread_rows({}, SECOND, BOOK) == empty
     assert place_rows({}, SECOND, 5) == empty

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate.filter import Filter, parse
-from offtop.model.aggregate.selection import Parts, Selection, Sieve, Sieves
+from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
 from offtop.model.aggregate.steps import Shape, places
 from offtop.model.aggregate.tree import tree_of
 from offtop.model.aggregate.waker_rows import by_wake
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Frame
 from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import CHAIN
 from offtop.model.windows.breakdown import FILTERED, Leaf, Part, Scope, Shares, by_place, total
-from offtop.model.windows.history import History, Kept, Packed, moved_in
+from offtop.model.windows.history import History, HistoryTick, Packed, moved_in
 from offtop.model.windows.window import merge
 from tests.model.world import BOOK, IDLE, PIDS, Step, snapshots, stretches
 from tests.ui.busy import BusySource
@@ -39,14 +39,14 @@ class Plain:
 
 
 NAMES = Plain()
-JUDGE = Diagnoser(NAMES, WITHOUT_RULES)
+JUDGE = CauseFinder(NAMES, WITHOUT_RULES)
 
 
 def never(lanes: Ints) -> Mask:
     return np.zeros(len(lanes), np.bool_)
 
 
-def ticks(happened: Sequence[Sequence[Step]], max_bytes: int = 40 * 2**20) -> list[Kept]:
+def ticks(happened: Sequence[Sequence[Step]], max_bytes: int = 40 * 2**20) -> list[HistoryTick]:
     history = History(IDLE, never, max_bytes=max_bytes)
     for snapshot in snapshots(happened):
         history.add(snapshot)
@@ -72,10 +72,10 @@ def test_ticks_and_their_moves_are_what_they_merge_into(happened: list[list[Step
     since_ns = every[0].at_ns - every[0].span_ns
     moved = moved_in(every, since_ns)
     assert moved is None or (moved.number < 0 and moved.span_ns == 0)
-    whole = Kept.of(merge([tick.window for tick in every]), every[-1].idle)
-    sieve = Sieve(Selection((parse(text),) if text else ()), JUDGE)
+    whole = HistoryTick.of(merge([tick.window for tick in every]), every[-1].idle)
+    sieve = FilterCache(Selection((parse(text),) if text else ()), JUDGE)
 
-    def added_up(those: Iterable[Kept]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    def added_up(those: Iterable[HistoryTick]) -> dict[tuple[int, ...], tuple[int, ...]]:
         sums: dict[tuple[int, ...], tuple[int, ...]] = {}
         for tick in those:
             every = sieve.shares(tick)
@@ -95,7 +95,7 @@ def ns_of(found: Mapping[Leaf, tuple[int, int, int]]) -> dict[Leaf, int]:
     return {leaf: ns for leaf, (_, ns, _) in found.items() if ns}
 
 
-def of_shop(text: str) -> tuple[Kept, Sieve]:
+def of_shop(text: str) -> tuple[HistoryTick, FilterCache]:
     """The second of SHOP, and what passes a filter."""
     history = History(("poll",), never)
     source = ScriptedSource(SHOP, ticks=1)
@@ -104,7 +104,7 @@ def of_shop(text: str) -> tuple[Kept, Sieve]:
         assert snapshot is not None
         history.add(snapshot)
     assert history.newest is not None
-    return history.newest, Sieve(Selection((parse(text),)), JUDGE)
+    return history.newest, FilterCache(Selection((parse(text),)), JUDGE)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ KINDS = st.sampled_from(
 
 @given(stretches, KINDS)
 def test_filter_and_its_opposite_leave_everything(happened: list[list[Step]], text: str) -> None:
-    passing = Sieve(Selection((parse(text),)), JUDGE)
-    others = Sieve(Selection((parse(text.replace("=", "!=", 1)),)), JUDGE)
+    passing = FilterCache(Selection((parse(text),)), JUDGE)
+    others = FilterCache(Selection((parse(text.replace("=", "!=", 1)),)), JUDGE)
     for tick in ticks(happened):
         assert sums([passing.taken(tick).cut.categories, others.taken(tick).cut.categories]) == sums([tick.leaves])
         assert sums([passing.taken(tick).unmuted]) == sums([tick.leaves])
@@ -144,12 +144,12 @@ def test_filter_and_its_opposite_leave_everything(happened: list[list[Step]], te
 
 @given(stretches, KINDS, KINDS)
 def test_muted_and_unmuted_time_is_everything(happened: list[list[Step]], a: str, b: str) -> None:
-    sieve = Sieve(Selection((), (parse(a), parse(b))), JUDGE)
+    sieve = FilterCache(Selection((), (parse(a), parse(b))), JUDGE)
     for tick in ticks(happened):
         taken = sieve.taken(tick)
         assert total(taken.unmuted.values()).total_ns + taken.muted_ns == total(tick.leaves.values()).total_ns
         assert sums([taken.cut.categories]) == sums([taken.unmuted])
-        alone = [Sieve(Selection((), (parse(text),)), JUDGE).taken(tick).muted_ns for text in (a, b)]
+        alone = [FilterCache(Selection((), (parse(text),)), JUDGE).taken(tick).muted_ns for text in (a, b)]
         if {a, b} == {"cat=lock", "cat=poll"}:
             assert taken.muted_ns == sum(alone)
 
@@ -159,9 +159,9 @@ def test_time_of_processes_and_threads_is_everything_that_passes(happened: list[
     filters = (parse(text),) if text else ()
     pids = {0, *PIDS.values()}
     tids = [(pid, tid) for tid, pid in PIDS.items()] + [(0, 0)]
-    whole = Sieve(Selection(filters), JUDGE)
-    by_pid = [Sieve(Selection(filters, pid=pid), JUDGE) for pid in pids]
-    by_tid = [Sieve(Selection(filters, pid=pid, tid=tid), JUDGE) for pid, tid in tids]
+    whole = FilterCache(Selection(filters), JUDGE)
+    by_pid = [FilterCache(Selection(filters, pid=pid), JUDGE) for pid in pids]
+    by_tid = [FilterCache(Selection(filters, pid=pid, tid=tid), JUDGE) for pid, tid in tids]
     for tick in ticks(happened):
         everything = sums([whole.chosen(tick)])
         assert sums(sieve.chosen(tick) for sieve in by_pid) == everything
@@ -174,7 +174,7 @@ def test_time_of_a_branch_is_that_of_the_tree(happened: list[list[Step]], invert
     for tick in ticks(happened):
         root = tree_of(by_place(tick.shares, Scope(), partial(places, mode=shape.mode)), BOOK, NAMES, shape)
         for step, node in root.children.items():
-            chosen = Sieve(Selection(path=(step,), shape=shape), JUDGE).chosen(tick)
+            chosen = FilterCache(Selection(path=(step,), shape=shape), JUDGE).chosen(tick)
             part = total(chosen.values())
             assert (part.waits, part.total_ns, part.histogram) == (node.waits, node.total_ns, node.histogram)
 
@@ -194,8 +194,8 @@ def test_packed_ticks_have_the_same_results_as_before(parts: list[list[list[Step
     happened = [stretch for part in parts for stretch in part]
     plain, packed = ticks(happened), ticks(happened, max_bytes=200_000)
     by_number = {tick.number: tick for tick in plain}
-    known = Sieve(selection, JUDGE).parts_of(packed)
-    direct = Sieve(selection, JUDGE)
+    known = FilterCache(selection, JUDGE).parts_of(packed)
+    direct = FilterCache(selection, JUDGE)
     assert {number: sums([parts]) for number, parts in known.items()} == {
         tick.number: sums([direct.chosen(by_number[tick.number])]) for tick in packed
     }
@@ -210,11 +210,11 @@ class Late(Plain):
 
 def test_filter_finds_a_late_name_in_ticks_that_were_filtered_before() -> None:
     names = Late()
-    diagnoser, chosen = Diagnoser(names, WITHOUT_RULES), Selection((parse("stack=late"),))
+    diagnoser, chosen = CauseFinder(names, WITHOUT_RULES), Selection((parse("stack=late"),))
     tick, by_serve = of_shop("stack=serve")
-    assert not sums([Sieve(chosen, diagnoser).chosen(tick)])
+    assert not sums([FilterCache(chosen, diagnoser).chosen(tick)])
     names.version = 1
-    found = sums([Sieve(chosen, diagnoser).chosen(tick)])
+    found = sums([FilterCache(chosen, diagnoser).chosen(tick)])
     assert found == sums([by_serve.chosen(tick)]) != {}
 
 
@@ -223,15 +223,15 @@ class Ticking:
 
     def __init__(self) -> None:
         self.names = Late()
-        self.sieves = Sieves(Diagnoser(self.names, WITHOUT_RULES))
+        self.sieves = FilterCaches(CauseFinder(self.names, WITHOUT_RULES))
         self.tick, _ = of_shop("stack=late")
         self.number = 0
 
-    def at(self, number: int, text: str = "stack=late", *, held: bool = False) -> Sieve:
+    def at(self, number: int, text: str = "stack=late", *, held: bool = False) -> FilterCache:
         tick = replace(self.tick, number=number)
         return self.sieves.of(Selection((parse(text),)), tick, held=held)
 
-    def next(self, *, knows_more: bool = True) -> Sieve:
+    def next(self, *, knows_more: bool = True) -> FilterCache:
         self.number += 1
         self.names.version += knows_more
         return self.at(self.number)
@@ -282,7 +282,7 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
     looked: list[int] = []
     mask = Filter.mask
 
-    def counted(one: Filter, every: Shares, book: Book, diagnoser: Diagnoser) -> Mask:
+    def counted(one: Filter, every: Shares, book: Catalog, diagnoser: CauseFinder) -> Mask:
         looked.append(len(every.leaf))
         return mask(one, every, book, diagnoser)
 
@@ -295,14 +295,14 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
     assert (left, len(looked)) == ([int(first.shares.total_ns.sum())] * 2, 2)
 
 
-class _Looking(Sieve):
+class _Looking(FilterCache):
     """Names the ticks that it filters."""
 
-    def __init__(self, selection: Selection, diagnoser: Diagnoser, before: Sieve) -> None:
+    def __init__(self, selection: Selection, diagnoser: CauseFinder, before: FilterCache) -> None:
         super().__init__(selection, diagnoser, before)
         self.looked: list[int] = []
 
-    def chosen(self, tick: Kept) -> Parts:
+    def chosen(self, tick: HistoryTick) -> Parts:
         self.looked.append(tick.number)
         return super().chosen(tick)
 
@@ -316,7 +316,7 @@ def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end()
         history.add(snapshot)
     every = history.last(600 * 10**9)
     assert sum(isinstance(tick.held, Packed) for tick in every) > 20
-    sieve = Sieve(Selection((parse("pid!=1"),)), JUDGE)
+    sieve = FilterCache(Selection((parse("pid!=1"),)), JUDGE)
     known: Mapping[int, Parts] = {}
     rounds = 0
     while len(known) < len(every):
@@ -326,11 +326,11 @@ def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end()
         assert [*known] == [tick.number for tick in reversed(every)][: len(known)]
         rounds += 1
     assert rounds > 1
-    direct = Sieve(sieve.selection, JUDGE)
+    direct = FilterCache(sieve.selection, JUDGE)
     for tick in every[:: len(every) // 5]:
         assert sums([known[tick.number]]) == sums([direct.chosen(tick)])
     looked: list[set[int]] = []
-    again: Sieve = sieve
+    again: FilterCache = sieve
     while len(set[int]().union(*looked)) < len(every):
         again = _Looking(sieve.selection, JUDGE, again)
         assert {number: sums([parts]) for number, parts in again.parts_of(every).items()} == {

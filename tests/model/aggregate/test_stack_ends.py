@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from offtop.model.aggregate.stack_ends import Ending, endings, told
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.snapshot import SiteTotals
 from offtop.model.values.stack import ENDS, FIRST_STACK, LINKED, NO_STACK, NO_WAY, WHOLE, Frame, Stack
 from offtop.model.values.table import SITES, SiteKeys, integers
@@ -16,7 +16,7 @@ S = 1_000_000_000
 
 def window(*stacks: tuple[Stack | None, int]) -> Window:
     """Waits at such user stacks, for so many ns; None: without one."""
-    book, sites = Book(), dict[SiteKey, SiteTotals]()
+    book, sites = Catalog(), dict[SiteKey, SiteTotals]()
     for number, (stack, ns) in enumerate(stacks, FIRST_STACK):
         if stack is not None:
             book.stacks[number] = stack

@@ -13,9 +13,9 @@ from offtop.model.aggregate.stack_problems import (
     UNSURE,
     Problem,
     Problems,
-    Told,
+    ProblemSummary,
 )
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import (
     ANONYMOUS,
@@ -63,7 +63,7 @@ class Machine:
     """Processes that waited: each `waits` is a stack, a time, and one of them."""
 
     def __init__(self) -> None:
-        self.book, self.said = Book(), Said()
+        self.book, self.said = Catalog(), Said()
         self.table: dict[tuple[int, ...], Added] = {}
         self.problems = Problems(self.said, self.said.why)
 
@@ -75,7 +75,7 @@ class Machine:
         self.table[9, number, 0, pid] = (1, ns, ns, 0)
 
     @property
-    def told(self) -> Told:
+    def told(self) -> ProblemSummary:
         return self.problems.of(self.table, self.book)
 
 
@@ -88,16 +88,16 @@ MAIN = (named(APP), named(LIBC))
 
 def test_no_waits_have_no_problems() -> None:
     machine = Machine()
-    assert machine.told == Told()
+    assert machine.told == ProblemSummary()
     machine.waits(NO_STACK, 5 * S)
     machine.waits(STACK_LOST, 5 * S)
-    assert machine.told == Told()
+    assert machine.told == ProblemSummary()
 
 
 def test_complete_and_named_stack_has_no_problem() -> None:
     machine = Machine()
     machine.waits(Stack(MAIN), 2 * S)
-    assert machine.told == Told(2 * S, 2 * S, 2 * S)
+    assert machine.told == ProblemSummary(2 * S, 2 * S, 2 * S)
 
 
 def test_each_binary_and_reason_has_its_time_most_first() -> None:

@@ -24,7 +24,7 @@ from offtop.model.aggregate.steps import (
     steps_of,
 )
 from offtop.model.aggregate.tree import MORE, all_paths, flatten, nameless, tree_of
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import DEEP, KERNEL, LINKED, NO_STACK, NO_WAY, STACK_LOST, Frame, Stack
 from offtop.model.values.table import SITES, integers
 from offtop.model.values.wake import (
@@ -54,14 +54,14 @@ from offtop.model.values.wake import (
 from tests.model.aggregate.test_tree import FROM_THE_ROOT, FixedNames, measured, path_of, shown, written
 
 PLACE = (3, 4, NO_WAKE)
-BOOK = Book(processes={7: "shop", 8: "bank"})
+BOOK = Catalog(processes={7: "shop", 8: "bank"})
 BOOK.stacks[3] = Stack(
     tuple(Frame(KERNEL, 0, name) for name in ("__schedule", "futex_wait", "sys_futex", "do_syscall_64")), 1, "lock", 1
 )
 BOOK.stacks[4] = Stack((Frame("/lib/libc.so.6", 8, "pthread_cond_wait"), Frame("/bin/it", 9, "main")))
 
 
-def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, book: Book = BOOK) -> str:
+def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, book: Catalog = BOOK) -> str:
     return written(steps_of(book, FixedNames(), shape)(place))
 
 
@@ -90,7 +90,7 @@ def test_wait_in_progress_has_kernel_frames_and_is_marked() -> None:
 
 def test_kernel_thread_has_only_kernel_frames() -> None:
     frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
-    book = Book({3: Stack(frames, tail=1, entry=1)})
+    book = Catalog({3: Stack(frames, tail=1, entry=1)})
     assert told((3, NO_STACK, NO_WAKE), book=book) == "[k]kthread [k]worker_thread"
 
 
@@ -316,7 +316,7 @@ def test_only_functions_count_among_the_program_s_frames() -> None:
 
 
 def test_waker_named_like_a_function_is_another_branch() -> None:
-    book = Book(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
+    book = Catalog(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
     book.wakes |= {20: Wake(Waker(THREAD, "", 7, 71, "clerk")), 21: Wake(Waker(IRQ, "x", user=20))}
     root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, book, FixedNames(), Shape(mode=OFFWAKE))
     lines = shown(flatten(root, all_paths(root), 0))

@@ -20,7 +20,7 @@ from offtop.model.aggregate.tree import (
     tree_of,
 )
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.breakdown import Added, total
@@ -45,9 +45,9 @@ def written(path: Path, between: str = " ") -> str:
     return between.join(f"[k]{step.name}" if step.kernel else step.name for step in path)
 
 
-def measured(waited: Sequence[Waited]) -> tuple[Book, dict[tuple[int, ...], Added]]:
+def measured(waited: Sequence[Waited]) -> tuple[Catalog, dict[tuple[int, ...], Added]]:
     """A book and its places, each of them distinct."""
-    book, places = Book(), dict[tuple[int, ...], Added]()
+    book, places = Catalog(), dict[tuple[int, ...], Added]()
     for number, (where, waits, ns) in enumerate(waited, FIRST_STACK):
         kernel_id, user_id = 2 * number, 2 * number + 1
         functions = path_of(where)[::-1]

@@ -21,10 +21,10 @@ from offtop.model.aggregate.waker_rows import (
     top_of_wakes,
     waker_of,
 )
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import FILTERED, KERNEL, NO_STACK, SHORT, Frame, Stack
 from offtop.model.values.table import SITES, integers
@@ -62,7 +62,7 @@ MUTEX, QUEUE = Object("futex", "0x7f40", 7), Object("pipe", "pipe:[77]")
 CLERK, COOK = Waker(THREAD, "", 7, 71, "clerk"), Waker(THREAD, "", 7, 72, "cook")
 TELLER, DISK = Waker(THREAD, "", 8, 81, "teller"), Waker(IRQ, "nvme_irq")
 ENDED = Waker(EXIT, "", 9, 91, "child")
-BOOK = Book(processes={7: "shop", 8: "bank", 9: "sh"})
+BOOK = Catalog(processes={7: "shop", 8: "bank", 9: "sh"})
 for _id, _category in ((LOCK, "lock"), (PIPE, "pipe"), (POLL, "poll")):
     BOOK.stacks[_id] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
 BOOK.wakes |= {
@@ -182,7 +182,7 @@ def test_wakers_are_threads_processes_or_no_thread() -> None:
 
 
 def test_process_without_a_name_is_named_by_its_thread() -> None:
-    assert waker_of(Book(wakes={10: Wake(CLERK)}), False)(10) == WakerKey("clerk", 7)
+    assert waker_of(Catalog(wakes={10: Wake(CLERK)}), False)(10) == WakerKey("clerk", 7)
 
 
 def test_object_has_the_time_of_all_waits_on_it_whatever_the_waker() -> None:
@@ -215,7 +215,7 @@ def test_object_has_the_time_of_all_waits_on_it_whatever_the_waker() -> None:
     ],
 )
 def test_label_of_each_kind_of_waker(waker: Waker, label: str, by_process: WakerKey) -> None:
-    book = Book(processes={7: "shop"}, wakes={10: Wake(waker)})
+    book = Catalog(processes={7: "shop"}, wakes={10: Wake(waker)})
     assert waker.label == label
     assert waker_of(book, True)(10) == WakerKey(label, waker.pid, waker.tid)
     assert waker_of(book, False)(10) == by_process
@@ -284,7 +284,7 @@ class FixedNames:
 
 
 def left_by(chosen: Filter, every: Shares) -> dict[int, int]:
-    return ns(by_wake(every.of(chosen.mask(every, BOOK, Diagnoser(FixedNames(), WITHOUT_RULES))), BLOCKED))
+    return ns(by_wake(every.of(chosen.mask(every, BOOK, CauseFinder(FixedNames(), WITHOUT_RULES))), BLOCKED))
 
 
 @given(SECONDS, st.booleans())
@@ -309,11 +309,11 @@ def test_waker_named_like_another_kind_of_waker_is_not_that_one() -> None:
         25: Waker(EXIT, "", 6, 62, "timeout"),
         26: Waker(EXIT, "", 6, 63, "Timeout"),
     }
-    book = Book(processes={6: "timeout"}, wakes={n: Wake(one, Object("file", one.comm)) for n, one in names.items()})
+    book = Catalog(processes={6: "timeout"}, wakes={n: Wake(one, Object("file", one.comm)) for n, one in names.items()})
     every = second(*((site(tid, LOCK, tid), waited(1, 10)) for tid in names))
 
     def left(chosen: Filter) -> list[int]:
-        return every.ids[chosen.mask(every, book, Diagnoser(FixedNames(), WITHOUT_RULES)), 4].tolist()
+        return every.ids[chosen.mask(every, book, CauseFinder(FixedNames(), WITHOUT_RULES)), 4].tolist()
 
     assert left(of_waker(WakerKey("timeout", 6, 61))) == [20]
     assert left(of_waker(WakerKey("timeout", 6))) == [20]
@@ -417,7 +417,7 @@ def test_storm_is_a_herd_if_most_woken_threads_sleep_again() -> None:
 def test_waits_are_filtered_by_waker_and_object(text: str, wakes: list[int]) -> None:
     ids = [10, 11, 12, 13, 14, 15, NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN]
     every = second(*((site(tid, LOCK, wake), waited(1, 10)) for tid, wake in enumerate(ids, 1)))
-    assert every.ids[parse(text).mask(every, BOOK, Diagnoser(FixedNames(), WITHOUT_RULES)), 4].tolist() == wakes
+    assert every.ids[parse(text).mask(every, BOOK, CauseFinder(FixedNames(), WITHOUT_RULES)), 4].tolist() == wakes
 
 
 def test_short_waits_and_those_of_exited_threads_have_no_waker_to_filter_by() -> None:
@@ -441,4 +441,4 @@ def test_filter_knows_whether_it_needs_wakers_and_handles_empty_input() -> None:
     assert of_waker(WakerKey("irq")).needs_wakers
     assert not of_object(QUEUE).needs_wakers
     for one in (parse("waker=a object=b"), of_waker(WakerKey("irq")), of_object(QUEUE)):
-        assert one.mask(second(), BOOK, Diagnoser(FixedNames(), WITHOUT_RULES)).tolist() == []
+        assert one.mask(second(), BOOK, CauseFinder(FixedNames(), WITHOUT_RULES)).tolist() == []

@@ -9,17 +9,17 @@ import pytest
 from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import categories, causes
-from offtop.model.classify.cause_finder import Diagnoser, Told, advice, most
+from offtop.model.classify.cause_finder import CauseFinder, CauseShare, advice, most
 from offtop.model.classify.causes import NO_RULES, Fixed, Rules, Subject, subject_of
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.peers import PEER, WRITER, Ends, Process, Side
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.peers import PEER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
 from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import Object, Wake
 from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, by_site, cut, shares
 from offtop.model.windows.history import History
-from offtop.model.windows.idle_verdicts import Verdicts
+from offtop.model.windows.idle_verdicts import IdleVerdicts
 from offtop.model.windows.window import Window
 
 CATEGORIES = categories.parse(paths.categories().read_text())
@@ -303,8 +303,8 @@ IDLE_RULES = parsed(
 )
 
 
-def book() -> Book:
-    made = Book()
+def book() -> Catalog:
+    made = Catalog()
     made.stacks |= {
         LOCK: Stack((Frame(KERNEL, 0, "futex_wait"),), 0, "lock"),
         POLL: Stack((Frame(KERNEL, 0, "ep_poll"),), 0, "poll"),
@@ -328,7 +328,7 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
         *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
     )
-    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.book)
     assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
         ("plain", 50, 8),
@@ -344,7 +344,7 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
 
 def test_wait_is_matched_again_when_its_functions_get_names() -> None:
     names, some = FixedNames(), book()
-    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
     site = SiteKey(7, 71, LOCK, LATE)
     assert diagnoser.rule_of(site, some) is None
     ids = np.array([site], np.int64)
@@ -359,7 +359,7 @@ def test_wait_is_matched_again_when_its_functions_get_names() -> None:
 
 def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
-    diagnoser, some = Diagnoser(FixedNames(), source), book()
+    diagnoser, some = CauseFinder(FixedNames(), source), book()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
     source.rules = NO_RULES
@@ -381,7 +381,7 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
         (SiteKey(7, 73, POLL, WORKER), 30),
         (SiteKey(7, 74, LOCK, 8), 40),
     )
-    diagnoser = Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
     idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.book))
     parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
@@ -390,7 +390,7 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
 
 
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
-    some, diagnoser = book(), Diagnoser(FixedNames(), Fixed(IDLE_RULES))
+    some, diagnoser = book(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
     more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
@@ -401,7 +401,7 @@ def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_proc
 
 def test_tick_keeps_the_verdicts_of_its_time() -> None:
     names, made = FixedNames(), book()
-    diagnoser = Diagnoser(names, Fixed(IDLE_RULES))
+    diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
     history = History((), never, verdicts=diagnoser.verdicts)
     site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
     for second in range(3):
@@ -417,7 +417,7 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
 
 
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
-    diagnoser, some = Diagnoser(FixedNames(), Fixed(IDLE_RULES)), book()
+    diagnoser, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), book()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
     for n in range(100):
@@ -432,10 +432,10 @@ def never(lanes: Ints) -> Mask:
 
 
 def test_verdicts_are_empty_for_unknown_sites() -> None:
-    said = Verdicts({(7, 3, 5): True, (7, 3, 6): False})
+    said = IdleVerdicts({(7, 3, 5): True, (7, 3, 6): False})
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]
-    assert Verdicts({}).of(ids).tolist() == [0] * 4
+    assert IdleVerdicts({}).of(ids).tolist() == [0] * 4
 
 
 def test_peer_is_named_by_its_port() -> None:
@@ -443,7 +443,7 @@ def test_peer_is_named_by_its_port() -> None:
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
     some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
-    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
     found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
     assert [(rule.id, rule.name) for rule in found if rule] == [
         ("answer-5432", "an answer from PostgreSQL"),
@@ -464,7 +464,7 @@ def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
     rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
     rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
     some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
-    diagnoser = Diagnoser(FixedNames(), Fixed(rules))
+    diagnoser = CauseFinder(FixedNames(), Fixed(rules))
     table = by_site(shares(some, Idle()), Scope())
     assert [one.in_full(some.book, with_process=False) for one in diagnoser.rules_of(table, some.book)] == [
         "100% wait for it: Much."
@@ -483,7 +483,7 @@ def test_hint_about_wakers_says_where_they_are_not_available() -> None:
 
 def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
     rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
-    told = Told(rules[0], 5, 0.5, 7)
+    told = CauseShare(rules[0], 5, 0.5, 7)
     assert told.in_full(book(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
     without = told.in_full(book(), with_process=False, with_keys=False)
     assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
@@ -491,7 +491,7 @@ def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:
     some = book()
-    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
     site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
     told: list[tuple[str, int]] = []
@@ -510,7 +510,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:40000", peer=peer) for n, peer in peers.items()}
     what[13] = Object("pipe", "pipe:[13]")
     some.wakes |= {n: Wake(object=one) for n, one in what.items()}
-    diagnoser = Diagnoser(FixedNames(), Fixed(PACKAGED))
+    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
 
     def found() -> list[tuple[str, str]]:
         rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
@@ -526,7 +526,7 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     assert unanswered(11, 12) == {what[12]: 7}, "the others are over"
     of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
     some.ends = {
-        what[n]: Ends((Side(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
+        what[n]: Peers((PeerSide(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
     }
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
     some.ends_version += 1

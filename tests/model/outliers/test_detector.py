@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, Judge
+from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDetector
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
-from offtop.model.values.outlier import AUTO, NEVER_NS, Caught, Outlier
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier
 from offtop.model.values.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.model.values.table import Ints, Mask
@@ -37,8 +37,8 @@ class Machine:
     """A source with a snapshot to judge each second."""
 
     def __init__(self, *texts: str) -> None:
-        self.judge = Judge(rules(*texts))
-        self.book = Book()
+        self.judge = OutlierDetector(rules(*texts))
+        self.book = Catalog()
         for number, name in ((LOCK, "lock"), (FSYNC, "fsync"), (POLL, "poll"), (SLEEP, "sleep"), (USER, "other")):
             self.book.stacks[number] = Stack((Frame(KERNEL, 0, name),), 0, name)
         self.book.processes[10], self.book.comms[ONE] = "shop", "worker"
@@ -54,7 +54,7 @@ class Machine:
         waits_ms: Sequence[int] = (),
         kernel: int = LOCK,
         waiting: Sequence[Waiting] = (),
-        caught: Sequence[Caught] = (),
+        caught: Sequence[LongWait] = (),
         short: int = 0,
     ) -> Sequence[Outlier]:
         """A second in which worker waited like that."""
@@ -86,11 +86,11 @@ class Machine:
         for _ in range(11):
             assert self.tick(waits_ms, kernel, short=short) == []
 
-    def wait(self, length_ms: int, kernel: int = LOCK, key: ThreadKey = ONE, ready_ms: int = 0) -> Caught:
+    def wait(self, length_ms: int, kernel: int = LOCK, key: ThreadKey = ONE, ready_ms: int = 0) -> LongWait:
         """A wait that ends in the next tick, as the BPF programs report it."""
         ended_ns = self.at_ns + S // 2
         site = SiteKey(*key, kernel, USER, FIRST_WAKE)
-        return Caught(site, ended_ns - length_ms * MS, ended_ns, ready_ms * MS, 1, 3, "shop")
+        return LongWait(site, ended_ns - length_ms * MS, ended_ns, ready_ms * MS, 1, 3, "shop")
 
     def going(self, since_ms: int, kernel: int = LOCK, key: ThreadKey = ONE) -> Waiting:
         """A wait in progress that began so long before the next tick."""
@@ -186,7 +186,7 @@ def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -
     assert (one.value, one.is_going_on, one.was_told, one.after) == (2900 * MS, True, False, "")
     assert machine.tick(waiting=[going]) == []
     ended_ns = machine.at_ns + S // 2
-    caught = Caught(going.site._replace(user=USER, wake=FIRST_WAKE), going.left_ns, ended_ns, 0, 1, 3, "shop")
+    caught = LongWait(going.site._replace(user=USER, wake=FIRST_WAKE), going.left_ns, ended_ns, 0, 1, 3, "shop")
     (end,) = machine.tick(caught=[caught])
     assert (end.value, end.is_going_on, end.was_told, end.after) == (4400 * MS, False, True, "running")
     (kept,) = machine.judge.outliers.every
@@ -212,7 +212,7 @@ def test_now_covers_only_waits_in_progress() -> None:
 def test_wait_that_ends_while_its_end_is_reported_is_reported_once() -> None:
     machine = Machine("lock.max > 1s")
     going = machine.going(1500)
-    ended = Caught(going.site, going.left_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
+    ended = LongWait(going.site, going.left_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
     assert [one.is_going_on for one in machine.tick(waiting=[going], caught=[ended])] == [False]
 
 
@@ -257,7 +257,7 @@ def test_counted_waits_are_not_reported_later() -> None:
     assert (len(first), sum(one.more for one in first)) == (50, 30)
     for _ in range(22):
         assert machine.tick(waiting=waits) == []
-    ended = [Caught(one.site, one.left_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
+    ended = [LongWait(one.site, one.left_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
     last = machine.tick(caught=ended)
     assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
 

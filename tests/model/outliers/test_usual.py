@@ -4,27 +4,27 @@ import pytest
 
 from offtop.model.outliers.usual import LEARN_NS, Usual
 from offtop.model.values import histogram as log2
-from offtop.model.windows.breakdown import SHORT, Cut, Leaf, Part
+from offtop.model.windows.breakdown import SHORT, Breakdown, Leaf, Part
 from offtop.units import NS_PER_S
 
 MS = 1_000_000
 S = NS_PER_S
 
 
-def tick(category: str, *waits_ms: int, idle: bool = False, pid: int = 1, short: int = 0) -> Cut:
+def tick(category: str, *waits_ms: int, idle: bool = False, pid: int = 1, short: int = 0) -> Breakdown:
     part = Part(
         len(waits_ms), sum(waits_ms) * MS, max(waits_ms, default=0) * MS, log2.of(*(ms * MS for ms in waits_ms))
     )
     processes = {Leaf(category, idle): {pid: part}}
     if short:
         processes[Leaf(SHORT)] = {pid: Part(short, short * 1000)}
-    return Cut(S, {}, processes)
+    return Breakdown(S, {}, processes)
 
 
-def taught(*ticks: Cut, min_ns: int = MS) -> Usual:
+def taught(*ticks: Breakdown, min_ns: int = MS) -> Usual:
     """After the step with these waits."""
     usual = Usual()
-    for number, one in enumerate((*ticks, Cut(S))):
+    for number, one in enumerate((*ticks, Breakdown(S))):
         at_ns = 100 * S + number * S if number < len(ticks) else 100 * S + LEARN_NS
         assert usual.learn(one, {1: "shop", 2: "bank"}, min_ns, at_ns) is (number == len(ticks))
     return usual

@@ -1,8 +1,8 @@
 """Outliers in order of time: joined when they end, grouped for the list, and limited in number."""
 
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.outlier import APART_NS, AUTO, Caught, Outlier, Outliers, groups, joined
-from offtop.model.viewmodel.outlier_list import Listed, which
+from offtop.model.values.outlier import APART_NS, AUTO, LongWait, Outlier, Outliers, groups, joined
+from offtop.model.viewmodel.outlier_list import OutlierList, which
 from offtop.units import NS_PER_S
 
 S = NS_PER_S
@@ -12,7 +12,7 @@ def outlier(
     at_s: int, length_s: float = 1.0, tid: int = 1, rule: str = AUTO, going: bool = False, more: int = 0
 ) -> Outlier:
     at_ns, length_ns = at_s * S, round(length_s * S)
-    wait = Caught(SiteKey(1, tid, 20, 21), at_ns - length_ns, 0 if going else at_ns)
+    wait = LongWait(SiteKey(1, tid, 20, 21), at_ns - length_ns, 0 if going else at_ns)
     return Outlier(at_ns, at_ns + 5 * S, rule, "max", "lock", "shop", length_ns, 0, 0, wait, more=more)
 
 
@@ -78,7 +78,7 @@ def test_oldest_are_dropped_and_counted() -> None:
 def test_list_is_newest_first_and_marks_threads_of_the_last_minute() -> None:
     kept = Outliers()
     kept.add([outlier(10), outlier(100, tid=2), outlier(200, tid=3)])
-    listed = Listed(kept)
+    listed = OutlierList(kept)
     assert [one.first.at_ns // S for one in listed.of(130 * S, None, 5).groups] == [200, 100, 10]
     assert listed.of(130 * S, None, 5).marked == {1, ThreadKey(1, 2)}
     assert listed.of(160 * S, None, 5).marked == frozenset()

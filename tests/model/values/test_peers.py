@@ -4,9 +4,9 @@ import pytest
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.filter import parse
-from offtop.model.classify.cause_finder import Diagnoser
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
-from offtop.model.values.catalog import Book, SiteKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.peers import (
     HOLDER,
     LISTENER,
@@ -14,9 +14,9 @@ from offtop.model.values.peers import (
     PEER,
     READER,
     WRITER,
-    Ends,
+    Peers,
+    PeerSide,
     Process,
-    Side,
     may_have_ends,
     waited_on,
 )
@@ -33,7 +33,7 @@ PIPE, TCP, EPOLL = (
     Object("epoll", ""),
 )
 GZIP, LESS = Process(4242, "gzip"), Process(77, "less")
-OF_PIPE = Ends((Side(READER, (LESS,), 1), Side(WRITER, (GZIP,), 1)))
+OF_PIPE = Peers((PeerSide(READER, (LESS,), 1), PeerSide(WRITER, (GZIP,), 1)))
 
 
 def stack(*functions: str) -> Stack:
@@ -57,7 +57,7 @@ def test_wait_on_a_pipe_shows_its_other_end(function: str, told: str) -> None:
 
 
 def test_holder_of_a_file_lock_is_shown_only_for_waits_for_the_lock() -> None:
-    ends = Ends((Side(HOLDER, (Process(77, "apt"),), 1),))
+    ends = Peers((PeerSide(HOLDER, (Process(77, "apt"),), 1),))
     for lock in ("flock_lock_inode_wait", "locks_lock_inode_wait", "fcntl_setlk64", "do_lock_file_wait"):
         assert ends.told(stack("schedule", lock, "do_it")) == "holder: apt(77)"
     assert ends.told(stack("schedule", "io_schedule", "read_it")) == ""
@@ -65,21 +65,21 @@ def test_holder_of_a_file_lock_is_shown_only_for_waits_for_the_lock() -> None:
 
 def test_three_of_many_peers_are_shown_with_the_number_of_others() -> None:
     some = tuple(Process(n, "web") for n in range(1, 9))
-    assert Ends((Side(PEER, some[:3], 3),)).told(stack()) == "peer: web(1), web(2), web(3)"
-    assert Ends((Side(PEER, some, 50),)).told(stack()) == "peer: web(1), web(2), web(3), +47"
+    assert Peers((PeerSide(PEER, some[:3], 3),)).told(stack()) == "peer: web(1), web(2), web(3)"
+    assert Peers((PeerSide(PEER, some, 50),)).told(stack()) == "peer: web(1), web(2), web(3), +47"
 
 
 def test_epoll_shows_what_it_watches_by_kind() -> None:
-    assert Ends(members=(("socket", 57), ("eventfd", 1))).told(stack()) == "57 sockets, 1 eventfd"
-    assert Ends(members=tuple((kind, 2) for kind in "abcde")).told(stack()) == "2 as, 2 bs, 2 cs, 4 more"
+    assert Peers(members=(("socket", 57), ("eventfd", 1))).told(stack()) == "57 sockets, 1 eventfd"
+    assert Peers(members=tuple((kind, 2) for kind in "abcde")).told(stack()) == "2 as, 2 bs, 2 cs, 4 more"
     assert NO_ENDS.told(stack()) == ""
 
 
 def test_common_name_is_used_if_all_peers_have_it() -> None:
     read, asked = stack("pipe_read"), stack("tcp_recvmsg")
     assert (OF_PIPE.name(read), OF_PIPE.name(asked), NO_ENDS.name(read)) == ("gzip", "", "")
-    assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 2),)).name(asked) == "web"
-    assert Ends((Side(LISTENER, (Process(1, "web"), Process(2, "web")), 9),)).name(asked) == ""
+    assert Peers((PeerSide(LISTENER, (Process(1, "web"), Process(2, "web")), 2),)).name(asked) == "web"
+    assert Peers((PeerSide(LISTENER, (Process(1, "web"), Process(2, "web")), 9),)).name(asked) == ""
 
 
 def test_only_objects_with_possible_peers_are_looked_up() -> None:
@@ -92,10 +92,10 @@ def test_only_objects_with_possible_peers_are_looked_up() -> None:
     assert waited_on([], wakes) == {}
 
 
-def book() -> Book:
+def book() -> Catalog:
     """Wake 10 is on the pipe and in progress, 11 was ended by cat, 12 is on an object without known peers."""
     cat = Waker(THREAD, "", 5, 5, "cat")
-    return Book(
+    return Catalog(
         stacks={3: stack("pipe_read"), 4: Stack((Frame("/opt/it", 1, "ask"),))},
         wakes={10: Wake(STILL_WAITING, PIPE), 11: Wake(cat, PIPE), 12: Wake(STILL_WAITING, Object("pipe", "pipe:[9]"))},
         ends={PIPE: OF_PIPE},
@@ -119,7 +119,7 @@ def test_object_filter_matches_peers_and_a_single_word_does_not() -> None:
     every = shares(Window(0, 0, 1, sites=sites, book=one), Idle())
 
     def left(text: str) -> list[int]:
-        return sorted(every.ids[parse(text).mask(every, one, Diagnoser(FixedNames(), WITHOUT_RULES)), 1].tolist())
+        return sorted(every.ids[parse(text).mask(every, one, CauseFinder(FixedNames(), WITHOUT_RULES)), 1].tolist())
 
     assert (left("object=gzip"), left("object=gzip(4242)"), left("object=pipe*")) == ([71, 72], [71, 72], [71, 72, 73])
     assert (left("gzip"), left("object!=gzip")) == ([], [73])

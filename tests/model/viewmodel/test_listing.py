@@ -21,7 +21,7 @@ from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import Picture, Pictures, Room
 from offtop.model.viewmodel.view import LIST, SINCE_START, SITE, TREE, View
 from offtop.model.windows.breakdown import ALL, total
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.stuck import NO_AGE, Age
 from offtop.units import NS_PER_S
 from tests.model.viewmodel.test_picture import never
@@ -475,7 +475,7 @@ def test_rows_show_the_waking_code_from_the_newest_tick_that_has_it() -> None:
     assert tops[BELOW].wake == 0
 
 
-def ticks_of(machine: Machine) -> list[Kept]:
+def ticks_of(machine: Machine) -> list[HistoryTick]:
     return machine.history.last(10**12)
 
 

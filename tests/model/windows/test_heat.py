@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from offtop.model.values import histogram as log2
 from offtop.model.windows.breakdown import Idle
 from offtop.model.windows.heat import Heat, heat
-from offtop.model.windows.history import Kept
+from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.window import Window
 
 SECOND, MS = 10**9, 10**6
 
 
-def tick(number: int) -> Kept:
+def tick(number: int) -> HistoryTick:
     """The tick that ends `number` seconds after the start of the clock."""
-    return Kept.of(Window(0, number * SECOND, SECOND), Idle(), number)
+    return HistoryTick.of(Window(0, number * SECOND, SECOND), Idle(), number)
 
 
 def made(waits: dict[int, int], columns: int, cell_s: int, end: int, rows: int = 9) -> Heat:

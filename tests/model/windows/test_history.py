@@ -15,7 +15,7 @@ from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, integers
 from offtop.model.viewmodel.picture import Pictures, Room, series
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import ALL, Idle, Leaf, Scope, by_thread, cut, merged, total
-from offtop.model.windows.history import History, Kept, Packed, pack
+from offtop.model.windows.history import History, HistoryTick, Packed, pack
 from offtop.model.windows.rolling import Rolling
 from offtop.model.windows.window import Window, between, merge
 from tests.model.world import IDLE, Step, snapshots, stretches
@@ -50,7 +50,7 @@ def test_first_snapshot_is_no_tick() -> None:
 def test_everything_since_a_reset_is_the_merger_of_the_ticks_since_then(happened: list[list[Step]], after: int) -> None:
     taken = snapshots(happened)
     history = History(IDLE, never)
-    kept: list[Kept] = []
+    kept: list[HistoryTick] = []
     for number, snapshot in enumerate(taken):
         made = history.add(snapshot)
         if number == min(after, len(taken) - 2):

@@ -19,7 +19,7 @@ from offtop.model.values.wake import FIRST_WAKE, Storm
 from offtop.model.values.within import Calls
 from offtop.model.windows import rebuilt, stuck
 from offtop.model.windows.breakdown import by_category
-from offtop.model.windows.history import History, Kept
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.window import Window, between, merge
 from tests.model.windows.test_history import never
 from tests.model.world import IDLE, Step, snapshots, stretches
@@ -47,7 +47,7 @@ def of(history: History, span_ns: int = 1 << 60, end_ns: int | None = None) -> l
     return [*history.again(span_ns, end_ns)]
 
 
-def same(ticks: Sequence[Kept], made: Sequence[Snapshot]) -> None:
+def same(ticks: Sequence[HistoryTick], made: Sequence[Snapshot]) -> None:
     begin_ns = made[0].at_ns
     assert [one.at_ns for one in made] == [begin_ns, *(tick.at_ns for tick in ticks)]
     remade = [between(a, b) for a, b in pairwise(made)]
@@ -119,7 +119,7 @@ def test_everything_else_is_the_same_for_a_part_of_the_history(table: tuple[Wait
                 assert [ages(one, kept) for one in other.stuck(kept, those).waits] == [ages(one, tick) for one in some]
 
 
-def ages(one: object, tick: Kept) -> tuple[object, ...]:
+def ages(one: object, tick: HistoryTick) -> tuple[object, ...]:
     assert isinstance(one, stuck.Waiting)
     return one.site, one.age_ns(tick.at_ns), one.bound, one.letter, one.call, one.arguments, one.user
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate.steps import places
-from offtop.model.values.catalog import Book, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, Snapshot, Waiting
 from offtop.model.values.stack import FILTERED, KERNEL, NO_STACK, SHORT, STACK_LOST, Frame, Stack
 from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, integers
@@ -21,7 +21,7 @@ from offtop.model.windows.stuck import (
     LEAST_AGE_NS,
     NO_AGE,
     Age,
-    Past,
+    PastWaits,
     by_category,
     by_place,
     by_process,
@@ -33,7 +33,7 @@ from offtop.model.windows.window import between, merge
 MS, S = 10**6, 10**9
 NOW_NS = 1_000 * S
 LOCK, POLL, SLEEP, THROTTLE, USER = 3, 4, 5, 6, 7
-BOOK = Book()
+BOOK = Catalog()
 for _id, _category in ((LOCK, "lock"), (POLL, "poll"), (SLEEP, "sleep"), (THROTTLE, "throttle")):
     BOOK.stacks[_id] = Stack((Frame(KERNEL, 0, _category),), 0, _category)
 OF_SLEEPERS = partial(places, mode=OFFCPU)
@@ -246,7 +246,7 @@ def test_waits_in_progress_at_each_earlier_tick_are_those_of_its_snapshot(
     threads: list[Steps], ticks: list[int]
 ) -> None:
     taken = snapshots(threads, ticks)
-    past = Past()
+    past = PastWaits()
     for number, latest in enumerate(taken):
         past.add(latest)
         for snapshot in taken[: number + 1]:
@@ -260,7 +260,7 @@ def test_waits_in_progress_at_each_earlier_tick_are_those_of_its_snapshot(
 def test_forget_drops_only_what_came_before(threads: list[Steps], ticks: list[int], first: int) -> None:
     taken = snapshots(threads, ticks)
     first = min(first, len(taken) - 1)
-    past, whole = Past(), Past()
+    past, whole = PastWaits(), PastWaits()
     for snapshot in taken:
         past.add(snapshot)
         whole.add(snapshot)
@@ -276,7 +276,7 @@ def test_each_wait_is_stored_once_when_it_ends_and_dropped_with_its_last_tick() 
     # 10 threads wait for 1 s, with 10 ticks in it; then they run
     threads: list[Steps] = [[(0, 1_000, False, 0)] for _ in range(10)]
     taken = snapshots(threads, [95] * 10 + [100, 100])
-    past = Past()
+    past = PastWaits()
     held: list[int] = []
     for snapshot in taken:
         past.add(snapshot)
@@ -294,14 +294,14 @@ def test_each_wait_is_stored_once_when_it_ends_and_dropped_with_its_last_tick() 
 
 
 def test_waits_that_ended_young_are_not_stored() -> None:
-    past = Past()
+    past = PastWaits()
     for snapshot in snapshots([[(0, 99, False, 0)] * 5], [50] * 10):
         past.add(snapshot)
     assert past.bytes_held == 0
 
 
 def test_past_is_empty_before_the_first_snapshot_and_after_clear() -> None:
-    past = Past()
+    past = PastWaits()
     assert list(past.at(NOW_NS)) == []
     taken = snapshots([[(0, 500, False, 0)]], [300, 300])
     past.add(taken[0])
@@ -318,7 +318,7 @@ def test_past_is_empty_before_the_first_snapshot_and_after_clear() -> None:
 def test_thread_that_is_runnable_at_the_end_was_not_before_its_wakeup() -> None:
     # woken 150 ms before its end at 1.5 s: ready for 50 ms at 1.4 s, and not yet at 1.3 s
     taken = snapshots([[(0, 500, False, 150)]], [300, 100, 200])
-    past = Past()
+    past = PastWaits()
     for number, snapshot in enumerate(taken):
         past.add(snapshot)
         told = [[(one.letter, one.runqueue_ns // MS) for one in past.at(tick.at_ns)] for tick in taken[: number + 1]]
@@ -328,7 +328,7 @@ def test_thread_that_is_runnable_at_the_end_was_not_before_its_wakeup() -> None:
 def test_lock_holder_of_now_is_not_assumed_for_the_past() -> None:
     one = wait(1, 10 * S, holder=Holder(7, 8, "ip"))
     first, last = (Snapshot(0, NOW_NS + ns, waiting={one.site.thread: one}) for ns in (0, S))
-    past = Past()
+    past = PastWaits()
     past.add(first)
     assert [found.holder.tid for found in past.at(first.at_ns)] == [8]
     past.add(last)
@@ -389,7 +389,7 @@ def test_merged_tick_has_the_waits_at_its_end() -> None:
     windows = [between(a, b) for a, b in pairwise(taken)]
     whole = merge(windows)
     assert whole.at_ns == taken[-1].at_ns
-    past = Past()
+    past = PastWaits()
     for snapshot in taken:
         past.add(snapshot)
     assert list(past.at(whole.at_ns)) == []

@@ -18,7 +18,7 @@ from offtop.model.windows.breakdown import (
     FILTERED,
     RUN_QUEUE,
     SHORT,
-    Cut,
+    Breakdown,
     Idle,
     Scope,
     by_category,
@@ -122,7 +122,7 @@ def test_sum_over_categories_is_the_sum_over_threads(
     assert sums_by_category(together) == sums_by_category(over_all)
 
 
-def sums_by_category(made: Cut) -> dict[str, int]:
+def sums_by_category(made: Breakdown) -> dict[str, int]:
     return {category: part.total_ns for category, part in by_category(made).items() if part.total_ns}
 
 
@@ -210,7 +210,7 @@ def test_sleep_of_12_s_has_one_second_in_each_tick_and_12_s_in_total() -> None:
 def test_window_without_waits_is_empty() -> None:
     empty = between(Snapshot(0, 0), Snapshot(5, 10))
     assert (empty.threads, empty.sites, empty.still, empty.lost, empty.span_ns) == ({}, {}, (), {}, 10)
-    assert cut(empty, Idle()) == Cut(10)
+    assert cut(empty, Idle()) == Breakdown(10)
     assert merge([empty, empty]).span_ns == 20
     assert merge([empty]) is empty
     assert by_thread(shares(empty, Idle()), Scope()) == {}

@@ -22,7 +22,7 @@ from offtop.ui.kit.lines import Pen
 from offtop.ui.panes import stacks
 from offtop.ui.panes.chooser import Chooser
 from offtop.ui.panes.help import Help
-from offtop.ui.panes.process_details import Facts
+from offtop.ui.panes.process_details import ProcessDetails
 from offtop.ui.panes.stack_problems import StackProblems
 from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, until
@@ -148,7 +148,7 @@ DOES: dict[str, Does] = {
     "user": Does(says("only this user's processes (name or id; empty: all):")),
     "states": Does(says("only waits in these thread states")),
     "rate": Does(says("requests a second")),
-    "facts": Does(on(Facts), ("enter",)),
+    "facts": Does(on(ProcessDetails), ("enter",)),
     "stack_problems": Does(on(StackProblems)),
     "mute": Does(lambda after: [one.text for one in after.app.view.muted] == ["cat=lock"], ("down",)),
     "idle": Does(says("~poll")),
