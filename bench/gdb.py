@@ -117,7 +117,7 @@ def _stacks(source: LiveSource, servers: Servers) -> dict[tuple[int, int], Stack
         snapshot = source.read()
         assert snapshot is not None
         found = {(key.pid, key.tid): one for key, one in snapshot.waiting.items() if key.pid in servers.named}
-        stacks = {key: snapshot.book.stack(one.user) for key, one in found.items()}
+        stacks = {key: snapshot.catalog.stack(one.user) for key, one in found.items()}
         missing = [key for key, one in found.items() if one.age_ns(snapshot.at_ns) > _OLD_NS and not stacks[key].frames]
         if (found and not missing) or time.monotonic() > until_s:
             return {key: stack for key, stack in stacks.items() if stack.frames}

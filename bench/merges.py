@@ -193,7 +193,7 @@ def watched() -> tuple[list[Wait], dict[tuple[str, tuple[Frame, ...]], int]]:
                 assert snapshot is not None
                 for site, totals in snapshot.sites.items():
                     if site.pid in servers.named:
-                        time_of[servers.named[site.pid], snapshot.book.stack(site.user).frames] += totals.total_ns
+                        time_of[servers.named[site.pid], snapshot.catalog.stack(site.user).frames] += totals.total_ns
         finally:
             Copies._add = add  # pyright: ignore[reportPrivateUsage]
             unwinds.end()

@@ -39,7 +39,7 @@ def ask(_: Path) -> Answer:
 def _recorded(sites: int) -> tuple[list[float], float]:
     """Return the CPU of each tick in ms, and the bytes per day."""
     source = BusySource(sites=sites, still=sites // 2, ticks=_TICKS + 1)
-    made = Replayed(source._book)  # pyright: ignore[reportPrivateUsage]
+    made = Replayed(source._catalog)  # pyright: ignore[reportPrivateUsage]
     before = NOTHING
     cpu_ms: list[float] = []
     with tempfile.TemporaryDirectory(prefix="offtop-bench-") as directory:

@@ -111,7 +111,7 @@ def _shares(server: databases.Server, directory: Path, linked: Path) -> _Shares:
         tids = {tid for pid in pids for tid in _threads(pid)}
         first, learned, last = ticks[0], ticks[_LEARN_SECONDS], ticks[-1]
         old = [one for one in last.waiting.values() if one.age_ns(last.at_ns) >= NS_PER_S]
-        waiting = [last.book.stack(one.user) for one in old]
+        waiting = [last.catalog.stack(one.user) for one in old]
         return _Shares(
             _of_offtop(first, learned),
             _of_offtop(learned, last),
@@ -137,7 +137,7 @@ def _of_offtop(first: Snapshot, last: Snapshot) -> _Share:
     for key, totals in window.each_site():
         if key.user == NO_STACK:  # in progress
             continue
-        stack = window.book.stack(key.user)
+        stack = window.catalog.stack(key.user)
         all_ns += totals.total_ns
         if stack.end == WHOLE and key.user != STACK_LOST:
             whole_ns += totals.total_ns

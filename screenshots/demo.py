@@ -65,7 +65,7 @@ class OfTheLoad(LiveFeed):
 
     def __init__(self, source: LiveSource) -> None:
         self._source = source
-        self._book = Catalog()
+        self._catalog = Catalog()
         self._threads: dict[ThreadKey, ThreadTotals] = {}
         self._sites: dict[SiteKey, SiteTotals] = {}
 
@@ -73,21 +73,21 @@ class OfTheLoad(LiveFeed):
         snapshot = self._source.read()
         if snapshot is None:
             return None
-        book = snapshot.book
-        own = {pid for pid, name in book.processes.items() if name in _KEPT or name.startswith(_KERNEL)}
+        catalog = snapshot.catalog
+        own = {pid for pid, name in catalog.processes.items() if name in _KEPT or name.startswith(_KERNEL)}
         self._threads = _grown(self._threads, snapshot.threads, own)
         self._sites = _grown(self._sites, snapshot.sites, own)
-        self._book.stacks, self._book.wakes = book.stacks, book.wakes
-        self._book.processes = {pid: book.processes[pid] for pid in own}
-        self._book.comms = {key: comm for key, comm in book.comms.items() if key.pid in own}
-        self._book.details = {
-            pid: Details(user=known.user, uid=known.uid) for pid, known in book.details.items() if pid in own
+        self._catalog.stacks, self._catalog.wakes = catalog.stacks, catalog.wakes
+        self._catalog.processes = {pid: catalog.processes[pid] for pid in own}
+        self._catalog.comms = {key: comm for key, comm in catalog.comms.items() if key.pid in own}
+        self._catalog.details = {
+            pid: Details(user=known.user, uid=known.uid) for pid, known in catalog.details.items() if pid in own
         }
-        self._book.details_version = book.details_version
-        self._book.lives = {key: life for key, life in book.lives.items() if key.pid in own}
-        self._book.calls = book.calls
+        self._catalog.details_version = catalog.details_version
+        self._catalog.lives = {key: life for key, life in catalog.lives.items() if key.pid in own}
+        self._catalog.calls = catalog.calls
         waiting = {key: one for key, one in snapshot.waiting.items() if key.pid in own}
-        return replace(snapshot, threads=self._threads, sites=self._sites, waiting=waiting, book=self._book)
+        return replace(snapshot, threads=self._threads, sites=self._sites, waiting=waiting, catalog=self._catalog)
 
     @property
     def names(self) -> Names:

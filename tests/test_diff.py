@@ -165,8 +165,8 @@ def an_hour(file: Path) -> str:
             (Frame(KERNEL, 0, "fsync"),),
             (Frame("/opt/job", 1, "slow_commit"), Frame("/opt/job", 2, "main")),
         )
-        taken.book.stacks |= {900: Stack(fsync, 0, "fsync"), 901: Stack(commit)}
-        taken.book.processes[77] = taken.book.comms[ThreadKey(77, 77)] = "job"
+        taken.catalog.stacks |= {900: Stack(fsync, 0, "fsync"), 901: Stack(commit)}
+        taken.catalog.processes[77] = taken.catalog.comms[ThreadKey(77, 77)] = "job"
         waits = min(minute, 5)
         ns = waits * 50 * NS_PER_S
         site = SiteKey(77, 77, 900, 901) if minute < 7 else SiteKey(*EXITED, 900, NO_STACK)

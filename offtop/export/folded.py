@@ -63,7 +63,7 @@ def _with_delimiters(path: Path) -> Iterator[Step]:
         before = step
 
 
-def folded(shares: Shares, book: Catalog, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
+def folded(shares: Shares, catalog: Catalog, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
     """Return line -> ns. Leaves out waits without a stack, and in waking modes run-queue time."""
     placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
     if mode != OFFCPU:
@@ -71,8 +71,8 @@ def folded(shares: Shares, book: Catalog, names: Names, mode: str, style: Style 
     some = shares.of(placed)
     distinct, which = distinct_rows(steps.places(some.ids, mode))
     threads, thread_index = np.unique(thread_codes(some.ids), return_inverse=True)
-    path_of = steps.steps_of(book, names, Shape(mode=mode))
-    comms = [thread_name(ThreadKey(code >> 32, code & _LOW), book) for code in threads.tolist()]
+    path_of = steps.steps_of(catalog, names, Shape(mode=mode))
+    comms = [thread_name(ThreadKey(code >> 32, code & _LOW), catalog) for code in threads.tolist()]
     sums: dict[str, int] = {}
     leaf = some.leaf if "category" in style.per else np.zeros_like(which)
     rows, codes = np.unique(np.stack((which, thread_index, leaf), axis=1), axis=0, return_inverse=True)

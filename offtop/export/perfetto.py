@@ -58,8 +58,8 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
     for one in outliers:
         if one.wait is None:
             continue
-        site, book = one.wait.site, one.book
-        waker = book.wake(site.wake).waker
+        site, catalog = one.wait.site, one.catalog
+        waker = catalog.wake(site.wake).waker
         by = TraceThread(waker.pid, waker.tid, waker.comm, waker.name) if waker.kind == THREAD and waker.tid else None
         yield CaughtWait(
             TraceThread(site.pid, site.tid, one.comm, one.program),
@@ -67,8 +67,8 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
             one.wait.began_ns,
             one.wait.ended_ns,
             one.wait.runqueue_ns,
-            location.kernel_names(book, site.kernel, names),
-            location.user_names(book, site.user, names),
+            location.kernel_names(catalog, site.kernel, names),
+            location.user_names(catalog, site.user, names),
             by,
         )
 

@@ -81,9 +81,9 @@ def profile_of(
 
     `idle`: include idle waits. In waking modes run-queue time is left out.
     """
-    book = window.book
+    catalog = window.catalog
     some = shares.in_scope(Scope(ALL, idle=idle, blocked=mode != OFFCPU))
-    path_of = steps.steps_of(book, names, Shape(mode=mode))
+    path_of = steps.steps_of(catalog, names, Shape(mode=mode))
     samples: list[Sample] = []
     if len(some.ids):
         places, which = distinct_rows(steps.places(some.ids, mode))
@@ -96,9 +96,9 @@ def profile_of(
             thread, place, leaf = row
             key = ThreadKey(thread >> 32, thread & _LOW)
             path = (BELOW,) if code in bare else path_of(places[place]) or (steps.NO_FRAMES,)
-            category, process = some.leaves[leaf].category, process_name(key.pid, book)
+            category, process = some.leaves[leaf].category, process_name(key.pid, catalog)
             samples.append(
-                Sample(category, key.pid, process, key.tid, thread_name(key, book), path, waits, total_ns, max_ns)
+                Sample(category, key.pid, process, key.tid, thread_name(key, catalog), path, waits, total_ns, max_ns)
             )
     samples = sorted((one for one in samples if one.total_ns > 0), key=lambda one: (-one.total_ns, one[1:6]))
     began_ns, span_ns = window.taken_ns - window.span_ns, window.span_ns

@@ -187,15 +187,15 @@ class LiveSource(LiveFeed):
         self._names = NameWorker(files, self._debug_files)
         self._opened.callback(self._names.close)
         symbols = self._kernel_symbols = self._symbols()  # the reader processes start in the meantime
-        self._book = Catalog()
+        self._catalog = Catalog()
         if self._defines:
-            self._book.processes[OUTSIDE], self._book.details[OUTSIDE] = "(outside)", UNKNOWN
-        self._details = DetailsWorker(self._book, self._reads)
+            self._catalog.processes[OUTSIDE], self._catalog.details[OUTSIDE] = "(outside)", UNKNOWN
+        self._details = DetailsWorker(self._catalog, self._reads)
         self._opened.callback(self._details.close)
         self._stacks = Stacks(
             maps["kernel_stacks"],
             maps["user_stacks"],
-            self._book,
+            self._catalog,
             categories,
             symbols.lookup,
             self._processes.frames,
@@ -206,8 +206,8 @@ class LiveSource(LiveFeed):
             self._user_stacks.has_rule,
         )
         raw = maps["wakers"], maps["wakes"], maps["objects"]
-        self._wakes = Wakes(*raw, self._book, self._stacks.of_waker, symbols.variable, self._procfs)
-        self._ends = PeersWorker(self._book, self._wakes.epolls)
+        self._wakes = Wakes(*raw, self._catalog, self._stacks.of_waker, symbols.variable, self._procfs)
+        self._ends = PeersWorker(self._catalog, self._wakes.epolls)
         self._opened.callback(self._ends.close)
         for name, what in _NAMED_BY.items():
             number = syscalls.number_of(name)
@@ -232,15 +232,15 @@ class LiveSource(LiveFeed):
         self._filter_changed_ns = time.monotonic_ns()
         self._configure(self._filters, Filters())
         now_ns = time.monotonic_ns()
-        sites = Sites(self._stacks, self._wakes, self._book)
-        self._ledger = Ledger(now_ns, sites.site, self._book, _is_alive)
+        sites = Sites(self._stacks, self._wakes, self._catalog)
+        self._ledger = Ledger(now_ns, sites.site, self._catalog, _is_alive)
         met = self._user_stacks if unwind.way != "off" else None
         self._drain = Drain(
-            self._program, self._book, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
+            self._program, self._catalog, self._stacks, self._wakes, sites, self._details, met, self._ledger.begin
         )
         self._catcher: OutlierEvents | None = None
         if "caught" in maps:
-            self._catcher = OutlierEvents(maps["caught"], maps["marks"], self._book, sites.site, self._stacks.kernel)
+            self._catcher = OutlierEvents(maps["caught"], maps["marks"], self._catalog, sites.site, self._stacks.kernel)
             self._opened.callback(self._catcher.close)
         self._cost = CostMeter(self._program.programs, now_ns, self._program.kprobe_links)
         self._facts.start()
@@ -351,7 +351,7 @@ class LiveSource(LiveFeed):
             threads=self._ledger.threads.frozen(),
             sites=self._ledger.sites.frozen(),
             waiting=dict(self._ledger.waiting),
-            book=self._book,
+            catalog=self._catalog,
             lost=lost,
             cost=cost._replace(walk_ns=self._scan_cadence.took_ns, walk_every=self._scan_cadence.every),
             machine=Machine() if self._watched else machine,  # only part of a thread's time is counted
@@ -615,7 +615,7 @@ class LiveSource(LiveFeed):
 
     def _hung_text(self) -> str:
         """The processes and devices that hang reads from them; "" if none do."""
-        named = self._book.process
+        named = self._catalog.process
         hung = sorted(f"{named(one)}({one})" if isinstance(one, int) else f"files of {one}" for one in self._reads.hung)
         many = f" and {len(hung) - _MAX_HUNG_SHOWN} more" if len(hung) > _MAX_HUNG_SHOWN else ""
         full = "; no others are read until one of these reads returns" if self._reads.is_full else ""

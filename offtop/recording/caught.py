@@ -23,15 +23,15 @@ _OUTLIER, _WAIT = 12, 11
 
 
 def encode(one: Outlier) -> bytes:
-    wait, book = one.wait, one.book
+    wait, catalog = one.wait, one.catalog
     told = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
     words: dict[str, object] = {
         "outlier": [*told, one.value, one.mark, one.usual_ns, one.after, one.was_told, one.more],
         "wait": wait
         and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
-        "comms": [[*key, comm] for key, comm in book.comms.items()],
-        "processes": [[pid, name] for pid, name in book.processes.items()],
-        **form.wake_words({number: wake for number, wake in book.wakes.items() if number >= FIRST_WAKE}),
+        "comms": [[*key, comm] for key, comm in catalog.comms.items()],
+        "processes": [[pid, name] for pid, name in catalog.processes.items()],
+        **form.wake_words({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
     }
     return zlib.compress(json.dumps(words, separators=(",", ":")).encode(), _LEVEL)
 
@@ -45,17 +45,17 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     rule, metric, category, program = map(_text, texts)
     if metric not in METRICS:
         raise ValueError("an outlier has an unknown metric")
-    book = Catalog(
+    catalog = Catalog(
         comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _some(words, "comms", 3)},
         processes={checked.identity(pid): _text(name) for pid, name in _some(words, "processes", 2)},
     )
-    book.wakes.update(form.wakes_of(words))
+    catalog.wakes.update(form.wakes_of(words))
     found = words.get("wait")
     wait = None if found is None else _wait(checked.array(found, _WAIT), program)
     if wait:
-        for number in {wait.site.kernel, wait.site.user, *book.wake(wait.site.wake).stacks}:
+        for number in {wait.site.kernel, wait.site.user, *catalog.wake(wait.site.wake).stacks}:
             if number >= FIRST_STACK:
-                book.stacks[number] = stack_of(number)
+                catalog.stacks[number] = stack_of(number)
     numbers = float(checked.number(value)), float(checked.number(mark)), checked.time(usual_ns)
     times = checked.time(at_ns), checked.time(taken_ns)
     return Outlier(
@@ -69,7 +69,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
         _text(after),
         was_told is True,
         checked.identity(more),
-        book,
+        catalog,
     )
 
 

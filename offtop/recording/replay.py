@@ -94,8 +94,8 @@ class RecordedSource:
         """Number of the next tick, and whether to read its whole snapshot."""
         self._ahead: tuple[int, Entry] | None = None
         """That tick, once it has been read."""
-        self._book = Catalog()
-        self._replayed = Replayed(self._book)
+        self._catalog = Catalog()
+        self._replayed = Replayed(self._catalog)
         self._last: Change | None = None
         self._read_ns = 0
         """CLOCK_MONOTONIC when the last tick was returned."""
@@ -197,9 +197,9 @@ class RecordedSource:
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
-        details = self._book.detail(pid)
+        details = self._catalog.detail(pid)
         told = (
-            ("name", self._book.process(pid)),
+            ("name", self._catalog.process(pid)),
             ("command line", details.cmdline),
             ("user", details.user),
             ("cgroup", details.cgroup),
@@ -240,8 +240,8 @@ class RecordedSource:
 
     def _begin_at(self, whole: int) -> None:
         self._epoch += 1
-        self._book = Catalog()
-        self._replayed = Replayed(self._book)
+        self._catalog = Catalog()
+        self._replayed = Replayed(self._catalog)
         self._last = None
         self._used_ns, self._woke_ns, self._seen_ns = {}, {}, {}
         self._next, self._ahead = (whole, True), None
@@ -315,40 +315,40 @@ class RecordedSource:
 
     def _is_full(self, entry: Entry) -> bool:
         """Return whether the Catalog may overflow: an untrusted file can set any clock, so that names never get old."""
-        book = self._book
-        names = (book.comms, entry.comms), (book.lives, entry.lives), (book.processes, entry.processes)
+        catalog = self._catalog
+        names = (catalog.comms, entry.comms), (catalog.lives, entry.lives), (catalog.processes, entry.processes)
         return (
-            len(book.stacks) >= _MOST_NAMES
-            or len(book.wakes) + len(entry.wakes) > _MOST_WAKES
-            or len(book.ends) + len(entry.ends) > _MOST_WAKES
-            or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (book.details, entry.details)))
+            len(catalog.stacks) >= _MOST_NAMES
+            or len(catalog.wakes) + len(entry.wakes) > _MOST_WAKES
+            or len(catalog.ends) + len(entry.ends) > _MOST_WAKES
+            or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (catalog.details, entry.details)))
         )
 
     def _keep_names(self, entry: Entry) -> None:
-        book, change = self._book, entry.change
-        _add(book.comms, entry.comms, _MOST_NAMES)
-        _add(book.lives, entry.lives, _MOST_NAMES)
-        _add(book.processes, entry.processes, _MOST_NAMES)
-        _add(book.calls, entry.calls, MOST_CALLS)
-        _add(book.wakes, entry.wakes, _MOST_WAKES)
+        catalog, change = self._catalog, entry.change
+        _add(catalog.comms, entry.comms, _MOST_NAMES)
+        _add(catalog.lives, entry.lives, _MOST_NAMES)
+        _add(catalog.processes, entry.processes, _MOST_NAMES)
+        _add(catalog.calls, entry.calls, MOST_CALLS)
+        _add(catalog.wakes, entry.wakes, _MOST_WAKES)
         if entry.details:
-            _add(book.details, entry.details, _MOST_NAMES)
-            book.details_version += 1
+            _add(catalog.details, entry.details, _MOST_NAMES)
+            catalog.details_version += 1
         if entry.ends:
-            _add(book.ends, entry.ends, _MOST_WAKES)
-            book.ends_version += 1
+            _add(catalog.ends, entry.ends, _MOST_WAKES)
+            catalog.ends_version += 1
         for ids in (change.threads.ids, change.waiting):
             heard = map(ThreadKey._make, ids[:, :2].tolist())
-            self._seen_ns.update((key, change.at_ns) for key in heard if key in book.comms)
-        self._woke_ns.update(dict.fromkeys(change.wakes & book.wakes.keys(), change.at_ns))
+            self._seen_ns.update((key, change.at_ns) for key in heard if key in catalog.comms)
+        self._woke_ns.update(dict.fromkeys(change.wakes & catalog.wakes.keys(), change.at_ns))
 
     def _keep_stacks(self, entry: Entry) -> None:
-        book = self._book
-        wakes = [wake for number, wake in entry.wakes.items() if number in book.wakes]
+        catalog = self._catalog
+        wakes = [wake for number, wake in entry.wakes.items() if number in catalog.wakes]
         for stack in entry.change.stacks.union(*(wake.stacks for wake in wakes)):
-            if stack >= FIRST_STACK and stack not in book.stacks and len(book.stacks) < _MOST_NAMES:
-                book.stacks[stack] = self._stack(stack)
-            if stack in book.stacks:
+            if stack >= FIRST_STACK and stack not in catalog.stacks and len(catalog.stacks) < _MOST_NAMES:
+                catalog.stacks[stack] = self._stack(stack)
+            if stack in catalog.stacks:
                 self._used_ns[stack] = entry.change.at_ns
 
     def _known(self, one: Outlier) -> Outlier:
@@ -364,30 +364,30 @@ class RecordedSource:
 
     def _forget(self, snapshot: Snapshot, before_ns: int) -> None:
         """Forget names that neither a total nor a window since `before_ns` uses."""
-        book, table = self._book, table_of(SITES, snapshot.sites)
+        catalog, table = self._catalog, table_of(SITES, snapshot.sites)
         sites = table.ids[table.present]
         wakes = {*sites[:, -1].tolist(), *snapshot.storms, *(one.site.wake for one in snapshot.waiting.values())}
-        for wake in [one for one in book.wakes if one >= FIRST_WAKE and one not in wakes]:
+        for wake in [one for one in catalog.wakes if one >= FIRST_WAKE and one not in wakes]:
             if self._woke_ns.get(wake, 0) < before_ns:
-                del book.wakes[wake]
+                del catalog.wakes[wake]
                 self._woke_ns.pop(wake, None)
-        known = {wake.object for wake in book.wakes.values()}
-        for what in [one for one in book.ends if one not in known]:
-            del book.ends[what]
-        stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in book.wakes.values()))
+        known = {wake.object for wake in catalog.wakes.values()}
+        for what in [one for one in catalog.ends if one not in known]:
+            del catalog.ends[what]
+        stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in catalog.wakes.values()))
         stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}
-        for stack in [one for one in book.stacks if one >= FIRST_STACK and one not in stacks]:
+        for stack in [one for one in catalog.stacks if one >= FIRST_STACK and one not in stacks]:
             if self._used_ns.get(stack, 0) < before_ns:
-                del book.stacks[stack]
+                del catalog.stacks[stack]
                 self._used_ns.pop(stack, None)
-        for key in [one for one in book.comms if one not in keys and self._seen_ns.get(one, 0) < before_ns]:
-            del book.comms[key]
+        for key in [one for one in catalog.comms if one not in keys and self._seen_ns.get(one, 0) < before_ns]:
+            del catalog.comms[key]
             self._seen_ns.pop(key, None)
-        for key in [one for one in book.lives if one not in keys and one not in book.comms]:
-            del book.lives[key]
-        pids = {key.pid for key in book.comms}
-        for table in (book.processes, book.details):
+        for key in [one for one in catalog.lives if one not in keys and one not in catalog.comms]:
+            del catalog.lives[key]
+        pids = {key.pid for key in catalog.comms}
+        for table in (catalog.processes, catalog.details):
             for pid in [one for one in table if one not in pids]:
                 del table[pid]
 

@@ -84,21 +84,21 @@ class _Wakers:
         """The beginning of the first tick."""
 
     def add(self, kept: HistoryTick) -> None:
-        window, book = kept.window, kept.window.book
+        window, catalog = kept.window, kept.window.catalog
         self._since_ns = self._since_ns or window.at_ns - window.span_ns
         moved = moved_in([kept], self._since_ns)
         for one in (kept, moved) if moved else (kept,):
             self._add_time(by_wake(one.shares, Scope(ALL, idle=False, blocked=True)), window)
         for wake, storm in window.storms.items():
-            one = self._of(book.wake(wake).waker)
+            one = self._of(catalog.wake(wake).waker)
             one.storm = one.storm.plus(storm)
 
     def _add_time(self, by_wakes: Mapping[tuple[int, ...], Added], window: Window) -> None:
-        book = window.book
+        catalog = window.catalog
         for (wake,), (waits, total_ns, _, _) in by_wakes.items():
             if wake < 0:
                 continue
-            found = book.wake(wake)
+            found = catalog.wake(wake)
             waker = found.waker
             if waker == STILL_WAITING and gathers(window.mode, WAKEUP):
                 self._went_on_ns += total_ns
@@ -107,7 +107,7 @@ class _Wakers:
                 one.blocked_ns += total_ns
                 one.wakeups += waits
                 if waits:
-                    one.places[self._place(book, waker)] += waits
+                    one.places[self._place(catalog, waker)] += waits
 
     @property
     def lines(self) -> list[str]:
@@ -133,12 +133,12 @@ class _Wakers:
         is_alone = kind != THREAD or not any((other, name) in self._every for other in KINDS if other != THREAD)
         return name if is_alone else f"{name} ({kind})"
 
-    def _place(self, book: Catalog, waker: Waker) -> str:
+    def _place(self, catalog: Catalog, waker: Waker) -> str:
         ids = waker.kernel, waker.user
         if ids not in self._places:
             if len(self._places) >= _PLACES:
                 self._places.clear()
-            self._places[ids] = printable(location.in_short(book, *ids, self._names))
+            self._places[ids] = printable(location.in_short(catalog, *ids, self._names))
         return self._places[ids]
 
 
@@ -242,7 +242,8 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: CauseFi
         places.setdefault(place, []).append(row)
     listed = list(places.values())
     rows = [
-        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.book, names, diagnoser)}" for those in listed[:_STUCK]
+        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.catalog, names, diagnoser)}"
+        for those in listed[:_STUCK]
     ]
     if elided := sum(map(len, listed[_STUCK:])):
         rows.append(f"{elided:>7} {'':>8} more, at {len(listed) - _STUCK} places")
@@ -281,9 +282,11 @@ def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSo
     row = int(max_ns.argmax())
     if len(longest) == _LONGEST and max_ns[row] <= min(longest).max_ns:
         return longest
-    site, book = SITES.key(shares.ids[row].tolist()), kept.facts.book
-    here = location.in_short(book, site.kernel, site.user, source.names)
-    words = f"{printable(book.process(site.pid))}({site.pid}) {printable(book.comm(site.thread))}({site.tid})  {here}"
+    site, catalog = SITES.key(shares.ids[row].tolist()), kept.facts.catalog
+    here = location.in_short(catalog, site.kernel, site.user, source.names)
+    words = (
+        f"{printable(catalog.process(site.pid))}({site.pid}) {printable(catalog.comm(site.thread))}({site.tid})  {here}"
+    )
     category = shares.leaves[int(shares.leaf[row])].category
     one = _Longest(int(max_ns[row]), kept.taken_ns, site, category, printable(words))
     same = [other for other in longest if _place(other.site) == _place(site)]

@@ -165,17 +165,17 @@ class Recorder:
         used = None
         if is_whole or before is NOTHING:
             self._whole_at_ns = snapshot.at_ns
-        entry = self._entry(one, whole, snapshot.book)
+        entry = self._entry(one, whole, snapshot.catalog)
         blob = form.encode(entry)
         whole_blob = blob if before is NOTHING else None
         if is_whole:
-            entry = self._whole_entry(whole, snapshot.book)
+            entry = self._whole_entry(whole, snapshot.catalog)
             used = self._forget_unused(self._stacks_of(whole))
             whole_blob = form.encode(entry)
         waits = [one.wait.site for one in snapshot.outliers if one.wait]
         of_waits = {site.kernel for site in waits} | {site.user for site in waits}
-        of_waits.update(*(snapshot.book.wake(site.wake).stacks for site in waits))
-        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.book)
+        of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
+        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
@@ -222,38 +222,38 @@ class Recorder:
 
     # What a tick adds to the file
 
-    def _entry(self, one: Change, whole: Change, book: Catalog) -> form.Entry:
+    def _entry(self, one: Change, whole: Change, catalog: Catalog) -> form.Entry:
         """Encode the change `one` with the names that `whole` uses and the file lacks.
 
         `whole` is `one` itself, except in whole ticks.
         """
         keys = _keys(whole)
-        comms = {key: comm for key in keys if (comm := book.comms.get(key)) and self._comms.get(key) != comm}
+        comms = {key: comm for key in keys if (comm := catalog.comms.get(key)) and self._comms.get(key) != comm}
         pids = {key.pid for key in keys if key.pid}
         processes = {
-            pid: name for pid in pids if (name := book.processes.get(pid)) and self._processes.get(pid) != name
+            pid: name for pid in pids if (name := catalog.processes.get(pid)) and self._processes.get(pid) != name
         }
         self._comms.update(comms)
         self._processes.update(processes)
         self._source.describe(pids)
         details: dict[int, Details] = {}
-        if book.details_version != self._details_version:
-            self._details_version = book.details_version
+        if catalog.details_version != self._details_version:
+            self._details_version = catalog.details_version
             details = {
                 pid: told
-                for pid, one in list(book.details.items())
+                for pid, one in list(catalog.details.items())
                 if pid in self._processes and self._details.get(pid) != (told := self._kept_of(one))
             }
             self._details.update(details)
-        lives = {key: life for key in keys if (life := book.lives.get(key)) and self._lives.get(key) != life}
-        calls = {number: name for number, name in list(book.calls.items()) if number not in self._calls}
+        lives = {key: life for key in keys if (life := catalog.lives.get(key)) and self._lives.get(key) != life}
+        calls = {number: name for number, name in list(catalog.calls.items()) if number not in self._calls}
         self._lives.update(lives)
         self._calls.update(calls)
         return form.Entry(
-            one, comms, processes, details, lives, calls, self._new_wakes(whole, book), self._new_ends(one, book)
+            one, comms, processes, details, lives, calls, self._new_wakes(whole, catalog), self._new_ends(one, catalog)
         )
 
-    def _whole_entry(self, whole: Change, book: Catalog) -> form.Entry:
+    def _whole_entry(self, whole: Change, catalog: Catalog) -> form.Entry:
         """Return a whole tick with all names that it uses, and forget the names that it does not use."""
         keys = _keys(whole)
         pids = {key.pid for key in keys}
@@ -264,32 +264,32 @@ class Recorder:
         named = whole.wakes
         self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
         self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
-        self._ends = {what: ends for what, ends in self._ends.items() if what in book.ends}
+        self._ends = {what: ends for what, ends in self._ends.items() if what in catalog.ends}
         return form.Entry(
             whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._ends
         )
 
-    def _new_wakes(self, whole: Change, book: Catalog) -> dict[int, Wake]:
+    def _new_wakes(self, whole: Change, catalog: Catalog) -> dict[int, Wake]:
         """Return the wakes that the file lacks."""
         named = (number for number in whole.wakes if number >= FIRST_WAKE and number not in self._wakes)
-        new = {number: wake for number in named if (wake := book.wakes.get(number))}
+        new = {number: wake for number in named if (wake := catalog.wakes.get(number))}
         self._wakes.update(new)
         self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
         return new
 
-    def _new_ends(self, one: Change, book: Catalog) -> dict[Object, Peers]:
+    def _new_ends(self, one: Change, catalog: Catalog) -> dict[Object, Peers]:
         """Return the peers that the file lacks or that changed, and have the source look up those of this tick.
 
         Epolls are not looked up: reading one locks it.
         """
         waits = np.unique(np.concatenate((one.sites.ids[:, [0, -1]], one.waiting[:, [0, -1]])), axis=0)
-        found = waited_on(waits.tolist(), book.wakes)
+        found = waited_on(waits.tolist(), catalog.wakes)
         if not self._past:
             self._source.find_ends({what: pid for what, pid in found.items() if what.kind != EPOLL})
-        if book.ends_version == self._ends_version:
+        if catalog.ends_version == self._ends_version:
             return {}
-        self._ends_version = book.ends_version
-        new = {what: ends for what, ends in list(book.ends.items()) if self._ends.get(what) != ends}
+        self._ends_version = catalog.ends_version
+        new = {what: ends for what, ends in list(catalog.ends.items()) if self._ends.get(what) != ends}
         self._ends |= new
         return new
 
@@ -300,7 +300,7 @@ class Recorder:
         """Return the ids of the stacks in a change and in its wakes."""
         return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
 
-    def _stacks_in(self, ids: set[int], book: Catalog) -> tuple[_Rows, _Rows, _Rows]:
+    def _stacks_in(self, ids: set[int], catalog: Catalog) -> tuple[_Rows, _Rows, _Rows]:
         """Return the rows that the file lacks: frames, stacks, and the binaries that were unwound by guessing."""
         self._used |= ids
         frames: list[tuple[Any, ...]] = []
@@ -309,7 +309,7 @@ class Recorder:
         for number in ids:
             if number < FIRST_STACK or number in self._stacks:
                 continue
-            stack = book.stacks.get(number)
+            stack = catalog.stacks.get(number)
             if stack is None:
                 continue
             numbers = self._stacks[number] = tuple(self._frame(frame, frames) for frame in stack.frames)

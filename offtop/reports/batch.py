@@ -185,7 +185,7 @@ def run(
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             if as_json or wanted.filter.needs_ends:
-                source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
+                source.find_ends(waited_on(kept.waits, kept.window.catalog.wakes))
             tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
@@ -212,12 +212,12 @@ def run(
                 if comparison:
                     comparison.look_at(_view(wanted), NOTHING, now_of(tick))
                 listed = waiters(tick, wanted, lifetime, comparison)
-                stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.book)}
+                stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.catalog)}
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
-                source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.book.wakes)})
+                source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
                 text = tick_text(
                     tick,
                     listed,
@@ -251,24 +251,24 @@ class _EndsFinder(NamedTuple):
 
     def add(self, snapshot: Snapshot) -> None:
         sites = [one.site for one in snapshot.waiting.values()]
-        self.source.find_ends(waited_on([(site.pid, site.wake) for site in sites], snapshot.book.wakes))
+        self.source.find_ends(waited_on([(site.pid, site.wake) for site in sites], snapshot.catalog.wakes))
         if self.recorder:
             self.recorder.add(snapshot)
 
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
     some = tick.shares.in_scope(Scope(ALL, idle=wanted.idle_shown))
-    for line, ns in folded.folded(some, tick.kept.window.book, names, wanted.mode, wanted.style).items():
+    for line, ns in folded.folded(some, tick.kept.window.catalog, names, wanted.mode, wanted.style).items():
         sums[line] = sums.get(line, 0) + ns
 
 
-def _stacks_at(site: SiteKey, book: Catalog) -> set[int]:
+def _stacks_at(site: SiteKey, catalog: Catalog) -> set[int]:
     """Return the stacks of a site and of its wakers."""
-    return {site.kernel, site.user} | (book.wake(site.wake).stacks if site.wake else set[int]())
+    return {site.kernel, site.user} | (catalog.wake(site.wake).stacks if site.wake else set[int]())
 
 
 def _unnamed(window: Window, stacks: Iterable[int]) -> set[Frame]:
-    return {frame for stack in stacks for frame in window.book.stack(stack).frames if not frame.name}
+    return {frame for stack in stacks for frame in window.catalog.stack(stack).frames if not frame.name}
 
 
 def _user_stacks(window: Window) -> set[int]:
@@ -280,7 +280,7 @@ def look_up(source: Source, kept: HistoryTick, looked_up: Collection[int]) -> se
 
     Returns the PIDs of all processes of the tick.
     """
-    pids, known = _pids(kept), kept.window.book.details
+    pids, known = _pids(kept), kept.window.catalog.details
     source.describe(pids)
     unknown = {pid for pid in pids.difference(looked_up) if pid not in known}
     now_s = time.monotonic()
@@ -313,7 +313,7 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
 
     `lifetime`: everything since the start, for sorting by TOTAL.
     """
-    kept, book = tick.kept, tick.kept.window.book
+    kept, catalog = tick.kept, tick.kept.window.catalog
     scope, order = wanted.scope, wanted.order._replace(compare=comparison.listed({}) if comparison else None)
     if wanted.mode == WAKEUP:
         return _wakers(tick, wanted, order, lifetime) if gathers(kept.facts.mode, WAKEUP) else Ranking()
@@ -321,10 +321,10 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
         table, now = by_thread(tick.shares, scope), stuck.by_thread(some)
-        every = thread_rows(table, kept.span_ns, book, order, lifetime=ever, now=now)
+        every = thread_rows(table, kept.span_ns, catalog, order, lifetime=ever, now=now)
     else:
         cut_ever, ages = lifetime.cut if lifetime else None, stuck.by_process(some)
-        every = process_rows(tick.cut, scope, book, order, lifetime=cut_ever, now=ages)
+        every = process_rows(tick.cut, scope, catalog, order, lifetime=cut_ever, now=ages)
     keeps_all = not wanted.filter.chooses_rows or not every.rows
     listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
     if wanted.threads:
@@ -337,8 +337,8 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
 
 def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> Ranking:
     """Rank the wakers of a tick. Storms come first."""
-    kept, book, scope = tick.kept, tick.kept.window.book, wanted.scope
-    key_of = waker_of(book, wanted.threads)
+    kept, catalog, scope = tick.kept, tick.kept.window.catalog, wanted.scope
+    key_of = waker_of(catalog, wanted.threads)
     ranking = wake_rows(
         grouped(by_wake(tick.shares, scope), key_of),
         kept.span_ns,
@@ -369,7 +369,7 @@ def tick_text(
     comparison: Comparison | None = None,
 ) -> str:
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
-    book = tick.kept.window.book
+    catalog = tick.kept.window.catalog
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, diagnoser) if wanted.stuck else ()
     categories = category_rows(
@@ -384,9 +384,11 @@ def tick_text(
         if row.storm != NO_STORM:
             return location.of_storm(row.storm, row.span_ns)
         of = location.of_waker if wanted.mode == WAKEUP else location.of_sleeper
-        rule = diagnoser.rule_of(row.top, book) if wanted.mode != WAKEUP and row.top != NOWHERE else None
+        rule = diagnoser.rule_of(row.top, catalog) if wanted.mode != WAKEUP and row.top != NOWHERE else None
         return (
-            "" if row.top == NOWHERE else printable(location.with_rule(book, row.top, rule, of(book, row.top, names)))
+            ""
+            if row.top == NOWHERE
+            else printable(location.with_rule(catalog, row.top, rule, of(catalog, row.top, names)))
         )
 
     who, width_of = ("WAKER", _WAKER_WIDTH) if wanted.mode == WAKEUP else ("COMMAND", _COMM_WIDTH)
@@ -439,10 +441,10 @@ def _compared(comparison: Comparison) -> str:
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: CauseFinder) -> Iterable[str]:
-    book = tick.kept.window.book
-    diagnosis = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), book))
+    catalog = tick.kept.window.catalog
+    diagnosis = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), catalog))
     if diagnosis:
-        yield diagnosis.in_full(book, with_process=True, with_keys=False)
+        yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
 
 
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
@@ -455,7 +457,7 @@ def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:
     """Yield why callers are missing, if that affects much of the time."""
-    stacks = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.book)
+    stacks = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.catalog)
     worst = next((one for one in stacks.problems if one.is_of_callers and one.share >= _LEAST_PROBLEM), None)
     if worst:
         yield worst.in_full
@@ -468,7 +470,7 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: CauseFinder)
     yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
     yield STUCK_HEAD
     for row in range(len(shown.waits)):
-        yield stuck_line(shown, row, tick.kept.window.book, names, diagnoser)
+        yield stuck_line(shown, row, tick.kept.window.catalog, names, diagnoser)
     yield ""
 
 
@@ -481,14 +483,14 @@ def stuck_threads(every: Stuck, shown: Stuck) -> str:
 STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
 
 
-def stuck_line(shown: Stuck, row: int, book: Catalog, names: Names, diagnoser: CauseFinder) -> str:
+def stuck_line(shown: Stuck, row: int, catalog: Catalog, names: Names, diagnoser: CauseFinder) -> str:
     """Format one wait in progress; STUCK_HEAD is the heading."""
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
-    who = printable(book.comm(one.site.thread))[:16]
+    who = printable(catalog.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
-    call = printable(calls.told(book.call(one.call), one.arguments)) if one.call >= 0 else ""
-    place = location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
-    place = printable(location.with_rule(book, one.place, diagnoser.rule_of(one.place, book), place))
+    call = printable(calls.told(catalog.call(one.call), one.arguments)) if one.call >= 0 else ""
+    place = location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
+    place = printable(location.with_rule(catalog, one.place, diagnoser.rule_of(one.place, catalog), place))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 
@@ -499,7 +501,7 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
         idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.cut.processes.items() if leaf.idle)
         checked = budget(every.of(pid), idle_ns, window.span_ns, rate)
         text = "; ".join(checked.lines) if checked else "it has ended"
-        yield f"budget of {printable(window.book.process(pid))}({pid}): {text}"
+        yield f"budget of {printable(window.catalog.process(pid))}({pid}): {text}"
     yield ""
 
 
@@ -509,7 +511,7 @@ def _filtered(tick: Tick, wanted: Wanted) -> str:
     if not chosen.text:
         return ""
     shown_ns = total(by_category(tick.cut, wanted.idle_shown, filtered_shown=False).values()).total_ns
-    unknown = len(_pids(kept).difference(kept.window.book.details)) if chosen.needs_details else 0
+    unknown = len(_pids(kept).difference(kept.window.catalog.details)) if chosen.needs_details else 0
     doubt = f" ({unknown} processes unknown)" if unknown else ""
     return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
 

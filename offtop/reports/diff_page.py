@@ -45,7 +45,7 @@ def compared(
     diagnoser = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
     tick = passing(whole, chosen, diagnoser)
-    measures = measured(tick.shares, whole.span_ns, whole.window.book, diagnoser, idle)
+    measures = measured(tick.shares, whole.span_ns, whole.window.catalog, diagnoser, idle)
     window = whole.window
     lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
     return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost)

@@ -40,23 +40,23 @@ def write(
     """
     diagnoser = CauseFinder(source.names, files)
     whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
-    book = whole.window.book
+    catalog = whole.window.catalog
     sites = by_site(whole.shares, Scope(ALL))
-    matched = diagnoser.rules_of(sites, book, apart=True)
+    matched = diagnoser.rules_of(sites, catalog, apart=True)
     out.write(f"what rules match in {duration(whole.span_ns)}, idle waits included:\n")
     out.write(f"{'WAITING':>8} {'%':>4}  {'RULE':<24} {'WAITS FOR':<34} MOSTLY\n")
     for one in matched:
         if one.rule:
             idle = {None: "", True: " (idle)", False: ""}[one.rule.idle]
-            process = f"{printable(book.process(one.pid))}({one.pid})"
+            process = f"{printable(catalog.process(one.pid))}({one.pid})"
             out.write(f"{_numbers(one, whole)}  {one.rule.id:<24} {f'{one.rule.name}{idle}':<34} {process}\n")
     for one in matched:
         if not one.rule:
             out.write(f"{_numbers(one, whole)}  (no rule)\n")
-    unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, book)]
+    unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, catalog)]
     for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_MOST_UNKNOWN]:
-        words = printable(location.in_short(book, kernel, user, source.names))
-        out.write(f"{threads(ns / whole.span_ns):>8}       {printable(book.process(pid))}({pid}): {words}\n")
+        words = printable(location.in_short(catalog, kernel, user, source.names))
+        out.write(f"{threads(ns / whole.span_ns):>8}       {printable(catalog.process(pid))}({pid}): {words}\n")
     unmatched = len(files.rules.rules) - sum(one.rule is not None for one in matched)
     out.write(f"{unmatched} rules matched nothing.\n")
 

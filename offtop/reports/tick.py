@@ -34,21 +34,21 @@ class Tick(NamedTuple):
 def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
     """Return the waits in progress that have a stack and are at least `least_ns` old."""
     placed = [one for one in snapshot.waiting.values() if one.site.kernel not in PLACELESS]
-    return stuck(placed, snapshot.at_ns, snapshot.book, idle, least_ns)
+    return stuck(placed, snapshot.at_ns, snapshot.catalog, idle, least_ns)
 
 
 def passing(
     kept: HistoryTick, chosen: Filter, diagnoser: CauseFinder, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
 ) -> Tick:
     """Return what of a tick passes the filter. Values that are not known yet do not match."""
-    every, book = kept.shares, kept.window.book
+    every, catalog = kept.shares, kept.window.catalog
     each: Mapping[ThreadKey, Account] = {}
     if accounted:
         each = accounts([kept.window]).by_thread()
     if not chosen.chooses_waits:
         return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)
-    some = every.of(chosen.mask(every, book, diagnoser))
+    some = every.of(chosen.mask(every, catalog, diagnoser))
     left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
     if blocked.shares is not None:
-        blocked = blocked.of(chosen.mask(blocked.shares, book, diagnoser))
+        blocked = blocked.of(chosen.mask(blocked.shares, catalog, diagnoser))
     return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)

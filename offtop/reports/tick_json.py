@@ -60,7 +60,7 @@ def tick_object(
     finds what user stacks lack. `comparison`: with a baseline. `notices`: what the source lacks on this machine.
     """
     kept = tick.kept
-    window, book = kept.window, kept.window.book
+    window, catalog = kept.window, kept.window.catalog
     cost, filters = window.cost, window.filters
     leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
     listed_sites = sites(tick)
@@ -68,9 +68,9 @@ def tick_object(
     if moved:
         leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
-    wakers = _Wakers(book, names)
-    causes = _Causes(listed_sites, leaf_of, diagnoser, book)
-    stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), book)
+    wakers = _Wakers(catalog, names)
+    causes = _Causes(listed_sites, leaf_of, diagnoser, catalog)
+    stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), catalog)
     comparison_keys = _WithBaseline(tick, listed_sites, names, comparison) if comparison else _NoBaseline()
     return {
         "version": __version__,
@@ -111,7 +111,7 @@ def tick_object(
         ],
         "threads": [
             {
-                **_who(key, book),
+                **_who(key, catalog),
                 "waits": t.waits,
                 "offcpu_ns": t.offcpu_ns,
                 "blocked_ns": t.blocked_ns,
@@ -133,7 +133,7 @@ def tick_object(
         ],
         "sites": [
             {
-                **_site_object(key, totals, leaf_of[key], book, names),
+                **_site_object(key, totals, leaf_of[key], catalog, names),
                 "earlier_ns": earlier_ns.get(key, 0),
                 "diagnosis": causes.of_site(key),
                 **comparison_keys.site(key),
@@ -143,11 +143,11 @@ def tick_object(
         ],
         "diagnoses": causes.all,
         "still_blocked": [
-            _blocked_object(tick.stuck, row, book, names, diagnoser) for row in range(len(tick.stuck.waits))
+            _blocked_object(tick.stuck, row, catalog, names, diagnoser) for row in range(len(tick.stuck.waits))
         ],
         "storms": [
             {
-                "waker": wakers.waker(book.wake(wake).waker),
+                "waker": wakers.waker(catalog.wake(wake).waker),
                 "storms": storm.storms,
                 "woken": storm.woken,
                 "again": storm.again,
@@ -169,7 +169,7 @@ def tick_object(
 
 
 def outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> dict[str, Any]:
-    wait, book = one.wait, one.book
+    wait, catalog = one.wait, one.catalog
     found: dict[str, Any] = {
         "rule": printable(one.rule),
         "metric": one.metric,
@@ -185,9 +185,9 @@ def outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> dict[s
     }
     if wait is None:
         return found
-    rule, site = diagnoser.apart().rule_of(wait.site, book), wait.site
+    rule, site = diagnoser.apart().rule_of(wait.site, catalog), wait.site
     found["wait"] = {
-        **_who(site.thread, book),
+        **_who(site.thread, catalog),
         "began_ns": one.taken_ns - (one.at_ns - wait.began_ns),
         "length_ns": one.length_ns,
         "runqueue_ns": wait.runqueue_ns,
@@ -196,12 +196,12 @@ def outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> dict[s
         "cpu": wait.cpu if wait.cpu >= 0 else None,
         "state": letter(wait.state),
         "after": one.after or None,
-        "kernel": _printable(location.kernel_names(book, site.kernel, names)),
-        "user": _printable(location.user_names(book, site.user, names)),
-        "user_end": _end_of(book.stack(site.user)),
-        "user_unsure": book.stack(site.user).is_guessed,
+        "kernel": _printable(location.kernel_names(catalog, site.kernel, names)),
+        "user": _printable(location.user_names(catalog, site.user, names)),
+        "user_end": _end_of(catalog.stack(site.user)),
+        "user_unsure": catalog.stack(site.user).is_guessed,
         "diagnosis": rule.id if rule else None,
-        **_Wakers(book, names).wake(site, chained=True),
+        **_Wakers(catalog, names).wake(site, chained=True),
     }
     return found
 
@@ -210,7 +210,7 @@ def now_of(tick: Tick) -> Now:
     """Return what a comparison needs of a tick."""
     window = tick.kept.window
     threads = {key for key, _ in window.each_thread()}
-    return Now(window.span_ns, window.book, threads, {key.pid for key in threads}, window.filters, window.sampling)
+    return Now(window.span_ns, window.catalog, threads, {key.pid for key in threads}, window.filters, window.sampling)
 
 
 class _NoBaseline:
@@ -293,10 +293,10 @@ class _WithBaseline(_NoBaseline):
 
 def stacks_of(tick: Tick) -> set[int]:
     """The ids of all stacks of which the object has the functions of the program."""
-    book, those = tick.kept.window.book, [key for key, _ in sites(tick)]
+    catalog, those = tick.kept.window.catalog, [key for key, _ in sites(tick)]
     wakes = {key.wake for key in those}.union(tick.kept.window.storms)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
-    return found.union(*(book.wake(wake).stacks for wake in wakes))
+    return found.union(*(catalog.wake(wake).stacks for wake in wakes))
 
 
 def filters_object(filters: Filters) -> dict[str, Any]:
@@ -374,24 +374,24 @@ def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
 _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
 
 
-def _blocked_object(some: Stuck, row: int, book: Catalog, names: Names, diagnoser: CauseFinder) -> dict[str, Any]:
+def _blocked_object(some: Stuck, row: int, catalog: Catalog, names: Names, diagnoser: CauseFinder) -> dict[str, Any]:
     one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
-    rule = diagnoser.rule_of(one.place, book)
+    rule = diagnoser.rule_of(one.place, catalog)
     return {
-        **_who(one.site.thread, book),
+        **_who(one.site.thread, catalog),
         "age_ns": age.ns,
         "age_is": _AGE_IS[age.bound],
         "state": one.letter,
         "category": leaf.category,
         "idle": leaf.idle,
         "diagnosis": rule.id if rule else None,
-        "syscall": printable(book.call(one.call)) if one.call >= 0 else None,
+        "syscall": printable(catalog.call(one.call)) if one.call >= 0 else None,
         "arguments": list(one.arguments),
-        "kernel": _printable(location.kernel_names(book, one.site.kernel, names)),
-        "user": _printable(location.user_names(book, one.user, names)),
-        "user_end": _end_of(book.stack(one.user)),
-        "user_unsure": book.stack(one.user).is_guessed,
-        "object": _named(one.site, book),
+        "kernel": _printable(location.kernel_names(catalog, one.site.kernel, names)),
+        "user": _printable(location.user_names(catalog, one.user, names)),
+        "user_end": _end_of(catalog.stack(one.user)),
+        "user_unsure": catalog.stack(one.user).is_guessed,
+        "object": _named(one.site, catalog),
         "held_by": _holder_object(one.holder),
     }
 
@@ -423,8 +423,8 @@ def _keys(tick: Tick) -> set[SiteKey]:
     return {*map(SITES.key, tick.shares.ids.tolist())}
 
 
-def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Catalog, names: Names) -> dict[str, Any]:
-    who = _who(key.thread, book)
+def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, catalog: Catalog, names: Names) -> dict[str, Any]:
+    who = _who(key.thread, catalog)
     del who["process"]
     return {
         **who,
@@ -435,10 +435,10 @@ def _site_object(key: SiteKey, totals: SiteTotals, leaf: Leaf, book: Catalog, na
         "blocked_ns": totals.blocked_ns,
         "runqueue_ns": totals.runqueue_ns,
         "max_ns": totals.max_ns,
-        "kernel": _printable(location.kernel_names(book, key.kernel, names)),
-        "user": _printable(location.user_names(book, key.user, names)),
-        "user_end": _end_of(book.stack(key.user)),
-        "user_unsure": book.stack(key.user).is_guessed,
+        "kernel": _printable(location.kernel_names(catalog, key.kernel, names)),
+        "user": _printable(location.user_names(catalog, key.user, names)),
+        "user_end": _end_of(catalog.stack(key.user)),
+        "user_unsure": catalog.stack(key.user).is_guessed,
         "histogram": log2.slots(totals.histogram),
     }
 
@@ -451,16 +451,16 @@ class _Causes:
         those: Sequence[tuple[SiteKey, SiteTotals]],
         leaf_of: Mapping[SiteKey, Leaf],
         diagnoser: CauseFinder,
-        book: Catalog,
+        catalog: Catalog,
     ) -> None:
-        self._rules = {key: diagnoser.rule_of(key, book) for key, _ in those}
+        self._rules = {key: diagnoser.rule_of(key, catalog) for key, _ in those}
         self._ns: dict[str, Counter[str]] = {}
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
         self.all: list[dict[str, Any]] = []
         """The schema's `diagnoses`, most time first."""
         whole: dict[Rule, int] = {}
         for key, totals in those:
-            (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], book)
+            (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], catalog)
             of_cpu_ns = 0 if leaf_of[key].category == THROTTLE else totals.runqueue_ns
             parts = (
                 (self._rules[key], leaf_of[key].category, totals.total_ns - of_cpu_ns),
@@ -490,13 +490,13 @@ def _most(of: Counter[str] | None) -> str | None:
     return of.most_common(1)[0][0] if of else None
 
 
-def _named(site: SiteKey, book: Catalog) -> dict[str, Any] | None:
+def _named(site: SiteKey, catalog: Catalog) -> dict[str, Any] | None:
     """Return the object waited on at a site, or None if it is unknown."""
-    what = book.wake(site.wake).object
+    what = catalog.wake(site.wake).object
     if what == NO_OBJECT:
         return None
-    ends = book.ends_of(what)
-    sides = ends.for_who_waits(book.stack(site.kernel))
+    ends = catalog.ends_of(what)
+    sides = ends.for_who_waits(catalog.stack(site.kernel))
     shown = [(side.role, one) for side in sides for one in side.processes]
     return {
         "kind": printable(what.kind),
@@ -514,8 +514,8 @@ def _named(site: SiteKey, book: Catalog) -> dict[str, Any] | None:
 class _Wakers:
     """Builds the JSON objects of wakers, and reuses them for sites that share a waker."""
 
-    def __init__(self, book: Catalog, names: Names) -> None:
-        self._book, self._names = book, names
+    def __init__(self, catalog: Catalog, names: Names) -> None:
+        self._catalog, self._names = catalog, names
         self._wakers: dict[Waker, dict[str, Any]] = {}
         self._functions: dict[tuple[int, int], list[str]] = {}
 
@@ -524,9 +524,9 @@ class _Wakers:
 
         The waker is null if wakers are not recorded, the waits go on, or they were for a CPU only.
         """
-        found = self._book.wake(site.wake)
+        found = self._catalog.wake(site.wake)
         waker, _, links, end = found
-        on = _named(site, self._book)
+        on = _named(site, self._catalog)
         if not found.has_waker:
             return {"waker": None, "object": on, **dict.fromkeys(("chain", "chain_wakers", "chain_end"))}
         return {
@@ -547,8 +547,8 @@ class _Wakers:
                 "tid": waker.tid,
                 "comm": printable(waker.comm),
                 "via": waker.via,
-                "kernel": _printable(location.kernel_names(self._book, waker.kernel, self._names)),
-                "user": _printable(location.user_names(self._book, waker.user, self._names)),
+                "kernel": _printable(location.kernel_names(self._catalog, waker.kernel, self._names)),
+                "user": _printable(location.user_names(self._catalog, waker.user, self._names)),
             }
         return found
 
@@ -556,8 +556,8 @@ class _Wakers:
         """Return the functions of both stacks, leaf first."""
         found = self._functions.get((kernel, user))
         if found is None:
-            names = location.kernel_names(self._book, kernel, self._names)
-            names += location.user_names(self._book, user, self._names)
+            names = location.kernel_names(self._catalog, kernel, self._names)
+            names += location.user_names(self._catalog, user, self._names)
             found = self._functions[kernel, user] = _printable(names)
         return found
 
@@ -570,8 +570,8 @@ def _printable(names: Sequence[str]) -> list[str]:
     return [printable(name) for name in names]
 
 
-def _who(key: ThreadKey, book: Catalog) -> dict[str, Any]:
+def _who(key: ThreadKey, catalog: Catalog) -> dict[str, Any]:
     if key == EXITED:
         return {"pid": 0, "tid": 0, "comm": "(exited)", "process": "(exited)"}
-    comm = printable(book.comm(key))
-    return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(book.process(key.pid))}
+    comm = printable(catalog.comm(key))
+    return {"pid": key.pid, "tid": key.tid, "comm": comm, "process": printable(catalog.process(key.pid))}

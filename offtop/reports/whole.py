@@ -57,7 +57,7 @@ def whole_of(
             if chosen.needs_details:
                 looked_up = look_up(source, kept, looked_up)
             if chosen.needs_ends:
-                source.find_ends(waited_on(kept.waits, kept.window.book.wakes))
+                source.find_ends(waited_on(kept.waits, kept.window.catalog.wakes))
             last = kept
             windows.append(kept.window)
             if len(windows) == _BATCH:
@@ -71,7 +71,7 @@ def whole_of(
     if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
-    source.wait_for_names({*_unnamed(window.book, _stacks(window))}, _NAMES_SECONDS)
+    source.wait_for_names({*_unnamed(window.catalog, _stacks(window))}, _NAMES_SECONDS)
     return HistoryTick.of(window, (history.look_again() or last).idle)
 
 
@@ -105,9 +105,9 @@ def not_gathered(chosen: Filter) -> str:
 def _stacks(window: Window) -> set[int]:
     """Return the user stacks of all waits, and the stacks of their wakers."""
     sites = {(site.user, site.wake) for site, _ in window.each_site()}
-    of_wakes = {stack for _, wake in sites if wake for stack in window.book.wake(wake).stacks}
+    of_wakes = {stack for _, wake in sites if wake for stack in window.catalog.wake(wake).stacks}
     return {user for user, _ in sites} | of_wakes
 
 
-def _unnamed(book: Catalog, stacks: Iterable[int]) -> Iterable[Frame]:
-    return (frame for stack in stacks for frame in book.stack(stack).frames if not frame.name)
+def _unnamed(catalog: Catalog, stacks: Iterable[int]) -> Iterable[Frame]:
+    return (frame for stack in stacks for frame in catalog.stack(stack).frames if not frame.name)

@@ -304,7 +304,7 @@ class OfftopApp(Mouse):
     def _name_versions(self) -> tuple[int, int]:
         """Versions of data that may arrive after its tick: function names, process details."""
         newest = self._history.newest
-        return self._source.names.version, newest.facts.book.details_version if newest else 0
+        return self._source.names.version, newest.facts.catalog.details_version if newest else 0
 
     def on_ended(self, message: SourceEnded) -> None:
         if message.error is not None:
@@ -410,14 +410,14 @@ class OfftopApp(Mouse):
 
         If a filter needs peers, the objects are those of all rows.
         """
-        view, book = picture.view, picture.book
+        view, catalog = picture.view, picture.catalog
         if any(one.needs_ends for one in (view.filter, *view.muted)):
-            return waited_on(picture.newest.waits, book.wakes)
+            return waited_on(picture.newest.waits, catalog.wakes)
         if view.focus == STUCK:
             sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]]
         else:
             sites = [row.top for row in tables.seen_rows(picture, self._pen(LIST)) if row.top != NOWHERE]
-        return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], book.wakes)}
+        return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], catalog.wakes)}
 
     def _pen(self, panel: str) -> Pen:
         rect = self._placed.get(panel)

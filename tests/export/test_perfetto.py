@@ -119,7 +119,7 @@ def recorded(path: Path) -> Sequence[Outlier]:
         site = next(site for site in one.sites if site.tid == 101)
         wait = LongWait(site, one.at_ns - 800 * MS, one.at_ns - 300 * MS, 20 * MS, program="shop")
         fields_of_outlier = one.at_ns, one.taken_ns, "any.max > 400ms", "max", "lock", "shop", 5e8, 4e8
-        found = [Outlier(*fields_of_outlier, wait=wait, book=one.book), Outlier(*fields_of_outlier)]
+        found = [Outlier(*fields_of_outlier, wait=wait, catalog=one.catalog), Outlier(*fields_of_outlier)]
         recorder.add(replace(one, outliers=found))
         every += found
     recorder.close()

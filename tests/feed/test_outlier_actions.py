@@ -25,9 +25,9 @@ def outlier(
 ) -> Outlier:
     at_ns = at_s * NS_PER_S
     wait = LongWait(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
-    book = Catalog(comms={ThreadKey(10, 11): comm})
+    catalog = Catalog(comms={ThreadKey(10, 11): comm})
     return Outlier(
-        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=reported, more=more, book=book
+        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=reported, more=more, catalog=catalog
     )
 
 

@@ -121,7 +121,7 @@ def test_processes_forked_there_count_from_their_start(place: Place) -> None:
             print("go", file=shell.stdin, flush=True)
             assert shell.stdout.readline() == "done\n"
             window = live.tick()
-            names = [window.book.comm(key) for key in keys_of(window) if key.pid not in (0, shell.pid)]
+            names = [window.catalog.comm(key) for key in keys_of(window) if key.pid not in (0, shell.pid)]
             slept = sum(
                 part.waits for part in (watch.by_category(window, tid).get("sleep") for tid in tids(window)) if part
             )

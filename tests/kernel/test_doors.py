@@ -100,8 +100,8 @@ def test_a_thread_that_calls_exec_continues_under_its_pid_only(through: Watch, t
         window = through.tick(0.1)
         assert watch.thread(window, child.pid).offcpu_ns == window.span_ns
         assert watch.thread(window, before.tid).offcpu_ns == 0
-        life = window.book.life(after)
-        assert (life.to_ns, window.book.life(before).to_ns > 0) == (0, True)
+        life = window.catalog.life(after)
+        assert (life.to_ns, window.catalog.life(before).to_ns > 0) == (0, True)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -115,7 +115,9 @@ def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(door: str, tm
         finally:
             os.killpg(storm.pid, signal.SIGKILL)
             storm.wait()
-    kinds = Counter(window.book.comm(key).rstrip("0123456789") for window in windows for key, _ in window.each_thread())
+    kinds = Counter(
+        window.catalog.comm(key).rstrip("0123456789") for window in windows for key, _ in window.each_thread()
+    )
     assert min(kinds[kind] for kind in ("main", "thread", "exec")) > 100
 
 
@@ -221,10 +223,10 @@ def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None
         windows += [live.tick(0.1) for _ in range(2)]
     for window in windows:
         for key, thread in window.each_thread():
-            if window.book.comm(key) == "brief" and key.pid != brief.pid:
+            if window.catalog.comm(key) == "brief" and key.pid != brief.pid:
                 assert thread.running_ns < 8 * MS, "it does not run while it sleeps for 10 ms"
                 waited[key] += thread.offcpu_ns
-                lives[key] = window.book.life(key)
+                lives[key] = window.catalog.life(key)
     lived = {key: life.to_ns - life.from_ns for key, life in lives.items() if life.to_ns}
     assert len(lived) > 100
     longer = [(key, ns, lived[key]) for key, ns in waited.items() if key in lived and ns > lived[key] + MS]

@@ -139,7 +139,7 @@ def test_a_32_bit_program_is_unwound_along_frame_pointers(tmp_path: Path) -> Non
             live.tick()
             window = live.tick(0.5)
             found = live.user_stacks(window, child.pid)
-            stacks = [window.book.stack(key.user) for key, _ in window.each_site()]
+            stacks = [window.catalog.stack(key.user) for key, _ in window.each_site()]
         finally:
             child.kill()
     waits = {names: totals.waits for names, totals in found.items() if totals.waits}

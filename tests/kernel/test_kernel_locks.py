@@ -160,7 +160,7 @@ def until_told(live: Watch, child: Program, count: int = 2) -> list[Waiting]:
 
 
 def on(live: Watch, one: Waiting) -> Object:
-    return live.last.book.wake(one.site.wake).object
+    return live.last.catalog.wake(one.site.wake).object
 
 
 @pytest.mark.parametrize("kind", ["inode", "path", "position", "pipe"])
@@ -189,7 +189,7 @@ def test_two_waiters_for_a_lock_share_it_and_its_holder(
         ended = Counter[Object]()
         for n in (1, 2):
             for key, totals in watch.sites_of(window, child.at[f"waiter-{n}"]).items():
-                ended[window.book.wake(key.wake).object] += totals.waits
+                ended[window.catalog.wake(key.wake).object] += totals.waits
         assert ended[what] == 2
         assert not any(one.holder.tid for one in live.last.waiting.values())
 
@@ -202,7 +202,7 @@ def test_the_lock_of_a_processs_memory_is_named(live: Watch, binary: Path, tmp_p
             window = live.tick(0.02)
             for n in (1, 2):
                 for key, totals in watch.sites_of(window, child.at[f"waiter-{n}"]).items():
-                    by_object[window.book.wake(key.wake).object] += totals.waits
+                    by_object[window.catalog.wake(key.wake).object] += totals.waits
             holders |= {one.holder for one in live.last.waiting.values()}
             if holders - {NO_HOLDER} and by_object[Object("rwsem", "mmap_lock", child.pid)]:
                 break

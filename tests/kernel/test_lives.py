@@ -96,7 +96,7 @@ def test_a_late_report_leaves_the_new_owner_of_the_tid_alone(tick_ns: int, silen
     for _ in range(2):
         ticks.tick([], ns=tick_ns)
         assert ticks.counted_ns(-2) == tick_ns
-    assert not ticks.ledger.book.life(KEY).to_ns, "it is alive"
+    assert not ticks.ledger.catalog.life(KEY).to_ns, "it is alive"
     span = ticks.now_ns, ticks.now_ns + tick_ns
     ticks.tick([did(B, [now], *span)], ended(B, [now], *span), ns=tick_ns)
     assert ticks.counted_ns() == first.off_ns + now.off_ns
@@ -115,7 +115,7 @@ def test_the_first_of_three_owners_may_be_reported_last() -> None:
     ticks.tick([])
     assert ticks.counted_ns(-2) == TICK_NS
     assert ticks.counted_ns() == first.off_ns + second.off_ns + 50_000 - 25_000
-    assert not ticks.ledger.book.life(KEY).to_ns
+    assert not ticks.ledger.catalog.life(KEY).to_ns
 
 
 def test_a_thread_that_exits_when_its_predecessor_is_reported_has_exited() -> None:
@@ -125,7 +125,7 @@ def test_a_thread_that_exits_when_its_predecessor_is_reported_has_exited() -> No
     ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
     last = [did(A, [first], 10_000, 20_000), did(B, [second], 20_000, 30_000)]
     ticks.tick(last, ended(B, [second], 20_000, 30_000), gone={KEY: 28_000})
-    assert ticks.ledger.book.life(KEY).to_ns == 28_000
+    assert ticks.ledger.catalog.life(KEY).to_ns == 28_000
     assert ticks.ledger.waiting == {}
     ticks.tick([])
     assert KEY not in ticks.ledger.threads, "evicted"
@@ -147,7 +147,7 @@ def test_a_written_off_thread_whose_tid_was_reused_counts_once(silent_s: int) ->
         ticks.tick([], ns=NS_PER_S)
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
-    assert not ticks.ledger.book.life(KEY).to_ns
+    assert not ticks.ledger.catalog.life(KEY).to_ns
     ticks.tick([], ns=NS_PER_S)
     assert ticks.counted_ns(-2) == NS_PER_S
     assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
@@ -236,7 +236,7 @@ def test_waits_of_the_old_owner_are_not_shown_for_the_new_one() -> None:
     ticks.tick([did(B, [second], 20_000, 30_000)])
     ticks.give_up()
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
-    assert not ticks.ledger.book.life(KEY).to_ns, "it is alive"
+    assert not ticks.ledger.catalog.life(KEY).to_ns, "it is alive"
     assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
 
 
@@ -317,7 +317,7 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     assert ledger.waiting[key].left_ns == 18_000
     tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)])
     assert ledger.waiting[key].left_ns == 18_000
-    assert (ledger.book.life(key).from_ns, ledger.book.life(key).to_ns) == (15_000, 0)
+    assert (ledger.catalog.life(key).from_ns, ledger.catalog.life(key).to_ns) == (15_000, 0)
     tick([], ran=[RuntimeSample(key, 180, 15_000)])
     whole = between(at[0], at[-1]).threads[key]
     assert (whole.waits, whole.offcpu_ns) == (2, 14_500 - 10_000 + 1_200 + 40_000 - 18_000)
@@ -413,7 +413,7 @@ def test_a_lost_successor_ends_the_wait_of_its_predecessor() -> None:
     ticks.tick([], ended(B, [second], 10_000, 20_000))
     ticks.give_up()
     assert KEY not in ticks.ledger.waiting
-    assert ticks.ledger.book.life(KEY).to_ns
+    assert ticks.ledger.catalog.life(KEY).to_ns
 
 
 def test_after_a_filter_change_only_later_time_of_the_predecessor_counts() -> None:
@@ -445,7 +445,7 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
     late = RuntimeSample(KEY, 9_000, 1, ended=True, born_ns=A)
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000}, ran=[late])
     assert ticks.ledger.threads[KEY].running_ns == ran_ns
-    assert bool(ticks.ledger.book.life(KEY).to_ns) != lives
+    assert bool(ticks.ledger.catalog.life(KEY).to_ns) != lives
     for _ in range(2):
         ticks.tick([], ran=[RuntimeSample(KEY, 1_500, 1)] if lives else [])
     assert (KEY in ticks.ledger.threads) == lives

@@ -442,8 +442,8 @@ def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.M
         print(every[UNNAMED], sum(every.values()), child.at, threads_lost)
         assert every[UNNAMED] > 0
         assert sum(every.values()) == pytest.approx(child.at["waited"], rel=0.05)
-        book = windows[-1].book
-        assert book.comm(UNNAMED) == book.process(UNNAMED.pid) == "[ended, not named]"
+        catalog = windows[-1].catalog
+        assert catalog.comm(UNNAMED) == catalog.process(UNNAMED.pid) == "[ended, not named]"
 
 
 def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:

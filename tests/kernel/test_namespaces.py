@@ -266,7 +266,7 @@ with watch.watching() as live:  # which holds the laws in each tick
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(first - 1))
         subprocess.run(["setarch", "-R", "{nappers}"], check=True)
     window = live.tick(0.1)
-    asleep = [site for site, _ in window.each_site() if live.last.book.stack(site.kernel).category == "sleep"]
+    asleep = [site for site, _ in window.each_site() if live.last.catalog.stack(site.kernel).category == "sleep"]
     print(json.dumps([[*site[:2]] for site in asleep if site.pid in (508, 509, 510)]))
 """
     with programs.running([*OWN, sys.executable, "-c", "input('ready\\n')"]) as program:

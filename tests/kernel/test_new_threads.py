@@ -217,7 +217,7 @@ def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, door
         one = live.last.waiting[key]
         assert (one.letter, one.is_ready, one.preempted) == ("R", True, False)
         assert one.age_ns(live.last.at_ns) == one.runqueue_ns > 200 * MS
-        now = stuck(live.last.waiting.values(), live.last.at_ns, live.last.book, Idle())
+        now = stuck(live.last.waiting.values(), live.last.at_ns, live.last.catalog, Idle())
         assert [now.leaf(row).category for row, it in enumerate(now.waits) if it is one] == ["run-queue"]
         windows.append(live.tick(0.1))
         waiting = watch.thread(windows[-1], key.tid)

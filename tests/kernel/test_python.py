@@ -217,14 +217,14 @@ def by_thread(live: watch.Watch, child: Program) -> dict[str, list[tuple[str, ..
         by_itself = [
             key for key in watch.sites_of(window, tid) if category(window, key) not in ("run-queue", "page-fault")
         ]
-        frames = [window.book.stack(key.user).frames for key in by_itself]
+        frames = [window.catalog.stack(key.user).frames for key in by_itself]
         live.source.wait_for_names({frame for stack in frames for frame in stack}, 30)
         found[name] = [tuple(live.source.names.of(frame) for frame in stack) for stack in frames if stack]
     return found
 
 
 def category(window: Window, key: SiteKey) -> str:
-    return window.book.stack(key.kernel).category
+    return window.catalog.stack(key.kernel).category
 
 
 @pytest.mark.kernel
@@ -294,7 +294,7 @@ def test_a_frame_has_its_source_and_the_functions_first_line(tmp_path: Path) -> 
     ):
         by_thread(live, child)
         window = live.tick(0.3)
-        stacks = [window.book.stack(key.user) for key in watch.sites_of(window, child.at["sleeper"])]
+        stacks = [window.catalog.stack(key.user) for key in watch.sites_of(window, child.at["sleeper"])]
         line = APP[: APP.index("def handle")].count("\n") + 1
         whole = [stack for stack in stacks if stack.frames]
         assert whole
@@ -311,8 +311,8 @@ def test_a_waker_has_its_python_functions(tmp_path: Path) -> None:
     ):
         by_thread(live, child)
         window = live.tick(0.3)
-        wakers = {window.book.wake(key.wake).waker for key in watch.sites_of(window, child.at["reader"])}
-        by_waker = [of_app([frame.name for frame in window.book.stack(waker.user).frames]) for waker in wakers]
+        wakers = {window.catalog.wake(key.wake).waker for key in watch.sites_of(window, child.at["reader"])}
+        by_waker = [of_app([frame.name for frame in window.catalog.stack(waker.user).frames]) for waker in wakers]
         assert ["give", "giver", "again_and_again"] in by_waker
 
 

@@ -39,11 +39,11 @@ class Looker:
         """Return problems of its ended waits since the last call, by binary and reason."""
         window, source = self.live.tick(after_s), self.live.source
         mine = {site: totals for site, totals in window.each_site() if site.pid == pid and totals.waits}
-        frames = {frame for site in mine for frame in window.book.stack(site.user).frames}
+        frames = {frame for site in mine for frame in window.catalog.stack(site.user).frames}
         source.wait_for_names(frames, _NAMES_S)
         every = shares(window, Idle())
         table = {row: part for row, part in by_site(every, Scope(ALL)).items() if row[3] == pid}
-        found = self._problems.of(table, window.book)
+        found = self._problems.of(table, window.catalog)
         return {(one.label, one.reason): one for one in found.problems}
 
 

@@ -184,12 +184,12 @@ def waiting(live: Watch, tid: int) -> Waiting:
 
 
 def now_stuck(snapshot: Snapshot) -> Stuck:
-    return stuck(snapshot.waiting.values(), snapshot.at_ns, snapshot.book, Idle())
+    return stuck(snapshot.waiting.values(), snapshot.at_ns, snapshot.catalog, Idle())
 
 
 def names(live: Watch, stack: int) -> tuple[str, ...]:
     """Return the frame names, leaf first."""
-    frames = live.last.book.stack(stack).trimmed
+    frames = live.last.catalog.stack(stack).trimmed
     live.source.wait_for_names({*frames}, 30)
     return tuple(live.source.names.of(frame) for frame in frames)
 
@@ -231,7 +231,7 @@ def test_a_later_wait_has_an_exact_age_and_is_stuck_at_the_next_tick(live: Watch
         assert 0 <= some.waits[row].left_ns - child.at["asleep"] <= 20 * MS
         assert 0 <= live.last.at_ns - child.at["asleep"] - some.age(row).ns <= 20 * MS
         assert (some.leaf(row).category, some.waits[row].letter) == ("sleep", "S")
-        assert (live.last.book.calls[some.waits[row].call], names(live, some.waits[row].site.kernel)[0]) == (
+        assert (live.last.catalog.calls[some.waits[row].call], names(live, some.waits[row].site.kernel)[0]) == (
             "nanosleep",
             "do_nanosleep",
         )
@@ -314,7 +314,7 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
                 Seen(category, names(live, key.kernel), names(live, key.user))
                 for key, totals in watch.sites_of(window, child.tid).items()
                 if totals.waits
-                for category in [live.last.book.stack(key.kernel).category]
+                for category in [live.last.catalog.stack(key.kernel).category]
             }
             but_for_guesses = {one._replace(kernel=tuple(f for f in one.kernel if f not in guessed)) for one in ended}
             told = during[name]._replace(kernel=tuple(f for f in during[name].kernel if f not in guessed))
@@ -361,7 +361,7 @@ def test_a_vfork_parent_is_uninterruptible(live: Watch, built: Path) -> None:
         live.tick(0.3)
         one = waiting(live, child.pid)
         assert one.letter in "DK"
-        assert live.last.book.stack(one.site.kernel).category == "child"
+        assert live.last.catalog.stack(one.site.kernel).category == "child"
         other = int(Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text())
         os.kill(other, signal.SIGKILL)
 
@@ -373,7 +373,7 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
         rows = [row for row, one in enumerate(some.waits) if one.site.pid == child.pid and one.site.tid != child.pid]
         assert len(rows) == 400
         assert {some.leaf(row).category for row in rows} == {"lock"}
-        assert {(live.last.book.calls[some.waits[row].call], some.waits[row].arguments[0]) for row in rows} == {
+        assert {(live.last.catalog.calls[some.waits[row].call], some.waits[row].arguments[0]) for row in rows} == {
             ("futex", child.at["word"])
         }
         assert len({some.waits[row].site.kernel for row in rows}) == 1
@@ -393,7 +393,7 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
             (child.at["word"],)
         }
         assert not any(
-            live.last.book.stack(one.site.kernel).category == "lock"
+            live.last.catalog.stack(one.site.kernel).category == "lock"
             for key, one in live.last.waiting.items()
             if key.pid == child.pid
         )
@@ -537,7 +537,7 @@ def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -
         for _ in range(26):
             live.tick(0.05)
             one = waiting(live, child.tid)
-            if live.last.book.calls.get(one.call, "").endswith("nanosleep"):  # neither for its go nor for its end
+            if live.last.catalog.calls.get(one.call, "").endswith("nanosleep"):  # neither for its go nor for its end
                 seen.setdefault(one.left_ns, []).append((one.age_ns(live.last.at_ns), one.user))
         child.finish()
     assert len(seen) == 2
@@ -616,12 +616,12 @@ def test_a_process_that_lived_between_two_ticks_keeps_its_name(live: Watch, buil
     window = live.tick(0.05)
     key = ThreadKey(child.pid, child.pid)
     assert watch.thread(window, child.pid).waits > 0
-    assert (window.book.comm(key), window.book.process(child.pid)) == ("brief", "brief")
-    life = window.book.life(key)
+    assert (window.catalog.comm(key), window.catalog.process(child.pid)) == ("brief", "brief")
+    life = window.catalog.life(key)
     assert window.at_ns - window.span_ns <= life.from_ns < life.to_ns <= window.at_ns
     assert of_thread(window, child.pid).through == 0
     live.tick(0.05)
-    assert window.book.process(child.pid) == "brief"
+    assert window.catalog.process(child.pid) == "brief"
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["later", "in the same tick"])
@@ -633,19 +633,19 @@ def test_a_reused_pid_is_another_process_that_has_not_run(live: Watch, built: Pa
         window = live.tick()
         first = watch.thread(window, child.pid)
         assert 250 * MS <= first.running_ns <= window.span_ns
-        ended = window.book.life(ThreadKey(child.pid, child.pid))
+        ended = window.catalog.life(ThreadKey(child.pid, child.pid))
         assert 0 < ended.from_ns < ended.to_ns <= window.at_ns
     between_ns = time.monotonic_ns()
     with child_with_pid(child.pid, ("sh", "-c", "read line")):
         wait_until_asleep(child.pid)
         window = live.tick(0.1)
         key = ThreadKey(child.pid, child.pid)
-        life = window.book.life(key)
+        life = window.catalog.life(key)
         assert (life.from_ns >= between_ns, life.to_ns) == (True, 0)
         second = watch.thread(window, child.pid)
         assert (250 * MS if together else 0) < second.running_ns < (400 if together else 100) * MS
         assert of_thread(window, child.pid).through == 0
-        assert window.book.process(child.pid) == "sh"
+        assert window.catalog.process(child.pid) == "sh"
         window = live.tick(0.2)
         assert of_thread(window, child.pid) == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
 
@@ -670,9 +670,9 @@ def test_exec_from_a_thread_does_not_take_over_the_run_time(
         window = live.tick(0.2)
         one = of_thread(window, child.pid)
         assert one == Account(1, 1, blocked_ns=window.span_ns, worst_ns=window.span_ns)
-        assert window.book.life(ThreadKey(child.pid, child.pid)).to_ns == 0
+        assert window.catalog.life(ThreadKey(child.pid, child.pid)).to_ns == 0
 
 
 def test_nothing_is_stuck_without_waits(live: Watch) -> None:
-    assert stuck([], live.last.at_ns, live.last.book, Idle()).waits == ()
+    assert stuck([], live.last.at_ns, live.last.catalog, Idle()).waits == ()
     assert name_of(-1) == ""

@@ -43,13 +43,13 @@ def waits_on(window: Window, tid: int) -> Counter[Object]:
     """Count the ended waits of a thread by their object."""
     found = Counter[Object]()
     for key, totals in watch.sites_of(window, tid).items():
-        found[window.book.wake(key.wake).object] += totals.waits
+        found[window.catalog.wake(key.wake).object] += totals.waits
     return +found
 
 
 def goes_on(live: Watch, pid: int, tid: int) -> Object:
     """Return the object that a thread waits on now."""
-    return live.last.book.wake(live.last.waiting[ThreadKey(pid, tid)].site.wake).object
+    return live.last.catalog.wake(live.last.waiting[ThreadKey(pid, tid)].site.wake).object
 
 
 def descriptors(pid: int) -> set[str]:
@@ -81,7 +81,7 @@ def test_23_waits_on_an_object_are_23_waits_on_it_without_a_waker(live: Watch, k
         assert what.pid == (child.pid if kind in ("futex", "eventfd", "timerfd") else 0)
         if not what.pid:
             assert what.name in descriptors(child.pid)
-        wakers = {window.book.wake(key.wake).waker for key in watch.sites_of(window, tid)}
+        wakers = {window.catalog.wake(key.wake).waker for key in watch.sites_of(window, tid)}
         assert wakers <= {NOT_ASKED, STILL_WAITING}
         assert window.lost == {}
         if kind == "unix":
@@ -137,7 +137,7 @@ def test_waking_a_poller_of_one_object_ends_a_wait_on_it(live: Watch, way: str) 
         window = live.tick()
         ended = Counter[tuple[str, int]]()
         for key, totals in watch.sites_of(window, child.at["sleeper"]).items():
-            wake = window.book.wake(key.wake)
+            wake = window.catalog.wake(key.wake)
             ended[wake.object.name, wake.waker.tid] += totals.waits
         (name,) = {name for name, by in ended if by == child.at["waker"]} - {""}
         assert ended[name, child.at["waker"]] >= TIMES - 1
@@ -224,7 +224,7 @@ def test_objects_without_room_are_unknown_and_counted(monkeypatch: pytest.Monkey
         found = waits_on(window, child.pid)
         assert found[NO_OBJECT] >= 60 - 8
         assert sum(found.values()) == pytest.approx(61, abs=2)
-        assert {window.book.wake(key.wake).waker for key in watch.sites_of(window, child.pid)} <= {
+        assert {window.catalog.wake(key.wake).waker for key in watch.sites_of(window, child.pid)} <= {
             *(NOT_ASKED, STILL_WAITING),
         }
 
@@ -243,7 +243,7 @@ def test_a_wait_in_progress_is_on_its_final_object(live: Watch) -> None:
             assert all(one.was.wake == one.now.wake for one in moved), "though its user stack may arrive later"
             on = Counter[str]()
             for key, totals in watch.sites_of(window, sleeper).items():
-                on[window.book.wake(key.wake).object.kind] += totals.total_ns
+                on[window.catalog.wake(key.wake).object.kind] += totals.total_ns
             assert on["pipe"] >= 0.9 * window.span_ns - 10 * MS or "futex" in on
 
 
@@ -253,11 +253,11 @@ def test_with_wakers_a_wait_moves_from_its_object_to_its_waker(live: Watch) -> N
         child.go_on_alone()
         sleeper = child.at["sleeper"]
         live.tick(0.1)
-        wake = live.last.book.wake(live.last.waiting[ThreadKey(child.pid, sleeper)].site.wake)
+        wake = live.last.catalog.wake(live.last.waiting[ThreadKey(child.pid, sleeper)].site.wake)
         assert (wake.waker, wake.object.kind, wake.has_waker) == (STILL_WAITING, "pipe", False)
         windows = [live.tick(0.1) for _ in range(5)]
         ended = {
-            window.book.wake(key.wake)
+            window.catalog.wake(key.wake)
             for window in windows
             for key, totals in watch.sites_of(window, sleeper).items()
             if totals.waits

@@ -87,7 +87,7 @@ def wakes_of(window: Window, tid: int) -> dict[Wake, SiteTotals]:
     """Return the wakes of a thread's ended waits in `window`, but for waits for a CPU only."""
     found: dict[Wake, SiteTotals] = {}
     for key, totals in watch.sites_of(window, tid).items():
-        wake = window.book.wake(key.wake)
+        wake = window.catalog.wake(key.wake)
         if totals.waits and wake.has_waker:
             found[wake] = found.get(wake, SiteTotals()).plus(totals)
     return found
@@ -107,11 +107,11 @@ def by_kind(window: Window, tid: int) -> dict[str, int]:
 
 def kernel(window: Window, stack: int) -> list[str]:
     """Return the names of all frames, leaf first."""
-    return [frame.name for frame in window.book.stack(stack).frames]
+    return [frame.name for frame in window.catalog.stack(stack).frames]
 
 
 def user(live: Watch, window: Window, stack: int) -> list[str]:
-    frames = window.book.stack(stack).frames
+    frames = window.catalog.stack(stack).frames
     live.source.wait_for_names({*frames}, 30)
     return [live.source.names.of(frame) for frame in frames]
 
@@ -171,7 +171,7 @@ def test_23_wakeups_are_23_waits_of_the_sleeper_each_with_its_waker(live: Watch,
         for key, totals in watch.sites_of(window, sleeper).items():
             if not totals.waits:
                 continue
-            wake = window.book.wake(key.wake)
+            wake = window.catalog.wake(key.wake)
             assert has(kernel(window, key.kernel), made.waits_in)
             assert holds(user(live, window, key.user), "wait_futex" if of_futex else "wait_fd", "sleeper")
             if wake.waker.kind != THREAD:
@@ -210,9 +210,9 @@ def test_a_stopped_thread_does_not_wait_on_its_system_calls_object(live: Watch) 
         objects = {True: set[str](), False: set[str]()}
         stopped = 0
         for key, totals in watch.sites_of(window, sleeper).items():
-            if totals.waits and window.book.wake(key.wake).has_waker:
-                is_stopped = window.book.stack(key.kernel).category == "stopped"
-                objects[is_stopped].add(window.book.wake(key.wake).object.kind)
+            if totals.waits and window.catalog.wake(key.wake).has_waker:
+                is_stopped = window.catalog.stack(key.kernel).category == "stopped"
+                objects[is_stopped].add(window.catalog.wake(key.wake).object.kind)
                 stopped += totals.waits if is_stopped else 0
         assert stopped == 5
         assert objects == {True: {""}, False: {"pipe"}}
@@ -252,7 +252,7 @@ def test_the_chain_of_a_relays_last_runner_is_the_relay(live: Watch, depth: int)
 
 def test_two_threads_that_wake_each_other_are_a_loop_of_constant_size(live: Watch) -> None:
     with wakings.running("pingpong", 60, 5) as child:
-        known = len(asked(live, child, CHAIN, depth=8).last.book.wakes)
+        known = len(asked(live, child, CHAIN, depth=8).last.catalog.wakes)
         child.go_on_alone()
         windows = [live.tick(0.1) for _ in range(5)]
         ping, pong = child.at["ping"], child.at["pong"]
@@ -261,7 +261,7 @@ def test_two_threads_that_wake_each_other_are_a_loop_of_constant_size(live: Watc
             assert (wake.waker.tid, wake.end) == (other, LOOP)
             assert [link.waker.tid for link in wake.links] == [one]
             assert {*wakes_of(windows[-2], one)} == {wake}
-        assert len(live.last.book.wakes) - known < 20
+        assert len(live.last.catalog.wakes) - known < 20
 
 
 @pytest.mark.parametrize("kind", ["timer", "timer-calls"])
@@ -279,7 +279,7 @@ def test_a_thread_interrupted_by_a_timer_is_not_the_waker(live: Watch, kind: str
                 names = kernel(window, wake.waker.kernel)
                 assert wakers.is_interrupt(names[-1])
                 assert not has(names, ["getrandom"]) and not has(names, ["do_syscall"])
-        assert child.at["stranger"] not in {wake.waker.tid for wake in window.book.wakes.values()}
+        assert child.at["stranger"] not in {wake.waker.tid for wake in window.catalog.wakes.values()}
         assert sum(wake.waker.kind == TIMEOUT for wake in found) <= 8
 
 
@@ -337,7 +337,7 @@ def test_a_waker_that_called_exec_does_not_show_its_old_functions(live: Watch) -
         for wake in mine:
             names = user(live, window, wake.waker.user)
             is_old = wake.waker.comm == "first"
-            if window.book.stack(wake.waker.user).end == ENDED:
+            if window.catalog.stack(wake.waker.user).end == ENDED:
                 assert is_old
             else:
                 assert holds(names, "wake_fd", "wake_and_become_another" if is_old else "main")
@@ -357,7 +357,7 @@ def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watc
             asked(live, child, WAKEUP)
             child.go()
             window = live.tick()
-            of_wakers = {window.book.wake(wake).waker: storm for wake, storm in window.storms.items()}
+            of_wakers = {window.catalog.wake(wake).waker: storm for wake, storm in window.storms.items()}
             storm = sum_of(of_wakers.values())
             for waker in of_wakers:
                 assert (waker.kind, waker.tid, waker.comm) == (THREAD, child.pid, "wakings")
@@ -409,7 +409,7 @@ def test_a_wait_in_progress_has_no_waker_yet_and_keeps_its_time(live: Watch) -> 
         for window in windows:
             sites = watch.sites_of(window, sleeper)
             assert watch.thread(window, sleeper).offcpu_ns == pytest.approx(window.span_ns, abs=2 * MS)
-            by_somebody = [totals for key, totals in sites.items() if window.book.wake(key.wake).has_waker]
+            by_somebody = [totals for key, totals in sites.items() if window.catalog.wake(key.wake).has_waker]
             assert waits(sites.values()) == waits(by_somebody)
             ended += waits(by_somebody)
             total_ns += sum(totals.total_ns for totals in sites.values())
@@ -418,7 +418,7 @@ def test_a_wait_in_progress_has_no_waker_yet_and_keeps_its_time(live: Watch) -> 
         goes_on_ns = live.last.at_ns - live.last.waiting[ThreadKey(child.pid, sleeper)].left_ns
         by_waker = Counter[bool]()
         for key, totals in watch.sites_of(merge(windows), sleeper).items():
-            by_waker[live.last.book.wake(key.wake).has_waker] += totals.total_ns
+            by_waker[live.last.catalog.wake(key.wake).has_waker] += totals.total_ns
         assert by_waker[False] == pytest.approx(goes_on_ns, abs=5 * MS), "all ended time belongs to its waker"
         assert min(by_waker.values()) >= 0
 
@@ -474,10 +474,10 @@ def test_modes_change_during_waits_and_the_laws_hold(live: Watch) -> None:
             assert ended
             if mode == OFFCPU:
                 assert waking_links(live.source) == []
-                assert {live.last.book.wake(wake).waker for wake in ended} == {NOT_ASKED}
+                assert {live.last.catalog.wake(wake).waker for wake in ended} == {NOT_ASKED}
             else:
                 assert len(waking_links(live.source)) == 1
-                waker_tids = {live.last.book.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
+                waker_tids = {live.last.catalog.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}
                 assert waker_tids == {child.at["waker"]}
         assert live.last.lost == {}
 
@@ -542,7 +542,7 @@ with watch.watching(mode="wakeup") as live:
     window = live.tick(0.1)
     found = [
         [key.pid, wake.waker.kind, wake.waker.pid, wake.waker.tid, wake.waker.comm, wake.waker.user, wake.object.kind]
-        for key, totals in window.each_site() if totals.waits for wake in [window.book.wake(key.wake)]
+        for key, totals in window.each_site() if totals.waits for wake in [window.catalog.wake(key.wake)]
     ]
     print(json.dumps(found), flush=True)
 """
@@ -596,7 +596,7 @@ def test_old_wakes_are_evicted_before_the_catalog_is_full(monkeypatch: pytest.Mo
             window = live.tick(0.05)
             seen |= {key.wake for key in watch.sites_of(window, child.pid) if key.wake >= FIRST_WAKE}
             assert window.lost == {}
-            assert len(live.last.book.wakes) <= 60 + FIRST_WAKE
+            assert len(live.last.catalog.wakes) <= 60 + FIRST_WAKE
         assert len(seen) >= 100
 
 

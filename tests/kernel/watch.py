@@ -92,9 +92,9 @@ class Watch:
         sites = {
             key: totals
             for key, totals in sites_of(window, tid).items()
-            if category in ("", window.book.stack(key.kernel).category)
+            if category in ("", window.catalog.stack(key.kernel).category)
         }
-        frames = {key.user: window.book.stack(key.user).trimmed for key in sites}
+        frames = {key.user: window.catalog.stack(key.user).trimmed for key in sites}
         self.source.wait_for_names({frame for stack in frames.values() for frame in stack}, _NAMES_S)
         table: dict[tuple[str, ...], SiteTotals] = {}
         for key, totals in sites.items():
@@ -166,7 +166,9 @@ def check_sums(window: Window) -> None:
         is_own = key != EXITED and (key.tid == 0 or key.pid == os.getpid())
         if not whole or not inside or is_own or t.waits != log2.count(t.histogram):
             where = [(site[2:], one[:-1]) for site, one in window.each_site() if site.thread == key]
-            broken.append((window.book.comm(key), key, t._replace(histogram=log2.count(t.histogram)), sites_ns, where))
+            broken.append(
+                (window.catalog.comm(key), key, t._replace(histogram=log2.count(t.histogram)), sites_ns, where)
+            )
     broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]
     if broken:
         raise LawError(f"{len(broken)}, as {broken[:3]}")

@@ -46,14 +46,14 @@ def snapshots(path: Path) -> list[Snapshot]:
 def test_an_address_of_the_kernel_without_a_name_is_kept(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=2)
     address = Frame(KERNEL, 0xFFFF_FFFF_C0A0_1234)
-    stacks = source.after(0).book.stacks
+    stacks = source.after(0).catalog.stacks
     first = min(stacks.keys() - {0, 1})
     stacks[first] = Stack((address,), 0, "lock")
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(3):
         recorder.add(source.after(second))
     assert recorder.close().startswith("recorded 2 ticks")
-    assert snapshots(tmp_path / "it")[-1].book.stacks[first].frames == (address,)
+    assert snapshots(tmp_path / "it")[-1].catalog.stacks[first].frames == (address,)
 
 
 def test_who_replays_it_while_it_ends_costs_nothing(tmp_path: Path) -> None:
@@ -116,7 +116,10 @@ def test_the_longest_wait_of_a_tick_is_its_own(tmp_path: Path) -> None:
 
 def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(tmp_path: Path) -> None:
     source = of_5_s_once_and_then_of_10_ms()
-    live, before = Replayed(source.after(0).book), NOTHING  # whose tables know the longest wait ever, as the kernel's
+    live, before = (
+        Replayed(source.after(0).catalog),
+        NOTHING,
+    )  # whose tables know the longest wait ever, as the kernel's
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(9):
         taken = source.after(second)
@@ -152,11 +155,11 @@ def test_a_thread_that_is_renamed_while_it_waits_is_called_so_from_the_next_whol
     door = ThreadKey(300, 300)
     for second in range(12):
         if second == 7:
-            source.after(second).book.comms[door] = "gate"
+            source.after(second).catalog.comms[door] = "gate"
         recorder.add(source.after(second))
     recorder.close()
     played = RecordedSource(tmp_path / "it")
-    told = [snapshot.book.comms[door] for snapshot in iter(played.read, None)]
+    told = [snapshot.catalog.comms[door] for snapshot in iter(played.read, None)]
     assert (told[6], told[-1]) == ("door", "gate")
 
 
@@ -168,8 +171,8 @@ def test_the_stacks_of_a_wait_that_never_ends_stay(tmp_path: Path) -> None:
     recorder.close()
     last = snapshots(tmp_path / "it")[-1]
     (waiting,) = last.waiting.values()
-    assert last.book.stacks[waiting.site.kernel].category == "poll"
-    assert last.book.comms[waiting.site.thread] == "door"
+    assert last.catalog.stacks[waiting.site.kernel].category == "poll"
+    assert last.catalog.comms[waiting.site.thread] == "door"
 
 
 def test_a_category_of_a_newer_offtop_is_other(tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_a_category_of_a_newer_offtop_is_other(tmp_path: Path) -> None:
     database.close()
     source = RecordedSource(tmp_path / "it", categories=["lock", "fsync", "poll"])
     last = [*iter(source.read, None)][-1]
-    found = {stack.category for number, stack in last.book.stacks.items() if number > 2}
+    found = {stack.category for number, stack in last.catalog.stacks.items() if number > 2}
     assert "quantum" not in found and {"other", "fsync", "poll"} <= found
     source.close()
 

@@ -39,7 +39,7 @@ def demo() -> Generator[tuple[RecordedSource, History]]:
 
 
 def numbers(tick: HistoryTick, begin_ns: int) -> WindowContents:
-    return told(replace(tick.window, book=Catalog()), begin_ns)
+    return told(replace(tick.window, catalog=Catalog()), begin_ns)
 
 
 def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(t
         for snapshot in iter(played.read, None):
             made = again.add(snapshot)
             kept += [made] if made else []
-        begin_ns, was, now = ticks[0].at_ns - ticks[0].span_ns, ticks[-1].facts.book, kept[-1].facts.book
+        begin_ns, was, now = ticks[0].at_ns - ticks[0].span_ns, ticks[-1].facts.catalog, kept[-1].facts.catalog
         assert (played.host, len(kept)) == (source.host, 20)
         for tick, other in zip(ticks, kept, strict=True):
             assert numbers(other, begin_ns) == numbers(tick, begin_ns)

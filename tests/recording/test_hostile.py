@@ -304,7 +304,7 @@ def test_over_many_ticks_no_more_names_of_calls_are_kept_than_there_are_calls(tm
     database.close()
     played = RecordedSource(path)
     *_, last = iter(played.read, None)
-    assert len(last.book.calls) == form.MOST_CALLS
+    assert len(last.catalog.calls) == form.MOST_CALLS
 
 
 def test_a_running_time_for_each_thread_or_none() -> None:
@@ -319,8 +319,8 @@ def test_a_running_time_for_each_thread_or_none() -> None:
 
 def test_names_of_system_calls_are_shown_as_they_may_be(tmp_path: Path) -> None:
     source = ScriptedSource(STUCK, ticks=3)
-    book = source.after(0).book
-    book.calls[0] = "fu\x1b[31mtex\x07"
+    catalog = source.after(0).catalog
+    catalog.calls[0] = "fu\x1b[31mtex\x07"
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for second in range(4):
         recorder.add(source.after(second))

@@ -49,7 +49,7 @@ def in_json(source: Source, wanted: batch.Wanted = ALL) -> list[Tick]:
 
 def source_of(ticks: int = 12, ends: bool = False) -> ScriptedSource:
     source = ScriptedSource(TABLE, ticks=ticks, machine=MACHINE, ends=ends)
-    source.after(0).book.lives[ThreadKey(60, 61)] = ThreadLifetime(from_ns=5)
+    source.after(0).catalog.lives[ThreadKey(60, 61)] = ThreadLifetime(from_ns=5)
     return source
 
 
@@ -110,18 +110,18 @@ def test_to_go_back_in_a_replay_shows_what_was_stuck_then(tmp_path: Path) -> Non
 
 def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_path: Path) -> None:
     source = source_of(9)
-    book = source.after(0).book
+    catalog = source.after(0).catalog
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)
     spin, late = ThreadKey(60, 61), ThreadKey(800, 801)
     for second in range(10):
         if second == 4:
-            book.lives[late] = ThreadLifetime(from_ns=3 * NS_PER_S)
+            catalog.lives[late] = ThreadLifetime(from_ns=3 * NS_PER_S)
         if second == 8:
-            book.lives[late] = ThreadLifetime(3 * NS_PER_S, 8 * NS_PER_S)
+            catalog.lives[late] = ThreadLifetime(3 * NS_PER_S, 8 * NS_PER_S)
         recorder.add(source.after(second))
     recorder.close()
     played = RecordedSource(tmp_path / "it")
-    lives = [dict(snapshot.book.lives) for snapshot in iter(played.read, None)]
+    lives = [dict(snapshot.catalog.lives) for snapshot in iter(played.read, None)]
     born = {spin: ThreadLifetime(5), late: ThreadLifetime(3 * NS_PER_S)}
     assert lives[1:] == [
         *[{spin: ThreadLifetime(5)}] * 3,
@@ -132,9 +132,9 @@ def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_pat
         begun = RecordedSource(tmp_path / "it", begin_ns=START_NS + begin * NS_PER_S)
         first = begun.read()
         assert first
-        assert dict(first.book.lives) == lives[begin - 1]  # of those, too, that do nothing
+        assert dict(first.catalog.lives) == lives[begin - 1]  # of those, too, that do nothing
         snapshots = [first, *iter(begun.read, None)]
-        assert {*snapshots[0].book.calls.values()} == {"futex", "fsync", "epoll_wait"}
+        assert {*snapshots[0].catalog.calls.values()} == {"futex", "fsync", "epoll_wait"}
 
 
 def test_the_last_of_an_entry_is_what_it_was() -> None:
@@ -184,7 +184,7 @@ def test_a_filter_chooses_among_the_waits_in_progress_too(tmp_path: Path) -> Non
 def test_a_thread_that_began_in_a_tick_has_no_residue_in_it_and_one_that_was_there_has(tmp_path: Path) -> None:
     newcomer = RUNNER._replace(tid=62, running_ms=300)  # 600 ms of the second are nobody's
     source = ScriptedSource((RUNNER, newcomer), ticks=3, machine=MACHINE)
-    source.after(0).book.lives[ThreadKey(60, 62)] = ThreadLifetime(from_ns=AT_NS + 2_600 * MS)
+    source.after(0).catalog.lives[ThreadKey(60, 62)] = ThreadLifetime(from_ns=AT_NS + 2_600 * MS)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for second in range(4):
         recorder.add(source.after(second))
@@ -237,7 +237,7 @@ def test_the_name_of_a_thread_that_only_waited_is_known_for_15_minutes_after(tmp
 
     def names(*seconds: int) -> list[str]:
         ticks = long_ago(at(0), at(100, connection), *map(at, seconds), path=tmp_path / f"{len(seconds)}")
-        return [ticks[-1].book.comm(key), ticks[-1].book.process(key.pid)]
+        return [ticks[-1].catalog.comm(key), ticks[-1].catalog.process(key.pid)]
 
     assert names(200, 310) == ["connection", "mysqld"]
     assert names(200, 310, 999) == ["connection", "mysqld"]
@@ -248,7 +248,7 @@ def test_the_stack_that_was_read_of_a_wait_stays_as_long_as_the_wait(tmp_path: P
     connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
     seconds = (301, 602, 903, 1204, 1505)
     ticks = long_ago(at(0, connection), *(at(one, connection) for one in seconds), path=tmp_path / "it")
-    stack = ticks[-1].book.stack(connection.user)
+    stack = ticks[-1].catalog.stack(connection.user)
     assert [frame.name for frame in stack.frames] == ["lock_wait", "row_search", "main"]
 
 
@@ -300,7 +300,7 @@ def test_an_old_tick_has_no_running_time_and_nothing_of_how_waits_began() -> Non
     snapshots = [*iter(source.read, None)]
     assert all(not one.running_ns for snapshot in snapshots for one in snapshot.threads.values())
     assert {one.bound for snapshot in snapshots for one in snapshot.waiting.values()} == {Bound.AT_LEAST}
-    assert snapshots[-1].book.lives == snapshots[-1].book.calls == {}
+    assert snapshots[-1].catalog.lives == snapshots[-1].catalog.calls == {}
 
 
 def test_an_offtop_that_does_not_know_the_new_parts_finds_the_old_ones_where_they_were() -> None:

@@ -28,18 +28,18 @@ S = 10**9
 
 def outlier(wait: bool = True, ended: bool = True) -> Outlier:
     waker = Waker(THREAD, "", 100, 103, "clerk", kernel=30)
-    book = Catalog(comms={ThreadKey(100, 101): "worker\x1b"}, processes={100: "shop"})
-    book.wakes[FIRST_WAKE] = Wake(waker, Object("futex", "0x7f", 100, state="x"), (), WHOLE)
-    book.stacks |= {20: LOCK, 21: EMPTY, 30: LOCK}
+    catalog = Catalog(comms={ThreadKey(100, 101): "worker\x1b"}, processes={100: "shop"})
+    catalog.wakes[FIRST_WAKE] = Wake(waker, Object("futex", "0x7f", 100, state="x"), (), WHOLE)
+    catalog.stacks |= {20: LOCK, 21: EMPTY, 30: LOCK}
     site, ended_ns = SiteKey(100, 101, 20, 21, FIRST_WAKE), 7 * S if ended else 0
     one = LongWait(site, 5 * S, ended_ns, S // 10, 1 << 31, 3, "shop", not ended)
     about = (AT_NS, START_NS, AUTO, "max", "lock", "shop", 1.9e9, 1e9, 12_000_000)
-    return Outlier(*about, one if wait else None, "running", False, 4, book)
+    return Outlier(*about, one if wait else None, "running", False, 4, catalog)
 
 
 def told(one: Outlier) -> object:
-    """All of it but its book's reserved entries."""
-    return one._replace(book=Catalog()), one.book.comms, one.book.processes
+    """All of it but its catalog's reserved entries."""
+    return one._replace(catalog=Catalog()), one.catalog.comms, one.catalog.processes
 
 
 @pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
@@ -47,8 +47,8 @@ def test_one_comes_back_as_it_was(one: Outlier) -> None:
     again = caught.decode(caught.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
     assert told(again) == told(one)
     if one.wait:
-        assert again.book.wake(FIRST_WAKE) == one.book.wake(FIRST_WAKE)
-        assert again.book.stack(20) == again.book.stack(30) == LOCK
+        assert again.catalog.wake(FIRST_WAKE) == one.catalog.wake(FIRST_WAKE)
+        assert again.catalog.stack(20) == again.catalog.stack(30) == LOCK
 
 
 def changed(**words: Any) -> bytes:
@@ -106,7 +106,7 @@ def with_outliers(snapshot: Snapshot, number: int) -> Snapshot:
     site = next(iter(snapshot.sites))
     wait = LongWait(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
     about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", "lock", "shop", 2e9, 1e9)
-    one = Outlier(*about, wait=wait, was_told=number == 4, book=snapshot.book)
+    one = Outlier(*about, wait=wait, was_told=number == 4, catalog=snapshot.catalog)
     return replace(snapshot, outliers=[one])
 
 
@@ -117,7 +117,7 @@ def test_a_file_has_each_in_its_tick_and_the_list_of_all(tmp_path: Path) -> None
     assert (one.is_going_on, one.was_told, one.length_ns) == (False, False, 2 * S)
     assert one.at_ns == AT_NS + S
     assert one.wait
-    assert [frame.name for frame in one.book.stack(one.wait.site.kernel).frames] == ["schedule", "futex_do_wait"]
+    assert [frame.name for frame in one.catalog.stack(one.wait.site.kernel).frames] == ["schedule", "futex_do_wait"]
     seen: list[int] = []
     while (snapshot := source.read()) is not None:
         seen.append(len(snapshot.outliers))

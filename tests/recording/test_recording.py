@@ -106,9 +106,9 @@ def test_names_and_who_processes_are_come_with_it_but_no_command_line(tmp_path: 
         recorded(path, ticks=3, cmdlines=bool(cmdline))
         source = RecordedSource(path)
         every = [*iter(source.read, None)]
-        book = every[-1].book
-        assert (book.details[100].user, book.details[100].cmdline) == ("alice", cmdline)
-        assert (book.comms[ThreadKey(100, 101)], book.processes[200]) == ("worker-1", "bank")
+        catalog = every[-1].catalog
+        assert (catalog.details[100].user, catalog.details[100].cmdline) == ("alice", cmdline)
+        assert (catalog.comms[ThreadKey(100, 101)], catalog.processes[200]) == ("worker-1", "bank")
         source.close()
 
 
@@ -117,7 +117,7 @@ def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> No
     source = ScriptedSource(SHOP, ticks=3)
     late = source._table[0].user[0]  # pyright: ignore[reportPrivateUsage]
     source.name(late, "it+0x0")
-    for stack in list(source._book.stacks.values()):  # pyright: ignore[reportPrivateUsage]
+    for stack in list(source._catalog.stacks.values()):  # pyright: ignore[reportPrivateUsage]
         assert all(frame.name for frame in stack.frames)
     recorder = Recorder(path, source, person(), leave_bytes=0)
     recorder.add(source.after(0))
@@ -126,7 +126,7 @@ def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> No
     played = RecordedSource(path)
     first, second = played.read(), played.read()
     assert first and second
-    shown = {played.names.of(frame) for stack in second.book.stacks.values() for frame in stack.frames}
+    shown = {played.names.of(frame) for stack in second.catalog.stacks.values() for frame in stack.frames}
     assert "it+0x0" in shown
     assert late not in shown
 

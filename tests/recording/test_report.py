@@ -167,7 +167,7 @@ def test_what_went_on_at_the_ends_of_ticks_and_does_not_look_idle_has_a_row(
 
 def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
     source = WokenSource(10)
-    wakes, door = source.after(0).book.wakes, source.worker._replace(comm="door")
+    wakes, door = source.after(0).catalog.wakes, source.worker._replace(comm="door")
     wakes[LOCK] = Wake(source.worker._replace(comm="timeout"))
     wakes[READ] = Wake(Waker(TIMEOUT))
     wakes[ANSWER] = Wake(source.worker._replace(comm="(not known)"))

@@ -157,8 +157,8 @@ def test_storms_that_woke_most_come_first() -> None:
 
 def test_names_of_those_who_woke_are_waited_for_too() -> None:
     source, asked = WokenSource(1, ends=True), set[str]()
-    late = source.after(0).book.stack(source.worker.user)
-    source.after(0).book.stacks[source.worker.user] = late._replace(
+    late = source.after(0).catalog.stack(source.worker.user)
+    source.after(0).catalog.stacks[source.worker.user] = late._replace(
         frames=tuple(frame._replace(name="") for frame in late.frames)
     )
     source.wait_for_names = lambda frames, seconds: asked.update(frame.file for frame in frames)
@@ -231,7 +231,7 @@ def test_without_wakes_a_tick_is_what_it_was() -> None:
 
 def test_with_wakes_only_what_stands_behind_is_more() -> None:
     now = WokenSource().after(3)
-    words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.book.wakes[LOCK]})))
+    words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.catalog.wakes[LOCK]})))
     assert tables[6].shape[1] == 4
     assert len(tables) == 17
     on = [*(key.wake for key in now.sites), *(one.site.wake for one in now.waiting.values())]
@@ -326,13 +326,13 @@ def test_a_tick_has_those_that_are_new_and_a_whole_one_all_that_are_in_use(tmp_p
 def test_who_ended_waits_that_nothing_tells_of_any_more_leaves_the_book_after_15_minutes(tmp_path: Path) -> None:
     source = RecordedSource(recorded(tmp_path / "it", 2400, step=100))
     *_, last = iter(source.read, None)
-    kept = {number - FIRST_TELLER for number in last.book.wakes if number >= FIRST_TELLER}
+    kept = {number - FIRST_TELLER for number in last.catalog.wakes if number >= FIRST_TELLER}
     assert {2398, 2399, 2400} <= kept
     assert min(kept) > 1000
-    functions = {frame.name for stack in last.book.stacks.values() for frame in stack.frames}
+    functions = {frame.name for stack in last.catalog.stacks.values() for frame in stack.frames}
     assert {"of_2400", "nvme_irq", "unlock"} <= functions
     assert "of_99" not in functions
-    assert {*RESERVED} < {*last.book.wakes}
+    assert {*RESERVED} < {*last.catalog.wakes}
 
 
 def test_of_a_process_that_ended_before_it_was_read_that_is_said() -> None:
@@ -529,8 +529,8 @@ def test_over_many_ticks_no_more_is_kept_than_there_is_room_for_and_all_that_the
     monkeypatch.setattr(replay, "_MOST_NAMES", 1_000)
     source = RecordedSource(path)
     for snapshot in iter(source.read, None):
-        book = snapshot.book
-        for kept in (book.wakes, book.comms, book.lives, book.processes, book.details, book.stacks):
+        catalog = snapshot.catalog
+        for kept in (catalog.wakes, catalog.comms, catalog.lives, catalog.processes, catalog.details, catalog.stacks):
             assert len(kept) <= 1_000
     assert in_json(RecordedSource(path)) == plain
 
@@ -563,7 +563,7 @@ def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path) -> N
 @given(st.data())
 def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(data: st.DataObject) -> None:
     now = WokenSource().after(3)
-    blob = zlib.decompress(form.encode(form.Entry(WOKEN, wakes={LOCK: now.book.wakes[LOCK]})))
+    blob = zlib.decompress(form.encode(form.Entry(WOKEN, wakes={LOCK: now.catalog.wakes[LOCK]})))
     at = data.draw(st.integers(0, len(blob) - 1))
     spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
     refused(lambda: form.decode(zlib.compress(spoilt)))

@@ -62,7 +62,7 @@ class WokenSource(ScriptedSource):
         disk = Waker(IRQ, "nvme_irq", kernel=stack("nvme_irq", "__handle_irq_event_percpu"))
         network = Waker(THREAD, "", 300, 300, "door", SOFTIRQ, stack("sock_def_readable"), stack("send", "main"))
         waited = stack("io_schedule"), stack("read_page", "main")
-        self._book.wakes |= {
+        self._catalog.wakes |= {
             LOCK: Wake(self.worker, Object("futex", "0x7f00", 100), (Link(*waited, disk),), WHOLE),
             READ: Wake(disk, Object("file", "/var/\x1b[2Jdata"), (), WHOLE),
             ANSWER: Wake(network, TCP, (Link(*waited, self.worker),) * 3, LOOP),
@@ -78,7 +78,7 @@ class WokenSource(ScriptedSource):
     def teller(self, second: int) -> int:
         """The id of what ended the teller's waits in that second."""
         child = Waker(EXIT, "", 5000 + second, 5000 + second, "child", "", self._own("do_exit", f"of_{second}"))
-        self._book.wakes[FIRST_TELLER + second] = Wake(child, end=DEPTH)
+        self._catalog.wakes[FIRST_TELLER + second] = Wake(child, end=DEPTH)
         return FIRST_TELLER + second
 
     def after(self, seconds: int) -> Snapshot:

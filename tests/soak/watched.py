@@ -67,10 +67,12 @@ def counted(kept: HistoryTick) -> dict[str, object]:
     """
     window, sleeps, preempts, by_tid = kept.window, Counter[str](), Counter[str](), dict[int, int]()
     for site, totals in window.each_site():
-        if (comm := window.book.comm(site.thread)) in _SLEEPERS and window.book.stack(site.kernel).category == "sleep":
+        if (comm := window.catalog.comm(site.thread)) in _SLEEPERS and window.catalog.stack(
+            site.kernel
+        ).category == "sleep":
             sleeps[comm] += totals.waits
     for key, totals in window.each_thread():
-        comm = window.book.comm(key)
+        comm = window.catalog.comm(key)
         if comm in _SLEEPERS:
             preempts[comm] += totals.involuntary
         elif comm == "soak-pipe":

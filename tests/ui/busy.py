@@ -42,14 +42,14 @@ class BusySource(LiveFeed):
         self._left = ticks
         self._at_ns = 1_000 * NS_PER_S
         self._taken_ns = 1_795_226_600 * NS_PER_S
-        self._book = Catalog()
+        self._catalog = Catalog()
         self._filters = Filters()
         self._switches = 0
         for number, (category, (kernel, libc, user)) in enumerate(LEAVES.items()):
-            self._book.stacks[FIRST_STACK + 2 * number] = Stack(
+            self._catalog.stacks[FIRST_STACK + 2 * number] = Stack(
                 (Frame(KERNEL, 0, "schedule"), Frame(KERNEL, 0, kernel), Frame(KERNEL, 0, "do_syscall_64")), 1, category
             )
-            self._book.stacks[FIRST_STACK + 2 * number + 1] = Stack(
+            self._catalog.stacks[FIRST_STACK + 2 * number + 1] = Stack(
                 (
                     Frame("/lib/libc.so.6", 4096, libc),
                     Frame("/usr/sbin/mysqld", 99, user),
@@ -77,8 +77,8 @@ class BusySource(LiveFeed):
         stack = FIRST_STACK + 2 * list(LEAVES).index(choice)
         tid = 4_000 + number // 2
         pid = 4_000 + (number // 2) // max(1, of // 40) * max(1, of // 40)
-        self._book.processes[pid] = PROCESSES[pid % len(PROCESSES)]
-        self._book.comms[ThreadKey(pid, tid)] = f"worker-{tid % 100}"
+        self._catalog.processes[pid] = PROCESSES[pid % len(PROCESSES)]
+        self._catalog.comms[ThreadKey(pid, tid)] = f"worker-{tid % 100}"
         return SiteKey(pid, tid, stack, stack + 1)
 
     @property
@@ -122,7 +122,7 @@ class BusySource(LiveFeed):
             threads=threads,
             sites=sites,
             waiting=dict(self._waiting),
-            book=self._book,
+            catalog=self._catalog,
             cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
             door="exit",
             filters=self._filters,

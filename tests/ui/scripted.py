@@ -291,7 +291,7 @@ class ScriptedSource(LiveFeed):
         self.sought: list[set[Object]] = []
         """The objects of each call of `find_ends`."""
         self._named: dict[str, str] = {}
-        self._book = Catalog()
+        self._catalog = Catalog()
         self._ids: dict[Stack, int] = {}
         self._wakes: dict[Wake, int] = {}
         self._keys = [self._key(row) for row in table]
@@ -306,15 +306,15 @@ class ScriptedSource(LiveFeed):
             key = key._replace(wake=self._wake(row.woken, CHAIN))
         call = -1
         if row.call:
-            call = next((n for n, name in self._book.calls.items() if name == row.call), len(self._book.calls))
-            self._book.calls[call] = row.call
+            call = next((n for n, name in self._catalog.calls.items() if name == row.call), len(self._catalog.calls))
+            self._catalog.calls[call] = row.call
         since_ns = begins_ns - row.older_ms * MS if row.older_ms else 0
         read = self._id(_stack_of(row.read)) if row.read else NO_STACK
         on, holder = row.held or (NO_OBJECT, NO_HOLDER)
         if row.held:
             wake = Wake(NOT_ASKED, on)
             number = self._wakes.setdefault(wake, FIRST_WAKE + len(self._wakes))
-            self._book.wakes[number] = wake
+            self._catalog.wakes[number] = wake
             key = key._replace(wake=number)
         return Waiting(
             *(key, begins_ns, begins_ns, 0, row.state >> 31 != 0, since_ns),
@@ -324,8 +324,8 @@ class ScriptedSource(LiveFeed):
     def _key(self, row: Waits) -> SiteKey:
         kernel = self._id(Stack(tuple(Frame(KERNEL, 0, name) for name in ("schedule", row.kernel)), 1, row.category))
         user = self._id(_stack_of(row.user))
-        self._book.comms[ThreadKey(row.pid, row.tid)] = row.comm
-        self._book.processes[row.pid] = row.process
+        self._catalog.comms[ThreadKey(row.pid, row.tid)] = row.comm
+        self._catalog.processes[row.pid] = row.process
         return SiteKey(row.pid, row.tid, kernel, user if row.user else NO_STACK)
 
     def _wake(self, woken: Woken | int, mode: str) -> int:
@@ -336,13 +336,13 @@ class ScriptedSource(LiveFeed):
         links = tuple(Link(*self._halves(kernel, user), self._waker(by)) for kernel, user, by in chain)
         wake = Wake(self._waker(woken.by), woken.on, links, woken.end if mode == CHAIN else UNSEEN)
         number = self._wakes.setdefault(wake, FIRST_WAKE + len(self._wakes))
-        self._book.wakes[number] = wake
+        self._catalog.wakes[number] = wake
         return number
 
     def _waker(self, by: By) -> Waker:
         if by.tid:
-            self._book.comms[ThreadKey(by.pid, by.tid)] = by.comm
-            self._book.processes[by.pid] = by.process
+            self._catalog.comms[ThreadKey(by.pid, by.tid)] = by.comm
+            self._catalog.processes[by.pid] = by.process
         return Waker(by.kind, by.name, by.pid, by.tid, by.comm, "", *self._halves(by.kernel, by.user))
 
     def _halves(self, kernel: Sequence[str], user: Sequence[str]) -> tuple[int, int]:
@@ -365,7 +365,7 @@ class ScriptedSource(LiveFeed):
     def _id(self, stack: Stack) -> int:
         """Return the id of a stack; equal stacks share one."""
         number = self._ids.setdefault(stack, FIRST_STACK + len(self._ids))
-        self._book.stacks[number] = stack
+        self._catalog.stacks[number] = stack
         return number
 
     @property
@@ -445,7 +445,7 @@ class ScriptedSource(LiveFeed):
             threads=threads,
             sites=sites,
             waiting=self._in_progress(seconds),
-            book=self._book,
+            catalog=self._catalog,
             lost={kind: seconds * n for kind, n in self._lost.items()} if seconds else {},
             cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
             machine=Machine(self._machine.cpus, *(seconds * ns for ns in self._machine[1:])),
@@ -493,8 +493,8 @@ class ScriptedSource(LiveFeed):
 
     def describe(self, pids: Collection[int]) -> None:
         self.asked.append({*pids})
-        self._book.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
-        self._book.details_version = len(self._book.details)
+        self._catalog.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
+        self._catalog.details_version = len(self._catalog.details)
 
     def catch(self, marks: Thresholds | None) -> None:
         self.marks = marks
@@ -505,8 +505,8 @@ class ScriptedSource(LiveFeed):
     def find_ends(self, waited_on: Mapping[Object, int]) -> None:
         self.sought.append({*waited_on})
         found = {what: self._at_ends[what] for what in waited_on if what in self._at_ends}
-        self._book.ends_version += found != {} and not found.items() <= self._book.ends.items()
-        self._book.ends.update(found)
+        self._catalog.ends_version += found != {} and not found.items() <= self._catalog.ends.items()
+        self._catalog.ends.update(found)
 
     def facts(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]

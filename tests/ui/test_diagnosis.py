@@ -141,9 +141,9 @@ async def test_cause_of_mostly_queued_site_is_the_cpu() -> None:
     async with shown(ScriptedSource(QUEUED, ticks=3), (100, 50), view, rules=rules) as (app, pilot):
         await pilot.press("t", "enter")
         assert app.picture
-        book = app.picture.book
+        catalog = app.picture.catalog
         rule_by_depth = {
-            len(book.stack(row.key.user).frames): row.rule.id
+            len(catalog.stack(row.key.user).frames): row.rule.id
             for row in app.picture.places.rows
             if isinstance(row.key, Place) and row.rule
         }

@@ -144,7 +144,7 @@ async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
         for tick in app.picture.over:
             wait = LongWait(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
             one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
-            app._outliers.add([one._replace(book=app.picture.book)])  # pyright: ignore[reportPrivateUsage]
+            app._outliers.add([one._replace(catalog=app.picture.catalog)])  # pyright: ignore[reportPrivateUsage]
         await pilot.press("s", *"3s", "enter")
         await until(lambda: "saved " in screen(app)[-2])
     (file,) = tmp_path.iterdir()
@@ -152,4 +152,4 @@ async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
     found = source.outliers()
     source.close()
     assert [(one.taken_ns - START_NS) // SECOND for one in found] == [7, 8, 9]
-    assert {one.book.stack(one.wait.site.user).frames[0].name for one in found if one.wait} == {"count_money"}
+    assert {one.catalog.stack(one.wait.site.user).frames[0].name for one in found if one.wait} == {"count_money"}

@@ -46,8 +46,8 @@ _Exit = tuple[int, ThreadKey, bytes, int, ThreadRecord]
 class Sites:
     """Sites of records, resolved from raw ids."""
 
-    def __init__(self, stacks: Stacks, wakes: Wakes, book: Catalog) -> None:
-        self._stacks, self._wakes, self._book = stacks, wakes, book
+    def __init__(self, stacks: Stacks, wakes: Wakes, catalog: Catalog) -> None:
+        self._stacks, self._wakes, self._catalog = stacks, wakes, catalog
 
     def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
         site = self._stacks.site(pid, tid, kernel, user)
@@ -60,7 +60,7 @@ class Sites:
 
     def is_on_object(self, kernel: int) -> bool:
         """Return whether a wait at this stack (catalog id) is on what its system call names."""
-        stack = self._book.stack(kernel)
+        stack = self._catalog.stack(kernel)
         return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
 
     def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
@@ -77,7 +77,7 @@ class Drain:
     def __init__(
         self,
         program: Program,
-        book: Catalog,
+        catalog: Catalog,
         stacks: Stacks,
         wakes: Wakes,
         sites: Sites,
@@ -90,7 +90,7 @@ class Drain:
         `begin` is called with each thread seen and its start time.
         """
         self._maps, self._walk_links = program.maps, program.walk_links
-        self._book, self._stacks, self._wakes, self._sites, self._details = book, stacks, wakes, sites, details
+        self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
         self._user_stacks, self._begin = user_stacks, begin
         self.with_wakers = False
         """True to name wait objects as finished waits with wakers do."""
@@ -213,8 +213,8 @@ class Drain:
         rest = [_without_sites(one) for one in per_cpu if one.state]
         if rest:
             maps["gone_rest"].update(key, bytes(len(raw)))
-            self._book.comms[UNNAMED] = self._book.processes[UNNAMED.pid] = UNNAMED_NAME
-            self._book.details[UNNAMED.pid] = UNKNOWN
+            self._catalog.comms[UNNAMED] = self._catalog.processes[UNNAMED.pid] = UNNAMED_NAME
+            self._catalog.details[UNNAMED.pid] = UNKNOWN
         return [(UNNAMED, one) for one in rest]
 
     def storms(self, buffer: int) -> dict[int, Storm]:
@@ -307,7 +307,7 @@ class Drain:
         pid, tid = record.holder_pid, record.holder_tid
         if not tid:
             return NO_HOLDER
-        comm = self._book.comms.get(ThreadKey(pid, tid), "")
+        comm = self._catalog.comms.get(ThreadKey(pid, tid), "")
         if not comm:
             with suppress(OSError):
                 comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
@@ -319,10 +319,10 @@ class Drain:
             return -1, ()
         is_32_bit = userstacks.is_32_bit(stack)
         call = stack.call | CALL_32_BIT if is_32_bit else stack.call
-        if call not in self._book.calls:
+        if call not in self._catalog.calls:
             name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
             if name:
-                self._book.calls[call] = name
+                self._catalog.calls[call] = name
         return call, () if is_32_bit else stack.arguments
 
     def _note_running(
@@ -341,17 +341,17 @@ class Drain:
 
     def _note_name(self, key: ThreadKey, raw: bytes) -> None:
         comm = layout.text_of(raw)
-        if self._book.comms.get(key) == comm:
+        if self._catalog.comms.get(key) == comm:
             return
-        self._book.comms[key] = comm
+        self._catalog.comms[key] = comm
         if key.tid == key.pid:
-            if self._book.processes.get(key.pid, comm) != comm:
+            if self._catalog.processes.get(key.pid, comm) != comm:
                 self.renamed.append(key)  # most likely an exec()
-            self._book.processes[key.pid] = comm
-        elif key.pid not in self._book.processes:
+            self._catalog.processes[key.pid] = comm
+        elif key.pid not in self._catalog.processes:
             with suppress(OSError):
                 name = Path(f"/proc/{key.pid}/comm").read_bytes().rstrip(b"\n")
-                self._book.processes[key.pid] = layout.text_of(name)
+                self._catalog.processes[key.pid] = layout.text_of(name)
 
     def _update_clock_offset(self) -> int:
         """Offset of CLOCK_MONOTONIC from the scheduler's clock, or 0 if unknown.

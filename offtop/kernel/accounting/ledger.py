@@ -83,12 +83,12 @@ class Ledger:
         self,
         at_ns: int,
         locate: Locate = SiteKey,
-        book: Catalog | None = None,
+        catalog: Catalog | None = None,
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
         """Start counting at `at_ns`. `locate` turns a record's raw ids into a site."""
         self.at_ns = self._began_ns = at_ns
-        self.book = book or Catalog()
+        self.catalog = catalog or Catalog()
         self._locate, self._is_alive = locate, is_alive
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
@@ -191,13 +191,13 @@ class Ledger:
                 continue  # a previous owner of the tid: its counter says nothing
             if ran_ns := self._runs.new_ns(one, returned.get(one.key), self.at_ns, at_ns):
                 delta.ran.append((one.key, ran_ns))
-            if one.key in self.book.lives:
+            if one.key in self.catalog.lives:
                 self._revive(one)
         all_change = max_ns or states != self._states
         for key in tuple(self.waiting) if all_change else self._unsettled.union(by_key.keys() - returned.keys()):
             self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta, has_snapshot)
         self._states = states
-        exited = [key for key, end_ns in self._exited.items() if self.book.life(key).from_ns <= end_ns]
+        exited = [key for key, end_ns in self._exited.items() if self.catalog.life(key).from_ns <= end_ns]
         late = {key: self._exited[key] for key in previous_owners & self._exited.keys() if key not in returned}
         kept = returned.keys() | self.waiting.keys() | late.keys()
         exited = [key for key in exited if key not in kept]
@@ -234,9 +234,9 @@ class Ledger:
 
         Its main thread had exited then, and it took over that tid.
         """
-        life = self.book.life(ran.key)
+        life = self.catalog.life(ran.key)
         if life.to_ns and self._runs.is_last(ran):
-            self.book.lives[ran.key] = life._replace(to_ns=0)
+            self.catalog.lives[ran.key] = life._replace(to_ns=0)
             self._exited.pop(ran.key, None)
 
     def begin(self, key: ThreadKey, from_ns: int) -> None:
@@ -244,13 +244,13 @@ class Ledger:
 
         The same thread may be noted twice, and so may a previous owner of the tid.
         """
-        if from_ns > max(self._began_ns, self.book.life(key).from_ns):
-            self.book.lives[key] = ThreadLifetime(from_ns)
+        if from_ns > max(self._began_ns, self.catalog.life(key).from_ns):
+            self.catalog.lives[key] = ThreadLifetime(from_ns)
 
     def _end(self, key: ThreadKey, at_ns: int) -> None:
-        life = self.book.life(key)
+        life = self.catalog.life(key)
         if at_ns >= life.from_ns:  # otherwise another thread has its tid
-            self.book.lives[key] = life._replace(to_ns=at_ns)
+            self.catalog.lives[key] = life._replace(to_ns=at_ns)
 
     def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
         """Set the user stack of a wait in progress, which was unwound in user space."""
@@ -280,7 +280,7 @@ class Ledger:
         wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
-            for wake in self.book.wakes
+            for wake in self.catalog.wakes
             if wake >= FIRST_WAKE and wake not in wakes and self._retired_wakes.get(wake, 0) < before_ns
         }
         for wake in dropped_wakes:
@@ -288,14 +288,14 @@ class Ledger:
         used = {stack for key in sites for stack in (key.kernel, key.user)}
         used.update(site.kernel for site in waiting)
         used.update(w.user for w in self.waiting.values())
-        used.update(stack for wake in self.book.wakes.values() for stack in wake.stacks)
+        used.update(stack for wake in self.catalog.wakes.values() for stack in wake.stacks)
         dropped = {
             stack
-            for stack in self.book.stacks
+            for stack in self.catalog.stacks
             if stack >= FIRST_STACK and stack not in used and self._retired.get(stack, 0) < before_ns
         }
         for stack in dropped:
-            del self.book.stacks[stack]
+            del self.catalog.stacks[stack]
             self._retired.pop(stack, None)
         while self._forgotten and self._forgotten[0][0] < before_ns:
             self._forget_name()
@@ -309,7 +309,7 @@ class Ledger:
         threads. An older window that refers to a dropped wake loses the wake and nothing else: the stacks of such sites
         stay in the catalog as long as others do.
         """
-        named_ns = {**dict.fromkeys(self.book.wakes, 0), **self._retired_wakes}
+        named_ns = {**dict.fromkeys(self.catalog.wakes, 0), **self._retired_wakes}
         added = self.sites.added()
         named = (
             [(key.wake, ns) for key, ns in added],
@@ -319,7 +319,7 @@ class Ledger:
         )
         for wake, ns in chain(*named):
             named_ns[wake] = max(ns, named_ns.get(wake, 0))
-        own = [wake for wake in self.book.wakes if wake >= FIRST_WAKE]
+        own = [wake for wake in self.catalog.wakes if wake >= FIRST_WAKE]
         oldest = sorted(own, key=named_ns.__getitem__)[: max(0, len(own) - most)]
         dropped = {wake for wake in oldest if named_ns[wake] <= self._window_from_ns}
         threads: set[ThreadKey] = set()
@@ -336,7 +336,7 @@ class Ledger:
 
     def _drop_wake(self, wake: int) -> None:
         """Drop a wake with its storms: they are running totals, which last as long as their id."""
-        del self.book.wakes[wake]
+        del self.catalog.wakes[wake]
         for table in (self._retired_wakes, self._stormed_ns, self.storms):
             table.pop(wake, None)
 
@@ -683,10 +683,10 @@ class Ledger:
     def _forget_name(self) -> None:
         _, key = self._forgotten.popleft()
         if key not in self.threads and key not in self.waiting:
-            self.book.comms.pop(key, None)
-            self.book.lives.pop(key, None)
+            self.catalog.comms.pop(key, None)
+            self.catalog.lives.pop(key, None)
             if key.tid == key.pid:
-                self.book.processes.pop(key.pid, None)
+                self.catalog.processes.pop(key.pid, None)
 
     def _retire_site(self, key: SiteKey) -> None:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))

@@ -24,9 +24,9 @@ _Known = tuple[str, int, tuple[int, int]]
 class OutlierEvents:
     """Reads outliers and loads thresholds. For the polling thread; call close() at the end."""
 
-    def __init__(self, ring: Map, marks: Map, book: Catalog, locate: Locate, kernel_stack: KernelStack) -> None:
+    def __init__(self, ring: Map, marks: Map, catalog: Catalog, locate: Locate, kernel_stack: KernelStack) -> None:
         """Open the ring buffer. Raises OSError if it cannot be read."""
-        self._map, self._book, self._locate, self._kernel_stack = marks, book, locate, kernel_stack
+        self._map, self._catalog, self._locate, self._kernel_stack = marks, catalog, locate, kernel_stack
         self._raw: list[bytes] = []
         self._loaded: dict[bytes, _Known] = {}
         """What is loaded into BPF, by its map key."""
@@ -73,18 +73,18 @@ class OutlierEvents:
             self.forget()
         raw_kernel, name = layout.MARK_KEY.unpack(key)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
-        marks_ns = marks.marks_ns(program, kernel, self._book)
+        marks_ns = marks.marks_ns(program, kernel, self._catalog)
         self._map.update(key, layout.MARK.pack(*marks_ns))
         self._loaded[key] = program, kernel, marks_ns
         return self._loaded[key]
 
     def _reload(self, marks: Thresholds) -> None:
         for key, (program, kernel, loaded_ns) in list(self._loaded.items()):
-            if kernel not in self._book.stacks:  # evicted: loaded again at its next wait
+            if kernel not in self._catalog.stacks:  # evicted: loaded again at its next wait
                 self._map.delete(key)
                 del self._loaded[key]
                 continue
-            marks_ns = marks.marks_ns(program, kernel, self._book)
+            marks_ns = marks.marks_ns(program, kernel, self._catalog)
             if marks_ns != loaded_ns:
                 self._map.update(key, layout.MARK.pack(*marks_ns))
                 self._loaded[key] = program, kernel, marks_ns

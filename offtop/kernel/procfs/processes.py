@@ -51,10 +51,10 @@ class DetailsWorker:
     """Reads the details of processes into a Catalog, in a thread of its own. Thread-safe."""
 
     def __init__(
-        self, book: Catalog, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
+        self, catalog: Catalog, reads: GuardedReads | None = None, read: Callable[[int], Reading | None] | None = None
     ) -> None:
         """`reads`: used to read command lines. `read`: replaces `reading`."""
-        self._book = book
+        self._catalog = catalog
         self._read = read or partial(reading, (reads or GuardedReads()).channel(_CMDLINE_S))
         self._known: dict[int, tuple[bytes, float]] = {}
         """pid → start time, and when it was read (monotonic), for processes with details in the Catalog."""
@@ -104,7 +104,7 @@ class DetailsWorker:
         """Drop the details of processes that have exited and have no name in the Catalog any more."""
         if self._ended:
             with self._changed:
-                for pid in [pid for pid in self._ended if pid not in self._book.processes]:
+                for pid in [pid for pid in self._ended if pid not in self._catalog.processes]:
                     self._forget(pid)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class DetailsWorker:
     def _forget(self, pid: int) -> None:
         self._ended.discard(pid)
         self._known.pop(pid, None)
-        self._book.details.pop(pid, None)
+        self._catalog.details.pop(pid, None)
         if self._pid == pid:
             self._pid = 0  # discard the result of the read in progress
 
@@ -149,14 +149,14 @@ class DetailsWorker:
             return
         details = found.details
         if is_same and details.cmdline in ("", UNREAD):  # not read, or only the main thread has exited
-            details = details._replace(cmdline=self._book.detail(pid).cmdline or details.cmdline)
+            details = details._replace(cmdline=self._catalog.detail(pid).cmdline or details.cmdline)
         self._known.pop(pid, None)
         while len(self._known) >= _MOST_TOLD:
             self._forget(next(iter(self._known)))
         self._known[pid] = found.began, time.monotonic()
-        if self._book.details.get(pid) != details:
-            self._book.details[pid] = details
-            self._book.details_version += 1
+        if self._catalog.details.get(pid) != details:
+            self._catalog.details[pid] = details
+            self._catalog.details_version += 1
 
 
 def reading(reads: Channel, pid: int) -> Reading | None:

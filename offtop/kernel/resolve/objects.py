@@ -45,12 +45,12 @@ _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) ([0-9a-f]+) [0-9a-f:]+ (
 class Objects:
     """Describes wait objects. For the polling thread."""
 
-    def __init__(self, book: Catalog, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
+    def __init__(self, catalog: Catalog, reads: Channel, variable: Callable[[int], str] = lambda _: "") -> None:
         """`reads` reads the mappings of processes.
 
         `variable` returns the name of the kernel variable at an address, or "".
         """
-        self._book, self._reads, self._variable = book, reads, variable
+        self._catalog, self._reads, self._variable = catalog, reads, variable
         self._cache: dict[tuple[int, ObjectRecord], Object] = {}
         self._numbers: dict[tuple[int, int], int] = {}
         """(pid, kernel address of the object) → a number of ours, since nobody needs to see the address.
@@ -179,7 +179,7 @@ class Objects:
     def _socket(self, found: ObjectRecord) -> Object:
         name = f"socket:[{found.inode}]"
         if found.family == layout.FAMILY_UNIX:
-            comm = self._book.process(found.peer_pid)
+            comm = self._catalog.process(found.peer_pid)
             peer = f"{comm}({found.peer_pid})" if comm else f"{found.peer_pid or ''}"
             return Object(UNIX, name, peer=peer)
         protocol = _PROTOCOLS.get(found.protocol)

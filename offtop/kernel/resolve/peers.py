@@ -100,9 +100,9 @@ class PeersWorker:
     `tell` is for the polling thread, everything else for any thread.
     """
 
-    def __init__(self, book: Catalog, epolls: Mapping[Object, int]) -> None:
+    def __init__(self, catalog: Catalog, epolls: Mapping[Object, int]) -> None:
         """`epolls`: epoll → the descriptor by which its process waits on it."""
-        self._book, self._epolls = book, epolls
+        self._catalog, self._epolls = catalog, epolls
         self._asked: dict[Object, int] = {}
         """Requested objects, each with a process that waits on it."""
         self._look_s: dict[Object, float] = {}
@@ -146,10 +146,10 @@ class PeersWorker:
             return
         with self._changed:
             found, self._found = self._found, {}
-        known = self._book.ends
+        known = self._catalog.ends
         for what, ends in found.items():
             if known.get(what, NO_ENDS) != ends:
-                self._book.ends_version += 1
+                self._catalog.ends_version += 1
             if known.pop(what, None) is not None or ends != NO_ENDS:
                 known[what] = ends
         while len(known) > _MOST_TOLD:

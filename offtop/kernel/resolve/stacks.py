@@ -86,7 +86,7 @@ class Stacks:
         self,
         kernel: Map,
         user: Map,
-        book: Catalog,
+        catalog: Catalog,
         categories: Categories,
         kernel_frame: KernelFrame,
         user_frames: UserFrames,
@@ -103,7 +103,7 @@ class Stacks:
         are set if it is not signed.
         """
         self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
-        self._book, self._categories = book, categories
+        self._catalog, self._categories = catalog, categories
         self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
         self._called_exec, self._with_python, self._has_rule = called_exec, with_python, has_rule
         self._sched_text, self._signed = sched_text, signed
@@ -354,5 +354,5 @@ class Stacks:
         if known is None:
             known = self._by_frames[frames, end, unsure] = self._next_id
             self._next_id += 1
-            self._book.stacks[known] = make()
+            self._catalog.stacks[known] = make()
         return known

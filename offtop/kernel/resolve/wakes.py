@@ -74,7 +74,7 @@ class Wakes:
         raw_wakers: Map,
         raw_wakes: Map,
         raw_objects: Map,
-        book: Catalog,
+        catalog: Catalog,
         stacks_of: StacksOf,
         variable: Callable[[int], str],
         reads: Channel,
@@ -82,8 +82,8 @@ class Wakes:
         """`variable` and `reads`: see Objects."""
         self._wakers, self._wakes = IdTable(raw_wakers, _raw_waker), IdTable(raw_wakes, _raw_wake)
         self._waited_on = IdTable(raw_objects, ObjectRecord.of)
-        self._objects = Objects(book, reads, variable)
-        self._book, self._stacks_of = book, stacks_of
+        self._objects = Objects(catalog, reads, variable)
+        self._catalog, self._stacks_of = catalog, stacks_of
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}
         """Catalog id by raw id, the waiting thread (where a chain may close) and whether it waited on the object."""
@@ -225,7 +225,7 @@ class Wakes:
             return self._intern(wake._replace(links=(), end=LOST))
         known = self._by_wake[wake] = self._next_id
         self._next_id += 1
-        self._book.wakes[known] = wake
+        self._catalog.wakes[known] = wake
         return known
 
     def _resolve(self, found: _RawWake, pid: int, tid: int) -> Wake:
@@ -257,7 +257,7 @@ class Wakes:
                 return _LOST
             raw_kernel, raw_user, pid, tid, comm = found
             kernel, user = self._stacks_of(pid, raw_kernel, raw_user)
-            names = [frame.name for frame in self._book.stack(kernel).frames]
+            names = [frame.name for frame in self._catalog.stack(kernel).frames]
             kind, name, via = wakers.kind_of(names, bool(tid))
             if kind not in _WITH_THREAD:
                 pid, tid, comm, user = 0, 0, "", NO_STACK

@@ -104,12 +104,12 @@ class ProcSource(LiveFeed):
         _check_there(filters, self.own_only)
         self._initial = filters
         self._share_pct, self._walk_pct = cpu_pct, cpu_pct
-        self._book = Catalog(has_programs=False)
+        self._catalog = Catalog(has_programs=False)
         self._names = KernelNames()
         self._reads = GuardedReads()
         self._facts = self._reads.channel(_FACTS_S)
-        self._details = DetailsWorker(self._book, self._reads)
-        self._account = Account(self._book, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
+        self._details = DetailsWorker(self._catalog, self._reads)
+        self._account = Account(self._catalog, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
         self._tasks = self._tasks_of(filters)
@@ -213,7 +213,7 @@ class ProcSource(LiveFeed):
             threads=self._account.threads.frozen(),
             sites=self._account.sites.frozen(),
             waiting=waiting,
-            book=self._book,
+            catalog=self._catalog,
             lost={"threads": self._lost} if self._lost else {},
             cost=self._cost(at_ns),
             machine=Machine() if self.own_only else procfs.machine(),
@@ -326,19 +326,19 @@ class ProcSource(LiveFeed):
             self._details.ended(key.pid)
 
     def _note(self, key: ThreadKey, seen: Seen) -> None:
-        book = self._book
-        book.comms[key] = seen.comm
+        catalog = self._catalog
+        catalog.comms[key] = seen.comm
         if key.tid == key.pid:
-            book.processes[key.pid] = seen.comm
+            catalog.processes[key.pid] = seen.comm
             self._details.met(key.pid)
-        elif key.pid not in book.processes:
+        elif key.pid not in catalog.processes:
             name = procfs.content(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
             if name:
-                book.processes[key.pid] = os.fsdecode(name)
-        if seen.call >= 0 and seen.call not in book.calls:
+                catalog.processes[key.pid] = os.fsdecode(name)
+        if seen.call >= 0 and seen.call not in catalog.calls:
             name = procfs.call_name(seen.call)
             if name:
-                book.calls[seen.call] = name
+                catalog.calls[seen.call] = name
 
     def _place(self, frames: tuple[Frame, ...]) -> int:
         known = self._stacks.get(frames)
@@ -349,7 +349,7 @@ class ProcSource(LiveFeed):
             tail = self._categories.tail_length(names)
             trimmed = names[tail:]
             category, entry = self._categories.classify(trimmed), self._categories.entry_length(trimmed)
-            self._book.stacks[known] = Stack(frames, tail, category, entry)
+            self._catalog.stacks[known] = Stack(frames, tail, category, entry)
         return known
 
     def _tasks_of(self, filters: Filters) -> Tasks:

@@ -76,8 +76,8 @@ class _Part(NamedTuple):
 class Account:
     """Totals and the waits in progress, as of the last `end_tick`."""
 
-    def __init__(self, book: Catalog, began_ns: int, late_ns: int = LATE_NS) -> None:
-        self.book, self._late_ns = book, late_ns
+    def __init__(self, catalog: Catalog, began_ns: int, late_ns: int = LATE_NS) -> None:
+        self.catalog, self._late_ns = catalog, late_ns
         self._is_first = True
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
@@ -234,7 +234,7 @@ class Account:
         for key in self._ended:
             if key in self._known:  # another thread has its tid
                 continue
-            self.book.lives[key] = self.book.life(key)._replace(to_ns=at_ns)
+            self.catalog.lives[key] = self.catalog.life(key)._replace(to_ns=at_ns)
         self._exited, self._ended = self._ended, []
         self.at_ns, self._is_first = at_ns, False
         self.apart_ns, self._apart_ns = self._apart_ns, 0
@@ -274,7 +274,7 @@ class Account:
         wait.
         """
         if not self._is_first:
-            self.book.lives[key] = ThreadLifetime(at_ns)
+            self.catalog.lives[key] = ThreadLifetime(at_ns)
         self._forgotten.pop(key, None)
         self.met += 1
         if began_ns > self._all_met_ns:
@@ -455,8 +455,8 @@ class Account:
         lasted_ns = seen_ns - waiting.left_ns
         if self.marks is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
             return
-        program = self.book.process(key.pid)
-        if lasted_ns >= min(self.marks.marks_ns(program, waiting.site.kernel, self.book)):
+        program = self.catalog.process(key.pid)
+        if lasted_ns >= min(self.marks.marks_ns(program, waiting.site.kernel, self.catalog)):
             self._caught.append(
                 LongWait(
                     waiting.site,
@@ -501,10 +501,10 @@ class Account:
 
     def _forget(self, key: ThreadKey) -> None:
         del self._forgotten[key]
-        self.book.comms.pop(key, None)
-        self.book.lives.pop(key, None)
+        self.catalog.comms.pop(key, None)
+        self.catalog.lives.pop(key, None)
         if key.tid == key.pid:
-            self.book.processes.pop(key.pid, None)
+            self.catalog.processes.pop(key.pid, None)
 
     @property
     def alive(self) -> set[ThreadKey]:

@@ -145,17 +145,17 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
     groups = Groups(codes[alive])
     sums = groups.sums(np.concatenate(numbers)[alive])
     span_ns = sum(window.span_ns for window in windows)
-    end_ns, book = windows[-1].at_ns, windows[-1].book
-    return Accounts(groups.codes, sums, _existed_throughout(groups.codes, sums, span_ns, end_ns, book), span_ns)
+    end_ns, catalog = windows[-1].at_ns, windows[-1].catalog
+    return Accounts(groups.codes, sums, _existed_throughout(groups.codes, sums, span_ns, end_ns, catalog), span_ns)
 
 
-def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, book: Catalog) -> Mask:
+def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, catalog: Catalog) -> Mask:
     """Return which threads existed for the whole span."""
     through = np.ones(len(codes), np.bool_)
     left_ns = span_ns - sums[:, 0] - sums[:, 2]
     for row in np.flatnonzero(left_ns > span_ns // _RESIDUE_DIVISOR).tolist():
         code = int(codes[row])
-        life = book.life(ThreadKey(code >> 32, code & _TID_MASK))
+        life = catalog.life(ThreadKey(code >> 32, code & _TID_MASK))
         through[row] = life.from_ns <= end_ns - span_ns and not 0 < life.to_ns <= end_ns
     return through
 

@@ -231,13 +231,13 @@ class Filter:
         """
         return any(isinstance(one, Text) and not _NEED_NAMES.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
-    def mask(self, shares: Shares, book: Catalog, diagnoser: CauseFinder) -> Mask:
+    def mask(self, shares: Shares, catalog: Catalog, diagnoser: CauseFinder) -> Mask:
         """Return which rows of `shares` are of waits that it chooses.
 
         Unknown texts, like a user not looked up yet, are empty; waits below the minimum and filtered ones have no
         frames.
         """
-        matcher = _Matcher(shares, book, diagnoser)
+        matcher = _Matcher(shares, catalog, diagnoser)
         chosen = np.ones(len(shares.leaf), np.bool_)
         for one in self.waits:
             chosen &= matcher.matching(one) != one.excludes
@@ -287,10 +287,10 @@ def of_reason(reason: Reason) -> Filter:
 class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once."""
 
-    def __init__(self, shares: Shares, book: Catalog, diagnoser: CauseFinder) -> None:
+    def __init__(self, shares: Shares, catalog: Catalog, diagnoser: CauseFinder) -> None:
         name: Callable[[Frame], str] = cache(diagnoser.names.of)
         called: Callable[[str], set[str]] = cache(_function_names)
-        self._shares, self._book, self._diagnoser = shares, book, diagnoser
+        self._shares, self._catalog, self._diagnoser = shares, catalog, diagnoser
         self._ids = shares.ids
         self._columns = {
             "thread": thread_codes(shares.ids),
@@ -303,31 +303,34 @@ class _Matcher:
         self._distinct: dict[str, tuple[list[int], Ints]] = {}
         """Column → its distinct values, and the index of the value of each row."""
         self._texts: Mapping[str, tuple[str, Callable[[int], Iterable[str]]]] = {
-            "thread": ("thread", lambda code: (thread_name(ThreadKey(code >> 32, code & _LOW), book),)),
-            "process": ("pid", lambda pid: (process_name(pid, book),)),
-            "user": ("pid", lambda pid: (book.detail(pid).user,)),
-            "uid": ("pid", lambda pid: (str(book.detail(pid).uid),) if book.detail(pid).uid >= 0 else ()),
-            "cgroup": ("pid", lambda pid: (book.detail(pid).cgroup,)),
-            "place": ("pid", lambda pid: (place(book.detail(pid).cgroup),)),
-            "container": ("pid", lambda pid: container_names(book.detail(pid).cgroup)),
-            "cmdline": ("pid", lambda pid: (book.detail(pid).cmdline,)),
+            "thread": ("thread", lambda code: (thread_name(ThreadKey(code >> 32, code & _LOW), catalog),)),
+            "process": ("pid", lambda pid: (process_name(pid, catalog),)),
+            "user": ("pid", lambda pid: (catalog.detail(pid).user,)),
+            "uid": ("pid", lambda pid: (str(catalog.detail(pid).uid),) if catalog.detail(pid).uid >= 0 else ()),
+            "cgroup": ("pid", lambda pid: (catalog.detail(pid).cgroup,)),
+            "place": ("pid", lambda pid: (place(catalog.detail(pid).cgroup),)),
+            "container": ("pid", lambda pid: container_names(catalog.detail(pid).cgroup)),
+            "cmdline": ("pid", lambda pid: (catalog.detail(pid).cmdline,)),
             "category": ("leaf", lambda leaf: (shares.leaves[leaf].category,)),
-            "kernel": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed)),
-            "leaf": ("kernel", lambda kernel: map(name, book.stack(kernel).trimmed[:1])),
-            "waker": ("wake", lambda wake: _waker_names(book, wake)),
-            "wakerpid": ("wake", lambda wake: _numbers(book, wake)[:1]),
-            "wakertid": ("wake", lambda wake: _numbers(book, wake)[1:]),
-            "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(book.wake(wake).object)),
-            "ends": ("wake", lambda wake: () if wake in WITHOUT_WAKE else book.ends_of(book.wake(wake).object).names),
-            _WAKER_THREAD: ("wake", lambda wake: (waker_of(book, True)(wake).name,)),
-            _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(book, False)(wake).pid),)),
-            _OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(book, False)(wake)).pid else ()),
-            _OBJECT: ("wake", lambda wake: (object_of(book)(wake).label,)),
+            "kernel": ("kernel", lambda kernel: map(name, catalog.stack(kernel).trimmed)),
+            "leaf": ("kernel", lambda kernel: map(name, catalog.stack(kernel).trimmed[:1])),
+            "waker": ("wake", lambda wake: _waker_names(catalog, wake)),
+            "wakerpid": ("wake", lambda wake: _numbers(catalog, wake)[:1]),
+            "wakertid": ("wake", lambda wake: _numbers(catalog, wake)[1:]),
+            "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(catalog.wake(wake).object)),
+            "ends": (
+                "wake",
+                lambda wake: () if wake in WITHOUT_WAKE else catalog.ends_of(catalog.wake(wake).object).names,
+            ),
+            _WAKER_THREAD: ("wake", lambda wake: (waker_of(catalog, True)(wake).name,)),
+            _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(catalog, False)(wake).pid),)),
+            _OTHER_WAKER: ("wake", lambda wake: (key.name,) if not (key := waker_of(catalog, False)(wake)).pid else ()),
+            _OBJECT: ("wake", lambda wake: (object_of(catalog)(wake).label,)),
             "why": ("site", lambda site: (rule.name, rule.id) if (rule := self._sites.rules[site]) else ()),
             _CAUSE: ("site", lambda site: (self._sites.reasons[site].name,)),
             "program": (
                 "user",
-                lambda user: chain.from_iterable(called(name(frame)) for frame in book.stack(user).frames),
+                lambda user: chain.from_iterable(called(name(frame)) for frame in catalog.stack(user).frames),
             ),
         }
         """What of a wait → its column, and the texts of a value there."""
@@ -355,8 +358,8 @@ class _Matcher:
     def _sites(self) -> "_Sites":
         """Costs more than the other columns."""
         sites, which = sites_of(self._shares)
-        diagnoser, book = self._diagnoser, self._book
-        return _Sites(which, diagnoser.rules_at(sites, book), diagnoser.reasons_at(sites, book))
+        diagnoser, catalog = self._diagnoser, self._catalog
+        return _Sites(which, diagnoser.rules_at(sites, catalog), diagnoser.reasons_at(sites, catalog))
 
 
 class _Sites(NamedTuple):
@@ -366,19 +369,19 @@ class _Sites(NamedTuple):
     reasons: Sequence[Reason]
 
 
-def _waker_names(book: Catalog, wake: int) -> tuple[str, ...]:
+def _waker_names(catalog: Catalog, wake: int) -> tuple[str, ...]:
     """Return the names of a waker, including its process."""
     if wake in WITHOUT_WAKE:
-        return (waker_of(book, True)(wake).name,)
-    waker = book.wake(wake).waker
+        return (waker_of(catalog, True)(wake).name,)
+    waker = catalog.wake(wake).waker
     if waker == NOT_ASKED:
         return ()
-    return (*waker_names(waker), *([book.process(waker.pid)] if waker.pid else []))
+    return (*waker_names(waker), *([catalog.process(waker.pid)] if waker.pid else []))
 
 
-def _numbers(book: Catalog, wake: int) -> tuple[str, ...]:
+def _numbers(catalog: Catalog, wake: int) -> tuple[str, ...]:
     """Return pid and tid of the waker, if it is a thread."""
-    waker = book.wake(wake).waker
+    waker = catalog.wake(wake).waker
     return (str(waker.pid), str(waker.tid)) if wake not in WITHOUT_WAKE and waker.tid else ()
 
 

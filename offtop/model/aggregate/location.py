@@ -13,14 +13,14 @@ _ENTRY = "_start"
 _LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "[vdso]")
 
 
-def kernel_names(book: Catalog, kernel: int, names: Names) -> list[str]:
+def kernel_names(catalog: Catalog, kernel: int, names: Names) -> list[str]:
     """Leaf first, without the scheduler's frames."""
-    return names_of(book.stack(kernel).trimmed, names)
+    return names_of(catalog.stack(kernel).trimmed, names)
 
 
-def user_names(book: Catalog, user: int, names: Names) -> list[str]:
+def user_names(catalog: Catalog, user: int, names: Names) -> list[str]:
     """Leaf first."""
-    return names_of(book.stack(user).frames, names)
+    return names_of(catalog.stack(user).frames, names)
 
 
 def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
@@ -28,65 +28,65 @@ def names_of(frames: Iterable[Frame], names: Names) -> list[str]:
     return [name for frame in frames for name in functions(names.of(frame))]
 
 
-def in_short(book: Catalog, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
+def in_short(catalog: Catalog, kernel: int, user: int, names: Names, wake: int = NO_WAKE) -> str:
     """Return the kernel's leaf and the program's frames, without the C library's.
 
     Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
     """
-    ends = ends_of(book, kernel, wake)
-    leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(book, kernel, names)[:1]]
-    return " < ".join([*leaf, *_own_names(book, user, names), *_missing(book, user)])
+    ends = ends_of(catalog, kernel, wake)
+    leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(catalog, kernel, names)[:1]]
+    return " < ".join([*leaf, *_own_names(catalog, user, names), *_missing(catalog, user)])
 
 
-def ends_of(book: Catalog, kernel: int, wake: int) -> str:
+def ends_of(catalog: Catalog, kernel: int, wake: int) -> str:
     """Return the peers of the object waited on at that kernel stack, or what an epoll watches.
 
     Empty if unknown. Raw.
     """
-    return book.ends_of(book.wake(wake).object).told(book.stack(kernel))
+    return catalog.ends_of(catalog.wake(wake).object).told(catalog.stack(kernel))
 
 
-def of_sleeper(book: Catalog, site: SiteKey, names: Names) -> str:
+def of_sleeper(catalog: Catalog, site: SiteKey, names: Names) -> str:
     """Return where it waits, and the waker, or else the peers if known."""
-    if _has_waker(book, site):
-        return f"{in_short(book, site.kernel, site.user, names)} <- {book.wake(site.wake).waker.label}"
-    return in_short(book, site.kernel, site.user, names, site.wake)
+    if _has_waker(catalog, site):
+        return f"{in_short(catalog, site.kernel, site.user, names)} <- {catalog.wake(site.wake).waker.label}"
+    return in_short(catalog, site.kernel, site.user, names, site.wake)
 
 
-def of_object(book: Catalog, site: SiteKey, names: Names) -> str:
+def of_object(catalog: Catalog, site: SiteKey, names: Names) -> str:
     """Return the peers of an object if known, where it is waited on, and the waker."""
-    place, ends = in_short(book, site.kernel, site.user, names), ends_of(book, site.kernel, site.wake)
-    woken = f" <- {book.wake(site.wake).waker.label}" if _has_waker(book, site) else ""
+    place, ends = in_short(catalog, site.kernel, site.user, names), ends_of(catalog, site.kernel, site.wake)
+    woken = f" <- {catalog.wake(site.wake).waker.label}" if _has_waker(catalog, site) else ""
     return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
 
 
-def with_rule(book: Catalog, site: SiteKey, rule: Rule | None, place: str) -> str:
+def with_rule(catalog: Catalog, site: SiteKey, rule: Rule | None, place: str) -> str:
     """Put the cause before the place. Raw.
 
     `an answer from PostgreSQL at 10.0.0.5:5432: tcp_recvmsg < …`
     """
-    return f"{rule.name}{_identification(book, site)}: {place}" if rule else place
+    return f"{rule.name}{_identification(catalog, site)}: {place}" if rule else place
 
 
-def _identification(book: Catalog, site: SiteKey) -> str:
+def _identification(catalog: Catalog, site: SiteKey) -> str:
     """Return what identifies the object beyond the rule's text."""
-    what = book.wake(site.wake).object
+    what = catalog.wake(site.wake).object
     if what.kind == UNIX:
-        return f" of {what.peer}" if what.peer and not book.ends_of(what).sides else ""
+        return f" of {what.peer}" if what.peer and not catalog.ends_of(what).sides else ""
     if what.peer:
         return f" at {what.peer}"
     return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
 
 
-def of_waker(book: Catalog, site: SiteKey, names: Names) -> str:
+def of_waker(catalog: Catalog, site: SiteKey, names: Names) -> str:
     """Return the waker's stack and the woken process.
 
     Without a known waker, where the thread waits.
     """
-    waker, woken = book.wake(site.wake).waker, book.process(site.pid)
+    waker, woken = catalog.wake(site.wake).waker, catalog.process(site.pid)
     if waker.kind == NOBODY:
-        return in_short(book, site.kernel, site.user, names)
-    return f"{in_short(book, waker.kernel, waker.user, names)} -> {woken}".lstrip()
+        return in_short(catalog, site.kernel, site.user, names)
+    return f"{in_short(catalog, waker.kernel, waker.user, names)} -> {woken}".lstrip()
 
 
 def of_storm(storm: Storm, span_ns: int) -> str:
@@ -99,33 +99,33 @@ def of_storm(storm: Storm, span_ns: int) -> str:
     )
 
 
-def of_convoy(book: Catalog, convoy: Convoy, names: Names, told: str = "") -> str:
+def of_convoy(catalog: Catalog, convoy: Convoy, names: Names, told: str = "") -> str:
     """Return how many wait for the same thing, and for what.
 
     The futex says more than the kernel's leaf. `told` is the name of the cause.
     """
     site = convoy.site
-    what = ["one futex"] if convoy.futex else kernel_names(book, site.kernel, names)[:1]
-    place = " < ".join([*what, *_own_names(book, site.user, names)])
+    what = ["one futex"] if convoy.futex else kernel_names(catalog, site.kernel, names)[:1]
+    place = " < ".join([*what, *_own_names(catalog, site.user, names)])
     return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
 
 
-def _has_waker(book: Catalog, site: SiteKey) -> bool:
-    return site.wake >= FIRST_WAKE and book.wake(site.wake).has_waker
+def _has_waker(catalog: Catalog, site: SiteKey) -> bool:
+    return site.wake >= FIRST_WAKE and catalog.wake(site.wake).has_waker
 
 
-def _missing(book: Catalog, user: int) -> list[str]:
+def _missing(catalog: Catalog, user: int) -> list[str]:
     """Return marks for missing or uncertain callers."""
-    stack = book.stack(user)
+    stack = catalog.stack(user)
     return ["…"] if stack.missing else ["~"] if stack.is_guessed else []
 
 
-def _own_names(book: Catalog, user: int, names: Names) -> list[str]:
+def _own_names(catalog: Catalog, user: int, names: Names) -> list[str]:
     """Return the program's functions, without what precedes main().
 
     The C library's if there are no others.
     """
-    frames = book.stack(user).frames
+    frames = catalog.stack(user).frames
     own = names_of([frame for frame in frames if not _is_libc(frame)], names)
     return [name for name in own if name != _ENTRY] or names_of(frames, names)
 

@@ -33,8 +33,8 @@ class Pool(NamedTuple):
     family: str
     """Common part of the names, with `*` for each number, and `*` and `\\` escaped by `\\`. Raw."""
 
-    def holds(self, key: ThreadKey, book: Catalog) -> bool:
-        return key.pid == self.pid and family(book.comm(key)) == self.family
+    def holds(self, key: ThreadKey, catalog: Catalog) -> bool:
+        return key.pid == self.pid and family(catalog.comm(key)) == self.family
 
 
 class Convoy(NamedTuple):
@@ -106,21 +106,21 @@ class Folding:
 UNFOLDED = Folding({})
 
 
-def folding(threads: Iterable[ThreadKey], book: Catalog) -> Folding:
-    return Folding(pools(threads, book))
+def folding(threads: Iterable[ThreadKey], catalog: Catalog) -> Folding:
+    return Folding(pools(threads, catalog))
 
 
-def pools(threads: Iterable[ThreadKey], book: Catalog, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:
+def pools(threads: Iterable[ThreadKey], catalog: Catalog, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:
     """Return the pools among `threads`, and the members of each."""
     members: dict[Pool, list[ThreadKey]] = {}
     for key in threads:
         if key != EXITED:
-            members.setdefault(Pool(key.pid, family(book.comm(key))), []).append(key)
+            members.setdefault(Pool(key.pid, family(catalog.comm(key))), []).append(key)
     return {pool: keys for pool, keys in members.items() if len(keys) >= least}
 
 
 def convoys(
-    waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], book: Catalog
+    waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], catalog: Catalog
 ) -> dict[K, Convoy]:
     """Return for each key the largest convoy: threads at one futex or kernel function."""
     counts: dict[K, Counter[tuple[str, int]]] = {}
@@ -129,7 +129,7 @@ def convoys(
         key = key_of(one.site.thread)
         if key is None or one.is_ready or one.site.kernel in PLACELESS:
             continue
-        what = _what(one, book)
+        what = _what(one, catalog)
         if not what[0]:
             continue  # not looked up yet
         counts.setdefault(key, Counter())[what] += 1
@@ -144,8 +144,8 @@ def convoys(
     return found
 
 
-def _what(one: Waiting, book: Catalog) -> tuple[str, int]:
-    if one.arguments and book.calls.get(one.call) == FUTEX:
+def _what(one: Waiting, catalog: Catalog) -> tuple[str, int]:
+    if one.arguments and catalog.calls.get(one.call) == FUTEX:
         return FUTEX, one.arguments[0]
-    frames = book.stack(one.site.kernel).trimmed
+    frames = catalog.stack(one.site.kernel).trimmed
     return (frames[0].name if frames else ""), 0

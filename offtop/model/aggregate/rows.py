@@ -328,7 +328,7 @@ def category_rows(
 def process_rows(
     one: Breakdown,
     scope: Scope,
-    book: Catalog,
+    catalog: Catalog,
     order: Order = BY_WAITING,
     *,
     threads: Mapping[int, int] | None = None,
@@ -342,13 +342,13 @@ def process_rows(
     counts = threads or {}
 
     def row_of(pid: int, part: Part) -> Row:
-        return Row(pid, process_name(pid, book), one.span_ns, part, threads=counts.get(pid, 0))
+        return Row(pid, process_name(pid, catalog), one.span_ns, part, threads=counts.get(pid, 0))
 
     return ranked(
         by_process(one, scope),
         order,
         row_of,
-        name_of=lambda pid: process_name(pid, book),
+        name_of=lambda pid: process_name(pid, catalog),
         pinned=pinned,
         lifetime=None if lifetime is None else by_process(lifetime, scope),
         keep=keep,
@@ -360,7 +360,7 @@ def process_rows(
 def cgroup_rows(
     one: Breakdown,
     scope: Scope,
-    book: Catalog,
+    catalog: Catalog,
     order: Order = BY_WAITING,
     *,
     processes: Iterable[int] = (),
@@ -374,7 +374,7 @@ def cgroup_rows(
 
     `processes` are those that exist; `accounts` are by pid.
     """
-    counts = Counter(cgroup_of(pid, book) for pid in processes)
+    counts = Counter(cgroup_of(pid, catalog) for pid in processes)
 
     def row_of(path: str, part: Part) -> Row:
         return Row(path, cgroup_name(path), one.span_ns, part, threads=counts[path])
@@ -382,14 +382,14 @@ def cgroup_rows(
     def table_of(some: Breakdown) -> dict[str, Part]:
         table: dict[str, Part] = {}
         for pid, part in by_process(some, scope).items():
-            path = cgroup_of(pid, book)
+            path = cgroup_of(pid, catalog)
             table[path] = table.get(path, NO_PART).plus(part)
         return table
 
     def added(some: Mapping[int, Account]) -> dict[str, Account]:
         sums: dict[str, Account] = {}
         for pid, account in some.items():
-            path = cgroup_of(pid, book)
+            path = cgroup_of(pid, catalog)
             sums[path] = sums.get(path, NO_ACCOUNT).plus(account)
         return sums
 
@@ -409,7 +409,7 @@ def cgroup_rows(
 def thread_rows(
     table: Mapping[tuple[int, ...], Added],
     span_ns: int,
-    book: Catalog,
+    catalog: Catalog,
     order: Order = BY_WAITING,
     *,
     pinned: Sequence[ThreadKey] = (),
@@ -425,16 +425,16 @@ def thread_rows(
     def row_of(key: tuple[int, ...], part: Part) -> Row:
         pool = pools.get(key)
         if pool is not None:
-            process = process_name(pool.pid, book)
+            process = process_name(pool.pid, catalog)
             return Row(pool, pool.family, span_ns, part, threads=folding.sizes[pool], process=process)
         thread = ThreadKey(*key)
-        return Row(thread, thread_name(thread, book), span_ns, part, process=process_name(thread.pid, book))
+        return Row(thread, thread_name(thread, catalog), span_ns, part, process=process_name(thread.pid, catalog))
 
     return ranked(
         folding.folded(table) if pools else table,
         order,
         row_of,
-        name_of=lambda key: pools[key].family if key in pools else thread_name(ThreadKey(*key), book),
+        name_of=lambda key: pools[key].family if key in pools else thread_name(ThreadKey(*key), catalog),
         pinned=pinned,
         lifetime=folding.folded(lifetime) if pools and lifetime is not None else lifetime,
         keep=folding.code(keep) if isinstance(keep, Pool) else keep,
@@ -567,17 +567,17 @@ def place_rows(
     return ranked(table, Order(limit=limit, compare=compare), lambda key, part: Row(Place(*key), "", span_ns, part))
 
 
-def process_name(pid: int, book: Catalog) -> str:
+def process_name(pid: int, catalog: Catalog) -> str:
     """Raw. Threads that exited no longer belong to a process."""
-    return EXITED_NAME if pid == EXITED.pid else book.process(pid)
+    return EXITED_NAME if pid == EXITED.pid else catalog.process(pid)
 
 
-def cgroup_of(pid: int, book: Catalog) -> str:
+def cgroup_of(pid: int, catalog: Catalog) -> str:
     """Return the path of a process's container, unit or other cgroup.
 
     It is NO_CGROUP if it is not known yet.
     """
-    return place(book.detail(pid).cgroup) or NO_CGROUP
+    return place(catalog.detail(pid).cgroup) or NO_CGROUP
 
 
 def cgroup_name(path: str) -> str:
@@ -585,6 +585,6 @@ def cgroup_name(path: str) -> str:
     return "(not known)" if path == NO_CGROUP else label(path) or path
 
 
-def thread_name(thread: ThreadKey, book: Catalog) -> str:
+def thread_name(thread: ThreadKey, catalog: Catalog) -> str:
     """Raw."""
-    return EXITED_NAME if thread == EXITED else book.comm(thread)
+    return EXITED_NAME if thread == EXITED else catalog.comm(thread)

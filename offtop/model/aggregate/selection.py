@@ -98,15 +98,15 @@ class FilterCache:
 
     def _masks_at(self, tick: HistoryTick, every: Shares) -> tuple[Mask, Mask]:
         """Cached, since several tables of a tick need them, and they cost more than the tables."""
-        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.book))
+        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.catalog))
 
-    def _masks(self, every: Shares, book: Catalog) -> tuple[Mask, Mask]:
+    def _masks(self, every: Shares, catalog: Catalog) -> tuple[Mask, Mask]:
         """Return which rows are not muted, and which pass the filters."""
         unmuted = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
-            unmuted = unmuted & ~one.mask(every, book, self._diagnoser)
+            unmuted = unmuted & ~one.mask(every, catalog, self._diagnoser)
         for one in self.selection.filters:
-            passing = passing & one.mask(every, book, self._diagnoser)
+            passing = passing & one.mask(every, catalog, self._diagnoser)
         return unmuted, passing
 
     def taken(self, tick: HistoryTick) -> FilteredTick:
@@ -161,13 +161,13 @@ class FilterCache:
 
     def _through(self, ids: Ints, tick: HistoryTick) -> Mask:
         selection = self.selection
-        return through(ids, tick.facts.book, self._diagnoser.names, selection.shape, selection.path)
+        return through(ids, tick.facts.catalog, self._diagnoser.names, selection.shape, selection.path)
 
     def stuck(self, every: Stuck, tick: HistoryTick) -> Stuck:
         """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
         if every.shares is None or self.selection.is_everything:
             return every
-        unmuted, passing = self._masks(every.shares, tick.facts.book)
+        unmuted, passing = self._masks(every.shares, tick.facts.catalog)
         return every.of(unmuted & passing)
 
     def chosen_stuck(self, some: Stuck, tick: HistoryTick) -> Stuck:
@@ -245,7 +245,7 @@ class FilterCaches:
 
     def of(self, selection: Selection, newest: HistoryTick, *, held: bool) -> FilterCache:
         """Return the FilterCache; `held`: perhaps no later tick will be drawn."""
-        before, known = self._sieve, self._known(selection, newest.facts.book)
+        before, known = self._sieve, self._known(selection, newest.facts.catalog)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:
             early = self._made <= newest.number < self._made + self._patience
@@ -258,14 +258,14 @@ class FilterCaches:
         self._sieve = FilterCache(selection, self._diagnoser, before)
         return self._sieve
 
-    def _known(self, selection: Selection, book: Catalog) -> tuple[object, ...]:
+    def _known(self, selection: Selection, catalog: Catalog) -> tuple[object, ...]:
         """Return a value that changes whenever more is known of what `selection` needs."""
         asked = (*selection.filters, *selection.muted)
         of_names = selection.path or any(one.needs_names for one in asked)
         return (
             self._diagnoser.version if of_names else None,
-            book.details_version if any(one.needs_details for one in asked) else 0,
-            book.ends_version if any(one.needs_ends for one in asked) else 0,
+            catalog.details_version if any(one.needs_details for one in asked) else 0,
+            catalog.ends_version if any(one.needs_ends for one in asked) else 0,
         )
 
 
@@ -274,10 +274,10 @@ def _work(tick: HistoryTick) -> int:
     return tick.bytes_held if isinstance(tick.held, Packed) else tick.bytes_held // _UNPACKED
 
 
-def through(ids: Ints, book: Catalog, names: Names, shape: Shape, path: Path) -> Mask:
+def through(ids: Ints, catalog: Catalog, names: Names, shape: Shape, path: Path) -> Mask:
     """Return which sites have a stack that goes through the branch of `path`."""
     distinct, which = distinct_rows(shape.places(ids))
-    steps = steps_of(book, names, shape)
+    steps = steps_of(catalog, names, shape)
     found = np.array([passes(steps(place), path) for place in distinct], np.bool_)
     return found[which] & ~np.isin(ids[:, 2], [*PLACELESS])
 

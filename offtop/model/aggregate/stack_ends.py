@@ -44,7 +44,7 @@ def endings(windows: Iterable[Window]) -> Endings:
         each_ns = np.append(sites.numbers[:, TOTAL_NS], np.full(len(still), window.span_ns))
         sums: list[int] = stacks.sums(each_ns).tolist()
         for number, ns in zip(stacks.codes.tolist(), sums, strict=True):
-            stack = window.book.stack(number)
+            stack = window.catalog.stack(number)
             if number < FIRST_STACK or not stack.frames:
                 continue
             total_ns += ns

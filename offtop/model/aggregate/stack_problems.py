@@ -198,18 +198,18 @@ class Problems:
         """Frames without a name → why, and which stacks they are in."""
         self._checked: tuple[Catalog | None, int] = None, 0
 
-    def of(self, table: Mapping[tuple[int, ...], Added], book: Catalog) -> ProblemSummary:
+    def of(self, table: Mapping[tuple[int, ...], Added], catalog: Catalog) -> ProblemSummary:
         """Return the problems of a table by site (cut.by_site)."""
-        self._drop_outdated(book)
+        self._drop_outdated(catalog)
         waits_ns: dict[tuple[int, int], int] = {}
         for (_, user, _, pid), (_, total_ns, _, _) in table.items():
-            if user >= FIRST_STACK and total_ns > 0 and book.stack(user).frames:
+            if user >= FIRST_STACK and total_ns > 0 and catalog.stack(user).frames:
                 waits_ns[user, pid] = waits_ns.get((user, pid), 0) + total_ns
         total_ns = whole_ns = named_ns = 0
         sums: dict[tuple[_Flaw, str], dict[int, int]] = {}
         runtimes: dict[int, str] = {}
         for (user, pid), ns in waits_ns.items():
-            flaws, runtime = self._of_stack(user, book)
+            flaws, runtime = self._of_stack(user, catalog)
             total_ns += ns
             reasons = {flaw.reason for flaw in flaws}
             whole_ns += ns if reasons.isdisjoint(_CALLER_REASONS) else 0
@@ -217,7 +217,7 @@ class Problems:
             if runtime:
                 runtimes[pid] = runtime
             for flaw in flaws:
-                of_pids = sums.setdefault((flaw, _process(pid, book) if flaw.binary[:1] == "[" else ""), {})
+                of_pids = sums.setdefault((flaw, _process(pid, catalog) if flaw.binary[:1] == "[" else ""), {})
                 of_pids[pid] = of_pids.get(pid, 0) + ns
         problems: list[Problem] = []
         for (flaw, process), of_pids in sums.items():
@@ -228,9 +228,9 @@ class Problems:
         problems.sort(key=lambda one: (-one.total_ns, one[:3]))
         return ProblemSummary(total_ns, whole_ns, named_ns, tuple(problems))
 
-    def _drop_outdated(self, book: Catalog) -> None:
+    def _drop_outdated(self, catalog: Catalog) -> None:
         """Drop what may have changed."""
-        asked = book, self._names.version
+        asked = catalog, self._names.version
         if asked[0] is not self._checked[0] or len(self._known) >= _MOST_KNOWN:
             self._known.clear()
             self._unnamed.clear()
@@ -243,10 +243,10 @@ class Problems:
                         self._known.pop(user, None)
         self._checked = asked
 
-    def _of_stack(self, user: int, book: Catalog) -> _Findings:
+    def _of_stack(self, user: int, catalog: Catalog) -> _Findings:
         known = self._known.get(user)
         if known is None:
-            stack = book.stack(user)
+            stack = catalog.stack(user)
             flaws = tuple(dict.fromkeys((*_of_callers(stack), *self._of_names(stack, user))))
             runtimes = (_runtime(frame.file.rpartition("/")[2]) for frame in stack.frames)
             runtime = next((one for one in runtimes if one), "")
@@ -321,8 +321,8 @@ def _runtime(name: str) -> str:
     return (found.lastgroup or "") if found else ""
 
 
-def _process(pid: int, book: Catalog) -> str:
-    return "(exited)" if pid == EXITED.pid else book.process(pid)
+def _process(pid: int, catalog: Catalog) -> str:
+    return "(exited)" if pid == EXITED.pid else catalog.process(pid)
 
 
 def _remedy(flaw: _Flaw, runtime: str) -> str:

@@ -104,13 +104,13 @@ def places(ids: Ints, mode: str, objects: bool = False) -> Ints:
     return ids[:, 2:5]
 
 
-def steps_of(book: Catalog, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+def steps_of(catalog: Catalog, names: Names, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
     """Return a cached function from place to path.
 
     A path goes from the outermost function to the kernel's leaf, or is inverted. The path is empty if the shape leaves
     nothing.
     """
-    return Steps(book, names, shape).of
+    return Steps(catalog, names, shape).of
 
 
 def passes(place_steps: Path, path: Path) -> bool:
@@ -124,8 +124,8 @@ def passes(place_steps: Path, path: Path) -> bool:
 class Steps:
     """Maps places to paths, as steps_of does, and caches the names."""
 
-    def __init__(self, book: Catalog, names: Names, shape: Shape) -> None:
-        self._book, self._names, self._shape = book, names, shape
+    def __init__(self, catalog: Catalog, names: Names, shape: Shape) -> None:
+        self._catalog, self._names, self._shape = catalog, names, shape
         self._steps: dict[bool, dict[Frame, Path]] = {True: {}, False: {}}
         self._cached_paths: dict[tuple[int, bool], Path] = {}
         self._stacks_with: dict[Frame, set[tuple[int, bool]]] = {}
@@ -141,30 +141,30 @@ class Steps:
         return (self._object(place[2]), *path) if self._shape.objects else path
 
     def _object(self, wake_id: int) -> Step:
-        found = self._book.wake(wake_id).object
+        found = self._catalog.wake(wake_id).object
         return Step(found.label, False, is_object=True) if found.kind else NO_THING
 
     def sleeper(self, place: tuple[int, ...]) -> Path:
         kernel_id, user_id, _ = place
         user = self._stack_path(user_id, False)
         if user_id == NO_STACK and self._shape.frames == "both" and kernel_id != NO_STACK:
-            is_lacking = self._book.has_programs and not _is_of_kernel(self._book.stack(kernel_id))
+            is_lacking = self._catalog.has_programs and not _is_of_kernel(self._catalog.stack(kernel_id))
             user = (STILL,) if is_lacking else ()
         return (self._stack_path(kernel_id, True) + user)[::-1]
 
     def wakeup(self, place: tuple[int, ...]) -> Path:
         pid, _, wake_id = place
-        waker = self._book.wake(wake_id).waker
-        woken = Step(f"{WOKE}{process_name(pid, self._book) or '?'}", False)
+        waker = self._catalog.wake(wake_id).waker
+        woken = Step(f"{WOKE}{process_name(pid, self._catalog) or '?'}", False)
         return (_label(waker), *self._of_waker(waker)[::-1], woken)
 
     def both(self, place: tuple[int, ...]) -> Path:
         own, wake_id = self.sleeper(place), place[2]
-        if STILL in own and self._book.wake(wake_id).waker == STILL_WAITING:  # once is enough
+        if STILL in own and self._catalog.wake(wake_id).waker == STILL_WAITING:  # once is enough
             return own
         after = self._wake_paths.get(wake_id)
         if after is None:
-            after = self._wake_paths[wake_id] = self._wake_path(self._book.wake(wake_id))
+            after = self._wake_paths[wake_id] = self._wake_path(self._catalog.wake(wake_id))
         return own + after
 
     def _wake_path(self, wake: Wake) -> Path:
@@ -191,7 +191,7 @@ class Steps:
             return ()
         known = self._cached_paths.get((stack_id, kernel))
         if known is None:
-            stack, named = self._book.stack(stack_id), self._steps[kernel]
+            stack, named = self._catalog.stack(stack_id), self._steps[kernel]
             path: list[Step] = []
             for frame in stack.frames if self._shape.machinery else stack.told:
                 found = named.get(frame)

@@ -56,12 +56,12 @@ class Branch(NamedTuple):
     """Above 0: the line sums up so many small branches, and its path ends in MORE."""
 
 
-def tree_of(places: Mapping[tuple[int, ...], Added], book: Catalog, names: Names, shape: Shape) -> Node:
+def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Names, shape: Shape) -> Node:
     """Return the tree of `places` (cut.by_place).
 
     Its root stands for the selection and has no name.
     """
-    return tree_along(places, steps_of(book, names, shape))
+    return tree_along(places, steps_of(catalog, names, shape))
 
 
 def tree_along(places: Mapping[tuple[int, ...], Added], of_place: Callable[[tuple[int, ...]], Path]) -> Node:

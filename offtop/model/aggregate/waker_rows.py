@@ -40,27 +40,27 @@ KeyOf = Callable[..., G]
 under."""
 
 
-def waker_of(book: Catalog, of_threads: bool) -> KeyOf[WakerKey]:
+def waker_of(catalog: Catalog, of_threads: bool) -> KeyOf[WakerKey]:
     """Group wakers by thread, or by process."""
 
     def key_of(wake_id: int) -> WakerKey:
         if wake_id < 0:
             return BELOW if wake_id == _BELOW else EXITED_WAKER
-        waker = book.wake(wake_id).waker
+        waker = catalog.wake(wake_id).waker
         if of_threads:
             return WakerKey(waker.label, waker.pid, waker.tid)
         if waker.kind != THREAD:
             return WakerKey(waker.label)
-        return WakerKey(book.process(waker.pid) or waker.comm, waker.pid)
+        return WakerKey(catalog.process(waker.pid) or waker.comm, waker.pid)
 
     return key_of
 
 
-def object_of(book: Catalog) -> KeyOf[Object]:
+def object_of(catalog: Catalog) -> KeyOf[Object]:
     def key_of(wake_id: int) -> Object:
         if wake_id < 0:
             return BELOW_OBJECT if wake_id == _BELOW else EXITED_OBJECT
-        return book.wake(wake_id).object
+        return catalog.wake(wake_id).object
 
     return key_of
 

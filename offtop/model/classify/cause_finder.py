@@ -52,26 +52,26 @@ class CauseShare(NamedTuple):
     pid: int
     """Process with most of the time."""
 
-    def in_short(self, book: Catalog, with_process: bool) -> str:
+    def in_short(self, catalog: Catalog, with_process: bool) -> str:
         """Return `88% wait for Python's GIL (gunicorn)`."""
-        process = printable(book.process(self.pid)) if with_process else ""
+        process = printable(catalog.process(self.pid)) if with_process else ""
         name = self.rule.name if self.rule else "what no rule knows"
         return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
 
-    def in_full(self, book: Catalog, with_process: bool, with_keys: bool = True) -> str:
+    def in_full(self, catalog: Catalog, with_process: bool, with_keys: bool = True) -> str:
         """Return the same with an explanation and what to look at next.
 
         `with_keys`: if there is a screen.
         """
-        says, hint = (self.rule.says, advice(self.rule, book)) if self.rule else ("", "")
+        says, hint = (self.rule.says, advice(self.rule, catalog)) if self.rule else ("", "")
         hint = hint if with_keys else hint.replace(_KEY_OF_WAKERS, _OPTION_OF_WAKERS)
-        text = f"{self.in_short(book, with_process)}: {says}" if says else self.in_short(book, with_process)
+        text = f"{self.in_short(catalog, with_process)}: {says}" if says else self.in_short(catalog, with_process)
         return f"{text} Next: {hint}." if hint else text
 
 
-def advice(rule: Rule, book: Catalog) -> str:
+def advice(rule: Rule, catalog: Catalog) -> str:
     """Return what to look at next, marked if it is not available; empty for nothing."""
-    lacks = not book.has_programs and _KEY_OF_WAKERS in rule.next
+    lacks = not catalog.has_programs and _KEY_OF_WAKERS in rule.next
     return f"{rule.next} (needs BPF)" if lacks else rule.next
 
 
@@ -120,25 +120,27 @@ class CauseFinder:
         self._matched_by = names.version
 
     def apart(self) -> "CauseFinder":
-        """Return an independent one for sites of another book.
+        """Return an independent one for sites of another catalog.
 
-        What is cached about sites is dropped with their book.
+        What is cached about sites is dropped with their catalog.
         """
         return CauseFinder(self.names, self._source)
 
-    def rule_of(self, site: SiteKey, book: Catalog) -> Rule | None:
+    def rule_of(self, site: SiteKey, catalog: Catalog) -> Rule | None:
         """Return the rule that matches; None if none does, or if the location is unknown."""
         if site.kernel in PLACELESS:
             return None
-        self._drop_outdated(book)
-        return self._of_row((site.kernel, site.user, site.wake, site.pid), book)
+        self._drop_outdated(catalog)
+        return self._of_row((site.kernel, site.user, site.wake, site.pid), catalog)
 
-    def rules_of(self, table: Mapping[tuple[int, ...], Added], book: Catalog, apart: bool = False) -> list[CauseShare]:
+    def rules_of(
+        self, table: Mapping[tuple[int, ...], Added], catalog: Catalog, apart: bool = False
+    ) -> list[CauseShare]:
         """Apply the rules to a table by site (cut.by_site); most time first.
 
         `apart`: keep rules apart that lead to the same cause.
         """
-        self._drop_outdated(book)
+        self._drop_outdated(catalog)
         unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
@@ -147,8 +149,8 @@ class CauseFinder:
             kernel, _, wake, pid = row
             if kernel in PLACELESS or total_ns <= 0:
                 continue
-            rule = self._of_row(row, book)
-            if rule and rule.service and may_have_ends(what := book.wake(wake).object):
+            rule = self._of_row(row, catalog)
+            if rule and rule.service and may_have_ends(what := catalog.wake(wake).object):
                 unanswered[what] = pid
             name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
             of_name = rules.setdefault(name, {})
@@ -164,21 +166,21 @@ class CauseFinder:
         ]
         return sorted(parts, key=lambda one: -one.total_ns)
 
-    def rules_at(self, sites: Iterable[tuple[int, ...]], book: Catalog) -> list[Rule | None]:
+    def rules_at(self, sites: Iterable[tuple[int, ...]], catalog: Catalog) -> list[Rule | None]:
         """Return the rule for each of cut.sites_of; None also if the location is unknown."""
-        self._drop_outdated(book)
-        return [None if site[0] in PLACELESS else self._of_row(site, book) for site in sites]
+        self._drop_outdated(catalog)
+        return [None if site[0] in PLACELESS else self._of_row(site, catalog) for site in sites]
 
-    def reasons_at(self, sites: Sequence[tuple[int, ...]], book: Catalog) -> list[Reason]:
+    def reasons_at(self, sites: Sequence[tuple[int, ...]], catalog: Catalog) -> list[Reason]:
         """Return the cause of each, as the key of a list's row."""
         return [
             Reason(rule.name) if rule else BELOW_REASON if site[0] in PLACELESS else NO_REASON
-            for site, rule in zip(sites, self.rules_at(sites, book), strict=True)
+            for site, rule in zip(sites, self.rules_at(sites, catalog), strict=True)
         ]
 
-    def is_unknown(self, site: tuple[int, ...], book: Catalog) -> bool:
+    def is_unknown(self, site: tuple[int, ...], catalog: Catalog) -> bool:
         """Return whether no rule matches that row, although its location is known."""
-        return site[0] not in PLACELESS and self._of_row(site, book) is None
+        return site[0] not in PLACELESS and self._of_row(site, catalog) is None
 
     def matched(self, what: Hashable) -> dict[int, bool]:
         """Return a cache for `what`: stack → whether its functions match; the caller fills it.
@@ -198,11 +200,11 @@ class CauseFinder:
             self._changes += 1
         return self.names.version, self._changes
 
-    def verdicts(self, ids: Iterable[Ints], book: Catalog) -> IdleVerdicts:
+    def verdicts(self, ids: Iterable[Ints], catalog: Catalog) -> IdleVerdicts:
         """Return the verdicts known by now, including those for these sites."""
-        self._drop_outdated(book)
+        self._drop_outdated(catalog)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
-        new = [where for where in map(_where, found) if self._program_at.get(where) != book.process(where[0])]
+        new = [where for where in map(_where, found) if self._program_at.get(where) != catalog.process(where[0])]
         if not new:
             return self._verdicts
         before = dict(self._idle_at)
@@ -212,14 +214,14 @@ class CauseFinder:
             self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in present}
         for where in new:
             pid, kernel, user = where
-            self._program_at[where] = book.process(pid)
+            self._program_at[where] = catalog.process(pid)
             self._idle_at.pop(where, None)
             if kernel in PLACELESS or pid == EXITED.pid:
                 continue
-            candidates = self._candidates_for(book.stack(kernel).category, self._program_at[where])
+            candidates = self._candidates_for(catalog.stack(kernel).category, self._program_at[where])
             if all(rule.idle is None for rule in candidates):
                 continue
-            rule = self._rule(pid, kernel, user, NO_OBJECT, book)
+            rule = self._rule(pid, kernel, user, NO_OBJECT, catalog)
             if rule and rule.idle is not None:
                 self._idle_at[where] = rule.idle
         if self._idle_at != before:
@@ -237,28 +239,28 @@ class CauseFinder:
                 every.setdefault((pid, kernel), set()).add(self._idle_at.get((pid, kernel, user), False))
         return {(pid, kernel, NO_STACK): True for (pid, kernel), idle in every.items() if idle == {True}}
 
-    def _of_row(self, row: tuple[int, ...], book: Catalog) -> Rule | None:
+    def _of_row(self, row: tuple[int, ...], catalog: Catalog) -> Rule | None:
         kernel, user, wake, pid = row
-        program = book.process(pid)
+        program = catalog.process(pid)
         known = self._rule_by_row.get(row)
         if known is not None and known[0] == program:
             return known[1]
         if len(self._rule_by_row) >= _MOST_KNOWN:
             self._rule_by_row.clear()
-        found = self._rule(pid, kernel, user, book.wake(wake).object, book)
+        found = self._rule(pid, kernel, user, catalog.wake(wake).object, catalog)
         self._rule_by_row[row] = program, found
         return found
 
-    def _rule(self, pid: int, kernel: int, user: int, what: Object, book: Catalog) -> Rule | None:
-        peer = self._peer(kernel, what, book)
-        kind = _WaitKind(kernel, user, book.process(pid), what, peer)
+    def _rule(self, pid: int, kernel: int, user: int, what: Object, catalog: Catalog) -> Rule | None:
+        peer = self._peer(kernel, what, catalog)
+        kind = _WaitKind(kernel, user, catalog.process(pid), what, peer)
         if kind in self._rule_by_kind:
             return self._rule_by_kind[kind]
         if len(self._rule_by_kind) >= _MOST_KNOWN:
             self._rule_by_kind.clear()
             self._unnamed.clear()
             self._rules_with_peer.clear()
-        subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, book)
+        subject = Subject(RUN_QUEUE, program=kind.program) if kernel == QUEUED else self._subject(kind, catalog)
         candidates = self._candidates_for(subject.category, kind.program)
         found = next((rule for rule in candidates if rule.matches(subject)), None)
         if found and found.service and peer:
@@ -275,22 +277,22 @@ class CauseFinder:
             found = self._candidates[category, program] = self._rules.among(category, program)
         return found
 
-    def _subject(self, kind: _WaitKind, book: Catalog) -> Subject:
-        of_kernel, of_user = book.stack(kind.kernel), book.stack(kind.user)
+    def _subject(self, kind: _WaitKind, catalog: Catalog) -> Subject:
+        of_kernel, of_user = catalog.stack(kind.kernel), catalog.stack(kind.user)
         for frame in of_user.frames:
             if self.names.of(frame) == nameless(frame):
                 self._unnamed.setdefault(frame, set()).add(kind)
         return subject_of(of_kernel, of_user, self.names, kind.program, kind.what)
 
-    def _peer(self, kernel: int, what: Object, book: Catalog) -> tuple[str, str] | None:
+    def _peer(self, kernel: int, what: Object, catalog: Catalog) -> tuple[str, str] | None:
         """Return the peer: the name of a local process, or the service of the port."""
-        name = printable(book.ends_of(what).name(book.stack(kernel)))
+        name = printable(catalog.ends_of(what).name(catalog.stack(kernel)))
         return (name, _slug(name)) if name else self._rules.service(what)
 
-    def _drop_outdated(self, book: Catalog) -> None:
+    def _drop_outdated(self, catalog: Catalog) -> None:
         """Drop what may have changed."""
         self._rules = self._source.rules  # the reference keeps another object from getting the same id
-        current = (id(book), id(self._rules), self.names.version, book.ends_version)
+        current = (id(catalog), id(self._rules), self.names.version, catalog.ends_version)
         if current == self._checked:
             return
         if current[:2] != self._checked[:2]:

@@ -84,8 +84,8 @@ class OutlierDetector:
         of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
         return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
 
-    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
-        category = book.stack(kernel).category
+    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+        category = catalog.stack(kernel).category
         own_ns = self._mark_ns(program, category)
         return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
 
@@ -106,7 +106,7 @@ class OutlierDetector:
             elif one.wait:
                 self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
-        if self._usual.learn(kept.cut, snapshot.book.processes, snapshot.filters.min_ns, kept.at_ns):
+        if self._usual.learn(kept.cut, snapshot.catalog.processes, snapshot.filters.min_ns, kept.at_ns):
             self._forget_marks()
             self._waiting = {}
         return found
@@ -138,7 +138,7 @@ class OutlierDetector:
         If there are many of one kind, only the longest are returned in full.
         """
         some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
-        categories = [snapshot.book.stack(one.site.kernel).category for one in some]
+        categories = [snapshot.catalog.stack(one.site.kernel).category for one in some]
         found: list[Outlier] = []
         of_kind: dict[tuple[str, str, str], list[int]] = {}
         for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
@@ -191,18 +191,24 @@ class OutlierDetector:
         times = kept.at_ns, kept.taken_ns
         what = match.rule, match.metric, match.category, one.program, value, match.mark
         return Outlier(
-            *times, *what, usual_ns, one, _after(snapshot, one), bool(known), book=excerpt(snapshot.book, one.site)
+            *times,
+            *what,
+            usual_ns,
+            one,
+            _after(snapshot, one),
+            bool(known),
+            catalog=excerpt(snapshot.catalog, one.site),
         )
 
     def _crossed(self, snapshot: Snapshot) -> list[LongWait]:
         """Return the waits in progress that have reached their threshold."""
         before, self._waiting = self._waiting, snapshot.waiting
-        book, at_ns = snapshot.book, snapshot.at_ns
+        catalog, at_ns = snapshot.catalog, snapshot.at_ns
         if not before:
             self._due.clear()
         for key, one in snapshot.waiting.items():
             if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
-                self._schedule(one, self._mark_ns(*_program_and_category(one, book)))
+                self._schedule(one, self._mark_ns(*_program_and_category(one, catalog)))
         reported = {one.identity for one in snapshot.caught}
         found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
@@ -211,12 +217,12 @@ class OutlierDetector:
             if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
                 continue
             began_ns = _began_ns(one)
-            later = [ns for ns in self._every_mark_ns(*_program_and_category(one, book)) if ns >= at_ns - began_ns]
+            later = [ns for ns in self._every_mark_ns(*_program_and_category(one, catalog)) if ns >= at_ns - began_ns]
             self._schedule(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
             is_exact = one.bound is Bound.EXACT
-            caught = LongWait(site, began_ns, 0, ready_ns, one.state, program=book.process(pid), is_exact=is_exact)
+            caught = LongWait(site, began_ns, 0, ready_ns, one.state, program=catalog.process(pid), is_exact=is_exact)
             if caught.identity not in self._reported and caught.identity not in reported:
                 found[caught.identity] = caught
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
@@ -252,7 +258,7 @@ class OutlierDetector:
         if trigger.is_of_waits:
             return []
         found: list[Outlier] = []
-        parts = _parts(trigger, snapshot.book, kept)
+        parts = _parts(trigger, snapshot.catalog, kept)
         for program, part in parts.items():
             value = _measured(trigger, part, kept.span_ns)
             of = trigger.text, program
@@ -282,19 +288,19 @@ def _idle(some: Sequence[LongWait], categories: Sequence[str], idle: Idle) -> li
     return np.where(said == 0, is_idle, said > 0).tolist()
 
 
-def excerpt(book: Catalog, site: SiteKey) -> Catalog:
-    """Return what a book has about one wait."""
-    wake = book.wake(site.wake)
+def excerpt(catalog: Catalog, site: SiteKey) -> Catalog:
+    """Return what a catalog has about one wait."""
+    wake = catalog.wake(site.wake)
     stacks = {site.kernel, site.user, *wake.stacks}
     threads = {site.thread, *(ThreadKey(one.pid, one.tid) for one in (wake.waker,) if one.tid)}
     pids = {key.pid for key in threads}
     return Catalog(
-        stacks={one: book.stack(one) for one in stacks},
+        stacks={one: catalog.stack(one) for one in stacks},
         wakes={**RESERVED_WAKES, **({site.wake: wake} if site.wake >= FIRST_WAKE else {})},
-        comms={key: comm for key in threads if (comm := book.comms.get(key))},
-        processes={pid: name for pid in pids if (name := book.processes.get(pid))},
-        details={pid: reported for pid in pids if (reported := book.details.get(pid))},
-        ends={wake.object: ends} if (ends := book.ends.get(wake.object)) else {},
+        comms={key: comm for key in threads if (comm := catalog.comms.get(key))},
+        processes={pid: name for pid in pids if (name := catalog.processes.get(pid))},
+        details={pid: reported for pid in pids if (reported := catalog.details.get(pid))},
+        ends={wake.object: ends} if (ends := catalog.ends.get(wake.object)) else {},
     )
 
 
@@ -305,11 +311,11 @@ def _value_ns(one: LongWait, category: str, at_ns: int) -> int:
     return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
-def _program_and_category(one: Waiting, book: Catalog) -> tuple[str, str]:
+def _program_and_category(one: Waiting, catalog: Catalog) -> tuple[str, str]:
     """Return program and category."""
-    category = book.stack(one.site.kernel).category
+    category = catalog.stack(one.site.kernel).category
     is_ready = one.is_ready and category != THROTTLE
-    return book.process(one.site.pid), RUN_QUEUE if is_ready else category
+    return catalog.process(one.site.pid), RUN_QUEUE if is_ready else category
 
 
 def _began_ns(one: Waiting) -> int:
@@ -323,11 +329,11 @@ def _after(snapshot: Snapshot, caught: LongWait) -> str:
         return "running" if caught.site.thread in snapshot.threads else "ended"
     if not caught.ended_ns:
         return ""
-    category = SHORT if now.site.kernel in PLACELESS else snapshot.book.stack(now.site.kernel).category
+    category = SHORT if now.site.kernel in PLACELESS else snapshot.catalog.stack(now.site.kernel).category
     return f"{now.letter} {category}"
 
 
-def _parts(trigger: Trigger, book: Catalog, kept: HistoryTick) -> dict[str, Part]:
+def _parts(trigger: Trigger, catalog: Catalog, kept: HistoryTick) -> dict[str, Part]:
     """Return what a trigger for ticks covers, by program.
 
     Everything is under the empty name if the trigger names no program.
@@ -337,7 +343,7 @@ def _parts(trigger: Trigger, book: Catalog, kept: HistoryTick) -> dict[str, Part
         if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):
             continue
         for pid, part in by_pid.items():
-            program = book.process(pid)
+            program = catalog.process(pid)
             if trigger.is_about(program, leaf.category):
                 parts.setdefault(program if trigger.program else "", []).append(part)
     return {program: total(some) for program, some in parts.items()}

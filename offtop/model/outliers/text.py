@@ -13,7 +13,7 @@ def who(one: Outlier) -> str:
     if one.wait is None:
         return one.program
     site = one.wait.site
-    comm = thread_name(site.thread, one.book) or one.program
+    comm = thread_name(site.thread, one.catalog) or one.program
     return f"{comm}({site.tid})" if site.tid == site.pid else f"{comm}({site.tid}) of {one.program}({site.pid})"
 
 
@@ -31,7 +31,7 @@ def against(one: Outlier) -> str:
 
 def place(one: Outlier, names: Names) -> str:
     """Return where it waited and what ended the wait; empty if it is not a wait."""
-    return where.of_sleeper(one.book, one.wait.site, names) if one.wait else ""
+    return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else ""
 
 
 def in_line(one: Outlier, names: Names) -> str:

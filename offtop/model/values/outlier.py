@@ -31,7 +31,7 @@ class Thresholds(Protocol):
         """Changes whenever thresholds may change."""
         ...
 
-    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         """Return how long a program may be blocked at a kernel stack, and how long runnable."""
         ...
 
@@ -89,7 +89,7 @@ class Outlier(NamedTuple):
     """It was reported before, while in progress, and has ended since."""
     more: int = 0
     """Others of its kind in that tick, which are only counted."""
-    book: Catalog = Catalog()
+    catalog: Catalog = Catalog()
     """Only what it refers to."""
 
     @property
@@ -99,7 +99,7 @@ class Outlier(NamedTuple):
     @property
     def comm(self) -> str:
         """Raw thread name; the program if it is not about one thread."""
-        return (self.book.comm(self.wait.site.thread) if self.wait else "") or self.program
+        return (self.catalog.comm(self.wait.site.thread) if self.wait else "") or self.program
 
     @property
     def length_ns(self) -> int:

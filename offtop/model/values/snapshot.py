@@ -299,7 +299,7 @@ class Snapshot:
     """Finished waits. Evicted sites are summed up under EXITED, by kernel stack: SiteKey(0, 0, kernel, 0)."""
     waiting: Mapping[ThreadKey, Waiting] = field(default_factory=dict[ThreadKey, Waiting])
     """Waits in progress. The object stays the same while nothing about the wait changes."""
-    book: Catalog = field(default_factory=Catalog)
+    catalog: Catalog = field(default_factory=Catalog)
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread."""

@@ -47,7 +47,7 @@ class Now(NamedTuple):
     """What is compared with the baseline."""
 
     span_ns: int
-    book: Catalog
+    catalog: Catalog
     threads: Collection[ThreadKey]
     """All threads that exist."""
     pids: Collection[int]
@@ -76,7 +76,7 @@ class Comparison:
 
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
-        self._book, self._are_pids_valid = baseline.book, not baseline.file
+        self._catalog, self._are_pids_valid = baseline.catalog, not baseline.file
         self._diagnoser = CauseFinder(baseline.names, rules)
         self._view = View()
         self._cache_key: object = None
@@ -97,7 +97,7 @@ class Comparison:
             self._matching_panes = self._of_thread(view.thread, now)
         woken = view.waker, view.object
         of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
-        versions = self._diagnoser.version, now.book.details_version if of_details else 0
+        versions = self._diagnoser.version, now.catalog.details_version if of_details else 0
         cache_key = (filters, view.muted, self._matching_list, self._matching_panes, woken, versions)
         if cache_key != self._cache_key:
             self._cache_key = cache_key
@@ -148,7 +148,7 @@ class Comparison:
 
         `pools` are the rows that stand for several threads.
         """
-        view, book, was_book = self._view, self._now.book, self._book
+        view, catalog, was_book = self._view, self._now.catalog, self._catalog
         if self.lacks or view.lists_account:
             return None
         scope = view.scope._replace(pid=None, tid=None)
@@ -176,7 +176,7 @@ class Comparison:
             def key_of(key: tuple[int, ...]) -> Hashable:
                 return self._key_if_valid(pools.get(key, key))
 
-            return self._compare(was, key_of, _thread_or_pool_of(book, pools), self._now.threads)
+            return self._compare(was, key_of, _thread_or_pool_of(catalog, pools), self._now.threads)
         if view.lists_cgroups:
 
             def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
@@ -192,7 +192,7 @@ class Comparison:
             "processes", scope, _by_process, lambda pid: BaselineOnly(process_name(pid, was_book))
         )
         return self._compare(
-            was, self._key_if_valid, lambda pid: BaselineOnly(process_name(pid, book)), self._now.every_pid
+            was, self._key_if_valid, lambda pid: BaselineOnly(process_name(pid, catalog)), self._now.every_pid
         )
 
     def _compare(
@@ -225,13 +225,13 @@ class Comparison:
 
     def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
         table = by_site(some, scope)
-        reasons = dict(zip(table, self._diagnoser.reasons_at([*table], self._book), strict=True))
+        reasons = dict(zip(table, self._diagnoser.reasons_at([*table], self._catalog), strict=True))
         return {**grouped(table, lambda *site: reasons[site])}
 
     def threads(self) -> Compare:
         """Compare single threads."""
-        was = self._baseline_table("threads", Scope(), by_thread, _thread_of(self._book), _pools_of(self._book))
-        return self._compare(was, self._key_if_valid, _thread_of(self._now.book), self._now.threads)
+        was = self._baseline_table("threads", Scope(), by_thread, _thread_of(self._catalog), _pools_of(self._catalog))
+        return self._compare(was, self._key_if_valid, _thread_of(self._now.catalog), self._now.threads)
 
     def sites(self, names: Names) -> Compare:
         """Compare the sites of a window, with all their time. `names` are for the window."""
@@ -240,11 +240,11 @@ class Comparison:
             lambda: BaselineTable(
                 self.baseline.spans_ns,
                 [_by_site(some) for _, some in self._shares(self._matching_list)],
-                _site_of(self._book, self.baseline.names),
+                _site_of(self._catalog, self.baseline.names),
                 self._matching_list.share,
             ),
         )
-        return self._compare(was, self._key_if_valid, _site_of(self._now.book, names))
+        return self._compare(was, self._key_if_valid, _site_of(self._now.catalog, names))
 
     # The tree
 
@@ -260,7 +260,7 @@ class Comparison:
                 for place, part in table.items():
                     every.setdefault(place, []).append(part)
             whole = {place: total(some) for place, some in every.items()}
-            roots = [tree_of(table, self._book, self.baseline.names, shape) for table in (whole, *tables)]
+            roots = [tree_of(table, self._catalog, self.baseline.names, shape) for table in (whole, *tables)]
             return Trees(roots[0], roots[1:], self.baseline.spans_ns, self._matching_panes.share)
 
         return self._cached(("trees", _without_ids(view.scope), shape), made)
@@ -270,7 +270,7 @@ class Comparison:
         if self.lacks:
             return None
         view, shape = self._view, self._view.tree.shape
-        was_path_of = steps_of(self._book, self.baseline.names, shape)
+        was_path_of = steps_of(self._catalog, self.baseline.names, shape)
 
         def made() -> BaselineTable[tuple[int, ...]]:
             paths = {place: was_path_of(place) for table in self._places(view.scope, shape) for place in table}
@@ -300,9 +300,9 @@ class Comparison:
             for span_ns, some in self.baseline.parts:
                 keep = np.ones(len(some.leaf), np.bool_)
                 for one in self._view.muted:
-                    keep &= ~one.mask(some, self._book, self._diagnoser)
+                    keep &= ~one.mask(some, self._catalog, self._diagnoser)
                 for one in self._filters:
-                    keep &= one.mask(some, self._book, self._diagnoser)
+                    keep &= one.mask(some, self._catalog, self._diagnoser)
                 if matching.threads is not None:
                     those = np.array([key.pid << 32 | key.tid for key in matching.threads], np.int64)
                     keep &= np.isin(thread_codes(some.ids), those)
@@ -316,15 +316,17 @@ class Comparison:
         if not view.path:
             return shares
         names = self.baseline.names
-        return [(ns, some.of(through(some.ids, self._book, names, view.tree.shape, view.path))) for ns, some in shares]
+        return [
+            (ns, some.of(through(some.ids, self._catalog, names, view.tree.shape, view.path))) for ns, some in shares
+        ]
 
     def _of_wakes(self, some: Shares) -> Mask:
         """Return which waits were ended by the selected waker, and were on the selected object."""
         keep, view = np.ones(len(some.leaf), np.bool_), self._view
         if view.waker is not None:
-            keep &= self._with(some, view.waker, waker_of(self._book, bool(view.waker.tid)), _named)
+            keep &= self._with(some, view.waker, waker_of(self._catalog, bool(view.waker.tid)), _named)
         if view.object is not None:
-            keep &= self._with(some, view.object, object_of(self._book), _stable_name)
+            keep &= self._with(some, view.object, object_of(self._catalog), _stable_name)
         return keep
 
     def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], BaselineOnly]) -> Mask:
@@ -335,19 +337,19 @@ class Comparison:
         return np.array([name_of(key) == name_of(wanted) for key in keys], np.bool_)[which]
 
     def _of_process(self, pid: int, now: Now) -> _Matching:
-        was = {key.pid: process_name(key.pid, self._book) for key in self.baseline.threads}
-        pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.book), now.pids, now.every_pid)
+        was = {key.pid: process_name(key.pid, self._catalog) for key in self.baseline.threads}
+        pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.catalog), now.pids, now.every_pid)
         return _Matching(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
 
     def _of_pool(self, pool: Pool, now: Now) -> _Matching:
         threads, share = self._of_process(pool.pid, now)
-        those = (key for key in threads or () if family(self._book.comm(key)) == pool.family)
+        those = (key for key in threads or () if family(self._catalog.comm(key)) == pool.family)
         return _Matching(frozenset(those), share)
 
     def _of_thread(self, thread: ThreadKey, now: Now) -> _Matching:
-        name_of = _thread_of(self._book)
+        name_of = _thread_of(self._catalog)
         was = {key: name_of(key) for key in self.baseline.threads}
-        keys, share = self._counterparts(thread, was, _thread_of(now.book), now.threads, now.threads)
+        keys, share = self._counterparts(thread, was, _thread_of(now.catalog), now.threads, now.threads)
         return _Matching(frozenset(keys), share)
 
     def _counterparts(
@@ -439,7 +441,7 @@ def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
     return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
 
 
-def _site_of(book: Catalog, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
+def _site_of(catalog: Catalog, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
     """Identify sites by process, thread and function names."""
     known: dict[tuple[int, int], Hashable] = {}
 
@@ -447,9 +449,9 @@ def _site_of(book: Catalog, names: Names) -> Callable[[tuple[int, ...]], Hashabl
         pid, tid, kernel, user, _ = key
         place = known.get((kernel, user))
         if place is None:
-            functions = (*location.kernel_names(book, kernel, names), "", *location.user_names(book, user, names))
+            functions = (*location.kernel_names(catalog, kernel, names), "", *location.user_names(catalog, user, names))
             place = known[kernel, user] = functions
-        return process_name(pid, book), book.comm(ThreadKey(pid, tid)), place
+        return process_name(pid, catalog), catalog.comm(ThreadKey(pid, tid)), place
 
     return name_of
 
@@ -479,29 +481,31 @@ def _stable_name(what: Object) -> BaselineOnly:
     return BaselineOnly(wake_name(what))
 
 
-def _thread_of(book: Catalog) -> Callable[[tuple[int, ...]], BaselineOnly]:
+def _thread_of(catalog: Catalog) -> Callable[[tuple[int, ...]], BaselineOnly]:
     def name_of(key: tuple[int, ...]) -> BaselineOnly:
         thread = ThreadKey(*key)
-        return BaselineOnly(book.comm(thread), process_name(thread.pid, book))
+        return BaselineOnly(catalog.comm(thread), process_name(thread.pid, catalog))
 
     return name_of
 
 
-def _pools_of(book: Catalog) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
+def _pools_of(catalog: Catalog) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
     """Return the pool that a thread may be in, with its name."""
 
     def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
         thread = ThreadKey(*key)
-        pool = Pool(thread.pid, family(book.comm(thread)))
-        return ((pool, _pool_name(pool, book)),)
+        pool = Pool(thread.pid, family(catalog.comm(thread)))
+        return ((pool, _pool_name(pool, catalog)),)
 
     return groups
 
 
-def _thread_or_pool_of(book: Catalog, pools: Mapping[tuple[int, ...], Pool]) -> Callable[[tuple[int, ...]], Hashable]:
-    of_thread = _thread_of(book)
-    return lambda key: _pool_name(pools[key], book) if key in pools else of_thread(key)
+def _thread_or_pool_of(
+    catalog: Catalog, pools: Mapping[tuple[int, ...], Pool]
+) -> Callable[[tuple[int, ...]], Hashable]:
+    of_thread = _thread_of(catalog)
+    return lambda key: _pool_name(pools[key], catalog) if key in pools else of_thread(key)
 
 
-def _pool_name(pool: Pool, book: Catalog) -> Hashable:
-    return "pool", pool.family, process_name(pool.pid, book)
+def _pool_name(pool: Pool, catalog: Catalog) -> Hashable:
+    return "pool", pool.family, process_name(pool.pid, catalog)

@@ -103,8 +103,8 @@ class Scene(NamedTuple):
         return self.view.scope._replace(tid=None)
 
     @property
-    def book(self) -> Catalog:
-        return self.over[-1].facts.book
+    def catalog(self) -> Catalog:
+        return self.over[-1].facts.catalog
 
 
 class ListedRows(NamedTuple):
@@ -154,19 +154,19 @@ class Listing:
             return [*seen]
         short = self._short(scene, made)
         return [
-            row._replace(rule=self._rule(row, scene.book, 2 * short.get(row.key, NO_PART)[1] > row.part.total_ns))
+            row._replace(rule=self._rule(row, scene.catalog, 2 * short.get(row.key, NO_PART)[1] > row.part.total_ns))
             if row.top != NOWHERE
             else row
             for row in seen
         ]
 
-    def _rule(self, row: Row, book: Catalog, is_short: bool) -> Rule | None:
+    def _rule(self, row: Row, catalog: Catalog, is_short: bool) -> Rule | None:
         """Return the rule for what many of its threads wait for, or where it waited longest.
 
         There is none if most of its time is short (`is_short`): a few long waits do not represent it.
         """
-        of_convoy = self._diagnoser.rule_of(row.convoy.site, book) if row.convoy.waiting else None
-        return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, book))
+        of_convoy = self._diagnoser.rule_of(row.convoy.site, catalog) if row.convoy.waiting else None
+        return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, catalog))
 
     def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
         """Return the time of each row in waits below the minimum."""
@@ -184,12 +184,12 @@ class Listing:
             return {**parts}
         of_cgroups: dict[Key, Added] = {}
         for pid, part in parts.items():
-            path = cgroup_of(pid, scene.book)
+            path = cgroup_of(pid, scene.catalog)
             of_cgroups[path] = total((of_cgroups.get(path, NO_PART), part))
         return of_cgroups
 
     def _rows(self, scene: Scene, made: Folding) -> Ranking:
-        view, scope, book = scene.view, scene.scope, scene.book
+        view, scope, catalog = scene.view, scene.scope, scene.catalog
         own = view.group[1] if view.group is not None else view.filter
         order = Order(
             view.list_sort,
@@ -212,7 +212,7 @@ class Listing:
                     scene.moved,
                 ),
                 sum(tick.span_ns for tick in scene.over),
-                book,
+                catalog,
                 order,
                 pinned=[pin] if pin else [],
                 lifetime=by_thread(scene.sieve.shares(scene.ever), scope) if scene.ever else None,
@@ -228,20 +228,20 @@ class Listing:
             return cgroup_rows(
                 scene.cut,
                 scope,
-                book,
+                catalog,
                 order,
                 processes=scene.threads_of,
                 pinned=[view.pin] if isinstance(view.pin, str) else [],
                 lifetime=lifetime,
                 keep=view.cursor if isinstance(view.cursor, str) else None,
-                now=stuck.by_cgroup(in_progress, lambda pid: cgroup_of(pid, book)),
+                now=stuck.by_cgroup(in_progress, lambda pid: cgroup_of(pid, catalog)),
                 accounts=accounts,
             )
         pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
         return process_rows(
             scene.cut,
             scope,
-            book,
+            catalog,
             order,
             threads=scene.threads_of,
             pinned=[pid] if isinstance(pid, int) else [],
@@ -253,7 +253,7 @@ class Listing:
 
     def _wakes(self, scene: Scene, order: Order) -> Ranking:
         """List wakers, objects or causes."""
-        view, sieve, scope, book = scene.view, scene.sieve, scene.view.scope, scene.book
+        view, sieve, scope, catalog = scene.view, scene.sieve, scene.view.scope, scene.catalog
         about = (sieve, scope)
         ticks = scene.over, scene.moved
         if view.lists_reasons:
@@ -264,9 +264,9 @@ class Listing:
         span_ns = sum(tick.span_ns for tick in scene.over)
         waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
-            things = object_of(book)
+            things = object_of(catalog)
             return _grouped(waited, order, things, view.cursor, last=nobodys(things))
-        wakers = waker_of(book, view.lists_waking_threads)
+        wakers = waker_of(catalog, view.lists_waking_threads)
         return _grouped(waited, order, wakers, view.cursor, view.pin, last=nobodys(wakers))
 
     def _reasons(self, scene: Scene, order: Order) -> Ranking:
@@ -277,7 +277,7 @@ class Listing:
         ever = by_site(sieve.shares(scene.ever), scope) if scene.ever else None
         ages = stuck.by_site(scene.stuck.in_scope(scope))
         every = [*{**sites, **(ever or {}), **ages}]
-        reasons = dict(zip(every, self._diagnoser.reasons_at(every, scene.book), strict=True))
+        reasons = dict(zip(every, self._diagnoser.reasons_at(every, scene.catalog), strict=True))
         waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.over), ages)
         return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
@@ -289,7 +289,7 @@ class Listing:
         known, key = self._folding, (pin, view.pid)
         if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
             wanted_wakers = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
-            made = folding(wanted_wakers, scene.book)
+            made = folding(wanted_wakers, scene.catalog)
             says_nothing = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]  # one row
             known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
         return known[2]
@@ -326,12 +326,12 @@ class Listing:
             key = made.pool_of(thread) if is_of_threads else thread.pid
             return key if key in sizes else None
 
-        return convoys(at_once.waits, key_of, sizes, scene.book)
+        return convoys(at_once.waits, key_of, sizes, scene.catalog)
 
 
 def _storms(scene: Scene, rows: Ranking) -> list[Row]:
     """Return rows of storms, for wakers that have rows."""
-    key_of = waker_of(scene.book, scene.view.lists_waking_threads)
+    key_of = waker_of(scene.catalog, scene.view.lists_waking_threads)
     storms = storms_of_rows(storms_over(tick.facts for tick in scene.over), rows, key_of)
     return storm_rows(storms, sum(tick.span_ns for tick in scene.over))
 
@@ -397,9 +397,9 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Caus
         if of_pools:
             found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), made)
         if view.lists_cgroups:
-            taken, book = sieve.taken(tick).cut, tick.facts.book
+            taken, catalog = sieve.taken(tick).cut, tick.facts.catalog
             pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
-            group_of = {pid: path for pid in pids if (path := cgroup_of(pid, book)) in missing}
+            group_of = {pid: path for pid in pids if (path := cgroup_of(pid, catalog)) in missing}
             found |= top_of_groups(taken, scope, group_of)
         elif not view.lists_threads:
             found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
@@ -418,21 +418,21 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: CauseFinder) -
     for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
         if all(row.key in found for row in seen):
             break
-        some, book = scene.sieve.shares(tick), tick.facts.book
+        some, catalog = scene.sieve.shares(tick), tick.facts.catalog
         if view.lists_reasons:
             found |= _tops_of_reasons(
-                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), book, diagnoser
+                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), catalog, diagnoser
             )
         elif view.lists_objects:
             wanted = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
-            found |= top_of_wakes(some, view.scope, wanted, object_of(book))
+            found |= top_of_wakes(some, view.scope, wanted, object_of(catalog))
         else:
             wanted_wakers = {row.key for row in seen if isinstance(row.key, WakerKey) and row.key not in found}
-            found |= top_of_wakes(some, view.scope, wanted_wakers, waker_of(book, view.lists_waking_threads))
+            found |= top_of_wakes(some, view.scope, wanted_wakers, waker_of(catalog, view.lists_waking_threads))
     holders: dict[Key, Holder] = {}
     for one in scene.stuck.in_scope(view.scope).waits if view.lists_objects else ():
         if one.holder.tid:
-            holders.setdefault(scene.book.wake(one.site.wake).object, one.holder)
+            holders.setdefault(scene.catalog.wake(one.site.wake).object, one.holder)
     return [row._replace(top=found.get(row.key, NOWHERE), holder=holders.get(row.key, NO_HOLDER)) for row in seen]
 
 
@@ -448,13 +448,13 @@ def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dic
 
 
 def _tops_of_reasons(
-    wanted: Collection[Key], some: Shares, book: Catalog, diagnoser: CauseFinder
+    wanted: Collection[Key], some: Shares, catalog: Catalog, diagnoser: CauseFinder
 ) -> dict[Key, SiteKey]:
     """Return where most time of each cause was spent."""
     reasons = [one for one in wanted if isinstance(one, Reason)]
     number_of = {reason: number for number, reason in enumerate(reasons)}
     sites, which = sites_of(some)
-    of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, book)]
+    of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, catalog)]
     numbers = np.array(of_sites, np.int64)[which] if sites else which
     chosen = numbers >= 0
     return {reasons[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}

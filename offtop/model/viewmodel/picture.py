@@ -168,7 +168,7 @@ class Picture:
     switches_per_s: float
     """Context switches of the machine over the span, or the last 10 s if the span is everything since the start;
     negative: unknown."""
-    book: Catalog
+    catalog: Catalog
     categories: Ranking
     sparks: Mapping[str, Series]
     """Of each category over the last minute; cut.ALL for all of them."""
@@ -332,7 +332,7 @@ class Pictures:
         span_ns = sum(tick.span_ns for tick in over)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
         facts, sampling = newest.facts, sampling_over(tick.facts for tick in over)
-        comparison = self._comparison(view, Now(span_ns, facts.book, every_thread, pids, facts.filters, sampling))
+        comparison = self._comparison(view, Now(span_ns, facts.catalog, every_thread, pids, facts.filters, sampling))
         compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
@@ -376,7 +376,7 @@ class Pictures:
             calls=calls_over(tick.facts for tick in over),
             sampling=sampling,
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
-            book=newest.facts.book,
+            catalog=newest.facts.catalog,
             categories=categories,
             sparks=_sparks(minute, room, newest.at_ns, view, sieve, [row.key for row in categories.rows]),
             rows=listed.rows,
@@ -384,7 +384,9 @@ class Pictures:
             first_row=listed.first,
             tree=tree,
             places=places,
-            stuck=self._with_rules(_stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.facts.book),
+            stuck=self._with_rules(
+                _stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.facts.catalog
+            ),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
@@ -392,7 +394,7 @@ class Pictures:
             gathered=gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
-            diagnosis=self._diagnoser.rules_of(sites, scene.book),
+            diagnosis=self._diagnoser.rules_of(sites, scene.catalog),
             sites=sites,
             unanswered=self._diagnoser.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
@@ -475,11 +477,11 @@ class Pictures:
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
         return self._sieves.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
 
-    def _with_rules(self, some: StuckPicture, view: View, lines: int, book: Catalog) -> StuckPicture:
+    def _with_rules(self, some: StuckPicture, view: View, lines: int, catalog: Catalog) -> StuckPicture:
         rows = range(len(some.shown.waits))
         if not (view.focus == STUCK and (view.search or view.found)):
             rows = rows[some.first : some.first + lines]
-        return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, book) for row in rows})
+        return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, catalog) for row in rows})
 
     def _stuck_of(self, sieve: FilterCache, newest: HistoryTick) -> Stuck:
         """Return the waits in progress at the end of a tick that pass mutes and filters."""
@@ -505,9 +507,9 @@ class Pictures:
             over,
             scene.moved,
         )
-        book, span_ns = over[-1].facts.book, sum(tick.span_ns for tick in over)
+        catalog, span_ns = over[-1].facts.catalog, sum(tick.span_ns for tick in over)
         about = (view.scope, sieve, shape, self._names.version)
-        path_of = self._steps_of(book, shape)
+        path_of = self._steps_of(catalog, shape)
         if room.tree or room.flame[0]:
             key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
             if self._root is None or self._root[0] != key:
@@ -533,9 +535,9 @@ class Pictures:
             places = self._with_sites(rows, scene, places_of)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
-    def _steps_of(self, book: Catalog, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
-        if self._steps is None or self._steps[0] != (id(book), shape):
-            self._steps = (id(book), shape), Steps(book, self._names, shape)
+    def _steps_of(self, catalog: Catalog, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+        if self._steps is None or self._steps[0] != (id(catalog), shape):
+            self._steps = (id(catalog), shape), Steps(catalog, self._names, shape)
         self._steps[1].look_again()
         return self._steps[1].of
 
@@ -557,7 +559,7 @@ class Pictures:
             if not site:
                 return row
             kernel, user, wake, pid = site
-            (rule,) = self._diagnoser.rules_at([site], scene.book)
+            (rule,) = self._diagnoser.rules_at([site], scene.catalog)
             return row._replace(rule=rule, top=SiteKey(pid, 0, kernel, user, wake))
 
         return places._replace(rows=tuple(map(told, places.rows)))

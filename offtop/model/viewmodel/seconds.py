@@ -66,9 +66,9 @@ class Seconds:
         pid, tid = view.subject_ids
         if pid is None:
             return None
-        every, book = self.of_all(over), over[-1].facts.book
+        every, catalog = self.of_all(over), over[-1].facts.catalog
         pool = view.pool if tid is None else None
-        account = _of_pool(every, pool, book) if pool else every.of(pid, tid)
+        account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
         machine, filters = machine_over([tick.facts for tick in over]), over[-1].facts.filters
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
         times = blocked(parts)
@@ -81,13 +81,13 @@ class Seconds:
         """Return the accounts of what the list may contain, if it shows them."""
         if not view.lists_account:
             return None
-        every, book = self.of_all(over), over[-1].facts.book
+        every, catalog = self.of_all(over), over[-1].facts.catalog
         pid, group, pool = view.scope.pid, view.group, view.pool
         if pool is not None:
-            return every.only(lambda key: pool.holds(key, book))
+            return every.only(lambda key: pool.holds(key, catalog))
         if pid is not None:
             return every.of_process(pid)
-        return every if group is None else every.only(lambda key: cgroup_of(key.pid, book) == group[0])
+        return every if group is None else every.only(lambda key: cgroup_of(key.pid, catalog) == group[0])
 
     def unexplained_pct(self, newest: HistoryTick) -> float:
         """Return the CPU time of a tick that neither threads nor interrupts nor steal account for.
@@ -100,8 +100,8 @@ class Seconds:
         return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
 
 
-def _of_pool(every: Accounts, pool: Pool, book: Catalog) -> Account:
-    return every.only(lambda key: pool.holds(key, book)).of(None)
+def _of_pool(every: Accounts, pool: Pool, catalog: Catalog) -> Account:
+    return every.only(lambda key: pool.holds(key, catalog)).of(None)
 
 
 def _is_all(filters: Filters) -> bool:

@@ -31,7 +31,7 @@ class Baseline:
     parts: Sequence[tuple[int, Shares]]
     """Length and time of each part. A wait that outlasts its part is counted at its site at the end of the part, as in
     the compared span."""
-    book: Catalog
+    catalog: Catalog
     names: Names
     mode: str
     """What was gathered in all of it, one of wake.MODES."""
@@ -65,11 +65,11 @@ class Baseline:
 def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "") -> Baseline:
     """Create a baseline from consecutive windows, earliest first (at least one)."""
     last = parts[-1]
-    book = _kept(last.book, parts)
+    catalog = _kept(last.catalog, parts)
     return Baseline(
         [(one.span_ns, shares(one, idle)) for one in parts],
-        book,
-        KnownNames(names, {frame for stack in book.stacks.values() for frame in stack.frames}),
+        catalog,
+        KnownNames(names, {frame for stack in catalog.stacks.values() for frame in stack.frames}),
         min((one.mode for one in parts), key=level),
         parts[0].taken_ns - parts[0].span_ns,
         last.taken_ns,
@@ -93,26 +93,26 @@ def parts_of(ticks: Sequence[HistoryTick]) -> list[Window]:
     ]
 
 
-def _kept(book: Catalog, windows: Iterable[Window]) -> Catalog:
-    """Copy what `book` has for `windows`: its owner may drop it, and pids may be reused."""
+def _kept(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
+    """Copy what `catalog` has for `windows`: its owner may drop it, and pids may be reused."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:
         sites.update(map(tuple, table_of(SITES, window.sites).ids[:, 2:].tolist()), _places(window.still))
         threads.update(key for key, _ in window.each_thread())
         threads.update(key.thread for key in window.sites)
-    wakes = {wake: book.wake(wake) for _, _, wake in sites}
+    wakes = {wake: catalog.wake(wake) for _, _, wake in sites}
     stacks = {stack for kernel, user, _ in sites for stack in (kernel, user)}
     stacks = stacks.union(*(wake.stacks for wake in wakes.values()))
     wakers = {one.waker for one in wakes.values()}
     threads |= {ThreadKey(waker.pid, waker.tid) for waker in wakers}
     pids = {key.pid for key in threads}
     return Catalog(
-        {one: book.stack(one) for one in stacks},
+        {one: catalog.stack(one) for one in stacks},
         wakes,
-        {key: book.comm(key) for key in threads},
-        {pid: book.process(pid) for pid in pids},
-        {pid: details for pid in pids if (details := book.details.get(pid)) is not None},
-        ends=dict(book.ends),
+        {key: catalog.comm(key) for key in threads},
+        {pid: catalog.process(pid) for pid in pids},
+        {pid: details for pid in pids if (details := catalog.details.get(pid)) is not None},
+        ends=dict(catalog.ends),
     )
 
 

@@ -262,7 +262,7 @@ def shares(window: Window, idle: Idle) -> Shares:
     numbers, count, still = sites.numbers, len(sites.ids), window.still.ids
     placed = np.concatenate((sites.ids, still))
     stacks, which = distinct_rows(placed[:, 2:3])
-    categories = [window.book.stack(one).category for (one,) in stacks]
+    categories = [window.catalog.stack(one).category for (one,) in stacks]
     leaf = np.array([number(Leaf(c, c in idle.categories)) for c in categories], np.int64)[which]
     asleep = np.flatnonzero(np.array([c == SLEEP for c in categories], np.bool_)[which])
     if len(asleep) and len(idle.periodic):

@@ -186,15 +186,15 @@ def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole:
 class Replayed:
     """Rebuilds snapshots from consecutive changes, beginning with that of an empty snapshot."""
 
-    def __init__(self, book: Catalog) -> None:
-        self._book = book
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
         self._sites = Running(SITES)
         self._waiting: dict[ThreadKey, Waiting] = {}
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """Return the snapshot after `one`."""
-        self._book.has_programs = one.sampling is None
+        self._catalog.has_programs = one.sampling is None
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
         for key in map(ThreadKey._make, one.ended.tolist()):
@@ -209,7 +209,7 @@ class Replayed:
             threads=self._threads.frozen(),
             sites=self._sites.frozen(),
             waiting=dict(self._waiting),
-            book=self._book,
+            catalog=self._catalog,
             lost=one.lost,
             cost=one.cost,
             machine=one.machine,

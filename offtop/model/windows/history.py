@@ -106,7 +106,7 @@ class HistoryTick:
 
     @property
     def facts(self) -> Window:
-        """The window, perhaps without its entries: for its cost, losses, filters and book."""
+        """The window, perhaps without its entries: for its cost, losses, filters and catalog."""
         return self.held.rest if isinstance(self.held, Packed) else self.held
 
     @classmethod
@@ -254,7 +254,7 @@ class History:
         """Apply the rules to all sites: waits in progress are judged by finished ones."""
         known = table_of(SITES, snapshot.sites)
         sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
-        return self._verdicts(sites, window.book)
+        return self._verdicts(sites, window.catalog)
 
     def _begin(self, snapshot: Snapshot) -> None:
         """Drop everything: what was kept belongs to other totals."""
@@ -350,8 +350,8 @@ class History:
         with self._lock:
             waits = list(self._waits.at(tick.at_ns))
         if pids is None:
-            return stuck(waits, tick.at_ns, tick.facts.book, tick.idle)
-        return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.book, tick.idle, 0)
+            return stuck(waits, tick.at_ns, tick.facts.catalog, tick.idle)
+        return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.catalog, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
@@ -406,7 +406,7 @@ class History:
         """Return the sites of `sleep` whose waits so far are periodic."""
         sites = table_of(SITES, snapshot.sites)
         stacks, which = distinct_rows(sites.ids[:, 2:3])
-        asleep = np.array([snapshot.book.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
+        asleep = np.array([snapshot.catalog.stack(one).category == SLEEP for (one,) in stacks], np.bool_)[which]
         rows = np.flatnonzero(asleep & (sites.numbers[:, WAITS] > 0))
         return SiteKeys(sites.ids[rows[self._is_periodic(sites.lanes[rows])]])
 

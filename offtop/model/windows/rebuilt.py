@@ -119,7 +119,7 @@ class _RunningTotals:
             threads=self._threads.frozen(),
             sites=self._sites.frozen(),
             waiting=self._waiting,
-            book=window.book,
+            catalog=window.catalog,
             lost=dict(self._lost),
             cost=window.cost,
             machine=Machine(window.machine.cpus, self._steal_ns, self._interrupt_ns),

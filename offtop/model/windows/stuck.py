@@ -87,7 +87,7 @@ class Stuck(NamedTuple):
 NOTHING_STUCK = Stuck(0)
 
 
-def stuck(waits: Iterable[Waiting], at_ns: int, book: Catalog, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
+def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
     """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
     every = list(waits)
     facts = integers(
@@ -101,7 +101,7 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Catalog, idle: Idle, least
     facts, ages_ns = facts[old], ages_ns[old]
     ids = facts[:, 3:].copy()
     kinds, which = np.unique(ids[:, 2] * 2 + facts[:, 1], return_inverse=True)
-    names = [_current_category(kind >> 1, bool(kind & 1), book) for kind in kinds.tolist()]
+    names = [_current_category(kind >> 1, bool(kind & 1), catalog) for kind in kinds.tolist()]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
     asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
@@ -116,9 +116,9 @@ def stuck(waits: Iterable[Waiting], at_ns: int, book: Catalog, idle: Idle, least
     return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
 
 
-def _current_category(kernel: int, is_ready: bool, book: Catalog) -> str:
+def _current_category(kernel: int, is_ready: bool, catalog: Catalog) -> str:
     """Return the category that the time of a wait is counted in while it lasts."""
-    category = SHORT if kernel == stack.SHORT else book.stack(kernel).category
+    category = SHORT if kernel == stack.SHORT else catalog.stack(kernel).category
     return RUN_QUEUE if is_ready and category != THROTTLE else category
 
 

@@ -71,7 +71,7 @@ class Window:
     """
     moves: Moves = NO_MOVES
     """Time from before this window that, by its end, is counted at other sites than it was then."""
-    book: Catalog = field(default_factory=Catalog)
+    catalog: Catalog = field(default_factory=Catalog)
     """What the ids in this window refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Records that were lost in this span: counts by kind."""
@@ -126,7 +126,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         sites=_added(SITES, sites, *site_numbers(so_far, early.undone)),
         still=still,
         moves=early,
-        book=later.book,
+        catalog=later.catalog,
         lost={kind: n - earlier.lost.get(kind, 0) for kind, n in later.lost.items() if n > earlier.lost.get(kind, 0)},
         cost=later.cost,
         machine=_machine_between(earlier.machine, later.machine),
@@ -330,7 +330,7 @@ def moved_only(moves: Moves, last: Window) -> Window:
     """
     ids, numbers = moves.site_rows
     sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
-    return Window(last.taken_ns, last.at_ns, 0, sites=sites, book=last.book, mode=last.mode, filters=last.filters)
+    return Window(last.taken_ns, last.at_ns, 0, sites=sites, catalog=last.catalog, mode=last.mode, filters=last.filters)
 
 
 def storms_over(windows: Iterable[Window]) -> dict[int, Storm]:

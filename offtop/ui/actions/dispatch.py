@@ -364,7 +364,7 @@ class Actions(Catching, Comparing):
     def _stack_problems(self) -> tuple[StacksTold, int]:
         """Stack problems of the selection, and the ns that they were measured over."""
         picture = self._picture
-        return (self._problems.of(picture.sites, picture.book), picture.span_ns) if picture else (StacksTold(), 0)
+        return (self._problems.of(picture.sites, picture.catalog), picture.span_ns) if picture else (StacksTold(), 0)
 
     def action_mute(self) -> None:
         try:
@@ -557,7 +557,7 @@ class Actions(Catching, Comparing):
     def _text_of(self, row: Row, picture: Picture) -> str:
         if not self._view.lists_sleepers:
             return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
-        place = "" if row.top == NOWHERE else location.of_sleeper(picture.book, row.top, self._pen(LIST).names)
+        place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self._pen(LIST).names)
         return f"{row.name} {row.process} {place}"
 
     def _pen(self, panel: str) -> Pen:

@@ -200,7 +200,7 @@ class Keeping(Modes):
 def _about(picture: Picture) -> str:
     """Return what the user drilled into, for a file name: `lock-mysqld`."""
     pid = picture.view.subject_ids[0]
-    process = picture.book.process(pid) if pid is not None else ""
+    process = picture.catalog.process(pid) if pid is not None else ""
     return "-".join(filter(None, (picture.view.category, process)))
 
 

@@ -369,6 +369,6 @@ def who(picture: Picture, key: str | int | ThreadKey, glyphs: Glyphs) -> str:
     """Return `mysqld(4242)`, `connection(4268)` or `mysql.service`, escaped."""
     if isinstance(key, str):
         return printable(cgroup_name(key), glyphs.is_ascii)
-    name = picture.book.comm(key) if isinstance(key, ThreadKey) else picture.book.process(key)
+    name = picture.catalog.comm(key) if isinstance(key, ThreadKey) else picture.catalog.process(key)
     number = key.tid if isinstance(key, ThreadKey) else key
     return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

@@ -123,7 +123,7 @@ def _details(one: Outlier, pen: Pen) -> list[Line]:
     """Return the facts, then all frames, as many in a line as fit."""
     lines = _facts(one, pen)
     if one.wait:
-        lines += told_frames(halves(one.wait.site.kernel, one.wait.site.user, one.book, pen.names), pen)
+        lines += told_frames(halves(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)
     return lines
 
 
@@ -136,11 +136,11 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
     lines = _facts(one, pen)
     if one.wait is None:
         return lines
-    lines += [Line(), *frame_lines(halves(one.wait.site.kernel, one.wait.site.user, one.book, pen.names), pen)]
-    waker = one.book.wake(one.wait.site.wake).waker
+    lines += [Line(), *frame_lines(halves(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)]
+    waker = one.catalog.wake(one.wait.site.wake).waker
     if waker.kernel or waker.user:
         lines += [Line(), plain(fit(f"   woken by {waker.label}:", pen.width, pen.glyphs), "title")]
-        lines += frame_lines(halves(waker.kernel, waker.user, one.book, pen.names), pen)
+        lines += frame_lines(halves(waker.kernel, waker.user, one.catalog, pen.names), pen)
     return lines
 
 
@@ -181,16 +181,16 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "not known"
     trigger = f"{AUTO}, from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
     lines.append(line(f"   trigger {trigger}; usual: {usual} ({one.program}, {one.category})"))
-    wake = one.book.wake(wait.site.wake)
+    wake = one.catalog.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
-    on += filter(None, [location.ends_of(one.book, wait.site.kernel, wait.site.wake)])
-    on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.book))
+    on += filter(None, [location.ends_of(one.catalog, wait.site.kernel, wait.site.wake)])
+    on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.catalog))
     lines.append(line(f"   {'; '.join(filter(None, on))}"))
     return lines
 
 
-def _no_waker(book: Catalog) -> str:
-    keys = "modes 2, 3 and 4 record it" if book.has_programs else "it needs BPF"
+def _no_waker(catalog: Catalog) -> str:
+    keys = "modes 2, 3 and 4 record it" if catalog.has_programs else "it needs BPF"
     return f"waker not recorded ({keys})"
 
 

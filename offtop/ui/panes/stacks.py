@@ -229,15 +229,16 @@ def site_length(picture: Picture, pen: Pen) -> int:
 def _whole_stack(
     picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
 ) -> list[Line]:
-    book = picture.book
+    catalog = picture.catalog
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
     waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
     numbers = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
     if picture.view.tree.shape.mode == WAKEUP:
-        what = f"wakes {printable(book.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
+        what = f"wakes {printable(catalog.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
-        what = f"{book.stack(place.kernel).category}: {rule_of(location.kernel_names(book, place.kernel, pen.names))}"
+        rule = rule_of(location.kernel_names(catalog, place.kernel, pen.names))
+        what = f"{catalog.stack(place.kernel).category}: {rule}"
     lines = [
         Line(),
         plain(fit(numbers, pen.width, pen.glyphs), "title"),
@@ -254,8 +255,8 @@ def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
     texts: list[str] = []
     if row.rule:
         texts.append(f"for {row.rule.name}: {row.rule.says}")
-        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.book)) else []
-    what = picture.book.wake(row.top.wake).object
+        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.catalog)) else []
+    what = picture.catalog.wake(row.top.wake).object
     texts += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
     return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
@@ -269,36 +270,36 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
 
     The two leaves meet in the middle. In the wakeup mode, only the waker's frames are returned.
     """
-    book, mode = picture.book, picture.view.tree.shape.mode
-    wake = book.wake(place.wake)
+    catalog, mode = picture.catalog, picture.view.tree.shape.mode
+    wake = catalog.wake(place.wake)
     if mode == WAKEUP:
-        return [*_of_stacks(book, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
-    own = _of_stacks(book, place.kernel, place.user, names)
+        return [*_of_stacks(catalog, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
+    own = _of_stacks(catalog, place.kernel, place.user, names)
     if mode == OFFCPU:
         return own
     if wake.waker.kind == NOBODY:
         return [(wake.waker.label, "   ", "dim"), *own]
-    above = [*_waker(book, wake.waker, names), *own]
+    above = [*_waker(catalog, wake.waker, names), *own]
     for link in wake.links if mode == CHAIN else ():
-        waited = _of_stacks(book, link.kernel, link.user, names)
-        above = [*_waker(book, link.waker, names), *waited, (WHO_WAITED.name, "   ", "dim"), *above]
+        waited = _of_stacks(catalog, link.kernel, link.user, names)
+        above = [*_waker(catalog, link.waker, names), *waited, (WHO_WAITED.name, "   ", "dim"), *above]
     if mode == CHAIN and wake.end != WHOLE:
         above.insert(0, (f"({CHAIN_ENDS[wake.end]})", "   ", "dim"))
     return above
 
 
-def _waker(book: Catalog, waker: Waker, names: Names) -> _Frames:
+def _waker(catalog: Catalog, waker: Waker, names: Names) -> _Frames:
     """Return the waker's frames, root first."""
-    frames = _of_stacks(book, waker.kernel, waker.user, names)[::-1]
+    frames = _of_stacks(catalog, waker.kernel, waker.user, names)[::-1]
     return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
 
 
-def _of_stacks(book: Catalog, kernel: int, user: int, names: Names) -> _Frames:
+def _of_stacks(catalog: Catalog, kernel: int, user: int, names: Names) -> _Frames:
     """Return the frames, leaf first, and a note on guessed or missing callers."""
     return [
-        *((name, "[k]", "kernel") for name in location.kernel_names(book, kernel, names)),
-        *((name, "   ", "user") for name in location.user_names(book, user, names)),
-        *((note, "   ", "user") for note in _on_callers(book.stack(user))),
+        *((name, "[k]", "kernel") for name in location.kernel_names(catalog, kernel, names)),
+        *((name, "   ", "user") for name in location.user_names(catalog, user, names)),
+        *((note, "   ", "user") for note in _on_callers(catalog.stack(user))),
     ]
 
 
@@ -314,9 +315,9 @@ def _on_callers(stack: Stack) -> list[str]:
 def cause_line(picture: Picture) -> str:
     """Return the main cause of the selection and a hint; empty if too little is known."""
     cause = most(picture.diagnosis)
-    return cause.in_full(picture.book, picture.view.pid is None) if cause else ""
+    return cause.in_full(picture.catalog, picture.view.pid is None) if cause else ""
 
 
 def _cause_heading(picture: Picture) -> str:
     cause = most(picture.diagnosis)
-    return cause.in_short(picture.book, with_process=False) if cause else ""
+    return cause.in_short(picture.catalog, with_process=False) if cause else ""

@@ -88,17 +88,17 @@ def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
 
 
 def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
-    shown, book = picture.stuck.shown, picture.book
+    shown, catalog = picture.stuck.shown, picture.catalog
     one, leaf = shown.waits[row], shown.leaf(row)
     texts = {
         "AGE": (shown.age(row).text, "waiting"),
         "TID": (str(one.site.tid), "value"),
-        "THREAD": (thread_name(one.site.thread, book), "name"),
-        "PROCESS": (process_name(one.site.pid, book), "name"),
+        "THREAD": (thread_name(one.site.thread, catalog), "name"),
+        "PROCESS": (process_name(one.site.pid, catalog), "name"),
         "S": (one.letter, "value"),
         "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
-        "SYSCALL": (call_of(one, book), "where"),
-        "CGROUP": (label(book.detail(one.site.pid).cgroup), "name"),
+        "SYSCALL": (call_of(one, catalog), "where"),
+        "CGROUP": (label(catalog.detail(one.site.pid).cgroup), "name"),
         "STACK": (_for_what(picture, row, pen.names), "where"),
     }
     spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
@@ -108,35 +108,35 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
     return spans
 
 
-def call_of(one: Waiting, book: Catalog) -> str:
+def call_of(one: Waiting, catalog: Catalog) -> str:
     """Return its system call, as `futex(0x7f12…, WAIT)`, unescaped; empty if in none."""
-    return calls.told(book.call(one.call), one.arguments) if one.call >= 0 else ""
+    return calls.told(catalog.call(one.call), one.arguments) if one.call >= 0 else ""
 
 
 def text_of(picture: Picture, row: int, names: Names) -> str:
     """Return the text that a search looks at."""
-    book, one = picture.book, picture.stuck.shown.waits[row]
-    who = f"{thread_name(one.site.thread, book)} {process_name(one.site.pid, book)}"
+    catalog, one = picture.catalog, picture.stuck.shown.waits[row]
+    who = f"{thread_name(one.site.thread, catalog)} {process_name(one.site.pid, catalog)}"
     for_what = _for_what(picture, row, names)
-    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, book)} {for_what}"
+    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, catalog)} {for_what}"
 
 
 def _for_what(picture: Picture, row: int, names: Names) -> str:
     """Return the cause, if a rule names one, and the stack in short."""
-    one, book = picture.stuck.shown.waits[row], picture.book
-    return location.with_rule(book, one.place, picture.stuck.rule(row), _stack_in_short(one, book, names))
+    one, catalog = picture.stuck.shown.waits[row], picture.catalog
+    return location.with_rule(catalog, one.place, picture.stuck.rule(row), _stack_in_short(one, catalog, names))
 
 
-def _stack_in_short(one: Waiting, book: Catalog, names: Names) -> str:
+def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
     if one.site.kernel in PLACELESS:
         return "(too short for a stack)"
-    return location.in_short(book, one.site.kernel, one.user, names, one.site.wake)
+    return location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
 
 
 def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
     """Return the facts of a wait, then all its frames, as many in a line as fit."""
     one = picture.stuck.shown.waits[row]
-    return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.book, pen.names), pen)]
+    return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.catalog, pen.names), pen)]
 
 
 Halves = Sequence[tuple[str, str, Sequence[str]]]
@@ -177,9 +177,9 @@ def in_full(picture: Picture, pen: Pen) -> list[Line]:
         return []
     lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
-    lines += frame_lines(_halves(one, picture.book, pen.names), pen)
+    lines += frame_lines(_halves(one, picture.catalog, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
-        why = "not read yet" if picture.book.has_programs else "needs BPF"
+        why = "not read yet" if picture.catalog.has_programs else "needs BPF"
         lines.append(plain(fit(f"   (user stack {why})", pen.width, pen.glyphs), "dim"))
     return lines
 
@@ -193,13 +193,13 @@ def frame_lines(both: Halves, pen: Pen) -> list[Line]:
     ]
 
 
-def _halves(one: Waiting, book: Catalog, names: Names) -> Halves:
-    return halves(one.site.kernel, one.user, book, names)
+def _halves(one: Waiting, catalog: Catalog, names: Names) -> Halves:
+    return halves(one.site.kernel, one.user, catalog, names)
 
 
-def halves(kernel_id: int, user_id: int, book: Catalog, names: Names) -> Halves:
-    kernel = () if kernel_id in PLACELESS else book.stack(kernel_id).told
-    user = book.stack(user_id)
+def halves(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -> Halves:
+    kernel = () if kernel_id in PLACELESS else catalog.stack(kernel_id).told
+    user = catalog.stack(user_id)
     named = location.names_of(user.frames, names)
     return (
         ("[k]", "kernel", location.names_of(kernel, names)),
@@ -208,9 +208,10 @@ def halves(kernel_id: int, user_id: int, book: Catalog, names: Names) -> Halves:
 
 
 def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
-    shown, book = picture.stuck.shown, picture.book
+    shown, catalog = picture.stuck.shown, picture.catalog
     one, age = shown.waits[row], shown.age(row)
-    who = f"{thread_name(one.site.thread, book)}({one.site.tid}) of {process_name(one.site.pid, book)}({one.site.pid})"
+    thread, process = thread_name(one.site.thread, catalog), process_name(one.site.pid, catalog)
+    who = f"{thread}({one.site.tid}) of {process}({one.site.pid})"
     since = clock(picture, shown.at_ns - age.ns)
     unseen = "between two samples" if picture.sampling else "before offtop started"
     began = {
@@ -220,7 +221,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
     }[age.bound]
     state = one.letter
     ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.is_ready else ""
-    details = book.detail(one.site.pid)
+    details = catalog.detail(one.site.pid)
     lines = [
         plain(fit(f" {age.text} {who}  {began}", pen.width, pen.glyphs), "title"),
         Line(
@@ -228,7 +229,7 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
                 (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),
                 (
                     fit(
-                        f"  {state}: {WORDS.get(state, 'unknown state')}{ready}  {call_of(one, book)}",
+                        f"  {state}: {WORDS.get(state, 'unknown state')}{ready}  {call_of(one, catalog)}",
                         max(0, pen.width - 3 - len(shown.leaf(row).category)),
                         pen.glyphs,
                     ),
@@ -237,10 +238,10 @@ def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
             )
         ),
     ]
-    what = book.wake(one.site.wake).object
+    what = catalog.wake(one.site.wake).object
     if what.kind:
         held = f", held by {one.holder.label}" if one.holder.tid else ""
-        on = [f"on {what.label}{held}", location.ends_of(book, one.site.kernel, one.site.wake)]
+        on = [f"on {what.label}{held}", location.ends_of(catalog, one.site.kernel, one.site.wake)]
         lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
     process = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
     if process:

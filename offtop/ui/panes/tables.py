@@ -253,7 +253,7 @@ def nothing(picture: Picture) -> str:
 
 
 def list_columns(picture: Picture, pen: Pen) -> list[Column]:
-    view, width, book = picture.view, pen.width, picture.book
+    view, width, catalog = picture.view, pen.width, picture.catalog
     if not view.lists_sleepers:
         total = [TOTAL] if view.sort == "TOTAL" else []
         events, p50, p99, longest = NUMBERS
@@ -264,7 +264,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
 
     def name_of(row: Row) -> str:
-        details = book.details.get(row.pid) if in_full else None
+        details = catalog.details.get(row.pid) if in_full else None
         full = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
         return full or row.name
 
@@ -290,15 +290,15 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         ]
 
     def user_of(row: Row) -> str:
-        details = book.details.get(row.pid)
+        details = catalog.details.get(row.pid)
         return details.user if details else ""
 
     def cgroup_of(row: Row) -> str:
-        details = book.details.get(row.pid)
+        details = catalog.details.get(row.pid)
         return _cgroup_of(details) if details else ""
 
     def waiting_on(row: Row) -> str:
-        return "" if row.top == NOWHERE else book.wake(row.top.wake).object.label
+        return "" if row.top == NOWHERE else catalog.wake(row.top.wake).object.label
 
     if not view.lists_cgroups:
         columns.append(Column("USER", 8, user_of, "name", left=True, least_width=USER_WIDTH))
@@ -323,10 +323,10 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
-            where = "" if row.top == NOWHERE else location.of_sleeper(book, row.top, pen.names)
+            where = "" if row.top == NOWHERE else location.of_sleeper(catalog, row.top, pen.names)
             if row.convoy.waiting:
-                return location.of_convoy(book, row.convoy, pen.names, row.rule.name if row.rule else "")
-            return location.with_rule(book, row.top, row.rule, where)
+                return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")
+            return location.with_rule(catalog, row.top, row.rule, where)
 
         columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return columns

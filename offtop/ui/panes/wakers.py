@@ -33,7 +33,7 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
     if view.lists_objects and left < _LEAST_FOR_ENDS:
 
         def with_ends(row: Row) -> str:
-            return "  ".join(filter(None, (row.name, location.ends_of(picture.book, row.top.kernel, row.top.wake))))
+            return "  ".join(filter(None, (row.name, location.ends_of(picture.catalog, row.top.kernel, row.top.wake))))
 
         chosen = [replace(one, text_of=with_ends) if one.sort == "NAME" else one for one in chosen]
     if left >= 8:
@@ -63,11 +63,11 @@ def told(picture: Picture, row: Row, pen: Pen) -> str:
     if row.top == NOWHERE:
         return ""
     if picture.view.lists_wakers:
-        return location.of_waker(picture.book, row.top, pen.names)
+        return location.of_waker(picture.catalog, row.top, pen.names)
     if picture.view.lists_objects:
         held = f"held by {row.holder.label}: " if row.holder.tid else ""
-        return f"{held}{location.of_object(picture.book, row.top, pen.names)}"
-    return f"{picture.book.process(row.top.pid)}: {location.of_sleeper(picture.book, row.top, pen.names)}"
+        return f"{held}{location.of_object(picture.catalog, row.top, pen.names)}"
+    return f"{picture.catalog.process(row.top.pid)}: {location.of_sleeper(picture.catalog, row.top, pen.names)}"
 
 
 def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Line:

@@ -160,7 +160,7 @@ def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]
 
 def snapshot(ledger: Ledger) -> Snapshot:
     kept = ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting)
-    return Snapshot(0, ledger.at_ns, *kept, ledger.book, moves=ledger.moves)
+    return Snapshot(0, ledger.at_ns, *kept, ledger.catalog, moves=ledger.moves)
 
 
 def run(
@@ -591,14 +591,14 @@ def test_unused_stacks_leave_the_catalog() -> None:
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.book.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
+    ledger.catalog.stacks.update({3: Stack(()), 13: Stack(()), 14: Stack(())})
     ledger.tick(10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert ledger.age(keep_ns=50_000) is None
     for at_ns in range(60_000, 60_000 + 3 * 60_000, 60_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
         ledger.age(keep_ns=50_000)
     assert set(ledger.sites) == {SiteKey(0, 0, 3, NO_STACK)}, "a live thread's old site gives up its user stack"
-    assert 3 in ledger.book.stacks and not {13, 14} & set(ledger.book.stacks)
+    assert 3 in ledger.catalog.stacks and not {13, 14} & set(ledger.catalog.stacks)
 
 
 def test_a_wait_found_at_startup_ends_at_the_scanned_site_with_its_waker() -> None:
@@ -643,9 +643,9 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
     assert record
     ledger = Ledger(0)
     of_wait, of_storm = wait.wake, wait.wake + 1
-    ledger.book.stacks.update({FIRST_STACK + n: Stack(()) for n in range(1, 4)})
-    ledger.book.wakes[of_wait] = Wake(Waker(kernel=FIRST_STACK + 2))
-    ledger.book.wakes[of_storm] = Wake(Waker(), NO_OBJECT, (Link(FIRST_STACK + 3, NO_STACK, Waker()),))
+    ledger.catalog.stacks.update({FIRST_STACK + n: Stack(()) for n in range(1, 4)})
+    ledger.catalog.wakes[of_wait] = Wake(Waker(kernel=FIRST_STACK + 2))
+    ledger.catalog.wakes[of_storm] = Wake(Waker(), NO_OBJECT, (Link(FIRST_STACK + 3, NO_STACK, Waker()),))
     ended = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
     ledger.tick(10_000, MIN_NS, [(key, record)], ended, [], storms={of_storm: Storm(1, 8, 0, 8)})
     kept: list[tuple[set[int], set[int]]] = []
@@ -653,12 +653,12 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
         dropped = ledger.age(keep_ns=45_000)
         assert dropped
-        kept.append(({one for one in ledger.book.wakes if one >= FIRST_WAKE}, dropped.wakes))
+        kept.append(({one for one in ledger.catalog.wakes if one >= FIRST_WAKE}, dropped.wakes))
     assert kept[-1][0] == set()
     assert {wake for _, gone in kept for wake in gone} == {of_wait, of_storm}
     assert ledger.storms == {}
-    assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.book.stacks.keys()
-    assert ledger.book.wakes.keys() == Catalog().wakes.keys(), "reserved ones stay"
+    assert not {FIRST_STACK + 2, FIRST_STACK + 3} & ledger.catalog.stacks.keys()
+    assert ledger.catalog.wakes.keys() == Catalog().wakes.keys(), "reserved ones stay"
 
 
 def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
@@ -667,7 +667,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
-    ledger.book.stacks[stack], ledger.book.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
+    ledger.catalog.stacks[stack], ledger.catalog.wakes[on] = Stack(()), Wake(object=Object("pipe", "pipe:[7]"))
     ledger.tick(10_000, MIN_NS, [(key, record)], NOTHING, [])
     assert ledger.waiting[key].site == SiteKey(*key, SHORT, NO_STACK), "the site is unknown so far"
     ledger.tick(20_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 9_500, False, 0, stack, wake=on)])
@@ -687,7 +687,7 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
 def test_storms_of_a_wake_in_use_stay_so_no_window_is_negative() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     at = SiteKey(*key, FIRST_STACK + 1, NO_STACK, wake=33)
-    ledger.book.wakes[33] = Wake()
+    ledger.catalog.wakes[33] = Wake()
     snapshots: list[Snapshot] = []
     for tick, storms in enumerate(({33: Storm(100, 900, 90, 9)}, {}, {}, {33: Storm(1, 8, 0, 8)}), 1):
         ended = SiteDeltas.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))])
@@ -701,8 +701,8 @@ def test_storms_of_a_wake_in_use_stay_so_no_window_is_negative() -> None:
 def test_sites_that_wait_for_a_thread_record_stay_in_the_catalog() -> None:
     at = SiteKey(7, 100, FIRST_STACK + 1, FIRST_STACK + 2, wake=33)
     ledger = Ledger(0)
-    ledger.book.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
-    ledger.book.wakes[33] = Wake()
+    ledger.catalog.stacks.update({FIRST_STACK + 1: Stack(()), FIRST_STACK + 2: Stack(())})
+    ledger.catalog.wakes[33] = Wake()
     ledger.tick(TICK_NS, MIN_NS, [], SiteDeltas.of([(at, SiteTotals(1, 5_000, 0, 5_000, log2.of(5_000)))]), [])
     dropped = ledger.age(keep_ns=TICK_NS)
     assert dropped == (set(), set())
@@ -732,9 +732,9 @@ def test_names_of_exited_threads_are_bounded() -> None:
     for number in range(60):
         keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
         for key in keys:
-            ledger.book.comms[key] = ledger.book.processes[key.pid] = "child"
+            ledger.catalog.comms[key] = ledger.catalog.processes[key.pid] = "child"
         ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=dict.fromkeys(keys, 0))
-    assert len(ledger.book.comms) == len(ledger.book.processes) == 51_000, "those of the last tick are kept"
+    assert len(ledger.catalog.comms) == len(ledger.catalog.processes) == 51_000, "those of the last tick are kept"
 
 
 def test_a_wait_in_progress_in_an_excluded_state_is_filtered_from_its_start() -> None:

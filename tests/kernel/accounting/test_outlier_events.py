@@ -49,8 +49,8 @@ class Fixed:
     def lowest_ns(self) -> int:
         return min(self.of_it_ns, self.others_ns)
 
-    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
-        category = book.stack(kernel).category
+    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+        category = catalog.stack(kernel).category
         self.asked.add((program, category))
         return self.of_it_ns if category == self.category else self.others_ns, NEVER_NS
 
@@ -58,8 +58,8 @@ class Fixed:
 class Every(Fixed):
     """The same thresholds, for ready threads too."""
 
-    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
-        mark_ns, _ = super().marks_ns(program, kernel, book)
+    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+        mark_ns, _ = super().marks_ns(program, kernel, catalog)
         return mark_ns, mark_ns
 
 
@@ -75,20 +75,20 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(door: str) -> No
         child.go()
         child.finish()
         window = live.tick()
-        book = window.book
-        asleep = [one for one in caught_of(live, child.tid) if book.stack(one.site.kernel).category == "sleep"]
+        catalog = window.catalog
+        asleep = [one for one in caught_of(live, child.tid) if catalog.stack(one.site.kernel).category == "sleep"]
         caught = sorted(asleep, key=lambda one: one.began_ns)
         unseen = most_unseen(door, 23)
         assert 23 - unseen <= len(caught) <= 23
         users = {one.site.user for one in caught}
-        live.source.wait_for_names({frame for user in users for frame in book.stack(user).frames}, 30)
+        live.source.wait_for_names({frame for user in users for frame in catalog.stack(user).frames}, 30)
         for user in users:  # the first of them may have been unwound by frame pointers
-            names = location.user_names(book, user, live.source.names)
+            names = location.user_names(catalog, user, live.source.names)
             assert (names[0], "main" in names) == (child.user[0], True)
         for one in caught:
             assert one.length_ns(one.ended_ns) >= 20 * MS
             assert 0 <= one.runqueue_ns <= one.length_ns(one.ended_ns)
-            assert (one.site.pid, one.program, one.state & 1) == (child.pid, book.process(child.pid), 1)
+            assert (one.site.pid, one.program, one.state & 1) == (child.pid, catalog.process(child.pid), 1)
             assert one.cpu in os.sched_getaffinity(0)
         assert all(a.ended_ns < b.began_ns for a, b in pairwise(caught))
         sites = watch.sites_of(window, child.tid)
@@ -126,7 +126,7 @@ def test_bpf_gets_the_threshold_of_each_stack(monkeypatch: pytest.MonkeyPatch) -
         child.go()
         live.tick(0.3)
         assert child.tid in handed_out
-        assert (live.last.book.process(child.pid), "sleep") in marks.asked
+        assert (live.last.catalog.process(child.pid), "sleep") in marks.asked
         assert caught_of(live, child.tid) == []  # they have not reached their threshold
         for _ in range(20):  # waits that ended during loading; repeated if others trace switches
             handed_out.clear()
@@ -205,8 +205,8 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     ring = SimpleNamespace(close=lambda: None)
 
     class Marked(Fixed):
-        def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
-            return MS if book.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
+        def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+            return MS if catalog.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
 
     def ring_of(_fd: int, add: Callable[[bytes], None]) -> SimpleNamespace:
         ring.consume = lambda: add(raw)
@@ -220,14 +220,14 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
 
     monkeypatch.setattr(libbpf, "RingBuffer", ring_of)
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
-    book = Catalog()
-    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    catalog = Catalog()
+    stacks = Stacks(kept, kept, catalog, watch.rules(), frame, cast(Any, None), (0, 0))
     marked = cast(Map, SimpleNamespace(entries=16, update=loaded.__setitem__, delete=loaded.pop))
 
     def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:
         return stacks.site(pid, tid, kernel, user)
 
-    catcher = OutlierEvents(cast(Map, SimpleNamespace(fd=0)), marked, book, site, stacks.kernel)
+    catcher = OutlierEvents(cast(Map, SimpleNamespace(fd=0)), marked, catalog, site, stacks.kernel)
     marks = Marked("", MS)
     assert catcher.take(marks) == []
     assert loaded == {of: layout.MARK.pack(100 * MS, NEVER_NS)}

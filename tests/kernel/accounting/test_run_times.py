@@ -44,7 +44,7 @@ def test_a_thread_from_before_counts_from_its_first_sample() -> None:
 def test_a_new_thread_counts_all_that_it_ran() -> None:
     ledger, each = after(([RuntimeSample(ONE, 5_000, BORN_NS)], {}), ([RuntimeSample(ONE, 5_600, BORN_NS)], {}))
     assert each == [5_000, 600]
-    assert ledger.book.lives == {ONE: ThreadLifetime(BORN_NS)}
+    assert ledger.catalog.lives == {ONE: ThreadLifetime(BORN_NS)}
 
 
 def test_a_thread_on_a_cpu_runs_until_the_tick_ends_minus_time_off() -> None:
@@ -75,13 +75,13 @@ def test_a_reused_tid_inherits_nothing() -> None:
     old, again_ns = RuntimeSample(ONE, 5_000, BORN_NS, ended=True), BEGAN_NS + TICK_NS + 700
     new = RuntimeSample(ONE, 30, again_ns)
     ledger, each = after(([old], {ONE: 9_000}), ([new], {}), ([], {}))
-    assert (each, ledger.book.lives) == ([5_000, 30, 0], {ONE: ThreadLifetime(again_ns)})
+    assert (each, ledger.catalog.lives) == ([5_000, 30, 0], {ONE: ThreadLifetime(again_ns)})
     # in the same tick too, in whichever order they are seen
     for ran in ([old, new._replace(start_ns=9_500)], [new._replace(start_ns=9_500), old]):
         ledger, each = after((ran, {ONE: 9_000}), ([RuntimeSample(ONE, 50, 9_500)], {}), ([], {}), ([], {}))
-        assert (each, ledger.book.lives) == ([5_030, 20, 0, 0], {ONE: ThreadLifetime(9_500)})
+        assert (each, ledger.catalog.lives) == ([5_030, 20, 0, 0], {ONE: ThreadLifetime(9_500)})
         assert set(ledger.threads) == {ONE}  # it is alive, so it has not been evicted
-        assert after((ran, {ONE: 9_000}), ([], {}))[0].book.lives == {
+        assert after((ran, {ONE: 9_000}), ([], {}))[0].catalog.lives == {
             ONE: ThreadLifetime(9_500)
         }  # even if it does nothing
 
@@ -90,7 +90,7 @@ def test_an_exited_thread_has_an_end_time_and_is_evicted() -> None:
     ledger, each = after(
         ([RuntimeSample(ONE, 5_000, BORN_NS)], {}), ([RuntimeSample(ONE, 5_600, BORN_NS, ended=True)], {ONE: 12_000})
     )
-    assert (each, ledger.book.lives) == ([5_000, 600], {ONE: ThreadLifetime(BORN_NS, 12_000)})
+    assert (each, ledger.catalog.lives) == ([5_000, 600], {ONE: ThreadLifetime(BORN_NS, 12_000)})
     ledger.tick(40_000, MIN_NS, [], NOTHING, [])
     assert set(ledger.threads) == {EXITED}
     assert ledger.threads[EXITED].running_ns == 5_600
@@ -99,7 +99,7 @@ def test_an_exited_thread_has_an_end_time_and_is_evicted() -> None:
 def test_a_thread_sampled_before_its_exit_has_exited() -> None:
     met, ended = RuntimeSample(ONE, 5_000, BORN_NS), RuntimeSample(ONE, 5_600, BORN_NS, ended=True)
     ledger, each = after(([met, ended], {ONE: 9_000}), ([], {}))
-    assert (each, ledger.book.lives) == ([5_600, 0], {ONE: ThreadLifetime(BORN_NS, 9_000)})
+    assert (each, ledger.catalog.lives) == ([5_600, 0], {ONE: ThreadLifetime(BORN_NS, 9_000)})
     assert set(ledger.threads) == {EXITED}
 
 
@@ -115,7 +115,7 @@ def test_exec_from_a_thread_keeps_its_own_run_time() -> None:
             ([RuntimeSample(ONE, 8_500, BORN_NS)], {}),
             ([RuntimeSample(ONE, 8_600, BORN_NS)], {}),
         )
-        assert (each, ledger.book.lives) == ([5_000, in_second_tick, 100], {ONE: ThreadLifetime(BORN_NS)})
+        assert (each, ledger.catalog.lives) == ([5_000, in_second_tick, 100], {ONE: ThreadLifetime(BORN_NS)})
         assert set(ledger.threads) == {ONE}
 
 
@@ -144,10 +144,10 @@ def test_late_run_time_of_an_old_thread_leaves_the_new_one_alone() -> None:
     late = before._replace(exec_ns=6_000, ended=True)
     later = now._replace(exec_ns=50)
     ledger, each = after(([before], {}), ([now], {}), ([late], {}), ([later], {}))
-    assert (each, ledger.book.lives) == ([0, 30, 0, 20], {ONE: ThreadLifetime(12_000)})
+    assert (each, ledger.catalog.lives) == ([0, 30, 0, 20], {ONE: ThreadLifetime(12_000)})
     ended = later._replace(ended=True)
     ledger, each = after(([before], {}), ([now], {}), ([ended], {ONE: 29_000}), ([late], {}))
-    assert (each, ledger.book.lives) == ([0, 30, 20, 0], {ONE: ThreadLifetime(12_000, 29_000)})
+    assert (each, ledger.catalog.lives) == ([0, 30, 20, 0], {ONE: ThreadLifetime(12_000, 29_000)})
 
 
 def test_a_thread_that_began_during_the_scan_counts_a_tick_later() -> None:

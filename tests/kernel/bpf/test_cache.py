@@ -100,7 +100,7 @@ def test_cached_programs_report_wakers(cache: Path, compiled: list[str]) -> None
             live.tick()
             child.go()
             window = live.tick(0.02)
-            wakers = [window.book.wake(key.wake).waker.tid for key in window.sites if key.tid == child.at["sleeper"]]
+            wakers = [window.catalog.wake(key.wake).waker.tid for key in window.sites if key.tid == child.at["sleeper"]]
             assert child.at["waker"] in wakers
             kept(cache, 2)
     assert (compiled.count("on_switch"), compiled.count("on_waking")) == (1, 1)

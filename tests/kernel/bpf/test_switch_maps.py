@@ -141,8 +141,8 @@ def test_the_hash_drops_the_record_of_an_exited_thread(tmp_path: Path) -> None:
     waits_of: dict[int, int] = {}
     for window in windows:
         for key, thread in window.each_thread():
-            life = window.book.life(key)
-            if window.book.comm(key) == "brief" and key.pid != brief.pid and life.to_ns - life.from_ns > 200_000_000:
+            life = window.catalog.life(key)
+            if window.catalog.comm(key) == "brief" and key.pid != brief.pid and life.to_ns - life.from_ns > 200_000_000:
                 waits_of[key.pid] = waits_of.get(key.pid, 0) + thread.waits - thread.involuntary
     exited = {pid: count for pid, count in waits_of.items() if not Path(f"/proc/{pid}").exists()}
     assert len(exited) > 100

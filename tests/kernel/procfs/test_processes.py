@@ -32,7 +32,7 @@ LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 @pytest.fixture
-def book() -> Catalog:
+def catalog() -> Catalog:
     return Catalog()
 
 
@@ -43,12 +43,12 @@ def reads() -> list[int]:
 
 
 @pytest.fixture
-def worker(book: Catalog, reads: list[int]) -> Generator[DetailsWorker]:
+def worker(catalog: Catalog, reads: list[int]) -> Generator[DetailsWorker]:
     def read(pid: int) -> Reading | None:
         reads.append(pid)
         return reading(READS, pid)
 
-    made = DetailsWorker(book, read=read)
+    made = DetailsWorker(catalog, read=read)
     yield made
     made.close()
 
@@ -80,11 +80,11 @@ def child_with_pid(pid: int, command: Sequence[str]) -> Generator[None]:
     pytest.fail("others were faster each time")
 
 
-def details_of(worker: DetailsWorker, book: Catalog, pid: int) -> Details:
+def details_of(worker: DetailsWorker, catalog: Catalog, pid: int) -> Details:
     """Return the details of `pid` once they are known."""
     worker.describe([pid])
-    until(lambda: pid in book.details)
-    return book.details[pid]
+    until(lambda: pid in catalog.details)
+    return catalog.details[pid]
 
 
 def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
@@ -96,8 +96,8 @@ def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
     until(lambda: reads[-1] == NOBODY)
 
 
-def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Catalog) -> None:
-    us = details_of(worker, book, os.getpid())
+def test_our_own_process_has_correct_details(worker: DetailsWorker, catalog: Catalog) -> None:
+    us = details_of(worker, catalog, os.getpid())
     assert us.user == pwd.getpwuid(os.geteuid()).pw_name
     assert us.uid == os.geteuid()
     assert us.cmdline == " ".join(
@@ -107,23 +107,23 @@ def test_our_own_process_has_correct_details(worker: DetailsWorker, book: Catalo
     assert us.cgroup.startswith("/")
 
 
-def test_arguments_are_kept_raw(worker: DetailsWorker, book: Catalog) -> None:
+def test_arguments_are_kept_raw(worker: DetailsWorker, catalog: Catalog) -> None:
     with child((*WAITS, "\x1b[2J", "two  blanks", os.fsdecode(b"\xff"))) as one:
-        assert details_of(worker, book, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
+        assert details_of(worker, catalog, one.pid).cmdline == "sh -c read line \x1b[2J two  blanks \udcff"
 
 
-def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, book: Catalog) -> None:
+def test_long_arguments_are_truncated_with_an_ellipsis(worker: DetailsWorker, catalog: Catalog) -> None:
     fitting = 4096 - len("sh -c read line ")
     with child((*WAITS, fitting * "x")) as whole, child((*WAITS, 100_000 * "x")) as cut:
-        assert details_of(worker, book, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
-        assert details_of(worker, book, cut.pid).cmdline == f"sh -c read line {fitting * 'x'}…"
+        assert details_of(worker, catalog, whole.pid).cmdline == f"sh -c read line {fitting * 'x'}"
+        assert details_of(worker, catalog, cut.pid).cmdline == f"sh -c read line {fitting * 'x'}…"
 
 
 @pytest.mark.kernel
-def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, book: Catalog) -> None:
+def test_the_owner_is_the_effective_user_or_its_number(worker: DetailsWorker, catalog: Catalog) -> None:
     with child(user=65534) as nobody, child(user=54321) as number:
-        assert details_of(worker, book, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
-        assert details_of(worker, book, number.pid)[0::3] == ("54321", 54321)
+        assert details_of(worker, catalog, nobody.pid)[0::3] == (pwd.getpwuid(65534).pw_name, 65534)
+        assert details_of(worker, catalog, number.pid)[0::3] == ("54321", 54321)
 
 
 @pytest.mark.kernel
@@ -148,8 +148,8 @@ def test_a_process_that_exits_while_being_read_has_no_reading(monkeypatch: pytes
 
 
 @pytest.mark.kernel
-def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, book: Catalog) -> None:
-    assert details_of(worker, book, 2) == Details("root", "", "/", 0)
+def test_a_kernel_thread_has_no_arguments(worker: DetailsWorker, catalog: Catalog) -> None:
+    assert details_of(worker, catalog, 2) == Details("root", "", "/", 0)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,18 @@ def test_the_version_2_cgroup_is_preferred(content: bytes, cgroup: str) -> None:
     assert cgroup_of(content) == cgroup
 
 
-def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, book: Catalog) -> None:
+def test_a_process_that_does_not_exist_has_no_details(worker: DetailsWorker, catalog: Catalog) -> None:
     with child() as one:
         pass
     worker.describe([one.pid, 0, -1, NOBODY])
-    details_of(worker, book, os.getpid())  # requested after them
-    assert [*book.details] == [os.getpid()]
+    details_of(worker, catalog, os.getpid())  # requested after them
+    assert [*catalog.details] == [os.getpid()]
     assert reading(READS, one.pid) is None
 
 
-def test_nothing_is_read_without_a_request(book: Catalog) -> None:
+def test_nothing_is_read_without_a_request(catalog: Catalog) -> None:
     read: list[int] = []
-    worker = DetailsWorker(book, read=lambda pid: read.append(pid))
+    worker = DetailsWorker(catalog, read=lambda pid: read.append(pid))
     before = {*threading.enumerate()}  # some of them may still exit
     worker.describe([])
     worker.met(1)
@@ -188,7 +188,7 @@ def test_nothing_is_read_without_a_request(book: Catalog) -> None:
     worker.close()
     worker.describe([1])
     assert not {*threading.enumerate()} - before
-    assert (read, book.details) == ([], {})
+    assert (read, catalog.details) == ([], {})
 
 
 def test_a_zombie_counts_as_exited() -> None:
@@ -201,10 +201,10 @@ def test_a_zombie_counts_as_exited() -> None:
 
 
 def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
-    worker: DetailsWorker, book: Catalog, reads: list[int], tmp_path: Path
+    worker: DetailsWorker, catalog: Catalog, reads: list[int], tmp_path: Path
 ) -> None:
     with running([build(tmp_path / "app", HEADLESS, "-pthread"), "mark"]) as app:
-        before = details_of(worker, book, app.pid)
+        before = details_of(worker, catalog, app.pid)
         assert before.cmdline == f"{tmp_path}/app mark"
         app.go_on_alone()
         until(lambda: Path(f"/proc/{app.pid}/cmdline").read_bytes() == b"")
@@ -213,64 +213,64 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
         assert headless.details == before._replace(cmdline="")
         worker.ended(app.pid)
         ask_again(worker, reads, app.pid)
-        assert book.details[app.pid] == before
+        assert catalog.details[app.pid] == before
         worker.met(app.pid)  # its main thread does not come back
-        assert book.details == {}
+        assert catalog.details == {}
 
 
-def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, book: Catalog, reads: list[int]) -> None:
+def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, catalog: Catalog, reads: list[int]) -> None:
     with child() as one:
-        book.processes[one.pid] = "sh"
-        first = details_of(worker, book, one.pid)
+        catalog.processes[one.pid] = "sh"
+        first = details_of(worker, catalog, one.pid)
     worker.ended(one.pid)
     worker.drop_unnamed()
     ask_again(worker, reads, one.pid)
     worker.drop_unnamed()
-    assert book.details == {one.pid: first}
-    del book.processes[one.pid]
+    assert catalog.details == {one.pid: first}
+    del catalog.processes[one.pid]
     worker.drop_unnamed()
-    assert book.details == {}
+    assert catalog.details == {}
 
 
 def test_a_missed_exit_is_found_by_reading_again(
-    worker: DetailsWorker, book: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
+    worker: DetailsWorker, catalog: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_OLD_S", 0.0)
     with child() as one:
-        details_of(worker, book, one.pid)
+        details_of(worker, catalog, one.pid)
         worker.drop_unnamed()
-        assert one.pid in book.details
+        assert one.pid in catalog.details
     ask_again(worker, reads, one.pid)
-    assert one.pid in book.details
+    assert one.pid in catalog.details
     worker.drop_unnamed()
-    assert one.pid not in book.details
+    assert one.pid not in catalog.details
 
 
-def test_a_reused_pid_does_not_show_the_old_process(book: Catalog) -> None:
+def test_a_reused_pid_does_not_show_the_old_process(catalog: Catalog) -> None:
     """The kernel is simulated, because PIDs are not reused on demand."""
     began, user = [b"100"], ["first"]
-    worker = DetailsWorker(book, read=lambda _: Reading(began[0], Details(user[0])))
-    assert details_of(worker, book, 7).user == "first"
+    worker = DetailsWorker(catalog, read=lambda _: Reading(began[0], Details(user[0])))
+    assert details_of(worker, catalog, 7).user == "first"
     worker.met(7)  # it is still alive
-    assert book.details[7].user == "first"
+    assert catalog.details[7].user == "first"
     worker.ended(7)
-    assert book.details[7].user == "first"
+    assert catalog.details[7].user == "first"
     worker.met(7)
-    assert 7 not in book.details
+    assert 7 not in catalog.details
 
     began[0], user[0] = b"200", "second"
-    assert details_of(worker, book, 7).user == "second"
+    assert details_of(worker, catalog, 7).user == "second"
     worker.met(7)
     worker.ended(7)
     began[0], user[0] = b"300", "third"
     worker.describe([7])
-    until(lambda: book.details[7].user == "third")
+    until(lambda: catalog.details[7].user == "third")
     worker.met(7)  # no longer an exited one
-    assert book.details[7].user == "third"
+    assert catalog.details[7].user == "third"
     worker.close()
 
 
-def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Catalog) -> None:
+def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(catalog: Catalog) -> None:
     at, released = threading.Semaphore(0), threading.Semaphore(0)
     answers = iter([Reading(b"100", Details("first")), Reading(b"200", Details("second"))])
 
@@ -280,55 +280,55 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(book: Catalog) ->
         released.acquire()
         return answer
 
-    worker = DetailsWorker(book, read=slowly)
+    worker = DetailsWorker(catalog, read=slowly)
     worker.describe([7])
     at.acquire()
     worker.ended(7)
     worker.met(7)
     released.release()
     until(lambda: worker.describe([7]) is None and at.acquire(blocking=False))
-    assert book.details == {}
+    assert catalog.details == {}
     released.release()
-    until(lambda: 7 in book.details)
-    assert book.details[7].user == "second"
+    until(lambda: 7 in catalog.details)
+    assert catalog.details[7].user == "second"
     worker.close()
 
 
 @pytest.mark.kernel
-def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, book: Catalog) -> None:
+def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, catalog: Catalog) -> None:
     with child((*WAITS, "first")) as one:
-        assert details_of(worker, book, one.pid).cmdline.endswith("first")
+        assert details_of(worker, catalog, one.pid).cmdline.endswith("first")
     worker.ended(one.pid)
     with child_with_pid(one.pid, (*WAITS, "second")):
         worker.describe([one.pid])
-        until(lambda: book.details[one.pid].cmdline.endswith("second"))
+        until(lambda: catalog.details[one.pid].cmdline.endswith("second"))
 
 
 def test_exec_shows_after_reading_again(
-    worker: DetailsWorker, book: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
+    worker: DetailsWorker, catalog: Catalog, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with child(("sh", "-c", "read line; exec sleep 1000")) as one:
         assert one.stdin
-        assert details_of(worker, book, one.pid).cmdline == "sh -c read line; exec sleep 1000"
+        assert details_of(worker, catalog, one.pid).cmdline == "sh -c read line; exec sleep 1000"
         one.stdin.write(b"\n")
         one.stdin.flush()
         until(lambda: Path(f"/proc/{one.pid}/cmdline").read_bytes() == b"sleep\x001000\0")
         worker.describe([one.pid])
-        details_of(worker, book, os.getpid())
-        assert book.details[one.pid].cmdline.startswith("sh")  # it has just been read
+        details_of(worker, catalog, os.getpid())
+        assert catalog.details[one.pid].cmdline.startswith("sh")  # it has just been read
         monkeypatch.setattr(processes, "_OLD_S", 0.0)
         ask_again(worker, reads, one.pid)
-        assert book.details[one.pid].cmdline == "sleep 1000"
+        assert catalog.details[one.pid].cmdline == "sleep 1000"
 
 
-def test_a_process_that_never_answers_blocks_nothing(book: Catalog) -> None:
+def test_a_process_that_never_answers_blocks_nothing(catalog: Catalog) -> None:
     stuck, released = threading.Event(), threading.Event()
 
     def never(_: int) -> None:
         stuck.set()
         released.wait(SECONDS)
 
-    worker = DetailsWorker(book, read=never)
+    worker = DetailsWorker(catalog, read=never)
     worker.describe([1])
     assert stuck.wait(SECONDS)
     worker.describe([1, 2])
@@ -339,10 +339,10 @@ def test_a_process_that_never_answers_blocks_nothing(book: Catalog) -> None:
     assert not released.is_set()
     released.set()
     until(lambda: not any(thread.name == "offtop-details" for thread in threading.enumerate()))
-    assert book.details == {}
+    assert catalog.details == {}
 
 
-def test_the_queue_and_the_details_are_bounded(book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_and_the_details_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", 0.0)
     monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
     monkeypatch.setattr(processes, "_MOST_TOLD", 10)
@@ -355,27 +355,27 @@ def test_the_queue_and_the_details_are_bounded(book: Catalog, monkeypatch: pytes
         assert released.wait(SECONDS)
         return Reading(b"1", Details(str(pid)))
 
-    worker = DetailsWorker(book, read=count)
+    worker = DetailsWorker(catalog, read=count)
     worker.describe([1])
     assert first.wait(SECONDS)
     worker.describe(range(2, 1000))
     released.set()
-    until(lambda: 31 in book.details)
+    until(lambda: 31 in catalog.details)
     worker.describe([2000])
-    until(lambda: 2000 in book.details)
+    until(lambda: 2000 in catalog.details)
     assert read == [*range(1, 32), 2000]
-    assert [*book.details] == [*range(23, 32), 2000]
+    assert [*catalog.details] == [*range(23, 32), 2000]
     worker.close()
 
 
-def test_the_worker_pauses_after_some_readings(book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_pauses_after_some_readings(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", SECONDS)
-    worker = DetailsWorker(book, read=lambda pid: Reading(b"1", Details(str(pid))))
+    worker = DetailsWorker(catalog, read=lambda pid: Reading(b"1", Details(str(pid))))
     worker.describe(range(1, 100))
-    until(lambda: 20 in book.details)
+    until(lambda: 20 in catalog.details)
     worker.close()
     until(lambda: not any(thread.name == "offtop-details" for thread in threading.enumerate()))
-    assert [*book.details] == [*range(1, 21)]
+    assert [*catalog.details] == [*range(1, 21)]
 
 
 def test_missing_details_are_unknown() -> None:
@@ -386,37 +386,37 @@ def test_missing_details_are_unknown() -> None:
 @pytest.mark.kernel
 def test_a_live_source_keeps_details_as_long_as_a_window_can_name_them() -> None:
     with watch.watching(keep_ns=200 * MS) as live:
-        book = live.last.book
+        catalog = live.last.catalog
         with child((*WAITS, "mark")) as one:
             live.tick()
             live.source.describe([one.pid])
-            until(lambda: one.pid in book.details)
+            until(lambda: one.pid in catalog.details)
             live.tick()
             live.tick()
-            assert book.details[one.pid].cmdline == "sh -c read line mark"
+            assert catalog.details[one.pid].cmdline == "sh -c read line mark"
         live.tick()
-        assert book.details[one.pid].cmdline == "sh -c read line mark"
-        assert book.processes[one.pid] == "sh"
+        assert catalog.details[one.pid].cmdline == "sh -c read line mark"
+        assert catalog.processes[one.pid] == "sh"
 
         def is_dropped() -> bool:
             live.tick(after_s=0.05)
-            return one.pid not in book.processes
+            return one.pid not in catalog.processes
 
         until(is_dropped)
-        assert one.pid not in book.details
+        assert one.pid not in catalog.details
 
 
 @pytest.mark.kernel
 def test_a_live_source_does_not_mix_up_processes_of_one_pid() -> None:
     with watch.watching() as live:
-        book = live.last.book
+        catalog = live.last.catalog
         with child() as one:
             live.tick()
             live.source.describe([one.pid])
-            until(lambda: one.pid in book.details)
+            until(lambda: one.pid in catalog.details)
         live.tick()
-        assert one.pid in book.details
+        assert one.pid in catalog.details
         with child_with_pid(one.pid, WAITS):
             live.tick(after_s=0.05)
             live.tick()
-            assert one.pid not in book.details
+            assert one.pid not in catalog.details

@@ -59,22 +59,22 @@ def test_minus_1_is_no_call_in_any_width() -> None:
 
 def test_an_unknown_call_keeps_its_number() -> None:
     assert [name_of(999), name_of(0, "pdp11"), name_of((1 << 64) - 2)] == ["", "", ""]
-    book = Catalog(calls={202: "futex", CALL_32_BIT | 240: "futex"})
-    names = [book.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
+    catalog = Catalog(calls={202: "futex", CALL_32_BIT | 240: "futex"})
+    names = [catalog.call(number) for number in (202, 999, CALL_32_BIT | 240, CALL_32_BIT | 999)]
     assert names == ["futex", "syscall 999", "futex", "syscall 999"]
 
 
 def test_only_calls_with_a_name_are_kept() -> None:
     drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
-    drain._book = Catalog()  # pyright: ignore[reportPrivateUsage]
+    drain._catalog = Catalog()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         for number in (*range(3_000), (1 << 29) - 1):
             stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")
             assert drain._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
-    names = drain._book.calls  # pyright: ignore[reportPrivateUsage]
+    names = drain._catalog.calls  # pyright: ignore[reportPrivateUsage]
     assert 600 < len(names) < 1_200
     assert not any(name.startswith("syscall ") for name in names.values())
-    assert drain._book.call(2_999) == drain._book.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
+    assert drain._catalog.call(2_999) == drain._catalog.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
 
 
 def test_names_match_this_machines_header() -> None:

@@ -55,8 +55,8 @@ def socket_of(family: int, protocol: int, local: str, peer: str = "", state: int
     )
 
 
-def described(found: ObjectRecord, pid: int = OWN, book: Catalog | None = None) -> Object:
-    return Objects(book or Catalog(), READS).of(pid, found)[0]
+def described(found: ObjectRecord, pid: int = OWN, catalog: Catalog | None = None) -> Object:
+    return Objects(catalog or Catalog(), READS).of(pid, found)[0]
 
 
 def inode_of(fd: int) -> int:
@@ -97,7 +97,7 @@ def test_a_socket_is_described_by_its_addresses(found: ObjectRecord, label: str,
 
 def test_a_unix_socket_is_described_by_its_peer() -> None:
     unix = record(magic=layout.MAGIC_SOCKETS, inode=77, family=layout.FAMILY_UNIX, peer_pid=123)
-    assert described(unix, book=Catalog(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
+    assert described(unix, catalog=Catalog(processes={123: "postgres"})).label == "unix [77] to postgres(123)"
     assert described(unix).peer == "123"
     assert described(unix._replace(peer_pid=0)) == Object("unix", "socket:[77]")
     assert described(unix._replace(peer_pid=0)).label == "unix [77]"

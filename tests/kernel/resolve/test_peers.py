@@ -58,7 +58,7 @@ poll.poll()
 
 
 @pytest.fixture
-def book() -> Catalog:
+def catalog() -> Catalog:
     return Catalog()
 
 
@@ -68,10 +68,10 @@ def epolls() -> dict[Object, int]:
 
 
 @pytest.fixture
-def worker(book: Catalog, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[PeersWorker]:
+def worker(catalog: Catalog, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[PeersWorker]:
     monkeypatch.setattr(module, "_REST_S", 0.0)
     monkeypatch.setattr(module, "_REST_TIMES", 0)
-    made = PeersWorker(book, epolls)
+    made = PeersWorker(catalog, epolls)
     yield made
     made.close()
 
@@ -130,10 +130,10 @@ def inode(one: socket.socket) -> int:
     return os.fstat(one.fileno()).st_ino
 
 
-def peers_of(worker: PeersWorker, book: Catalog, *objects: Object, pid: int = OWN) -> list[Peers]:
+def peers_of(worker: PeersWorker, catalog: Catalog, *objects: Object, pid: int = OWN) -> list[Peers]:
     """Return the peers of these objects, once all have been looked up."""
     ask(worker, dict.fromkeys(objects, pid))
-    return [book.ends_of(one) for one in objects]
+    return [catalog.ends_of(one) for one in objects]
 
 
 def ask(worker: PeersWorker, waited_on: dict[Object, int]) -> None:
@@ -147,17 +147,17 @@ def by_role(ends: Peers) -> dict[str, set[Process]]:
     return {side.role: {*side.processes} for side in ends.sides}
 
 
-def test_a_pipe_has_readers_and_writers(worker: PeersWorker, book: Catalog) -> None:
+def test_a_pipe_has_readers_and_writers(worker: PeersWorker, catalog: Catalog) -> None:
     with pipe_of(readers=1, writers=2) as (pipe, readers, writers):
-        (found,) = peers_of(worker, book, pipe)
+        (found,) = peers_of(worker, catalog, pipe)
         assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
         assert [side.total for side in found.sides] == [1, 2]
 
 
-def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: PeersWorker, book: Catalog) -> None:
+def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: PeersWorker, catalog: Catalog) -> None:
     read, write = os.pipe()
     again = os.dup(read)
-    (found,) = peers_of(worker, book, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
+    (found,) = peers_of(worker, catalog, Object("pipe", f"pipe:[{os.fstat(read).st_ino}]"))
     for fd in (read, write, again):
         os.close(fd)
     assert [(side.role, [one.pid for one in side.processes], side.total) for side in found.sides] == [
@@ -166,25 +166,25 @@ def test_a_process_with_both_ends_of_a_pipe_is_listed_once_per_role(worker: Peer
     ]
 
 
-def test_many_peers_are_named_in_part_and_counted_in_full(worker: PeersWorker, book: Catalog) -> None:
+def test_many_peers_are_named_in_part_and_counted_in_full(worker: PeersWorker, catalog: Catalog) -> None:
     with pipe_of(readers=1, writers=12) as (pipe, _, writers):
-        side = peers_of(worker, book, pipe)[0].sides[1]
+        side = peers_of(worker, catalog, pipe)[0].sides[1]
         assert (len(side.processes), side.total, {*side.processes} <= {*writers}) == (8, 12, True)
         assert side.text.startswith("writer: sleep(")
         assert side.text.endswith("), +9")
 
 
-def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, book: Catalog) -> None:
+def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, catalog: Catalog) -> None:
     nowhere = Object("tcp", "socket:[1]", 0, "127.0.0.1:1", "127.0.0.1:2")
     unheard = Object("tcp", "socket:[1]", 0, "*:1", "127.0.0.1:2")
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
-    assert (book.ends, book.ends_version) == ({}, 0)
+    assert (catalog.ends, catalog.ends_version) == ({}, 0)
     worker.find({Object("futex", "0x7f00", OWN): OWN, Object("tcp", "socket:[1]", 0, "*:80"): OWN})
     assert not worker._asked, "these have no peer"  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWorker, book: Catalog) -> None:
+def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWorker, catalog: Catalog) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with (
         socket.create_server((address, 0), family=family) as listening,
@@ -194,44 +194,44 @@ def test_a_local_connection_has_a_peer_at_each_end(address: str, worker: PeersWo
         with child(stdin=server) as process:
             of_client, of_server = inet(client), inet(server)
             server.close()
-            assert by_role(*peers_of(worker, book, of_client)) == {PEER: {process}}
-            (there,) = peers_of(worker, book, of_server, pid=process.pid)
+            assert by_role(*peers_of(worker, catalog, of_client)) == {PEER: {process}}
+            (there,) = peers_of(worker, catalog, of_server, pid=process.pid)
             assert [one.pid for side in there.sides for one in side.processes] == [OWN]
 
 
-def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: PeersWorker, book: Catalog) -> None:
+def test_a_dual_stack_server_is_found_by_an_ipv4_client(worker: PeersWorker, catalog: Catalog) -> None:
     with (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening,
         socket.create_connection(("127.0.0.1", at(listening)[1])) as client,
     ):
         server, _ = listening.accept()
         with server, child(stdin=server) as process:
-            assert process in by_role(*peers_of(worker, book, inet(client)))[PEER]
+            assert process in by_role(*peers_of(worker, catalog, inet(client)))[PEER]
 
 
-def test_an_unaccepted_connection_belongs_to_the_listener(worker: PeersWorker, book: Catalog) -> None:
+def test_an_unaccepted_connection_belongs_to_the_listener(worker: PeersWorker, catalog: Catalog) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(at(listening)) as client:
         with child(stdin=listening) as process:
-            (found,) = peers_of(worker, book, inet(client))
+            (found,) = peers_of(worker, catalog, inet(client))
         assert {role: process in those for role, those in by_role(found).items()} == {LISTENER: True}
 
 
-def test_datagrams_belong_to_the_owner_of_the_port(worker: PeersWorker, book: Catalog) -> None:
+def test_datagrams_belong_to_the_owner_of_the_port(worker: PeersWorker, catalog: Catalog) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
         server.bind(("127.0.0.1", 0))
         client.connect(at(server))
         with child(stdin=server) as process:
-            assert process in by_role(*peers_of(worker, book, inet(client, "udp")))[PEER]
+            assert process in by_role(*peers_of(worker, catalog, inet(client, "udp")))[PEER]
 
 
-def test_a_unix_socket_has_a_peer(worker: PeersWorker, book: Catalog) -> None:
+def test_a_unix_socket_has_a_peer(worker: PeersWorker, catalog: Catalog) -> None:
     mine, yours = socket.socketpair()
     with mine, child(stdin=yours) as process:
         yours.close()
-        assert by_role(*peers_of(worker, book, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
+        assert by_role(*peers_of(worker, catalog, Object("unix", f"socket:[{inode(mine)}]"))) == {PEER: {process}}
 
 
-def test_another_network_namespace_is_queried_for_its_connections(worker: PeersWorker, book: Catalog) -> None:
+def test_another_network_namespace_is_queried_for_its_connections(worker: PeersWorker, catalog: Catalog) -> None:
     command = ["unshare", "--net", sys.executable, "-c", _ELSEWHERE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -239,15 +239,17 @@ def test_another_network_namespace_is_queried_for_its_connections(worker: PeersW
         what = Object("tcp", f"socket:[{number}]", 0, f"127.0.0.1:{port}", "127.0.0.1:4242", "established")
         with sockets_of(OWN) as sockets:
             assert sockets.other_end("tcp", number, what.local, what.peer) is None, "in our namespace"
-        (found,) = peers_of(worker, book, what, pid=process.pid)
+        (found,) = peers_of(worker, catalog, what, pid=process.pid)
         assert [(side.role, [one.pid for one in side.processes]) for side in found.sides] == [(PEER, [process.pid])]
         with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_connection(at(ours)) as client:
-            (mine,) = peers_of(worker, book, inet(client))
+            (mine,) = peers_of(worker, catalog, inet(client))
             assert [side.role for side in mine.sides] == [LISTENER], "the worker has returned to ours"
         process.communicate()
 
 
-def test_an_epoll_lists_its_descriptors_by_kind(worker: PeersWorker, book: Catalog, epolls: dict[Object, int]) -> None:
+def test_an_epoll_lists_its_descriptors_by_kind(
+    worker: PeersWorker, catalog: Catalog, epolls: dict[Object, int]
+) -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     read, write = os.pipe()
     eventfd = os.eventfd(0)
@@ -256,7 +258,7 @@ def test_an_epoll_lists_its_descriptors_by_kind(worker: PeersWorker, book: Catal
             epoll.register(one)
         what = Object("epoll", "epoll#1", OWN)
         epolls[what] = epoll.fileno()
-        (found,) = peers_of(worker, book, what)
+        (found,) = peers_of(worker, catalog, what)
         assert found.members == (("socket", 3), ("eventfd", 1), ("pipe", 1))
         assert found.told(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
     assert watched(OWN, read) == (), "no epoll"
@@ -277,66 +279,66 @@ def test_an_epoll_with_too_many_files_is_skipped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_files_are_read_once_for_all_requests_until_they_change(
-    worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, catalog: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_OLD_S", 0.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, writers):
-        peers_of(worker, book, first, second)
+        peers_of(worker, catalog, first, second)
         assert readings == [{first.name, second.name}]
-        before = peers_of(worker, book, first, second)
-        assert (len(readings), book.ends_version) == (1, 2)
+        before = peers_of(worker, catalog, first, second)
+        assert (len(readings), catalog.ends_version) == (1, 2)
         os.kill(writers[0].pid, 9)
         until(lambda: not Path(f"/proc/{writers[0].pid}/fd/1").exists())
-        after = peers_of(worker, book, first, second)
-        assert (readings[1:], book.ends_version) == ([{second.name}], 3)
+        after = peers_of(worker, catalog, first, second)
+        assert (readings[1:], catalog.ends_version) == ([{second.name}], 3)
         assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
 
 
 def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
-    worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, catalog: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REST_S", 1_000_000.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 2) as (second, readers, writers), pipe_of(1, 1) as (third, _, gone):
-        peers_of(worker, book, first)
+        peers_of(worker, catalog, first)
         with pipe_of(1, 1) as (newer, _, _):
             worker.find({newer: OWN})
             until(lambda: not worker._asked)  # pyright: ignore[reportPrivateUsage]
-            (found,) = peers_of(worker, book, second)
+            (found,) = peers_of(worker, catalog, second)
             assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
             os.kill(gone[0].pid, 9)
             until(lambda: not Path(f"/proc/{gone[0].pid}/fd/1").exists())
             worker.find({third: OWN})
-            peers_of(worker, book, first, second)
-            assert (book.ends_of(newer), book.ends_of(third)) == (NO_ENDS, NO_ENDS)
+            peers_of(worker, catalog, first, second)
+            assert (catalog.ends_of(newer), catalog.ends_of(third)) == (NO_ENDS, NO_ENDS)
             assert readings == [{first.name}]
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_with_too_many_open_pipes_and_sockets_none_is_cached(
-    most: int, worker: PeersWorker, book: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
+    most: int, worker: PeersWorker, catalog: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_MET", most)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
-        peers_of(worker, book, first)
-        (found,) = peers_of(worker, book, second)
+        peers_of(worker, catalog, first)
+        (found,) = peers_of(worker, catalog, second)
         assert [side.total for side in found.sides] == [1, 1]
         assert len(readings) == (1 if most else 2)
 
 
-def test_a_recent_lookup_is_not_repeated(worker: PeersWorker, book: Catalog, readings: list[set[str]]) -> None:
+def test_a_recent_lookup_is_not_repeated(worker: PeersWorker, catalog: Catalog, readings: list[set[str]]) -> None:
     with pipe_of(1, 1) as (pipe, _, _):
         nothing = Object("pipe", "pipe:[1]")
         for _ in range(3):
-            peers_of(worker, book, pipe, nothing)
+            peers_of(worker, catalog, pipe, nothing)
         assert len(readings) == 1
 
 
 def test_with_too_many_files_on_the_machine_no_peers_are_found(
-    worker: PeersWorker, book: Catalog, monkeypatch: pytest.MonkeyPatch
+    worker: PeersWorker, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     with pipe_of(1, 1) as (pipe, _, _):
-        assert peers_of(worker, book, pipe) == [NO_ENDS]
+        assert peers_of(worker, catalog, pipe) == [NO_ENDS]
 
 
 def test_the_worker_pauses_between_reads_and_closes_at_once(
@@ -363,13 +365,15 @@ def test_the_worker_pauses_between_reads_and_closes_at_once(
     worker.find({Object("pipe", "pipe:[2]"): OWN})
 
 
-def test_requests_and_results_are_bounded(worker: PeersWorker, book: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_results_are_bounded(
+    worker: PeersWorker, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_MOST_TOLD", 2)
     monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
         for one in (first, second, third):
             ask(worker, {one: OWN})
-        assert [*book.ends] == [second, third]
+        assert [*catalog.ends] == [second, third]
         assert len(worker._look_s) <= 2 >= len(worker._holders)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -453,8 +457,8 @@ def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None
         assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
 
 
-def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, book: Catalog, tmp_path: Path) -> None:
-    assert peers_of(worker, book, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
+def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, catalog: Catalog, tmp_path: Path) -> None:
+    assert peers_of(worker, catalog, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
 
 
 @pytest.mark.kernel
@@ -494,9 +498,11 @@ def waits_for(pid: int) -> list[str]:
     with watch.watching(Filters(min_ns=MS, pids=(pid,))) as live:
         for _ in range(100):
             live.tick(0.1)
-            book, one = live.last.book, live.last.waiting.get(ThreadKey(pid, pid))
-            if one is not None and (on := waited_on([(pid, one.site.wake)], book.wakes)):
+            catalog, one = live.last.catalog, live.last.waiting.get(ThreadKey(pid, pid))
+            if one is not None and (on := waited_on([(pid, one.site.wake)], catalog.wakes)):
                 live.source.find_ends(on)
-                if texts := [text for what in on if (text := book.ends_of(what).told(book.stack(one.site.kernel)))]:
+                if texts := [
+                    text for what in on if (text := catalog.ends_of(what).told(catalog.stack(one.site.kernel)))
+                ]:
                     return texts
     return []

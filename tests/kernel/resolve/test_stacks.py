@@ -36,7 +36,7 @@ def test_a_lost_stack_copy_counts_once_per_tick() -> None:
 
 
 def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> None:
-    code, pids_read, book = 0x7F00_0000, list[int](), Catalog()
+    code, pids_read, catalog = 0x7F00_0000, list[int](), Catalog()
 
     def lookup(key: bytes) -> bytes:
         number = int.from_bytes(key, "little")
@@ -56,10 +56,10 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
 
     def names_of(pid: int) -> list[list[str]]:
         ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
-        return [[frame.file for frame in book.stacks[one].frames] for one in ids]
+        return [[frame.file for frame in catalog.stacks[one].frames] for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
+    stacks = Stacks(kept, kept, catalog, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
     for expected in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
         assert names_of(7) == [[GONE], ["it.py", GONE]] * 2
         assert names_of(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
@@ -73,7 +73,7 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
 def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     address = 0xFFFF_FFFF_C000_1010
     value = layout.STACK.pack(1, 0, address, *[0] * layout.FRAMES)
-    book, names = Catalog(), {address: "nfs_wait"}
+    catalog, names = Catalog(), {address: "nfs_wait"}
 
     def lookup(_: bytes) -> bytes:
         return value
@@ -83,10 +83,10 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
 
     def shown() -> list[str]:
         ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
-        return [book.stack(one).frames[0].name for one in ids]
+        return [catalog.stack(one).frames[0].name for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), frame, cast(Any, None), (0, 0))
+    stacks = Stacks(kept, kept, catalog, watch.rules(), frame, cast(Any, None), (0, 0))
     assert shown() == ["nfs_wait"] * 2
     names[address] = "dlm_wait"
     assert shown() == ["nfs_wait"] * 2
@@ -96,22 +96,22 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
 def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top: list[str]) -> None:
-    book, no_map, no_frames = Catalog(), cast(Map, None), cast(Any, None)
+    catalog, no_map, no_frames = Catalog(), cast(Map, None), cast(Any, None)
     first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
     names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
 
     def frame(address: int) -> Frame:
         return Frame(KERNEL, 0, names[address])
 
-    stacks = Stacks(no_map, no_map, book, watch.rules(), frame, no_frames, (first, end), signed=signed)
+    stacks = Stacks(no_map, no_map, catalog, watch.rules(), frame, no_frames, (first, end), signed=signed)
     words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
     found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
-    assert [frame.name for frame in book.stacks[found].frames] == [*top, "vfs_write"]
+    assert [frame.name for frame in catalog.stacks[found].frames] == [*top, "vfs_write"]
 
 
 def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
     """The first one's stack is looked up when its wait ended, before the process has exited."""
-    files, book = [GONE], Catalog()
+    files, catalog = [GONE], Catalog()
     value = layout.STACK.pack(1, layout.END_LINKED, 0x7F00_0000, *[0] * layout.FRAMES)
 
     def lookup(_: bytes) -> bytes:
@@ -121,9 +121,9 @@ def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
         return (Frame(files[0], 0),)
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, book, watch.rules(), cast(Any, None), frames, (0, 0))
+    stacks = Stacks(kept, kept, catalog, watch.rules(), cast(Any, None), frames, (0, 0))
     for file in (GONE, "/bin/it", "/bin/it"):
         files[:] = [file]
         sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]
-        assert [book.stack(site.user).frames[0].file for site in sites] == [file, file]
+        assert [catalog.stack(site.user).frames[0].file for site in sites] == [file, file]
         stacks.make_room(at_once=False)

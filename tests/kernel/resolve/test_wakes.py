@@ -145,12 +145,12 @@ class Kernel:
 
     def __init__(self) -> None:
         self.wakers, self.wakes = FakeMap(1 << 20, layout.WAKER.size), FakeMap(1 << 20, layout.WAKE.size)
-        self.book = Catalog()
+        self.catalog = Catalog()
         for stack, names in STACKS.items():
-            self.book.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
+            self.catalog.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
         self.objects = FakeMap(1 << 20, layout.OBJECT.size)
         wakers, wakes, objects = (cast(Map, one) for one in (self.wakers, self.wakes, self.objects))
-        self.read = Wakes(wakers, wakes, objects, self.book, _as_they_are, lambda _: "", READS)
+        self.read = Wakes(wakers, wakes, objects, self.catalog, _as_they_are, lambda _: "", READS)
         self._next = layout.FIRST_ID
 
     def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:
@@ -174,7 +174,7 @@ class Kernel:
 
     def made(self, *wakers: int, end: int = layout.NO_WAKE) -> Wake:
         """Return the wake that ended a wait of the sleeper."""
-        return self.book.wake(self.read.id_of(self.wake(*wakers, end=end), PID, SLEEPER))
+        return self.catalog.wake(self.read.id_of(self.wake(*wakers, end=end), PID, SLEEPER))
 
 
 @pytest.fixture
@@ -195,15 +195,15 @@ def test_equal_wakes_share_one_id(kernel: Kernel) -> None:
     assert first == FIRST_WAKE
     assert kernel.read.id_of(kernel.wake(waker, futex=0xABC), PID, SLEEPER) == first
     assert kernel.read.id_of(kernel.wake(waker, futex=0xDEF), PID, SLEEPER) == first + 1
-    assert kernel.book.wake(first).object == Object("futex", "0xabc", PID)
-    assert kernel.book.wake(first).waker[:5] == (THREAD, "", PID, 7, "t7")
+    assert kernel.catalog.wake(first).object == Object("futex", "0xabc", PID)
+    assert kernel.catalog.wake(first).waker[:5] == (THREAD, "", PID, 7, "t7")
 
 
 def test_a_wait_on_something_else_than_its_call_names_has_no_object(kernel: Kernel) -> None:
     raw = kernel.wake(kernel.waker(7), futex=0xABC)
     on_futex, elsewhere = (kernel.read.id_of(raw, PID, SLEEPER, is_on_object) for is_on_object in (True, False))
-    assert kernel.book.wake(on_futex).object == Object("futex", "0xabc", PID)
-    assert kernel.book.wake(elsewhere) == kernel.book.wake(on_futex)._replace(object=NO_OBJECT)
+    assert kernel.catalog.wake(on_futex).object == Object("futex", "0xabc", PID)
+    assert kernel.catalog.wake(elsewhere) == kernel.catalog.wake(on_futex)._replace(object=NO_OBJECT)
     assert kernel.read.id_of(raw, PID, SLEEPER) == on_futex
     assert kernel.read.id_of(raw, PID, SLEEPER, is_on_object=False) == elsewhere
 
@@ -271,9 +271,9 @@ def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
-    ledger, threads = Ledger(0, book=kernel.book), [kernel.waker(tid) for tid in range(1, 100)]
+    ledger, threads = Ledger(0, catalog=kernel.catalog), [kernel.waker(tid) for tid in range(1, 100)]
     first = kernel.wake(threads[0], threads[1], end=layout.FIRST_ID)
-    kernel.book.stacks.update((1000 + tick, Stack(())) for tick in range(31))
+    kernel.catalog.stacks.update((1000 + tick, Stack(())) for tick in range(31))
     snapshots: list[Snapshot] = []
     ids: list[int] = []
     for tick in range(1, 31):
@@ -285,14 +285,14 @@ def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
         ledger.tick(tick * 10_000, 1_000, [(ThreadKey(PID, SLEEPER), SILENT)], ended, [], storms=storms)
         if kernel.read.most_kept is not None:
             assert kernel.read.most_kept == 8
-            assert len(kernel.book.wakes) - FIRST_WAKE >= 12
+            assert len(kernel.catalog.wakes) - FIRST_WAKE >= 12
             kernel.read.forget(set(), ledger.drop_wakes(kernel.read.most_kept))
-            assert len(kernel.book.wakes) - FIRST_WAKE == 8
-        assert {*ids} <= kernel.book.wakes.keys() and {kernel.book.wake(one).end for one in ids} == {DEPTH}
+            assert len(kernel.catalog.wakes) - FIRST_WAKE == 8
+        assert {*ids} <= kernel.catalog.wakes.keys() and {kernel.catalog.wake(one).end for one in ids} == {DEPTH}
         assert {site.wake for site in ledger.sites if site.tid} == {
-            one for one in kernel.book.wakes if one >= FIRST_WAKE
+            one for one in kernel.catalog.wakes if one >= FIRST_WAKE
         }
-        snapshots.append(Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), {}, kernel.book))
+        snapshots.append(Snapshot(0, ledger.at_ns, ledger.threads.frozen(), ledger.sites.frozen(), {}, kernel.catalog))
     assert kernel.read.unread == 0
     assert ids[0] == FIRST_WAKE, "a chain in use stays"
     assert ledger.storms == {FIRST_WAKE: Storm(30, 240, 0, 8)}
@@ -302,13 +302,13 @@ def test_the_least_recently_named_chains_are_evicted_before_space_runs_out(
         assert [totals.waits for totals in parts.values()] == [1] * 4, "and nothing of the evicted ones"
         assert all(site.tid for site in parts)
     assert ledger.age(keep_ns=200_000)
-    stacks = {stack for stack in kernel.book.stacks if stack >= 1000}
+    stacks = {stack for stack in kernel.catalog.stacks if stack >= 1000}
     assert {1000 + tick for tick in range(11, 31)} <= stacks, "an old window may still name them"
 
 
 def test_chains_named_in_one_tick_are_not_evicted(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakes, "_MOST_CHAINS", 16)
-    ledger, threads = Ledger(0, book=kernel.book), [kernel.waker(tid) for tid in range(1, 40)]
+    ledger, threads = Ledger(0, catalog=kernel.catalog), [kernel.waker(tid) for tid in range(1, 40)]
     raw = [kernel.wake(one, threads[0], end=layout.FIRST_ID) for one in threads[1:]]
     ids = [kernel.read.id_of(one, PID, SLEEPER) for one in raw]
     sites = [SiteKey(PID, SLEEPER, FIRST_STACK, WAITED, one) for one in ids]
@@ -332,17 +332,17 @@ def test_a_waker_missing_from_the_map_counts_as_lost(kernel: Kernel) -> None:
 def test_an_evicted_wake_is_created_again(kernel: Kernel) -> None:
     raw = kernel.wake(kernel.waker(7))
     first = kernel.read.id_of(raw, PID, SLEEPER)
-    del kernel.book.wakes[first]
+    del kernel.catalog.wakes[first]
     kernel.read.forget({FUTEX_WAKE}, {first})
     again = kernel.read.id_of(raw, PID, SLEEPER)
     assert again != first
-    assert kernel.book.wake(again).waker.tid == 7
+    assert kernel.catalog.wake(again).waker.tid == 7
 
 
 def test_a_storm_across_ticks_is_one_storm_of_the_full_size(kernel: Kernel) -> None:
     waker = kernel.waker(7)
     (wake,) = kernel.read.storms([((1000, 7), (waker, 60, 5, 1))])
-    assert kernel.book.wake(wake).waker.tid == 7
+    assert kernel.catalog.wake(wake).waker.tid == 7
     assert kernel.read.storms([((1000, 7), (waker, 40, 80, 0))]) == {wake: Storm(0, 40, 80, 100)}
     assert kernel.read.storms([((1000, 7), (0, 0, 15, 0))]) == {wake: Storm(0, 0, 15, 0)}, "these only slept again"
     assert kernel.read.storms([]) == {}
@@ -365,7 +365,7 @@ def test_two_storms_of_one_waker_in_a_tick_add_up(kernel: Kernel) -> None:
 
 def test_a_waker_stack_is_another_after_a_module_change() -> None:
     found = [FIRST_STACK, FIRST_STACK + 1]
-    book = Catalog(
+    catalog = Catalog(
         {one: Stack((Frame("[module]", 0, name),)) for one, name in zip(found, ("nfs_wake", "dlm_wake"), strict=True)}
     )
     of_wakers, of_wakes = FakeMap(value_bytes=layout.WAKER.size), FakeMap(value_bytes=layout.WAKE.size)
@@ -375,10 +375,10 @@ def test_a_waker_stack_is_another_after_a_module_change() -> None:
     def stacks(_pid: int, _kernel: int, _user: int) -> tuple[int, int]:
         return found[0], NO_STACK
 
-    table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), book, stacks, lambda _: "", READS)
+    table = Wakes(cast(Map, of_wakers), cast(Map, of_wakes), cast(Map, FakeMap()), catalog, stacks, lambda _: "", READS)
 
     def function() -> str:
-        return book.stack(book.wakes[table.id_of(40, 7, 7)].waker.kernel).frames[0].name
+        return catalog.stack(catalog.wakes[table.id_of(40, 7, 7)].waker.kernel).frames[0].name
 
     assert function() == "nfs_wake"
     del found[0]

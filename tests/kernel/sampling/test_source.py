@@ -254,7 +254,7 @@ def test_a_wait_across_many_looks_is_one_wait_and_ages_with_the_clock() -> None:
         assert sampled.last.waiting[one.site.thread] is one
         assert (watch.thread(window, pid).offcpu_ns, watch.thread(window, pid).waits) == (window.span_ns, 0)
         assert _of(window, pid, "sleep").total_ns == window.span_ns
-        assert sampled.last.book.call(one.call) in {"clock_nanosleep", "nanosleep"}
+        assert sampled.last.catalog.call(one.call) in {"clock_nanosleep", "nanosleep"}
         assert one.bound in (Bound.AT_LEAST, Bound.AT_MOST)
         assert {key.pid for key, _ in first.each_thread()} == {pid}
 
@@ -262,7 +262,7 @@ def test_a_wait_across_many_looks_is_one_wait_and_ages_with_the_clock() -> None:
 def test_the_tree_has_kernel_functions_only_and_no_unended_waits() -> None:
     with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
         window = sampled.tick(0.2)
-        steps = Steps(window.book, sampled.source.names, Shape())
+        steps = Steps(window.catalog, sampled.source.names, Shape())
         (site,) = watch.sites_of(window, pid)
         names = [step.name for step in steps.sleeper((site.kernel, site.user, site.wake))]
         assert "hrtimer_nanosleep" in names

@@ -31,10 +31,10 @@ class Looked:
     def __init__(self, late_ns: int = LATE_NS) -> None:
         self.passed_ns = 0
         """Off-CPU plus running time of the thread, in all windows."""
-        book = Catalog()
+        catalog = Catalog()
         for number, category in ((SLEEP, "sleep"), (LOCK, "lock")):
-            book.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
-        self.account = Account(book, 0, late_ns)
+            catalog.stacks[number] = Stack((Frame(KERNEL, 0, category),), category=category)
+        self.account = Account(catalog, 0, late_ns)
         self.last = Snapshot(0, 0)
 
     def look(self, at: float, ran: float, queued: float, turns: int, place: int | None, began: float = 0) -> None:
@@ -53,7 +53,7 @@ class Looked:
         at_ns, before = round(at * MS), self.last
         waiting, _ = self.account.end_tick(at_ns)
         threads, sites = self.account.threads.frozen(), self.account.sites.frozen()
-        self.last = Snapshot(at_ns, at_ns, threads, sites, waiting, self.account.book)
+        self.last = Snapshot(at_ns, at_ns, threads, sites, waiting, self.account.catalog)
         window = between(before, self.last)
         check_sums(window)
         thread = of_thread(window)
@@ -265,7 +265,7 @@ def test_an_exited_thread_keeps_its_time_and_then_joins_the_exited_ones() -> Non
     assert [*looked.account.threads] == [KEY]
     looked.tick(300)
     assert [*looked.account.threads] == [(0, 0)]
-    assert looked.account.book.life(KEY).to_ns == 200 * MS
+    assert looked.account.catalog.life(KEY).to_ns == 200 * MS
 
 
 def test_a_thread_that_exits_between_looks_waits_for_half_the_gap_as_an_estimate() -> None:
@@ -325,7 +325,7 @@ class Marked(NamedTuple):
     lowest_ns: int = 50 * MS
     version: int = 0
 
-    def marks_ns(self, program: str, kernel: int, book: Catalog) -> tuple[int, int]:
+    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         return self.lowest_ns, self.lowest_ns
 
 

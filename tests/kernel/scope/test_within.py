@@ -320,7 +320,7 @@ def test_with_wakers_only_waits_inside_count(waits: Path) -> None:
         sites = [key for key, totals in live.last.sites.items() if totals.waits]
     assert calls.returned == 23
     assert count == 23
-    assert all(live.last.book.wake(site.wake).has_waker for site in sites)
+    assert all(live.last.catalog.wake(site.wake).has_waker for site in sites)
 
 
 @pytest.mark.kernel

@@ -31,13 +31,13 @@ def function(tmp_path: Path) -> Generator[tuple[File, int]]:
 
 def test_a_rule_is_requested_once(function: tuple[File, int]) -> None:
     binaries = Binaries(30)
-    book = RuleCache(binaries)
-    book.begin()
-    rule = book.of(*function)
+    catalog = RuleCache(binaries)
+    catalog.begin()
+    rule = catalog.of(*function)
     assert rule.cfa == Value(X86_64.sp, 8)
     binaries.end()
-    assert (book.of(*function), binaries.pid, book.doubts) == (rule, 0, False)
-    assert [*book.ways.values()] == [(0, 1, 0)]
+    assert (catalog.of(*function), binaries.pid, catalog.doubts) == (rule, 0, False)
+    assert [*catalog.ways.values()] == [(0, 1, 0)]
 
 
 def test_a_failed_request_is_not_cached_and_leaves_the_stack_in_doubt(
@@ -45,14 +45,14 @@ def test_a_failed_request_is_not_cached_and_leaves_the_stack_in_doubt(
 ) -> None:
     monkeypatch.setattr(binaries_module, "_BEGIN_S", 0.2)
     binaries = Binaries(0.2)
-    book = RuleCache(binaries)
-    book.begin()
+    catalog = RuleCache(binaries)
+    catalog.begin()
     os.kill(binaries.start().pid, signal.SIGSTOP)
-    assert (book.of(*function), book.doubts, binaries.failures) == (NO_RULE, True, 1)
-    book.begin()
-    assert not book.doubts
-    assert (book.of(*function), book.doubts) == (NO_RULE, True)  # not retried for a while
-    assert not book.ways
+    assert (catalog.of(*function), catalog.doubts, binaries.failures) == (NO_RULE, True, 1)
+    catalog.begin()
+    assert not catalog.doubts
+    assert (catalog.of(*function), catalog.doubts) == (NO_RULE, True)  # not retried for a while
+    assert not catalog.ways
     binaries.end()
 
 
@@ -60,7 +60,7 @@ def test_a_stack_that_took_too_long_requests_no_more_rules(
     function: tuple[File, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     binaries = Binaries(30)
-    book = RuleCache(binaries)
+    catalog = RuleCache(binaries)
     monkeypatch.setattr(rulebook_module, "_LONGEST_S", -1.0)
-    book.begin()
-    assert (book.of(*function), book.doubts, binaries.pid) == (NO_RULE, True, 0)
+    catalog.begin()
+    assert (catalog.of(*function), catalog.doubts, binaries.pid) == (NO_RULE, True, 0)

@@ -80,9 +80,9 @@ class Seen:
         """Return (waits, stack, names) of the thread's ended sleeps."""
         found: list[tuple[int, Stack, list[str]]] = []
         for site, totals in watch.sites_of(window, self.tid).items():
-            category = window.book.stack(site.kernel).category
+            category = window.catalog.stack(site.kernel).category
             if totals.waits and category == "sleep":
-                stack = window.book.stack(site.user)
+                stack = window.catalog.stack(site.user)
                 found.append((totals.waits, stack, self.names(stack)))
         return found
 
@@ -91,7 +91,7 @@ class Seen:
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
             for key, one in self.live.last.waiting.items():
-                stack = self.live.last.book.stack(one.user)
+                stack = self.live.last.catalog.stack(one.user)
                 if key.tid == self.tid and stack.frames:
                     return stack, self.names(stack)
             self.live.tick(0.1)
@@ -298,8 +298,8 @@ def test_a_program_does_not_show_functions_of_its_exec_successor(live: Watch, tm
             for _ in range(12):
                 window = live.tick(0.15)
                 for site, totals in watch.sites_of(window, child.pid).items():
-                    stack = window.book.stack(site.user)
-                    if totals.waits and stack.end == WHOLE and window.book.stack(site.kernel).category == "sleep":
+                    stack = window.catalog.stack(site.user)
+                    if totals.waits and stack.end == WHOLE and window.catalog.stack(site.kernel).category == "sleep":
                         live.source.wait_for_names(set(stack.frames), _PATIENCE_S)
                         names = [live.source.names.of(frame) for frame in stack.frames]
                         assert names[-1] == "_start", names

@@ -25,11 +25,11 @@ def window(
     threads: Mapping[ThreadKey, ThreadTotals],
     span_ns: int = 10 * S,
     still: Sequence[ThreadKey] = (),
-    book: Catalog | None = None,
+    catalog: Catalog | None = None,
     at_ns: int = 0,
 ) -> Window:
     sites = SiteKeys(integers([SiteKey(*key, 3, 0) for key in still], SITES.width))
-    return Window(0, at_ns or BEGAN_NS + span_ns, span_ns, threads, still=sites, book=book or Catalog())
+    return Window(0, at_ns or BEGAN_NS + span_ns, span_ns, threads, still=sites, catalog=catalog or Catalog())
 
 
 def ran(running: float = 0, ready: float = 0, blocked: float = 0, waits: int = 0, put_aside: int = 0) -> ThreadTotals:
@@ -90,7 +90,7 @@ def test_accounts_of_processes_and_of_everything_are_sums_of_their_threads() -> 
     ],
 )
 def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: ThreadLifetime, through: bool) -> None:
-    every = accounts([window({WORKER: ran(1, 0, 2), OTHER: ran(10)}, book=Catalog(lives={WORKER: life}))])
+    every = accounts([window({WORKER: ran(1, 0, 2), OTHER: ran(10)}, catalog=Catalog(lives={WORKER: life}))])
     one = every.by_thread()[WORKER]
     assert (one.through, one.residue_ns) == ((1, 7 * S) if through else (0, 0))
     assert (one.running_ns, one.blocked_ns) == (1 * S, 2 * S)
@@ -99,9 +99,9 @@ def test_thread_that_started_or_exited_in_the_span_has_no_residue(life: ThreadLi
 
 
 def test_thread_that_started_in_the_first_of_two_windows_did_not_exist_throughout() -> None:
-    book = Catalog(lives={WORKER: ThreadLifetime(BEGAN_NS + 5 * S)})
-    first = window({WORKER: ran(5)}, book=book)
-    second = window({WORKER: ran(9)}, book=book, at_ns=BEGAN_NS + 20 * S)
+    catalog = Catalog(lives={WORKER: ThreadLifetime(BEGAN_NS + 5 * S)})
+    first = window({WORKER: ran(5)}, catalog=catalog)
+    second = window({WORKER: ran(9)}, catalog=catalog, at_ns=BEGAN_NS + 20 * S)
     assert accounts([first, second]).by_thread()[WORKER] == Account(1, 0, running_ns=14 * S)
     assert accounts([second]).by_thread()[WORKER] == Account(1, 1, running_ns=9 * S, residue_ns=1 * S)
 

@@ -352,29 +352,29 @@ def test_category_and_all_others_make_up_a_window(stretches: list[list[Step]], c
     taken = snapshots(stretches)
     window = merge([between(a, b) for a, b in pairwise(taken)])
     every = shares(window, Idle())
-    parts = [every.of(parse(f"cat{op}{category}").mask(every, window.book, JUDGE)) for op in ("=", "!=")]
+    parts = [every.of(parse(f"cat{op}{category}").mask(every, window.catalog, JUDGE)) for op in ("=", "!=")]
     assert sum(int(part.total_ns.sum()) for part in parts) == sum(t.offcpu_ns for _, t in window.each_thread())
 
 
 @given(words | shell, words | shell)
 def test_quoted_word_matches_only_that_word(word: str, other: str) -> None:
-    book = Catalog(comms={ThreadKey(1, 1): word, ThreadKey(1, 2): other})
+    catalog = Catalog(comms={ThreadKey(1, 1): word, ThreadKey(1, 2): other})
     two = waits([("lock", 1, 1, 3, 0), ("lock", 1, 2, 3, 0)])
     is_same = word.casefold() == other.casefold() or word.lower() == other.lower()
     expected = [True, is_same]
-    assert parse(f"thread={quoted(word)}").mask(two, book, JUDGE).tolist() == expected
-    assert parse(f"thread!={quoted(word)}").mask(two, book, JUDGE).tolist() == [False, not is_same]
+    assert parse(f"thread={quoted(word)}").mask(two, catalog, JUDGE).tolist() == expected
+    assert parse(f"thread!={quoted(word)}").mask(two, catalog, JUDGE).tolist() == [False, not is_same]
     if word:
         alone = parse(quoted(word)).waits
         assert len(alone) == 1
-        assert parse(quoted(word)).mask(two, book, JUDGE).tolist()[0]
+        assert parse(quoted(word)).mask(two, catalog, JUDGE).tolist()[0]
 
 
 def test_patterns_do_not_take_long() -> None:
     """With backtracking, each of these would take ages."""
-    book = Catalog(comms={ThreadKey(1, 1): 256 * "a"}, details={1: Details("", 4096 * "a")})
+    catalog = Catalog(comms={ThreadKey(1, 1): 256 * "a"}, details={1: Details("", 4096 * "a")})
     one = waits([("lock", 1, 1, 3, 0)])
     for pattern in (120 * "*a" + "*b", 200 * "*" + "b", 100 * "*?" + "b", 60 * "*[a-z]a" + "c", 490 * "a" + "b"):
         for key in ("thread", "cmd"):
-            assert not parse(f"{key}={pattern}").mask(one, book, JUDGE).any()
-    assert parse("thread=" + 120 * "*a").mask(one, book, JUDGE).all()
+            assert not parse(f"{key}={pattern}").mask(one, catalog, JUDGE).any()
+    assert parse("thread=" + 120 * "*a").mask(one, catalog, JUDGE).all()

@@ -14,7 +14,7 @@ WORKERS = [ThreadKey(7, 100 + n) for n in range(1, 6)]
 POOL = Pool(7, "worker-*")
 
 
-def book() -> Catalog:
+def catalog() -> Catalog:
     made = Catalog()
     made.comms = {MAIN: "server", **{key: f"worker-{key.tid - 100}" for key in WORKERS}}
     made.stacks[FUTEX_STACK] = Stack((Frame(KERNEL, 0, "futex_do_wait"),), category="lock")
@@ -47,14 +47,14 @@ def test_family_is_the_name_without_its_numbers() -> None:
 
 
 def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
-    told = book()
+    told = catalog()
     assert pools([MAIN, *WORKERS, EXITED], told) == {POOL: WORKERS}
     assert pools([MAIN, *WORKERS[:4]], told) == {POOL: WORKERS[:4]}
     assert pools([MAIN, *WORKERS[:3]], told) == {}
 
 
 def test_thread_with_the_name_of_a_pool_is_not_in_it() -> None:
-    told = book()
+    told = catalog()
     told.comms[MAIN] = "worker-*"
     assert pools([MAIN, *WORKERS], told) == {POOL: WORKERS}
     _, name = of_pool(POOL).waits
@@ -64,14 +64,14 @@ def test_thread_with_the_name_of_a_pool_is_not_in_it() -> None:
 
 
 def test_same_names_in_two_processes_are_two_pools() -> None:
-    told = book()
+    told = catalog()
     others = [ThreadKey(8, 200 + n) for n in range(4)]
     told.comms |= {key: f"worker-{n}" for n, key in enumerate(others)}
     assert set(pools([*WORKERS, *others], told)) == {POOL, Pool(8, "worker-*")}
 
 
 def test_table_by_thread_has_one_row_for_a_pool() -> None:
-    made = folding([MAIN, *WORKERS], book())
+    made = folding([MAIN, *WORKERS], catalog())
     table: dict[tuple[int, ...], tuple[int, int, int, int]] = {MAIN: (1, 5, 5, 0)}
     table |= {key: (2, 10, n, 1) for n, key in enumerate(WORKERS)}
     assert made.folded(table) == {MAIN: (1, 5, 5, 0), (7, -1): (10, 50, 4, 5)}
@@ -89,18 +89,18 @@ def test_unfolded_changes_nothing() -> None:
 
 def test_four_of_five_that_wait_for_one_futex_are_a_convoy() -> None:
     waits = [waits_at(key, address=0x1000) for key in WORKERS[:4]] + [waits_at(WORKERS[4], address=0x2000)]
-    found = convoys(waits, lambda key: POOL if key in WORKERS else None, {POOL: 5}, book())
+    found = convoys(waits, lambda key: POOL if key in WORKERS else None, {POOL: 5}, catalog())
     assert found == {POOL: Convoy(4, 5, 0x1000, SiteKey(*WORKERS[0], FUTEX_STACK, 0))}
 
 
 def test_convoy_without_a_futex_has_the_kernel_function_in_common() -> None:
     waits = [waits_at(key, PIPE_STACK) for key in WORKERS[:3]] + [waits_at(key) for key in WORKERS[3:]]
-    found = convoys(waits, lambda _: 7, {7: 6}, book())
+    found = convoys(waits, lambda _: 7, {7: 6}, catalog())
     assert (found[7].waiting, found[7].of, found[7].futex, found[7].site.kernel) == (3, 6, 0, PIPE_STACK)
 
 
 def test_two_threads_are_no_convoy_and_preempted_threads_do_not_count() -> None:
-    told = book()
+    told = catalog()
     assert convoys([waits_at(key) for key in WORKERS[:2]], lambda _: 7, {7: 5}, told) == {}
     aside = [waits_at(key)._replace(preempted=True) for key in WORKERS]
     assert convoys(aside, lambda _: 7, {7: 5}, told) == {}

@@ -282,9 +282,9 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
     looked: list[int] = []
     mask = Filter.mask
 
-    def counted(one: Filter, every: Shares, book: Catalog, diagnoser: CauseFinder) -> Mask:
+    def counted(one: Filter, every: Shares, catalog: Catalog, diagnoser: CauseFinder) -> Mask:
         looked.append(len(every.leaf))
-        return mask(one, every, book, diagnoser)
+        return mask(one, every, catalog, diagnoser)
 
     monkeypatch.setattr(Filter, "mask", counted)
     first, sieve = of_shop("stack=serve")

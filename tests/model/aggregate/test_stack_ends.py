@@ -16,12 +16,12 @@ S = 1_000_000_000
 
 def window(*stacks: tuple[Stack | None, int]) -> Window:
     """Waits at such user stacks, for so many ns; None: without one."""
-    book, sites = Catalog(), dict[SiteKey, SiteTotals]()
+    catalog, sites = Catalog(), dict[SiteKey, SiteTotals]()
     for number, (stack, ns) in enumerate(stacks, FIRST_STACK):
         if stack is not None:
-            book.stacks[number] = stack
+            catalog.stacks[number] = stack
         sites[SiteKey(7, 7, number, NO_STACK if stack is None else number)] = SiteTotals(1, ns)
-    return Window(0, 0, S, threads={}, sites=sites, book=book)
+    return Window(0, 0, S, threads={}, sites=sites, catalog=catalog)
 
 
 def of(end: str = WHOLE, file: str = "/bin/it", unsure: bool = False) -> Stack:

@@ -63,20 +63,20 @@ class Machine:
     """Processes that waited: each `waits` is a stack, a time, and one of them."""
 
     def __init__(self) -> None:
-        self.book, self.said = Catalog(), Said()
+        self.catalog, self.said = Catalog(), Said()
         self.table: dict[tuple[int, ...], Added] = {}
         self.problems = Problems(self.said, self.said.why)
 
     def waits(self, stack: Stack | int, ns: int, pid: int = 7, process: str = "app") -> None:
-        number = stack if isinstance(stack, int) else FIRST_STACK + len(self.book.stacks)
+        number = stack if isinstance(stack, int) else FIRST_STACK + len(self.catalog.stacks)
         if isinstance(stack, Stack):
-            self.book.stacks[number] = stack
-        self.book.processes[pid] = process
+            self.catalog.stacks[number] = stack
+        self.catalog.processes[pid] = process
         self.table[9, number, 0, pid] = (1, ns, ns, 0)
 
     @property
     def told(self) -> ProblemSummary:
-        return self.problems.of(self.table, self.book)
+        return self.problems.of(self.table, self.catalog)
 
 
 def named(file: str, at: int = 1) -> Frame:

@@ -61,8 +61,8 @@ BOOK.stacks[3] = Stack(
 BOOK.stacks[4] = Stack((Frame("/lib/libc.so.6", 8, "pthread_cond_wait"), Frame("/bin/it", 9, "main")))
 
 
-def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, book: Catalog = BOOK) -> str:
-    return written(steps_of(book, FixedNames(), shape)(place))
+def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, catalog: Catalog = BOOK) -> str:
+    return written(steps_of(catalog, FixedNames(), shape)(place))
 
 
 # ---- of those that wait
@@ -90,8 +90,8 @@ def test_wait_in_progress_has_kernel_frames_and_is_marked() -> None:
 
 def test_kernel_thread_has_only_kernel_frames() -> None:
     frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
-    book = Catalog({3: Stack(frames, tail=1, entry=1)})
-    assert told((3, NO_STACK, NO_WAKE), book=book) == "[k]kthread [k]worker_thread"
+    catalog = Catalog({3: Stack(frames, tail=1, entry=1)})
+    assert told((3, NO_STACK, NO_WAKE), catalog=catalog) == "[k]kthread [k]worker_thread"
 
 
 def test_lost_stack_is_marked() -> None:
@@ -145,10 +145,10 @@ def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 def path_with(**of_user: Any) -> str:
     """The steps of a place with that user stack."""
-    book, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
+    catalog, places = measured([("row_search lock_wait [k]futex_wait", 1, 5)])
     (place,) = places
-    book.stacks[place[1]] = book.stacks[place[1]]._replace(**of_user)
-    return written(steps_of(book, FixedNames(), FROM_THE_ROOT)(place), " › ")
+    catalog.stacks[place[1]] = catalog.stacks[place[1]]._replace(**of_user)
+    return written(steps_of(catalog, FixedNames(), FROM_THE_ROOT)(place), " › ")
 
 
 def test_missing_callers_are_marked_with_reason_and_binary() -> None:
@@ -316,9 +316,9 @@ def test_only_functions_count_among_the_program_s_frames() -> None:
 
 
 def test_waker_named_like_a_function_is_another_branch() -> None:
-    book = Catalog(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
-    book.wakes |= {20: Wake(Waker(THREAD, "", 7, 71, "clerk")), 21: Wake(Waker(IRQ, "x", user=20))}
-    root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, book, FixedNames(), Shape(mode=OFFWAKE))
+    catalog = Catalog(stacks={**BOOK.stacks, 20: Stack((Frame("/bin/it", 1, "clerk"),))})
+    catalog.wakes |= {20: Wake(Waker(THREAD, "", 7, 71, "clerk")), 21: Wake(Waker(IRQ, "x", user=20))}
+    root = tree_of({(3, 4, 20): (1, 5, 5, 0), (3, 4, 21): (1, 7, 7, 0)}, catalog, FixedNames(), Shape(mode=OFFWAKE))
     lines = shown(flatten(root, all_paths(root), 0))
     assert lines[1:] == ["  - -- woken by -- 12", "      clerk › irq (x) 7", "      clerk 5"]
 

@@ -46,21 +46,21 @@ def written(path: Path, between: str = " ") -> str:
 
 
 def measured(waited: Sequence[Waited]) -> tuple[Catalog, dict[tuple[int, ...], Added]]:
-    """A book and its places, each of them distinct."""
-    book, places = Catalog(), dict[tuple[int, ...], Added]()
+    """A catalog and its places, each of them distinct."""
+    catalog, places = Catalog(), dict[tuple[int, ...], Added]()
     for number, (where, waits, ns) in enumerate(waited, FIRST_STACK):
         kernel_id, user_id = 2 * number, 2 * number + 1
         functions = path_of(where)[::-1]
         kernel = tuple(Frame(KERNEL, 0, step.name) for step in functions if step.kernel)
         user = tuple(Frame("/bin/it", 7, step.name) for step in functions if not step.kernel)
-        book.stacks[kernel_id], book.stacks[user_id] = Stack(kernel), Stack(user)
+        catalog.stacks[kernel_id], catalog.stacks[user_id] = Stack(kernel), Stack(user)
         places[kernel_id, user_id, NO_WAKE] = waits, ns, ns // 2, waits * log2.of(ns)
-    return book, places
+    return catalog, places
 
 
 def grown(waited: Sequence[Waited], shape: Shape = FROM_THE_ROOT) -> Node:
-    book, places = measured(waited)
-    return tree_of(places, book, FixedNames(), shape)
+    catalog, places = measured(waited)
+    return tree_of(places, catalog, FixedNames(), shape)
 
 
 def shown(branches: Sequence[Branch]) -> list[str]:
@@ -110,9 +110,9 @@ def test_stacks_are_merged_by_function_name() -> None:
 
 @given(selections, shapes)
 def test_branch_has_the_time_of_the_stacks_through_it(waited: list[Waited], shape: Shape) -> None:
-    book, places = measured(waited)
-    of_place = steps_of(book, FixedNames(), shape)
-    for path, node in branches_of(tree_of(places, book, FixedNames(), shape)):
+    catalog, places = measured(waited)
+    of_place = steps_of(catalog, FixedNames(), shape)
+    for path, node in branches_of(tree_of(places, catalog, FixedNames(), shape)):
         through = [part for place, part in places.items() if passes(of_place(place), path)]
         assert node.part == total(through)
 

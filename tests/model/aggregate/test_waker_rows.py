@@ -79,7 +79,7 @@ BLOCKED = Scope(blocked=True)
 def second(*sites: tuple[SiteKey, SiteTotals], short: ThreadTotals | None = None, idle: Idle | None = None) -> Shares:
     """A second with these sites, and the short waits of thread 19 of process 1."""
     threads = {ThreadKey(1, 19): short} if short else {}
-    return shares(Window(0, 0, 10**9, threads=threads, sites=dict(sites), book=BOOK), idle or Idle())
+    return shares(Window(0, 0, 10**9, threads=threads, sites=dict(sites), catalog=BOOK), idle or Idle())
 
 
 def site(tid: int, kernel: int, wake: int, pid: int = 1) -> SiteKey:
@@ -215,10 +215,10 @@ def test_object_has_the_time_of_all_waits_on_it_whatever_the_waker() -> None:
     ],
 )
 def test_label_of_each_kind_of_waker(waker: Waker, label: str, by_process: WakerKey) -> None:
-    book = Catalog(processes={7: "shop"}, wakes={10: Wake(waker)})
+    catalog = Catalog(processes={7: "shop"}, wakes={10: Wake(waker)})
     assert waker.label == label
-    assert waker_of(book, True)(10) == WakerKey(label, waker.pid, waker.tid)
-    assert waker_of(book, False)(10) == by_process
+    assert waker_of(catalog, True)(10) == WakerKey(label, waker.pid, waker.tid)
+    assert waker_of(catalog, False)(10) == by_process
 
 
 def test_label_of_an_object_has_kind_name_and_the_process_if_it_is_local() -> None:
@@ -309,11 +309,13 @@ def test_waker_named_like_another_kind_of_waker_is_not_that_one() -> None:
         25: Waker(EXIT, "", 6, 62, "timeout"),
         26: Waker(EXIT, "", 6, 63, "Timeout"),
     }
-    book = Catalog(processes={6: "timeout"}, wakes={n: Wake(one, Object("file", one.comm)) for n, one in names.items()})
+    catalog = Catalog(
+        processes={6: "timeout"}, wakes={n: Wake(one, Object("file", one.comm)) for n, one in names.items()}
+    )
     every = second(*((site(tid, LOCK, tid), waited(1, 10)) for tid in names))
 
     def left(chosen: Filter) -> list[int]:
-        return every.ids[chosen.mask(every, book, CauseFinder(FixedNames(), WITHOUT_RULES)), 4].tolist()
+        return every.ids[chosen.mask(every, catalog, CauseFinder(FixedNames(), WITHOUT_RULES)), 4].tolist()
 
     assert left(of_waker(WakerKey("timeout", 6, 61))) == [20]
     assert left(of_waker(WakerKey("timeout", 6))) == [20]

@@ -303,7 +303,7 @@ IDLE_RULES = parsed(
 )
 
 
-def book() -> Catalog:
+def catalog() -> Catalog:
     made = Catalog()
     made.stacks |= {
         LOCK: Stack((Frame(KERNEL, 0, "futex_wait"),), 0, "lock"),
@@ -320,7 +320,7 @@ def book() -> Catalog:
 
 
 def window(*sites: tuple[SiteKey, int]) -> Window:
-    return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, book=book())
+    return Window(0, 10**9, 10**9, sites={key: SiteTotals(1, ns, 0, ns) for key, ns in sites}, catalog=catalog())
 
 
 def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None:
@@ -329,21 +329,21 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
         *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
     )
     diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
-    found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.book)
+    found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.catalog)
     assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
         ("plain", 50, 8),
         ("it", 40, 7),
         (None, 10, 8),
     ]
     assert most(found) is found[0]
-    assert found[0].in_short(some.book, with_process=True) == "50% wait for plain (db)"
-    assert found[1].in_full(some.book, with_process=False) == "40% wait for it: It is so."
+    assert found[0].in_short(some.catalog, with_process=True) == "50% wait for plain (db)"
+    assert found[1].in_full(some.catalog, with_process=False) == "40% wait for it: It is so."
     assert most(found[2:]) is None
-    assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.book) is None
+    assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.catalog) is None
 
 
 def test_wait_is_matched_again_when_its_functions_get_names() -> None:
-    names, some = FixedNames(), book()
+    names, some = FixedNames(), catalog()
     diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
     site = SiteKey(7, 71, LOCK, LATE)
     assert diagnoser.rule_of(site, some) is None
@@ -359,7 +359,7 @@ def test_wait_is_matched_again_when_its_functions_get_names() -> None:
 
 def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
-    diagnoser, some = CauseFinder(FixedNames(), source), book()
+    diagnoser, some = CauseFinder(FixedNames(), source), catalog()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
     source.rules = NO_RULES
@@ -383,14 +383,14 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
     )
     diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
-    idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.book))
+    idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.catalog))
     parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
     assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
     assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
 
 
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
-    some, diagnoser = book(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    some, diagnoser = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
     assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
     more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
@@ -400,7 +400,7 @@ def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_proc
 
 
 def test_tick_keeps_the_verdicts_of_its_time() -> None:
-    names, made = FixedNames(), book()
+    names, made = FixedNames(), catalog()
     diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
     history = History((), never, verdicts=diagnoser.verdicts)
     site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
@@ -409,7 +409,7 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
             names.later[LATE_FRAME] = "serve"
             names.version += 1
         sums = sums.plus(SiteTotals(1, 5, 0, 5, 1))
-        history.add(Snapshot(0, second * 10**9, sites={site: sums._replace(max_ns=5)}, book=made))
+        history.add(Snapshot(0, second * 10**9, sites={site: sums._replace(max_ns=5)}, catalog=made))
     first, second = history.last(10**10)
     assert {*first.leaves} == {*first.cut.categories} == {Leaf("lock")}
     assert {*second.leaves} == {Leaf("lock", True)}
@@ -417,7 +417,7 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
 
 
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
-    diagnoser, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), book()
+    diagnoser, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), catalog()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
     for n in range(100):
@@ -439,7 +439,7 @@ def test_verdicts_are_empty_for_unknown_sites() -> None:
 
 
 def test_peer_is_named_by_its_port() -> None:
-    some = book()
+    some = catalog()
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
     some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
@@ -466,17 +466,17 @@ def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
     some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
     diagnoser = CauseFinder(FixedNames(), Fixed(rules))
     table = by_site(shares(some, Idle()), Scope())
-    assert [one.in_full(some.book, with_process=False) for one in diagnoser.rules_of(table, some.book)] == [
+    assert [one.in_full(some.catalog, with_process=False) for one in diagnoser.rules_of(table, some.catalog)] == [
         "100% wait for it: Much."
     ]
-    apart = diagnoser.rules_of(table, some.book, apart=True)
+    apart = diagnoser.rules_of(table, some.catalog, apart=True)
     assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
 
 
 def test_hint_about_wakers_says_where_they_are_not_available() -> None:
     rule = '[[rule]]\nid = "{0}"\nname = "{0}"\nsays = "It is."\nnext = "{1}"\nown = ["{0}"]\n'
     rules = parsed(rule.format("work", "who does: key 2") + rule.format("other", "see the log")).rules
-    traced, sampled = book(), replace(book(), has_programs=False)
+    traced, sampled = catalog(), replace(catalog(), has_programs=False)
     assert [advice(one, traced) for one in rules] == ["who does: key 2", "see the log"]
     assert [advice(one, sampled) for one in rules] == ["who does: key 2 (needs BPF)", "see the log"]
 
@@ -484,13 +484,13 @@ def test_hint_about_wakers_says_where_they_are_not_available() -> None:
 def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
     rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
     told = CauseShare(rules[0], 5, 0.5, 7)
-    assert told.in_full(book(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
-    without = told.in_full(book(), with_process=False, with_keys=False)
+    assert told.in_full(catalog(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
+    without = told.in_full(catalog(), with_process=False, with_keys=False)
     assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
 
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:
-    some = book()
+    some = catalog()
     diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
     site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
@@ -503,7 +503,7 @@ def test_another_program_of_the_same_process_is_matched_again() -> None:
 
 
 def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
-    some = book()
+    some = catalog()
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     some.stacks[11] = Stack((Frame(KERNEL, 0, "pipe_read"),), 0, "pipe")
     peers = {10: "[::1]:9999", 11: "[::1]:5432", 12: "[::1]:9998"}

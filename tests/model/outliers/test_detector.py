@@ -38,11 +38,11 @@ class Machine:
 
     def __init__(self, *texts: str) -> None:
         self.judge = OutlierDetector(rules(*texts))
-        self.book = Catalog()
+        self.catalog = Catalog()
         for number, name in ((LOCK, "lock"), (FSYNC, "fsync"), (POLL, "poll"), (SLEEP, "sleep"), (USER, "other")):
-            self.book.stacks[number] = Stack((Frame(KERNEL, 0, name),), 0, name)
-        self.book.processes[10], self.book.comms[ONE] = "shop", "worker"
-        self.book.wakes[FIRST_WAKE] = Wake(Waker(THREAD, "", 10, 12, "clerk", kernel=LOCK))
+            self.catalog.stacks[number] = Stack((Frame(KERNEL, 0, name),), 0, name)
+        self.catalog.processes[10], self.catalog.comms[ONE] = "shop", "worker"
+        self.catalog.wakes[FIRST_WAKE] = Wake(Waker(THREAD, "", 10, 12, "clerk", kernel=LOCK))
         self._history = History({"poll"}, never)
         self._threads: dict[ThreadKey, ThreadTotals] = {}
         self._sites: dict[SiteKey, SiteTotals] = {}
@@ -75,7 +75,7 @@ class Machine:
             dict(self._threads),
             dict(self._sites),
             in_progress,
-            self.book,
+            self.catalog,
             caught=caught,
         )
         kept = self._history.add(snapshot)
@@ -108,16 +108,16 @@ def test_no_triggers_report_nothing() -> None:
 def test_trigger_reports_only_what_is_longer() -> None:
     machine = Machine("lock.max > 500ms")
     assert machine.judge.lowest_ns == 500 * MS
-    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, NEVER_NS)
-    assert machine.judge.marks_ns("shop", FSYNC, machine.book) == (NEVER_NS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (500 * MS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", FSYNC, machine.catalog) == (NEVER_NS, NEVER_NS)
     caught = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
     (one,) = machine.tick(caught=caught)
     assert (one.rule, one.metric, one.category, one.program) == ("lock.max > 500ms", "max", "lock", "shop")
     assert (one.value, one.mark, one.usual_ns, one.length_ns) == (501 * MS, 500 * MS, 0, 501 * MS)
     assert (one.comm, one.is_going_on, one.was_told, one.more) == ("worker", False, False, 0)
-    assert one.book.stack(LOCK).category == "lock"
-    assert one.book.wake(FIRST_WAKE).waker.comm == "clerk"
-    assert one.book.processes == {10: "shop"}
+    assert one.catalog.stack(LOCK).category == "lock"
+    assert one.catalog.wake(FIRST_WAKE).waker.comm == "clerk"
+    assert one.catalog.processes == {10: "shop"}
     assert machine.judge.outliers.every == (one,)
 
 
@@ -126,7 +126,7 @@ def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> Non
     assert [one.category for one in machine.tick(caught=[machine.wait(1500), machine.wait(1500, POLL, TWO)])] == [
         "lock"
     ]
-    machine.book.processes[10] = "bank"
+    machine.catalog.processes[10] = "bank"
     assert machine.tick(caught=[machine.wait(1500)._replace(program="bank")]) == []
     named = Machine("poll.max > 1s")
     assert [one.category for one in named.tick(caught=[named.wait(1500, POLL)])] == ["poll"]
@@ -134,7 +134,7 @@ def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> Non
 
 def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     machine = Machine("lock.max > 500ms", "runq.max > 200ms")
-    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (500 * MS, 200 * MS)
+    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (500 * MS, 200 * MS)
     (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
     assert (one.category, one.value) == ("run-queue", 300 * MS)
     assert machine.tick(caught=[machine.wait(600, ready_ms=199)]) == []
@@ -145,12 +145,12 @@ def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
 def test_auto_reports_nothing_until_it_knows_what_is_usual() -> None:
     machine = Machine(AUTO)
     assert machine.judge.lowest_ns == LEAST_AUTO_NS
-    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(90_000)]) == []
     version = machine.judge.version
     machine.learn(3, 3, 3)
     assert machine.judge.version > version
-    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (MARK_NS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (MARK_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(MARK_NS // MS)]) == []
     (one,) = machine.tick(caught=[machine.wait(MARK_NS // MS + 1)])
     assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
@@ -273,7 +273,7 @@ def test_wait_is_not_judged_by_itself() -> None:
 def test_waits_that_last_for_days_are_never_unusual() -> None:
     machine = Machine(AUTO)
     machine.learn(*[60 * 3600 * 1000] * 10)
-    assert machine.judge.marks_ns("shop", LOCK, machine.book) == (NEVER_NS, NEVER_NS)
+    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
 
 
 def test_triggers_may_change_at_run_time() -> None:

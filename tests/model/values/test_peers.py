@@ -92,7 +92,7 @@ def test_only_objects_with_possible_peers_are_looked_up() -> None:
     assert waited_on([], wakes) == {}
 
 
-def book() -> Catalog:
+def catalog() -> Catalog:
     """Wake 10 is on the pipe and in progress, 11 was ended by cat, 12 is on an object without known peers."""
     cat = Waker(THREAD, "", 5, 5, "cat")
     return Catalog(
@@ -103,9 +103,9 @@ def book() -> Catalog:
 
 
 def test_place_shows_the_peers_unless_the_waker_is_known() -> None:
-    told = [location.of_sleeper(book(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
+    told = [location.of_sleeper(catalog(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
     assert told == ["pipe_read (writer: gzip(4242)) < ask", "pipe_read < ask <- cat", "pipe_read < ask"]
-    told = [location.of_object(book(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
+    told = [location.of_object(catalog(), SiteKey(1, 1, 3, 4, wake), FixedNames()) for wake in (10, 11, 12)]
     assert told == [
         "writer: gzip(4242); pipe_read < ask",
         "writer: gzip(4242); pipe_read < ask <- cat",
@@ -114,9 +114,9 @@ def test_place_shows_the_peers_unless_the_waker_is_known() -> None:
 
 
 def test_object_filter_matches_peers_and_a_single_word_does_not() -> None:
-    one = book()
+    one = catalog()
     sites = {SiteKey(1, tid, 3, 4, wake): SiteTotals(1, 5, 0, 5, 1) for tid, wake in ((71, 10), (72, 11), (73, 12))}
-    every = shares(Window(0, 0, 1, sites=sites, book=one), Idle())
+    every = shares(Window(0, 0, 1, sites=sites, catalog=one), Idle())
 
     def left(text: str) -> list[int]:
         return sorted(every.ids[parse(text).mask(every, one, CauseFinder(FixedNames(), WITHOUT_RULES)), 1].tolist())

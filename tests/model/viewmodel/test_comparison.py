@@ -61,13 +61,13 @@ def changed_there() -> tuple[Machine, Baseline]:
 
 def test_baseline_keeps_process_names_when_their_pids_are_reused() -> None:
     of = machine(THEN)
-    book = of.history.last(NS_PER_S)[-1].facts.book
-    book.details[200] = Details("root", "bank --then")
+    catalog = of.history.last(NS_PER_S)[-1].facts.catalog
+    catalog.details[200] = Details("root", "bank --then")
     before = normal(of)
-    book.details[200] = Details("www", "thief")
-    book.details[201] = Details("www", "another")
-    assert before.book.detail(200).cmdline == "bank --then"
-    assert 201 not in before.book.details
+    catalog.details[200] = Details("www", "thief")
+    catalog.details[201] = Details("www", "another")
+    assert before.catalog.detail(200).cmdline == "bank --then"
+    assert 201 not in before.catalog.details
 
 
 def every_change(rows: Sequence[Row]) -> float:
@@ -247,12 +247,12 @@ def test_baseline_outlives_what_its_source_drops() -> None:
     made = machine(THEN)
     baseline = normal(made)
     made.source.name("take_order", "give_order")
-    book = made.history.latest.book if made.history.latest else None
-    assert book
-    for kept in (book.stacks, book.comms, book.processes, book.wakes):
+    catalog = made.history.latest.catalog if made.history.latest else None
+    assert catalog
+    for kept in (catalog.stacks, catalog.comms, catalog.processes, catalog.wakes):
         kept.clear()
-    assert {*baseline.book.comms.values()} >= {"worker-1", "clerk", "teller"}
-    assert "take_order" in {frame.name for stack in baseline.book.stacks.values() for frame in stack.frames}
+    assert {*baseline.catalog.comms.values()} >= {"worker-1", "clerk", "teller"}
+    assert "take_order" in {frame.name for stack in baseline.catalog.stacks.values() for frame in stack.frames}
 
 
 def test_parts_are_at_most_six_and_cover_everything() -> None:

@@ -471,7 +471,7 @@ def test_branch_beyond_the_waker_separator_can_be_selected() -> None:
 def test_rows_show_the_waking_code_from_the_newest_tick_that_has_it() -> None:
     book_of = after(12).shown(ALL_OF_IT)
     tops = {row.key: row.top for row in book_of.rows.rows}
-    assert book_of.book.wake(tops[SHOP].wake).waker.comm == "clerk"
+    assert book_of.catalog.wake(tops[SHOP].wake).waker.comm == "clerk"
     assert tops[BELOW].wake == 0
 
 

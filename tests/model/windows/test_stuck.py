@@ -97,13 +97,13 @@ def test_no_waits_give_nothing() -> None:
 )
 def test_wait_is_in_the_category_of_its_time(waiting: Waiting, leaf: Leaf) -> None:
     assert stuck([waiting], NOW_NS, BOOK, POLL_IDLE).leaf(0) == leaf
-    before = Snapshot(0, NOW_NS - MS, waiting={waiting.site.thread: waiting}, book=BOOK)
-    after = Snapshot(0, NOW_NS, waiting={waiting.site.thread: waiting}, book=BOOK)
+    before = Snapshot(0, NOW_NS - MS, waiting={waiting.site.thread: waiting}, catalog=BOOK)
+    after = Snapshot(0, NOW_NS, waiting={waiting.site.thread: waiting}, catalog=BOOK)
     if waiting.preempted:  # all that passed of it is run queue
         started = waiting._replace(runqueue_ns=NOW_NS - MS - waiting.from_ns)
         grown = waiting._replace(runqueue_ns=NOW_NS - waiting.from_ns)
-        before = Snapshot(0, NOW_NS - MS, waiting={waiting.site.thread: started}, book=BOOK)
-        after = Snapshot(0, NOW_NS, waiting={waiting.site.thread: grown}, book=BOOK)
+        before = Snapshot(0, NOW_NS - MS, waiting={waiting.site.thread: started}, catalog=BOOK)
+        after = Snapshot(0, NOW_NS, waiting={waiting.site.thread: grown}, catalog=BOOK)
     history = History(POLL_IDLE.categories, never)
     history.add(before)
     kept = history.add(after)
@@ -232,7 +232,7 @@ def snapshots(threads: list[Steps], ticks: list[int]) -> list[Snapshot]:
         for key, one in waiting.items():
             if before.get(key) == one:
                 waiting[key] = before[key]
-        taken.append(Snapshot(at_ns, at_ns, waiting=waiting, book=BOOK))
+        taken.append(Snapshot(at_ns, at_ns, waiting=waiting, catalog=BOOK))
         before = waiting
     return taken
 
@@ -379,7 +379,7 @@ def test_another_epoch_has_none_of_the_waits_before() -> None:
     first = history.add(taken[1])
     assert first and len(history.stuck(first).waits) == 1
     for at_ns in (10 * S, 11 * S):
-        history.add(Snapshot(at_ns, at_ns, book=BOOK, epoch=1))
+        history.add(Snapshot(at_ns, at_ns, catalog=BOOK, epoch=1))
     assert history.newest and history.stuck(history.newest).waits == ()
     assert history._waits.bytes_held == 0  # pyright: ignore[reportPrivateUsage]
 

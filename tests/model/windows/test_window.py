@@ -157,7 +157,7 @@ def one_window(*entries: tuple[int, SiteTotals]) -> Window:
     offcpu_ns = sum(totals.total_ns for totals in sites.values())
     runqueue_ns = sum(totals.runqueue_ns for totals in sites.values())
     thread = ThreadTotals(len(sites), offcpu_ns, runqueue_ns)
-    return Window(0, 0, 10**9, threads={ThreadKey(11, 1): thread}, sites=sites, book=BOOK)
+    return Window(0, 0, 10**9, threads={ThreadKey(11, 1): thread}, sites=sites, catalog=BOOK)
 
 
 def test_wait_of_10_with_3_runnable_is_7_of_lock_and_3_of_run_queue() -> None:
@@ -190,7 +190,7 @@ def test_sleep_of_12_s_has_one_second_in_each_tick_and_12_s_in_total() -> None:
     thread, site = ThreadKey(11, 1), SiteKey(11, 1, 6, NO_STACK)
     second = 10**9
     waiting = Waiting(site, 0, 0)
-    taken = [Snapshot(0, n * second, waiting={thread: waiting}, book=BOOK) for n in range(12)]
+    taken = [Snapshot(0, n * second, waiting={thread: waiting}, catalog=BOOK) for n in range(12)]
     done = SiteTotals(1, 12 * second, 0, 12 * second, 1)
     taken.append(
         Snapshot(
@@ -198,7 +198,7 @@ def test_sleep_of_12_s_has_one_second_in_each_tick_and_12_s_in_total() -> None:
             12 * second,
             {thread: ThreadTotals(1, 12 * second, max_ns=12 * second, histogram=1)},
             {site: done},
-            book=BOOK,
+            catalog=BOOK,
         )
     )
     windows = [between(a, b) for a, b in pairwise(taken)]
@@ -232,10 +232,10 @@ def test_place_of_a_process_is_where_its_threads_wait_most_together() -> None:
         SiteKey(11, 3, lock, 22): SiteTotals(1, 450, 0, 450, 1),
         SiteKey(11, 3, lock, NO_STACK): SiteTotals(0, 500),
     }
-    made = cut(Window(0, 0, 1000, sites=sites, book=BOOK), Idle())
+    made = cut(Window(0, 0, 1000, sites=sites, catalog=BOOK), Idle())
     assert top_of_processes(made, Scope(), {11, 12}) == {11: SiteKey(11, 3, lock, 22)}
     assert top_of_processes(made, Scope("other"), {11}) == {11: SiteKey(11, 1, pipe, 20)}
-    window = Window(0, 0, 1000, sites=sites, book=BOOK)
+    window = Window(0, 0, 1000, sites=sites, catalog=BOOK)
     both = {ThreadKey(11, 1), ThreadKey(11, 3)}
     assert top_of_threads(shares(window, Idle()), Scope(), both) == {
         ThreadKey(11, 1): SiteKey(11, 1, pipe, 20),
