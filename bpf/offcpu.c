@@ -5,9 +5,9 @@
  * hooks
  *   switch-out     raw_tp sched_switch, in the thread that is switched out
  *   switch-in      one of these switch-in probes:
- *                  DOOR_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is switched in
- *                  DOOR_KPROBE  kprobe finish_task_switch*, in the thread that is switched in
- *                  DOOR_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
+ *                  PROBE_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is switched in
+ *                  PROBE_KPROBE  kprobe finish_task_switch*, in the thread that is switched in
+ *                  PROBE_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
  *   wakeup         WAKING       sched_waking, if the kernel keeps no run_delay
  *                  TYPED_WAKING tp_btf sched_waking, attached while wakers are on (waker.c)
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
@@ -26,7 +26,7 @@
  * cost: see bpf/README.md
  *
  * An application's stack does not change while it is off CPU, so it is walked at switch-in, and only if the wait
- * reached the minimum. DOOR_SWITCH runs in the wrong thread for that and walks at every switch-out, as other tools do.
+ * reached the minimum. PROBE_SWITCH runs in the wrong thread for that and walks at every switch-out, as other tools do.
  *
  * A new thread waits on a run queue for its first CPU without having been switched out. This wait is its run_delay at
  * its first switch-out, or at its exit if it was never switched out before. It is counted then: as one wait, all of it
@@ -36,7 +36,7 @@
  * All of this runs under a run queue's lock. So all hashes are preallocated (bcc's default: no BPF_F_NO_PREALLOC), and
  * task storage and ring buffers are used only if offtop/kernel/bpf/switch_maps.py finds them safe.
  *
- * The buffer that is being written is written only in its thread's own context (DOOR_SWITCH: under its run queue's
+ * The buffer that is being written is written only in its thread's own context (PROBE_SWITCH: under its run queue's
  * lock), on one CPU at a time, so nothing here is atomic.
  *
  * -D:
@@ -640,7 +640,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
-#ifdef DOOR_SWITCH
+#ifdef PROBE_SWITCH
 	r->kernel = kernel_stack(ctx);
 	r->user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
@@ -707,7 +707,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	READ_AGAIN;
 	u32 kind = count_elsewhere(c, r->state, thread, e);
 	if (!kind) {
-#ifdef DOOR_SWITCH
+#ifdef PROBE_SWITCH
 		e->key.kernel = r->kernel;
 		e->key.user = r->user;
 #else
@@ -733,7 +733,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	add_to_call(task, e->off_ns, e->runqueue_ns);
 }
 
-#ifndef DOOR_SWITCH
+#ifndef PROBE_SWITCH
 static inline __attribute__((always_inline)) int back_current(void *ctx)
 {
 	u32 zero = 0;
@@ -780,7 +780,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 #endif
 	leave(ctx, ctx->args[0], state);
 
-#ifdef DOOR_SWITCH
+#ifdef PROBE_SWITCH
 	void *next = (void *)ctx->args[2];
 	u32 zero = 0;
 	struct config *c = config.lookup(&zero);
@@ -799,14 +799,14 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-#ifdef DOOR_EXIT
+#ifdef PROBE_EXIT
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	return ctx->args[0] ? back_current(ctx) : 0;
 }
 #endif
 
-#ifdef DOOR_KPROBE
+#ifdef PROBE_KPROBE
 int on_finish(void *ctx)
 {
 	return back_current(ctx);

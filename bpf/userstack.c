@@ -376,7 +376,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 		count_lost(LOST_COPIES);
 		return copy->head.fallback;
 	}
-#ifdef DOOR_SWITCH
+#ifdef PROBE_SWITCH
 	return copy->head.fallback; /* how long it will wait is unknown yet, and ids of copies do not last */
 #endif
 	return copy->head.id;

@@ -349,7 +349,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     add(
         "--probe",
         "--door",
-        dest="door",
+        dest="probe",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
         help="switch-in probe, which reports that a thread is back on a CPU",

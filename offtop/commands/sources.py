@@ -80,13 +80,13 @@ def live(
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
     source: Source | None = None
-    if wanted == "proc" and args.door != "auto":
+    if wanted == "proc" and args.probe != "auto":
         raise UsageError("--probe has no effect when sampling /proc. Omit it, or add --source bpf")
     if wanted != "proc":
         try:
             source = _traced(rules, filters, args, loaded, keep_ns)
         except (PrivilegeError, KernelError) as error:
-            if wanted == "bpf" or args.door != "auto":
+            if wanted == "bpf" or args.probe != "auto":
                 raise
             refused = error
     is_sampled = source is None
@@ -110,7 +110,7 @@ def _traced(
     return LiveSource(
         rules,
         filters,
-        door=args.door,
+        probe=args.probe,
         unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget),
         keep_ns=keep_ns,
         mode=loaded.settings.mode,

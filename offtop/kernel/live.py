@@ -100,7 +100,7 @@ class LiveSource(LiveFeed):
         self,
         categories: Categories,
         filters: Filters,
-        door: str = "auto",
+        probe: str = "auto",
         waking: bool = False,
         unwind: Unwind = AUTO,
         keep_ns: int = _KEEP_NS,
@@ -155,7 +155,7 @@ class LiveSource(LiveFeed):
                 self._opened.callback(self._watched.close)
                 self._filters = self._initial = self._watched.narrowed(filters)
             defines = {**self._defines, "WITHIN": 1} if self._watched else self._defines
-            self._program = attach(self._features, door, waking=waking, defines=defines, unwind=unwind)
+            self._program = attach(self._features, probe, waking=waking, defines=defines, unwind=unwind)
             self._opened.callback(self._program.close)
             self._start(categories, unwind)
             if self._watched:
@@ -359,7 +359,7 @@ class LiveSource(LiveFeed):
             caught=caught,
             moves=self._ledger.moves,
             mode=mode,
-            door=self._program.door,
+            probe=self._program.probe,
             filters=in_effect,
             calls=self._calls,
         )
@@ -592,12 +592,18 @@ class LiveSource(LiveFeed):
         return facts(pid, self._facts)
 
     def about(self) -> list[tuple[str, str]]:
-        maps, doors = self._program.maps, {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol}
+        maps, switch_in_probes = (
+            self._program.maps,
+            {"exit": "tracepoint sched_exit_tp", "kprobe": self._features.kprobe_symbol},
+        )
         kernel_fill, user_fill = self._stacks.fill
         return [
             *(("missing", one) for one in self.notices),
             ("kernel", f"{platform.release()} {platform.machine()}"),
-            ("door", f"{self._program.door} ({doors.get(self._program.door, 'tracepoint sched_switch')})"),
+            (
+                "switch-in probe",
+                f"{self._program.probe} ({switch_in_probes.get(self._program.probe, 'tracepoint sched_switch')})",
+            ),
             ("thread records", "task storage" if self._program.in_task_storage else "a preallocated table"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
             ("wakers", "tracepoint sched_waking" if self._depth else "not recorded (keys 2, 3 and 4)"),

@@ -45,6 +45,8 @@ APPLICATION_ID = 0x6F667470
 """`oftp`, where file(1) and SQLite expect it."""
 BESIDE = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite creates beside a database."""
+ABOUT = {"kernel": "kernel", "switch-in probe": "door", "run-queue time": "run-queue time"}
+"""What a source says about itself → the key in `about` under which it is stored."""
 NOTICE = "notice "
 """Prefix of the keys in `about` under which what the recording machine lacked is stored, a sentence each."""
 FORMAT = 2
@@ -133,7 +135,7 @@ def encode(entry: Entry) -> bytes:
         "lost": dict(change.lost),
         "cost": list(change.cost[:_COSTS]),
         "mode": change.mode,
-        "door": change.door,
+        "door": change.probe,
         "filters": [
             list(change.filters.pids),
             list(change.filters.tids),

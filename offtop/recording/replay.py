@@ -212,7 +212,8 @@ class RecordedSource:
         ends = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
         until = f"{ends[1]:%H:%M:%S %Z}, {duration(self._recorded_ns)}"
         told = [("recorded", f"on {self.host}, {ends[0]:%Y-%m-%d %H:%M:%S} to {until}")]
-        told += [(what, self._recording.about[what]) for what in ("kernel", "door") if what in self._recording.about]
+        about = self._recording.about
+        told += [(what, about[form.ABOUT[what]]) for what in ("kernel", "switch-in probe") if form.ABOUT[what] in about]
         told.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
         if damaged := self._damaged + self._recording.damaged:
             told.append(("damaged", f"{count(damaged)} ticks or stacks of the file could not be read"))

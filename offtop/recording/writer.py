@@ -420,7 +420,7 @@ class Recorder:
         return database
 
     def _about(self) -> Mapping[str, str]:
-        about = {what: value for what, value in self._source.about() if what in ("kernel", "door", "run-queue time")}
+        about = {form.ABOUT[what]: value for what, value in self._source.about() if what in form.ABOUT}
         return about | {f"{form.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
 
     def _write_all(self, database: sqlite3.Connection) -> None:

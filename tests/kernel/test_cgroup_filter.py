@@ -77,15 +77,15 @@ def sleeping(into: Path, times: int = 23, each_ms: int = 10) -> Generator[waits.
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("door", ["auto", "switch"])
-def test_only_the_selected_cgroup_and_its_descendants_count(place: Place, door: str) -> None:
+@pytest.mark.parametrize("probe", ["auto", "switch"])
+def test_only_the_selected_cgroup_and_its_descendants_count(place: Place, probe: str) -> None:
     one, other = place.make(name("one")), place.make(name("one2"))
     inner = place.make(f"{one.name}/inner")
     with (
         sleeping(one) as child,
         sleeping(inner) as below,
         sleeping(other) as outside,
-        watch.watching_kernel_stacks(Filters(cgroup=place.path(one)), door=door) as live,
+        watch.watching_kernel_stacks(Filters(cgroup=place.path(one)), probe=probe) as live,
     ):
         live.tick()
         before = {tid: watch.switches(tid) for tid in (child.tid, below.tid)}
@@ -98,7 +98,9 @@ def test_only_the_selected_cgroup_and_its_descendants_count(place: Place, door: 
         windows.append(live.tick())
         assert {key.pid for window in windows for key in keys_of(window)} == {child.pid, below.pid}
         for tid, was in before.items():
-            missed = 1 if door == "switch" else 0  # a switch-in that this kernel does not trace: see test_doors.py
+            missed = (
+                1 if probe == "switch" else 0
+            )  # a switch-in that this kernel does not trace: see test_switch_in_probes.py
             assert 23 - missed <= sum(watch.by_category(window, tid)["sleep"].waits for window in windows) <= 23
             assert sum(since(was, tid)) - missed <= sum(counted(windows, tid)) <= sum(since(was, tid))
             assert missed or counted(windows, tid) == since(was, tid)

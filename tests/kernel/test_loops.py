@@ -54,10 +54,10 @@ def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
     return [(at + 1 + far, True)] if what == ALWAYS else [(at + 1, True), (at + 1 + far, True)]
 
 
-def compiled(door: str, way: str, function: str, typed: bool) -> Code:
+def compiled(probe: str, way: str, function: str, typed: bool) -> Code:
     known, unwind = features.find(libbpf.KernelTypes()), Unwind(way=way)
-    waking = door == "switch"
-    defines = {**_defines(door, known, sizes_for_machine(), waking, by_task=waking), **unwind.defines(known)}
+    waking = probe == "switch"
+    defines = {**_defines(probe, known, sizes_for_machine(), waking, by_task=waking), **unwind.defines(known)}
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
     bcc = compiler.import_bcc()
     program = bcc.BPF(text=compiler.whole(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags])
@@ -69,12 +69,12 @@ def compiled(door: str, way: str, function: str, typed: bool) -> Code:
 
 @pytest.mark.parametrize("way", ["auto", "fp"])
 @pytest.mark.parametrize(
-    ("door", "function"),
+    ("probe", "function"),
     [("kprobe", "on_switch"), ("kprobe", "on_finish"), ("kprobe", "on_waking"), ("switch", "on_switch")],
 )
-def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, door: str, way: str, function: str) -> None:
+def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe: str, way: str, function: str) -> None:
     monkeypatch.setitem(os.environ, "BCC_KERNEL_SOURCE", str(paths.bpf() / "headers"))
-    code = compiled(door, way, function, typed=function == "on_waking")
+    code = compiled(probe, way, function, typed=function == "on_waking")
     assert len(code) > 500
     assert falls_back(code) == []
 

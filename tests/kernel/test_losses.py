@@ -194,17 +194,17 @@ def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey],
     return of_threads, of_sites
 
 
-@pytest.mark.parametrize(("door", "threads"), [("auto", TINY), ("switch", 64)])
+@pytest.mark.parametrize(("probe", "threads"), [("auto", TINY), ("switch", 64)])
 def test_in_tiny_maps_every_loss_is_counted_and_the_laws_hold(
-    monkeypatch: pytest.MonkeyPatch, binary: Path, door: str, threads: int
+    monkeypatch: pytest.MonkeyPatch, binary: Path, probe: str, threads: int
 ) -> None:
     give_room(monkeypatch, threads, TINY, TINY)
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40))
         # with the switch probe, each watched thread takes room as long as it lives: the rest of the machine would take
         # all
-        filters = Filters(pids=(child.pid,)) if door == "switch" else Filters()
-        tiny = both.enter_context(watch.watching(filters, door))
+        filters = Filters(pids=(child.pid,)) if probe == "switch" else Filters()
+        tiny = both.enter_context(watch.watching(filters, probe))
         windows = [window for _ in range(2) for window in storm(child, tiny)]
         assert lost(windows).keys() >= {"sites", "stacks", "threads"}
         assert at_stack_lost(windows, kernel=True, user=True).total_ns > 0

@@ -195,14 +195,14 @@ def run_inside(of: Container, script: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--door", "switch")], ids=["the default probe", "switch"])
+@pytest.mark.parametrize("arguments", [(), ("--probe", "switch")], ids=["the default probe", "switch"])
 def test_23_sleeps_count_under_the_containers_ids(family: Path, arguments: Sequence[str]) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]
         assert (1 < pid < tid) and tid < one.first
         tick = one.tick(*arguments, go=True)
     sleeps = [site for site in tick["sites"] if site["category"] == "sleep" and site["pid"] == pid]
-    missed = 1 if arguments else 0  # a switch-in that this kernel does not trace: see test_doors.py
+    missed = 1 if arguments else 0  # a switch-in that this kernel does not trace: see test_switch_in_probes.py
     assert {(site["tid"], site["comm"]) for site in sleeps} == {(tid, "family")}
     assert 23 - missed <= sum(site["waits"] for site in sleeps) <= 23
     assert (23 - missed) * 10 * MS <= sum(site["total_ns"] for site in sleeps) <= tick["span_ns"]

@@ -164,24 +164,24 @@ def run(live: Watch, child: programs.Program) -> list[Window]:
     return [*windows, live.tick(0.1), live.tick(0.1)]
 
 
-DOORS = pytest.mark.parametrize(
-    ("door", "waking"),
+SWITCH_IN_PROBES = pytest.mark.parametrize(
+    ("probe", "waking"),
     [("exit", False), ("exit", True), ("kprobe", False), ("kprobe", True), ("switch", True)],
     ids=["exit", "exit, records by task", "kprobe", "kprobe, records by task", "switch, records by task"],
 )
 
 
 @contextmanager
-def watching(child: programs.Program, door: str, waking: bool) -> Generator[Watch]:
-    if door not in features.find(libbpf.KernelTypes()).doors:
-        lacks(f"the door {door}")
-    with watch.watching_kernel_stacks(Filters(pids=(child.pid,)), door=door, waking=waking) as live:
+def watching(child: programs.Program, probe: str, waking: bool) -> Generator[Watch]:
+    if probe not in features.find(libbpf.KernelTypes()).switch_in_probes:
+        lacks(f"the switch-in probe {probe}")
+    with watch.watching_kernel_stacks(Filters(pids=(child.pid,)), probe=probe, waking=waking) as live:
         yield live
 
 
-@DOORS
-def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, door: str, waking: bool) -> None:
-    with bursts(binary, 300, "stay") as child, watching(child, door, waking) as live:
+@SWITCH_IN_PROBES
+def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, probe: str, waking: bool) -> None:
+    with bursts(binary, 300, "stay") as child, watching(child, probe, waking) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
         assert len(found) == 300
@@ -191,9 +191,9 @@ def test_run_queue_time_of_new_threads_matches_the_kernels(binary: Path, door: s
         assert waking or not lost(windows)
 
 
-@DOORS
-def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path, door: str, waking: bool) -> None:
-    with bursts(binary, 300, "end") as child, watching(child, door, waking) as live:
+@SWITCH_IN_PROBES
+def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path, probe: str, waking: bool) -> None:
+    with bursts(binary, 300, "end") as child, watching(child, probe, waking) as live:
         windows = run(live, child)
         found = of_threads(windows, child.pid)
         assert len(found) == 300
@@ -206,10 +206,10 @@ def test_a_thread_switched_out_only_at_exit_has_waited_for_its_cpu(binary: Path,
         assert waking or not lost(windows)
 
 
-@DOORS
-def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, door: str, waking: bool) -> None:
+@SWITCH_IN_PROBES
+def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, probe: str, waking: bool) -> None:
     binary = programs.build(tmp_path / "behind", BEHIND, *_C)
-    with programs.running([binary]) as child, watching(child, door, waking) as live:
+    with programs.running([binary]) as child, watching(child, probe, waking) as live:
         live.tick()
         child.go_on_alone()
         windows = [live.tick(0.3)]

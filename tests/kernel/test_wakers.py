@@ -516,11 +516,11 @@ def test_with_a_minimum_of_0_each_wait_has_its_waker(live: Watch) -> None:
         assert waits(totals for wake, totals in found.items() if wake.waker.tid == child.at["waker"]) == TIMES
 
 
-@pytest.mark.parametrize(("door", "waking"), [("switch", False), ("auto", True)])
-def test_every_probe_reports_the_waker(door: str, waking: bool) -> None:
+@pytest.mark.parametrize(("probe", "waking"), [("switch", False), ("auto", True)])
+def test_every_probe_reports_the_waker(probe: str, waking: bool) -> None:
     with (
         wakings.running("pipe") as child,
-        watch.watching(of(child), door=door, waking=waking, mode=CHAIN) as live,
+        watch.watching(of(child), probe=probe, waking=waking, mode=CHAIN) as live,
     ):
         live.tick()
         child.go()

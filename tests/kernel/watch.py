@@ -106,7 +106,7 @@ class Watch:
 @contextmanager
 def watching(
     filters: Filters = Filters(),
-    door: str = "auto",
+    probe: str = "auto",
     waking: bool = False,
     keep_ns: int = 900 * S,
     unwind: Unwind = _UNWIND,
@@ -115,7 +115,7 @@ def watching(
 ) -> Generator[Watch]:
     """Run a live source; close it at the end."""
     source = LiveSource(
-        rules(), filters, door=door, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
+        rules(), filters, probe=probe, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
     )
     try:
         yield Watch(source)

@@ -399,9 +399,9 @@ def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
 
 def runs(known: Features) -> Generator[tuple[str, str]]:
     """Yield (probe, mode): all modes with the default probe, first and last with the others."""
-    for door in known.doors:
-        for mode in MODES if door == known.doors[0] else (OFFCPU, CHAIN):
-            yield door, mode
+    for probe in known.switch_in_probes:
+        for mode in MODES if probe == known.switch_in_probes[0] else (OFFCPU, CHAIN):
+            yield probe, mode
 
 
 def main() -> None:
@@ -410,20 +410,20 @@ def main() -> None:
     found.about = "doctor"
     check_doctor(found)
     known = features.find(libbpf.KernelTypes())
-    for door, mode in runs(known):
-        found.about = f"probe {door}, {mode}"
+    for probe, mode in runs(known):
+        found.about = f"probe {probe}, {mode}"
         began_s, before = time.monotonic(), found.count
         with contextlib.ExitStack() as stack:
             first, load = (Load(stack, name, program.AUTO.is_ruled(known)) for name in ("first", "second"))
-            ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--door", door, "--mode", mode, *_OPTIONS)
+            ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--probe", probe, "--mode", mode, *_OPTIONS)
             if len(ticks) == TICKS:
-                check_sums(found, ticks, known.doors[0])
+                check_sums(found, ticks, known.switch_in_probes[0])
                 check_waits(found, ticks, load)
                 if mode != OFFCPU:
                     check_wakers(found, ticks, load)
                 if mode == CHAIN:
                     check_chain(found, ticks, load)
-                if known.registers and known.files and door != "switch":
+                if known.registers and known.files and probe != "switch":
                     check_objects(found, ticks, load)
         verdict = "ok" if found.count == before else "FAILED"
         print(f"{verdict} {found.about}: {time.monotonic() - began_s:.0f} s", flush=True)

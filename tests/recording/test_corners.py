@@ -152,14 +152,14 @@ def test_a_step_on_finds_the_next_tick_however_far_it_is(tmp_path: Path) -> None
 def test_a_thread_that_is_renamed_while_it_waits_is_called_so_from_the_next_whole_tick_on(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=20)
     recorder = recorder_at(tmp_path / "it", source, whole_s=5)
-    door = ThreadKey(300, 300)
+    probe = ThreadKey(300, 300)
     for second in range(12):
         if second == 7:
-            source.after(second).catalog.comms[door] = "gate"
+            source.after(second).catalog.comms[probe] = "gate"
         recorder.add(source.after(second))
     recorder.close()
     played = RecordedSource(tmp_path / "it")
-    told = [snapshot.catalog.comms[door] for snapshot in iter(played.read, None)]
+    told = [snapshot.catalog.comms[probe] for snapshot in iter(played.read, None)]
     assert (told[6], told[-1]) == ("door", "gate")
 
 

@@ -181,14 +181,14 @@ def refused(read: Callable[[], object]) -> None:
         assert str(error)
 
 
-@pytest.mark.parametrize("what", ["lost", "mode", "door", "who"])
+@pytest.mark.parametrize("what", ["lost", "mode", "probe", "who"])
 def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) -> None:
     entry = form.decode(_blob(whole), whole=True)
     evil = "\x1b[2J"
     spoilt = {
         "lost": lambda: replace(entry.change, lost={evil: 1}),
         "mode": lambda: replace(entry.change, mode=evil),
-        "door": lambda: replace(entry.change, door=evil),
+        "door": lambda: replace(entry.change, probe=evil),
         "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
     }[what]()
     with pytest.raises(ValueError, match="not a word that offtop writes"):

@@ -124,8 +124,8 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
     lost = sites["vault", "write_book"]
     assert (lost["waker"]["kind"], lost["waker"]["name"]) == ("unknown", "(waker lost)")
     assert (lost["object"], lost["chain"], lost["chain_wakers"]) == (None, [], [])
-    door = sites["door", "main"]
-    assert [door[key] for key in ("waker", "object", "chain", "chain_wakers", "chain_end")] == [None] * 5
+    probe = sites["door", "main"]
+    assert [probe[key] for key in ("waker", "object", "chain", "chain_wakers", "chain_end")] == [None] * 5
     assert [one["waker"]["tid"] for one in ticks[3]["sites"] if one["comm"] == "teller"] == [5004]
     (storm,) = ticks[-1]["storms"]
     assert storm.pop("waker")["comm"] == "door"

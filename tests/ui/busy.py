@@ -124,7 +124,7 @@ class BusySource(LiveFeed):
             waiting=dict(self._waiting),
             catalog=self._catalog,
             cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
-            door="exit",
+            probe="exit",
             filters=self._filters,
         )
 
@@ -153,7 +153,7 @@ class BusySource(LiveFeed):
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
 
     def about(self) -> list[tuple[str, str]]:
-        return [("kernel", "6.18.0"), ("door", "sched_exit_tp")]
+        return [("kernel", "6.18.0"), ("switch-in probe", "sched_exit_tp")]
 
     def close(self) -> None:
         """Do nothing: nothing is attached."""

@@ -31,4 +31,4 @@ class SampledSource(ScriptedSource):
 
     def after(self, seconds: int) -> Snapshot:
         some = self._seen._replace(looks=20 * seconds, guessed_ns=self._guessed_ns * seconds)
-        return replace(super().after(seconds), sampling=some, door="proc")
+        return replace(super().after(seconds), sampling=some, probe="proc")

@@ -451,7 +451,7 @@ class ScriptedSource(LiveFeed):
             machine=Machine(self._machine.cpus, *(seconds * ns for ns in self._machine[1:])),
             storms=self._storms(seconds),
             mode=self._modes.get(seconds, self.mode),
-            door="exit",
+            probe="exit",
             filters=self.filters,
         )
 
@@ -512,7 +512,7 @@ class ScriptedSource(LiveFeed):
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
 
     def about(self) -> list[tuple[str, str]]:
-        return [("kernel", "6.18.0"), ("door", "exit")]
+        return [("kernel", "6.18.0"), ("switch-in probe", "exit")]
 
     def close(self) -> None:
         self.closed.set()

@@ -47,7 +47,7 @@ async def test_c_lists_containers_and_units_with_their_totals() -> None:
         assert line(app, "mysql.service").split()[-2:] == [
             "12.0s",
             "do_epoll_wait…",
-        ]  # NOW and WHERE of `door`
+        ]  # NOW and WHERE of `switch-in probe`
         await pilot.press("C")
         assert [key for key, *_ in listed(app)] == [300, 100, 200]
 

@@ -13,7 +13,7 @@ from offtop.errors import KernelError, UsageError
 from offtop.kernel.bpf.libbpf import KPROBES, KernelTypes
 from offtop.kernel.bpf.switch_maps import map_internals, safe_maps
 
-DOORS = ("exit", "kprobe", "switch")
+SWITCH_IN_PROBES = ("exit", "kprobe", "switch")
 """Switch-in probes: ways to detect that a thread was switched in, best first."""
 _OLDEST = 5, 14
 _SWITCH_IN_FUNCTION = re.compile(r"finish_task_switch(\.(isra|constprop|llvm)\.\d+)*")
@@ -30,7 +30,7 @@ class Features:
     Offsets are in bytes, and in task_struct unless noted; None if the kernel has no such member.
     """
 
-    doors: tuple[str, ...]
+    switch_in_probes: tuple[str, ...]
     """Switch-in probes that can be tried, best first."""
     kprobe_symbol: str
     """Name of `finish_task_switch` in this kernel (`.isra.0` and so on); empty if it cannot be probed."""
@@ -147,7 +147,7 @@ def find(types: KernelTypes) -> Features:
     cgroup = _cgroup(types)
     safe_map_kinds = safe_maps(map_internals(types))
     return Features(
-        doors=tuple(door for door in DOORS if available[door]),
+        switch_in_probes=tuple(probe for probe in SWITCH_IN_PROBES if available[probe]),
         kprobe_symbol=symbol,
         pid=needed("pid"),
         tgid=needed("tgid"),
@@ -350,14 +350,14 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
     return found
 
 
-def choose_door(features: Features, asked: str) -> tuple[str, ...]:
+def choose_probes(features: Features, asked: str) -> tuple[str, ...]:
     """Switch-in probes to try, in order.
 
     Raises UsageError if this kernel does not have the requested one.
     """
     if asked == "auto":
-        return features.doors
-    if asked not in features.doors:
+        return features.switch_in_probes
+    if asked not in features.switch_in_probes:
         raise UsageError(f"--probe {asked}: this kernel does not have it. Leave --probe out, or see: offtop doctor")
     return (asked,)
 

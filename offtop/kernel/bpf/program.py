@@ -24,7 +24,7 @@ from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel.bpf import cache, layout, libbpf, pid_namespace
 from offtop.kernel.bpf.distribution import install
-from offtop.kernel.bpf.features import Features, choose_door
+from offtop.kernel.bpf.features import Features, choose_probes
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.memory import code_addresses
@@ -124,7 +124,7 @@ class Program:
 
     def __init__(
         self,
-        door: str,
+        probe: str,
         waking: bool,
         fds: Mapping[str, int],
         bcc_version: str,
@@ -136,7 +136,7 @@ class Program:
 
         `in_task_storage`: whether threads' records are in task storage; otherwise they are in a hash map.
         """
-        self.door, self.waking, self.bcc_version = door, waking, bcc_version
+        self.probe, self.waking, self.bcc_version = probe, waking, bcc_version
         self._request = request
         self.unwind = unwind
         """How stacks are unwound: by frame pointers if the kernel refused the program that follows rules."""
@@ -203,7 +203,7 @@ class Program:
                         copies.callback(os.close, copy)
             answer, fds, output = _ready_or_compiled({**request, "given": given}, [*given.values()])
         if "error" in answer:
-            raise _explain(answer, output, self.door)
+            raise _explain(answer, output, self.probe)
         if not fds:
             cause = " ".join(answer["refused"].split())
             raise KernelError(f"Wakers cannot be shown: {printable(cause[:300])}. See what is missing: offtop doctor")
@@ -266,7 +266,7 @@ def possible_cpus() -> int:
 
 def attach(
     features: Features,
-    door: str = "auto",
+    probe: str = "auto",
     sizes: Sizes | None = None,
     waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
@@ -277,9 +277,9 @@ def attach(
 
     Nothing stays attached on failure.
 
-    `door`: `auto` or one of features.DOORS. `waking`: take run-queue time from sched_waking even if the kernel counts
-    it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`: how user stacks
-    are unwound. `recompile`: compile even if the cache has it.
+    `probe`: `auto` or one of features.SWITCH_IN_PROBES. `waking`: take run-queue time from sched_waking even if the
+    kernel counts it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`:
+    how user stacks are unwound. `recompile`: compile even if the cache has it.
     Raises OfftopError with the remedy. What is missing is in Program.notices.
     """
     sizes = sizes or sizes_for_machine()
@@ -288,8 +288,8 @@ def attach(
     if unwind.asks_for_rules and not unwind.is_ruled(features) and features.ring_buffer:
         notices.append(_WITHOUT_REGISTERS)
     ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
-    doors = choose_door(features, door)
-    for candidate in doors:
+    switch_in_probes = choose_probes(features, probe)
+    for candidate in switch_in_probes:
         for way in ways:  # a cheaper probe is preferred to complete user stacks
             try:
                 program = _attach_through(candidate, features, sizes, waking, defines, way, recompile)
@@ -300,9 +300,9 @@ def attach(
                 program.close()
                 failures.append(_never_called(candidate))
                 break
-            if candidate != doors[0]:
+            if candidate != (first := switch_in_probes[0]):
                 notices.append(
-                    f"The switch-in probe '{doors[0]}' does not work here ({_cause(failures[0])}), so offtop uses "
+                    f"The switch-in probe '{first}' does not work here ({_cause(failures[0])}), so offtop uses "
                     f"'{candidate}'. Please report it, with the output of: offtop doctor."
                 )
             if way != unwind:
@@ -310,7 +310,7 @@ def attach(
                     "User stacks follow frame pointers only, because the program that unwinds by .eh_frame could not "
                     f"be loaded ({_cause(failures[-1])}). Please report it, with the output of: offtop doctor."
                 )
-            if program.door == "switch" and door == "auto":
+            if program.probe == "switch" and probe == "auto":
                 notices.append(_BY_SWITCH)
             program.notices = tuple(notices)
             return program
@@ -338,7 +338,7 @@ def _is_called(program: Program, features: Features) -> bool:
     Sleeps for a moment, with a filter that counts no waits, until back_current() in offcpu.c has recorded that offtop
     itself was switched in.
     """
-    if program.door == "switch" or features.last_arrival is None:  # always called, or it does not record anything
+    if program.probe == "switch" or features.last_arrival is None:  # always called, or it does not record anything
         return True
     config, clock = program.maps["config"], program.maps["clock"]
     count_none = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
@@ -353,10 +353,10 @@ def _is_called(program: Program, features: Features) -> bool:
         config.update(bytes(4), bytes(len(count_none)))
 
 
-def _never_called(door: str) -> KernelError:
+def _never_called(probe: str) -> KernelError:
     cause = "it is attached, but the kernel never calls it"
     return _RefusedError(
-        f"The switch-in probe '{door}' does not work here: {cause}. Leave --probe out, or see: offtop doctor", cause
+        f"The switch-in probe '{probe}' does not work here: {cause}. Leave --probe out, or see: offtop doctor", cause
     )
 
 
@@ -365,7 +365,7 @@ def _cause(error: KernelError) -> str:
 
 
 def _attach_through(
-    door: str,
+    probe: str,
     features: Features,
     sizes: Sizes,
     waking: bool,
@@ -373,11 +373,11 @@ def _attach_through(
     unwind: Unwind,
     recompile: bool,
 ) -> Program:
-    waking = waking or features.waking or door == "switch"
+    waking = waking or features.waking or probe == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
     functions = [defines[name] for name in pid_namespace.FUNCTIONS if name in defines]
-    if door in SWITCH_IN_TRACEPOINTS:
-        raw["on_exit"] = SWITCH_IN_TRACEPOINTS[door]
+    if probe in SWITCH_IN_TRACEPOINTS:
+        raw["on_exit"] = SWITCH_IN_TRACEPOINTS[probe]
     if waking:
         raw["on_waking"] = "sched_waking"
     # Programs can only access the task storage of the current thread, and user space cannot list it.
@@ -385,8 +385,8 @@ def _attach_through(
     is_ruled = unwind.is_ruled(features)
     if is_ruled:
         raw["on_fork"] = "sched_process_fork"
-    known = {**_defines(door, features, sizes, waking, by_task), **unwind.defines(features), **defines}
-    kprobes = {"on_finish": features.kprobe_symbol} if door == "kprobe" else {}
+    known = {**_defines(probe, features, sizes, waking, by_task), **unwind.defines(features), **defines}
+    kprobes = {"on_finish": features.kprobe_symbol} if probe == "kprobe" else {}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
@@ -411,22 +411,22 @@ def _attach_through(
     }
     answer, fds, output = _ready_or_compiled(request, recompile=recompile)
     if "error" in answer:
-        raise _explain(answer, output, door)
+        raise _explain(answer, output, probe)
     named = dict(zip(answer["fds"], fds, strict=True))
     try:
         for symbol in kprobes.values():
             named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
         kept = {**request, "waking_type": features.waking_type}
-        return Program(door, waking, named, answer["bcc"], unwind, kept, in_task_storage=not by_task)
+        return Program(probe, waking, named, answer["bcc"], unwind, kept, in_task_storage=not by_task)
     except BaseException as error:
         for fd in named.values():
             os.close(fd)
         if isinstance(error, OSError):
-            raise _refused(door, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
+            raise _refused(probe, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
         raise
 
 
-def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
+def _defines(probe: str, features: Features, sizes: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
     release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
         0
     ] * 3
@@ -439,7 +439,7 @@ def _defines(door: str, features: Features, sizes: Sizes, waking: bool, by_task:
         "STORMS": sizes.storms,
         "MARKS": _MARKS,
         "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
-        f"DOOR_{door.upper()}": 1,
+        f"PROBE_{probe.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
         "BY_TASK": 1 if by_task else None,
@@ -528,7 +528,7 @@ def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tup
         return answer, fds, output.read().decode(errors="replace")
 
 
-def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
+def _explain(answer: dict[str, Any], output: str, probe: str) -> OfftopError:
     """Turn an error answer of the compiler's child into one sentence and its remedy."""
     what = str(answer.get("what", ""))
     if answer["error"] == "import":
@@ -545,12 +545,12 @@ def _explain(answer: dict[str, Any], output: str, door: str) -> OfftopError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     hint = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
     what = " ".join((what or "the compiler exited").split())
-    return _refused(door, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
+    return _refused(probe, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
 
 
-def _refused(door: str, cause: str) -> _RefusedError:
+def _refused(probe: str, cause: str) -> _RefusedError:
     return _RefusedError(
-        f"offtop's program could not be loaded with the switch-in probe '{door}': {cause}. See what is missing: "
+        f"offtop's program could not be loaded with the switch-in probe '{probe}': {cause}. See what is missing: "
         "offtop doctor",
         cause,
     )

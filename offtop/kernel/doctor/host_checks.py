@@ -244,7 +244,7 @@ def attaching(so_far: Sequence[Check]) -> Check:
         )
     attached.close()
     made = "cached by an earlier start" if failed else f"compiled by bcc {attached.bcc_version}"
-    what = f"{made}, attached with the switch-in probe '{attached.door}', which is called"
+    what = f"{made}, attached with the switch-in probe '{attached.probe}', which is called"
     if not attached.notices:
         return Check("attaching", "ok", what)
     return Check(

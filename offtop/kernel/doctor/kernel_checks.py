@@ -159,9 +159,9 @@ def switch_in_probe() -> Check:
     if known is None:
         return unknown(name)
     at_switch_in = "stacks are unwound at switch-in, and only for long waits"
-    if known.doors[0] == "exit":
+    if known.switch_in_probes[0] == "exit":
         return Check(name, "ok", f"exit (sched_exit_tp): {at_switch_in}")
-    if known.doors[0] == "kprobe":
+    if known.switch_in_probes[0] == "kprobe":
         return Check(name, "ok", f"kprobe ({known.kprobe_symbol}): {at_switch_in}")
     what = "switch: neither sched_exit_tp nor a kprobe on finish_task_switch"
     return Check(name, "warn", what, _REMEDY_FOR_PROBE, _LOW_COST)
@@ -175,7 +175,7 @@ def kprobes() -> Check:
     if known.kprobe_symbol:
         return Check("kprobes", "ok", f"{known.kprobe_symbol} can be probed")
     what = "none, or not of finish_task_switch"
-    if known.doors[0] == "exit":
+    if known.switch_in_probes[0] == "exit":
         return Check("kprobes", "ok", f"{what}; not needed, with sched_exit_tp", state="unneeded")
     return Check("kprobes", "warn", what, _REMEDY_FOR_PROBE, _LOW_COST)
 
@@ -266,7 +266,7 @@ def wakers() -> Check:
     known = features_found()
     if known is None:
         return unknown("wakers")
-    if known.waking or known.doors[0] == "switch":
+    if known.waking or known.switch_in_probes[0] == "switch":
         return Check("wakers", "ok", "at sched_waking, together with run-queue time")
     if known.waking_type is not None:
         return Check("wakers", "ok", "at sched_waking, while a mode needs them")

@@ -33,7 +33,7 @@ from offtop.model.values.wake import OFFCPU, Object
 from offtop.printable import printable
 from offtop.units import NS_PER_S
 
-DOOR = "proc"
+PROBE = "proc"
 _ROOT = "/proc"
 _FACTS_S = 1.0
 """How long one read for a process's details may take."""
@@ -218,7 +218,7 @@ class ProcSource(LiveFeed):
             cost=self._cost(at_ns),
             machine=Machine() if self.own_only else procfs.machine(),
             caught=caught,
-            door=DOOR,
+            probe=PROBE,
             filters=in_effect,
             sampling=Sampling(
                 *(self._scans, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
@@ -449,7 +449,7 @@ class ProcSource(LiveFeed):
         processes = "your own processes only" if self.own_only else "all processes"
         return [
             ("kernel", f"{platform.release()} {platform.machine()}"),
-            ("door", f"{DOOR} (threads are sampled; BPF sees every wait)"),
+            ("switch-in probe", f"{PROBE} (threads are sampled; BPF sees every wait)"),
             ("scans", f"~{rate_hz:.0f}/s, {len(self._account):,} threads of {processes}"),
             ("scan cost", f"{took_pct:.1f}% of a CPU (limit for all of offtop: {self._share_pct:g}%)"),
             ("exact", "run time, run-queue time and number of waits of each thread, from its first scan to its last"),

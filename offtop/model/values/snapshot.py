@@ -315,7 +315,7 @@ class Snapshot:
     """Moves of the last tick, in order: time that is at another site in this snapshot than in the one before."""
     mode: str = OFFCPU
     """What was gathered: one of wake.MODES."""
-    door: str = ""
+    probe: str = ""
     """Switch-in probe: `exit`, `kprobe` or `switch`; `proc` if threads were polled; empty without a kernel."""
     filters: Filters = Filters()
     calls: Calls = NO_CALLS

@@ -75,7 +75,7 @@ class Change:
     cost: Cost = Cost()
     machine: Machine = Machine()
     mode: str = "offcpu"
-    door: str = ""
+    probe: str = ""
     filters: Filters = Filters()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """Running totals, as in the snapshot."""
@@ -126,7 +126,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.cost,
         later.machine,
         later.mode,
-        later.door,
+        later.probe,
         later.filters,
         later.storms,
         NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
@@ -216,7 +216,7 @@ class Replayed:
             storms=one.storms,
             moves=[*one.moves],
             mode=one.mode,
-            door=one.door,
+            probe=one.probe,
             filters=one.filters,
             calls=one.calls,
             sampling=one.sampling,

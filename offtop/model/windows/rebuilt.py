@@ -127,7 +127,7 @@ class _RunningTotals:
             moves=[*self._moves],
             calls=self._calls,
             mode=window.mode,
-            door=window.door,
+            probe=window.probe,
             filters=window.filters,
             sampling=self._sampling,
         )

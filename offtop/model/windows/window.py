@@ -82,7 +82,7 @@ class Window:
     """Wakeup storms in this span, by the id of a wake of the waker."""
     mode: str = OFFCPU
     """What was gathered, one of wake.MODES; of merged windows, what all of them have."""
-    door: str = ""
+    probe: str = ""
     filters: Filters = Filters()
     calls: Calls = NO_CALLS
     """Calls in this span of the function in filters.within."""
@@ -132,7 +132,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         machine=_machine_between(earlier.machine, later.machine),
         storms=_storms(earlier.storms, later.storms),
         mode=later.mode,
-        door=later.door,
+        probe=later.probe,
         filters=later.filters,
         calls=later.calls.since(earlier.calls),
         sampling=later.sampling.since(earlier.sampling) if later.sampling else None,

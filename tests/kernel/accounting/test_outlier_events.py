@@ -22,7 +22,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import NO_STACK, Frame
 from tests.command import QUICK, run
 from tests.kernel import programs, waits, watch
-from tests.kernel.test_doors import most_unseen
+from tests.kernel.test_switch_in_probes import most_unseen
 
 pytestmark = pytest.mark.kernel
 
@@ -67,9 +67,9 @@ def caught_of(live: watch.Watch, tid: int) -> list[LongWait]:
     return [one for one in live.last.caught if one.site.tid == tid]
 
 
-@pytest.mark.parametrize("door", ["exit", "switch"])
-def test_each_wait_over_its_threshold_arrives_once_and_complete(door: str) -> None:
-    with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(door=door) as live:
+@pytest.mark.parametrize("probe", ["exit", "switch"])
+def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> None:
+    with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(probe=probe) as live:
         live.source.catch(Fixed("sleep", 15 * MS))
         live.tick()
         child.go()
@@ -78,7 +78,7 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(door: str) -> No
         catalog = window.catalog
         asleep = [one for one in caught_of(live, child.tid) if catalog.stack(one.site.kernel).category == "sleep"]
         caught = sorted(asleep, key=lambda one: one.began_ns)
-        unseen = most_unseen(door, 23)
+        unseen = most_unseen(probe, 23)
         assert 23 - unseen <= len(caught) <= 23
         users = {one.site.user for one in caught}
         live.source.wait_for_names({frame for user in users for frame in catalog.stack(user).frames}, 30)

@@ -170,9 +170,9 @@ def test_a_refused_reader_reads_no_file_and_is_not_restarted(tmp_path: Path, mon
 
 
 def test_offtop_reports_that_names_are_off_and_the_fix() -> None:
-    ended = command.run("-b", "-n", "1", "--door", "auto", before=WITHOUT_SETUID)
+    ended = command.run("-b", "-n", "1", "--probe", "auto", before=WITHOUT_SETUID)
     assert ended.status == 0
-    assert ended.err.startswith("offtop: Function names and .eh_frame are off: the process that reads the files of")
+    assert ended.err.startswith("offtop: Function names and .eh_frame are off: the process that reads binaries cannot")
     assert "(setresuid: Operation not permitted). Give offtop CAP_SETUID and CAP_SETGID" in ended.err
 
 

@@ -115,7 +115,7 @@ def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
     for _ in range(2):
         one = attached(**defines)
         maps = sorted((name, found.entries, found.key_bytes, found.value_bytes) for name, found in one.maps.items())
-        shapes.append((one.door, one.bcc_version, one.unwind, sorted(one.programs), maps, (opened() - before).total()))
+        shapes.append((one.probe, one.bcc_version, one.unwind, sorted(one.programs), maps, (opened() - before).total()))
         kept(cache)
         one.close()
         assert not opened() - before

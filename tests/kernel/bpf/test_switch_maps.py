@@ -22,7 +22,7 @@ from offtop.kernel.bpf.switch_maps import Allocator, MapInternals, SafeMaps, saf
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_batch_live import wait_for
 from tests.kernel.test_counts import count_23_sleeps
-from tests.kernel.test_doors import BRIEF
+from tests.kernel.test_switch_in_probes import BRIEF
 from tests.kernel.watch import Watch
 
 _NO_PREALLOC = 1  # BPF_F_NO_PREALLOC
@@ -222,7 +222,7 @@ def deaf_exit(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 @pytest.mark.usefixtures("deaf_exit")
 def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
     with watch.watching_kernel_stacks() as live, waits.running("sleep", times=23, each_ms=10) as child:
-        assert live.last.door == "switch"
+        assert live.last.probe == "switch"
         live.tick()
         child.go()
         child.finish()

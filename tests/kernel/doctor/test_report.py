@@ -88,7 +88,7 @@ def test_json_has_a_state_for_each_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waking", "doors", "waking_type", "verdict"),
+    ("waking", "switch_in_probes", "waking_type", "verdict"),
     [
         (False, ("exit", "switch"), 7, "ok"),
         (True, ("exit", "switch"), None, "ok"),
@@ -97,9 +97,13 @@ def test_json_has_a_state_for_each_check() -> None:
     ],
 )
 def test_wakers_need_a_described_tracepoint_or_one_in_use(
-    monkeypatch: pytest.MonkeyPatch, waking: bool, doors: tuple[str, ...], waking_type: int | None, verdict: str
+    monkeypatch: pytest.MonkeyPatch,
+    waking: bool,
+    switch_in_probes: tuple[str, ...],
+    waking_type: int | None,
+    verdict: str,
 ) -> None:
-    found = SimpleNamespace(waking=waking, doors=doors, waking_type=waking_type)
+    found = SimpleNamespace(waking=waking, switch_in_probes=switch_in_probes, waking_type=waking_type)
     monkeypatch.setattr(kernel_checks, "features_found", lambda: found)
     check = kernel_checks.wakers()
     assert check.verdict == verdict

@@ -14,7 +14,7 @@ import pytest
 
 from offtop.errors import KernelError, UsageError
 from offtop.kernel.procfs import cgroups, threads
-from offtop.kernel.sampling.source import DOOR, ProcSource
+from offtop.kernel.sampling.source import PROBE, ProcSource
 from offtop.model.aggregate.steps import Shape, Steps
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Bound, Filters, Snapshot, ThreadTotals
@@ -200,7 +200,7 @@ def test_the_sampling_rate_follows_the_budget_and_is_reported(live: Watch) -> No
             window = sampled.tick(1)
             assert window.sampling
             rates.append(window.sampling.rate_hz(window.span_ns))
-            assert sampled.last.door == DOOR
+            assert sampled.last.probe == PROBE
     assert rates[0] * 2 < rates[1]
 
 

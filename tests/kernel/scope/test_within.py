@@ -119,12 +119,12 @@ def waits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def within(program: Path, function: str, door: str = "auto", mode: str = "offcpu") -> Generator[tuple[Watch, Program]]:
+def within(program: Path, function: str, probe: str = "auto", mode: str = "offcpu") -> Generator[tuple[Watch, Program]]:
     """Run the program and watch it by its path."""
     with (
         programs.running([program]) as child,
         watch.watching(
-            Filters(within=f"{program}:{function}"), door=door, mode=mode, unwind=Unwind("fp", cpu_pct=200)
+            Filters(within=f"{program}:{function}"), probe=probe, mode=mode, unwind=Unwind("fp", cpu_pct=200)
         ) as live,
     ):
         yield live, child
@@ -144,13 +144,13 @@ def did(live: Watch, child: Program, what: bytes) -> tuple[Calls, int, int]:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("door", ["auto", "switch"])
-def test_only_waits_inside_the_23_calls_count(waits: Path, door: str) -> None:
+@pytest.mark.parametrize("probe", ["auto", "switch"])
+def test_only_waits_inside_the_23_calls_count(waits: Path, probe: str) -> None:
     """Waits outside do not count, nor do those of another thread.
 
     The same thread also sleeps outside, and another makes the same system call without the function.
     """
-    with within(waits, "handle", door) as (live, child):
+    with within(waits, "handle", probe) as (live, child):
         calls, count, ns = did(live, child, b"h")
         lost = live.last.lost.get("events", 0)
         threads = {key.tid for key, _ in live.tick().each_thread()}

@@ -31,7 +31,7 @@ def told(window: Window) -> dict[str, object]:
         "threads": dict(window.threads),
         "sites": dict(window.sites),
         "still": {*window.still},
-        "rest": (window.lost, window.cost, window.door, window.filters),
+        "rest": (window.lost, window.cost, window.probe, window.filters),
         "woken": (window.mode, window.storms),
         "moves": [*window.moves],
     }

@@ -139,14 +139,14 @@ def test_losses_and_filters_are_kept() -> None:
         storms = {FIRST_WAKE: Storm(second, 9 * second, second, 9 - second)}
         one = Snapshot(second, second * SECOND, lost=lost, cost=Cost(switches=second), storms=storms)
         calls = Calls(second, 0, 9 * second, 5 * second, second, 9 - second, second * log2.of(9), second + 2, 7)
-        history.add(replace(one, filters=filters, door="exit", calls=calls))
+        history.add(replace(one, filters=filters, probe="exit", calls=calls))
     made = of(history)
     assert [one.lost for one in made] == [{}, {"stacks": 1}, {"stacks": 2}, {"stacks": 3}]
     assert [one.cost.switches for one in made] == [1, 1, 2, 3]
     assert [one.storms.get(FIRST_WAKE) for one in made] == [None, *(Storm(n, 9 * n, n, 9 - n) for n in (1, 2, 3))]
     assert [one.calls.returned for one in made] == [0, 1, 2, 3]
     same(history.last(1 << 62), made)
-    assert {(one.filters, one.door) for one in made} == {(filters, "exit")}
+    assert {(one.filters, one.probe) for one in made} == {(filters, "exit")}
 
 
 def test_sleep_that_was_periodic_before_the_first_snapshot_still_is() -> None:

@@ -84,7 +84,7 @@ async def test_container_shows_its_limited_view_and_unknown_losses() -> None:
 async def test_empty_list_says_whose_waits_are_sampled() -> None:
     class Nothing(SampledSource):
         def after(self, seconds: int) -> Snapshot:
-            return replace(ScriptedSource([]).after(seconds), sampling=super().after(seconds).sampling, door="proc")
+            return replace(ScriptedSource([]).after(seconds), sampling=super().after(seconds).sampling, probe="proc")
 
     async with shown(Nothing(ticks=12, own_only=True), (80, 24)) as (app, pilot):
         assert any("Nothing waits here (own processes only)." in line for line in screen(app))

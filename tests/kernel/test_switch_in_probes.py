@@ -14,7 +14,7 @@ import pytest
 
 from offtop.errors import UsageError
 from offtop.kernel.bpf import features, libbpf
-from offtop.kernel.bpf.features import DOORS, Features
+from offtop.kernel.bpf.features import SWITCH_IN_PROBES, Features
 from offtop.kernel.live import LiveSource
 from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.snapshot import Filters
@@ -38,7 +38,7 @@ def found() -> Features:
     return features.find(libbpf.KernelTypes())
 
 
-_WAYS = [*((door, waking, True) for door in DOORS for waking in (False, True)), ("exit", False, False)]
+_WAYS = [*((probe, waking, True) for probe in SWITCH_IN_PROBES for waking in (False, True)), ("exit", False, False)]
 
 
 @pytest.fixture(scope="module", params=_WAYS)
@@ -48,19 +48,19 @@ def through(request: pytest.FixtureRequest) -> Generator[Watch]:
     Run queue time is from sched_waking or from the kernel; thread records are in task storage if the kernel may create
     it in a switch.
     """
-    door, waking, may_store = request.param
-    demand(door)
+    probe, waking, may_store = request.param
+    demand(probe)
     with pytest.MonkeyPatch.context() as patch:
         if not may_store:
             watch.without(patch, "task_storage")
-        with watch.watching(door=door, waking=waking) as live:
-            assert live.last.door == door
+        with watch.watching(probe=probe, waking=waking) as live:
+            assert live.last.probe == probe
             yield live
 
 
-def demand(door: str) -> None:
-    if door not in found().doors:
-        lacks("kprobes" if door == "kprobe" else f"the door {door}")
+def demand(probe: str) -> None:
+    if probe not in found().switch_in_probes:
+        lacks("kprobes" if probe == "kprobe" else f"the switch-in probe {probe}")
 
 
 EXEC = r"""
@@ -104,11 +104,11 @@ def test_a_thread_that_calls_exec_continues_under_its_pid_only(through: Watch, t
         assert (life.to_ns, window.catalog.life(before).to_ns > 0) == (0, True)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(door: str, tmp_path: Path) -> None:
-    demand(door)
+@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(probe: str, tmp_path: Path) -> None:
+    demand(probe)
     binary = programs.build(tmp_path / "storm", STORM, "-D_GNU_SOURCE", "-pthread")
-    with watch.watching_kernel_stacks(door=door) as live:
+    with watch.watching_kernel_stacks(probe=probe) as live:
         storm = subprocess.Popen(["nice", "-n", "19", binary], start_new_session=True)
         try:
             windows = [live.tick(0.01) for _ in range(150)]  # each tick checks the sums
@@ -169,12 +169,12 @@ a dot for each process.
 """
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(door: str, tmp_path: Path) -> None:
-    demand(door)
+@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(probe: str, tmp_path: Path) -> None:
+    demand(probe)
     binary = programs.build(tmp_path / "one-id", ONE_ID, "-D_GNU_SOURCE")
     with (
-        watch.watching_kernel_stacks(door=door) as live,
+        watch.watching_kernel_stacks(probe=probe) as live,
         subprocess.Popen([binary], start_new_session=True, stdout=subprocess.PIPE, text=True) as one_id,
     ):
         assert one_id.stdout
@@ -208,12 +208,12 @@ int main(void)
 """Forks a child every 5 ms; each sleeps 20 times and exits."""
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None:
-    demand(door)
+@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+def test_no_thread_waits_longer_than_it_lives(probe: str, tmp_path: Path) -> None:
+    demand(probe)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
     waited, lives = Counter[ThreadKey](), dict[ThreadKey, ThreadLifetime]()
-    with watch.watching_kernel_stacks(door=door) as live:
+    with watch.watching_kernel_stacks(probe=probe) as live:
         brief = subprocess.Popen([binary], start_new_session=True)
         try:
             windows = [live.tick(0.05) for _ in range(60)]
@@ -236,7 +236,7 @@ def test_no_thread_waits_longer_than_it_lives(door: str, tmp_path: Path) -> None
 
 def test_23_sleeps_of_10_ms_are_23_waits_with_every_probe(through: Watch) -> None:
     with waits.running("sleep", times=23, each_ms=10) as child:
-        unseen = most_unseen(through.last.door, 23)
+        unseen = most_unseen(through.last.probe, 23)
         if not unseen:
             check_23_sleeps(through, child)
             return
@@ -256,16 +256,16 @@ def test_23_sleeps_of_10_ms_are_23_waits_with_every_probe(through: Watch) -> Non
 
 
 def test_two_spinners_on_one_cpu_wait_for_it_with_every_probe(through: Watch, tmp_path: Path) -> None:
-    check_two_spinners(through, tmp_path, least=0.9 if most_unseen(through.last.door, 1) else 0.98)
+    check_two_spinners(through, tmp_path, least=0.9 if most_unseen(through.last.probe, 1) else 0.98)
 
 
 def test_a_ping_pong_has_as_many_waits_as_the_kernel_counts_with_every_probe(through: Watch, tmp_path: Path) -> None:
-    check_ping_pong(through, tmp_path, partial(most_unseen, through.last.door))
+    check_ping_pong(through, tmp_path, partial(most_unseen, through.last.probe))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_path: Path) -> None:
-    demand(door)
+@pytest.mark.parametrize("probe", SWITCH_IN_PROBES)
+def test_run_queue_time_from_wakeups_matches_the_kernels_count(probe: str, tmp_path: Path) -> None:
+    demand(probe)
     if found().run_delay is None:
         lacks("its own count of run-queue time")
     spin = programs.build(tmp_path / "spin", SPIN)
@@ -273,7 +273,7 @@ def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_pa
         waits.running("sleep", times=23, each_ms=10) as sleeper,
         programs.running([spin]) as spinner,
         watch.watching_kernel_stacks() as by_count,
-        watch.watching_kernel_stacks(door=door, waking=True) as by_wakings,
+        watch.watching_kernel_stacks(probe=probe, waking=True) as by_wakings,
     ):
         for pid in (sleeper.pid, spinner.pid):
             os.sched_setaffinity(pid, {last_cpu()})
@@ -287,7 +287,7 @@ def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_pa
         wait_until_asleep(sleeper.tid)
         windows = [live.tick() for live in (by_count, by_wakings)]
         counted, woken = (watch.thread(window, sleeper.tid) for window in windows)
-        unseen = most_unseen(door, counted.waits)
+        unseen = most_unseen(probe, counted.waits)
         assert 0 <= counted.waits - woken.waits <= unseen
         assert counted.waits >= 24
         assert counted.runqueue_ns >= 10 * MS
@@ -298,25 +298,25 @@ def test_run_queue_time_from_wakeups_matches_the_kernels_count(door: str, tmp_pa
 
 
 def test_a_requested_probe_that_is_missing_is_refused() -> None:
-    for door in DOORS:
-        refused = rf"^--probe {door}: this kernel does not have it\. Leave --probe out, or see: offtop doctor$"
-        without = replace(found(), doors=tuple(other for other in DOORS if other != door))
+    for probe in SWITCH_IN_PROBES:
+        refused = rf"^--probe {probe}: this kernel does not have it\. Leave --probe out, or see: offtop doctor$"
+        without = replace(found(), switch_in_probes=tuple(other for other in SWITCH_IN_PROBES if other != probe))
         with pytest.raises(UsageError, match=refused):
-            features.choose_door(without, door)
-        if door not in found().doors:
+            features.choose_probes(without, probe)
+        if probe not in found().switch_in_probes:
             before = descriptors()
             with pytest.raises(UsageError, match=refused):
-                LiveSource(watch.rules(), Filters(), door=door)
+                LiveSource(watch.rules(), Filters(), probe=probe)
             assert descriptors() == before
 
 
-def most_unseen(door: str, count: int) -> int:
+def most_unseen(probe: str, count: int) -> int:
     """Return how many ends of so many waits may be missed.
 
     The `switch` probe sees a switch-in from the previous thread on that CPU. If the kernel does not trace that thread
     (here: the threads of this virtual machine's init), the switch-in is missed.
     """
-    return 1 + count // 100 if door == "switch" else 0
+    return 1 + count // 100 if probe == "switch" else 0
 
 
 def last_cpu() -> int:
