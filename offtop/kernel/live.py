@@ -59,7 +59,7 @@ _PRIME_NS = 60 * 1_000_000_000
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
 """The same with a cgroup filter: only then are threads noticed that were moved in or out while they waited."""
 _CLOSE_SECONDS = 2.0
-_PATIENCE_S, _PATIENCE_A_TICK_S = 0.1, 0.25
+_PATIENCE_S, _PATIENCE_A_TICK_S = 0.3, 0.5
 """How long a tick waits for one read of another process, and for all reads that miss their deadline."""
 _FACTS_S = 1.0
 """The same for details that a user requests: no tick waits for these."""
