@@ -684,11 +684,11 @@ def test_closing_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytes
 
         assert bpf_ones() > before
         monkeypatch.setattr(program, "_ask_compiler", ask_and_close)
-        with pytest.raises(KernelError, match="no longer"):
+        with pytest.raises(KernelError, match="has stopped tracing"):
             live.source.set_mode(CHAIN)
         assert bpf_ones() == before
         monkeypatch.undo()
-        with pytest.raises(KernelError, match="no longer"):
+        with pytest.raises(KernelError, match="has stopped tracing"):
             live.source.set_mode(CHAIN)
         assert bpf_ones() == before
         assert live.source.read() is None
