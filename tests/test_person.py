@@ -291,7 +291,7 @@ def test_file_is_written_to_the_directory_that_was_opened(ann: Person, monkeypat
 @pytest.mark.parametrize(
     ("raised", "error"),
     [
-        (OSError(28, "No space left on device"), r"/a cannot be written by ann \(No space left on device\)\. Put"),
+        (OSError(28, "No space left on device"), r"/a cannot be written by ann \(No space left on device\)\. Fix"),
         (KeyboardInterrupt("ctrl-C"), "ctrl-C"),
     ],
 )

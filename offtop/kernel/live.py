@@ -83,6 +83,8 @@ Those with two descriptors (splice, tee, sendfile, copy_file_range) may wait on 
 interrupted poll.
 """
 _MAX_HUNG_SHOWN = 10
+_MOST_FAILURES = 3
+"""Read children that exit at once before that is reported."""
 _ZERO = bytes(4)
 _INACCESSIBLE = (
     "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} and no open files of processes that offtop may not inspect."
@@ -118,6 +120,8 @@ class LiveSource(LiveFeed):
         self._reads = GuardedReads()
         self._reads.start()
         self._facts = self._reads.channel(_FACTS_S)
+        self._opened = contextlib.ExitStack()
+        self._opened.callback(self._reads.close)
         closed = "" if "CAP_SYS_PTRACE" in capabilities else closed_to_us(self._facts)
         which = " of waits in progress" if closed == "memory" else ""
         self._inaccessible = _INACCESSIBLE.format(which) if closed else ""
@@ -141,8 +145,6 @@ class LiveSource(LiveFeed):
         self._keep_ns = keep_ns
         self._servers = debuginfod
         self._closed = self._was_last = False
-        self._opened = contextlib.ExitStack()
-        self._opened.callback(self._reads.close)
         try:
             types = libbpf.KernelTypes()
             self._features = features.find(types)
@@ -288,6 +290,7 @@ class LiveSource(LiveFeed):
         """
         with self._open() as is_open:
             if is_open and self._snapshot_ns:
+                self._procfs.refill()
                 primed = self._begin_to_prime(self._prime)
                 self._tick(self._filters, is_prime=primed, is_walked=primed, filter_changed=False, has_snapshot=False)
 
@@ -621,8 +624,13 @@ class LiveSource(LiveFeed):
 
     def _hung_text(self) -> str:
         """The processes and devices that hang reads from them; "" if none do."""
+        if self._reads.failures >= _MOST_FAILURES:
+            return "anything: the process that reads for offtop exits at once. Look for a limit (ulimit -a) or a kill"
         named = self._catalog.process
-        hung = sorted(f"{named(one)}({one})" if isinstance(one, int) else f"files of {one}" for one in self._reads.hung)
+        hung = sorted(
+            f"{named(one)}({one})" if isinstance(one, int) else f"files of {one[1] if isinstance(one, tuple) else one}"
+            for one in self._reads.hung
+        )
         many = f" and {len(hung) - _MAX_HUNG_SHOWN} more" if len(hung) > _MAX_HUNG_SHOWN else ""
         full = "; no others are read until one of these reads returns" if self._reads.is_full else ""
         return f"{', '.join(hung[:_MAX_HUNG_SHOWN])}{many}{full}" if hung else ""

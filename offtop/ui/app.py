@@ -306,7 +306,7 @@ class OfftopApp(Mouse):
         newest = self._history.newest
         return self._source.names.version, newest.facts.catalog.details_version if newest else 0
 
-    def on_ended(self, message: SourceEnded) -> None:
+    def on_source_ended(self, message: SourceEnded) -> None:
         if message.error is not None:
             self.failure = message.error
             self.exit(message.error.status if isinstance(message.error, OfftopError) else 1)

@@ -188,7 +188,7 @@ def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) 
     spoilt = {
         "lost": lambda: replace(entry.change, lost={evil: 1}),
         "mode": lambda: replace(entry.change, mode=evil),
-        "door": lambda: replace(entry.change, probe=evil),
+        "probe": lambda: replace(entry.change, probe=evil),
         "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
     }[what]()
     with pytest.raises(ValueError, match="not a word that offtop writes"):

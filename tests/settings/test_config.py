@@ -306,7 +306,7 @@ def test_valid_values_are_accepted(ann: Person, text: str, attribute: str, value
         ('theme = "dark\\n"', r": theme: 'dark\x0a' is not"),
         ("theme = 5", ": theme: 5 is not"),
         ("snapshot_dir = 'slow'", ": snapshot_dir: 'slow' is not a directory that begins with / or ~/"),
-        ("debuginfod = true", ": debuginfod: true is not auto, or addresses as https://"),
+        ("debuginfod = true", ": debuginfod: true is not auto, or addresses such as https://"),
         ("debuginfod = 'file:///etc'", ": debuginfod: 'file:///etc' is not"),
         (
             f"debuginfod = '{'https://a,' * 30}'",
@@ -363,7 +363,7 @@ def test_quoted_values_and_names_are_cut_at_40_characters(ann: Person) -> None:
     assert f"'{'x' * 40}' is not" in refused(ann, f"sort = '{'x' * 40}'")
     assert f"'{'x' * 37}...' is not" in refused(ann, f"sort = '{'x' * 41}'")
     assert "'" + r"\x1b" * 9 + r"\...' is not" in refused(ann, 'sort = "' + r"\u001b" * 20 + '"')
-    assert f"'{'x' * 37}...'. There are" in refused(ann, f"{'x' * 1000} = 1")
+    assert f"'{'x' * 37}...'. The settings are" in refused(ann, f"{'x' * 1000} = 1")
 
 
 def test_error_on_the_command_line_names_the_option(ann: Person) -> None:
@@ -604,7 +604,7 @@ def test_file_that_cannot_hold_a_setting_is_not_changed() -> None:
 
 def test_invalid_value_is_not_written(ann: Person) -> None:
     path = put(ann.home / "c.toml", "delay = 2")
-    with pytest.raises(OfftopError, match=r"muted is not a list of at most 100 filters .*, so nothing was written"):
+    with pytest.raises(OfftopError, match=r"muted is now not a list of at most 100 filters .*, so nothing was written"):
         save(path, ann, {"delay": "3s", "muted": ["a"] * 101})
     assert path.read_text() == "delay = 2"
 

@@ -255,7 +255,9 @@ async def test_wakers_of_a_selected_thread_are_listed() -> None:
         assert cursor_line(app) != first
 
 
-@pytest.mark.parametrize(("key", "words"), [("A", "each second went"), ("C", "cgroups"), ("c", "command lines")])
+@pytest.mark.parametrize(
+    ("key", "words"), [("A", "the account of each second"), ("C", "cgroups"), ("c", "command lines")]
+)
 @asynchronous
 async def test_keys_without_effect_in_the_waker_list_say_so(key: str, words: str) -> None:
     async with shown(gathering()) as (app, pilot):

@@ -173,7 +173,7 @@ class Binaries:
     def is_asking(self) -> bool:
         """Whether a request is waiting for the child, for `answer_s` at most. Thread-safe."""
         child = self._child
-        return child is not None and child.is_asked
+        return (child is not None and child.is_asked) or self._reads.is_waiting
 
     def is_left_alone(self, file: File) -> bool:
         """Whether the file is skipped, because a child crashed on it or was too slow."""
@@ -232,6 +232,10 @@ class Binaries:
         """Close all files. They are opened again when they are needed."""
         while self._open:
             self._close(next(iter(self._open)))
+
+    def close_reads(self) -> None:
+        """Give up the channel by which files are opened: no file is read from now on."""
+        self._reads.close()
 
     def end(self) -> None:
         """End the child and close all files. It is started again when it is needed."""

@@ -23,6 +23,8 @@ VDSO_32 = "[vdso32]"
 """The vDSO of 32-bit processes, which the kernel also calls [vdso]. It is not read, so its functions have no names."""
 _DELETED = " (deleted)"
 _MOST_FILES = 8192
+_STATS_AT_ONCE = 500
+"""Paths in one request to the read child, whose requests have at most 64 KB."""
 _MOST_MOUNTS_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
 """No program is larger than this. A larger file was crafted to keep offtop busy, and is not opened."""
@@ -174,9 +176,8 @@ class OpenedFile(NamedTuple):
 
     def let_go(self, reads: Channel) -> None:
         """Have the read child close it."""
-        with suppress(OSError):  # it will be closed later, or the child has died and it is closed already
-            if self.kept is not None:
-                reads.ask(self.device, "let_go", *self.kept)
+        if self.kept is not None:
+            reads.post("let_go", *self.kept)
 
 
 class Vdso(File):
@@ -221,6 +222,8 @@ class Files:
         self._by_identity: dict[tuple[str, str, int], File] = {}
         self._order: dict[File, None] = {}
         """Least recently seen first."""
+        self._next_number: dict[str, int] = {}
+        """Label without number → number of the next file of that path."""
         self._answers_stat: dict[str, bool] = {}
         self._lock = threading.Lock()
 
@@ -280,10 +283,14 @@ class Files:
                 del self._by_identity[identity]
 
     def _new_label(self, path: str) -> str:
-        label, times = printable(path), 1
-        while (label if times == 1 else f"{label} ({times})") in self._by_label:
-            times += 1
-        return label if times == 1 else f"{label} ({times})"
+        label = printable(path)
+        number = self._next_number.get(label, 1)
+        while (numbered := label if number == 1 else f"{label} ({number})") in self._by_label:
+            number += 1
+        if len(self._next_number) >= _MOST_FILES:
+            self._next_number.clear()
+        self._next_number[label] = number + 1
+        return numbered
 
     def _written_ns(self, files: Sequence[MappedFile], reads: Channel) -> dict[MappedFile, int]:
         """Return each file's mtime in ns.
@@ -295,10 +302,16 @@ class Files:
             of_devices.setdefault(one.device, []).append(one)
         found = dict.fromkeys(files, 0)
         for device, those in of_devices.items():
-            if self._answers(device, those[0].mapping.pid, reads):
+            pid = those[0].mapping.pid
+            # stat() may wait for the process's mmap_lock as well as for the file system: two processes that hang tell.
+            if sum(isinstance(one, tuple) and one[1:] == (device,) for one in reads.hung) > 1:
+                continue
+            if self._answers(device, pid, reads):
                 with suppress(OSError):
-                    mtimes: list[int] = reads.ask(device, "written_ns", [one.mapping.link for one in those])
-                    found.update(zip(those, mtimes, strict=True))
+                    for at in range(0, len(those), _STATS_AT_ONCE):
+                        part = those[at : at + _STATS_AT_ONCE]
+                        mtimes = reads.ask((pid, device), "written_ns", [one.mapping.link for one in part])
+                        found.update(zip(part, mtimes, strict=True))
         return found
 
     def _answers(self, device: str, pid: int, reads: Channel) -> bool:

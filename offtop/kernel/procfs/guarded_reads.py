@@ -5,6 +5,7 @@ further read of its subject (a process, a device) starts until its answer arrive
 it is over. A read that was only slow succeeds at the next try. offtop holds no lock of its own while a read hangs.
 """
 
+import errno
 import marshal
 import os
 import socket
@@ -52,6 +53,8 @@ class GuardedReads:
         self._is_closed = False
         self.has_begun = False
         """Whether the child has answered a request yet."""
+        self.failures = 0
+        """How many children in a row have exited without an answer."""
         self._channels: list[Channel] = []
         self._lock = threading.Lock()
 
@@ -81,6 +84,11 @@ class GuardedReads:
         self._channels.append(channel)
         return channel
 
+    def forget(self, channel: "Channel") -> None:
+        """Drop a channel that was closed."""
+        with suppress(ValueError):
+            self._channels.remove(channel)
+
     def start(self) -> None:
         """Start the child if it is not running. Returns at once."""
         with self._lock, suppress(OSError):  # if it fails, so does the first read
@@ -103,6 +111,7 @@ class GuardedReads:
             return
         if time.monotonic() - self._started_s < _AGAIN_S:
             raise BlockingIOError
+        self.failures = 0 if self.has_begun or self._process is None else self.failures + 1
         self._started_s, self.has_begun = time.monotonic(), False
         if self._control:
             self._control.close()
@@ -146,6 +155,11 @@ class Channel:
         self._left_s, self._starved_left_s = allowance_s, _STARVED_S
         self._socket: socket.socket | None = None
         self._next = 1
+        self.is_waiting = False
+        """Whether it waits for an answer, which has a deadline. Thread-safe."""
+        self._late_keeps: set[int] = set()
+        """Numbers of `keep` requests that missed their deadline."""
+        self._is_closed = False
         self._hung: dict[int, Hashable] = {}
         """Number of each request that missed its deadline → subject."""
         self._lock = threading.Lock()
@@ -164,6 +178,19 @@ class Channel:
         """
         with suppress(TimeoutError):
             self.ask(None, "contents", [], 0)
+
+    def close(self) -> None:
+        """Close the socket, so that the child's threads of this channel exit. Reads time out from now on."""
+        with self._lock:
+            self._is_closed = True
+            self._disconnect()
+        self._reads.forget(self)
+
+    def post(self, function: str, *arguments: Any) -> None:
+        """Call a function of read_child without waiting for it, even if reads hang."""
+        with self._lock, suppress(OSError):
+            if self._socket is not None:
+                self._send(function, arguments)
 
     def refill(self) -> None:
         """Begin a tick: reset the allowance, and receive late answers."""
@@ -201,21 +228,36 @@ class Channel:
     def _ask(self, subject: Hashable, function: str, arguments: tuple[Any, ...]) -> tuple[Any, list[int]]:
         with self._lock:
             self._receive_late_answers()
-            if subject in self._hung.values() or len(self._hung) >= MOST_HUNG:
+            if self._is_closed or subject in self._hung.values() or len(self._hung) >= MOST_HUNG:
                 raise TimeoutError
-            number, self._next = self._next, self._next + 1
+            number = 0
+            self.is_waiting = True
             try:
                 if self._socket is None:
                     self._socket = self._reads.connect()
-                self._socket.send(marshal.dumps((number, function, arguments)))
+                number = self._send(function, arguments)
                 result = self._answer(self._socket, number)
             except _MissedError:
                 self._hung[number] = subject
+                if function == "kept":
+                    self._late_keeps.add(number)
                 raise TimeoutError from None
             except OSError:  # the child has died, or cannot be started: do not blame the subject
                 self._disconnect()
                 raise TimeoutError from None
+            finally:
+                self.is_waiting = False
         return _result(*result)
+
+    def _send(self, function: str, arguments: tuple[Any, ...]) -> int:
+        """Send a request and return its number."""
+        assert self._socket is not None
+        number, self._next = self._next, self._next + 1
+        request = marshal.dumps((number, function, arguments))
+        assert len(request) <= read_child.LONGEST_MESSAGE, f"{function}: a request of {len(request)} bytes"
+        self._socket.settimeout(_LEAST_S)
+        self._socket.send(request)
+        return number
 
     def _answer(self, sock: socket.socket, number: int) -> tuple[int, bytes, list[int]]:
         """Wait for the answer to request `number`. Raises _MissedError.
@@ -234,8 +276,7 @@ class Channel:
             if left_s <= 0:
                 if probe:
                     break
-                probe, self._next = self._next, self._next + 1
-                sock.send(marshal.dumps((probe, "contents", ([], 0))))
+                probe = self._send("contents", ([], 0))
                 starved_s = _STARVED_S if self._allowance_s == float("inf") else self._starved_left_s
                 until_s = time.monotonic() + (left_s := max(_LEAST_S, starved_s))
             sock.settimeout(left_s)
@@ -247,7 +288,7 @@ class Channel:
             if answered == number:
                 self._count_starved(began_s + patience_s)
                 return kind, raw, fds
-            self._forget(answered, fds)
+            self._forget(answered, kind, raw, fds)
             if answered == probe:
                 until_s = time.monotonic() + _LEAST_S
         self._left_s -= patience_s
@@ -262,31 +303,42 @@ class Channel:
         while self._hung and self._socket:
             self._socket.settimeout(0)
             try:
-                answered, _, _, fds = _received(self._socket)
+                answered, kind, raw, fds = _received(self._socket)
             except BlockingIOError:
                 return
             except ConnectionError:
                 self._disconnect()
                 return
-            self._forget(answered, fds)
+            self._forget(answered, kind, raw, fds)
 
-    def _forget(self, number: int, fds: list[int]) -> None:
+    def _forget(self, number: int, kind: int, raw: bytes, fds: list[int]) -> None:
         self._hung.pop(number, None)
         for fd in fds:
             os.close(fd)
+        if number in self._late_keeps:
+            self._late_keeps.discard(number)
+            if kind == read_child.ANSWERED:
+                *_, pid, kept = marshal.loads(raw)
+                with suppress(OSError):
+                    self._send("let_go", (pid, kept))
 
     def _disconnect(self) -> None:
         if self._socket:
             self._socket.close()
         self._socket = None
         self._hung.clear()
+        self._late_keeps.clear()
 
 
 def _received(sock: socket.socket) -> tuple[int, int, bytes, list[int]]:
-    raw, fds, _, _ = socket.recv_fds(sock, read_child.LONGEST_MESSAGE, 2)
+    raw, fds, flags, _ = socket.recv_fds(sock, read_child.LONGEST_MESSAGE, 2)
     if not raw:
         raise ConnectionResetError
     number, kind = read_child.HEAD.unpack_from(raw)
+    if flags & socket.MSG_CTRUNC:  # this process has too many files open to receive a descriptor
+        for fd in fds:
+            os.close(fd)
+        return number, read_child.FAILED, marshal.dumps(errno.EMFILE), []
     return number, kind, raw[read_child.HEAD.size :], fds
 
 
@@ -297,5 +349,7 @@ def _result(kind: int, raw: bytes, fds: list[int]) -> tuple[Any, list[int]]:
             raw = file.read()
     result = marshal.loads(raw)
     if kind == read_child.FAILED:
+        if result in read_child.EXHAUSTED:  # the file was not read, but nothing is wrong with it
+            raise TimeoutError
         raise OSError(result, os.strerror(result))
     return result, fds

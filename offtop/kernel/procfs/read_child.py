@@ -15,6 +15,7 @@ import itertools
 import marshal
 import os
 import re
+import resource
 import signal
 import socket
 import stat
@@ -36,6 +37,9 @@ _MOST_BYTES = 64 << 20
 _MOST_TASKS = 16
 _CODE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x.*\n", re.MULTILINE)
 _MAPPING = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ")
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of this process, not of the file that it reads."""
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
 _SET_NAME = 15
 """PR_SET_NAME (linux/prctl.h)."""
 NAME = "offtop-procfs"
@@ -92,7 +96,7 @@ def written_ns(paths: Sequence[str]) -> list[int]:
 
 def piece(path: str, size_bytes: int, offset: int) -> bytes:
     """Read a part of a file."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, _READ)
     try:
         return os.pread(fd, size_bytes, offset)
     finally:
@@ -120,7 +124,7 @@ def _opened(path: str, inode: int, flags: int, mode: int) -> Opened:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not stat.S_ISREG(status.st_mode) or inode not in (0, status.st_ino):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{found}", _READ)
         return Opened((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, fd))
     finally:
         os.close(found)
@@ -162,11 +166,11 @@ def appended(paths: Sequence[str], owners: Sequence[int], inode: int, tail: byte
     """
     for path in paths:
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            *_, fd = _opened(path, 0, os.O_NOFOLLOW, 0)
             try:
                 found = os.fstat(fd)
                 # /tmp is world-writable: another user's file is not about this process.
-                if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+                if found.st_uid not in owners:
                     continue
                 is_new = found.st_ino != inode or os.pread(fd, len(tail), at) != tail
                 known = 0 if is_new else at + len(tail)
@@ -188,8 +192,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def _content(path: str, most: int = _MOST_BYTES) -> bytes:
     parts: list[bytes] = []
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
+        fd = os.open(path, _READ)
+    except ValueError:
+        return b""
+    except OSError as error:
+        if error.errno in EXHAUSTED:  # otherwise the process would seem to have exited
+            raise
         return b""
     try:
         while most > 0 and (part := os.read(fd, min(most, 1 << 17))):  # /proc mostly returns a page at a time
@@ -220,19 +228,22 @@ class _Channel:
             with self._lock:
                 self._idle -= 1
                 if request and not self._idle:
-                    self._start()
+                    with suppress(RuntimeError):  # no room for another thread: one that returns serves the next request
+                        self._start()
             if not request:
                 return
-            number, function, arguments = marshal.loads(request)
-            with suppress(OSError):  # the peer has closed the socket
-                self._answer(number, function, arguments)
+            with suppress(OSError, ValueError, EOFError, TypeError):  # the peer has closed the socket
+                self._answer(*marshal.loads(request))
 
     def _answer(self, number: int, function: str, arguments: Sequence[Any]) -> None:
         fds: list[int] = []
         try:
             try:
                 result = _FUNCTIONS[function](*arguments)
-            except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+            except MemoryError:
+                socket.send_fds(self._socket, [HEAD.pack(number, FAILED), marshal.dumps(errno.ENOMEM)], [])
+                return
+            except (OSError, ValueError, OverflowError) as error:  # a path with a zero byte is a ValueError
                 failed = error.errno if isinstance(error, OSError) else errno.EINVAL
                 socket.send_fds(self._socket, [HEAD.pack(number, FAILED), marshal.dumps(failed)], [])
                 return
@@ -263,6 +274,9 @@ def main() -> None:
     """
     ct.CDLL(None).prctl(_SET_NAME, NAME.encode())
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # ctrl-Z only stops offtop, because SIGCONT may go to offtop alone
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threading.stack_size(1 << 18)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         while True:

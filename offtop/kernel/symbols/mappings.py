@@ -45,6 +45,8 @@ _OLD_NS = 10_000_000_000
 _THRIFT = 50
 """After a read, no read for uncovered addresses for 50 times as long, so they take 2% of the time at most."""
 _MOST_IMAGES = 4096
+_MOST_FILES = 2048
+"""Of one process; others have no names."""
 _MOST_FRAMES = 4096
 _CHECKED_NS = 1_000_000_000
 _PATIENCE_S = 0.5
@@ -134,6 +136,15 @@ class Processes:
                 frames[number] = frames[number]._replace(name=SIGNAL)
         return tuple(frames)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a read, which has a deadline. Thread-safe."""
+        return self._reads.is_waiting
+
+    def close_reads(self) -> None:
+        """Give up the channel by which processes are read."""
+        self._reads.close()
+
     def check(self, pid: int) -> None:
         """Check that the memory of a process can be read.
 
@@ -143,8 +154,12 @@ class Processes:
         now_ns = time.monotonic_ns()
         if now_ns < self._checked_ns.get(pid, 0):
             return
-        with suppress(PermissionError, FileNotFoundError, ProcessLookupError):  # the actual read will fail with it
+        try:
             self._reads.ask(pid, "piece", f"/proc/{pid}/pagemap", 8, 0)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # the actual read will fail with it
         if len(self._checked_ns) >= _MOST_IMAGES:
             self._checked_ns.clear()
         self._checked_ns[pid] = now_ns + _CHECKED_NS
@@ -308,7 +323,8 @@ class Processes:
         for start, end, _, device, inode, path in found:
             one = MappedFile(os.fsdecode(path), device.decode(), int(inode), Mapping(pid, int(start, 16), int(end, 16)))
             mapped.setdefault((device, inode, path), one)
-        files = {key: one for key, one in mapped.items() if one.path.startswith("/") and one.inode}
+        of_files = ((key, one) for key, one in mapped.items() if one.path.startswith("/") and one.inode)
+        files = dict(itertools.islice(of_files, _MOST_FILES))
         seen = dict(zip(files, self._files.seen([*files.values()], self._reads), strict=True))
         return {key: self._label(one, seen.get(key)) for key, one in mapped.items()}
 

@@ -121,7 +121,10 @@ class Unwinder:
                 self._binaries.start()
 
     def end(self) -> None:
+        """End the reader, and close what the read child has open for this unwinder."""
         self._binaries.end()
+        self._binaries.close_reads()
+        self._processes.close_reads()
 
     def rest(self, idle_s: float) -> None:
         """Close binaries if there has been no work for long."""
@@ -136,7 +139,7 @@ class Unwinder:
     @property
     def is_asking(self) -> bool:
         """Whether it waits for the reader, which has its own deadline. Thread-safe."""
-        return self._binaries.is_asking
+        return self._binaries.is_asking or self._processes.is_waiting
 
     @property
     def due(self) -> int:

@@ -46,7 +46,7 @@ class Comparing(Keeping):
         """
         self.post_message(BaselineReady(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
 
-    def on_marked(self, message: BaselineReady) -> None:
+    def on_baseline_ready(self, message: BaselineReady) -> None:
         self._look(views.marked(self._view, message.baseline))
         compares = "compared with it already" if self._view.diff else "D compares with it"
         self._say(f"baseline: {told(message.baseline)}; {compares}")

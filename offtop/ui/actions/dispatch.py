@@ -350,7 +350,7 @@ class Actions(Catching, Comparing):
         details = self._source.facts(pid)
         self.post_message(DetailsReady(pid, details))
 
-    def on_facts_told(self, message: DetailsReady) -> None:
+    def on_details_ready(self, message: DetailsReady) -> None:
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
             self.push_screen(

@@ -20,7 +20,7 @@ class ProcessDetails(TextOverlay):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,q,Y,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
     ]
-    CSS = "Facts { align: center middle; background: $background 0%; }"
+    CSS = "ProcessDetails { align: center middle; background: $background 0%; }"
 
     def __init__(self, heading: str, details: Sequence[tuple[str, str]], glyphs: Glyphs) -> None:
         super().__init__(glyphs)

@@ -82,7 +82,7 @@ def test_changes_of_the_process_filter_are_noticed_later(tmp_path: Path, monkeyp
     assert [*walked(tasks)[0]] == [(10, 10)]
     pids[:] = [20]
     assert [*walked(tasks)[0]] == [(10, 10)]
-    monkeypatch.setattr(threads, "_AGAIN_NS", 0)
+    monkeypatch.setattr(threads, "_RECHECK_NS", 0)
     found, ended, left = tasks.walk()
     assert ([one.key for one in found], ended, left) == ([(20, 20)], [], [(10, 10)])
     pids[:] = [10, 20]
