@@ -147,7 +147,7 @@ DOES: dict[str, Does] = {
     "filter": Does(says("filter (as comm=mysql* max>10ms cat!=poll):")),
     "user": Does(says("only this user's processes (name or id; empty: all):")),
     "states": Does(says("only waits in these thread states")),
-    "rate": Does(says("requests a second")),
+    "rate": Does(says("requests/s")),
     "facts": Does(on(ProcessDetails), ("enter",)),
     "stack_problems": Does(on(StackProblems)),
     "mute": Does(lambda after: [one.text for one in after.app.view.muted] == ["cat=lock"], ("down",)),

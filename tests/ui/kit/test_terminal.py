@@ -21,7 +21,7 @@ SMALL, LARGE = (80, 24), (160, 50)
 NOTHING = (b"", b"CATEGORY")
 OVERLAYS = {
     "nothing": NOTHING,
-    "prompt": (b"d", b"seconds between two readings"),
+    "prompt": (b"d", b"seconds between ticks"),
     "palette": (b"\x10", b"Search for commands"),
     "chooser": (b"f", b"columns, panes, mutes"),
     "help": (b"?", b"offtop shows where every thread waits"),
