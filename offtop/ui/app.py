@@ -477,7 +477,9 @@ class OfftopApp(Mouse):
         picture, category = self._picture, self._view.category
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            return f"lost {kinds}: {_LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT}"
+            unread_only = picture.lost.keys() == {"unread"}
+            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
+            return f"lost {kinds}: {hint}"
         recorded = self._source.recorded
         if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
@@ -730,6 +732,7 @@ class OfftopApp(Mouse):
 
 _KEY_ACTIONS = {row.action.partition("(")[0] for row in KEYS}
 _LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
+_LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
 _LOST_HINT_SAMPLED = "they came and went between two samples. A larger --cpu-budget or fewer threads (p, F) help"
 """The same, when /proc is sampled."""
 _WAKEUP_KEY = "wakeup"

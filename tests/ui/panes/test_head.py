@@ -101,6 +101,15 @@ async def test_one_line_screen_shows_sampling_and_bpf_shows_none() -> None:
 
 
 @asynchronous
+async def test_unread_stacks_point_to_what_hangs() -> None:
+    async with shown(ScriptedSource([BUSY], lost={"unread": 2}), (160, 24)) as (app, pilot):
+        await pilot.press("j")  # the first key clears the startup notice
+        assert screen(app)[-2].rstrip() == (
+            "lost 6 unread: user stacks that could not be read. Help (?) names the processes and devices that hang"
+        )
+
+
+@asynchronous
 async def test_limits_of_sampling_are_shown_at_startup() -> None:
     async with shown(SampledSource(), (80, 24)) as (app, _):
         assert any(NOTICE in line for line in screen(app))
