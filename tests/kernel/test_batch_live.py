@@ -637,9 +637,9 @@ def test_a_user_filter_selects_exactly_that_users_processes(user: str) -> None:
         wait_for(lambda: read(f"/proc/{child.pid}/comm") == b"sleep\n")
         try:
             text, in_json, other = command.run_at_once(
-                [*command.QUICK, "-b", "-n", "1", "-d", "1", "-u", user],
-                [*command.QUICK, "--json", "-n", "1", "-d", "1", "-u", user, "--filter", "cat=sleep"],
-                [*command.QUICK, "-b", "-n", "1", "-d", "1", "-u", "games" if uid != "5" else "54321"],
+                [*command.QUICK, "-b", "-n", "1", "-d", "2", "-u", user],
+                [*command.QUICK, "--json", "-n", "1", "-d", "2", "-u", user, "--filter", "cat=sleep"],
+                [*command.QUICK, "-b", "-n", "1", "-d", "2", "-u", "games" if uid != "5" else "54321"],
                 most=3,
             )
         finally:

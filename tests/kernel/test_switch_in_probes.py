@@ -111,7 +111,7 @@ def test_a_late_exit_is_not_mixed_up_with_the_new_owner_of_its_tid(probe: str, t
     with watch.watching_kernel_stacks(probe=probe) as live:
         storm = subprocess.Popen(["nice", "-n", "19", binary], start_new_session=True)
         try:
-            windows = [live.tick(0.01) for _ in range(150)]  # each tick checks the sums
+            windows = [live.tick(0.01) for _ in range(80)]  # each tick checks the sums
         finally:
             os.killpg(storm.pid, signal.SIGKILL)
             storm.wait()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from offtop.model.classify.categories import is_periodic
@@ -67,6 +67,7 @@ def test_windows_between_rebuilt_snapshots_are_the_original_windows(
         ticks = [kept for one in snapshots(happened) if (kept := history.add(one))]
     first, last = min(first, last, len(ticks) - 1), min(max(first, last), len(ticks) - 1)
     some = [kept for tick in ticks[first : last + 1] if (kept := history.tick(tick.number))]
+    assume(some)  # if a tick takes many bytes, only later ones are kept
     span_ns = some[-1].at_ns - some[0].at_ns + some[0].span_ns // 2 + 1
     some = history.last(span_ns, some[-1].at_ns)
     same(some, of(history, span_ns, some[-1].at_ns))
