@@ -477,7 +477,7 @@ class OfftopApp(Mouse):
         picture, category = self._picture, self._view.category
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            unread_only = picture.lost.keys() == {"unread"}
+            unread_only = set(picture.lost) == {"unread"}
             hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
             return f"lost {kinds}: {hint}"
         recorded = self._source.recorded
