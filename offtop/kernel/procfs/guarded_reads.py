@@ -237,9 +237,10 @@ class Channel:
                     self._socket = self._reads.connect()
                 number = self._send(function, arguments)
                 result = self._answer(self._socket, number)
-            except _MissedError:
-                self._hung[number] = subject
-                if function == "kept":
+            except (_MissedError, TimeoutError):  # TimeoutError: the socket is full, because the child gets no CPU
+                if number:
+                    self._hung[number] = subject
+                if number and function == "kept":
                     self._late_keeps.add(number)
                 raise TimeoutError from None
             except OSError:  # the child has died, or cannot be started: do not blame the subject

@@ -380,3 +380,16 @@ def test_a_closed_channel_leaves_no_thread_in_the_child(reads: GuardedReads) -> 
     until(lambda: threads() == before)
     with pytest.raises(TimeoutError):
         closed.ask("it", "contents", [], 0)
+
+
+def test_a_full_socket_is_not_taken_for_a_dead_child(reads: GuardedReads, channel: Channel, fifo: Path) -> None:
+    with pytest.raises(TimeoutError):
+        content(channel, "hangs", fifo)
+    os.kill(reads.pid, signal.SIGSTOP)
+    for _ in range(50):
+        channel.post("contents", ["x" * 30_000], 0)
+    with pytest.raises(TimeoutError):
+        content(channel, "other", Path("/proc/self/comm"))
+    os.kill(reads.pid, signal.SIGCONT)
+    assert channel.hung == {"hangs"}
+    let_go(fifo)
