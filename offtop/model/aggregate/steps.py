@@ -69,6 +69,15 @@ class Shape(NamedTuple):
         return places(ids, self.mode, self.objects)
 
 
+class NamelessCounts(NamedTuple):
+    """How many user functions a path has."""
+
+    functions: int = 0
+    nameless: int = 0
+    in_no_file: int = 0
+    """Of the nameless ones, those compiled at run time."""
+
+
 def begins_line(step: Step) -> bool:
     """Return whether the step has a line of its own in the tree, or comes first."""
     return step in TURNS or step.is_object or step.name.startswith(WOKE)
@@ -131,11 +140,36 @@ class Steps:
         self._stacks_with: dict[Frame, set[tuple[int, bool]]] = {}
         """Frame → the halves that it is in."""
         self._wake_paths: dict[int, Path] = {}
+        self._place_paths: dict[tuple[int, ...], Path] = {}
+        """Not in wakeup mode, where a path ends in a process's name, which may change at any time."""
+        self._counts: dict[tuple[int, ...], NamelessCounts] = {}
+        self._places_with: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
+        """Half of a stack → the places in `_place_paths` that it is in."""
         self._version = names.version
         self._of_place = {OFFCPU: self.sleeper, WAKEUP: self.wakeup}.get(shape.mode, self.both)
         """Outermost function first."""
 
     def of(self, place: tuple[int, ...]) -> Path:
+        path = self._place_paths.get(place)
+        if path is None:
+            path = self._path(place)
+            if self._shape.mode != WAKEUP:
+                self._place_paths[place] = path
+                for half in (place[0], True), (place[1], False):
+                    self._places_with.setdefault(half, set()).add(place)
+        return path
+
+    def nameless(self, place: tuple[int, ...]) -> NamelessCounts:
+        """Return how many functions the place's path has, and how many of them have no name."""
+        counts = self._counts.get(place)
+        if counts is None:
+            functions = [step.name for step in self.of(place) if is_function(step)]
+            lacking = [name for name in functions if name.startswith("[") or "+0x" in name]
+            in_no_file = sum(name.startswith("[anon") for name in lacking)
+            counts = self._counts[place] = NamelessCounts(len(functions), len(lacking), in_no_file)
+        return counts
+
+    def _path(self, place: tuple[int, ...]) -> Path:
         path = self._of_place(place)
         path = path[::-1] if self._shape.inverted else path
         return (self._object(place[2]), *path) if self._shape.objects else path
@@ -213,14 +247,22 @@ class Steps:
             return
         self._version = self._names.version
         self._wake_paths.clear()
+        for known in (self._place_paths, self._counts):
+            for place in [place for place in known if place[2]]:
+                del known[place]
         if len(self._cached_paths) >= _MOST_CACHED:
-            for known in (*self._steps.values(), self._cached_paths, self._stacks_with):
+            for known in (*self._steps.values(), self._cached_paths, self._stacks_with, self._places_with):
                 known.clear()
+            self._place_paths.clear()
+            self._counts.clear()
         for kernel, named in self._steps.items():
             for frame in [frame for frame, path in named.items() if self._named(frame, kernel) != path]:
                 del named[frame]
                 for half in self._stacks_with.pop(frame, ()):
                     self._cached_paths.pop(half, None)
+                    for place in self._places_with.pop(half, ()):
+                        self._place_paths.pop(place, None)
+                        self._counts.pop(place, None)
 
 
 def _label(waker: Waker) -> Step:

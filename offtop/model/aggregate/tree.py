@@ -5,11 +5,10 @@ but opened branches and the cursor must not. Stacks are hundreds of frames deep,
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Step, begins_line, is_function, steps_of
+from offtop.model.aggregate.steps import NO_FRAMES, NamelessCounts, Path, Shape, Step, begins_line, steps_of
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
 from offtop.model.windows.breakdown import Added, Part, total
@@ -19,25 +18,38 @@ MORE = Step("…", False)
 MOST_LINES = 2_000
 
 
+_Placed = tuple[Path, Added]
+
+
 class Node:
-    """Time of the stacks that go through one branch. Immutable once `tree_of` has returned it."""
+    """Time of the stacks that go through one branch.
 
-    __slots__ = ("children", "histogram", "max_ns", "total_ns", "waits")
+    Its children are made when they are first asked for: most branches are closed, and a busy machine has thousands of
+    stacks that differ near the leaf.
+    """
 
-    def __init__(self) -> None:
-        self.waits = self.total_ns = self.max_ns = self.histogram = 0
-        self.children: dict[Step, Node] = {}
+    __slots__ = ("_children", "_level", "_places", "histogram", "max_ns", "total_ns", "waits")
+
+    def __init__(self, places: Sequence[_Placed], level: int) -> None:
+        """`places`: the paths through this branch, and their time. The first `level` steps lead to this branch."""
+        self._places, self._level = places, level
+        self._children: dict[Step, Node] | None = None
+        self.waits, self.total_ns, self.max_ns, self.histogram = total(part for _, part in places)
 
     @property
     def part(self) -> Part:
         return Part(self.waits, self.total_ns, self.max_ns, self.histogram)
 
-    def add(self, waits: int, total_ns: int, max_ns: int, histogram: int) -> None:
-        self.waits += waits
-        self.total_ns += total_ns
-        if max_ns > self.max_ns:
-            self.max_ns = max_ns
-        self.histogram += histogram
+    @property
+    def children(self) -> "Mapping[Step, Node]":
+        if self._children is None:
+            below: dict[Step, list[_Placed]] = {}
+            level = self._level
+            for placed in self._places:
+                if len(placed[0]) > level:
+                    below.setdefault(placed[0][level], []).append(placed)
+            self._children = {step: Node(places, level + 1) for step, places in below.items()}
+        return self._children
 
 
 class Branch(NamedTuple):
@@ -66,20 +78,7 @@ def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Na
 
 def tree_along(places: Mapping[tuple[int, ...], Added], of_place: Callable[[tuple[int, ...]], Path]) -> Node:
     """Return the tree of `places`, with paths from `of_place`."""
-    root = Node()
-    grown: list[tuple[Node, Node]] = []  # (parent, child), the upper ones first
-    for place, part in places.items():
-        node = root
-        for step in of_place(place) or (NO_FRAMES,):
-            child = node.children.get(step)
-            if child is None:
-                child = node.children[step] = Node()
-                grown.append((node, child))
-            node = child
-        node.add(*part)
-    for parent, child in reversed(grown):
-        parent.add(child.waits, child.total_ns, child.max_ns, child.histogram)
-    return root
+    return Node([(of_place(place) or (NO_FRAMES,), part) for place, part in places.items()], 0)
 
 
 _Child = tuple[Step, Node]
@@ -174,10 +173,13 @@ def opened_by_share(root: Node, share: float = 0.10) -> frozenset[Path]:
     found: list[Path] = []
     pending: list[tuple[Path, Node]] = [((), root)]
     while pending:
-        for path, node in _folded_children(*pending.pop()):
-            if node.children and node.total_ns >= least_ns:
-                found.append(path)
-                pending.append((path, node))
+        path, node = pending.pop()
+        for child in node.children.items():
+            if child[1].total_ns >= least_ns:
+                run, last = folded(*child)
+                if last.children:
+                    found.append(path + run)
+                    pending.append((path + run, last))
     return frozenset(found)
 
 
@@ -229,25 +231,15 @@ class Nameless(NamedTuple):
 NO_NAMELESS = Nameless()
 
 
-def nameless(root: Node) -> Nameless:
-    sums = [0, 0, 0]
-    pending = [root]
-    while pending:
-        for step, child in pending.pop().children.items():
-            pending.append(child)
-            for column in _nameless_fields(step):
-                sums[column] += child.total_ns
-    return Nameless(*sums)
-
-
-@lru_cache(maxsize=65_536)
-def _nameless_fields(step: Step) -> tuple[int, ...]:
-    """Return the fields of Nameless that time of a step counts in."""
-    if not is_function(step):
-        return ()
-    if not (step.name.startswith("[") or "+0x" in step.name):
-        return (0,)
-    return (0, 1, 2) if step.name.startswith("[anon") else (0, 1)
+def nameless(places: Mapping[tuple[int, ...], Added], counts_of: Callable[[tuple[int, ...]], NamelessCounts]) -> Nameless:
+    """Return the time of the functions on the paths of `places`; `counts_of`: see Steps.nameless."""
+    all_ns = nameless_ns = in_no_file_ns = 0
+    for place, (_, total_ns, _, _) in places.items():
+        functions, lacking, in_no_file = counts_of(place)
+        all_ns += functions * total_ns
+        nameless_ns += lacking * total_ns
+        in_no_file_ns += in_no_file * total_ns
+    return Nameless(all_ns, nameless_ns, in_no_file_ns)
 
 
 def order_of(root: Node, path: Path) -> tuple[tuple[int, Step], ...]:

@@ -509,12 +509,13 @@ class Pictures:
         )
         catalog, span_ns = over[-1].facts.catalog, sum(tick.span_ns for tick in over)
         about = (view.scope, sieve, shape, self._names.version)
-        path_of = self._steps_of(catalog, shape)
+        steps = self._steps_of(catalog, shape)
+        path_of = steps.of
         if room.tree or room.flame[0]:
             key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
             if self._root is None or self._root[0] != key:
                 root = trees.tree_along(table, path_of)
-                self._root = key, root, trees.nameless(root)
+                self._root = key, root, trees.nameless(table, steps.nameless)
         if room.tree and self._root:
             was = scene.comparison.trees() if scene.comparison else None
             view, tree = _tree_picture(view, self._root[1], room.tree, was)
@@ -535,11 +536,11 @@ class Pictures:
             places = self._with_sites(rows, scene, places_of)._replace(of_ns=whole_ns)
         return view, tree, places, flame
 
-    def _steps_of(self, catalog: Catalog, shape: Shape) -> Callable[[tuple[int, ...]], Path]:
+    def _steps_of(self, catalog: Catalog, shape: Shape) -> Steps:
         if self._steps is None or self._steps[0] != (id(catalog), shape):
             self._steps = (id(catalog), shape), Steps(catalog, self._names, shape)
         self._steps[1].look_again()
-        return self._steps[1].of
+        return self._steps[1]
 
     def _with_sites(self, places: Ranking, scene: Scene, places_of: Callable[[Ints], Ints]) -> Ranking:
         """Add to each place the process and object with most of its time, and the rule for that."""

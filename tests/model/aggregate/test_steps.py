@@ -311,8 +311,8 @@ def test_only_functions_count_among_the_program_s_frames() -> None:
     assert not any(map(is_function, (NO_FRAMES, STILL, WOKEN_BY, WHO_WAITED, Step("-> shop", False))))
     assert is_function(Step("clerk", False))
     assert not is_function(Step("clerk", False, True))
-    root = tree_of({(3, 4, 10): (1, 10, 10, 0)}, BOOK, FixedNames(), Shape(mode=OFFWAKE))
-    assert nameless(root).all_ns == 40  # main, pthread_cond_wait, unlock, serve
+    steps = Steps(BOOK, FixedNames(), Shape(mode=OFFWAKE))
+    assert nameless({(3, 4, 10): (1, 10, 10, 0)}, steps.nameless).all_ns == 40  # main, pthread_cond_wait, unlock, serve
 
 
 def test_waker_named_like_a_function_is_another_branch() -> None:
