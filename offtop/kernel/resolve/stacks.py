@@ -5,6 +5,7 @@ wherever its libraries are mapped. So forked workers share their stacks.
 """
 
 import platform
+import struct
 from collections.abc import Callable, Iterable, Sequence
 
 from offtop.kernel.bpf import layout
@@ -59,6 +60,7 @@ CalledExec = Callable[[int], int | None]
 """pid → number of its current program, as in `runs`; None if that is still the first one."""
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
+_STACK_HEAD = struct.Struct("=QQ")
 _EXITED_STACK = (Frame(GONE, 0),)
 """Stack of a process that exited or called exec() since."""
 _ENDS = {
@@ -73,10 +75,17 @@ _ENDS = {
 }
 
 
-def _stack_of(value: bytes | memoryview) -> tuple[tuple[int, ...], int]:
-    """Addresses, leaf first, and one of layout.END_* with its flags."""
-    depth, end, *frames = layout.STACK.unpack(value)
-    return tuple(frames[: min(depth, layout.FRAMES)]), end
+def _stack_of(value: bytes | memoryview) -> tuple[bytes, int]:
+    """Addresses as u64, leaf first, and one of layout.END_* with its flags.
+
+    They stay packed: thousands of stacks are kept, and each is resolved once in most cases.
+    """
+    depth, end = _STACK_HEAD.unpack_from(value)
+    return bytes(value[_STACK_HEAD.size : _STACK_HEAD.size + 8 * min(depth, layout.FRAMES)]), end
+
+
+def _addresses(packed: bytes) -> list[int]:
+    return memoryview(packed).cast("Q").tolist()
 
 
 class Stacks:
@@ -250,7 +259,7 @@ class Stacks:
             if found is None:
                 self.unread += 1
                 return STACK_LOST
-            known = self._kernel_ids[raw_id] = self._intern_kernel(found[0])
+            known = self._kernel_ids[raw_id] = self._intern_kernel(_addresses(found[0]))
         return known
 
     def _user_id(self, pid: int, raw_id: int) -> int:
@@ -272,7 +281,7 @@ class Stacks:
             if read is None:
                 self.unread += 1
                 return STACK_LOST
-            addresses, end = read
+            addresses, end = _addresses(read[0]), read[1]
             unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
             own = len(addresses) - count
             is_exited = pid in self._exited and own > 0
