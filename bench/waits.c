@@ -10,6 +10,8 @@
  *   sync       each writes a page and has it synced, every WAIT_US
  *   sites      each sleeps WAIT_US in each of 5 functions in turn
  *   park       each waits for the end
+ *   spread     each sleeps from WAIT_US / 2 to 3 / 2 WAIT_US, over and over: no sleep is like the one before
+ *   few        one of 100 does the same, the others wait for the end
  *
  * At its end each thread prints its tid, the ns it lived, and how many of those it was off CPU: all but
  * what the kernel's CPU clock of the thread says. A dot on a line ends a workload.
@@ -124,6 +126,26 @@ static void parked(int number)
 	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 }
 
+static void spreading(int number)
+{
+	unsigned int seed = number + 1;
+
+	while (going()) {
+		int64_t us = wait_us / 2 + rand_r(&seed) % (wait_us + 1);
+		struct timespec t = {us / 1000000, us % 1000000 * 1000};
+
+		nanosleep(&t, NULL);
+	}
+}
+
+static void few(int number)
+{
+	if (number % 100)
+		parked(number);
+	else
+		spreading(number);
+}
+
 static void (*workload)(int number);
 
 static void *thread(void *argument)
@@ -179,7 +201,8 @@ int main(void)
 		const char *name;
 		void (*run)(int);
 	} workloads[] = {{"sleep", sleeping}, {"pipe", passing},   {"lock", locking}, {"spin", spinning},
-			 {"sync", syncing},   {"sites", visiting}, {"park", parked}};
+			 {"sync", syncing},   {"sites", visiting}, {"park", parked},
+			 {"spread", spreading}, {"few", few}};
 	char name[16];
 	double seconds;
 	int n, failed = 0;
