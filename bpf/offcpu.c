@@ -40,7 +40,7 @@
  * lock), on one CPU at a time, so nothing here is atomic.
  *
  * -D:
- *   THREADS, SITES, STACKS, MARKS    map sizes
+ *   THREADS, EXITS, SITES, KERNEL_STACKS, EXECS, MARKS    map sizes
  *   CAUGHT                  ring buffer size in pages; not set if ring buffers are not safe on this kernel
  *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC, EXEC_START, START_TIME
  *                           offsets in task_struct, from BTF
@@ -70,13 +70,13 @@ BPF_CGROUP_ARRAY(only_cgroup, 1); /* cgroup v2 */
 BPF_ARRAY(only_cgroup, u32, 1);
 #endif
 
-BPF_TABLE("hash", struct gone_key, struct gone, gone_0, THREADS);
-BPF_TABLE("hash", struct gone_key, struct gone, gone_1, THREADS);
+BPF_TABLE("hash", struct gone_key, struct gone, gone_0, EXITS);
+BPF_TABLE("hash", struct gone_key, struct gone, gone_1, EXITS);
 BPF_PERCPU_ARRAY(gone_rest, struct thread, 2);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
-BPF_TABLE("hash", u64, struct stack, kernel_stacks, STACKS);
+BPF_TABLE("hash", u64, struct stack, kernel_stacks, KERNEL_STACKS);
 #ifdef CAUGHT
 BPF_TABLE("hash", struct mark_key, struct mark, marks, MARKS);
 BPF_RINGBUF_OUTPUT(caught, CAUGHT);

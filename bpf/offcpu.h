@@ -25,7 +25,6 @@
 #define INTERRUPTS 2
 #define RETURNS 4
 #define STORM 8            /* wakeups in one burst; also in model/values/wake.py */
-#define EXECS 8192         /* processes for which the last exec is remembered */
 #define BURST_NS 100000    /* longest gap between two wakeups of one burst */
 #define BY_CPU (1u << 31)
 #define IDLED_NS 1000000   /* a thread that ran for less than this was woken for (almost) nothing */

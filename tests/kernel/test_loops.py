@@ -12,8 +12,8 @@ import pytest
 
 from offtop import paths
 from offtop.kernel.bpf import compile as compiler
-from offtop.kernel.bpf import features, libbpf
-from offtop.kernel.bpf.program import Unwind, _defines, sizes_for_machine  # pyright: ignore[reportPrivateUsage]
+from offtop.kernel.bpf import features, libbpf, map_sizes
+from offtop.kernel.bpf.program import Unwind, _defines  # pyright: ignore[reportPrivateUsage]
 
 pytestmark = pytest.mark.kernel
 
@@ -57,7 +57,7 @@ def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
 def compiled(probe: str, way: str, function: str, typed: bool) -> Code:
     known, unwind = features.find(libbpf.KernelTypes()), Unwind(way=way)
     waking = probe == "switch"
-    defines = {**_defines(probe, known, sizes_for_machine(), waking, by_task=waking), **unwind.defines(known)}
+    defines = {**_defines(probe, known, map_sizes.for_machine(), waking, by_task=waking), **unwind.defines(known)}
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
     bcc = compiler.import_bcc()
     program = bcc.BPF(text=compiler.whole(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags])

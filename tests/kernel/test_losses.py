@@ -17,9 +17,9 @@ import pytest
 from offtop.feed.pace import Pace
 from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.accounting.tick_records import SiteDeltas
-from offtop.kernel.bpf import program
+from offtop.kernel.bpf import map_sizes
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.kernel.bpf.program import Sizes
+from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.live import LiveSource
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey
@@ -151,7 +151,7 @@ def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
 
 def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
     """Set the number of map entries of sources from here on."""
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(threads, sites, stacks))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(threads, sites, stacks))
 
 
 def storm(child: programs.Program, live: Watch) -> list[Window]:
@@ -217,9 +217,9 @@ def test_there_is_room_for_twice_the_threads_of_a_big_machine(tmp_path: Path) ->
     loadavg = tmp_path / "loadavg"
     for threads, room in ((90, 8_192), (9_085, 32_768), (400_000, 262_144)):
         loadavg.write_text(f"0.91 2.08 2.60 3/{threads} 4194303\n")
-        sizes = program.sizes_for_machine(str(loadavg))
-        assert (sizes.threads, sizes.stacks) == (room, min(room, 32_768))
-    assert program.sizes_for_machine().threads >= len([*Path("/proc/self/task").iterdir()])
+        sizes = map_sizes.for_machine(map_sizes.threads_now(str(loadavg)))
+        assert (sizes.threads, sizes.stacks, sizes.exits) == (room, min(room, 32_768), min(room, 32_768))
+    assert map_sizes.for_machine().threads >= len([*Path("/proc/self/task").iterdir()])
 
 
 def test_each_wait_without_room_for_its_site_is_lost_under_stack_lost(

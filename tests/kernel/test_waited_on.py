@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from offtop.kernel.bpf import layout, program
-from offtop.kernel.bpf.program import Sizes
+from offtop.kernel.bpf import layout, map_sizes
+from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object
@@ -203,7 +203,7 @@ def test_of_2000_objects_of_a_thread_64_are_shown_per_tick_and_no_wait_is_lost(l
 def test_with_few_sites_half_are_for_objects_and_no_wait_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, 32, ROOMY, ROOMY, ROOMY))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, 32, ROOMY, ROOMY, ROOMY))
     with wakings.running("timerfds", 100, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
         for _ in range(2):
             live.tick()
@@ -216,7 +216,7 @@ def test_with_few_sites_half_are_for_objects_and_no_wait_is_lost(
 
 
 def test_objects_without_room_are_unknown_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, 8, ROOMY))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, 8, ROOMY))
     with wakings.running("timerfds", 60, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
         live.tick()
         child.go()

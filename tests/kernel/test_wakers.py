@@ -20,8 +20,8 @@ import pytest
 
 from offtop.errors import KernelError
 from offtop.kernel.accounting.drain import FOR_SOMETHING_ELSE
-from offtop.kernel.bpf import cache, program
-from offtop.kernel.bpf.program import Sizes
+from offtop.kernel.bpf import cache, map_sizes, program
+from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.resolve import wakes
 from offtop.model.classify import wakers
@@ -570,7 +570,7 @@ with watch.watching(mode="wakeup") as live:
 
 @pytest.mark.parametrize("wakes", [4, 16])
 def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pytest.MonkeyPatch, wakes: int) -> None:
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, wakes, ROOMY))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, wakes, ROOMY))
     with wakings.running("exit", 60, 3) as child, watch.watching(of(child), mode=CHAIN) as live:
         live.tick()
         child.go()
@@ -617,7 +617,7 @@ def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
 
 
 def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, ROOMY, 1))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, ROOMY, 1))
     with wakings.running("storm", 5, 10) as child, watch.watching(of(child), mode=WAKEUP) as live:
         live.tick()
         child.go()

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
@@ -22,10 +21,11 @@ from typing import Any, NamedTuple
 
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
-from offtop.kernel.bpf import cache, layout, libbpf, pid_namespace
+from offtop.kernel.bpf import cache, layout, libbpf, map_sizes, pid_namespace
 from offtop.kernel.bpf.distribution import install
 from offtop.kernel.bpf.features import Features, choose_probes
 from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.memory import code_addresses
 from offtop.printable import printable
@@ -33,39 +33,8 @@ from offtop.printable import printable
 _COMPILE_SECONDS = 600.0
 """Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _MOST_DESCRIPTORS = 64
-_RULES = 65_536
-"""Number of addresses whose unwind rules are loaded into BPF: 5 MB. The least recently used ones are evicted."""
-_SPACES = 16_384
-_PYTHONS, _PYTHON_THREADS = 4096, 16_384
-_MARKS = 16_384
 _CLOSERS = 64
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
-_CAUGHT_BYTES = 1 << 20
-"""Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Number of entries of the maps."""
-
-    threads: int
-    sites: int
-    stacks: int
-    wakes: int = 8192
-    storms: int = 4096
-
-
-def sizes_for_machine(loadavg: str = "/proc/loadavg") -> Sizes:
-    """Map sizes for this machine.
-
-    They allow for twice the current number of threads, thousands of exits in one tick, and a few stacks per thread.
-
-    `loadavg`: see proc(5). It gives the number of threads of the whole machine, also in a container.
-    """
-    threads = int(Path(loadavg).read_text().split()[3].partition("/")[2])
-    room = 1 << max(13, min(18, (2 * threads + 2048 - 1).bit_length()))
-    kept = max(8192, min(32768, room))
-    return Sizes(threads=room, sites=min(1 << 18, 2 * room), stacks=kept, wakes=kept)
 
 
 class Unwind(NamedTuple):
@@ -94,7 +63,12 @@ class Unwind(NamedTuple):
     def defines(self, features: Features) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
         if self.is_ruled(features):
-            found |= {"UNWIND_KB": self.stack_kb, "RULES": _RULES, "SPACES": _SPACES, "COPIES": _copies_pages(self)}
+            found |= {
+                "UNWIND_KB": self.stack_kb,
+                "RULES": map_sizes.RULES,
+                "SPACES": map_sizes.SPACES,
+                "COPIES": _copies_pages(self),
+            }
             found |= {"REGISTERS": layout.REGISTERS, "CODE_ADDRESSES": code_addresses(), "CPUS": possible_cpus()}
         return found
 
@@ -282,7 +256,7 @@ def attach(
     how user stacks are unwound. `recompile`: compile even if the cache has it.
     Raises OfftopError with the remedy. What is missing is in Program.notices.
     """
-    sizes = sizes or sizes_for_machine()
+    sizes = sizes or map_sizes.for_machine()
     failures: list[KernelError] = []
     notices = [] if features.ring_buffer else [_WITHOUT_RING_BUFFER]
     if unwind.asks_for_rules and not unwind.is_ruled(features) and features.ring_buffer:
@@ -426,19 +400,16 @@ def _attach_through(
         raise
 
 
-def _defines(probe: str, features: Features, sizes: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
+def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
     release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
         0
     ] * 3
     defines: dict[str, int | None] = {
         "LINUX_VERSION_CODE": (release[0] << 16) + (release[1] << 8) + min(255, release[2]),
-        "THREADS": sizes.threads,
-        "SITES": sizes.sites,
-        "STACKS": sizes.stacks,
-        "WAKES": sizes.wakes,
-        "STORMS": sizes.storms,
-        "MARKS": _MARKS,
-        "CAUGHT": _CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
+        **of_maps.defines(),
+        "EXECS": map_sizes.EXECS,
+        "MARKS": map_sizes.THRESHOLDS,
+        "CAUGHT": map_sizes.CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
         f"PROBE_{probe.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
@@ -460,8 +431,8 @@ def _defines(probe: str, features: Features, sizes: Sizes, waking: bool, by_task
         "START_TIME": features.start_time,
         "TASK_EXECS": features.execs,
         "TASK_FS_BASE": features.fs_base,
-        "PYTHONS": _PYTHONS,
-        "PYTHON_THREADS": _PYTHON_THREADS,
+        "PYTHONS": map_sizes.PYTHONS,
+        "PYTHON_THREADS": map_sizes.PYTHON_THREADS,
         "MODE_MASK": layout.MODE_MASK,
         "MODE_NARROW": layout.MODE_NARROW,
         **features.own_id,

@@ -7,14 +7,16 @@ import re
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf import features, probes
+from offtop.kernel.bpf import features, map_sizes, probes
 from offtop.kernel.bpf import privileges as rights
 from offtop.kernel.bpf.distribution import install
 from offtop.kernel.bpf.libbpf import library
 from offtop.kernel.bpf.privileges import CAPABILITIES
+from offtop.kernel.bpf.program import possible_cpus
 from offtop.kernel.bpf.switch_maps import MapInternals, map_internals, safe_maps
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.scope import within
+from offtop.units import size
 
 _REMEDY_FOR_PROBE = "use a kernel with CONFIG_KPROBES=y, or one with sched_exit_tp (Linux 6.16)"
 _EVERYTHING = "all BPF data: the kernel does not allow tracing without it"
@@ -199,6 +201,20 @@ def task_storage_of(internals: MapInternals, machine: str = platform.machine()) 
     if not internals.spinlocks_sleep:
         cause = f"kmalloc_nolock() fails on {machine}"
     return Check(name, "ok", what.format(cause), state="unneeded")
+
+
+def kernel_memory() -> Check:
+    """Report how much kernel memory the BPF maps will take on this machine."""
+    threads, types = map_sizes.threads_now(), kernel_types()
+    by_task = types is not None and not safe_maps(map_internals(types)).task_storage
+    sizes, cpus = map_sizes.for_machine(threads), possible_cpus()
+    alone, with_wakers = (map_sizes.memory_bytes(sizes, cpus, by_task=by_task, waking=more) for more in (False, True))
+    more = "" if by_task else ", and up to 2 KB a thread"
+    what = (
+        f"BPF maps take {size(alone)} for {threads:,} threads and {cpus} CPUs, {size(with_wakers - alone)} more with "
+        f"wakers{more}"
+    )
+    return Check("kernel memory", "ok", what)
 
 
 def ring_buffer(held: frozenset[str]) -> Check:

@@ -49,6 +49,7 @@ def conditions() -> list[Check]:
         kernel_checks.kprobes(),
         kernel_checks.perf_event_paranoid(held),
         kernel_checks.task_storage(),
+        kernel_checks.kernel_memory(),
         kernel_checks.ring_buffer(held),
         kernel_checks.run_delay(),
         kernel_checks.schedstat(),

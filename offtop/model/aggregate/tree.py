@@ -231,7 +231,9 @@ class Nameless(NamedTuple):
 NO_NAMELESS = Nameless()
 
 
-def nameless(places: Mapping[tuple[int, ...], Added], counts_of: Callable[[tuple[int, ...]], NamelessCounts]) -> Nameless:
+def nameless(
+    places: Mapping[tuple[int, ...], Added], counts_of: Callable[[tuple[int, ...]], NamelessCounts]
+) -> Nameless:
     """Return the time of the functions on the paths of `places`; `counts_of`: see Steps.nameless."""
     all_ns = nameless_ns = in_no_file_ns = 0
     for place, (_, total_ns, _, _) in places.items():

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf import cache, features, libbpf, program, switch_maps
+from offtop.kernel.bpf import cache, features, libbpf, map_sizes, program, switch_maps
+from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.bpf.switch_maps import Allocator, MapInternals, SafeMaps, safe_maps
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_batch_live import wait_for
@@ -190,7 +191,7 @@ def test_a_thread_in_reused_task_memory_has_its_own_ids_and_start_time() -> None
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
 def test_threads_without_room_in_the_hash_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "sizes_for_machine", lambda: program.Sizes(16, 8192, 8192))
+    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(16, 8192, 8192))
     with watch.watching_kernel_stacks() as live:
         assert live.tick(0.2).lost["threads"] > 0
 

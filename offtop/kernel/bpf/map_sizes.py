@@ -1,0 +1,124 @@
+"""How many entries the BPF maps have on a machine, and how much kernel memory they take.
+
+Maps are allocated when they are made, because nothing may be allocated inside of the scheduler. So their sizes follow
+the number of threads, up to limits that keep a machine with 128 CPUs and 50,000 threads below 256 MB.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from offtop.kernel.bpf import layout
+
+_LEAST, _MOST_THREADS, _MOST_SITES, _MOST_KEPT, _MOST_KERNEL_STACKS = 1 << 13, 1 << 18, 1 << 17, 1 << 15, 1 << 14
+RULES, SPACES = 65_536, 16_384
+"""Addresses whose unwind rules are loaded into BPF, and processes for which they are. The least recently used ones are
+evicted."""
+PYTHONS, PYTHON_THREADS = 4096, 16_384
+THRESHOLDS = 16_384
+EXECS = 8192
+CAUGHT_BYTES = 1 << 20
+"""Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
+_SLOTS = 2
+"""SLOTS in bpf/userstack.c."""
+_RECORD_BYTES = 176 + 2 * layout.THREAD.size
+"""struct record in bpf/offcpu.h."""
+_BUCKET_BYTES, _ELEMENT_BYTES = 16, 48
+"""Of struct bucket and struct htab_elem in kernel/bpf/hashtab.c."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Number of entries of the maps."""
+
+    threads: int
+    """Records of threads, where they are not in task storage."""
+    sites: int
+    stacks: int
+    """User stacks."""
+    wakes: int = 8192
+    storms: int = 4096
+    exits: int = 0
+    """Threads that exit between two drains, which are at most a second apart; 0: as many as `threads`."""
+    kernel_stacks: int = 0
+    """0: as many as `stacks`."""
+
+    def defines(self) -> dict[str, int]:
+        """Return the macros that bpf/offcpu.c needs."""
+        return {
+            "THREADS": self.threads,
+            "EXITS": self.exits or self.threads,
+            "SITES": self.sites,
+            "STACKS": self.stacks,
+            "KERNEL_STACKS": self.kernel_stacks or self.stacks,
+            "WAKES": self.wakes,
+            "STORMS": self.storms,
+        }
+
+
+def threads_now(loadavg: str = "/proc/loadavg") -> int:
+    """Return the number of threads of the whole machine, also in a container. `loadavg`: see proc(5)."""
+    return int(Path(loadavg).read_text().split()[3].partition("/")[2])
+
+
+def for_machine(threads: int | None = None) -> Sizes:
+    """Return the sizes for a machine with so many threads; None: this one.
+
+    They allow for twice the number of threads, thousands of exits a second, and two stacks a thread, as far as memory
+    allows. They are powers of two, so that compiled programs can be reused.
+    """
+    wanted = 2 * (threads_now() if threads is None else threads) + 2048
+    room = max(_LEAST, min(_MOST_THREADS, 1 << (wanted - 1).bit_length()))
+    kept = min(_MOST_KEPT, room)
+    return Sizes(
+        threads=room,
+        sites=min(_MOST_SITES, 2 * room),
+        stacks=kept,
+        wakes=kept,
+        exits=kept,
+        kernel_stacks=min(_MOST_KERNEL_STACKS, kept),
+    )
+
+
+def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, by_task: bool = False, waking: bool = True) -> int:
+    """Return how much kernel memory the maps take, within some percent.
+
+    `stack_kb`: see Unwind. `by_task`: threads' records are in a map; otherwise they are in task storage, which takes up
+    to 2 KB a thread more. `waking`: the maps of wakers are there, too.
+    """
+    return sum(size for _, size in maps(sizes, cpus, stack_kb=stack_kb, by_task=by_task, waking=waking))
+
+
+def maps(sizes: Sizes, cpus: int, *, stack_kb: int, by_task: bool, waking: bool) -> Iterator[tuple[str, int]]:
+    """Yield the name and the bytes of each map that takes more than some KB. For parameters, see memory_bytes."""
+    entries = sizes.defines()
+    by_name = {
+        **dict.fromkeys(("gone_0", "gone_1"), entries["EXITS"]),
+        **dict.fromkeys(("sites_0", "sites_1"), entries["SITES"]),
+        "kernel_stacks": entries["KERNEL_STACKS"],
+        "user_stacks": entries["STACKS"],
+    }
+    if waking:
+        by_name |= dict.fromkeys(("wakers", "wakes", "objects"), entries["WAKES"])
+        by_name |= dict.fromkeys(("storms_0", "storms_1"), entries["STORMS"])
+    for name, count in by_name.items():
+        yield name, _hash_bytes(*layout.SIZES[name], count, cpus)
+    if by_task:
+        yield "record", _hash_bytes(8, _RECORD_BYTES, sizes.threads, cpus)
+    yield "marks", _hash_bytes(*layout.CAUGHT_SIZES["marks"], THRESHOLDS, cpus)
+    yield "rules", _hash_bytes(*layout.UNWIND_SIZES["rules"], RULES, cpus, is_lru=True)
+    yield "spaces", _hash_bytes(*layout.UNWIND_SIZES["spaces"], SPACES, cpus, is_lru=True)
+    yield "execs", _hash_bytes(*layout.SIZES["execs"], EXECS, cpus, is_lru=True)
+    yield "caught", CAUGHT_BYTES
+    yield "copy_scratch", _SLOTS * cpus * (layout.COPY_HEAD.size + (stack_kb << 10) + 32)
+
+
+def _hash_bytes(key_bytes: int, value_bytes: int, entries: int, cpus: int, *, is_lru: bool = False) -> int:
+    """Return the bytes of a preallocated hash, as htab_map_mem_usage in kernel/bpf/hashtab.c adds them up."""
+    buckets = 1 << (entries - 1).bit_length()
+    elements = entries if is_lru else entries + cpus
+    return buckets * _BUCKET_BYTES + elements * (_ELEMENT_BYTES + _rounded(key_bytes) + _rounded(value_bytes))
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 8) * 8

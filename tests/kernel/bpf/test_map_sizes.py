@@ -1,0 +1,70 @@
+"""The kernel memory of BPF maps: as computed, as the kernel counts it, and within 256 MB on a large machine."""
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from offtop.kernel.bpf import features, libbpf, map_sizes, program
+from offtop.kernel.bpf.map_sizes import Sizes
+from offtop.kernel.doctor.kernel_checks import kernel_memory
+
+_MB = 1 << 20
+
+
+def test_maps_of_128_cpus_and_50_000_threads_take_at_most_256_mb() -> None:
+    sizes = map_sizes.for_machine(50_000)
+    assert sizes.exits >= 20_000, "20,000 threads may exit in a second"
+    assert sizes.sites >= 2 * 50_000
+    assert map_sizes.memory_bytes(sizes, 128) <= 256 * _MB
+
+
+@pytest.mark.parametrize("threads", [0, 100, 10_000, 50_000, 1_000_000])
+def test_more_threads_never_get_less_room(threads: int) -> None:
+    fewer, more = map_sizes.for_machine(threads), map_sizes.for_machine(threads + 10_000)
+    assert all(more.defines()[name] >= count for name, count in fewer.defines().items())
+    assert map_sizes.memory_bytes(more, 2) >= map_sizes.memory_bytes(fewer, 2)
+
+
+def test_maps_of_a_small_machine_take_little() -> None:
+    assert map_sizes.memory_bytes(map_sizes.for_machine(100), 2, waking=False) < 64 * _MB
+
+
+@pytest.mark.kernel
+def test_each_map_takes_as_much_memory_as_computed() -> None:
+    sizes = map_sizes.for_machine()
+    with closing(program.attach(features.find(libbpf.KernelTypes()), waking=True)) as attached:
+        by_task = not attached.in_task_storage
+        computed = dict(map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, by_task=by_task, waking=True))
+        counted = {name: _memlock(one.fd) for name, one in attached.maps.items()}
+    known = computed.keys() & counted.keys()
+    assert known >= {"gone_0", "sites_1", "user_stacks", "wakes", "rules", "marks", "execs"}
+    for name in known:
+        assert abs(computed[name] - counted[name]) <= 0.02 * counted[name], name
+    others = sum(size for name, size in counted.items() if name not in computed)
+    assert others < 0.1 * sum(computed.values()), "maps that are not computed take little"
+
+
+def _memlock(fd: int) -> int:
+    found = re.search(r"^memlock:\s*(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_unknown_sizes_default_to_the_number_of_threads_and_stacks() -> None:
+    assert Sizes(16, 32, 64).defines() == {
+        "THREADS": 16,
+        "EXITS": 16,
+        "SITES": 32,
+        "STACKS": 64,
+        "KERNEL_STACKS": 64,
+        "WAKES": 8192,
+        "STORMS": 4096,
+    }
+
+
+def test_the_doctor_tells_how_much_kernel_memory_the_maps_take() -> None:
+    told = kernel_memory()
+    assert told.verdict == "ok"
+    assert re.match(r"BPF maps take [\d.]+MB for [\d,]+ threads and \d+ CPUs, [\d.]+MB more with wakers", told.what)
