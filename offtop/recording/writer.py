@@ -366,6 +366,7 @@ class Recorder:
     # The writing thread
 
     def _run(self, opened: threading.Event) -> None:
+        """Write until the queue is empty after close(). A worker.Worker would drop what is queued then."""
         try:
             with as_person(self._whose):
                 database = self._make()

@@ -1,6 +1,5 @@
 """Cause rules: those that come with offtop, and before them the system-wide and the user's own."""
 
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from offtop.person import Person, as_person, is_roots, read_theirs
 from offtop.person import person as current_person
 from offtop.printable import printable
 from offtop.settings.config import EVERYBODYS
+from offtop.worker import Worker
 
 NAME = "rules.toml"
 _POLL_SECONDS = 2.0
@@ -34,17 +34,17 @@ class RuleFiles:
         self.rules = Rules()
         self.error = ""
         """What is wrong with a file that changed; the previous rules stay in effect."""
-        self._closed = threading.Event()
+        self._worker = Worker("offtop-rules", self._watch_files)
         self._read()
 
     def watch(self) -> None:
-        threading.Thread(target=self._watch_files, name="offtop-rules", daemon=True).start()
+        self._worker.wake()
 
     def close(self) -> None:
-        self._closed.set()
+        self._worker.close()
 
-    def _watch_files(self) -> None:
-        while not self._closed.wait(_POLL_SECONDS):
+    def _watch_files(self, worker: Worker) -> None:
+        while worker.rest(_POLL_SECONDS):
             try:
                 if self._states_now() != self._states:
                     self._read()

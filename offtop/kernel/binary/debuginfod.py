@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from offtop.errors import OfftopError, UsageError
 from offtop.kernel.binary import sandbox
+from offtop.worker import Rest, Worker
 
 FOUND, FAILED, UNKNOWN = range(3)
 """Exit status of the child: it got the file; a server could not be asked; no server has the file."""
@@ -83,10 +83,7 @@ class DebugFiles:
         self._outcomes = dict.fromkeys((FOUND, FAILED, UNKNOWN), 0)
         self._left_bytes = _MOST_BYTES
         self._child: subprocess.Popen[bytes] | None = None
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="offtop-debug", daemon=True)
-        self._thread.start()
+        self._worker = Worker("offtop-debug", self._run)
 
     @property
     def told(self) -> str:
@@ -101,24 +98,23 @@ class DebugFiles:
         """
         if not _BUILD_ID.fullmatch(build_id):  # it comes from an untrusted binary
             return
-        with self._changed:
-            if len(self._queue) < _MOST_QUEUED and not self._closing:
+        with self._worker.changed:
+            if len(self._queue) < _MOST_QUEUED:
                 self._queue.append(_Wanted(build_id, arrived))
-                self._changed.notify_all()
+                self._worker.wake()
 
     def close(self) -> None:
         """Stop, and remove the fetched files. Idempotent."""
-        with self._changed:
-            self._closing = True
+        with self._worker.changed:
+            self._worker.close()
             if self._child:
                 self._child.kill()
-            self._changed.notify_all()
-        self._thread.join(_CLOSE_S)
+        self._worker.close(_CLOSE_S)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _run(self) -> None:
+    def _run(self, worker: Worker) -> None:
         tried = set[str]()
-        while wanted := self._next():
+        for wanted in worker.requests(lambda: self._queue.popleft() if self._queue else Rest()):
             path = self.directory / ".build-id" / wanted.build_id[:2] / f"{wanted.build_id[2:]}.debug"
             if wanted.build_id not in tried:
                 tried.add(wanted.build_id)
@@ -127,14 +123,8 @@ class DebugFiles:
                 except OSError:
                     outcome = FAILED
                 self._outcomes[outcome] += 1
-            if path.exists() and not self._closing:
+            if path.exists() and not worker.is_closing:
                 wanted.arrived()
-
-    def _next(self) -> _Wanted | None:
-        """Wait for the next file to fetch; None when closing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            return None if self._closing else self._queue.popleft()
 
     def _fetch(self, build_id: str, path: Path) -> int:
         """Fetch one file and return the outcome.
@@ -147,8 +137,8 @@ class DebugFiles:
         part = path.with_suffix(".part")
         with part.open("wb") as file:
             os.fchmod(file.fileno(), 0o644)
-            with self._changed:
-                if self._closing:
+            with self._worker.changed:
+                if self._worker.is_closing:
                     return FAILED
                 self._child = sandbox.start("fetch", [str(self._left_bytes), build_id, *self._servers], stdout=file)
             with suppress(subprocess.TimeoutExpired):

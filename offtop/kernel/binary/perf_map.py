@@ -7,7 +7,6 @@ it. Reading the maps of all processes together takes at most 2% of a CPU.
 
 import os
 import re
-import threading
 import time
 from array import array
 from bisect import bisect_right
@@ -20,6 +19,7 @@ from weakref import WeakValueDictionary
 from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import status_of
 from offtop.printable import printable
+from offtop.worker import Rest, Worker
 
 _LINE = re.compile(rb"^(?:0x)?([0-9a-fA-F]{1,16}) (?:0x)?([0-9a-fA-F]{1,16}) (.+)$", re.MULTILINE)
 _MOST_BYTES = 16 * 1024 * 1024
@@ -114,16 +114,14 @@ class PerfMaps:
         self._asked: dict[PerfMap, None] = {}
         """Maps to be read, in this order."""
         self._left_s, self._filled_s = _SAVED_S, time.monotonic()
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("offtop-perfmaps", self._run)
 
     def of(self, pid: int, identity: tuple[bytes, ...]) -> PerfMap:
         """Return the map of a process that runs the program `identity` (see mappings.Image).
 
         It is kept as long as a caller holds it.
         """
-        with self._changed:
+        with self._worker.changed:
             found = self._maps.get((pid, identity))
             if found is None:
                 found = self._maps[pid, identity] = PerfMap(pid)
@@ -139,43 +137,36 @@ class PerfMaps:
         self.refresh(one)
         if one.is_read:
             return ""
-        with self._changed:
+        with self._worker.changed:
             # Do not wait if other maps are queued, so that a tick loses no more than 20 ms.
             if [*self._asked] == [one] and self._left_s > 0:
-                self._changed.wait_for(lambda: one.is_read, _PATIENCE_S)
+                self._worker.changed.wait_for(lambda: one.is_read, _PATIENCE_S)
         return one.known(address)
 
     def refresh(self, one: PerfMap) -> None:
         """Queue a map to be read again."""
-        with self._changed:
+        with self._worker.changed:
             self._asked[one] = None
-            if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="offtop-perfmaps", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._worker.wake()
 
     def close(self) -> None:
         """Tell the thread to end, without waiting for it. Idempotent."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._worker.close()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closing and not (self._asked and self._fill() > 0):
-                    self._changed.wait(-self._left_s / _SHARE if self._asked else None)
-                if self._closing:
-                    return
-                one = next(iter(self._asked))
+    def _run(self, worker: Worker) -> None:
+        for one in worker.requests(self._next):
             began_s = time.thread_time()
             with suppress(OSError):
                 one.read(self._reads)
-            with self._changed:
+            with worker.changed:
                 self._left_s -= time.thread_time() - began_s
                 self._asked.pop(one)
                 one.is_read = True
-                self._changed.notify_all()
+
+    def _next(self) -> PerfMap | Rest:
+        if self._asked and self._fill() > 0:
+            return next(iter(self._asked))
+        return Rest(-self._left_s / _SHARE if self._asked else None)
 
     def _fill(self) -> float:
         """Refill the CPU budget, and return the seconds that are left."""

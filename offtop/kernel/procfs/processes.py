@@ -11,7 +11,6 @@ dropped together with the name, or at once if its pid is reused by another proce
 
 import os
 import pwd
-import threading
 import time
 from collections.abc import Callable, Collection
 from functools import lru_cache, partial
@@ -22,6 +21,7 @@ from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
 from offtop.kernel.procfs.threads import fields_of
 from offtop.model.values.catalog import Catalog, Details
 from offtop.model.values.stack import UNREAD
+from offtop.worker import Rest, Worker
 
 _OLD_S = 10.0
 """Details older than this are read again on demand: the process may have called exec."""
@@ -66,14 +66,12 @@ class DetailsWorker:
         """Pids in _known whose process has exited (or its main thread: only its exit is reported)."""
         self._pid = 0
         """The pid that is being read, or 0."""
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._worker = Worker("offtop-details", self._run)
 
     def describe(self, pids: Collection[int]) -> None:
         """Queue reads of the details of `pids`, unless they were read recently. Returns at once."""
         now_s = time.monotonic()
-        with self._changed:
+        with self._worker.changed:
             for pid in pids:
                 known = self._known.get(pid)
                 if pid <= 0 or pid == self._pid or (known and now_s - known[1] < _OLD_S and pid not in self._ended):
@@ -81,37 +79,31 @@ class DetailsWorker:
                 if len(self._new) + len(self._stale) >= _MOST_QUEUED:
                     break
                 (self._stale if known else self._new)[pid] = None
-            if self._closing or not (self._new or self._stale):
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="offtop-details", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if self._new or self._stale:
+                self._worker.wake()
 
     def ended(self, pid: int) -> None:
         """Note that the main thread of `pid` has exited, and most likely the process with it."""
-        with self._changed:
+        with self._worker.changed:
             if pid in self._known or pid == self._pid:
                 self._ended.add(pid)
 
     def met(self, pid: int) -> None:
         """Note a living main thread: if one with this pid had exited, this is another process."""
         if pid in self._ended:
-            with self._changed:
+            with self._worker.changed:
                 self._forget(pid)
 
     def drop_unnamed(self) -> None:
         """Drop the details of processes that have exited and have no name in the Catalog any more."""
         if self._ended:
-            with self._changed:
+            with self._worker.changed:
                 for pid in [pid for pid in self._ended if pid not in self._catalog.processes]:
                     self._forget(pid)
 
     def close(self) -> None:
         """Stop the thread after its current read. Returns at once; may be called twice."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._worker.close()
 
     def _forget(self, pid: int) -> None:
         self._ended.discard(pid)
@@ -120,25 +112,26 @@ class DetailsWorker:
         if self._pid == pid:
             self._pid = 0  # discard the result of the read in progress
 
-    def _run(self) -> None:
-        while True:
-            for _ in range(_BATCH):
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._new or self._stale)
-                    if self._closing:
-                        return
-                    self._pid = pid = next(iter(self._new or self._stale))
-                    self._new.pop(pid, None)
-                    self._stale.pop(pid, None)
-                    had_ended = pid in self._ended
-                    self._ended.discard(pid)
-                found = self._read(pid)
-                with self._changed:
-                    if self._pid:
-                        self._store(pid, found, had_ended)
-                    self._pid = 0
-            with self._changed:
-                self._changed.wait_for(lambda: self._closing, _REST_S)
+    def _run(self, worker: Worker) -> None:
+        for number, (pid, had_ended) in enumerate(worker.requests(self._next), 1):
+            found = self._read(pid)
+            with worker.changed:
+                if self._pid:
+                    self._store(pid, found, had_ended)
+                self._pid = 0
+            if number % _BATCH == 0:
+                worker.rest(_REST_S)
+
+    def _next(self) -> tuple[int, bool] | Rest:
+        """Return a pid to read, and whether its process had ended."""
+        if not (self._new or self._stale):
+            return Rest()
+        self._pid = pid = next(iter(self._new or self._stale))
+        self._new.pop(pid, None)
+        self._stale.pop(pid, None)
+        had_ended = pid in self._ended
+        self._ended.discard(pid)
+        return pid, had_ended
 
     def _store(self, pid: int, found: Reading | None, had_ended: bool) -> None:
         known = self._known.get(pid)

@@ -12,7 +12,6 @@ holds the lock: a process that took it with flock() may have exited and left it 
 
 import os
 import re
-import threading
 import time
 from array import array
 from collections import Counter
@@ -44,6 +43,7 @@ from offtop.model.values.peers import (
     may_have_ends,
 )
 from offtop.model.values.wake import UNIX, Object
+from offtop.worker import Rest, Worker
 
 _OLD_S = 10.0
 """Age at which a result is checked again on request."""
@@ -119,23 +119,19 @@ class PeersWorker:
         """When the last scan was, and how long until the next one may start."""
         self._paused_at_s = 0.0
         """The worker's CPU time at its last pause."""
-        self._closing = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._unknown: dict[Object, int] = {}
+        """Requests that only a scan of all files can answer."""
+        self._worker = Worker("offtop-ends", self._run)
 
     def find(self, waited_on: Mapping[Object, int]) -> None:
         """Request the peers of these objects; the value is a process that waits on the object."""
         now_s = time.monotonic()
-        with self._changed:
+        with self._worker.changed:
             for what, pid in waited_on.items():
                 if may_have_ends(what) and now_s >= self._look_s.get(what, 0) and len(self._asked) < _MOST_ASKED:
                     self._asked[what] = pid
-            if self._closing or not self._asked:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="offtop-ends", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if self._asked:
+                self._worker.wake()
 
     def tell(self) -> None:
         """Put new results into the catalog.
@@ -144,7 +140,7 @@ class PeersWorker:
         """
         if not self._found:
             return
-        with self._changed:
+        with self._worker.changed:
             found, self._found = self._found, {}
         known = self._catalog.ends
         for what, ends in found.items():
@@ -157,23 +153,28 @@ class PeersWorker:
 
     def close(self) -> None:
         """Ask the worker to stop, and return immediately. May be called twice."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._worker.close()
 
-    def _run(self) -> None:
-        unknown: dict[Object, int] = {}
-        """What only a scan of all files can answer."""
-        while not self._closing:
-            with self._changed:
-                rest_s = self._scanned_at_s + self._rest_s - time.monotonic() if unknown else None
-                self._changed.wait_for(lambda: self._closing or self._asked, rest_s)
-                asked, self._asked = self._asked, {}
-                self._look_s |= dict.fromkeys(asked, float("inf"))
-            unknown |= self._look_up(asked)
-            if unknown and not self._closing and time.monotonic() >= self._scanned_at_s + self._rest_s:
-                self._scan(unknown)
-                unknown = {}
+    def _run(self, worker: Worker) -> None:
+        for asked in worker.requests(self._next):
+            self._unknown |= self._look_up(asked)
+            if self._unknown and not worker.is_closing and self._scan_in_s <= 0:
+                self._scan(self._unknown)
+                self._unknown = {}
+
+    def _next(self) -> dict[Object, int] | Rest:
+        """Return the requests; none if only the scan is due."""
+        scan_in_s = self._scan_in_s if self._unknown else None
+        if not self._asked and (scan_in_s is None or scan_in_s > 0):
+            return Rest(scan_in_s)
+        asked, self._asked = self._asked, {}
+        self._look_s |= dict.fromkeys(asked, float("inf"))
+        return asked
+
+    @property
+    def _scan_in_s(self) -> float:
+        """Time until the next scan of all files may start."""
+        return self._scanned_at_s + self._rest_s - time.monotonic()
 
     def _look_up(self, asked: Mapping[Object, int]) -> dict[Object, int]:
         """Publish what is known without a scan; return the rest."""
@@ -227,7 +228,7 @@ class PeersWorker:
 
     def _put(self, found: Mapping[Object, Peers]) -> None:
         now_s = time.monotonic()
-        with self._changed:
+        with self._worker.changed:
             self._found |= found
             for what, ends in found.items():
                 self._look_s.pop(what, None)
@@ -258,7 +259,7 @@ class PeersWorker:
                     if len(scanned) <= 3 * _MOST_MET:
                         scanned.extend((_code(one), pid, int(fd)))
                 self._throttle()
-                if self._closing or files > _MOST_FILES:
+                if self._worker.is_closing or files > _MOST_FILES:
                     return {}
         if len(scanned) <= 3 * _MOST_MET:
             self._scanned = np.array(scanned, np.int64).reshape(-1, 3)
@@ -284,7 +285,7 @@ class PeersWorker:
                         if locks[what].line in held and pid not in found.get(what, ()):
                             found.setdefault(what, []).append(pid)
                 self._throttle()
-                if self._closing or files > _MOST_FILES:
+                if self._worker.is_closing or files > _MOST_FILES:
                     return {}
         return found
 
@@ -300,13 +301,8 @@ class PeersWorker:
         """Pause if enough CPU time was used since the last pause."""
         used_s = time.thread_time() - self._paused_at_s
         if used_s > _AT_ONCE_S:
-            self._wait(_PAUSE_TIMES * used_s)
+            self._worker.rest(_PAUSE_TIMES * used_s)
             self._paused_at_s = time.thread_time()
-
-    def _wait(self, seconds: float) -> None:
-        """Sleep, but return early on close()."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
 
 
 def _code(link: str) -> int:

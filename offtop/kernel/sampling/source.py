@@ -32,6 +32,7 @@ from offtop.model.values.stack import FIRST_STACK, NO_STACK, Frame, Stack, namel
 from offtop.model.values.wake import OFFCPU, Object
 from offtop.printable import printable
 from offtop.units import NS_PER_S
+from offtop.worker import Worker
 
 PROBE = "proc"
 _ROOT = "/proc"
@@ -128,14 +129,14 @@ class ProcSource(LiveFeed):
         """Threads that started and exited between two scans."""
         self._marks: Thresholds | None = None
         self._was_last = False
-        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._started_before = _threads_started()
         self._scan(filter_changed=True)
         self._seen_before = self._account.met
         """Counts as of the first scan: of the threads started since, those never seen are lost."""
-        self._thread = threading.Thread(target=self._run, name="offtop-looks", daemon=True)
-        self._thread.start()
+        self._worker = Worker("offtop-scans", self._run)
+        self._worker.wake()
 
     @property
     def notices(self) -> Sequence[str]:
@@ -178,7 +179,7 @@ class ProcSource(LiveFeed):
         )
         try:
             with self._lock:
-                if self._closing.is_set():
+                if self._worker.is_closing and not self._failure:
                     return None
                 if self._failure:
                     raise self._failure
@@ -254,10 +255,10 @@ class ProcSource(LiveFeed):
         self._sampling_s += sampling_s
         self._resume_s = min(max(self._resume_s, now_s) + sampling_s * 100 / self._walk_pct, now_s + _MOST_S)
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._rest_s):
+    def _run(self, worker: Worker) -> None:
+        while worker.rest(self._rest_s):
             with self._lock:
-                if self._closing.is_set():
+                if worker.is_closing:
                     return
                 if self._rest_s > _LEAST_S:  # a tick has sampled in the meantime
                     continue
@@ -461,8 +462,7 @@ class ProcSource(LiveFeed):
         ]
 
     def close(self) -> None:
-        self._closing.set()
-        self._thread.join(_CLOSE_SECONDS)
+        self._worker.close(_CLOSE_SECONDS)
         if self._lock.acquire(timeout=_CLOSE_SECONDS):
             self._tasks.close()
             self._details.close()

@@ -19,6 +19,7 @@ from offtop.kernel.symbols.mappings import is_made_at_run_time
 from offtop.model.aggregate.stack_problems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 from offtop.model.values.stack import Frame, nameless
 from offtop.printable import printable
+from offtop.worker import Rest, Worker
 
 _BATCH = 32
 """Batch size: names that are looked up before the next file has its turn and waiting threads are notified."""
@@ -51,13 +52,13 @@ class NameWorker:
         self._known = 0
         """How many names have been added since names were last dropped, plus those kept then."""
         self.version = 0
-        self._closing = False
-        self._changed = threading.Condition()
+        self._worked_s = 0.0
+        """Time of the last lookup."""
         debug_directory = str(debug_files.directory) if debug_files else ""
         self._binaries = Binaries(_ANSWER_S, debug_directory=debug_directory, reads=files.reads)
         self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="offtop-names", daemon=True)
-        self._thread.start()
+        self._worker = Worker("offtop-names", self._run)
+        self._worker.wake()
 
     def of(self, frame: Frame) -> str:
         """Return the symbol of `frame`, or `libfoo.so+0x1234` if it is unknown so far or has none.
@@ -91,33 +92,30 @@ class NameWorker:
         """Wait up to `seconds` for all lookups of `frames`; return whether they are done."""
         deadline = time.monotonic() + seconds
         pending = set(frames)
-        with self._changed:
+        with self._worker.changed:
             while True:
                 pending = {frame for frame in pending if self._is_pending(frame)}
                 left_s = deadline - time.monotonic()
-                if not pending or self._closing or left_s <= 0:
+                if not pending or self._worker.is_closing or left_s <= 0:
                     return not pending
                 for frame in pending:
                     self.of(frame)
-                self._changed.wait(left_s)
+                self._worker.changed.wait(left_s)
 
     def close(self) -> None:
         """End the thread. Idempotent; `of` still returns the known names."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join(_CLOSE_S)
+        self._worker.close(_CLOSE_S)
 
     def _is_pending(self, frame: Frame) -> bool:
         file = None if frame.name else self._files.get(frame.file)
         return file is not None and frame.offset not in file.names
 
     def _enqueue(self, file: File, offset: int) -> None:
-        with self._changed:
-            if self._queued < _MOST_QUEUED and not self._closing and offset not in self._queue.get(file, ()):
+        with self._worker.changed:
+            if self._queued < _MOST_QUEUED and offset not in self._queue.get(file, ()):
                 self._queue.setdefault(file, {})[offset] = False
                 self._queued += 1
-                self._changed.notify_all()
+                self._worker.wake()
 
     @property
     def reader_pid(self) -> int:
@@ -133,17 +131,16 @@ class NameWorker:
         self._begun.wait(_BEGIN_S)
         return self._binaries.refused
 
-    def _run(self) -> None:
+    def _run(self, worker: Worker) -> None:
         binaries = self._binaries
         with suppress(OSError):  # the first request will fail, too
             binaries.begin()
         self._begun.set()
-        while part := self._next_part(binaries):
-            file, offsets = part
+        for file, offsets in worker.requests(self._next_batch):
             names = dict(zip(offsets, binaries.names(file, offsets), strict=True))
             if not file.symbols and not all(names.values()):
                 file.symbols = binaries.symbols(file)
-            with self._changed:
+            with worker.changed:
                 # If a second lookup fails because the file is gone by now, keep the previous name.
                 file.names.update(
                     (offset, name) for offset, name in names.items() if name or not file.names.get(offset)
@@ -155,39 +152,37 @@ class NameWorker:
                     self.version += 1
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2
-                self._changed.notify_all()
             if self._debug_files and not file.searched:
                 file.searched = True
                 self._debug_files.want(binaries.wanted(file), partial(self._look_up_again, file))
+            self._worked_s = time.monotonic()
         binaries.end()
 
     def _look_up_again(self, file: File) -> None:
         """Look up all names of a file again, because its debug file has arrived."""
-        with self._changed:
+        with self._worker.changed:
             file.explained, file.symbols = True, ""
             known = dict.fromkeys(file.names, True)
             waiting = self._queue.get(file, {})
             self._queue[file] = waiting | known
             self._queued += len(self._queue[file]) - len(waiting)
-            self._changed.notify_all()
+            self._worker.wake()
 
-    def _next_part(self, binaries: Binaries) -> tuple[File, list[int]] | None:
-        """Wait for work.
-
-        Return a batch of offsets of the file whose turn it is, or None when closing.
-        """
-        with self._changed:
-            while not self._closing and ((rest_s := binaries.rest_s) or not self._queue):
-                if not self._changed.wait(rest_s or (_IDLE_S if len(binaries) else None)):
-                    binaries.close()
-            if self._closing:
-                return None
-            file = next(iter(self._queue))
-            offsets = self._queue.pop(file)
-            part = dict(islice(offsets.items(), _BATCH))
-            for offset in part:
-                del offsets[offset]
-            self._queued -= len(part)
-            if offsets:
-                self._queue[file] = offsets  # at the end, so other files come first
-            return file, [offset for offset, is_repeat in part.items() if is_repeat or offset not in file.names]
+    def _next_batch(self) -> tuple[File, list[int]] | Rest:
+        """Return a batch of offsets of the file whose turn it is."""
+        if rest_s := self._binaries.rest_s:
+            return Rest(rest_s)
+        if not self._queue:
+            idle_s = time.monotonic() - self._worked_s
+            if idle_s >= _IDLE_S:
+                self._binaries.close()
+            return Rest(_IDLE_S - idle_s if len(self._binaries) else None)
+        file = next(iter(self._queue))
+        offsets = self._queue.pop(file)
+        batch = dict(islice(offsets.items(), _BATCH))
+        for offset in batch:
+            del offsets[offset]
+        self._queued -= len(batch)
+        if offsets:
+            self._queue[file] = offsets  # at the end, so other files come first
+        return file, [offset for offset, is_repeat in batch.items() if is_repeat or offset not in file.names]

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from offtop.kernel.bpf import layout
@@ -24,6 +25,7 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Waiting
 from offtop.model.values.stack import Frame
 from offtop.units import NS_PER_S
+from offtop.worker import Rest, Worker
 
 OLD_NS = 3 * NS_PER_S // 10
 """Minimum age of a wait whose stack is unwound while it is in progress."""
@@ -112,10 +114,11 @@ class UserStacks:
         """The process whose memory is being read, and since when."""
         self._hung: set[int] = set()
         """Processes on whose memory a thread of offtop hangs."""
-        self._busy = self._closing = False
+        self._was_copy, self._worked_s = False, time.monotonic()
+        """Whether the last work item was a copy, and when it was taken."""
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._start()
+        with self._changed:
+            self._worker = self._new_worker()
 
     def met(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> None:
         """Record a wait in progress that the task scan has found."""
@@ -144,10 +147,9 @@ class UserStacks:
             room = _MOST_ASKED - len(self._asked)
             allowed = sorted((key for key in asked if key.pid not in self._hung), key=lambda key: asked[key][0])
             self._asked.update((key, asked[key]) for key in allowed[:room])
-            self._start()
+            self._worker.wake()
             if asked:
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not (self._asked or self._busy), _PATIENCE_S)
+                self._changed.wait_for(lambda: not (self._asked or self._worker.is_busy), _PATIENCE_S)
             found, self._found = self._found, []
         return found
 
@@ -159,10 +161,9 @@ class UserStacks:
         with self._changed:
             self._take()
             self._in_tick = 0
-            self._start()
+            self._worker.wake()
             if self._queue:
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not (self._queue or self._busy), _PATIENCE_S)
+                self._changed.wait_for(lambda: not (self._queue or self._worker.is_busy), _PATIENCE_S)
 
     def name(self, pid: int, addresses: tuple[int, ...]) -> bool:
         """Request names of Python functions by their code objects.
@@ -172,11 +173,10 @@ class UserStacks:
         work = _Unnamed(pid, addresses, threading.Event())
         with self._changed:
             self._leave_hung()
-            self._start()
             if self._is_late or pid in self._hung:
                 return False
             self._unnamed.append(work)
-            self._changed.notify_all()
+            self._worker.wake()
         self._is_late = not work.done.wait(_PATIENCE_S)
         return not self._is_late
 
@@ -237,19 +237,15 @@ class UserStacks:
 
     def close(self) -> None:
         """End the thread. Idempotent."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        self._worker.close(_CLOSE_S)
         if self._copies is not None:
             self._copies.close()
             self._copies = None
 
-    def _start(self) -> None:
-        if self._thread is None and not self._closing:
-            self._thread = threading.Thread(target=self._run, name="offtop-userstacks", daemon=True)
-            self._thread.start()
+    def _new_worker(self) -> Worker:
+        worker = Worker("offtop-userstacks", partial(self._run, self._walker), self._changed)
+        worker.wake()
+        return worker
 
     def _take(self) -> None:
         if self._copies is None:
@@ -276,57 +272,44 @@ class UserStacks:
         """Continue with another thread if the current one hangs."""
         if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
             return
-        if self._walker.is_asking:
+        if self._walker.is_asking or self._worker.is_closing:
             return
         pid = self._at[0]
         self._hung.add(pid)
         self._asked = {key: one for key, one in self._asked.items() if key.pid != pid}
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
         self._unnamed.clear()
-        self._at, self._thread, self._busy = None, None, False
+        self._at = None
         self._walker = self._walker.another()
+        self._worker.close()
+        self._worker = self._new_worker()
 
-    def _next(self, walker: Unwinder, was_copy: bool) -> _Work:
+    def _next(self, walker: Unwinder) -> _Work | Rest:
         """Return the next work item.
 
         Names come first, because a tick waits for them; then copies and waits in progress in turn; and if there is
         nothing else, a process whose code may have changed.
         """
+        self._take()
+        is_left = self._allowance.is_left
+        if not (self._unnamed or (is_left and (self._queue or self._asked or walker.due))):
+            walker.rest(time.monotonic() - self._worked_s)
+            return Rest(_LOOK_S if is_left else _REST_S)
+        while self._ended:
+            walker.forget(self._ended.pop())
         if self._unnamed:
-            return self._unnamed.popleft()
-        if self._queue and not (was_copy and self._asked):
-            return self._queue.popleft()
-        return self._oldest() if self._asked else walker.due
+            work = self._unnamed.popleft()
+        elif self._queue and not (self._was_copy and self._asked):
+            work = self._queue.popleft()
+        else:
+            work = self._oldest() if self._asked else walker.due
+        self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
+        self._at = _pid_of(work), self._worked_s
+        return work
 
-    def _run(self) -> None:
-        walker, was_copy, worked_s = self._walker, False, time.monotonic()
+    def _run(self, walker: Unwinder, worker: Worker) -> None:
         walker.start()
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                while not (
-                    self._closing
-                    or self._unnamed
-                    or ((self._queue or self._asked or walker.due) and self._allowance.is_left)
-                ):
-                    self._changed.wait(_LOOK_S if self._allowance.is_left else _REST_S)
-                    if threading.current_thread() is not self._thread:
-                        walker.end()
-                        return
-                    self._take()
-                    walker.rest(time.monotonic() - worked_s)
-                if self._closing:
-                    walker.end()
-                    return
-                self._busy = True
-                self._take()
-                while self._ended:
-                    walker.forget(self._ended.pop())
-                work = self._next(walker, was_copy)
-                was_copy, worked_s = isinstance(work, Copy), time.monotonic()
-                pid = _pid_of(work)
-                self._at = pid, time.monotonic()
+        for work in worker.requests(partial(self._next, walker)):
             began_s, found = walker.used_s, None
             if isinstance(work, Copy):
                 found = walker.of_copy(work)
@@ -339,10 +322,9 @@ class UserStacks:
                 found = _read(walker, *work)
             self._allowance.spend(max(0.0, walker.used_s - began_s))
             with self._changed:
-                if threading.current_thread() is not self._thread:  # another thread has taken over
-                    self._hung.discard(pid)
-                    walker.end()
-                    return
+                if worker is not self._worker:  # another thread has taken over
+                    self._hung.discard(_pid_of(work))
+                    break
                 self._at = None
                 self._walked += not isinstance(work, _Unnamed)
                 if isinstance(found, ReadStack):
@@ -353,6 +335,7 @@ class UserStacks:
                 elif isinstance(work, Copy) and found is not None and work.id not in self._looked_up:
                     self.unread += found is UNREAD
                     self._of_copies[work.id] = CopyResult(work.execs, work.fallback, found)
+        walker.end()
 
 
 def _pid_of(work: _Work) -> int:

@@ -24,6 +24,7 @@ from offtop.model.values.peers import LISTENER, NO_ENDS, PEER, READER, WRITER, P
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Stack
 from offtop.model.values.wake import Object
+from offtop.worker import Worker
 from tests.command import run
 from tests.kernel import watch
 from tests.kernel.programs import until
@@ -347,21 +348,18 @@ def test_the_worker_pauses_between_reads_and_closes_at_once(
     rests: list[float] = []
     at = threading.Semaphore(0)
 
-    def wait(self: PeersWorker, seconds: float) -> None:
-        if seconds > 0:
-            rests.append(seconds)
-            at.release()
+    def rest(_: Worker, seconds: float) -> bool:
+        rests.append(seconds)
+        at.release()
+        return True
 
     monkeypatch.setattr(module, "_AT_ONCE_S", 0.0)
-    monkeypatch.setattr(PeersWorker, "_wait", wait)
+    monkeypatch.setattr(Worker, "rest", rest)
     worker.find({Object("pipe", "pipe:[1]"): OWN})
     assert at.acquire(timeout=SECONDS)
     assert at.acquire(timeout=SECONDS)
-    thread = worker._thread  # pyright: ignore[reportPrivateUsage]
     worker.close()
-    assert thread
-    thread.join(SECONDS)
-    assert not thread.is_alive()
+    until(lambda: not any(thread.name == "offtop-ends" for thread in threading.enumerate()))
     worker.find({Object("pipe", "pipe:[2]"): OWN})
 
 
