@@ -260,7 +260,8 @@ class LiveSource(LiveFeed):
         no_symbols = f"{self._hidden} {_NO_SYMBOLS}" if self._hidden else ""
         refused = self._names.refused
         no_names = f"Function names and .eh_frame are off: {NOT_NOBODY.format(refused)}." if refused else ""
-        return [*filter(None, (no_symbols, self._inaccessible, no_names)), *self._program.notices]
+        unconfined = self._watched.notice if self._watched else ""
+        return [*filter(None, (no_symbols, self._inaccessible, no_names, unconfined)), *self._program.notices]
 
     @property
     def host(self) -> str:
@@ -499,7 +500,7 @@ class LiveSource(LiveFeed):
         if mixed.unnamed and self._user_stacks.name(pid, mixed.unnamed):
             mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
         if mixed.unnamed:
-            self._pythons.begin_anew(pid)
+            self._pythons.change_generation(pid)
             return frames, False
         return mixed.frames, mixed.unsure
 
@@ -610,7 +611,7 @@ class LiveSource(LiveFeed):
             ("thread records", "task storage" if self._program.in_task_storage else "a preallocated table"),
             ("run-queue time", "tracepoint sched_waking" if self._program.waking else "the kernel's run_delay"),
             ("wakers", "tracepoint sched_waking" if self._depth else "not recorded (keys 2, 3 and 4)"),
-            *([("within", self._watched.told)] if self._watched else []),
+            *([("within", self._watched.summary)] if self._watched else []),
             ("compiler", f"bcc {self._program.bcc_version}"),
             ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['gone_0'].entries:,} per tick"),
             ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
@@ -618,7 +619,7 @@ class LiveSource(LiveFeed):
             *([("not read", hung)] if (hung := self._hung_text()) else []),
             ("user stacks", self._user_stacks_text()),
             *self._user_stacks.about(),
-            *([("debug files", self._debug_files.told)] if self._debug_files else []),
+            *([("debug files", self._debug_files.summary)] if self._debug_files else []),
             *([("process ids", pid_namespace.told(self._defines))] if self._defines else []),
         ]
 

@@ -9,18 +9,18 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from offtop.kernel.binary import cpython_layout, reader, sandbox
-from offtop.kernel.binary.confinement import RefusedError
+from offtop.kernel.binary import cpython_layout, reader
+from offtop.kernel.binary.confinement import RefusedError, report_of
 from offtop.kernel.binary.cpython_layout import Interpreter
 from offtop.kernel.binary.files import File, OpenedFile
 from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.sandbox import Sandbox
 from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINED, TOO_SLOW, UNREADABLE
 from offtop.printable import printable
 
@@ -30,55 +30,31 @@ _MOST_FAILURES = 4
 _FAILURES_S = 60.0
 _BEGIN_S = 15.0
 """How long a child may take to start: seconds if the machine is slow or busy. No file is blamed for that."""
-_END_S = 1.0
-"""How long to wait for a killed child. One that is blocked in a file system may die later; nobody waits for it."""
 _OPEN_S = 1.0
 """A file system that takes longer than this to open a file is treated as hung."""
-_LONGEST_ANSWER = 1 << 18
 _LONGEST_NAME = 10_010
 """1000 characters, each of which may be written as an escape sequence."""
 _CPU_CLOCK = 2
 """The kernel's CPUCLOCK_SCHED: combined with a PID, it is the clock ID of that process's CPU time."""
 
 
-class _Child:
+class _Child(Sandbox):
     """A running symbol reader.
 
     Its answers are not trusted, because a crafted file may have taken it over.
     """
 
     def __init__(self, answer_s: float, nice: int, debug_directory: str) -> None:
+        super().__init__("binary.reader", [str(nice), debug_directory])
         self.is_asked = False
-        self._answer_s, self._has_begun = answer_s, False
-        self._lacking: list[str] = []
-        self._socket, child_socket = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._socket.settimeout(_BEGIN_S)
-        with child_socket:
-            number = child_socket.fileno()
-            self._process = sandbox.start("reader", [str(nice), str(number), debug_directory], fds=[number])
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+        self._answer_s = answer_s
+        self._lacking: list[str] | None = None
 
     def begin(self) -> list[str]:
-        """Wait until the child is confined; return the measures that failed (confinement.confine).
-
-        Raises RefusedError if the child could not be confined and has exited, OSError if it does not start in time.
-        """
-        if not self._has_begun:
-            _, *reply = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
-            self._socket.settimeout(self._answer_s)
-            self._has_begun = True
-            self._lacking = [printable(one) for one in reply[1:]]
-            if reply[:1] == [reader.NO]:
-                raise RefusedError(self._lacking[0])
-            if not reply:
-                raise ConnectionError("the symbol reader has ended")
+        """Wait until the child is confined; return the measures that failed. Raises as confinement.report_of."""
+        if self._lacking is None:
+            self._lacking = report_of(self, _BEGIN_S)
+            self.socket.settimeout(self._answer_s)
         return self._lacking
 
     def take_debug_file(self, number: int, fd: int) -> None:
@@ -90,12 +66,12 @@ class _Child:
 
         Raises OSError if the child has exited or its socket is full.
         """
-        if not select.select([], [self._socket], [], 0)[1]:
+        if not select.select([], [self.socket], [], 0)[1]:
             raise BlockingIOError
         self._send(reader.CLOSE, number)
 
     def _send(self, kind: bytes, number: int, rest: bytes = b"", fds: Sequence[int] = ()) -> None:
-        socket.send_fds(self._socket, [reader.HEAD.pack(kind, number) + rest], fds)
+        socket.send_fds(self.socket, [reader.HEAD.pack(kind, number) + rest], fds)
 
     def ask(self, answers: int, kind: bytes, number: int, rest: bytes, fds: Sequence[int] = ()) -> list[str]:
         """Send a request and return its answers, made printable.
@@ -111,18 +87,12 @@ class _Child:
             finally:
                 for fd in fds:
                     os.close(fd)
-            _, *reply = self._socket.recv(_LONGEST_ANSWER).decode(errors="replace").split("\0")
+            reply = self.receive(self._answer_s)
         finally:
             self.is_asked = False
         if len(reply) != answers:
-            raise ConnectionError("the symbol reader has ended")
+            raise ConnectionError("the symbol reader has sent another number of answers")
         return [printable(one[:_LONGEST_NAME]) for one in reply]
-
-    def end(self) -> None:
-        self._socket.close()
-        with suppress(OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait(_END_S)
 
 
 class Binaries:

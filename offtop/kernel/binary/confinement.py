@@ -11,11 +11,18 @@ import errno
 import os
 import resource
 import signal
+import socket
 import struct
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from offtop.printable import printable
+
+if TYPE_CHECKING:  # a child does not need it
+    from offtop.kernel.sandbox import Sandbox
 
 _MOST_MEMORY_BYTES = 4 << 30
 """Limit of the address space. It is large because a small file may unpack to a large one."""
@@ -68,6 +75,10 @@ NOT_NOBODY = (
     "Give offtop CAP_SETUID and CAP_SETGID, or run it as a user other than root, with capabilities"
 )
 """Message for the user; `{}` takes the text of a RefusedError."""
+
+
+_YES, _NO = "yes", "no"
+"""The first part of a child's first message. The measures that failed follow, or why it could not be confined."""
 
 
 class RefusedError(Exception):
@@ -124,6 +135,37 @@ def confine(most_file_bytes: int, readable: Collection[str] = (), network: bool 
     except OSError as error:
         lacking.append(f"seccomp ({error.strerror})")
     return lacking
+
+
+def confine_and_report(
+    parent: socket.socket, most_file_bytes: int, readable: Collection[str] = (), network: bool = False
+) -> None:
+    """As `confine`, but send the result to the parent, which calls `report_of`. Exit if the process would stay root."""
+    try:
+        lacking = confine(most_file_bytes, readable, network)
+    except RefusedError as refused:
+        send(parent, _NO, str(refused))
+        sys.exit(1)
+    send(parent, _YES, *lacking)
+
+
+def report_of(child: "Sandbox", seconds: float) -> list[str]:
+    """Wait until a child is confined; return the measures that failed.
+
+    Raises RefusedError if it would have stayed root and has exited, OSError if it does not start in time.
+    """
+    result, *measures = [printable(one) for one in child.receive(seconds)]
+    if result != _YES:
+        raise RefusedError(*measures)
+    return measures
+
+
+def send(parent: socket.socket, *parts: str) -> None:
+    """Send one message to the parent.
+
+    It starts with a zero byte, because an empty message would look like the end of the socket.
+    """
+    parent.send("".join(f"\0{one}" for one in parts).encode(errors="backslashreplace"))
 
 
 def set_name(name: str) -> None:

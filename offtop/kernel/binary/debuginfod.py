@@ -8,7 +8,6 @@ network, and the one that has the network reads no binaries.
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offtop.errors import OfftopError, UsageError
-from offtop.kernel.binary import sandbox
+from offtop.kernel.binary.confinement import RefusedError, report_of
+from offtop.kernel.sandbox import Sandbox
 from offtop.worker import Rest, Worker
 
-FOUND, FAILED, UNKNOWN = range(3)
-"""Exit status of the child: it got the file; a server could not be asked; no server has the file."""
+FOUND, FAILED, UNKNOWN = "found", "failed", "unknown"
+"""Answers of the child: it got the file; a server could not be asked; no server has the file."""
 AUTO = "auto"
 """Stands for the servers that are configured on this machine."""
 _CONFIGURED = Path("/etc/debuginfod")
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"https?://[!-+\--~]+")
 _BUILD_ID = re.compile("[0-9a-f]{6,128}")
 _MOST_BYTES = 2 << 30
 """Limit for all files together."""
-_FETCH_S = 600.0
+_BEGIN_S, _FETCH_S = 15.0, 600.0
 _CLOSE_S = 2.0
 _MOST_QUEUED = 10_000
 
@@ -80,16 +80,19 @@ class DebugFiles:
             ) from error
         self.directory.chmod(0o755)  # the child that reads them runs as nobody
         self._queue: deque[_Wanted] = deque()
-        self._outcomes = dict.fromkeys((FOUND, FAILED, UNKNOWN), 0)
+        self._outcomes: dict[str, int] = dict.fromkeys((FOUND, FAILED, UNKNOWN), 0)
         self._left_bytes = _MOST_BYTES
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Sandbox | None = None
+        self._lacking: list[str] = []
+        """Measures that failed to confine the child."""
         self._worker = Worker("offtop-debug", self._run)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Counts of the outcomes so far, and the servers, for people."""
         counts = zip(("fetched", "failed", "not found"), self._outcomes.values(), strict=True)
-        return f"{', '.join(f'{count} {what}' for what, count in counts)}; {' '.join(self._servers)}"
+        unconfined = f"; fetched without {', '.join(self._lacking)}" if self._lacking else ""
+        return f"{', '.join(f'{count} {what}' for what, count in counts)}; {' '.join(self._servers)}{unconfined}"
 
     def want(self, build_id: str, arrived: Callable[[], None]) -> None:
         """Fetch the debug file of `build_id`.
@@ -120,34 +123,38 @@ class DebugFiles:
                 tried.add(wanted.build_id)
                 try:
                     outcome = self._fetch(wanted.build_id, path)
-                except OSError:
+                except (OSError, RefusedError):
                     outcome = FAILED
                 self._outcomes[outcome] += 1
             if path.exists() and not worker.is_closing:
                 wanted.arrived()
 
-    def _fetch(self, build_id: str, path: Path) -> int:
+    def _fetch(self, build_id: str, path: Path) -> str:
         """Fetch one file and return the outcome.
 
-        Raises OSError if it cannot be written, or the child not started.
+        Raises OSError if it cannot be written, or the child not started or it has failed, and RefusedError.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         for directory in (path.parent, path.parent.parent):
             directory.chmod(0o755)
         part = path.with_suffix(".part")
         with part.open("wb") as file:
-            os.fchmod(file.fileno(), 0o644)
+            fd = file.fileno()
+            os.fchmod(fd, 0o644)
             with self._worker.changed:
                 if self._worker.is_closing:
                     return FAILED
-                self._child = sandbox.start("fetch", [str(self._left_bytes), build_id, *self._servers], stdout=file)
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(_FETCH_S)
-            self._child.kill()
-            outcome = self._child.wait()
-            self._left_bytes -= os.fstat(file.fileno()).st_size if outcome == FOUND else 0
-        if outcome == FOUND:
-            part.rename(path)
-        else:
-            part.unlink()
+                arguments = [str(fd), str(self._left_bytes), build_id, *self._servers]
+                self._child = Sandbox("binary.fetch", arguments, fds=[fd])
+            outcome = FAILED
+            try:
+                self._lacking = report_of(self._child, _BEGIN_S)
+                (outcome,) = self._child.receive(_FETCH_S)
+            finally:
+                self._child.end()
+                if outcome != FOUND:
+                    part.unlink()
+            if outcome == FOUND:
+                self._left_bytes -= os.fstat(fd).st_size
+                part.rename(path)
         return outcome if outcome in self._outcomes else FAILED

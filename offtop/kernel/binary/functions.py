@@ -19,8 +19,8 @@ import json
 import lzma
 import os
 import re
+import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,9 +28,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offtop.errors import UsageError
-from offtop.kernel.binary import elf, sandbox
-from offtop.kernel.binary.confinement import NOT_NOBODY, RefusedError, confine, set_name
+from offtop.kernel.binary import elf
+from offtop.kernel.binary.confinement import (
+    NOT_NOBODY,
+    RefusedError,
+    confine_and_report,
+    report_of,
+    send,
+    set_name,
+)
 from offtop.kernel.binary.demangle import demangled
+from offtop.kernel.sandbox import Sandbox
 from offtop.printable import printable
 
 _DEBUG = Path("/usr/lib/debug/.build-id")
@@ -52,7 +60,8 @@ _COPY, _COLD, _PIECE = re.compile(rb"\.(constprop|isra)\b"), re.compile(rb"\.col
 function jumps to and that is never called. _PIECE: _COLD, or a part of the function whose rest was inlined into its
 callers. With any other suffix it is the function itself."""
 _ROW = struct.Struct("<ii")
-_ANSWER_S = 60.0
+_BEGIN_S, _ANSWER_S = 15.0, 60.0
+"""Deadlines for starting the child, on a busy machine, and for its answer."""
 
 
 class Function(NamedTuple):
@@ -69,6 +78,8 @@ class Function(NamedTuple):
     """Instructions that may leave it."""
     elsewhere: int
     """How many jumps lead to code that is not followed, including conditional jumps, which are not in `ends`."""
+    lacking: tuple[str, ...] = ()
+    """The measures that failed to confine the process that read the file."""
 
 
 class NotThereError(UsageError):
@@ -84,13 +95,12 @@ def find(fd: int, path: str, name: str) -> Function:
     assert capstone and capstone.origin, "a dependency"
     packages = [str(Path(capstone.origin).parents[1])]  # only the child loads it (10 MB)
     try:
-        with sandbox.start(
-            "functions", [str(fd), path, name], fds=[fd], stdout=subprocess.PIPE, packages=packages
-        ) as child:
-            try:
-                answer, _ = child.communicate(timeout=_ANSWER_S)
-            finally:
-                child.kill()
+        child = Sandbox("binary.functions", [str(fd), path, name], fds=[fd], packages=packages)
+        try:
+            lacking = report_of(child, _BEGIN_S)
+            (answer,) = child.receive(_ANSWER_S)
+        finally:
+            child.end()
         reply = json.loads(answer)
         if reply["why"]:
             why = printable(str(reply["why"])[:_LONGEST_WHY])
@@ -99,34 +109,34 @@ def find(fd: int, path: str, name: str) -> Function:
         begins, ends = (tuple(int(offset) for offset in reply[key]) for key in ("begins", "ends"))
         if not all(0 <= offset < size_bytes for offset in (*begins, *ends)) or len(begins + ends) > _MOST_ENDS:
             raise ValueError("beyond the file")
-        return Function(fd, short(path), short(str(reply["name"])), begins, ends, int(reply["elsewhere"]))
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        name, elsewhere = short(str(reply["name"])), int(reply["elsewhere"])
+        return Function(fd, short(path), name, begins, ends, elsewhere, tuple(lacking))
+    except RefusedError as refused:
+        raise UsageError(f"--within: {short(path)} was not read: {NOT_NOBODY.format(refused)}") from None
+    except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"--within: {short(path)} could not be read completely. Name another file") from None
 
 
 def main() -> None:
-    """Run as the child: print a function as JSON.
+    """Run as the child: send a function as JSON.
 
-    The last three arguments are a descriptor, its path and the name of the function.
+    The last four arguments are a descriptor, its path, the name of the function, and the socket's descriptor.
     """
     from offtop.kernel.binary import x86
 
-    fd, path, name = int(sys.argv[-3]), sys.argv[-2], sys.argv[-1]
+    fd, path, name, parent = int(sys.argv[-4]), *sys.argv[-3:-1], socket.socket(fileno=int(sys.argv[-1]))
     # Load the libraries that these two need before the child confines itself.
     demangled("_Z1fv")
     x86.exits(b"\xc3", 0)
     reply: dict[str, Any] = {"why": "", "is_there": True}
+    confine_and_report(parent, most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
+    set_name("offtop-reader")
     try:
-        confine(most_file_bytes=elf.MOST_BYTES, readable=[str(_DEBUG)])
-        set_name("offtop-reader")
         found = _Binary(fd, path).function(name)
-        reply |= {"name": found.name, "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
+        reply |= {"name": short(found.name), "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
     except UsageError as error:
-        reply |= {"why": str(error), "is_there": not isinstance(error, NotThereError)}
-    except RefusedError as refused:
-        reply["why"] = f"--within: {short(path)} was not read: {NOT_NOBODY.format(refused)}"
-    json.dump(reply, sys.stdout)
-    sys.stdout.flush()
+        reply |= {"why": str(error)[:_LONGEST_WHY], "is_there": not isinstance(error, NotThereError)}
+    send(parent, json.dumps(reply))
 
 
 class _Binary:

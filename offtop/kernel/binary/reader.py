@@ -2,8 +2,7 @@
 
 libdw maps files, so a file that is truncated meanwhile kills the process that reads it, and a binary may be crafted to
 take that process over. The reader has no secrets and no descriptors except those of such binaries, and is confined
-(confinement.py). It answers one request at a time, and exits when the socket is closed. Its first message is YES and
-the confinement measures that failed, or NO and why it could not be confined.
+(confinement.py). It answers one request at a time, and exits when the socket is closed.
 """
 
 import ctypes as ct
@@ -14,7 +13,7 @@ import sys
 
 from offtop.kernel.binary import cfi, dwfl, unwind_rules
 from offtop.kernel.binary.cfi import Unwinding
-from offtop.kernel.binary.confinement import RefusedError, confine, set_name
+from offtop.kernel.binary.confinement import confine_and_report, send, set_name
 from offtop.kernel.binary.demangle import demangled
 from offtop.model.values.stack import one_name
 
@@ -52,32 +51,26 @@ _NO_NETWORK = 0x48000000
 def main() -> None:
     """Serve requests until the socket is closed.
 
-    The last three arguments are the niceness, the socket's descriptor, and a directory of debug files or an empty
-    string.
+    The last three arguments are the niceness, a directory of debug files or an empty string, and the socket's
+    descriptor.
     """
-    with socket.socket(fileno=int(sys.argv[-2])) as parent:
+    with socket.socket(fileno=int(sys.argv[-1])) as parent:
         # Load everything that needs files or executable memory before the process is confined.
         dwfl.library()
         cfi.library()
         demangled("_Z1fv")
-        dwfl.look_in(sys.argv[-1])
+        dwfl.look_in(sys.argv[-2])
         ct.CDLL(None).unshare(_NO_NETWORK)  # fails without CAP_SYS_ADMIN
         os.nice(int(sys.argv[-3]))
-        try:
-            lacking = confine(most_file_bytes=0, readable=dwfl.debug_directories())
-        except RefusedError as refused:
-            parent.send(f"\0{NO}\0{refused}".encode())
-            return
-        parent.send("\0".join(("", YES, *lacking)).encode())
+        confine_and_report(parent, most_file_bytes=0, readable=dwfl.debug_directories())
         set_name("offtop-reader")
         binaries: dict[int, tuple[dwfl.Binary, Unwinding]] = {}
         while True:
             request, fds, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 1)
             if not request:
                 return
-            # Each reply starts with a zero byte, because an empty message would look like the end of the socket.
-            if answer := "".join(f"\0{one}" for one in _answers(binaries, request, fds)):
-                parent.send(answer.encode(errors="backslashreplace"))
+            if answers := _answers(binaries, request, fds):
+                send(parent, *answers)
 
 
 def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes, fds: list[int]) -> list[str]:

@@ -18,3 +18,8 @@ def install(deb: str, rpm: str) -> str:
     if families & {"fedora", "rhel", "centos", "amzn"}:
         return f"sudo dnf install {rpm}"
     return f"install {deb} (Debian's name) or {rpm} (Fedora's name)"
+
+
+def confinement_remedy() -> str:
+    """What to do if a child process could not be confined completely (binary/confinement.py)."""
+    return f"{install('libseccomp2', 'libseccomp')}; a kernel with seccomp filters, and landlock in its option lsm="

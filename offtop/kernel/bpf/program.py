@@ -31,6 +31,8 @@ from offtop.kernel.procfs.memory import code_addresses
 from offtop.printable import printable
 
 _COMPILE_SECONDS = 600.0
+_KILLED_SECONDS = 1.0
+"""How long to wait for a killed compiler."""
 """Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _MOST_DESCRIPTORS = 64
 _CLOSERS = 64
@@ -456,7 +458,7 @@ def _ready_or_compiled(
 
 
 def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
-    """Compile in a child process.
+    """Compile in a child process, which is no Sandbox because it needs root and its packages.
 
     Returns its answer, the descriptors, and everything that it printed.
 
@@ -489,7 +491,8 @@ def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tup
             answer = {"error": "ended", "what": str(error)}
         if "error" in answer:
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_KILLED_SECONDS)
             for fd in fds:
                 os.close(fd)
             fds = []

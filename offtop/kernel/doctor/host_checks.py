@@ -18,7 +18,7 @@ from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import cache, program
 from offtop.kernel.bpf import pid_namespace as namespace
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import confinement_remedy, install
 from offtop.kernel.bpf.program import AUTO
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.procfs.guarded_reads import GuardedReads
@@ -107,7 +107,7 @@ def sandbox() -> Check:
             name,
             "warn",
             f"files of programs are read {how}, but not confined by {', '.join(lacking)}",
-            f"{install('libseccomp2', 'libseccomp')}; a kernel with seccomp filters, and landlock in its option lsm=",
+            confinement_remedy(),
             "a second layer of isolation for the process that reads untrusted files",
         )
     return Check(name, "ok", f"files of programs are read {how}, confined by seccomp and Landlock")

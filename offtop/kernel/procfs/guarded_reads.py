@@ -9,16 +9,14 @@ import errno
 import marshal
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Hashable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from offtop.kernel.procfs import read_child
+from offtop.kernel.sandbox import Sandbox
 
 MOST_HUNG = 64
 """Maximum number of hung reads of a channel, beyond which it starts no more; each occupies a thread of the child."""
@@ -32,8 +30,6 @@ _STARTUP_S = 15.0
 """How long the child may take to start, if the machine is slow or busy."""
 _EXIT_S = 0.2
 """How long to wait for the child to exit. One that hangs exits later, without us."""
-_START = "import sys; sys.path.append(sys.argv[1]); from offtop.kernel.procfs import read_child; read_child.main()"
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 class _MissedError(Exception):
@@ -47,8 +43,7 @@ class GuardedReads:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._child: Sandbox | None = None
         self._started_s = float("-inf")
         self._is_closed = False
         self.has_begun = False
@@ -61,8 +56,8 @@ class GuardedReads:
     @property
     def pid(self) -> int:
         """PID of the read child, or 0 if it was never started."""
-        process = self._process
-        return process.pid if process else 0
+        child = self._child
+        return child.pid if child else 0
 
     @property
     def hung(self) -> frozenset[Hashable]:
@@ -97,37 +92,25 @@ class GuardedReads:
     def connect(self) -> socket.socket:
         """Return a socket that the child serves. Raises OSError if the child cannot be started."""
         with self._lock:
-            self._start()
-            assert self._control
+            control = self._start()
             parent_end, child_end = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with child_end:
-                socket.send_fds(self._control, [b"c"], [child_end.fileno()])
+                socket.send_fds(control, [b"c"], [child_end.fileno()])
             return parent_end
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         if self._is_closed:
             raise BrokenPipeError
-        if self._process is not None and self._process.poll() is None:
-            return
+        if self._child is not None and self._child.is_running:
+            return self._child.socket
         if time.monotonic() - self._started_s < _AGAIN_S:
             raise BlockingIOError
-        self.failures = 0 if self.has_begun or self._process is None else self.failures + 1
+        self.failures = 0 if self.has_begun or self._child is None else self.failures + 1
         self._started_s, self.has_begun = time.monotonic(), False
-        if self._control:
-            self._control.close()
-        self._control, child_end = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with child_end:
-            # -I and -S: import no code from the current directory, and no packages but the standard library.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START, str(_ROOT), str(child_end.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[child_end.fileno()],
-                cwd="/",
-                env={},
-                start_new_session=True,  # a ctrl-C on the terminal must only reach the parent
-            )
+        if self._child:
+            self._child.end()
+        self._child = Sandbox("procfs.read_child")
+        return self._child.socket
 
     def close(self) -> None:
         """Kill the child, or leave it behind if it hangs. Reads fail from now on.
@@ -136,12 +119,8 @@ class GuardedReads:
         """
         with self._lock:
             self._is_closed = True
-            if self._control:
-                self._control.close()
-            if self._process:
-                self._process.kill()
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_EXIT_S)
+            if self._child:
+                self._child.end(_EXIT_S)
 
 
 class Channel:

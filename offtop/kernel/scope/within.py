@@ -20,6 +20,7 @@ from offtop.errors import KernelError, UsageError
 from offtop.kernel.binary.files import File, Mapping
 from offtop.kernel.binary.functions import Function, NotThereError, find, short
 from offtop.kernel.bpf import libbpf
+from offtop.kernel.bpf.distribution import confinement_remedy
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.procfs.guarded_reads import Channel
@@ -84,7 +85,13 @@ class Watched:
         return filters if filters.pids else replace(filters, pids=self._pids)
 
     @property
-    def told(self) -> str:
+    def notice(self) -> str:
+        """What the process that read the files lacked to be fully confined; "" if nothing."""
+        lacking = ", ".join(dict.fromkeys(measure for one in self.functions for measure in one.lacking))
+        return f"--within read programs without {lacking}. To confine it: {confinement_remedy()}." if lacking else ""
+
+    @property
+    def summary(self) -> str:
         """What is watched, as a text for people."""
         ends, elsewhere = sum(len(one.ends) for one in self.functions), sum(one.elsewhere for one in self.functions)
         unfollowed = f", {elsewhere} of them to code that does not count as inside" if elsewhere else ""

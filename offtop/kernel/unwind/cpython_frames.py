@@ -174,7 +174,7 @@ class CPythonFrames:
         if changed:
             for at in changed:
                 process.codes.pop(at, None)
-            self.begin_anew(pid)
+            self.change_generation(pid)
 
     def put_off(self, pid: int) -> None:
         """Postpone a process that could not be examined."""
@@ -183,7 +183,7 @@ class CPythonFrames:
             if self._checked_s.pop(pid, None) is not None:
                 self._checked_s[pid] = time.monotonic()
 
-    def begin_anew(self, pid: int) -> None:
+    def change_generation(self, pid: int) -> None:
         """Have BPF assign new IDs to stacks with the same frames.
 
         Stacks that have been read before do not change.

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from offtop.kernel.binary import sandbox
+from offtop.kernel import sandbox
 from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.files import File, Files, Mapping
 from offtop.kernel.doctor import host_checks

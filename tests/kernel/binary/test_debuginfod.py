@@ -126,8 +126,8 @@ def seen(tmp_path: Path) -> Seen:
 
 def until_told(debug_files: DebugFiles, words: str) -> None:
     deadline = time.monotonic() + 60
-    while words not in debug_files.told:
-        assert time.monotonic() < deadline, debug_files.told
+    while words not in debug_files.summary:
+        assert time.monotonic() < deadline, debug_files.summary
         time.sleep(0.01)
 
 
@@ -141,7 +141,7 @@ def test_a_debug_file_from_a_server_names_functions(seen: Seen, server: Server) 
     debug_files = DebugFiles([server.address])
     assert seen.named(debug_files, 60, server.answering) == WHOLE
     assert server.asked == [seen.asked]
-    assert debug_files.told == f"1 fetched, 0 failed, 0 not found; {server.address}"
+    assert debug_files.summary == f"1 fetched, 0 failed, 0 not found; {server.address}"
     assert len(fetched(debug_files.directory)) == 1
     debug_files.close()
     debug_files.close()

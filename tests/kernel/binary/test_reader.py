@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel import sandbox
 from offtop.kernel.binary import binaries as binaries_module
-from offtop.kernel.binary import sandbox, unwind_rules
+from offtop.kernel.binary import unwind_rules
 from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.files import File, Files
 from offtop.kernel.binary.unwind_rules import Value

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from offtop.errors import UsageError
+from offtop.kernel import sandbox
+from offtop.kernel.binary import functions
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.scope.within import Watched
 from offtop.model.values import histogram as log2
@@ -205,6 +207,32 @@ def test_functions_of_one_name_are_listed(tmp_path: Path) -> None:
         watched = Watched(f"{program}:{name}", (), READS)
         assert watched.functions[0].name == "shop::Cart::pay(int, int)"
         watched.close()
+
+
+@pytest.mark.kernel
+def test_a_gap_in_the_confinement_is_reported(waits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(f"{waits}:hand_over", (), READS)
+    watched.close()
+    assert watched.notice == ""
+    report_of = functions.report_of
+
+    def without_landlock(child: sandbox.Sandbox, seconds: float) -> list[str]:
+        return [*report_of(child, seconds), "Landlock (Function not implemented)"]
+
+    monkeypatch.setattr(functions, "report_of", without_landlock)
+    watched = Watched(f"{waits}:hand_over", (), READS)
+    watched.close()
+    assert watched.notice.startswith(
+        "--within read programs without Landlock (Function not implemented). To confine it: "
+    )
+
+
+@pytest.mark.parametrize("child", ["import time; time.sleep(60)", "import sys; sys.exit()"], ids=["hangs", "ends"])
+def test_a_child_that_does_not_answer_is_left_behind(child: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "START", f"{child}; {sandbox.START}")
+    monkeypatch.setattr(functions, "_BEGIN_S", 0.3)
+    with pytest.raises(UsageError, match="could not be read completely"):
+        Watched("/bin/bash:main", (), READS)
 
 
 @pytest.mark.kernel
