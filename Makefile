@@ -15,7 +15,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop hundreds of times: a third of such a start would be compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -94,6 +94,13 @@ kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; 
 format: setup-test ## format the code, and mend what the linter can
 	@$(bin)/ruff format
 	@$(bin)/ruff check --fix
+
+# The same commit gives the same bytes: everything in them has the commit's time.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: setup-test ## build the wheel, and offtop in one file for MACHINE (x86_64 or aarch64; default: this one), into dist/
+	@mkdir -p dist
+	@$(bin)/python -m hatchling build -t wheel -d dist
+	@$(bin)/python packaging/onefile.py dist/offtop-*.whl dist $(if $(MACHINE),--machine $(MACHINE))
 
 install: ## put offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
 	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)

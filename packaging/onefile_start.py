@@ -1,0 +1,95 @@
+"""Start of offtop in one file: unpack the archive once, then run from the unpacked copy.
+
+Shared libraries cannot be loaded from an archive. The copy is in a directory that only its user can write, because root
+runs what is in it. This file must also run on a Python that is too old for offtop.
+"""
+
+import os
+import pwd
+import shutil
+import stat
+import sys
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+BUILD = "BUILD"
+"""Member of the archive that has its build id: a hash of all other members."""
+_OLDEST, _NEWEST = (3, 11), (3, 14)
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def start(archive: str) -> None:
+    """Run offtop from `archive`. Exits with status 4 and a sentence if that is impossible."""
+    if not _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        sys.exit(_failed(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, and it needs 3.11 to 3.14"))
+    try:
+        unpacked = copy_of(archive, parent())
+    except OSError as error:
+        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror})"))
+    except (zipfile.BadZipFile, zlib.error) as error:
+        sys.exit(_failed(f"{archive} is damaged ({error}). Copy it again"))
+    sys.path[0] = str(unpacked)
+    sys.argv[0] = archive
+    from offtop.start import main
+
+    main()
+
+
+def _failed(why: str) -> int:
+    sys.stderr.write(f"offtop: {why}\n")
+    return 4
+
+
+def parent() -> Path:
+    """Return the directory for copies. $HOME is not asked: under sudo it may be that of another user."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/offtop/onefile")
+    return Path(pwd.getpwuid(os.geteuid()).pw_dir, ".cache/offtop/onefile")
+
+
+def copy_of(archive: str, parent: Path) -> Path:
+    """Return the directory of the unpacked copy, and make it if there is none. Copies of other builds are removed.
+
+    Raises PermissionError if another user can write to it.
+    """
+    _make_own(parent)
+    with zipfile.ZipFile(archive) as members:
+        build = members.read(BUILD).decode("ascii")
+        copy = parent / build
+        if copy.is_dir():
+            _check_own(copy)
+            return copy
+        new = tempfile.mkdtemp(prefix=".new-", dir=str(parent))
+        try:
+            members.extractall(new)
+            if not copy.is_dir():  # otherwise another start was faster
+                Path(new).rename(copy)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    _check_own(copy)
+    for other in parent.iterdir():
+        if other != copy and not other.name.startswith("."):
+            shutil.rmtree(other, ignore_errors=True)
+    return copy
+
+
+def _make_own(path: Path) -> None:
+    """Make the directory and those above it."""
+    if not path.parent.is_dir():
+        _make_own(path.parent)
+    if not path.is_dir():
+        path.mkdir(0o700)
+    _check_own(path)
+
+
+def _check_own(path: Path) -> None:
+    found = os.lstat(path)
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
+    if not is_own or found.st_mode & _OTHERS_MAY_WRITE:
+        raise PermissionError(1, "another user can write there: remove it", str(path))
+
+
+if __name__ == "__main__":
+    start(sys.argv[0])

@@ -1,0 +1,104 @@
+"""offtop in one file: the archive, and how it unpacks itself."""
+
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from onefile import archive
+from onefile_start import copy_of
+
+_MEMBERS = {"offtop/__init__.py": b"", "offtop/start.py": b"def main() -> None:\n    print('it runs')\n"}
+
+
+@pytest.fixture
+def one_file(tmp_path: Path) -> Path:
+    path = tmp_path / "offtop.pyz"
+    path.write_bytes(archive(_MEMBERS, 1_700_000_000))
+    path.chmod(0o755)
+    return path
+
+
+def test_same_members_and_time_give_the_same_bytes() -> None:
+    in_reverse = dict(reversed(_MEMBERS.items()))
+    assert archive(_MEMBERS, 1_700_000_000) == archive(in_reverse, 1_700_000_000)
+    assert archive(_MEMBERS, 1_700_000_000) != archive({**_MEMBERS, "more": b""}, 1_700_000_000)
+
+
+def test_the_file_is_a_script_and_an_archive(one_file: Path) -> None:
+    assert one_file.read_bytes().startswith(b"#!/bin/sh\n")
+    with zipfile.ZipFile(one_file) as members:
+        assert members.testzip() is None
+        assert {*_MEMBERS, "__main__.py", "BUILD"} == {*members.namelist()}
+
+
+def test_it_unpacks_once_where_only_its_user_can_write(one_file: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "cache" / "onefile"
+    copy = copy_of(str(one_file), parent)
+    assert (copy / "offtop" / "start.py").read_bytes() == _MEMBERS["offtop/start.py"]
+    assert stat.S_IMODE(parent.stat().st_mode) == stat.S_IMODE(copy.stat().st_mode) == 0o700
+    marker = copy / "marker"
+    marker.touch()
+    assert copy_of(str(one_file), parent) == copy
+    assert marker.exists(), "it was not unpacked again"
+
+
+def test_a_new_build_removes_the_copy_of_the_old_one(one_file: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "onefile"
+    old = copy_of(str(one_file), parent)
+    one_file.write_bytes(archive({**_MEMBERS, "more": b""}, 1_700_000_000))
+    new = copy_of(str(one_file), parent)
+    assert [*parent.iterdir()] == [new] != [old]
+
+
+def test_it_refuses_a_directory_that_others_can_write_to(one_file: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "onefile"
+    parent.mkdir()
+    parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="another user can write there"):
+        copy_of(str(one_file), parent)
+
+
+def test_it_refuses_a_copy_that_is_a_symlink(one_file: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "onefile"
+    copy = copy_of(str(one_file), parent)
+    copy.rename(tmp_path / "elsewhere")
+    copy.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="another user can write there"):
+        copy_of(str(one_file), parent)
+
+
+def test_a_damaged_file_leaves_nothing_behind(one_file: Path, tmp_path: Path) -> None:
+    content = bytearray(one_file.read_bytes())
+    at = content.index(b"offtop/start.py") + len(b"offtop/start.py")
+    content[at : at + 20] = bytes(20)
+    one_file.write_bytes(content)
+    with pytest.raises((zipfile.BadZipFile, zlib.error)):
+        copy_of(str(one_file), tmp_path / "onefile")
+    assert [*(tmp_path / "onefile").iterdir()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a user's copy would be in the real home directory")
+def test_it_runs_as_a_command(one_file: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /var/cache && exec "$@"', "sh", str(one_file)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("it runs\n", "", 0)
+
+
+def test_an_old_python_gets_a_sentence(one_file: Path) -> None:
+    code = (
+        "import sys; sys.version_info = (3, 9, 2); import runpy; sys.argv = [sys.argv[1]]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(one_file)], capture_output=True, text=True, timeout=60)
+    assert ran.stderr == "offtop: this is Python 3.9, and it needs 3.11 to 3.14\n"
+    assert ran.returncode == 4
