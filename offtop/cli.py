@@ -110,11 +110,11 @@ def _doctor(arguments: Sequence[str]) -> int:
 
 
 def _schema(arguments: Sequence[str]) -> int:
-    from offtop.reports.schema import SCHEMA
+    from offtop.reports.schema import schema
 
     options.schema().parse_args(arguments)
     with watch.written():
-        print(json.dumps(SCHEMA, indent=2))
+        print(json.dumps(schema(), indent=2))
     return 0
 
 

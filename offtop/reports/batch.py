@@ -5,7 +5,6 @@ a filter needs them, because printed output cannot be updated later.
 """
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,8 +81,7 @@ from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.reports.tick import Tick, in_progress, passing
-from offtop.reports.tick_json import now_of, stacks_of, tick_object
+from offtop.reports.tick import Tick, in_progress, now_of, passing, stacks_of
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
 _NAMES_SECONDS = 10.0
@@ -199,13 +197,13 @@ def run(
                 if moved:
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
+                from offtop.reports import objects, tick_json  # here, so that tables start sooner
+
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
-                made = tick_object(
+                made = tick_json.tick_object(
                     tick, source.names, diagnoser, moved, problems, pace.outliers, comparison, source.notices
                 )
-                out.write(
-                    f"{json.dumps(made, separators=(',', ':'))}\n"
-                )  # one write, so that ctrl-C does not leave half a line
+                out.write(f"{objects.encode(made)}\n")  # one write, so that ctrl-C does not leave half a line
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
                 lifetime = passing(ever, wanted.filter, diagnoser) if ever else None

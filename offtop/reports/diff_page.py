@@ -1,6 +1,5 @@
 """Print what `offtop diff` found: what changed between two recordings, as tables or JSON."""
 
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
@@ -53,8 +52,9 @@ def compared(
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
     if as_json:
-        json.dump(_object(before, after), out, separators=(",", ":"))
-        out.write("\n")
+        from offtop.reports import objects
+
+        out.write(f"{objects.encode(_object(before, after))}\n")
         return
     out.writelines(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in _lines(before, after))
 

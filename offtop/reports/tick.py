@@ -7,9 +7,11 @@ from typing import NamedTuple
 from offtop.model.aggregate.account import Account, accounts
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import PLACELESS
+from offtop.model.values.table import SITES
+from offtop.model.viewmodel.comparison import Now
 from offtop.model.windows.breakdown import Breakdown, Idle, Shares, cut_of
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
@@ -52,3 +54,32 @@ def passing(
     if blocked.shares is not None:
         blocked = blocked.of(chosen.mask(blocked.shares, catalog, diagnoser))
     return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)
+
+
+def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
+    """Return all totals of the sites with time that passes the filter, most time first."""
+    every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
+    if not tick.filter.chooses_waits:
+        return every
+    those = passing_sites(tick)
+    return [item for item in every if item[0] in those]
+
+
+def passing_sites(tick: Tick) -> set[SiteKey]:
+    """Return the sites with time that passes. A thread's short waits are one site."""
+    return {*map(SITES.key, tick.shares.ids.tolist())}
+
+
+def stacks_of(tick: Tick) -> set[int]:
+    """Return the ids of all stacks of which the tick's JSON object has the functions of the program."""
+    catalog, those = tick.kept.window.catalog, [key for key, _ in sites(tick)]
+    wakes = {key.wake for key in those}.union(tick.kept.window.storms)
+    found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
+    return found.union(*(catalog.wake(wake).stacks for wake in wakes))
+
+
+def now_of(tick: Tick) -> Now:
+    """Return what a comparison needs of a tick."""
+    window = tick.kept.window
+    threads = {key for key, _ in window.each_thread()}
+    return Now(window.span_ns, window.catalog, threads, {key.pid for key in threads}, window.filters, window.sampling)

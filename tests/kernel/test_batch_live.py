@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jsonschema
+import msgspec
 import pytest
 
 from offtop.kernel.bpf import libbpf
@@ -705,10 +706,9 @@ def a_tick() -> Generator[tuple[HistoryTick, Names]]:
 def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[HistoryTick, Names], words: str) -> None:
     kept, names = a_tick
     diagnoser = CauseFinder(names, WITHOUT_RULES)
-    every = tick_object(passing(kept, parse(""), diagnoser), names, diagnoser)
-    tick = tick_object(passing(kept, parse(words), diagnoser), names, diagnoser)
     negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-    others = tick_object(passing(kept, parse(negated), diagnoser), names, diagnoser)
+    passed = [passing(kept, parse(text), diagnoser) for text in ("", words, negated)]
+    every, tick, others = [msgspec.to_builtins(tick_object(one, names, diagnoser)) for one in passed]
     check_laws(every)
     assert (every["filter"], every["left_out_ns"]) == (None, 0)
     all_ns, passing_ns = total_ns(every), total_ns(tick)

@@ -3,13 +3,13 @@
 Whatever they contain, they reach no terminal and no file raw, and markup in them is not interpreted.
 """
 
-import json
 import re
 import subprocess
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -150,7 +150,7 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
                 tick = passing(kept, NOTHING, diagnoser, history.stuck(kept), accounted=True)
                 text = batch.tick_text(tick, waiters(tick, wanted), live.source.names, 0, wanted, diagnoser, problems)
                 assert not CONTROL.search(text), text
-            every = json.dumps(tick_object(tick, live.source.names, diagnoser, problems=problems), ensure_ascii=False)
+            every = msgspec.json.encode(tick_object(tick, live.source.names, diagnoser, problems=problems)).decode()
             assert not CONTROL.search(every), every
 
         check()

@@ -20,8 +20,9 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.snapshot import Filters
 from offtop.model.windows.history import History, HistoryTick, moved_in
 from offtop.person import person
-from offtop.reports.tick import passing
-from offtop.reports.tick_json import stacks_of, tick_object
+from offtop.reports import objects
+from offtop.reports.tick import passing, stacks_of
+from offtop.reports.tick_json import tick_object
 from offtop.settings.rule_files import RuleFiles
 from tests.command import run
 from tests.kernel import watch
@@ -71,7 +72,7 @@ def as_json(
     shifted = moved_in([kept], since_ns)
     moved = passing(shifted, NOTHING, diagnoser) if shifted else None
     problems = Problems(source.names, source.why_nameless)
-    return json.loads(json.dumps(tick_object(tick, source.names, diagnoser, moved, problems)))
+    return json.loads(objects.encode(tick_object(tick, source.names, diagnoser, moved, problems)))
 
 
 @pytest.mark.parametrize("mode", ["offcpu", "chain"])

@@ -24,7 +24,7 @@ from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
-from offtop.reports.schema import SCHEMA
+from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_recording import ALL
@@ -258,7 +258,7 @@ def test_who_holds_the_lock_that_is_waited_for_is_in_it_as_long_as_somebody_does
     ticks = long_ago(*(at(number, one) for number, one in enumerate(held)), path=tmp_path / "it")
     assert [tick.waiting[connection.site.thread].holder for tick in ticks] == [one.holder for one in held]
     played = in_json(RecordedSource(tmp_path / "it"), ALL)
-    jsonschema.validate(played[1], SCHEMA)
+    jsonschema.validate(played[1], schema())
     assert [one["held_by"] for tick in played for one in tick["still_blocked"]] == [
         {"pid": 70, "tid": 71, "comm": r"ip\x1b"},
         {"pid": 70, "tid": 72, "comm": r"ip\x1b"},
@@ -273,7 +273,7 @@ def test_an_old_recording_is_replayed_and_what_it_does_not_tell_is_not_known() -
     ticks = in_json(RecordedSource(FIRST_FIELDS))
     assert len(ticks) == 3
     for tick in ticks:
-        jsonschema.validate(tick, SCHEMA, jsonschema.Draft202012Validator)
+        jsonschema.validate(tick, schema(), jsonschema.Draft202012Validator)
         assert tick["machine"] == {"cpus": None, "steal_ns": None, "interrupt_ns": None}
         assert tick["cost"]["walk_ns"] is None
         threads, blocked = tick["threads"], tick["still_blocked"]

@@ -19,6 +19,7 @@ from offtop.person import person
 from offtop.recording import caught, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
+from offtop.reports import batch
 from tests.ui.scripted import AT_NS, SHOP, START_NS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -89,23 +90,23 @@ def test_what_cannot_be_is_none(blob: object) -> None:
         caught.decode(blob, lambda _: LOCK)
 
 
-def recorded(path: Path) -> None:
+def recorded(path: Path, category: str = "lock") -> None:
     """Four ticks, with an outlier in the second that goes on, and has ended in the fourth."""
     source = ScriptedSource(SHOP, ticks=3, ends=True)
     recorder = Recorder(path, source, person(), leave_bytes=0)
     number = 0
     while (snapshot := source.read()) is not None:
         number += 1
-        recorder.add(with_outliers(snapshot, number))
+        recorder.add(with_outliers(snapshot, number, category))
     recorder.close()
 
 
-def with_outliers(snapshot: Snapshot, number: int) -> Snapshot:
+def with_outliers(snapshot: Snapshot, number: int, category: str) -> Snapshot:
     if number not in (2, 4):
         return snapshot
     site = next(iter(snapshot.sites))
     wait = LongWait(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
-    about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", "lock", "shop", 2e9, 1e9)
+    about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", category, "shop", 2e9, 1e9)
     one = Outlier(*about, wait=wait, was_told=number == 4, catalog=snapshot.catalog)
     return replace(snapshot, outliers=[one])
 
@@ -133,6 +134,14 @@ def test_the_page_tells_them(tmp_path: Path) -> None:
     assert lines[at + 1].endswith(
         "2.00s lock, auto: worker-1(101) of shop(100): futex_do_wait < take_order < serve < main"
     )
+
+
+def test_text_that_is_no_unicode_is_escaped_in_json(tmp_path: Path) -> None:
+    recorded(tmp_path / "it", category="l\udcffck")
+    out = io.StringIO()
+    batch.run(RecordedSource(tmp_path / "it"), CATEGORIES, S, None, batch.Wanted(), as_json=True, width=0, out=out)
+    told = [one["category"] for line in out.getvalue().splitlines() for one in json.loads(line)["outliers"]]
+    assert told == ["l\\udcffck"] * 2
 
 
 def test_a_damaged_one_is_left_out_and_counted(tmp_path: Path) -> None:

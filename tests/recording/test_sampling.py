@@ -18,7 +18,7 @@ from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
-from offtop.reports.schema import SCHEMA
+from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
 from tests import command
 from tests.test_diff import recorded_of
@@ -35,7 +35,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
 
 def test_json_tells_it_of_each_tick() -> None:
     ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
-    jsonschema.validate(ticks[0], SCHEMA)
+    jsonschema.validate(ticks[0], schema())
     told = {
         "rate_hz": 20.0,
         "apart_ns": 50 * MS,

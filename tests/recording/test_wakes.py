@@ -45,7 +45,7 @@ from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
-from offtop.reports.schema import SCHEMA
+from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
 from tests.recording.test_hostile import refused, reworded, told
@@ -84,7 +84,7 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
     ticks = [json.loads(line) for line in live.splitlines()]
     assert len(ticks) == 12
     for tick in ticks:
-        jsonschema.validate(tick, SCHEMA, jsonschema.Draft202012Validator)
+        jsonschema.validate(tick, schema(), jsonschema.Draft202012Validator)
     sites = {(one["comm"], *one["user"][:1]): one for one in ticks[-1]["sites"]}
     locked = sites["worker-2", "take_order"]
     assert (locked["waits"], locked["total_ns"]) == (1, 200_000_000)
@@ -471,7 +471,7 @@ def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path
     database.close()
     assert told(path)
     last = in_json(RecordedSource(path))[-1]
-    jsonschema.validate(last, SCHEMA, jsonschema.Draft202012Validator)
+    jsonschema.validate(last, schema(), jsonschema.Draft202012Validator)
     (locked,) = [one for one in last["sites"] if one["comm"] == "worker-2"]
     assert locked["waker"]["name"] == "(waker lost)"
 

@@ -16,7 +16,7 @@ from offtop.recording import form
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
-from offtop.reports.schema import SCHEMA
+from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
 from tests.ui.calling import NAME, CallingSource
 from tests.ui.scripted import MS, SHOP, ScriptedSource
@@ -31,7 +31,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
 
 def test_json_tells_of_each_tick_s_calls() -> None:
     first, *others = [json.loads(line) for line in printed(CallingSource(ticks=3, ends=True), as_json=True)]
-    jsonschema.validate(first, SCHEMA)
+    jsonschema.validate(first, schema())
     expected: dict[str, Any] = {
         "function": NAME,
         "calls": 100,

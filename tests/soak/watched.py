@@ -51,7 +51,7 @@ def main() -> None:
             took_s = time.monotonic() - began_s
             if kept := history.add(snapshot):
                 tick = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
-                line = {**counted(kept), **held(source, took_s), "sites": len(tick["sites"])}
+                line = {**counted(kept), **held(source, took_s), "sites": len(tick.sites)}
                 line["entries"] = entries(source) if next(ticks) % _COUNTED == 0 else None
                 print(json.dumps(line), flush=True)
             time.sleep(max(0.0, began_s + _DELAY_S - time.monotonic()))

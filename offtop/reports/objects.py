@@ -1,0 +1,598 @@
+"""The JSON objects that `--json` prints, one Tick a line; `offtop schema` is made from them and their docstrings.
+
+They are a contract: keys are only ever added. A key that is UNSET is left out.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from offtop.model.aggregate.stack_problems import REASONS
+from offtop.model.outliers.trigger import METRICS
+from offtop.model.values.peers import NAMED, ROLES
+from offtop.model.values.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
+from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+def encode(made: object) -> str:
+    """Return one line of JSON in ASCII, which every terminal and locale can take."""
+    text = msgspec.json.encode(made).decode()
+    return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def _one_of(*values: str | None) -> Meta:
+    return Meta(extra_json_schema={"enum": [*values]})
+
+
+def _meaning(values: Mapping[str, str], null: str = "") -> Meta:
+    """Describe each value; `null`: what null means, if it is allowed."""
+    meanings = [f"{value}: {meaning.removeprefix('whole: ')}" for value, meaning in values.items()]
+    described = "; ".join([*meanings, f"null: {null}"] if null else meanings)
+    return Meta(description=described, extra_json_schema={"enum": [*values, None] if null else [*values]})
+
+
+def _about(description: str) -> Meta:
+    return Meta(description=description)
+
+
+Count = Annotated[int, Meta(ge=0)]
+Ns = Annotated[int, _about("ns")]
+Frames = Annotated[list[str], _about("Leaf first.")]
+Histogram = Annotated[
+    list[tuple[Count, Count]], _about("[low_ns, count] for each power of two that has waits, shortest first.")
+]
+StackEnd = Annotated[str | None, _meaning(ENDS, null="there is no user stack")]
+IsUnsure = Annotated[
+    bool, _about("Callers may be wrong: they were found by frame pointers, or guessed from values on the stack.")
+]
+CauseId = Annotated[str | None, _about("Cause of most of it: the id of one of `diagnoses`; null: no rule matches.")]
+
+
+class Filters(Struct, frozen=True, kw_only=True):
+    """What was measured."""
+
+    pids: tuple[Count, ...]
+    tids: tuple[Count, ...]
+    who: Annotated[str, _one_of("all", "user", "kernel")]
+    states: int
+    """Mask; 0: every state."""
+    min_ns: Count
+    max_ns: int | None
+    """Longer waits are left out; null: no maximum."""
+    cgroup: str | None
+    """Path; only threads of this cgroup and those below it are counted; null: all."""
+    within: str | None
+    """Only waits inside this function are counted; null: all."""
+
+
+class Sampling(Struct, frozen=True, kw_only=True):
+    """How the threads were sampled, and how sure the numbers are.
+
+    Sites, lengths of waits and preempted_ns are estimates. runqueue_ns, running_ns and waits of threads are the
+    kernel's own, from the first sample to the last, except for run-queue time that counted as blocked until the kernel
+    reported it, which guessed_ns includes. offcpu_ns is the rest of a thread's time, and includes what the hypervisor
+    stole or interrupts took.
+    """
+
+    rate_hz: float
+    """How often all threads were sampled, per second."""
+    apart_ns: Count
+    """Longest time between two samples: a wait may be shorter by this much at each end."""
+    guessed_ns: Count
+    """Off-CPU time of all threads that may belong to another site than reported."""
+    own_only: bool
+    """Only the user's own processes are visible."""
+    lost_known: bool
+    """false: lost does not count threads that began and exited between two samples."""
+    container_only: bool
+    """Only this container's processes are visible."""
+
+
+class Calls(Struct, frozen=True, kw_only=True):
+    """Calls of the function given with --within."""
+
+    function: str
+    """As given with --within."""
+    calls: Count
+    """Calls that returned in the tick."""
+    left: Count
+    """Calls that ended by longjmp, an exception or the thread's exit; their length is unknown."""
+    total_ns: Count
+    """Full length of the calls that returned, whenever they began (as for the next keys); running_ns + offcpu_ns."""
+    running_ns: Count
+    """Includes what interrupts and the hypervisor took."""
+    offcpu_ns: Count
+    """blocked_ns + runqueue_ns."""
+    blocked_ns: Count
+    runqueue_ns: Count
+    max_ns: Count
+    histogram: Histogram
+    now: Count
+    """Calls in progress at the end of the tick; those that began before offtop are unknown."""
+    oldest_ns: Count
+    """Age of the oldest call in progress."""
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What offtop costs."""
+
+    bpf_ns_per_switch: float | None
+    """All BPF programs on the switch path, by the kernel's count; null: unknown."""
+    switches: int | None
+    """Context switches of the machine; null: unknown."""
+    cpu_pct: float | None
+    """offtop's process, percent of one CPU; null: unknown."""
+    bpf_pct: float | None
+    """Its BPF programs, percent of one CPU; null: unknown."""
+    rss_bytes: int | None
+    """offtop's process; null: unknown."""
+    walk_ns: int | None
+    """CPU time of a scan of all threads, on average; null: unknown."""
+    walk_every: Count
+    """There is one scan per this many ticks."""
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """The same category, thread or site in the baseline, whatever its pid was, and how it differs."""
+
+    waiting: float
+    """Average waiting threads in the baseline; 0: it is new."""
+    change: float
+    """Average waiting threads in this tick, minus the baseline."""
+    spread: float | None
+    """Difference between the smallest and the largest average of a tick of this length in the baseline; null: the
+    baseline is too short to tell."""
+    p99_ns: Count
+    """Upper bound of the 99th percentile in the baseline; 0: no wait ended."""
+    new: bool
+    """It is not in the baseline."""
+    sure: bool
+    """The change is larger than the spread."""
+
+
+ChangeIfCompared = Annotated[
+    Change | UnsetType | None, _about("Only with --baseline; null: there is nothing to compare.")
+]
+
+
+class Category(Struct, frozen=True, kw_only=True):
+    """A category's waits."""
+
+    name: str
+    idle: bool
+    """All of it is idle."""
+    idle_ns: int
+    """The part of total_ns that is idle."""
+    waits: Count
+    total_ns: Ns
+    max_ns: Count
+    histogram: Histogram
+    diagnosis: CauseId
+    baseline: ChangeIfCompared = UNSET
+
+
+class Tid(Struct, frozen=True):
+    """A thread's ids and name."""
+
+    pid: Count
+    tid: Count
+    comm: str
+
+
+class NamedTid(Tid, frozen=True):
+    """A thread's ids and name, and its process's name."""
+
+    process: str
+    """The process's name."""
+
+
+class Thread(NamedTid, frozen=True, kw_only=True):
+    """A thread's waits."""
+
+    waits: Count
+    offcpu_ns: Ns
+    blocked_ns: Ns
+    runqueue_ns: Ns
+    preempted_ns: Ns
+    running_ns: int | None
+    """ns, from the kernel's accounting of the thread; null: unknown."""
+    residue_ns: int | None
+    """ns: span_ns - running_ns - offcpu_ns, which the hypervisor and interrupts may explain; slightly below 0 if the
+    kernel's accounting lags; null: unknown, or the thread began or exited in this tick."""
+    voluntary: Count
+    """Waits that the thread began by itself, and a new thread's first, for a CPU."""
+    involuntary: Count
+    """Waits that began when the thread was preempted."""
+    max_ns: Count
+    short_waits: Count
+    short_ns: Ns
+    filtered_ns: Ns
+    histogram: Histogram
+    diagnosis: CauseId
+    baseline: ChangeIfCompared = UNSET
+
+
+class Waker(Struct, frozen=True, kw_only=True):
+    """What ended a wait."""
+
+    kind: Annotated[str, _meaning(KINDS)]
+    """What ended the wait."""
+    name: str
+    """Handler of an interrupt, function of a softirq or timer, or why the waker is unknown; otherwise empty."""
+    pid: Count
+    """0: the waker is not a thread."""
+    tid: Count
+    """0: the waker is not a thread."""
+    comm: str
+    """The thread's name at that time; empty: the waker is not a thread."""
+    via: Annotated[str, _one_of("", SOFTIRQ)]
+    """softirq: a softirq that ran within the thread's system call did the wakeup."""
+    kernel: Frames
+    """Kernel stack of the wakeup, leaf first; for an interrupt only the interrupt's own frames."""
+    user: Frames
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """A process at the other end of what is waited on."""
+
+    role: Annotated[str, _meaning(ROLES)]
+    pid: Count
+    comm: str
+    """The process's name."""
+
+
+class WaitedOn(Struct, frozen=True, kw_only=True):
+    """The object that a thread waits on."""
+
+    kind: str
+    """futex, pipe, tcp, udp, unix, socket (of another family), eventfd, epoll, file, child, poll (any of several),
+    mutex, rwsem, semaphore (kernel locks) and others."""
+    name: str
+    """The same for all threads that wait on it: an address, an inode or a path."""
+    pid: Count
+    """Process in which the name is valid; 0: everywhere."""
+    local: str
+    """Local address of tcp and udp: 10.0.0.1:40312, *:80, [::1]:53; otherwise empty."""
+    peer: str
+    """The other end, if connected; for unix the process that created it: postgres(4242); otherwise empty."""
+    state: str
+    """Of tcp: established, listen, close-wait and so on; otherwise empty."""
+    ends: Annotated[list[Peer] | None, _about(f"At most {NAMED} of each role; null: unknown.")]
+    """The processes of this machine at the other end of a pipe, of a file lock, or of a tcp, udp or unix connection in
+    the waiting process's network namespace; known from the second tick on."""
+    ends_more: Count
+    """How many more processes there are."""
+    members: dict[str, Count] | None
+    """How many descriptors of each kind an epoll watches: socket, pipe, eventfd, timerfd, file and so on; null:
+    unknown."""
+
+
+_NO_WAKER = "wakers are not recorded, or the wait goes on, or it was for a CPU only"
+WakerOrNull = Annotated[Waker | None, _about(f"What ended these waits; null: {_NO_WAKER}.")]
+ObjectOrNull = Annotated[WaitedOn | None, _about("What was waited on; null: unknown.")]
+Chain = Annotated[
+    list[Frames] | None,
+    _about(
+        "In mode chain: the waker's most recent wait, that of the thread which ended it, and so on; kernel and "
+        f"program functions, leaf first; null: another mode, or {_NO_WAKER}."
+    ),
+]
+ChainWakers = Annotated[list[Waker] | None, _about("What ended each of these waits; null: as for chain.")]
+ChainEnd = Annotated[str | None, _meaning(CHAIN_ENDS, null="as for chain")]
+
+
+class Site(Tid, frozen=True, kw_only=True):
+    """The waits of a thread at its stacks."""
+
+    category: str
+    idle: bool
+    waits: Count
+    total_ns: Ns
+    blocked_ns: Ns
+    runqueue_ns: Ns
+    max_ns: Count
+    kernel: Frames
+    user: Frames
+    user_end: StackEnd
+    """How the user stack ends."""
+    user_unsure: IsUnsure
+    histogram: Histogram
+    earlier_ns: int
+    """ns: add this to what earlier ticks reported of this site. A wait in progress counts at a site without a waker; if
+    it ends at another site, its time moves there, and this is negative here."""
+    diagnosis: CauseId
+    baseline: ChangeIfCompared = UNSET
+    waker: WakerOrNull
+    object: ObjectOrNull
+    chain: Chain
+    chain_wakers: ChainWakers
+    chain_end: ChainEnd
+    """Why the chain goes no further."""
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """A cause of waits."""
+
+    id: str
+    """Id of a cause rule in rules.toml."""
+    name: str
+    """What the threads wait for, in a few words."""
+    says: str
+    """What that means."""
+    next: str | None
+    """What to look at next; null: nothing in particular."""
+    idle: bool | None
+    """Whether it is waiting for work; null: as for its category."""
+    total_ns: Ns
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """A thread that holds a lock."""
+
+    pid: Count
+    tid: Count
+    comm: str
+    """Empty: unknown."""
+
+
+class Blocked(NamedTid, frozen=True, kw_only=True):
+    """A wait in progress."""
+
+    age_ns: Count
+    age_is: Annotated[str, _one_of("exact", "at_most", "at_least")]
+    """at_most: its begin was not seen; the thread last had a CPU this long ago."""
+    state: str
+    """As in ps: R, S, D, T, t, P, I; K: killable."""
+    category: str
+    idle: bool
+    diagnosis: CauseId
+    syscall: str | None
+    """Name of the system call it is in; null: in none."""
+    arguments: tuple[Count, ...]
+    """Of the system call: six 64-bit words, or none if unknown."""
+    kernel: Frames
+    user: Frames
+    """Leaf first, read while the thread waits; empty: not read (yet)."""
+    user_end: StackEnd
+    """How the user stack ends."""
+    user_unsure: IsUnsure
+    object: WaitedOn | None
+    """What it waits on; null: unknown."""
+    held_by: Holder | None
+    """Thread that holds the mutex or rwsem it waits for; null: unknown, several readers, or it waits for something
+    else."""
+
+
+class Storm(Struct, frozen=True, kw_only=True):
+    """A waker that woke many threads at once."""
+
+    waker: Waker
+    storms: Count
+    """Storms that began in this tick."""
+    woken: Count
+    """Threads woken in all storms."""
+    again: Count
+    """Woken threads that switched out again within a millisecond."""
+    largest: Count
+    """Threads woken in the largest storm."""
+    wasted_switches: Count
+    """2 * again."""
+
+
+class LongWait(NamedTid, frozen=True, kw_only=True):
+    """The wait of an outlier."""
+
+    began_ns: Count
+    """CLOCK_REALTIME."""
+    length_ns: Count
+    runqueue_ns: Count
+    """Run-queue time at the end of the wait."""
+    going_on: bool
+    """In progress at the end of the tick."""
+    exact: bool
+    """false: its begin or end is known only to a tick or a sample."""
+    cpu: int | None
+    """CPU on which the thread ran next; null: unknown."""
+    state: str
+    """At switch-out; letters as in still_blocked."""
+    after: str | None
+    """What the thread did at the end of the tick: running, ended, or state and category of its next wait; null: the
+    wait goes on."""
+    kernel: Frames
+    user: Frames
+    user_end: StackEnd
+    """How the user stack ends."""
+    user_unsure: IsUnsure
+    diagnosis: CauseId
+    waker: WakerOrNull
+    object: ObjectOrNull
+    chain: Chain
+    chain_wakers: ChainWakers
+    chain_end: ChainEnd
+    """Why the chain goes no further."""
+
+
+class Outlier(Struct, frozen=True, kw_only=True):
+    """A wait or tick that a trigger matched."""
+
+    rule: str
+    """auto, or the trigger's text."""
+    metric: Annotated[str, _meaning(METRICS)]
+    category: str
+    """Empty: everything that is not idle."""
+    process: str
+    """Process name; empty: all processes together."""
+    value: float
+    """Measured value: ns, threads, or a rate per second. Excludes a wait's run-queue time, which is judged separately.
+    """
+    mark: float
+    """The threshold it crossed."""
+    usual_ns: int | None
+    """99.9th percentile of the waits of that process name and category in the last minutes, as an upper bound; null:
+    unknown."""
+    taken_ns: Count
+    """taken_ns of the tick."""
+    more: Count
+    """Others of its kind in this tick, which are only counted."""
+    was_told: bool
+    """This wait was reported before, while it went on, and has ended now."""
+    wait: LongWait | None
+    """The wait; null: a tick crossed the threshold, not a wait."""
+
+
+class StackEndTime(Struct, frozen=True, kw_only=True):
+    """The time of user stacks that end alike."""
+
+    end: Annotated[str, _one_of(*ENDS)]
+    """As user_end of a site."""
+    unsure: IsUnsure
+    file: str
+    """File of the outermost known frame."""
+    total_ns: Ns
+
+
+class UserStacks(Struct, frozen=True, kw_only=True):
+    """How much time has whole user stacks."""
+
+    total_ns: int
+    """Off-CPU time with a user stack."""
+    whole_ns: int
+    """Off-CPU time with a user stack that is whole and not guessed."""
+    others: list[StackEndTime]
+    """The rest, most first."""
+
+
+class StackProblem(Struct, frozen=True, kw_only=True):
+    """What user stacks lack."""
+
+    binary: Annotated[
+        str | None,
+        _about(
+            f"In brackets if there is no file: {ANONYMOUS} generated at run time, {GONE} no longer known, {CLOSED} in "
+            f"a process that offtop may not read, {UNREAD} in a process that was not read in time; "
+            "null: unknown, or any file."
+        ),
+    ]
+    """If callers are missing: file of the outermost known frame. If callers were guessed, or a guess failed: file of
+    the innermost frame whose caller was guessed. If names are missing: file of the frame."""
+    process: str | None
+    """Name of the process if binary is in brackets; null: binary is a file."""
+    reason: Annotated[str, _meaning(REASONS)]
+    total_ns: Ns
+    share: Annotated[float, Meta(ge=0, le=1)]
+    """Part of the matching time with a user stack."""
+    remedy: str | None
+    """How to fix it; null: there is no known fix."""
+
+
+class Machine(Struct, frozen=True, kw_only=True):
+    """The machine's CPUs."""
+
+    cpus: int | None
+    """CPUs that are online; null: unknown."""
+    steal_ns: int | None
+    """CPU time that the hypervisor took; null: unknown."""
+    interrupt_ns: int | None
+    """CPU time of hard and soft interrupts; null: unknown."""
+
+
+class GoneCategory(Struct, frozen=True, kw_only=True):
+    """A category that only the baseline has."""
+
+    name: str
+    waiting: float
+    """Average waiting threads in the baseline."""
+
+
+class GoneThread(Struct, frozen=True, kw_only=True):
+    """Threads of one name that only the baseline has."""
+
+    process: str
+    comm: str
+    waiting: float
+    """Average waiting threads in the baseline."""
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """The baseline, and what is no longer there."""
+
+    file: str
+    """Only with --baseline: the file's name."""
+    taken_ns: int
+    """CLOCK_REALTIME of the baseline's end."""
+    span_ns: Ns
+    sampling: Sampling | None
+    """null: every wait was seen."""
+    gone_categories: list[GoneCategory]
+    """Categories of the baseline without time in this tick, most waiting first."""
+    gone_threads: list[GoneThread]
+    """The same for threads; threads of one name count as one."""
+
+
+class Tick(Struct, frozen=True, kw_only=True):
+    """One tick.
+
+    sum(categories.total_ns) = sum(threads.offcpu_ns). For each thread, offcpu_ns = blocked_ns + runqueue_ns, and its
+    sites' total_ns + short_ns + filtered_ns = offcpu_ns. Waits in progress count while they go on; waits, histograms
+    and max_ns are of finished waits only. With --filter or -u, categories hold what matches, and
+    sum(categories.total_ns) + left_out_ns is the off-CPU time of all threads; threads and sites are those with matching
+    time, each with all of its time.
+    """
+
+    version: str
+    """offtop's version."""
+    taken_ns: int
+    """CLOCK_REALTIME of the end of the tick."""
+    span_ns: int
+    """Measured length of the tick."""
+    mode: Annotated[str, _one_of(*MODES)]
+    """What was recorded; wakers in all modes but offcpu, and in chain the wakers of wakers."""
+    probe: str
+    """Switch-in probe, which reports that a thread is back on a CPU; proc: /proc was sampled."""
+    door: str
+    """Older name of probe."""
+    notices: list[str]
+    """What offtop lacks on this machine, a sentence or two each, with the fix."""
+    filters: Filters
+    sampling: Sampling | None
+    """null: every wait was seen."""
+    within: Calls | None
+    """Calls of the function given with --within; null: none is given."""
+    filter: str | None
+    """--filter and -u as one expression; null: none."""
+    left_out_ns: int
+    """ns of waits that do not match the filter; 0: no filter."""
+    lost: dict[str, Count]
+    """What was not recorded, by kind; a kind without losses is absent. threads: their time is in the thread [ended, not
+    named], except for waits with stacks, which keep their own ids. unread: user stacks that were not read in time ([not
+    read])."""
+    cost: Cost
+    categories: list[Category]
+    """Only what matches the filter."""
+    threads: list[Thread]
+    """Each thread with a matching wait, with all of its waits."""
+    sites: list[Site]
+    """Each site (a thread and its stacks) with matching time, with all of its time; also sites whose time of earlier
+    ticks has moved elsewhere."""
+    diagnoses: list[Cause]
+    """Causes of the sites above, most time first; their run-queue time counts separately."""
+    still_blocked: list[Blocked]
+    """Waits in progress at the end of the tick that have reached the minimum, oldest first; only those that match the
+    filter."""
+    storms: Annotated[list[Storm], _about(f"At least {STORM} threads woke up in each.")]
+    """Wakers that woke many threads at once, through one code path, from waits that had reached the minimum, most woken
+    first; not filtered."""
+    outliers: list[Outlier]
+    """Outliers of this tick: waits and ticks that a trigger matched, or that were far longer than usual; not filtered.
+    """
+    user_stacks: UserStacks
+    user_stack_problems: list[StackProblem]
+    """What the user stacks of matching waits lack, most time first. A stack counts under each problem that it has."""
+    machine: Machine
+    baseline: Baseline | UnsetType = UNSET
