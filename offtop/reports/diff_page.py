@@ -14,7 +14,6 @@ from offtop.model.classify.causes import RuleSource
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.printable import printable
 from offtop.reports.tick import passing
-from offtop.reports.tick_json import filters_object, sampling_object
 from offtop.reports.whole import whole_of
 from offtop.units import duration, signed, threads
 
@@ -52,9 +51,7 @@ def compared(
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
     if as_json:
-        from offtop.reports import objects
-
-        out.write(f"{objects.encode(_object(before, after))}\n")
+        out.write(f"{_json(before, after)}\n")
         return
     out.writelines(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in _lines(before, after))
 
@@ -91,19 +88,21 @@ def _line(one: Change) -> str:
     )
 
 
-def _object(before: Compared, after: Compared) -> dict[str, Any]:
+def _json(before: Compared, after: Compared) -> str:
+    from offtop.reports import objects, tick_json  # here, so that tables start sooner
+
     ends = {
         word: {
             "file": printable(one.name),
             "taken_ns": one.taken_ns,
             "span_ns": one.told.span_ns,
-            "filters": filters_object(one.filters),
-            "sampling": sampling_object(one.sampling, one.told.span_ns),
+            "filters": tick_json.filters_object(one.filters),
+            "sampling": tick_json.sampling_object(one.sampling, one.told.span_ns),
         }
         for word, one in (("before", before), ("after", after))
     }
     tables = {by: [_change(one) for one in changes(before.told, after.told, by)] for by in PARTS}
-    return {**ends, **tables}
+    return objects.encode({**ends, **tables})
 
 
 def _change(one: Change) -> dict[str, Any]:
