@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import difflib
 import json
 import locale
 import os
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from offtop import faults, paths
-from offtop.commands import options, watch
-from offtop.errors import OfftopError, warn
+from offtop.commands import options, run
+from offtop.errors import OfftopError, UsageError, warn
 from offtop.printable import printable
 
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         out: object = sys.stdout
         if out is None:
             raise OfftopError("There is no standard output. Leave it open, or send it somewhere: offtop -b >FILE")
-        with faults.of_threads(faults.tell), faults.of_callbacks():
+        with faults.report_thread_errors(faults.print_error), faults.report_callback_errors():
             status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except OfftopError as error:
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = OfftopError.status
         _drop_output()
     except Exception as error:
-        faults.tell(error)
+        faults.print_error(error)
         status = OfftopError.status
     sys.exit(status)
 
@@ -63,40 +64,48 @@ def _drop_output() -> None:
 def _run(arguments: Sequence[str]) -> int:
     with contextlib.suppress(locale.Error):  # ssh may pass on a locale that is not installed here
         locale.setlocale(locale.LC_CTYPE, "")
-    command = _COMMANDS.get(arguments[0]) if arguments else None
-    if command is not None:
-        return command(options.values_joined(arguments[1:]))
+    first = arguments[0] if arguments else "-"
+    if not first.startswith("-"):
+        if first not in _COMMANDS:
+            raise UsageError(_unknown_command_text(first))
+        return _COMMANDS[first](options.values_joined(arguments[1:]))
     args = options.live().parse_args(options.values_joined(arguments))
-    return watch.show_config(args) if args.show_config else watch.live(args)
+    return run.show_config(args) if args.show_config else run.show_live(args)
+
+
+def _unknown_command_text(word: str) -> str:
+    near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"There is no command '{printable(word)}'. {hint}Commands: {', '.join(_COMMANDS)}. See: offtop --help"
 
 
 def _record(arguments: Sequence[str]) -> int:
-    return watch.record(options.record().parse_args(arguments))
+    return run.record(options.record().parse_args(arguments))
 
 
 def _replay(arguments: Sequence[str]) -> int:
     args = options.replay().parse_args(arguments)
-    return watch.recorded(args, Path(args.file))
+    return run.show_recording(args, Path(args.file))
 
 
 def _demo(arguments: Sequence[str]) -> int:
-    return watch.recorded(options.demo().parse_args(arguments), paths.demo())
+    return run.show_recording(options.demo().parse_args(arguments), paths.demo())
 
 
 def _report(arguments: Sequence[str]) -> int:
-    return watch.report(options.report().parse_args(arguments))
+    return run.report(options.report().parse_args(arguments))
 
 
 def _export(arguments: Sequence[str]) -> int:
-    return watch.export(options.export().parse_args(arguments))
+    return run.export(options.export().parse_intermixed_args(arguments))
 
 
 def _diff(arguments: Sequence[str]) -> int:
-    return watch.diff(options.diff().parse_args(arguments))
+    return run.diff(options.diff().parse_args(arguments))
 
 
 def _rules(arguments: Sequence[str]) -> int:
-    return watch.rules(options.rules().parse_args(arguments))
+    return run.rules(options.rules().parse_args(arguments))
 
 
 def _doctor(arguments: Sequence[str]) -> int:
@@ -104,7 +113,7 @@ def _doctor(arguments: Sequence[str]) -> int:
 
     as_json = options.doctor().parse_args(arguments).json
     checks = doctor.checks()
-    with watch.written():
+    with run.flushed_output():
         print(doctor.as_json(checks) if as_json else doctor.render(checks))
     return doctor.status(checks)
 
@@ -113,7 +122,7 @@ def _schema(arguments: Sequence[str]) -> int:
     from offtop.reports.schema import schema
 
     options.schema().parse_args(arguments)
-    with watch.written():
+    with run.flushed_output():
         print(json.dumps(schema(), indent=2))
     return 0
 

@@ -25,7 +25,7 @@ class PrivilegeError(OfftopError):
     status = 3
 
 
-class CaughtError(OfftopError):
+class OutlierFoundError(OfftopError):
     """There was an outlier, and `--fail-on-trigger` was given."""
 
     status = 5

@@ -13,9 +13,9 @@ from offtop import __version__
 from offtop.errors import warn
 from offtop.printable import printable
 
-VERBOSE = "OFFTOP_TRACEBACK"
+TRACEBACK_VARIABLE = "OFFTOP_TRACEBACK"
 """Environment variable; if set, the traceback is printed as well."""
-NO_ROOM = (
+OUT_OF_MEMORY = (
     "Out of memory, or too many threads, for the limits set by ulimit -v, ulimit -u or the cgroup. Raise the limit"
 )
 _OWN = Path(__file__).parent
@@ -23,34 +23,34 @@ _MAX_REPR = 200
 _RESEND_S = 0.01
 
 
-def told(error: BaseException, thread: str = "") -> str:
+def error_text(error: BaseException, thread: str = "") -> str:
     """Return one sentence that says what failed and where.
 
-    It is NO_ROOM if memory or threads ran out; otherwise, for example: `Internal error in offtop 0.1: KeyError(5) at
-    kernel/live.py:230. …`
+    If memory or threads ran out, it is OUT_OF_MEMORY. Otherwise it is, for example, `Internal error in offtop 0.1:
+    KeyError(5) at kernel/live.py:230. …`
     """
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error)):
-        return NO_ROOM
+        return OUT_OF_MEMORY
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_OWN)]
-    where = f" at {Path(own[-1].filename).relative_to(_OWN)}:{own[-1].lineno}" if own else ""
-    within = f" in {printable(thread)}" if thread else ""
-    what = printable(repr(error)[:_MAX_REPR])
+    place = f" at {Path(own[-1].filename).relative_to(_OWN)}:{own[-1].lineno}" if own else ""
+    thread_part = f" in {printable(thread)}" if thread else ""
     return (
-        f"Internal error in offtop {__version__}{within}: {what}{where}. Please report it, with what {VERBOSE}=1 adds"
+        f"Internal error in offtop {__version__}{thread_part}: {printable(repr(error)[:_MAX_REPR])}{place}. "
+        f"Please report it, with what {TRACEBACK_VARIABLE}=1 adds"
     )
 
 
-def tell(error: BaseException, thread: str = "") -> None:
+def print_error(error: BaseException, thread: str = "") -> None:
     """Print the error to stderr, with its traceback if $OFFTOP_TRACEBACK is set."""
-    if os.environ.get(VERBOSE):
+    if os.environ.get(TRACEBACK_VARIABLE):
         for line in "".join(traceback.format_exception(error)).splitlines():
             warn(printable(line))
-    warn(f"offtop: {told(error, thread)}")
+    warn(f"offtop: {error_text(error, thread)}")
 
 
 @contextmanager
-def of_threads(report: Callable[[BaseException, str], None]) -> Generator[None]:
+def report_thread_errors(report: Callable[[BaseException, str], None]) -> Generator[None]:
     """In this block, call `report` when an exception ends a thread, in that thread.
 
     Its arguments are the exception and the thread's name.
@@ -68,7 +68,7 @@ def of_threads(report: Callable[[BaseException, str], None]) -> Generator[None]:
 
 
 @contextmanager
-def of_callbacks() -> Generator[None]:
+def report_callback_errors() -> Generator[None]:
     """In this block, handle exceptions raised in callbacks, which Python would drop.
 
     A signal that should end offtop is sent again, so that it ends offtop after all. Any other exception is reported

@@ -21,7 +21,7 @@ import pytest
 
 from offtop import paths
 from offtop.commands import choices, options
-from offtop.commands.keeping import SavedFiles
+from offtop.commands.saved_files import SavedFiles
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
@@ -140,7 +140,7 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--filter comm>1", "--filter: 'comm>1' is not valid: comm takes = and !="),
         ("--filter cat=loch", "--filter: 'cat=loch' is not a category: try lock, "),
         ("--json --filter max>10ms", "--filter: max> selects rows of a table, and --json has none"),
-        ("--rate 100", "--rate in batch mode needs the processes that it is about. Add -p PID"),
+        ("--rate 100", "--rate in batch mode needs a process. Add -p PID"),
         ("--json --rate 100 -p 1", "--rate prints a budget as text, which --json does not have. Omit it"),
         (
             "--within mysqld",
@@ -168,6 +168,20 @@ def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: st
         r"See: |Give |Try|try |Take |Use |Add |Omit |omit |Make |Create |Leave |takes |: comm,", ended.sentence
     ), "no remedy"
     assert ended.status == 2
+
+
+def test_unknown_command_is_refused_with_the_commands_and_the_nearest_of_them() -> None:
+    near, far = command.run("recrod", "-o", "x"), command.run("frob")
+    assert near.status == far.status == 2
+    assert near.sentence.startswith("There is no command 'recrod'. Did you mean record? Commands: record, replay, ")
+    assert far.sentence.startswith("There is no command 'frob'. Commands: record, replay, report, ")
+
+
+def test_export_accepts_options_between_and_before_its_arguments() -> None:
+    file = str(paths.demo())
+    lines = [("csv", file, "-n", "2"), ("-n", "2", "csv", file), ("csv", "-n", "2", file)]
+    texts = [one.out for one in command.run_at_once(*(("export", *line) for line in lines))]
+    assert texts[0].startswith("category,process") and texts == [texts[0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -487,7 +501,7 @@ def test_option_that_needs_bpf_explains_why_bpf_is_unavailable() -> None:
 def test_no_terminal_means_batch_mode_and_one_line_on_stderr() -> None:
     ended = command.run(*command.QUICK, "-n", "1", "-d", "0.1")
     assert ended.status == 0
-    assert ended.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
+    assert ended.err == "offtop: stdin or stdout is not a terminal, so this is batch mode (-b)\n"
     assert ended.out.startswith("offtop - ")
 
 
@@ -500,7 +514,7 @@ def test_explicit_batch_prints_nothing_on_stderr() -> None:
 def test_dumb_terminal_gets_batch_without_escape_codes() -> None:
     ended = command.run_on_terminal(*command.QUICK, "-n", "1", "-d", "0.1", env={"TERM": "dumb"})
     assert ended.status == 0
-    assert ended.err == "offtop: TERM says that this terminal cannot show a screen, so this is batch mode (-b)\n"
+    assert ended.err == "offtop: TERM names a terminal that cannot show a screen, so this is batch mode (-b)\n"
     assert ended.screen.startswith(b"offtop - ")
     assert b"\x1b" not in ended.screen
 
@@ -564,7 +578,7 @@ def test_exit_of_the_watched_process_ends_offtop() -> None:
         ended = command.ended(process)
     assert heads == 3
     assert ended.status == 0
-    assert ended.err == "offtop: everything it watched has exited\n"
+    assert ended.err == "offtop: all measured processes have exited\n"
     assert b"sleep" in read + ended.out.encode()
 
 
@@ -647,13 +661,13 @@ def test_screen_starts_with_mode_and_depth_and_w_saves_the_mode(
     parsed = options.live().parse_args(arguments)
     loaded, user = choices.load(parsed)
     rules = categories.parse(paths.categories().read_text())
-    view = choices.view(loaded, Filters(), rules, NOTHING, "", parsed)
+    view = choices.first_view(loaded, Filters(), rules, NOTHING, "", parsed)
     assert (view.mode, view.depth) == (mode, depth)
     kept = SavedFiles(loaded, user, parsed)
-    kept.keep(view, "", mouse=True)
+    kept.save_settings(view, "", mouse=True)
     saved = no_settings.read_text()
     assert saved == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')
-    kept.keep(replace(view, mode="offwake"), "", mouse=True)
+    kept.save_settings(replace(view, mode="offwake"), "", mouse=True)
     assert no_settings.read_text() == 'mode = "offwake" # as bcc has it\n'
 
 

@@ -140,7 +140,7 @@ def test_filter_applies_to_both_sides(before: str, after: str) -> None:
     ("arguments", "error"),
     [
         (("nowhere.offtop", "nowhere.offtop"), "nowhere.offtop"),
-        (("--filter", "max>1ms"), "conditions on rows need a table"),
+        (("--filter", "max>1ms"), "select rows of a table, and there is none"),
         (("--filter", "colour=red"), "'colour' is not a filter key"),
     ],
 )

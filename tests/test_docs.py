@@ -114,7 +114,7 @@ def test_settings_table_has_every_setting() -> None:
 
 def test_documented_exit_statuses_are_those_of_the_errors() -> None:
     text = (_DOCS / "json.md").read_text(encoding="utf-8").partition("## Exit status")[2]
-    kinds = (errors.OfftopError, errors.UsageError, errors.PrivilegeError, errors.KernelError, errors.CaughtError)
+    kinds = (errors.OfftopError, errors.UsageError, errors.PrivilegeError, errors.KernelError, errors.OutlierFoundError)
     raised = {kind.status for kind in kinds}
     written = {int(status) for cell in re.findall(r"^\| ([\d, ]+) \|", text, re.M) for status in cell.split(",")}
     assert written == {0, *raised, 129, 130, 143}

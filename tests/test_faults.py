@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from offtop import cli, faults
-from offtop.commands import watch
+from offtop.commands import run
 from offtop.kernel.bpf import libbpf
 from offtop.ui.actions import files as keeping
 from tests.ui.scripted import SHOP, ScriptedSource
@@ -26,8 +26,8 @@ def broken(*_: object, **__: object) -> int:
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
 def test_lack_of_memory_is_not_reported_as_a_bug(error: Exception) -> None:
-    assert faults.told(error) == faults.NO_ROOM
-    assert faults.told(RuntimeError("another")).startswith("Internal error in offtop ")
+    assert faults.error_text(error) == faults.OUT_OF_MEMORY
+    assert faults.error_text(RuntimeError("another")).startswith("Internal error in offtop ")
 
 
 def test_lack_of_memory_during_imports_prints_one_sentence() -> None:
@@ -41,14 +41,14 @@ def test_lack_of_memory_during_imports_prints_one_sentence() -> None:
 def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(watch, "report", broken)
+    monkeypatch.setattr(run, "report", broken)
     with pytest.raises(SystemExit) as left:
         cli.main(["report", "a.offtop"])
     assert left.value.code == 1
     output = capsys.readouterr().err
     assert output.startswith("offtop: Internal error in offtop ") and output.count("\n") == 1 and "\x1b" not in output
     assert "KeyError('\\x1b[2J') at cli.py:" in output.replace("\\\\", "\\")
-    monkeypatch.setenv(faults.VERBOSE, "1")
+    monkeypatch.setenv(faults.TRACEBACK_VARIABLE, "1")
     with pytest.raises(SystemExit):
         cli.main(["report", "a.offtop"])
     assert "Traceback (most recent call last)" in capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_unexpected_error_in_a_command_prints_one_escaped_sentence(
 
 def test_unexpected_error_in_a_thread_names_the_thread() -> None:
     reported: list[str] = []
-    with faults.of_threads(lambda error, thread: reported.append(faults.told(error, thread))):
+    with faults.report_thread_errors(lambda error, thread: reported.append(faults.error_text(error, thread))):
         one = threading.Thread(target=broken, name="offtop-names")
         one.start()
         one.join()
@@ -75,7 +75,7 @@ def test_ctrl_c_in_a_callback_is_raised_again() -> None:
     before, one = signal.signal(signal.SIGINT, signal.default_int_handler), Gone()
     seen = weakref.ref(one, interrupted)
     try:
-        with faults.of_callbacks(), pytest.raises(KeyboardInterrupt):
+        with faults.report_callback_errors(), pytest.raises(KeyboardInterrupt):
             del one
             time.sleep(20)
     finally:
@@ -109,7 +109,7 @@ def test_error_that_python_ignores_is_reported() -> None:
     reported: list[str] = []
     one = Gone()
     seen = weakref.ref(one, broken)
-    with faults.of_threads(lambda error, _: reported.append(repr(error))), faults.of_callbacks():
+    with faults.report_thread_errors(lambda error, _: reported.append(repr(error))), faults.report_callback_errors():
         del one
     assert (reported, seen()) == (["KeyError('\\x1b[2J')"], None)
 
@@ -117,8 +117,8 @@ def test_error_that_python_ignores_is_reported() -> None:
 def test_verbose_traceback_has_no_escape_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(faults.VERBOSE, "1")
-    faults.tell(ValueError("\x1b]0;evil\x07"))
+    monkeypatch.setenv(faults.TRACEBACK_VARIABLE, "1")
+    faults.print_error(ValueError("\x1b]0;evil\x07"))
     output = capsys.readouterr().err
     assert "ValueError" in output and "evil" in output and "\x1b" not in output and "\x07" not in output
 
@@ -148,7 +148,7 @@ async def test_screen_continues_after_an_error_while_writing_a_file() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeping, "profile_of", broken)
         async with shown(ScriptedSource(SHOP, ticks=5), files=Written()) as (app, pilot):
-            with faults.of_threads(app.tell_fault):
+            with faults.report_thread_errors(app.tell_fault):
                 await pilot.press("e", "enter")
                 await until(lambda: "Internal error in offtop" in screen(app)[-2])
             assert "in offtop-export: KeyError" in screen(app)[-2]

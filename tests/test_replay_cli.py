@@ -95,7 +95,7 @@ def test_no_terminal_means_batch_mode_and_one_line_on_stderr(file: str) -> None:
     explicit, implicit = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
     assert (explicit.status, explicit.err) == (0, "")
     assert (implicit.status, implicit.out) == (0, explicit.out)
-    assert implicit.err == "offtop: there is no terminal here, so this is batch mode (-b)\n"
+    assert implicit.err == "offtop: stdin or stdout is not a terminal, so this is batch mode (-b)\n"
 
 
 def test_report_fits_on_one_page(file: str) -> None:

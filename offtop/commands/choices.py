@@ -31,13 +31,14 @@ def load(args: argparse.Namespace) -> "tuple[Loaded, Person]":
     from offtop.settings import config
 
     if getattr(args, "within", None) and getattr(args, "idle", False) is None:
-        args.idle = True  # no wait inside the function that you look at is idle
+        args.idle = True  # every wait inside the measured function matters
     given = {one.name: value for one in config.SETTINGS if (value := getattr(args, one.name, None)) is not None}
     owner = person.person()
     return config.load(given, getattr(args, "config", None), owner, os.environ), owner
 
 
-def packaged() -> categories.Categories:
+def category_rules() -> categories.Categories:
+    """Return the category rules that come with offtop."""
     return categories.parse(paths.categories().read_text(encoding="utf-8"))
 
 
@@ -54,18 +55,18 @@ def rule_files(rules: categories.Categories, loaded: "Loaded", owner: "Person") 
         files.close()
 
 
-def chosen(args: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
+def checked_filter(args: argparse.Namespace) -> tuple[categories.Categories, Filter, str]:
     """Return the category rules, the filter, and the user whose processes to show.
 
     Raises UsageError for options that exclude each other.
     """
-    rules = packaged()
-    chosen, user = _filter(args.filter, rules, "--filter"), args.user or ""
-    if (args.json or args.folded) and chosen.chooses_rows:
-        bound = chosen.rows[0]
+    rules = category_rules()
+    parsed, user = _filter(args.filter, rules, "--filter"), args.user or ""
+    if (args.json or args.folded) and parsed.chooses_rows:
+        bound = parsed.rows[0]
         raise UsageError(
             f"--filter: {bound.key}{bound.operator} selects rows of a table, and "
-            + ("--json has none. Omit it, and select with jq" if args.json else "--folded has none. Omit it")
+            + ("--json has none. Omit it, and use jq" if args.json else "--folded has none. Omit it")
         )
     if args.folded and args.baseline is not None:
         raise UsageError("--folded cannot compare with a baseline. Use: offtop export folded FILE --baseline FILE")
@@ -75,10 +76,10 @@ def chosen(args: argparse.Namespace) -> tuple[categories.Categories, Filter, str
         raise UsageError("--delimiter and --per are for folded stacks. Add --folded, or omit them")
     if args.json and args.rate:
         raise UsageError("--rate prints a budget as text, which --json does not have. Omit it")
-    return rules, chosen, user
+    return rules, parsed, user
 
 
-def catch(loaded: "Loaded", rules: categories.Categories, owner: "Person", freeze: bool = False) -> "Catch":
+def outlier_actions(loaded: "Loaded", rules: categories.Categories, owner: "Person", freeze: bool = False) -> "Catch":
     from offtop.feed.outlier_actions import Alarm, Catch
 
     settings = loaded.settings
@@ -88,11 +89,11 @@ def catch(loaded: "Loaded", rules: categories.Categories, owner: "Person", freez
     return Catch(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
 
 
-def of_waits(text: str, known: categories.Categories) -> Filter:
+def wait_filter(text: str, known: categories.Categories) -> Filter:
     """Parse a filter of waits. Raises UsageError for one that selects rows."""
     chosen = _filter(text, known, "--filter")
     if chosen.chooses_rows:
-        raise UsageError("--filter: conditions on rows need a table, and there is none. Omit them")
+        raise UsageError("--filter: conditions such as max>10ms select rows of a table, and there is none. Omit them")
     return chosen
 
 
@@ -105,12 +106,12 @@ def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
     return chosen if chosen.chooses_waits or chosen.chooses_rows else NOTHING
 
 
-def of_user(user: str, chosen: Filter) -> Filter:
+def with_user(user: str, chosen: Filter) -> Filter:
     """Restrict a filter to the processes of a user; empty: all users."""
     if not user:
         return chosen
-    of_that_user = parse(f"user={quoted(user)}")
-    return Filter(f"{of_that_user.text} {chosen.text}".rstrip(), (*of_that_user.waits, *chosen.waits), chosen.rows)
+    user_filter = parse(f"user={quoted(user)}")
+    return Filter(f"{user_filter.text} {chosen.text}".rstrip(), (*user_filter.waits, *chosen.waits), chosen.rows)
 
 
 def check_theme(loaded: "Loaded") -> None:
@@ -120,7 +121,7 @@ def check_theme(loaded: "Loaded") -> None:
         raise UsageError(f"{error}. Use one of: {', '.join(names)}")
 
 
-def view(
+def first_view(
     loaded: "Loaded",
     filters: Filters,
     rules: categories.Categories,

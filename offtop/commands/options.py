@@ -19,7 +19,7 @@ from offtop.person import NO_USER, is_user
 from offtop.printable import printable
 from offtop.units import NS_PER_S, parse_duration, parse_size
 
-WAYS = ("auto", "dwarf", "fp", "off")
+UNWIND_METHODS = ("auto", "dwarf", "fp", "off")
 """Values of --unwind; kernel/bpf/program.py documents them."""
 STATES = {
     "running": 1 << 31,
@@ -72,13 +72,13 @@ def live() -> argparse.ArgumentParser:
         epilog="commands: record, replay, report, export, diff, demo, rules, doctor, schema; each has its own --help",
         allow_abbrev=False,
     )
-    _in_text(parser)
-    _paced(parser)
-    _counted(parser)
-    _woken(parser)
-    _caught(parser, live=True)
-    _shown(parser)
-    _kept(parser, records=True)
+    _add_output_options(parser)
+    _add_delay(parser)
+    _add_measuring_options(parser)
+    _add_waker_options(parser)
+    _add_outlier_options(parser, live=True)
+    _add_display_options(parser)
+    _add_recording_options(parser, records=True)
     parser.add_argument(
         "--show-config", action="store_true", help="print each setting and where its value comes from, then exit"
     )
@@ -104,11 +104,11 @@ def record() -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: offtop-HOST-TIME.offtop)")
     parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="exit after N ticks")
-    _paced(parser)
-    _counted(parser)
-    _woken(parser)
-    _caught(parser)
-    _kept(parser)
+    _add_delay(parser)
+    _add_measuring_options(parser)
+    _add_waker_options(parser)
+    _add_outlier_options(parser)
+    _add_recording_options(parser)
     parser.add_argument("--config", metavar="FILE", help="read settings from this file")
     return parser
 
@@ -122,10 +122,10 @@ def replay() -> argparse.ArgumentParser:
     parser.add_argument(
         "file", metavar="FILE", help="the recording: written by offtop record, --record, or the keys a and s"
     )
-    _played(parser)
-    _in_text(parser)
-    _woken(parser)
-    _shown(parser)
+    _add_replay_options(parser)
+    _add_output_options(parser)
+    _add_waker_options(parser)
+    _add_display_options(parser)
     return parser
 
 
@@ -135,10 +135,10 @@ def demo() -> argparse.ArgumentParser:
         description="replay a recording of a busy database that comes with offtop; needs no root",
         allow_abbrev=False,
     )
-    _played(parser)
-    _in_text(parser)
-    _woken(parser)
-    _shown(parser)
+    _add_replay_options(parser)
+    _add_output_options(parser)
+    _add_waker_options(parser)
+    _add_display_options(parser)
     return parser
 
 
@@ -171,11 +171,11 @@ def export() -> argparse.ArgumentParser:
     add("--end", metavar="T", help="recording: stop here")
     add("--baseline", metavar="FILE", help="svg, folded: compare with this recording")
     add("--title", default="", metavar="TEXT", help="title of the flame graph")
-    _folded(parser)
-    _paced(parser)
-    _counted(parser)
-    _woken(parser)
-    _chosen(parser)
+    _add_folded_options(parser)
+    _add_delay(parser)
+    _add_measuring_options(parser)
+    _add_waker_options(parser)
+    _add_selection_options(parser)
     add("--config", metavar="FILE", help="read settings from this file")
     return parser
 
@@ -192,7 +192,7 @@ def diff() -> argparse.ArgumentParser:
     add("after", metavar="AFTER", help="the recording to compare with it")
     add("--json", action="store_true", help="print one JSON object")
     add("-w", "--width", type=_count, default=0, metavar="N", help="truncate lines to N columns")
-    _chosen(parser)
+    _add_selection_options(parser)
     return parser
 
 
@@ -207,9 +207,9 @@ def rules() -> argparse.ArgumentParser:
     parser.add_argument(
         "-n", "--iterations", type=_count, metavar="N", help="measure N ticks (default: 5 live, all of a recording)"
     )
-    _paced(parser)
-    _counted(parser)
-    _woken(parser)
+    _add_delay(parser)
+    _add_measuring_options(parser)
+    _add_waker_options(parser)
     parser.add_argument(
         "--config", metavar="FILE", help="read settings from this file, and rules from rules.toml next to it"
     )
@@ -230,7 +230,7 @@ def schema() -> argparse.ArgumentParser:
     return Parser(prog="offtop schema", description="print the JSON Schema of the --json output", allow_abbrev=False)
 
 
-def _in_text(parser: argparse.ArgumentParser) -> None:
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("text and JSON")
     add = group.add_argument
     add("-b", "--batch", action="store_true", help="print text tables, like top -b (also if stdout is no terminal)")
@@ -241,10 +241,10 @@ def _in_text(parser: argparse.ArgumentParser) -> None:
     written.add_argument(
         "-f", "--folded", action="store_true", help="print folded stacks of the whole run at exit, for flamegraph.pl"
     )
-    _folded(parser)
+    _add_folded_options(parser)
 
 
-def _folded(parser: argparse.ArgumentParser) -> None:
+def _add_folded_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that shape folded stacks."""
     add = parser.add_argument_group("folded stacks").add_argument
     add(
@@ -262,11 +262,11 @@ def _folded(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _paced(parser: argparse.ArgumentParser) -> None:
+def _add_delay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--delay", type=_setting("delay"), metavar="S", help="seconds between ticks (default 1)")
 
 
-def _played(parser: argparse.ArgumentParser) -> None:
+def _add_replay_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--begin", metavar="T", help="start here: 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)"
     )
@@ -278,7 +278,7 @@ def _played(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _kept(parser: argparse.ArgumentParser, *, records: bool = False) -> None:
+def _add_recording_options(parser: argparse.ArgumentParser, *, records: bool = False) -> None:
     """Add the options of a recording.
 
     `records`: add `--record`, because a recording is optional.
@@ -291,7 +291,7 @@ def _kept(parser: argparse.ArgumentParser, *, records: bool = False) -> None:
     add("--cmdlines", action="store_true", help="record command lines too; they may hold secrets")
 
 
-def _counted(parser: argparse.ArgumentParser) -> None:
+def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that decide what the BPF programs count."""
     group = parser.add_argument_group("what to measure")
     add = group.add_argument
@@ -356,8 +356,8 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--unwind",
-        choices=WAYS,
-        default=WAYS[0],
+        choices=UNWIND_METHODS,
+        default=UNWIND_METHODS[0],
         help="how to unwind user stacks: auto, dwarf (.eh_frame only), fp (frame pointers only), off (default auto)",
     )
     add(
@@ -376,7 +376,7 @@ def _counted(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _woken(parser: argparse.ArgumentParser) -> None:
+def _add_waker_options(parser: argparse.ArgumentParser) -> None:
     """Add the options about who ended the waits."""
     add = parser.add_argument_group("wakers").add_argument
     add(
@@ -395,7 +395,7 @@ def _woken(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _caught(parser: argparse.ArgumentParser, *, live: bool = False) -> None:
+def _add_outlier_options(parser: argparse.ArgumentParser, *, live: bool = False) -> None:
     """Add the options about outliers; `live`: also what screen and batch do when there is one."""
     add = parser.add_argument_group("outliers").add_argument
     add(
@@ -415,7 +415,7 @@ def _caught(parser: argparse.ArgumentParser, *, live: bool = False) -> None:
         add("--fail-on-trigger", action="store_true", help="batch: exit with status 5 if there was an outlier")
 
 
-def _chosen(parser: argparse.ArgumentParser) -> None:
+def _add_selection_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that decide which waits are written."""
     add = parser.add_argument_group("what to show").add_argument
     add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
@@ -423,7 +423,7 @@ def _chosen(parser: argparse.ArgumentParser) -> None:
     add("-i", "--idle", action="store_true", default=None, help="include idle waits")
 
 
-def _shown(parser: argparse.ArgumentParser) -> None:
+def _add_display_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that decide what screen and tables show."""
     add = parser.add_argument_group("what to show").add_argument
     add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
@@ -477,12 +477,12 @@ def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
     return parsed
 
 
-def for_tracing(args: argparse.Namespace) -> list[str]:
+def options_ignored_without_bpf(args: argparse.Namespace) -> list[str]:
     """Return the given options that have no effect when /proc is sampled."""
     given = {
         "--min": args.min is not None,
         "--debuginfod": args.debuginfod is not None,
-        "--unwind": args.unwind != WAYS[0],
+        "--unwind": args.unwind != UNWIND_METHODS[0],
         "--unwind-bytes": args.unwind_bytes != _STACK_BYTES,
         "--depth": args.depth != DEFAULT_DEPTH,
     }

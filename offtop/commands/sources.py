@@ -93,7 +93,7 @@ def live(
     source = source or _sampled(rules, filters, args, loaded, keep_ns, refused)
     for notice in source.notices:
         warn(f"offtop: {notice}")
-    if is_sampled and (ignored := options.for_tracing(args)):
+    if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
         warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
         yield source

@@ -83,7 +83,7 @@ _PANELS = (
 class Files(Protocol):
     """Writes what the user saves, owned by the user. All methods raise OfftopError."""
 
-    def keep(self, view: View, theme: str, mouse: bool) -> str:
+    def save_settings(self, view: View, theme: str, mouse: bool) -> str:
         """Write the settings to the config file; return a message that names the file."""
         ...
 
@@ -95,7 +95,7 @@ class Files(Protocol):
         """Start a recording of `source`."""
         ...
 
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:
+    def clip(self, source: Source, what: str, taken_ns: int) -> Recorder:
         """Start a clip that ends at `taken_ns` (CLOCK_REALTIME).
 
         `what` becomes part of its file name.
@@ -144,7 +144,7 @@ class OfftopApp(Mouse):
         recorder: Recorder | None = None,
         rules: RuleSource = WITHOUT_RULES,
         catch: Catch | None = None,
-        held_ns: int | None = None,
+        pause_at_ns: int | None = None,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
@@ -193,7 +193,7 @@ class OfftopApp(Mouse):
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self._glyphs)
-        self._wanted_ns = held_ns
+        self._wanted_ns = pause_at_ns
 
     @property
     def view(self) -> View:
@@ -602,7 +602,7 @@ class OfftopApp(Mouse):
             self._say("there is no config file to write to here")
             return
         try:
-            self._say(self._files.keep(self._view, self.theme, self._mouse))
+            self._say(self._files.save_settings(self._view, self.theme, self._mouse))
         except OfftopError as refused:
             self._say(str(refused))
 
@@ -617,7 +617,7 @@ class OfftopApp(Mouse):
     def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
         if self._files is None:
             raise OfftopError("There is no place to write to here")
-        return self._files.snapshot(self._source, what, taken_ns)
+        return self._files.clip(self._source, what, taken_ns)
 
     def action_record(self) -> None:
         if self._source.recorded:
@@ -651,7 +651,7 @@ class OfftopApp(Mouse):
 
     def tell_fault(self, error: BaseException, thread: str) -> None:
         """Report an error that ended another thread; measuring goes on. Thread-safe."""
-        self.post_message(Said(faults.told(error, thread)))
+        self.post_message(Said(faults.error_text(error, thread)))
 
     def _fatal_error(self) -> None:
         """Keep the error for `run`, which raises it once the terminal is restored.
@@ -780,13 +780,13 @@ def run(
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
     catch: Catch | None = None,
-    held_ns: int | None = None,
+    pause_at_ns: int | None = None,
 ) -> int:
     """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
 
     Raises what the source raised, once the terminal is restored. `colour` is False for --color never; NO_COLOR
     has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
-    history, which its memory limit may shorten. `catch` is None if the outliers come from a recording. `held_ns` is
+    history, which its memory limit may shorten. `catch` is None if the outliers come from a recording. `pause_at_ns` is
     the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
@@ -805,10 +805,10 @@ def run(
         recorder=recorder,
         rules=rules,
         catch=catch,
-        held_ns=held_ns,
+        pause_at_ns=pause_at_ns,
     )
     try:
-        with faults.of_threads(app.tell_fault), terminal.ending_later() as app.came:
+        with faults.report_thread_errors(app.tell_fault), terminal.ending_later() as app.came:
             status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()

@@ -382,7 +382,7 @@ def test_exported_file_is_private(tmp_path: Path) -> None:
     ("arguments", "error"),
     [
         (("pprof", str(DEMO), "--baseline", str(DEMO)), "--baseline works only with folded and svg"),
-        (("folded", str(DEMO), "--filter", "max>1ms"), "conditions on rows need a table"),
+        (("folded", str(DEMO), "--filter", "max>1ms"), "select rows of a table, and there is none"),
         (("folded", "--begin", "+1s"), "--begin and --end need a recording"),
         (("folded", str(DEMO), "--end", "nonsense"), "--end: 'nonsense' is not a time"),
         (("folded", str(OLD), "--mode", "chain"), "Wakers were not recorded"),

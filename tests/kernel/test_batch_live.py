@@ -764,7 +764,7 @@ def test_it_ends_with_status_0_after_complete_ticks_if_its_target_exits() -> Non
             check_laws(run.tick())
             child.end()
             ended = run.ended()
-    assert (ended.status, ended.err) == (0, "offtop: everything it watched has exited\n")
+    assert (ended.status, ended.err) == (0, "offtop: all measured processes have exited\n")
     assert ended.out == "" or ended.out.endswith("\n")
     for line in ended.out.splitlines():
         check_laws(json.loads(line))

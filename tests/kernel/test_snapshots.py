@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offtop.commands import snapshot_file
+from offtop.commands import clip_file
 from offtop.feed.pace import Pace
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import NOTHING
@@ -87,7 +87,7 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
             stacks = stacks_of(passing(kept, NOTHING, diagnoser, history.stuck(kept)))
             source.wait_for_names({frame for one in stacks for frame in kept.facts.catalog.stack(one).frames}, 30)
         ticks = history.last(1 << 62)[2:-1]
-        recorder = snapshot_file.begin(source, person(), tmp_path, "all", ticks[-1].taken_ns)
+        recorder = clip_file.new_clip(source, person(), tmp_path, "all", ticks[-1].taken_ns)
         since_ns = ticks[0].at_ns - ticks[0].span_ns
         for one in history.again(ticks[-1].at_ns - since_ns, ticks[-1].at_ns):  # on a busy machine ticks are longer
             recorder.add(one)

@@ -183,7 +183,7 @@ def become_others(directory: Path, by_others: int, within: bool) -> None:
             os.waitpid(child.pid, 0)
             ended = run.ended()
     ticks += [json.loads(line) for line in ended.out.splitlines()]
-    assert (ended.status, ended.err) == (0, "offtop: everything it watched has exited\n")
+    assert (ended.status, ended.err) == (0, "offtop: all measured processes have exited\n")
     counted, put_aside = sleeps(ticks, child.pid)
     # While a thread takes its main thread's TID, a wait of either may be missed on a machine without CPU to spare.
     assert LIVES + 1 - 2 * by_others <= counted <= LIVES + 1 + put_aside

@@ -20,7 +20,7 @@ class Written:
     def __init__(self) -> None:
         self.files: dict[str, str | bytes] = {}
 
-    def keep(self, view: View, theme: str, mouse: bool) -> str:
+    def save_settings(self, view: View, theme: str, mouse: bool) -> str:
         raise AssertionError("keep() must not be called")
 
     def write(self, path: Path, text: str | bytes) -> str:

@@ -218,7 +218,7 @@ async def test_replay_has_the_outliers_and_can_start_at_one(tmp_path: Path) -> N
     source = RecordedSource(tmp_path / "it.offtop", speed=1e6)
     first, last = source.outliers()
     assert (first.wait and first.wait.site.thread, last.rule) == (CONNECTION, OTHER)
-    app = OfftopApp(source, View(delay_ns=QUICK_NS), RULES, held_ns=source.go_to(first.taken_ns))
+    app = OfftopApp(source, View(delay_ns=QUICK_NS), RULES, pause_at_ns=source.go_to(first.taken_ns))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(lambda: app.picture is not None and app.view.paused_at_ns is not None)
         await pilot.pause()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.commands import snapshot_file
+from offtop.commands import clip_file
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.outlier import LongWait, Outlier
@@ -29,12 +29,12 @@ class Here(Told):
 
     directory: Path
 
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> Recorder:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return snapshot_file.begin(source, person(), self.directory, what, taken_ns)
+    def clip(self, source: Source, what: str, taken_ns: int) -> Recorder:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return clip_file.new_clip(source, person(), self.directory, what, taken_ns)
 
 
 class Refused(Told):
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+    def clip(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
         raise OfftopError("shop.offtop cannot be written by ann")
 
 

@@ -53,7 +53,7 @@ class Told:
     def __init__(self) -> None:
         self.written: list[str] = []
 
-    def keep(self, view: View, theme: str, mouse: bool) -> str:
+    def save_settings(self, view: View, theme: str, mouse: bool) -> str:
         self.written.append(f"{view.sort} {theme} {mouse}")
         return "written to config.toml"
 
@@ -64,7 +64,7 @@ class Told:
     def recorder(self, source: Source) -> ToldRecorder:
         return ToldRecorder()
 
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+    def clip(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
         self.written.append(what)
         return ToldRecorder()
 
@@ -668,7 +668,7 @@ async def test_hostile_command_line_is_shown_escaped() -> None:
 
 
 class Refusing(Told):
-    def keep(self, view: View, theme: str, mouse: bool) -> str:
+    def save_settings(self, view: View, theme: str, mouse: bool) -> str:
         raise UsageError("config.toml cannot be written. Give another with --config")
 
     def write(self, path: Path, text: str | bytes) -> str:

@@ -24,7 +24,7 @@ _FALLBACK = Path("/var/tmp")
 _LONGEST_WHAT = 40
 
 
-def named(directory: str, owner: Person) -> Path | None:
+def clip_directory(directory: str, owner: Person) -> Path | None:
     """Return the directory of clips; None: none is set.
 
     Raises UsageError if the user cannot write there.
@@ -43,7 +43,7 @@ def named(directory: str, owner: Person) -> Path | None:
     return path
 
 
-def begin(
+def new_clip(
     source: Source, owner: Person, directory: Path | None, what: str, taken_ns: int, *, cmdlines: bool = False
 ) -> Recorder:
     """Return a recorder that writes the past of `source` to a new file.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offtop import paths
-from offtop.commands import snapshot_file
+from offtop.commands import clip_file
 from offtop.errors import OfftopError, UsageError
 from offtop.person import Person, person
 from offtop.recording.writer import Recorder
@@ -31,14 +31,14 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
         directory.chmod(mode)
     monkeypatch.chdir(here)
     monkeypatch.setenv("TZ", "UTC")
-    monkeypatch.setattr(snapshot_file, "_FALLBACK", place)
+    monkeypatch.setattr(clip_file, "_FALLBACK", place)
     yield place
     shutil.rmtree(root)
 
 
 def begun(user: Person, directory: Path | None = None, what: str = "") -> Path:
     source = ScriptedSource(SHOP)
-    recorder = snapshot_file.begin(source, user, directory, what, START_NS)
+    recorder = clip_file.new_clip(source, user, directory, what, START_NS)
     assert isinstance(recorder, Recorder)
     recorder.add(source.after(0))
     recorder.close()
@@ -92,7 +92,7 @@ def test_named_directory_has_no_fallback(ann: Person, elsewhere: Path) -> None:
     (ann.home / "slow").mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(ann.home / "slow", ann.uid, ann.gid)
-    named = snapshot_file.named("~/slow", ann)
+    named = clip_file.clip_directory("~/slow", ann)
     assert named == ann.home / "slow"
     assert begun(ann, named).parent == named
     assert named
@@ -103,11 +103,11 @@ def test_named_directory_has_no_fallback(ann: Person, elsewhere: Path) -> None:
 
 
 def test_unwritable_directory_is_an_error_before_anything_starts(ann: Person, tmp_path: Path) -> None:
-    assert snapshot_file.named("", ann) is None
+    assert clip_file.clip_directory("", ann) is None
     for wrong in (tmp_path / "nosuch", tmp_path / "file"):
         (tmp_path / "file").write_text("")
         with pytest.raises(UsageError, match=f"snapshot directory {wrong}: .* cannot write there"):
-            snapshot_file.named(str(wrong), person())
+            clip_file.clip_directory(str(wrong), person())
     ended = command.run_on_terminal("replay", str(paths.demo()), "--snapshot-dir", str(tmp_path / "nosuch"))
     assert b"cannot write there (No such file or directory)" in ended.screen + ended.err.encode()
     assert ended.status == 2

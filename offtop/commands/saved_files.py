@@ -1,4 +1,4 @@
-"""Save what the user keeps from the screen: settings, exports, recordings and clips."""
+"""Save settings, exports, recordings and clips for the screen."""
 
 import argparse
 import re
@@ -22,23 +22,23 @@ class SavedFiles:
     """Writes files with the user's rights. Implements ui.app.Files."""
 
     loaded: "Loaded"
-    whose: "Person"
-    asked: argparse.Namespace
+    owner: "Person"
+    args: argparse.Namespace
     theme: str = ""
-    """Theme at the start of the screen."""
-    snapshots: Path | None = None
-    """Directory for clips; None: none was given."""
+    """Theme when the screen started."""
+    clip_directory: Path | None = None
+    """None: `--snapshot-dir` was not given."""
 
     def checked(self) -> "SavedFiles":
         """Return a copy with the clip directory set.
 
         Raises UsageError if the user cannot write there.
         """
-        from offtop.commands import snapshot_file
+        from offtop.commands import clip_file
 
-        return replace(self, snapshots=snapshot_file.named(self.loaded.settings.snapshot_dir, self.whose))
+        return replace(self, clip_directory=clip_file.clip_directory(self.loaded.settings.snapshot_dir, self.owner))
 
-    def keep(self, view: "View", theme: str, mouse: bool) -> str:
+    def save_settings(self, view: "View", theme: str, mouse: bool) -> str:
         from offtop.settings import config
 
         before = self.loaded.settings
@@ -61,33 +61,33 @@ class SavedFiles:
             triggers=view.triggers or before.triggers,
         )
         values = config.toml_of(settings)
-        for name in ("debuginfod", "on_trigger"):  # these two are never saved from the command line
+        for name in ("debuginfod", "on_trigger"):  # they reach the network or run commands: never saved implicitly
             if self.loaded.origin[name] == "command line":
                 del values[name]
-        return config.save(self.loaded.path, self.whose, values)
+        return config.save(self.loaded.path, self.owner, values)
 
     def write(self, path: Path, text: str | bytes) -> str:
         from offtop.person import write_theirs
 
-        write_theirs(path, self.whose, text)
+        write_theirs(path, self.owner, text)
         return f"written to {printable(str(path))}"
 
     def recorder(self, source: Source, file: str = "") -> "Recorder":
         from offtop.recording import writer
 
-        args = self.asked
+        args = self.args
         host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         return writer.Recorder(
             Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
             source,
-            self.whose,
+            self.owner,
             keep_ns=getattr(args, "keep", None) or writer.KEEP_NS,
             most_bytes=getattr(args, "max_size", None) or writer.MOST_BYTES,
             cmdlines=getattr(args, "cmdlines", False),
         )
 
-    def snapshot(self, source: Source, what: str, taken_ns: int) -> "Recorder":
-        from offtop.commands import snapshot_file
+    def clip(self, source: Source, what: str, taken_ns: int) -> "Recorder":
+        from offtop.commands import clip_file
 
-        cmdlines = getattr(self.asked, "cmdlines", False)
-        return snapshot_file.begin(source, self.whose, self.snapshots, what, taken_ns, cmdlines=cmdlines)
+        cmdlines = getattr(self.args, "cmdlines", False)
+        return clip_file.new_clip(source, self.owner, self.clip_directory, what, taken_ns, cmdlines=cmdlines)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop.commands import choices, keeping, sources
-from offtop.errors import CaughtError, OfftopError, UsageError, warn
+from offtop.commands import choices, saved_files, sources
+from offtop.errors import OfftopError, OutlierFoundError, UsageError, warn
 from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
 from offtop.model.aggregate.filter import Filter
@@ -52,28 +52,28 @@ def show_config(args: argparse.Namespace) -> int:
     loaded, _ = choices.load(args)
     choices.check_theme(loaded)
     choices.keymap(loaded)
-    with written():
+    with flushed_output():
         print(config.shown(loaded), end="")
     return 0
 
 
-def live(args: argparse.Namespace) -> int:
+def show_live(args: argparse.Namespace) -> int:
     """Show this machine, on the screen or as text."""
     no_screen = _no_screen(args)
     if no_screen is not None and args.rate and not args.pid:
-        raise UsageError("--rate in batch mode needs the processes that it is about. Add -p PID, or omit it")
-    rules, chosen, user = choices.chosen(args)
+        raise UsageError("--rate in batch mode needs a process. Add -p PID, or omit --rate")
+    rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
     filters = sources.filters(args, loaded)
-    kept = keeping.SavedFiles(loaded, owner, args)
-    view = None if no_screen is not None else choices.view(loaded, filters, rules, chosen, user, args)
+    kept = saved_files.SavedFiles(loaded, owner, args)
+    view = None if no_screen is not None else choices.first_view(loaded, filters, rules, chosen, user, args)
     if args.fail_on_trigger and loaded.settings.triggers == ("off",):
         raise UsageError("--fail-on-trigger with --trigger off never fails. Give a trigger")
     if view and args.fail_on_trigger:
         raise UsageError("--fail-on-trigger is for batch mode. Add -b or --json, and -n N")
     keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
-    catch = choices.catch(loaded, rules, owner, args.freeze)
+    catch = choices.outlier_actions(loaded, rules, owner, args.freeze)
     if view:
         kept = kept.checked()
         threading.Thread(target=_load_screen, daemon=True).start()
@@ -85,33 +85,35 @@ def live(args: argparse.Namespace) -> int:
         recorder = kept.recorder(source, args.record) if args.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
-            return _screen(source, view, rules, files, loaded, kept, keymap, args, recorder, catch)
+            return _run_screen(source, view, rules, files, loaded, kept, keymap, args, recorder, catch)
         _warn_of_batch_mode(no_screen)
         try:
             status = _batch(
-                source, rules, files, loaded, choices.of_user(user, chosen), args, recorder, baseline, catch
+                source, rules, files, loaded, choices.with_user(user, chosen), args, recorder, baseline, catch
             )
             if catch.alarm.failure:
                 warn(f"offtop: {catch.alarm.failure}")
             if args.fail_on_trigger and catch.alarm.count:
-                raise CaughtError(f"Outliers: {catch.alarm.count:,} (--fail-on-trigger). See: offtop -b, or --json")
+                raise OutlierFoundError(
+                    f"Outliers: {catch.alarm.count:,} (--fail-on-trigger). See: offtop -b, or --json"
+                )
             return status
         finally:
             if recorder:
                 warn(f"offtop: {recorder.close()}")
 
 
-def recorded(args: argparse.Namespace, path: Path) -> int:
+def show_recording(args: argparse.Namespace, path: Path) -> int:
     """Show a recording, on the screen or as text."""
     from offtop.recording.replay import RecordedSource
 
     no_screen = _no_screen(args)
-    rules, chosen, user = choices.chosen(args)
+    rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
-    view = None if no_screen is not None else choices.view(loaded, Filters(), rules, chosen, user, args)
+    view = None if no_screen is not None else choices.first_view(loaded, Filters(), rules, chosen, user, args)
     keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
-    kept = keeping.SavedFiles(loaded, owner, args)
+    kept = saved_files.SavedFiles(loaded, owner, args)
     if view:
         kept = kept.checked()
     with (
@@ -122,16 +124,16 @@ def recorded(args: argparse.Namespace, path: Path) -> int:
         baseline = _baseline(args, rules, files, loaded)
         if args.begin is not None:
             source.go_to(_parse_time(args.begin, source.recorded))
-        held_ns = None
+        pause_at_ns = None
         if args.at is not None:
             first = _first_outlier(source, path)
-            held_ns = source.go_to(first.worst.taken_ns)
+            pause_at_ns = source.go_to(first.worst.taken_ns)
             view = view and _view_of_outlier(view, first, rules)
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
-            return _screen(source, view, rules, files, loaded, kept, keymap, args, None, held_ns=held_ns)
+            return _run_screen(source, view, rules, files, loaded, kept, keymap, args, None, pause_at_ns=pause_at_ns)
         _warn_of_batch_mode(no_screen)
-        return _batch(source, rules, files, loaded, choices.of_user(user, chosen), args, None, baseline)
+        return _batch(source, rules, files, loaded, choices.with_user(user, chosen), args, None, baseline)
 
 
 def _baseline(
@@ -146,8 +148,8 @@ def _baseline(
 
     path = Path(args.baseline)
     with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
-        diagnoser = CauseFinder(source.names, files)
-        return baseline_in(source, path.name, known, diagnoser, loaded.settings.delay_ns)
+        cause_finder = CauseFinder(source.names, files)
+        return baseline_in(source, path.name, known, cause_finder, loaded.settings.delay_ns)
 
 
 def _first_outlier(source: Source, path: Path) -> "Group":
@@ -176,18 +178,18 @@ def record(args: argparse.Namespace) -> int:
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
 
-    rules = choices.packaged()
+    rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)
-    catch = choices.catch(loaded, rules, owner)
+    catch = choices.outlier_actions(loaded, rules, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
         sources.live(rules, filters, args, loaded) as source,
     ):
-        recorder = keeping.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
-        diagnoser = CauseFinder(source.names, files)
-        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=diagnoser.verdicts)
+        recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
+        cause_finder = CauseFinder(source.names, files)
+        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=cause_finder.verdicts)
         pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
         pace.recorder, pace.alarm = recorder, catch.alarm
         try:
@@ -195,17 +197,17 @@ def record(args: argparse.Namespace) -> int:
             first_ns = 0
             for number, kept in enumerate(pace.ticks(), 1):
                 first_ns = first_ns or kept.at_ns - kept.span_ns
-                over = args.duration is not None and kept.at_ns - first_ns >= args.duration
-                if over or number == args.iterations or recorder.failure:
+                has_lasted = args.duration is not None and kept.at_ns - first_ns >= args.duration
+                if has_lasted or number == args.iterations or recorder.failure:
                     break
         except KeyboardInterrupt:
-            warn("")  # ends the line with ^C
+            warn("")  # the terminal has echoed ^C without a newline
         finally:
             summary = recorder.close()
             if not recorder.failure:
                 warn(f"offtop: {summary}")
         if recorder.failure:
-            raise OfftopError(f"{recorder.failure}. Everything written before can be replayed")
+            raise OfftopError(f"{recorder.failure}. everything written before can be replayed")
     return 0
 
 
@@ -213,9 +215,9 @@ def report(args: argparse.Namespace) -> int:
     """Print a recording on one page."""
     from offtop.recording import report as page
 
-    rules = choices.packaged()
+    rules = choices.category_rules()
     loaded, owner = choices.load(args)
-    with choices.rule_files(rules, loaded, owner) as files, written():
+    with choices.rule_files(rules, loaded, owner) as files, flushed_output():
         page.write(Path(args.file), rules, args.width, sys.stdout, files)
     return 0
 
@@ -227,8 +229,10 @@ def _parse_time(text: str, recorded: Recorded, option: str = "--begin") -> int:
     try:
         at_ns = parse_moment(text, began_ns if text.strip().startswith("+") else ended_ns, ended_ns)
         if not began_ns - NS_PER_S < at_ns <= ended_ns + NS_PER_S:
-            ends = [datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)]
-            raise UsageError(f"{option}: the recording is from {ends[0]} to {ends[1]}. Give a time within it")
+            first, last = (
+                datetime.fromtimestamp(ns // NS_PER_S).strftime("%Y-%m-%dT%H:%M:%S") for ns in (began_ns, ended_ns)
+            )
+            raise UsageError(f"{option}: the recording is from {first} to {last}. Give a time within it")
         return at_ns
     except ValueError:
         raise UsageError(
@@ -240,9 +244,9 @@ def rules(args: argparse.Namespace) -> int:
     """Check the cause rules, and print what each matches."""
     from offtop.reports import rules_page
 
-    known = choices.packaged()
+    known = choices.category_rules()
     loaded, owner = choices.load(args)
-    with choices.rule_files(known, loaded, owner) as files, written():
+    with choices.rule_files(known, loaded, owner) as files, flushed_output():
         print("\n".join(rules_page.checked(files)), flush=True)
         if args.check:
             return 0
@@ -263,15 +267,13 @@ def rules(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Convert a recording, or the next seconds of this machine, to another format."""
-    from offtop.recording.replay import RecordedSource
     from offtop.reports import exports
-    from offtop.reports.whole import EVER_NS
 
-    known = choices.packaged()
-    chosen = choices.of_waits(args.filter, known)
+    known = choices.category_rules()
+    chosen = choices.wait_filter(args.filter, known)
     if not args.file and (args.begin or args.end):
         raise UsageError("--begin and --end need a recording. Name one, or omit them")
-    chosen = choices.of_user(args.user or "", chosen)
+    chosen = choices.with_user(args.user or "", chosen)
     loaded, owner = choices.load(args)
     settings = loaded.settings
     mode = args.mode or (OFFCPU if args.file else settings.mode)
@@ -285,36 +287,22 @@ def export(args: argparse.Namespace) -> int:
     if args.file is None and chosen.needs_wakers and mode == OFFCPU:
         raise UsageError("--filter needs wakers, which mode offcpu does not record. Add --mode wakeup")
 
-    @contextlib.contextmanager
-    def of_file(name: str, begin: str | None = None, end: str | None = None) -> Generator[tuple[Source, int]]:
-        """Open a recording at `begin`; yield it with the time of `end` (0: none)."""
-        with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
-            begin_ns = _parse_time(begin, source.recorded) if begin is not None else 0
-            end_ns = _parse_time(end, source.recorded, "--end") if end is not None else 0
-            if end is not None and end_ns <= begin_ns:
-                raise UsageError("--end is not after --begin. Give a later time, or omit one of them")
-            if begin is not None:
-                source.go_to(begin_ns)
-            yield source, end_ns
-
-    @contextlib.contextmanager
-    def of_now() -> Generator[tuple[Source, int]]:
-        filters, keep_ns = sources.filters(args, loaded), (ticks or 0) * settings.delay_ns
-        with _exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns) as source:
-            yield source, 0
-
     ticks: int | None = args.iterations or (None if args.file else _EXPORT_TICKS)
-    with choices.rule_files(known, loaded, owner) as files, written():
+    with choices.rule_files(known, loaded, owner) as files, flushed_output():
 
-        def whole(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
+        def profile_of(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
             idle, delay_ns = settings.idle, settings.delay_ns
             return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, end_ns)
 
         baseline, out = None, args.output or ""
         if args.baseline:
-            with of_file(args.baseline) as (source, _):
-                baseline = whole(source)
-        with of_file(args.file, args.begin, args.end) if args.file else of_now() as (source, end_ns):
+            with _open_recording(args.baseline, known) as (source, _):
+                baseline = profile_of(source)
+        with (
+            _open_recording(args.file, known, args.begin, args.end)
+            if args.file
+            else _open_live(args, loaded, known, ticks or 0) as (source, end_ns)
+        ):
             if args.format == exports.TIMELINE:
                 begin_ns = _parse_time(args.begin, source.recorded) if args.begin and source.recorded else 0
                 exports.write_timeline(source, begin_ns, end_ns, out, owner)
@@ -323,9 +311,37 @@ def export(args: argparse.Namespace) -> int:
                 delay_ns = settings.delay_ns
                 exports.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, owner)
                 return 0
-            made = whole(source, ticks, end_ns)
-        exports.write(args.format, made, baseline, out, args.title, owner, style)
+            profile = profile_of(source, ticks, end_ns)
+        exports.write(args.format, profile, baseline, out, args.title, owner, style)
     return 0
+
+
+@contextlib.contextmanager
+def _open_recording(
+    name: str, known: categories.Categories, begin: str | None = None, end: str | None = None
+) -> Generator[tuple[Source, int]]:
+    """Open a recording at `begin`; yield it with the time of `end` (0: none)."""
+    from offtop.recording.replay import RecordedSource
+    from offtop.reports.whole import EVER_NS
+
+    with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
+        begin_ns = _parse_time(begin, source.recorded) if begin is not None else 0
+        end_ns = _parse_time(end, source.recorded, "--end") if end is not None else 0
+        if end is not None and end_ns <= begin_ns:
+            raise UsageError("--end is not after --begin. Give a later time, or omit one of them")
+        if begin is not None:
+            source.go_to(begin_ns)
+        yield source, end_ns
+
+
+@contextlib.contextmanager
+def _open_live(
+    args: argparse.Namespace, loaded: "Loaded", known: categories.Categories, ticks: int
+) -> Generator[tuple[Source, int]]:
+    """Open this machine for `ticks` ticks; yield it with 0, because it has no end."""
+    filters, keep_ns = sources.filters(args, loaded), ticks * loaded.settings.delay_ns
+    with _exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns) as source:
+        yield source, 0
 
 
 def diff(args: argparse.Namespace) -> int:
@@ -334,11 +350,11 @@ def diff(args: argparse.Namespace) -> int:
     from offtop.reports import diff_page
     from offtop.reports.whole import EVER_NS
 
-    known = choices.packaged()
-    chosen = choices.of_user(args.user or "", choices.of_waits(args.filter, known))
+    known = choices.category_rules()
+    chosen = choices.with_user(args.user or "", choices.wait_filter(args.filter, known))
     loaded, owner = choices.load(args)
 
-    with choices.rule_files(known, loaded, owner) as files, written():
+    with choices.rule_files(known, loaded, owner) as files, flushed_output():
 
         def of_file(name: str) -> diff_page.Compared:
             with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
@@ -381,7 +397,7 @@ def _batch(
         baseline=baseline,
         style=Style(args.delimiter, args.per),
     )
-    with written():
+    with flushed_output():
         ended = batch.run(
             source,
             rules,
@@ -396,7 +412,7 @@ def _batch(
             catch=catch,
         )
     if ended and source.recorded is None:
-        warn("offtop: everything it watched has exited")
+        warn("offtop: all measured processes have exited")
     return 0
 
 
@@ -408,7 +424,7 @@ def _escape_unencodable() -> None:
 
 
 @contextlib.contextmanager
-def written() -> Generator[None]:
+def flushed_output() -> Generator[None]:
     """Flush stdout at the end of the block.
 
     Raises OfftopError if the output cannot be written. A BrokenPipeError is passed on: the reader has closed the pipe.
@@ -425,18 +441,18 @@ def written() -> Generator[None]:
         raise OfftopError(f"The output cannot be written ({error.strerror}). Make room, or write elsewhere") from error
 
 
-def _screen(
+def _run_screen(
     source: Source,
     view: "View",
     rules: categories.Categories,
     rule_files: "RuleFiles",
     loaded: "Loaded",
-    kept: "keeping.SavedFiles",
+    kept: "saved_files.SavedFiles",
     keymap: Mapping[str, str],
     args: argparse.Namespace,
     recorder: "Recorder | None",
     catch: "Catch | None" = None,
-    held_ns: int | None = None,
+    pause_at_ns: int | None = None,
 ) -> int:
     from offtop.ui import app
     from offtop.ui.kit import terminal
@@ -461,7 +477,7 @@ def _screen(
         recorder=recorder,
         rules=rule_files,
         catch=catch,
-        held_ns=held_ns,
+        pause_at_ns=pause_at_ns,
     )
 
 
@@ -475,13 +491,13 @@ def _load_screen() -> None:
 
 
 def _no_screen(args: argparse.Namespace) -> str | None:
-    """Return why there is no screen; empty: text was requested; None: there is a screen."""
+    """Return why there is no screen: empty if text was requested; None if there is a screen."""
     if args.batch or args.json or args.folded:
         return ""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        return "there is no terminal here"
+        return "stdin or stdout is not a terminal"
     if os.environ.get("TERM", "dumb") in ("", "dumb"):
-        return "TERM says that this terminal cannot show a screen"
+        return "TERM names a terminal that cannot show a screen"
     return None
 
 
