@@ -96,8 +96,8 @@ class OfTheLoad(LiveFeed):
     def set_filters(self, filters: Filters) -> None:
         raise NotImplementedError
 
-    def catch(self, marks: Thresholds | None) -> None:
-        self._source.catch(marks)
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        self._source.set_thresholds(thresholds)
 
     def set_mode(self, mode: str, depth: int) -> None:
         raise NotImplementedError
@@ -111,11 +111,11 @@ class OfTheLoad(LiveFeed):
     def describe(self, pids: Collection[int]) -> None:
         self._source.describe(pids)
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         """Look up nothing: the other end may be a process that is not in the demo."""
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
-        return self._source.facts(pid)
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
+        return self._source.process_details(pid)
 
     def about(self) -> list[tuple[str, str]]:
         return [("kernel", os.uname().release.split("-")[0]), ("door", dict(self._source.about())["door"])]

@@ -18,7 +18,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
 if TYPE_CHECKING:  # not imported at run time, so that --help is fast
-    from offtop.feed.outlier_actions import Catch
+    from offtop.feed.outlier_actions import OutlierActions
     from offtop.model.viewmodel.view import View
     from offtop.person import Person
     from offtop.settings.config import Loaded
@@ -79,14 +79,16 @@ def checked_filter(args: argparse.Namespace) -> tuple[categories.Categories, Fil
     return rules, parsed, user
 
 
-def outlier_actions(loaded: "Loaded", rules: categories.Categories, owner: "Person", freeze: bool = False) -> "Catch":
-    from offtop.feed.outlier_actions import Alarm, Catch
+def outlier_actions(
+    loaded: "Loaded", rules: categories.Categories, owner: "Person", freeze: bool = False
+) -> "OutlierActions":
+    from offtop.feed.outlier_actions import Alarm, OutlierActions
 
     settings = loaded.settings
     origin = loaded.origin["trigger"]
     where = "--trigger" if origin == "command line" else f"{origin}: trigger"
     alarm = Alarm(settings.on_trigger, owner)
-    return Catch(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
+    return OutlierActions(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
 
 
 def wait_filter(text: str, known: categories.Categories) -> Filter:

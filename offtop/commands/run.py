@@ -32,7 +32,7 @@ from offtop.units import NS_PER_S
 
 if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.export.profile import Profile
-    from offtop.feed.outlier_actions import Catch
+    from offtop.feed.outlier_actions import OutlierActions
     from offtop.model.values.outlier import Group
     from offtop.model.viewmodel.view import View
     from offtop.model.windows.baseline import Baseline
@@ -73,7 +73,7 @@ def show_live(args: argparse.Namespace) -> int:
     if view and args.fail_on_trigger:
         raise UsageError("--fail-on-trigger is for batch mode. Add -b or --json, and -n N")
     keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
-    catch = choices.outlier_actions(loaded, rules, owner, args.freeze)
+    outlier_actions = choices.outlier_actions(loaded, rules, owner, args.freeze)
     if view:
         kept = kept.checked()
         threading.Thread(target=_load_screen, daemon=True).start()
@@ -85,17 +85,17 @@ def show_live(args: argparse.Namespace) -> int:
         recorder = kept.recorder(source, args.record) if args.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
-            return _run_screen(source, view, rules, files, loaded, kept, keymap, args, recorder, catch)
+            return _run_screen(source, view, rules, files, loaded, kept, keymap, args, recorder, outlier_actions)
         _warn_of_batch_mode(no_screen)
         try:
             status = _batch(
-                source, rules, files, loaded, choices.with_user(user, chosen), args, recorder, baseline, catch
+                source, rules, files, loaded, choices.with_user(user, chosen), args, recorder, baseline, outlier_actions
             )
-            if catch.alarm.failure:
-                warn(f"offtop: {catch.alarm.failure}")
-            if args.fail_on_trigger and catch.alarm.count:
+            if outlier_actions.alarm.failure:
+                warn(f"offtop: {outlier_actions.alarm.failure}")
+            if args.fail_on_trigger and outlier_actions.alarm.count:
                 raise OutlierFoundError(
-                    f"Outliers: {catch.alarm.count:,} (--fail-on-trigger). See: offtop -b, or --json"
+                    f"Outliers: {outlier_actions.alarm.count:,} (--fail-on-trigger). See: offtop -b, or --json"
                 )
             return status
         finally:
@@ -181,7 +181,7 @@ def record(args: argparse.Namespace) -> int:
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)
-    catch = choices.outlier_actions(loaded, rules, owner)
+    outlier_actions = choices.outlier_actions(loaded, rules, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
@@ -190,8 +190,8 @@ def record(args: argparse.Namespace) -> int:
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
         history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=cause_finder.verdicts)
-        pace = Pace(source, history, loaded.settings.delay_ns, judge=catch.judge)
-        pace.recorder, pace.alarm = recorder, catch.alarm
+        pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector)
+        pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:
             warn(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
             first_ns = 0
@@ -376,7 +376,7 @@ def _batch(
     args: argparse.Namespace,
     recorder: "Recorder | None",
     baseline: "Baseline | None",
-    catch: "Catch | None" = None,
+    outlier_actions: "OutlierActions | None" = None,
 ) -> int:
     _escape_unencodable()
     settings = loaded.settings
@@ -409,7 +409,7 @@ def _batch(
             out=sys.stdout,
             recorder=recorder,
             rules=files,
-            catch=catch,
+            outlier_actions=outlier_actions,
         )
     if ended and source.recorded is None:
         warn("offtop: all measured processes have exited")
@@ -451,7 +451,7 @@ def _run_screen(
     keymap: Mapping[str, str],
     args: argparse.Namespace,
     recorder: "Recorder | None",
-    catch: "Catch | None" = None,
+    outlier_actions: "OutlierActions | None" = None,
     pause_at_ns: int | None = None,
 ) -> int:
     from offtop.ui import app
@@ -476,7 +476,7 @@ def _run_screen(
         mouse=settings.mouse,
         recorder=recorder,
         rules=rule_files,
-        catch=catch,
+        outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
     )
 

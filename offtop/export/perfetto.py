@@ -37,7 +37,7 @@ class TraceThread(NamedTuple):
     """Empty if unknown."""
 
 
-class CaughtWait(NamedTuple):
+class OutlierWait(NamedTuple):
     who: TraceThread
     category: str
     start_ns: int
@@ -53,7 +53,7 @@ class CaughtWait(NamedTuple):
     """None if not a thread, or unknown."""
 
 
-def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
+def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[OutlierWait]:
     """Return the outliers that are single waits."""
     for one in outliers:
         if one.wait is None:
@@ -61,7 +61,7 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
         site, catalog = one.wait.site, one.catalog
         waker = catalog.wake(site.wake).waker
         by = TraceThread(waker.pid, waker.tid, waker.comm, waker.name) if waker.kind == THREAD and waker.tid else None
-        yield CaughtWait(
+        yield OutlierWait(
             TraceThread(site.pid, site.tid, one.comm, one.program),
             one.category,
             one.wait.began_ns,
@@ -73,7 +73,7 @@ def waits_of(outliers: Iterable[Outlier], names: Names) -> Iterator[CaughtWait]:
         )
 
 
-def packed(waits: Iterable[CaughtWait], at_ns: int, taken_ns: int) -> bytes:
+def packed(waits: Iterable[OutlierWait], at_ns: int, taken_ns: int) -> bytes:
     """Encode a trace.
 
     `at_ns` and `taken_ns`: one moment on CLOCK_MONOTONIC and on CLOCK_REALTIME, so that the time of day is shown.
@@ -104,7 +104,7 @@ def _track(pid: int, tid: int = 0) -> int:
     return pid << 32 | tid
 
 
-def _wait(one: CaughtWait, flow: int) -> Iterator[bytes]:
+def _wait(one: OutlierWait, flow: int) -> Iterator[bytes]:
     """Encode a slice, its run-queue part as a nested slice, and the end of the waker's arrow."""
     runs_ns = one.end_ns - one.runqueue_ns
     waker = f"{one.waker.comm}({one.waker.tid})" if one.waker else ""

@@ -1,7 +1,6 @@
-"""Triggers and what happens at an outlier: run a command of the user's, with the user's rights.
+"""What happens at an outlier: the user's command is run, with the user's rights.
 
-Names of threads never become part of the command's text. They are in its environment, with everything escaped that a
-terminal would act on.
+Thread names never become part of the command's text. They are in its environment, escaped.
 """
 
 import os
@@ -19,9 +18,9 @@ from offtop.printable import printable
 from offtop.units import duration
 
 OFF = "off"
-"""Given instead of a trigger: no outliers."""
+"""Given in place of a trigger: report no outliers."""
 _MOST_PENDING = 20
-_KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "DISPLAY")
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TERM", "DISPLAY")
 
 
 def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -> list[Trigger | None]:
@@ -44,7 +43,7 @@ def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -
 
 
 class Alarm:
-    """Counts outliers, and runs the user's command for one per kind in APART_NS.
+    """Counts outliers, and runs the user's command at most once per kind of outlier in APART_NS.
 
     Not thread-safe.
     """
@@ -59,7 +58,7 @@ class Alarm:
         self.count = 0
         """How many outliers there were."""
         self.failure = ""
-        """Why the command did not run, or that it failed; empty: it did not."""
+        """Why the command did not run or with which status it failed; empty if all is well."""
 
     def add(self, outliers: Sequence[Outlier]) -> None:
         """Add the outliers of a tick."""
@@ -99,8 +98,8 @@ class Alarm:
             self.failure = printable(f"--on-trigger cannot be run ({reason})")
 
 
-class Catch:
-    """The triggers of this run, and what to do at an outlier."""
+class OutlierActions:
+    """The triggers, and what to do at an outlier."""
 
     def __init__(
         self,
@@ -119,20 +118,21 @@ class Catch:
         self._rules = rules
         self.texts = tuple(texts)
         self._triggers = triggers(texts, rules, min_ns, where)
-        self.judge = OutlierDetector(self._triggers)
+        self.detector = OutlierDetector(self._triggers)
         self.alarm, self.freeze, self.bell = alarm, freeze, bell
 
-    def deaf(self, min_ns: int) -> str:
-        """Return the first trigger for waits below the minimum, which cannot match; empty: none."""
+    def trigger_below(self, min_ns: int) -> str:
+        """Return the first trigger with a threshold below the minimum; empty if there is none."""
         return next((one.text for one in self._triggers if one and one.is_of_waits and one.value < min_ns), "")
 
-    def ask(self, texts: Sequence[str], min_ns: int) -> None:
+    def set_triggers(self, texts: Sequence[str], min_ns: int) -> None:
         """Use these triggers from the next tick on. Thread-safe. Raises UsageError."""
-        self._triggers = triggers(texts, self._rules, min_ns, "catch")
-        self.judge.ask(self._triggers)
+        self._triggers = triggers(texts, self._rules, min_ns, "trigger")
+        self.detector.set_triggers(self._triggers)
 
 
 def environment(one: Outlier, user: Person) -> Mapping[str, str]:
+    """Return the environment of the user's command."""
     wait = one.wait
     variables: dict[str, object] = {
         "RULE": one.rule,
@@ -149,6 +149,6 @@ def environment(one: Outlier, user: Person) -> Mapping[str, str]:
         "GOING_ON": int(one.is_going_on),
         "TAKEN_NS": one.taken_ns,
     }
-    own = {name: value for name in _KEPT if (value := os.environ.get(name))}
+    own = {name: value for name in _PASSED_ON if (value := os.environ.get(name))}
     user_variables = {"HOME": str(user.home), "USER": user.name, "LOGNAME": user.name}
     return {**own, **user_variables, **{f"OFFTOP_{name}": printable(str(value)) for name, value in variables.items()}}

@@ -1,4 +1,4 @@
-"""Pace: reads a Source at regular times; the first tick comes early, the others after whole delays."""
+"""Pace reads a Source at regular times: the first tick comes early, the others after whole delays."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,11 +39,11 @@ class Pace:
         history: History,
         delay_ns: int,
         first_tick_ns: int = FIRST_TICK_NS,
-        judge: OutlierDetector | None = None,
+        detector: OutlierDetector | None = None,
     ) -> None:
-        """`judge`: decides which waits and ticks are outliers; None: no triggers, or a recording."""
+        """`detector`: finds outliers; None: there are no triggers, or this is a recording."""
         self._source = source
-        self._judge = judge
+        self._detector = detector
         self.alarm: Alarm | None = None
         """Receives the outliers of each tick."""
         self.outliers: Sequence[Outlier] = ()
@@ -52,7 +52,7 @@ class Pace:
         self._delay_ns = delay_ns
         self._first_tick_ns = first_tick_ns
         self.recorder: Recorder | None = None
-        """Receives each snapshot. May be set from any thread."""
+        """Receives each snapshot. Any thread may set it."""
         self._changed = Condition()
         self._stopped = False
 
@@ -63,8 +63,8 @@ class Pace:
         """
         for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
-            if kept is not None and self._judge is not None:
-                snapshot = replace(snapshot, outliers=self._judge.tick(snapshot, kept))
+            if kept is not None and self._detector is not None:
+                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, kept))
             recorder = self.recorder
             if recorder is not None:
                 recorder.add(snapshot)
@@ -79,7 +79,7 @@ class Pace:
 
         A late reading does not delay later ones: missed ticks make the next window longer.
         """
-        self._source.catch(self._judge)
+        self._source.set_thresholds(self._detector)
         due_ns: int | None = monotonic_ns()
         is_first = True
         while due_ns is not None and not self._stopped:

@@ -18,7 +18,7 @@ class Recorded(NamedTuple):
     ended_ns: int
     """CLOCK_REALTIME of the last tick; may be earlier if the clock was set back."""
     measured_ns: int
-    """From the first to the last, by CLOCK_MONOTONIC."""
+    """Time from the first to the last tick (CLOCK_MONOTONIC)."""
 
 
 class Source(Protocol):
@@ -51,15 +51,15 @@ class Source(Protocol):
     def read(self) -> Snapshot | None:
         """Return running totals up to now; None at the end.
 
-        The caller decides when to read a live source. A recording keeps its own pace, and blocks here. Raises
-        OfftopError, with a remedy.
+        The caller decides when to read a live source. A recording keeps its own pace: this call blocks until its next
+        tick is due. Raises OfftopError.
         """
         ...
 
     def drain(self) -> None:
         """Drain the kernel's buffers. The reading thread must call it at least once a second.
 
-        Raises OfftopError, with a remedy.
+        Raises OfftopError.
         """
         ...
 
@@ -86,15 +86,15 @@ class Source(Protocol):
     def set_mode(self, mode: str, depth: int) -> None:
         """Record what a mode shows, with `depth` wakers in a chain, from the next read on.
 
-        `mode`: one of wake.MODES. A recording has what was recorded. May take a second: do not call it from the
-        screen's thread. Raises OfftopError if that is not possible.
+        `mode`: one of wake.MODES. A recording ignores it. It may take a second, so the screen's thread must not call
+        it. Raises OfftopError if that is not possible.
         """
         ...
 
-    def catch(self, marks: Thresholds | None) -> None:
-        """Report waits that reach these thresholds in snapshots, from the next read on.
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        """Report waits that reach these thresholds in snapshots, from the next read on; None: report none.
 
-        None: none. For the reading thread. A recording reports the outliers that it holds.
+        Only the reading thread may call it. A recording reports the outliers that it holds.
         """
         ...
 
@@ -103,7 +103,7 @@ class Source(Protocol):
         ...
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
-        """Return when each of `frames` has the best name that it will get, or after `seconds`."""
+        """Wait at most `seconds` until each of `frames` has its final name."""
         ...
 
     def why_nameless(self, frame: Frame) -> str:
@@ -121,18 +121,18 @@ class Source(Protocol):
         """
         ...
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
-        """Request the other ends of objects, which will be in `Catalog.ends` a few ticks later.
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
+        """Request the peers of objects, which will be in `Catalog.ends` a few ticks later.
 
         `waited_on`: object → a process that waits on it. Does not block. Thread-safe. Call it again while they are
         shown.
         """
         ...
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return (label, raw value) pairs about a process.
 
-        May take seconds: not for the screen's thread.
+        It may take seconds, so the screen's thread must not call it.
         """
         ...
 

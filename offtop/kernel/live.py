@@ -575,8 +575,8 @@ class LiveSource(LiveFeed):
         self._cgroups[cgroup] = found.now()
         return self._cgroups[cgroup] != self._counted_cgroup
 
-    def catch(self, marks: Thresholds | None) -> None:
-        self._marks = marks
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        self._marks = thresholds
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         self._names.wait(frames, seconds)
@@ -587,10 +587,10 @@ class LiveSource(LiveFeed):
     def describe(self, pids: Collection[int]) -> None:
         self._details.describe([pid for pid in pids if pid not in PSEUDO_PIDS])
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         self._ends.find(waited_on)
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.procfs.process_details import facts  # psutil takes 0.1 s to import, and is rarely needed
 
         return facts(pid, self._facts)

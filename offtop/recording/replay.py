@@ -177,7 +177,7 @@ class RecordedSource:
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: only what was recorded is there."""
 
-    def catch(self, marks: Thresholds | None) -> None:
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
 
     def outliers(self) -> Sequence[Outlier]:
@@ -192,10 +192,10 @@ class RecordedSource:
     def describe(self, pids: Collection[int]) -> None:
         """Do nothing: the recorded details are in the Catalog."""
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         """Do nothing: the recorded peers are in the Catalog."""
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
         details = self._catalog.detail(pid)
         told = (

@@ -17,7 +17,7 @@ from offtop.model.aggregate.waker_rows import by_wake
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.outliers.text import in_line
+from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups
 from offtop.model.values.snapshot import EXITED, Snapshot
@@ -230,7 +230,7 @@ def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
     last = f", the last {len(shown)}" if len(shown) < len(caught) else ""
     head = f"OUTLIERS: {len(caught):,}{last}; replay --at outlier goes there"
     rows = (f"{_clock(one.first.taken_ns)}  {f'x{one.many:,}' if one.many > 1 else '':>6}  " for one in shown)
-    return [head, *(f"{row}{printable(in_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
+    return [head, *(f"{row}{printable(one_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 
 
 def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: CauseFinder) -> list[str]:

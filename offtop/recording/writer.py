@@ -285,7 +285,7 @@ class Recorder:
         waits = np.unique(np.concatenate((one.sites.ids[:, [0, -1]], one.waiting[:, [0, -1]])), axis=0)
         found = waited_on(waits.tolist(), catalog.wakes)
         if not self._past:
-            self._source.find_ends({what: pid for what, pid in found.items() if what.kind != EPOLL})
+            self._source.find_peers({what: pid for what, pid in found.items() if what.kind != EPOLL})
         if catalog.ends_version == self._ends_version:
             return {}
         self._ends_version = catalog.ends_version

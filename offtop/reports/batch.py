@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
-from offtop.feed.outlier_actions import Catch
+from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace, Recorder
 from offtop.feed.source import Source
 from offtop.model.aggregate import location
@@ -52,7 +52,7 @@ from offtop.model.aggregate.waker_rows import (
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.outliers.text import in_line
+from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Outlier, groups
@@ -153,7 +153,7 @@ def run(
     out: TextIO,
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
-    catch: Catch | None = None,
+    outlier_actions: OutlierActions | None = None,
     end_ns: int = 0,
 ) -> bool:
     """Print `iterations` ticks (None: until the source ends).
@@ -163,8 +163,14 @@ def run(
     """
     diagnoser, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
-    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, judge=catch.judge if catch else None)
-    pace.alarm = catch.alarm if catch else None
+    pace = Pace(
+        source,
+        history,
+        delay_ns,
+        first_tick_ns=delay_ns,
+        detector=outlier_actions.detector if outlier_actions else None,
+    )
+    pace.alarm = outlier_actions.alarm if outlier_actions else None
     pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
     looked_up, patience_s = set[int](), _NAMES_SECONDS
     comparison = Comparison(wanted.baseline, rules) if wanted.baseline else None
@@ -183,7 +189,7 @@ def run(
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             if as_json or wanted.filter.needs_ends:
-                source.find_ends(waited_on(kept.waits, kept.window.catalog.wakes))
+                source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
             tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
@@ -215,7 +221,7 @@ def run(
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
-                source.find_ends({**diagnoser.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
+                source.find_peers({**diagnoser.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
                 text = tick_text(
                     tick,
                     listed,
@@ -249,7 +255,7 @@ class _EndsFinder(NamedTuple):
 
     def add(self, snapshot: Snapshot) -> None:
         sites = [one.site for one in snapshot.waiting.values()]
-        self.source.find_ends(waited_on([(site.pid, site.wake) for site in sites], snapshot.catalog.wakes))
+        self.source.find_peers(waited_on([(site.pid, site.wake) for site in sites], snapshot.catalog.wakes))
         if self.recorder:
             self.recorder.add(snapshot)
 
@@ -450,7 +456,7 @@ def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
     for word, ended in (("outlier", False), ("outlier ended", True)):
         for group in groups([one for one in outliers if one.was_told is ended])[:_MOST_OUTLIERS]:
             many = f" x{group.many}" if group.many > 1 else ""
-            yield f"{word}{many}: {printable(in_line(group.worst, names))}"
+            yield f"{word}{many}: {printable(one_line(group.worst, names))}"
 
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:

@@ -57,7 +57,7 @@ def whole_of(
             if chosen.needs_details:
                 looked_up = look_up(source, kept, looked_up)
             if chosen.needs_ends:
-                source.find_ends(waited_on(kept.waits, kept.window.catalog.wakes))
+                source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
             last = kept
             windows.append(kept.window)
             if len(windows) == _BATCH:

@@ -28,7 +28,7 @@ from textual.screen import Screen
 from offtop import faults
 from offtop.errors import OfftopError, warn
 from offtop.feed import pace
-from offtop.feed.outlier_actions import Catch
+from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
 from offtop.model.aggregate import stack_ends
 from offtop.model.aggregate.filter import NOTHING
@@ -37,7 +37,7 @@ from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.outliers.text import in_line
+from offtop.model.outliers.text import one_line
 from offtop.model.values.outlier import Outliers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
@@ -143,7 +143,7 @@ class OfftopApp(Mouse):
         mouse: bool = False,
         recorder: Recorder | None = None,
         rules: RuleSource = WITHOUT_RULES,
-        catch: Catch | None = None,
+        outlier_actions: OutlierActions | None = None,
         pause_at_ns: int | None = None,
     ) -> None:
         super().__init__(driver_class=terminal.TerminalDriver)
@@ -159,17 +159,19 @@ class OfftopApp(Mouse):
         self._rules = rules
         verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
-        self._catch = catch
-        self._outliers = catch.judge.outliers if catch else Outliers(source.outliers())
+        self._outlier_actions = outlier_actions
+        self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
         self._listed = OutlierList(self._outliers)
         self._announced_ns = max((one.at_ns for one in self._outliers.every), default=0)
         """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
-        self._freeze = catch is not None and catch.freeze
+        self._freeze = outlier_actions is not None and outlier_actions.freeze
         """Whether to pause the screen at the next outlier."""
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
-        self._pace = pace.Pace(source, self._history, view.delay_ns, judge=catch.judge if catch else None)
-        self._pace.alarm = catch.alarm if catch else None
+        self._pace = pace.Pace(
+            source, self._history, view.delay_ns, detector=outlier_actions.detector if outlier_actions else None
+        )
+        self._pace.alarm = outlier_actions.alarm if outlier_actions else None
         self.recorder = self._pace.recorder = recorder
         self._ending: Thread | None = None
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
@@ -178,7 +180,7 @@ class OfftopApp(Mouse):
         """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files
         self._mouse = mouse
-        self._view = panes.catching(view, catch.texts) if catch else view
+        self._view = panes.catching(view, outlier_actions.texts) if outlier_actions else view
         self._picture: Picture | None = None
         self._drawn_versions = (0, 0)
         """`_name_versions()` when the screen was last drawn."""
@@ -286,20 +288,20 @@ class OfftopApp(Mouse):
 
     def _announce_outliers(self) -> None:
         """Announce new outliers on the alert line, and pause at the first one if requested."""
-        if self._catch and (failure := self._catch.alarm.failure):
-            self._catch.alarm.failure = ""
+        if self._outlier_actions and (failure := self._outlier_actions.alarm.failure):
+            self._outlier_actions.alarm.failure = ""
             self._say(failure)
         new = [one for one in self._listed.every if one.first.at_ns > self._announced_ns]
         if not new:
             return
         worst, self._announced_ns = new[-1].worst, new[-1].first.at_ns
         more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
-        if self._catch and self._catch.bell:
+        if self._outlier_actions and self._outlier_actions.bell:
             self.bell()
         if self._freeze and self._view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
             self._freeze = False
             self._look(views.paused_at(self._view, tick.at_ns))
-        self._say(f"outlier: {printable(in_line(worst, self._source.names))}{more}")
+        self._say(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
 
     def _name_versions(self) -> tuple[int, int]:
         """Versions of data that may arrive after its tick: function names, process details."""
@@ -392,7 +394,7 @@ class OfftopApp(Mouse):
     def _describe(self, picture: Picture) -> None:
         """Ask the source for the peers and process details that the view needs, and no others."""
         view = picture.view
-        self._source.find_ends(self._visible_objects(picture))
+        self._source.find_peers(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
@@ -779,15 +781,15 @@ def run(
     mouse: bool = False,
     recorder: Recorder | None = None,
     rules: RuleSource = WITHOUT_RULES,
-    catch: Catch | None = None,
+    outlier_actions: OutlierActions | None = None,
     pause_at_ns: int | None = None,
 ) -> int:
     """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
 
     Raises what the source raised, once the terminal is restored. `colour` is False for --color never; NO_COLOR
     has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
-    history, which its memory limit may shorten. `catch` is None if the outliers come from a recording. `pause_at_ns` is
-    the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
+    history, which its memory limit may shorten. `outlier_actions` is None if the outliers come from a recording.
+    `pause_at_ns` is the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -804,7 +806,7 @@ def run(
         mouse=mouse,
         recorder=recorder,
         rules=rules,
-        catch=catch,
+        outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
     )
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from offtop.export import perfetto
-from offtop.export.perfetto import CaughtWait, TraceThread
+from offtop.export.perfetto import OutlierWait, TraceThread
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.wake import CHAIN
 from offtop.person import person
@@ -18,8 +18,8 @@ CLERK, WORKER = TraceThread(70, 71, "clerk", "shop"), TraceThread(70, 72, "worke
 BANK = TraceThread(80, 80, "teller")
 MS = 1_000_000
 WAITS = (
-    CaughtWait(BANK, "disk-read", 5_000 * MS, 0, kernel=("io_schedule",)),
-    CaughtWait(
+    OutlierWait(BANK, "disk-read", 5_000 * MS, 0, kernel=("io_schedule",)),
+    OutlierWait(
         WORKER, "lock", 1_000 * MS, 2_500 * MS, 100 * MS, ("futex_wait", "do_syscall_64"), ("take", "main"), CLERK
     ),
 )
@@ -100,7 +100,7 @@ def test_threads_and_processes_have_one_track_each_and_clocks_map_to_wall_time()
 def test_empty_trace_is_valid_and_names_are_escaped() -> None:
     assert len(packets(perfetto.packed((), 0, 0))) == 1
     hostile = TraceThread(1, 1, "a\x1b[31m", "b\u202e")
-    made = perfetto.packed([CaughtWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
+    made = perfetto.packed([OutlierWait(hostile, "lock", 1, 2, 0, ("k\x1b",), ("u\x07",), hostile)], 3, 4)
     assert not [raw for raw in (b"a\x1b", b"k\x1b", b"u\x07", "b\u202e".encode()) if raw in made]
 
 

@@ -25,9 +25,9 @@ class Clocked(ScriptedSource):
         self.read_at_ns: list[int] = []
         self._slow_at = slow_at
 
-    def catch(self, marks: Thresholds | None) -> None:
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self.began_ns = monotonic_ns()
-        super().catch(marks)
+        super().set_thresholds(thresholds)
 
     def read(self) -> Snapshot | None:
         self.read_at_ns.append(monotonic_ns())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from offtop.faults import VERBOSE
+from offtop.faults import TRACEBACK_VARIABLE
 from offtop.kernel.bpf import features, libbpf, program
 from offtop.kernel.bpf.features import Features
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE
@@ -147,7 +147,7 @@ def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options:
     command = [sys.executable, "-m", "offtop", "-b", "--json", "-n", str(TICKS), "-d", "1", *options]
     ticks: list[Tick] = []
     before = loaded()
-    pipe, environment = subprocess.PIPE, {**os.environ, VERBOSE: "1"}
+    pipe, environment = subprocess.PIPE, {**os.environ, TRACEBACK_VARIABLE: "1"}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as offtop:
         assert offtop.stdout and offtop.stderr
         over_s = 0.0

@@ -143,13 +143,13 @@ class BusySource(LiveFeed):
     def describe(self, pids: Collection[int]) -> None:
         """Do nothing: there are no process details."""
 
-    def catch(self, marks: Thresholds | None) -> None:
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: there are no outliers."""
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         """Do nothing: there are no peers."""
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
 
     def about(self) -> list[tuple[str, str]]:

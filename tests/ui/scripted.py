@@ -289,7 +289,7 @@ class ScriptedSource(LiveFeed):
         """The PIDs of each call of `describe`."""
         self._at_ends = at_ends or {}
         self.sought: list[set[Object]] = []
-        """The objects of each call of `find_ends`."""
+        """The objects of each call of `find_peers`."""
         self._named: dict[str, str] = {}
         self._catalog = Catalog()
         self._ids: dict[Stack, int] = {}
@@ -496,19 +496,19 @@ class ScriptedSource(LiveFeed):
         self._catalog.details.update((pid, self._who[pid]) for pid in pids if pid in self._who)
         self._catalog.details_version = len(self._catalog.details)
 
-    def catch(self, marks: Thresholds | None) -> None:
-        self.marks = marks
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        self.thresholds = thresholds
 
     def outliers(self) -> Sequence[Outlier]:
         return ()
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         self.sought.append({*waited_on})
         found = {what: self._at_ends[what] for what in waited_on if what in self._at_ends}
         self._catalog.ends_version += found != {} and not found.items() <= self._catalog.ends.items()
         self._catalog.ends.update(found)
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]
 
     def about(self) -> list[tuple[str, str]]:

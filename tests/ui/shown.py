@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from offtop import paths
-from offtop.feed.outlier_actions import Alarm, Catch
+from offtop.feed.outlier_actions import Alarm, OutlierActions
 from offtop.model.classify.categories import parse
 from offtop.model.viewmodel.view import View
 from offtop.person import person
@@ -22,9 +22,9 @@ CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
 QUICK_NS = 1_000_000
 
 
-def catching(*triggers: str, freeze: bool = False) -> Catch:
+def catching(*triggers: str, freeze: bool = False) -> OutlierActions:
     """Return the outlier settings of a screen with these triggers."""
-    return Catch(triggers, CATEGORIES, 1_000_000, "test", Alarm("", person()), freeze)
+    return OutlierActions(triggers, CATEGORIES, 1_000_000, "test", Alarm("", person()), freeze)
 
 
 @asynccontextmanager

@@ -73,9 +73,9 @@ class OutlierEvents:
             self.forget()
         raw_kernel, name = layout.MARK_KEY.unpack(key)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
-        marks_ns = marks.marks_ns(program, kernel, self._catalog)
-        self._map.update(key, layout.MARK.pack(*marks_ns))
-        self._loaded[key] = program, kernel, marks_ns
+        thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
+        self._map.update(key, layout.MARK.pack(*thresholds_ns))
+        self._loaded[key] = program, kernel, thresholds_ns
         return self._loaded[key]
 
     def _reload(self, marks: Thresholds) -> None:
@@ -84,7 +84,7 @@ class OutlierEvents:
                 self._map.delete(key)
                 del self._loaded[key]
                 continue
-            marks_ns = marks.marks_ns(program, kernel, self._catalog)
-            if marks_ns != loaded_ns:
-                self._map.update(key, layout.MARK.pack(*marks_ns))
-                self._loaded[key] = program, kernel, marks_ns
+            thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
+            if thresholds_ns != loaded_ns:
+                self._map.update(key, layout.MARK.pack(*thresholds_ns))
+                self._loaded[key] = program, kernel, thresholds_ns

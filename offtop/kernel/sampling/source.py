@@ -415,8 +415,8 @@ class ProcSource(LiveFeed):
         """Raises NeedsBpfError for modes with wakers."""
         _check_mode(mode)
 
-    def catch(self, marks: Thresholds | None) -> None:
-        self._marks = marks
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        self._marks = thresholds
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Nothing to wait for: kernel frames carry their names."""
@@ -427,10 +427,10 @@ class ProcSource(LiveFeed):
     def describe(self, pids: Collection[int]) -> None:
         self._details.describe(pids)
 
-    def find_ends(self, waited_on: Mapping[Object, int]) -> None:
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         """Nothing to find: wait objects are unknown."""
 
-    def facts(self, pid: int) -> Sequence[tuple[str, str]]:
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.procfs.process_details import facts  # as in live.py
 
         return facts(pid, self._facts)

@@ -456,7 +456,7 @@ class Account:
         if self.marks is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
             return
         program = self.catalog.process(key.pid)
-        if lasted_ns >= min(self.marks.marks_ns(program, waiting.site.kernel, self.catalog)):
+        if lasted_ns >= min(self.marks.thresholds_ns(program, waiting.site.kernel, self.catalog)):
             self._caught.append(
                 LongWait(
                     waiting.site,

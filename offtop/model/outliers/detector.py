@@ -1,8 +1,8 @@
 """OutlierDetector: decides which waits and ticks are outliers, by triggers and by what is usual.
 
 The BPF programs report waits that reach a threshold. They know neither programs nor categories, so each kernel stack
-and program gets its own threshold (`OutlierDetector.marks_ns`). A wait in progress is judged when it crosses its
-threshold. All this runs in the thread that reads ticks.
+and program gets its own threshold (`OutlierDetector.thresholds_ns`). A wait in progress is judged when it crosses its
+threshold. The detector runs in the thread that reads ticks.
 """
 
 import heapq
@@ -31,9 +31,9 @@ _NEVER_UNUSUAL = frozenset({SLEEP, "child", "signal", "tty"})
 """Categories of waits that last as long as the program, its child or a user wants: never unusual."""
 TIMES_USUAL = 20
 _MOST_OF_KIND, _MOST_IN_TICK = 50, 500
-"""Beyond that, only the first of its kind is stored and others are counted."""
+"""Most outliers stored per kind and per tick; further ones are only counted."""
 _MOST_DUE = 4
-"""Limit as a multiple of the waits in progress: the rest belongs to waits that ended."""
+"""Most entries of `_due` per wait in progress; beyond that, most belong to waits that have ended."""
 _Identity = tuple[int, int, int]
 
 
@@ -50,15 +50,15 @@ class OutlierDetector:
     """Finds outliers and stores them in `outliers`."""
 
     def __init__(self, triggers: Collection[Trigger | None]) -> None:
-        """Create a judge; None among the triggers stands for `auto`."""
+        """`triggers`: None among them stands for `auto`."""
         self.outliers = Outliers()
         self._usual = Usual()
         self._triggers: Sequence[Trigger] = ()
         self._auto = False
         self.version = 0
-        self._marks: dict[tuple[str, str], int] = {}
+        self._thresholds_ns: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, int, int, int]] = []
-        """(when, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
+        """(due_ns, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
         self._waiting: Mapping[ThreadKey, Waiting] = {}
         self._reported: dict[_Identity, Outlier] = {}
         """Waits reported while in progress."""
@@ -67,27 +67,27 @@ class OutlierDetector:
         self._true_since: dict[tuple[str, str], int] = {}
         """(trigger text, program) → since when the trigger's condition holds."""
         self._next_triggers = deque[Collection[Trigger | None]]()
-        self._judge_by(triggers)
+        self._use_triggers(triggers)
 
-    def ask(self, triggers: Collection[Trigger | None]) -> None:
+    def set_triggers(self, triggers: Collection[Trigger | None]) -> None:
         """Use these triggers from the next tick on. Thread-safe."""
         self._next_triggers.append(triggers)
 
-    def _judge_by(self, triggers: Collection[Trigger | None]) -> None:
+    def _use_triggers(self, triggers: Collection[Trigger | None]) -> None:
         self._auto = None in triggers
         self._triggers = tuple(one for one in triggers if one)
         self._true_since.clear()
-        self._forget_marks()
+        self._clear_thresholds()
 
     @property
     def lowest_ns(self) -> int:
         of_waits = [int(one.value) for one in self._triggers if one.is_of_waits]
         return min([NEVER_NS, *of_waits, *([LEAST_AUTO_NS] if self._auto else [])])
 
-    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+    def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         category = catalog.stack(kernel).category
-        own_ns = self._mark_ns(program, category)
-        return own_ns, own_ns if category == THROTTLE else self._mark_ns(program, RUN_QUEUE)
+        own_ns = self._threshold_ns(program, category)
+        return own_ns, own_ns if category == THROTTLE else self._threshold_ns(program, RUN_QUEUE)
 
     def tick(self, snapshot: Snapshot, kept: HistoryTick) -> Sequence[Outlier]:
         """Return the outliers of a tick.
@@ -95,9 +95,9 @@ class OutlierDetector:
         Those reported while in progress are reported again when they end.
         """
         while self._next_triggers:
-            self._judge_by(self._next_triggers.popleft())
+            self._use_triggers(self._next_triggers.popleft())
             self._waiting = {}
-        found = self._judged([*snapshot.caught, *self._crossed(snapshot)], snapshot, kept)
+        found = self._outliers_among([*snapshot.caught, *self._crossed(snapshot)], snapshot, kept)
         found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
         found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
         for one in found:
@@ -107,32 +107,34 @@ class OutlierDetector:
                 self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
         if self._usual.learn(kept.cut, snapshot.catalog.processes, snapshot.filters.min_ns, kept.at_ns):
-            self._forget_marks()
+            self._clear_thresholds()
             self._waiting = {}
         return found
 
-    def _forget_marks(self) -> None:
-        self._marks.clear()
+    def _clear_thresholds(self) -> None:
+        self._thresholds_ns.clear()
         self.version += 1
 
-    def _mark_ns(self, program: str, category: str) -> int:
+    def _threshold_ns(self, program: str, category: str) -> int:
         """Return the length from which on a wait that is not idle may be an outlier."""
         of = program, category
-        known = self._marks.get(of)
+        known = self._thresholds_ns.get(of)
         if known is None:
-            known = self._marks[of] = min(self._every_mark_ns(program, category))
+            known = self._thresholds_ns[of] = min(self._every_threshold_ns(program, category))
         return known
 
-    def _every_mark_ns(self, program: str, category: str) -> list[int]:
-        marks = [self._auto_ns(program, category)]
-        marks += (int(one.value) for one in self._triggers if one.is_of_waits and one.is_about(program, category))
-        return marks
+    def _every_threshold_ns(self, program: str, category: str) -> list[int]:
+        thresholds_ns = [self._auto_ns(program, category)]
+        thresholds_ns += (
+            int(one.value) for one in self._triggers if one.is_of_waits and one.is_about(program, category)
+        )
+        return thresholds_ns
 
     def _auto_ns(self, program: str, category: str) -> int:
         usual_ns = self._usual.of(program, category) if self._auto and category not in _NEVER_UNUSUAL else 0
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
-    def _judged(self, some: Sequence[LongWait], snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
+    def _outliers_among(self, some: Sequence[LongWait], snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
         """Return those that are too long, longest first.
 
         If there are many of one kind, only the longest are returned in full.
@@ -163,7 +165,7 @@ class OutlierDetector:
     def _match(
         self, one: LongWait, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: HistoryTick
     ) -> _Match | None:
-        """OutlierDetector the blocked and the run-queue part of a wait; None if neither is too long."""
+        """Judge the blocked and the run-queue part of a wait; return None if neither is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
         parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
         for trigger in self._triggers:
@@ -173,14 +175,14 @@ class OutlierDetector:
                 if ns > trigger.value and trigger.is_about(one.program, name) and (trigger.with_idle or not idle):
                     return _Match(trigger.text, trigger.metric, name, trigger.value)
         for name, ns, idle in parts:
-            mark_ns = self._auto_ns(one.program, name)
-            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - mark_ns > 2 * kept.span_ns):
-                continue  # it was that long before it was known what is usual
-            if ns < mark_ns or idle:
+            threshold_ns = self._auto_ns(one.program, name)
+            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - threshold_ns > 2 * kept.span_ns):
+                continue  # it was that long before the usual length was known
+            if ns < threshold_ns or idle:
                 continue
             of_thread = threads.get(one.site.thread, ThreadTotals())
             if not self._usual.is_by_short(one.program, name) or of_thread.short_waits >= ENOUGH_SHORT:
-                return _Match(AUTO, MAX, name, mark_ns)
+                return _Match(AUTO, MAX, name, threshold_ns)
         return None
 
     def _outlier(
@@ -208,7 +210,7 @@ class OutlierDetector:
             self._due.clear()
         for key, one in snapshot.waiting.items():
             if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
-                self._schedule(one, self._mark_ns(*_program_and_category(one, catalog)))
+                self._schedule(one, self._threshold_ns(*_program_and_category(one, catalog)))
         reported = {one.identity for one in snapshot.caught}
         found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
@@ -217,7 +219,9 @@ class OutlierDetector:
             if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
                 continue
             began_ns = _began_ns(one)
-            later = [ns for ns in self._every_mark_ns(*_program_and_category(one, catalog)) if ns >= at_ns - began_ns]
+            later = [
+                ns for ns in self._every_threshold_ns(*_program_and_category(one, catalog)) if ns >= at_ns - began_ns
+            ]
             self._schedule(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
@@ -229,10 +233,10 @@ class OutlierDetector:
             self._waiting = {}
         return [*found.values()]
 
-    def _schedule(self, one: Waiting, mark_ns: int) -> None:
-        """Look at a wait when it becomes longer than `mark_ns`."""
-        if mark_ns != NEVER_NS:
-            heapq.heappush(self._due, (_began_ns(one) + mark_ns + 1, one.site.pid, one.site.tid, one.left_ns))
+    def _schedule(self, one: Waiting, threshold_ns: int) -> None:
+        """Check a wait when it becomes longer than `threshold_ns`."""
+        if threshold_ns != NEVER_NS:
+            heapq.heappush(self._due, (_began_ns(one) + threshold_ns + 1, one.site.pid, one.site.tid, one.left_ns))
 
     def _ended(self, snapshot: Snapshot, kept: HistoryTick, reported: Collection[_Identity]) -> list[Outlier]:
         """Return waits that were reported while in progress and have ended without another report."""
@@ -262,8 +266,7 @@ class OutlierDetector:
         for program, part in parts.items():
             value = _measured(trigger, part, kept.span_ns)
             of = trigger.text, program
-            is_so = value > trigger.value
-            if not is_so:
+            if value <= trigger.value:
                 self._true_since.pop(of, None)
                 continue
             since_ns = self._true_since.setdefault(of, kept.at_ns - kept.span_ns)
@@ -312,18 +315,19 @@ def _value_ns(one: LongWait, category: str, at_ns: int) -> int:
 
 
 def _program_and_category(one: Waiting, catalog: Catalog) -> tuple[str, str]:
-    """Return program and category."""
+    """Return the program and category of a wait in progress."""
     category = catalog.stack(one.site.kernel).category
     is_ready = one.is_ready and category != THROTTLE
     return catalog.process(one.site.pid), RUN_QUEUE if is_ready else category
 
 
 def _began_ns(one: Waiting) -> int:
-    """Return the time since which it is known to have lasted."""
+    """Return since when the wait is known to last."""
     return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
 
 
 def _after(snapshot: Snapshot, caught: LongWait) -> str:
+    """Return what the thread does at the end of the tick, as Outlier.after."""
     now = snapshot.waiting.get(caught.site.thread)
     if now is None:
         return "running" if caught.site.thread in snapshot.threads else "ended"

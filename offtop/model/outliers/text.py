@@ -1,14 +1,14 @@
-"""Outliers as text. Raw: escape it before it is shown."""
+"""Outliers as text. The text is raw: escape it before it is shown."""
 
 from offtop.model.aggregate import location as where
 from offtop.model.aggregate.rows import thread_name
-from offtop.model.outliers.trigger import value_told
+from offtop.model.outliers.trigger import value_text
 from offtop.model.values.outlier import AUTO, Outlier
 from offtop.model.values.stack import Names
 from offtop.units import duration
 
 
-def who(one: Outlier) -> str:
+def thread_text(one: Outlier) -> str:
     """Return `worker-3(4250) of mysqld(4242)`; the program if it is not about one thread."""
     if one.wait is None:
         return one.program
@@ -17,27 +17,29 @@ def who(one: Outlier) -> str:
     return f"{comm}({site.tid})" if site.tid == site.pid else f"{comm}({site.tid}) of {one.program}({site.pid})"
 
 
-def how_much(one: Outlier) -> str:
+def value_and_bound(one: Outlier) -> str:
     """Return `1.84s`, or `>1.84s` for a wait in progress."""
-    return f"{'>' if one.is_going_on else ''}{value_told(one.metric, one.value)}"
+    return f"{'>' if one.is_going_on else ''}{value_text(one.metric, one.value)}"
 
 
-def against(one: Outlier) -> str:
-    """Return the threshold that it exceeds: the trigger, or what is usual."""
+def threshold_text(one: Outlier) -> str:
+    """Return the threshold that it crossed: the trigger, or what is usual."""
     if one.rule != AUTO:
         return one.rule
     return f"usually <={duration(one.usual_ns)}" if one.usual_ns else AUTO
 
 
-def place(one: Outlier, names: Names) -> str:
-    """Return where it waited and what ended the wait; empty if it is not a wait."""
+def location_text(one: Outlier, names: Names) -> str:
+    """Return where the thread waited and on what; empty if the outlier is not a wait."""
     return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else ""
 
 
-def in_line(one: Outlier, names: Names) -> str:
-    """Return all of it in one line.
+def one_line(one: Outlier, names: Names) -> str:
+    """Describe an outlier in one line.
 
     `1.84s lock, usually <=12ms: worker-3(4250) of mysqld(4242): futex_wait < …`
     """
-    location = ": ".join(filter(None, (who(one), place(one, names))))
-    return f"{how_much(one)} {one.category or 'in all'}, {against(one)}{f': {location}' if location else ''}"
+    location = ": ".join(filter(None, (thread_text(one), location_text(one, names))))
+    return (
+        f"{value_and_bound(one)} {one.category or 'in all'}, {threshold_text(one)}{f': {location}' if location else ''}"
+    )

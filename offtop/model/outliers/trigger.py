@@ -39,7 +39,7 @@ _LEAST_NS = 1000
 
 
 class TriggerError(ValueError):
-    """Its text says what is wrong, and what would be right."""
+    """A trigger is not valid. The message says what is wrong, and what would be right."""
 
 
 class Trigger(NamedTuple):
@@ -75,8 +75,8 @@ class Trigger(NamedTuple):
         return named and (self.categories is None or category in self.categories)
 
 
-def value_told(metric: str, value: float) -> str:
-    """Return `1.84s`, `12.0 threads`, `950/s`."""
+def value_text(metric: str, value: float) -> str:
+    """Format a value of a metric: `1.84s`, `12.0 threads`, `950/s`."""
     if metric == WAITING:
         return f"{three(value)} threads"
     return f"{three(value)}/s" if metric == EVENTS else duration(round(value)) or "0"
@@ -111,9 +111,9 @@ def _value(metric: str, text: str, shown: str) -> float:
         try:
             return float(text)
         except ValueError:
-            raise TriggerError(f"'{shown}': {metric} is a number, as {metric} > 4") from None
+            raise TriggerError(f"'{shown}': {metric} is a number, such as {metric} > 4") from None
     if not text.strip()[-1:].isalpha():
-        raise TriggerError(f"'{shown}': {printable(text)} needs a unit, as {printable(text)}ms")
+        raise TriggerError(f"'{shown}': {printable(text)} needs a unit, such as {printable(text)}ms")
     value_ns = _time(text, shown)
     if value_ns < _LEAST_NS:
         raise TriggerError(f"'{shown}': waits are at least 1us long. Use a longer time")

@@ -18,9 +18,9 @@ _STEPS = 30
 """Five minutes."""
 _PERCENT = 99.9
 _ENOUGH = 10
-"""With so many waits, a category is judged by them alone."""
+"""With this many waits, a category is judged by them alone."""
 ENOUGH_SHORT, _ENOUGH_SHORT_PER_S = 1000, 50
-"""With so many short waits, a program has enough for a 99.9th percentile, and they are most of what it does."""
+"""With this many short waits, a program has enough of them for a 99.9th percentile, and does little else."""
 _MOST_NAMES = 50_000
 Of = tuple[str, str]
 """Program and category."""
@@ -28,7 +28,7 @@ _LONGEST_NS = 1 << 62
 
 
 class Usual:
-    """Learns from ticks. Results change only when `learn` returns True."""
+    """Learns from ticks what is usual. Its results change only when `learn` returns True."""
 
     def __init__(self) -> None:
         self._step: dict[Of, int] = {}

@@ -99,7 +99,7 @@ class Catalog:
     details_version: int = 0
     """Changes whenever `details` has something new about a process."""
     ends: dict[Object, Peers] = field(default_factory=dict[Object, Peers])
-    """Peers of the objects that were requested (Source.find_ends), if found. Changes only between two ticks, so that a
+    """Peers of the objects that were requested (Source.find_peers), if found. Changes only between two ticks, so that a
     recorded tick shows the same."""
     ends_version: int = 0
     """Changes whenever `ends` does."""

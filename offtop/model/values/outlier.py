@@ -31,7 +31,7 @@ class Thresholds(Protocol):
         """Changes whenever thresholds may change."""
         ...
 
-    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+    def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         """Return how long a program may be blocked at a kernel stack, and how long runnable."""
         ...
 

@@ -347,7 +347,7 @@ class Actions(Catching, Comparing):
 
     def _ask_facts(self, pid: int) -> None:
         """Fetch the details in a separate thread, because reading a command line may take long."""
-        details = self._source.facts(pid)
+        details = self._source.process_details(pid)
         self.post_message(DetailsReady(pid, details))
 
     def on_details_ready(self, message: DetailsReady) -> None:
@@ -511,7 +511,7 @@ class Actions(Catching, Comparing):
         except ValueError:
             return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
         self._ask_kernel(views.with_minimum(self._view, min_ns))
-        if self._catch and (deaf := self._catch.deaf(min_ns)):
+        if self._outlier_actions and (deaf := self._outlier_actions.trigger_below(min_ns)):
             self._say(f"'{printable(deaf)}' reports no waits shorter than the minimum of {span(min_ns)}")
         return None
 

@@ -1,8 +1,8 @@
 """Actions of the outlier keys: the list, the next and previous outlier, and the triggers."""
 
 from offtop.errors import OfftopError
-from offtop.feed.outlier_actions import Catch
-from offtop.model.outliers.text import in_line
+from offtop.feed.outlier_actions import OutlierActions
+from offtop.model.outliers.text import one_line
 from offtop.model.values.outlier import Group
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.outlier_list import OutlierList, which
@@ -22,23 +22,23 @@ class Catching(Keeping):
     _ids: tuple[str, ...]
     """Ids of all categories."""
     _listed: OutlierList
-    _catch: Catch | None = None
+    _outlier_actions: OutlierActions | None = None
     """None if the outliers come from a recording."""
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError
 
     def action_triggers(self) -> None:
-        if self._catch is None:
+        if self._outlier_actions is None:
             self._say("this is a recording: it has only the outliers that were reported then")
             return
         self._ask("outliers (auto; lock.max > 500ms; off): ", self._set_triggers, "; ".join(self._view.triggers))
 
     def _set_triggers(self, text: str) -> str | None:
         triggers = [one for part in text.split(";") if (one := " ".join(part.split()))] or ["off"]
-        if self._catch is not None:
+        if self._outlier_actions is not None:
             try:
-                self._catch.ask(triggers, self._view.filters.min_ns)
+                self._outlier_actions.set_triggers(triggers, self._view.filters.min_ns)
             except OfftopError as refused:
                 return str(refused)
         self._look(panes.catching(self._view, tuple(triggers)))
@@ -102,4 +102,4 @@ class Catching(Keeping):
         category = one.category if one.category in self._ids else ALL
         self._look(panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
         self._go_to(one.taken_ns)
-        self._say(f"outlier: {printable(in_line(one, self._source.names))}")
+        self._say(f"outlier: {printable(one_line(one, self._source.names))}")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from offtop.model.aggregate import location
-from offtop.model.outliers.text import against, how_much, place, who
-from offtop.model.outliers.trigger import value_told
+from offtop.model.outliers.text import location_text, thread_text, threshold_text, value_and_bound
+from offtop.model.outliers.trigger import value_text
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.outlier import AUTO, Group, Outlier
 from offtop.model.values.stack import Names
@@ -92,14 +92,14 @@ def _row(group: Group, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
     one = group.worst
     texts = {
         "WHEN": (clock(group.first.taken_ns), "value"),
-        "LENGTH": (how_much(one), "waiting"),
+        "LENGTH": (value_and_bound(one), "waiting"),
         "": (f"x{group.many}" if group.many > 1 else "", "dim"),
         "TID": (str(one.wait.site.tid) if one.wait else "", "value"),
         "THREAD": (one.comm, "name"),
         "PROCESS": (one.program, "name"),
         "CATEGORY": (one.category or "all", _colour(one)),
-        "AGAINST": (against(one), "dim"),
-        "WHERE": (place(one, pen.names), "where"),
+        "AGAINST": (threshold_text(one), "dim"),
+        "WHERE": (location_text(one, pen.names), "where"),
     }
     spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
     for title, width, right in _columns(pen):
@@ -116,7 +116,7 @@ def _colour(one: Outlier) -> str:
 def text_of(group: Group, names: Names) -> str:
     """Return the text that a search looks at."""
     one = group.worst
-    return f"{who(one)} {one.category} {against(one)} {place(one, names)}"
+    return f"{thread_text(one)} {one.category} {threshold_text(one)} {location_text(one, names)}"
 
 
 def _details(one: Outlier, pen: Pen) -> list[Line]:
@@ -152,7 +152,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
     if wait is None:
         over = f" of {one.program}" if one.program else ""
         return [
-            line(f" {how_much(one)} {one.metric} {one.category or 'of everything not idle'}{over}", "title"),
+            line(f" {value_and_bound(one)} {one.metric} {one.category or 'of everything not idle'}{over}", "title"),
             line(f"   in the tick that ended at {clock(one.taken_ns)}; trigger {one.rule}"),
         ]
     began_ns = one.taken_ns - (one.at_ns - wait.began_ns)
@@ -161,7 +161,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
         if wait.ended_ns
         else "(in progress)"
     )
-    lines = [line(f" {how_much(one)} {who(one)}  from {clock(began_ns, 3)} {ended}", "title")]
+    lines = [line(f" {value_and_bound(one)} {thread_text(one)}  from {clock(began_ns, 3)} {ended}", "title")]
     state = letter(wait.state)
     facts = [f"{state}: {WORDS.get(state, 'unknown state')}"]
     if wait.runqueue_ns:
@@ -179,7 +179,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
         )
     )
     usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "not known"
-    trigger = f"{AUTO}, from {value_told(one.metric, one.mark)}" if one.rule == AUTO else one.rule
+    trigger = f"{AUTO}, from {value_text(one.metric, one.mark)}" if one.rule == AUTO else one.rule
     lines.append(line(f"   trigger {trigger}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.catalog.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []

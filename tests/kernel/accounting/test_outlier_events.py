@@ -49,7 +49,7 @@ class Fixed:
     def lowest_ns(self) -> int:
         return min(self.of_it_ns, self.others_ns)
 
-    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+    def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         category = catalog.stack(kernel).category
         self.asked.add((program, category))
         return self.of_it_ns if category == self.category else self.others_ns, NEVER_NS
@@ -58,8 +58,8 @@ class Fixed:
 class Every(Fixed):
     """The same thresholds, for ready threads too."""
 
-    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
-        mark_ns, _ = super().marks_ns(program, kernel, catalog)
+    def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+        mark_ns, _ = super().thresholds_ns(program, kernel, catalog)
         return mark_ns, mark_ns
 
 
@@ -70,7 +70,7 @@ def caught_of(live: watch.Watch, tid: int) -> list[LongWait]:
 @pytest.mark.parametrize("probe", ["exit", "switch"])
 def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> None:
     with waits.running("sleep", times=23, each_ms=20) as child, watch.watching(probe=probe) as live:
-        live.source.catch(Fixed("sleep", 15 * MS))
+        live.source.set_thresholds(Fixed("sleep", 15 * MS))
         live.tick()
         child.go()
         child.finish()
@@ -99,7 +99,7 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
 
 def test_without_thresholds_no_outlier_arrives() -> None:
     with waits.running("sleep", times=5, each_ms=20) as child, watch.watching_kernel_stacks() as live:
-        live.source.catch(Fixed("sleep", NEVER_NS))
+        live.source.set_thresholds(Fixed("sleep", NEVER_NS))
         live.tick()
         child.go()
         child.finish()
@@ -121,7 +121,7 @@ def test_bpf_gets_the_threshold_of_each_stack(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(libbpf, "RingBuffer", ring)
     marks = Fixed("lock", 15 * MS, 10_000 * MS)
     with waits.running("sleep", times=1000, each_ms=20) as child, watch.watching_kernel_stacks() as live:
-        live.source.catch(marks)
+        live.source.set_thresholds(marks)
         live.tick()
         child.go()
         live.tick(0.3)
@@ -146,7 +146,7 @@ def test_outliers_without_room_are_counted() -> None:
         programs.running([sys.executable, "-c", _PING_PONG]) as child,
         watch.watching_kernel_stacks(Filters(pids=(child.pid,), min_ns=0)) as live,
     ):
-        live.source.catch(Every("pipe", 1, 1))
+        live.source.set_thresholds(Every("pipe", 1, 1))
         live.tick()
         for seconds in (1, 2, 4, 8):
             live.tick(seconds)
@@ -205,7 +205,7 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     ring = SimpleNamespace(close=lambda: None)
 
     class Marked(Fixed):
-        def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+        def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
             return MS if catalog.stack(kernel).frames[0].name == "dlm_wait" else 100 * MS, NEVER_NS
 
     def ring_of(_fd: int, add: Callable[[bytes], None]) -> SimpleNamespace:

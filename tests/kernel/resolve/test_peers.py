@@ -498,7 +498,7 @@ def waits_for(pid: int) -> list[str]:
             live.tick(0.1)
             catalog, one = live.last.catalog, live.last.waiting.get(ThreadKey(pid, pid))
             if one is not None and (on := waited_on([(pid, one.site.wake)], catalog.wakes)):
-                live.source.find_ends(on)
+                live.source.find_peers(on)
                 if texts := [
                     text for what in on if (text := catalog.ends_of(what).told(catalog.stack(one.site.kernel)))
                 ]:

@@ -325,7 +325,7 @@ class Marked(NamedTuple):
     lowest_ns: int = 50 * MS
     version: int = 0
 
-    def marks_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
+    def thresholds_ns(self, program: str, kernel: int, catalog: Catalog) -> tuple[int, int]:
         return self.lowest_ns, self.lowest_ns
 
 

@@ -37,7 +37,7 @@ class Machine:
     """A source with a snapshot to judge each second."""
 
     def __init__(self, *texts: str) -> None:
-        self.judge = OutlierDetector(rules(*texts))
+        self.detector = OutlierDetector(rules(*texts))
         self.catalog = Catalog()
         for number, name in ((LOCK, "lock"), (FSYNC, "fsync"), (POLL, "poll"), (SLEEP, "sleep"), (USER, "other")):
             self.catalog.stacks[number] = Stack((Frame(KERNEL, 0, name),), 0, name)
@@ -79,7 +79,7 @@ class Machine:
             caught=caught,
         )
         kept = self._history.add(snapshot)
-        return self.judge.tick(snapshot, kept) if kept else ()
+        return self.detector.tick(snapshot, kept) if kept else ()
 
     def learn(self, *waits_ms: int, kernel: int = LOCK, short: int = 0) -> None:
         """11 s in which nothing else happens."""
@@ -100,16 +100,16 @@ class Machine:
 
 def test_no_triggers_report_nothing() -> None:
     machine = Machine()
-    assert machine.judge.lowest_ns == NEVER_NS
+    assert machine.detector.lowest_ns == NEVER_NS
     assert machine.tick(caught=[machine.wait(90_000)]) == []
-    assert machine.judge.outliers.every == ()
+    assert machine.detector.outliers.every == ()
 
 
 def test_trigger_reports_only_what_is_longer() -> None:
     machine = Machine("lock.max > 500ms")
-    assert machine.judge.lowest_ns == 500 * MS
-    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (500 * MS, NEVER_NS)
-    assert machine.judge.marks_ns("shop", FSYNC, machine.catalog) == (NEVER_NS, NEVER_NS)
+    assert machine.detector.lowest_ns == 500 * MS
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (500 * MS, NEVER_NS)
+    assert machine.detector.thresholds_ns("shop", FSYNC, machine.catalog) == (NEVER_NS, NEVER_NS)
     caught = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
     (one,) = machine.tick(caught=caught)
     assert (one.rule, one.metric, one.category, one.program) == ("lock.max > 500ms", "max", "lock", "shop")
@@ -118,7 +118,7 @@ def test_trigger_reports_only_what_is_longer() -> None:
     assert one.catalog.stack(LOCK).category == "lock"
     assert one.catalog.wake(FIRST_WAKE).waker.comm == "clerk"
     assert one.catalog.processes == {10: "shop"}
-    assert machine.judge.outliers.every == (one,)
+    assert machine.detector.outliers.every == (one,)
 
 
 def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> None:
@@ -134,7 +134,7 @@ def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> Non
 
 def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     machine = Machine("lock.max > 500ms", "runq.max > 200ms")
-    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (500 * MS, 200 * MS)
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (500 * MS, 200 * MS)
     (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
     assert (one.category, one.value) == ("run-queue", 300 * MS)
     assert machine.tick(caught=[machine.wait(600, ready_ms=199)]) == []
@@ -144,13 +144,13 @@ def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
 
 def test_auto_reports_nothing_until_it_knows_what_is_usual() -> None:
     machine = Machine(AUTO)
-    assert machine.judge.lowest_ns == LEAST_AUTO_NS
-    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
+    assert machine.detector.lowest_ns == LEAST_AUTO_NS
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(90_000)]) == []
-    version = machine.judge.version
+    version = machine.detector.version
     machine.learn(3, 3, 3)
-    assert machine.judge.version > version
-    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (MARK_NS, NEVER_NS)
+    assert machine.detector.version > version
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (MARK_NS, NEVER_NS)
     assert machine.tick(caught=[machine.wait(MARK_NS // MS)]) == []
     (one,) = machine.tick(caught=[machine.wait(MARK_NS // MS + 1)])
     assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
@@ -189,7 +189,7 @@ def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -
     caught = LongWait(going.site._replace(user=USER, wake=FIRST_WAKE), going.left_ns, ended_ns, 0, 1, 3, "shop")
     (end,) = machine.tick(caught=[caught])
     assert (end.value, end.is_going_on, end.was_told, end.after) == (4400 * MS, False, True, "running")
-    (kept,) = machine.judge.outliers.every
+    (kept,) = machine.detector.outliers.every
     assert (kept.at_ns, kept.length_ns, kept.was_told) == (one.at_ns, 4400 * MS, False)
     assert machine.tick() == []
 
@@ -222,7 +222,7 @@ def test_long_wait_from_before_learning_is_no_outlier_by_what_is_usual() -> None
     found: Sequence[Outlier] = ()
     for _ in range(12):
         found = machine.tick((3, 3, 3), waiting=[old])
-    assert [one.rule for one in machine.judge.outliers.every] == ["lock.now > 60s"]
+    assert [one.rule for one in machine.detector.outliers.every] == ["lock.now > 60s"]
     assert [one.value for one in found] == [61_000 * MS]
 
 
@@ -273,20 +273,20 @@ def test_wait_is_not_judged_by_itself() -> None:
 def test_waits_that_last_for_days_are_never_unusual() -> None:
     machine = Machine(AUTO)
     machine.learn(*[60 * 3600 * 1000] * 10)
-    assert machine.judge.marks_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
 
 
 def test_triggers_may_change_at_run_time() -> None:
     machine = Machine("lock.max > 100ms")
-    version = machine.judge.version
-    machine.judge.ask(rules("fsync.max > 100ms"))
+    version = machine.detector.version
+    machine.detector.set_triggers(rules("fsync.max > 100ms"))
     assert [one.category for one in machine.tick(caught=[machine.wait(200), machine.wait(200, FSYNC)])] == ["fsync"]
-    assert machine.judge.version > version
+    assert machine.detector.version > version
 
 
 def test_tick_is_judged_by_percentile_threads_and_rate() -> None:
     machine = Machine("lock.p99 > 50ms", "lock.waiting > 0.5", "comm:shop lock.events > 9")
-    assert machine.judge.lowest_ns == NEVER_NS
+    assert machine.detector.lowest_ns == NEVER_NS
     assert machine.tick([3] * 9) == []
     (one,) = machine.tick([3, 3, 90])
     assert (one.metric, one.value, one.wait, one.length_ns) == ("p99", 90 * MS, None, 0)

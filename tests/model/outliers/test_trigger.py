@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, TriggerError, parse, value_told
+from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, TriggerError, parse, value_text
 from offtop.units import NS_PER_S
 
 IDS = ("lock", "disk-read", "fsync", "run-queue", "poll")
@@ -69,11 +69,11 @@ def test_trigger_covers_programs_and_categories() -> None:
         ("lock.max < 500ms", "is not a trigger"),
         ("lock.long > 500ms", "unknown metric long. Known: max, now, p50"),
         ("luck.max > 500ms", "unknown category luck. Known: any, disk, disk-read"),
-        ("lock.max > 500", "500 needs a unit, as 500ms"),
+        ("lock.max > 500", "500 needs a unit, such as 500ms"),
         ("lock.max > 5ks", "is not a duration. Try 500ms, 3s or 2m"),
         ("lock.max > 10ns", "waits are at least 1us long"),
         ("lock.max > 1s for 3s", "each wait is judged by itself"),
-        ("lock.waiting > 5ms", "waiting is a number, as waiting > 4"),
+        ("lock.waiting > 5ms", "waiting is a number, such as waiting > 4"),
         ("lock.max > 5ms\x1b[2J", "is not a trigger"),
         (f"lock.max > {'9' * 300}ms", "is not a trigger"),
     ],
@@ -83,7 +83,7 @@ def test_invalid_trigger_is_rejected_with_a_remedy(text: str, sentence: str) -> 
 
 
 def test_values_are_shown_in_their_units() -> None:
-    assert value_told(MAX, 1_840_000_000.0) == "1.84s"
-    assert value_told("p99", 0.0) == "0"
-    assert value_told(WAITING, 12.04) == "12.0 threads"
-    assert value_told(EVENTS, 950.0) == "950/s"
+    assert value_text(MAX, 1_840_000_000.0) == "1.84s"
+    assert value_text("p99", 0.0) == "0"
+    assert value_text(WAITING, 12.04) == "12.0 threads"
+    assert value_text(EVENTS, 950.0) == "950/s"

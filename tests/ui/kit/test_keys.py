@@ -213,7 +213,7 @@ async def test_all_keys_of_a_row_have_the_same_action() -> None:
 @asynchronous
 async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A002
     source, files = ScriptedSource(SHOP, who=WHO), Told()
-    async with shown(source, files=files, catch=catching("auto")) as (app, pilot):
+    async with shown(source, files=files, outlier_actions=catching("auto")) as (app, pilot):
         if DOES[id].before:
             await pilot.press(*DOES[id].before)
         assert id in ("redraw", "suspend") or not DOES[id].holds(After(app, source, files))
