@@ -21,6 +21,7 @@ from offtop.kernel.bpf import map_sizes
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.live import LiveSource
+from offtop.kernel.scope.config import BpfConfig, Settings
 from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, UNNAMED, Filters, SiteTotals
@@ -274,7 +275,7 @@ def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
 
 def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> None:
     with sleepers(binary, threads=300, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
-        ledger = fresh.source._ledger  # pyright: ignore[reportPrivateUsage]
+        ledger = fresh.source._parts.ledger  # pyright: ignore[reportPrivateUsage]
         windows: list[Window] = []
         kept: list[int] = []
         for _ in range(20):
@@ -294,7 +295,7 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
 
     This is by table, for all tables with entries by thread.
     """
-    ledger, stacks = source._ledger, source._stacks  # pyright: ignore[reportPrivateUsage]
+    ledger, stacks = source._parts.ledger, source._parts.stacks  # pyright: ignore[reportPrivateUsage]
     sites = [site for of_thread in stacks._sites.values() for site in of_thread.values()]  # pyright: ignore[reportPrivateUsage]
     kept: dict[str, Iterable[tuple[int, ...]]] = {
         "threads": ledger.threads,
@@ -395,22 +396,22 @@ def test_a_thread_that_exits_between_flip_and_scan_is_complete_or_lost(
 
 
 def test_time_from_before_the_filters_were_set_is_in_no_window(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
-    configured, flipped = LiveSource._configure, Drain.flip  # pyright: ignore[reportPrivateUsage]
+    write, flipped = BpfConfig.write, Drain.flip
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000))
         other = both.enter_context(contextlib.ExitStack())
         other.enter_context(sleepers(binary, threads=1, sleeps=10_000, each_us=2000)).go_on_alone()
 
-        def configure_late(source: LiveSource, filters: Filters, before: Filters) -> None:
+        def write_late(config: BpfConfig, settings: Settings) -> None:
             time.sleep(0.1)
-            configured(source, filters, before)
+            write(config, settings)
 
         def flip_and_end_the_other(drain: Drain) -> tuple[int, int, int]:
             half = flipped(drain)
             other.close()
             return half
 
-        monkeypatch.setattr(LiveSource, "_configure", configure_late)
+        monkeypatch.setattr(BpfConfig, "write", write_late)
         monkeypatch.setattr(Drain, "flip", flip_and_end_the_other)
         with watching_only(child) as live:
             windows = [live.tick(0.1) for _ in range(3)]

@@ -607,7 +607,7 @@ def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
         live.tick(0.1)
         lost = 0
         for _ in range(4):
-            live.source._wakes.make_room(at_once=True)  # pyright: ignore[reportPrivateUsage]
+            live.source._parts.wakes.make_room(at_once=True)  # pyright: ignore[reportPrivateUsage]
             window = live.tick(0.12)  # in which the awake one has woken the other
             assert window.lost.keys() <= {"wakes"}
             lost += window.lost.get("wakes", 0)

@@ -90,7 +90,7 @@ def held(source: LiveSource, took_s: float) -> dict[str, object]:
     return {
         "rss_bytes": sum(map(_rss_bytes, command.family(os.getpid()))),
         "fds": len([*Path("/proc/self/fd").iterdir()]),
-        "fill": max(source._stacks.fill),  # pyright: ignore[reportPrivateUsage]
+        "fill": max(source._parts.stacks.fill),  # pyright: ignore[reportPrivateUsage]
         "took_ms": 1000 * took_s,
     }
 

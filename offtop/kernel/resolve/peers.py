@@ -97,7 +97,7 @@ class Lock(NamedTuple):
 class PeersWorker:
     """Finds peers and puts them into a catalog.
 
-    `tell` is for the polling thread, everything else for any thread.
+    `publish` is for the polling thread, everything else for any thread.
     """
 
     def __init__(self, catalog: Catalog, epolls: Mapping[Object, int]) -> None:
@@ -133,7 +133,7 @@ class PeersWorker:
             if self._asked:
                 self._worker.wake()
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Put new results into the catalog.
 
         This is done by the polling thread, so that a recording has them with the tick that shows them first.

@@ -6,12 +6,13 @@ wherever its libraries are mapped. So forked workers share their stacks.
 
 import platform
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.id_table import IdTable
 from offtop.kernel.bpf.libbpf import Map
-from offtop.kernel.symbols.kallsyms import HIDDEN
+from offtop.kernel.resolve.user_frames import UserFrames
+from offtop.kernel.symbols.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
 from offtop.kernel.unwind.unwinder import UnwoundStack
 from offtop.kernel.unwind.user_stacks import CopyResult
 from offtop.model.classify import wakers
@@ -47,17 +48,6 @@ _SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
 """Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
 ones."""
 
-KernelFrame = Callable[[int], Frame]
-"""Address → frame."""
-UserFrames = Callable[[int, Sequence[int]], tuple[Frame, ...]]
-"""(pid, addresses leaf first) → frames."""
-WithPython = Callable[[int, tuple[Frame, ...], Sequence[int], bool], tuple[tuple[Frame, ...], bool]]
-"""(pid, frames, Python frames from BPF, whether the frames reach the start of the thread) → both kinds of frame in one
-stack, and whether some may be misplaced."""
-Copied = Callable[[int], CopyResult | None]
-"""Copy id → the copy and its result; None if it was lost."""
-CalledExec = Callable[[int], int | None]
-"""pid → number of its current program, as in `runs`; None if that is still the first one."""
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
 _STACK_HEAD = struct.Struct("=QQ")
@@ -93,29 +83,19 @@ class Stacks:
 
     def __init__(
         self,
-        kernel: Map,
-        user: Map,
+        maps: Mapping[str, Map],
         catalog: Catalog,
         categories: Categories,
-        kernel_frame: KernelFrame,
+        symbols: KernelSymbols | HiddenSymbols,
         user_frames: UserFrames,
-        sched_text: tuple[int, int],
-        copied: Copied = lambda _: None,
-        called_exec: CalledExec = lambda _: None,
-        with_python: WithPython = lambda _pid, frames, _python, _whole: (frames, False),
-        has_rule: Callable[[Frame], bool] = lambda _: True,
         signed: int = _SIGNED,
     ) -> None:
-        """`sched_text`: start and end address of the kernel's __sched functions.
-
-        `has_rule`: whether a frame's binary has an unwind rule for it. `signed`: bits of a kernel return address that
-        are set if it is not signed.
-        """
-        self._kernel, self._user = IdTable(kernel, _stack_of), IdTable(user, _stack_of)
+        """`signed`: bits of a kernel return address that are set if it is not signed."""
+        self._kernel, self._user = IdTable(maps["kernel_stacks"], _stack_of), IdTable(maps["user_stacks"], _stack_of)
         self._catalog, self._categories = catalog, categories
-        self._kernel_frame, self._user_frames, self._copied = kernel_frame, user_frames, copied
-        self._called_exec, self._with_python, self._has_rule = called_exec, with_python, has_rule
-        self._sched_text, self._signed = sched_text, signed
+        self._kernel_frame, self._user_frames, self._signed = symbols.lookup, user_frames, signed
+        begin, end = (symbols.address_of(f"__sched_text_{name}") or 0 for name in ("start", "end"))
+        self._sched_text = begin, end
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
         self._kernel_ids: dict[int, int] = {}
@@ -264,7 +244,7 @@ class Stacks:
 
     def _user_id(self, pid: int, raw_id: int) -> int:
         if raw_id & layout.COPIED:
-            copy = self._copied(raw_id) or CopyResult(0, STACK_LOST)
+            copy = self._user_frames.copied(raw_id) or CopyResult(0, STACK_LOST)
             raw_id = copy.fallback
             if copy.found is not None:
                 if raw_id >= layout.FIRST_ID:
@@ -287,14 +267,14 @@ class Stacks:
             is_exited = pid in self._exited and own > 0
             is_old = (count or not is_exited) and self._has_execed(pid, end >> layout.END_EXECS)
             end &= _END
-            frames = _EXITED_STACK if is_old or is_exited else self._user_frames(pid, addresses[:own])
+            frames = _EXITED_STACK if is_old or is_exited else self._user_frames.frames(pid, addresses[:own])
             if not is_old:
                 if frames == _EXITED_STACK:
                     self._exited.add(pid)
                 if frames[-1:] and frames[-1].file == UNREAD:
                     self._unread_pids.add(pid)
                 is_whole = end == layout.END_WHOLE
-                frames, misplaced = self._with_python(pid, frames, addresses[own:], is_whole)
+                frames, misplaced = self._user_frames.with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced
             known = self._intern_user(frames, _ENDS[end], unsure)
             if pid not in self._exited and pid not in self._unread_pids:
@@ -312,7 +292,7 @@ class Stacks:
         """
         now = self._execs.get(pid)
         if now is None:  # threads that are not counted are in no scan
-            now = self._called_exec(pid)
+            now = self._user_frames.program_number(pid)
         return now is not None and now != execs
 
     def _intern_user(self, frames: tuple[Frame, ...], end: str, unsure: bool) -> int:
@@ -326,7 +306,7 @@ class Stacks:
             end, unsure = NOT_READ, False
 
         def make() -> Stack:
-            without = (frame.file for frame in frames if not self._has_rule(frame))
+            without = (frame.file for frame in frames if not self._user_frames.has_rule(frame))
             return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
 
         return self._intern(frames, end, unsure, make)

@@ -221,7 +221,8 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     monkeypatch.setattr(libbpf, "RingBuffer", ring_of)
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
     catalog = Catalog()
-    stacks = Stacks(kept, kept, catalog, watch.rules(), frame, cast(Any, None), (0, 0))
+    symbols = cast(Any, SimpleNamespace(lookup=frame, address_of=dict[str, int]().get))
+    stacks = Stacks({"kernel_stacks": kept, "user_stacks": kept}, catalog, watch.rules(), symbols, cast(Any, None))
     marked = cast(Map, SimpleNamespace(entries=16, update=loaded.__setitem__, delete=loaded.pop))
 
     def site(pid: int, tid: int, kernel: int, user: int, _wake: int) -> SiteKey:

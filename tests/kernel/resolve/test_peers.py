@@ -141,7 +141,7 @@ def ask(worker: PeersWorker, waited_on: dict[Object, int]) -> None:
     """Return once all of these have been looked up and are in the catalog."""
     worker.find(waited_on)
     until(lambda: not worker._asked and all(worker._look_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
-    worker.tell()
+    worker.publish()
 
 
 def by_role(ends: Peers) -> dict[str, set[Process]]:

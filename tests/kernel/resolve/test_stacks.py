@@ -1,7 +1,7 @@
 """Test the IDs of stacks and sites, against made-up BPF maps."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,23 +10,60 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.resolve.stacks import Stacks
+from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
 from tests.kernel import watch
 
 
+class FixedFrames(UserFrames):
+    """User frames without processes."""
+
+    def __init__(self, frames: Callable[[int, Sequence[int]], tuple[Frame, ...]] = lambda _pid, _addresses: ()) -> None:
+        self._frames = frames
+
+    def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
+        return self._frames(pid, addresses)
+
+    def copied(self, raw_id: int) -> None:
+        return None
+
+    def has_rule(self, frame: Frame) -> bool:
+        return True
+
+    def program_number(self, pid: int) -> None:
+        return None
+
+    def with_python(
+        self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool
+    ) -> tuple[tuple[Frame, ...], bool]:
+        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
+
+
+def made(
+    table: Map,
+    catalog: Catalog,
+    frame: Callable[[int], Frame] | None = None,
+    user_frames: UserFrames | None = None,
+    sched_text: tuple[int, int] = (0, 0),
+    **options: int,
+) -> Stacks:
+    """Return stacks whose raw ids are all in `table`."""
+    addresses = dict(zip(("__sched_text_start", "__sched_text_end"), sched_text, strict=True))
+    symbols = cast(Any, SimpleNamespace(lookup=frame, address_of=addresses.get))
+    maps = {"kernel_stacks": table, "user_stacks": table}
+    return Stacks(maps, catalog, watch.rules(), symbols, user_frames or FixedFrames(), **options)
+
+
 def test_a_tid_reused_in_another_process_has_another_site() -> None:
-    no_map = cast(Map, None)  # IDs that mean "no stack" are not looked up
-    no_frames = cast(Any, None)
-    stacks = Stacks(no_map, no_map, Catalog(), watch.rules(), no_frames, no_frames, (0, 0))
+    stacks = made(cast(Map, None), Catalog())  # IDs that mean "no stack" are not looked up
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
     assert stacks.site(100, 100, NO_STACK, NO_STACK) == SiteKey(100, 100, NO_STACK, NO_STACK)
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
 
 
 def test_a_lost_stack_copy_counts_once_per_tick() -> None:
-    roomy, no_frames = cast(Map, SimpleNamespace(entries=100)), cast(Any, None)
-    stacks = Stacks(roomy, roomy, Catalog(), watch.rules(), no_frames, no_frames, (0, 0), copied=lambda _: None)
+    stacks = made(cast(Map, SimpleNamespace(entries=100)), Catalog())
     raw = (7, 100, NO_STACK, layout.COPIED | 5)
     for tick in (1, 2):
         sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a first wait, and as the site where it ended
@@ -49,17 +86,12 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
         pids_read.append(pid)
         return (Frame(GONE, 0),) if pid == 7 else tuple(Frame("/bin/it", one) for one in addresses)
 
-    def with_python(
-        _pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], _whole: bool
-    ) -> tuple[tuple[Frame, ...], bool]:
-        return (*(Frame("it.py", 0, "main") for _ in of_python), *frames), False
-
     def names_of(pid: int) -> list[list[str]]:
         ids = [stacks.site(pid, pid, NO_STACK, layout.FIRST_ID + number).user for number in range(4)]
         return [[frame.file for frame in catalog.stacks[one].frames] for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=layout.STACK.size, lookup=lookup))
-    stacks = Stacks(kept, kept, catalog, watch.rules(), cast(Any, None), frames, (0, 0), with_python=with_python)
+    stacks = made(kept, catalog, user_frames=FixedFrames(frames))
     for expected in ([7, 8, 8, 8, 8], [7], [7]):  # the mappings of 8 are known by then
         assert names_of(7) == [[GONE], ["it.py", GONE]] * 2
         assert names_of(8) == [["/bin/it"], ["it.py", "/bin/it"]] * 2
@@ -86,7 +118,7 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
         return [catalog.stack(one).frames[0].name for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, catalog, watch.rules(), frame, cast(Any, None), (0, 0))
+    stacks = made(kept, catalog, frame)
     assert shown() == ["nfs_wait"] * 2
     names[address] = "dlm_wait"
     assert shown() == ["nfs_wait"] * 2
@@ -96,14 +128,14 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
 
 @pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
 def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top: list[str]) -> None:
-    catalog, no_map, no_frames = Catalog(), cast(Map, None), cast(Any, None)
+    catalog = Catalog()
     first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
     names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
 
     def frame(address: int) -> Frame:
         return Frame(KERNEL, 0, names[address])
 
-    stacks = Stacks(no_map, no_map, catalog, watch.rules(), frame, no_frames, (first, end), signed=signed)
+    stacks = made(cast(Map, None), catalog, frame, sched_text=(first, end), signed=signed)
     words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
     found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
     assert [frame.name for frame in catalog.stacks[found].frames] == [*top, "vfs_write"]
@@ -121,7 +153,7 @@ def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
         return (Frame(files[0], 0),)
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
-    stacks = Stacks(kept, kept, catalog, watch.rules(), cast(Any, None), frames, (0, 0))
+    stacks = made(kept, catalog, user_frames=FixedFrames(frames))
     for file in (GONE, "/bin/it", "/bin/it"):
         files[:] = [file]
         sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]

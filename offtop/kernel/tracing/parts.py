@@ -1,0 +1,131 @@
+"""What a live source is made of, started in the order in which the parts need each other."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.errors import OfftopError
+from offtop.kernel.accounting.drain import Drain, Sites
+from offtop.kernel.accounting.ledger import Ledger
+from offtop.kernel.accounting.outlier_events import OutlierEvents
+from offtop.kernel.binary.debuginfod import DebugFiles
+from offtop.kernel.binary.files import Files
+from offtop.kernel.bpf.cost import CostMeter
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.program import Program, Unwind
+from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.resolve.peers import PeersWorker
+from offtop.kernel.resolve.stacks import Stacks
+from offtop.kernel.resolve.user_frames import UserFrames
+from offtop.kernel.resolve.wakes import Wakes
+from offtop.kernel.scope.config import BpfConfig, Settings
+from offtop.kernel.symbols.kallsyms import HiddenSymbols, KernelSymbols
+from offtop.kernel.symbols.mappings import Processes
+from offtop.kernel.symbols.names import NameWorker
+from offtop.kernel.unwind.cpu_allowance import Allowance
+from offtop.kernel.unwind.cpython_frames import CPythonFrames
+from offtop.kernel.unwind.stack_copies import Copies
+from offtop.kernel.unwind.unwinder import RuleMaps, Unwinder
+from offtop.kernel.unwind.user_stacks import UserStacks
+from offtop.model.classify.categories import Categories
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.snapshot import PSEUDO_PIDS, Filters
+
+_PATIENCE_S, _PATIENCE_A_TICK_S = 0.3, 0.5
+"""How long a tick waits for one read of another process, and for all reads that miss their deadline."""
+
+
+class Loaded(NamedTuple):
+    """The BPF programs, and what was requested of them."""
+
+    program: Program
+    features: Features
+    unwind: Unwind
+    filters: Filters
+
+
+class Parts:
+    """The parts of a live source. It must be closed, also if the constructor fails: `opened` does that."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        reads: GuardedReads,
+        categories: Categories,
+        debuginfod: Sequence[str],
+        opened: ExitStack,
+    ) -> None:
+        """`debuginfod`: servers for debug files. Raises OfftopError and OSError."""
+        program, maps, unwind = loaded.program, loaded.program.maps, loaded.unwind
+        self.reads, self.program, self.features, self.unwind = reads, program, loaded.features, unwind
+        files = Files(reads)
+        opened.callback(files.perf_maps.close)
+        self.procfs = reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
+        """For reads of a tick."""
+        self.processes = Processes(files, self.procfs)
+        pythons = CPythonFrames(maps.get("pythons"))
+        self.user_stacks = _user_stacks(files, loaded, pythons)
+        opened.callback(self.user_stacks.close)
+        self.debug_files = DebugFiles(debuginfod) if debuginfod else None
+        if self.debug_files:
+            opened.callback(self.debug_files.close)
+        self.names = NameWorker(files, self.debug_files)
+        opened.callback(self.names.close)
+        self.symbols_refused = ""
+        """Why the kernel's symbols are unknown; "" if they are known."""
+        self.symbols = self._read_symbols()  # the reader processes start in the meantime
+        self.catalog = Catalog()
+        self.details = DetailsWorker(self.catalog, reads)
+        opened.callback(self.details.close)
+        self.user_frames = UserFrames(self.processes, self.user_stacks, pythons, maps["execs"])
+        self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames)
+        raw = maps["wakers"], maps["wakes"], maps["objects"]
+        self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
+        self.peers = PeersWorker(self.catalog, self.wakes.epolls)
+        opened.callback(self.peers.close)
+        self.config = BpfConfig(maps, loaded.features, self.symbols)
+        self.config.find_cgroup(loaded.filters.cgroup)
+        self.config.write(Settings(loaded.filters))
+        now_ns = time.monotonic_ns()
+        sites = Sites(self.stacks, self.wakes, self.catalog)
+        self.ledger = Ledger(now_ns, sites.site, self.catalog, _is_alive)
+        scanned = self.user_stacks if unwind.way != "off" else None
+        self.drain = Drain(
+            program, self.catalog, self.stacks, self.wakes, sites, self.details, scanned, self.ledger.begin
+        )
+        self.outlier_events: OutlierEvents | None = None
+        """None if this kernel has no ring buffer."""
+        if "caught" in maps:
+            kernel_stack = self.stacks.kernel
+            self.outlier_events = OutlierEvents(maps["caught"], maps["marks"], self.catalog, sites.site, kernel_stack)
+            opened.callback(self.outlier_events.close)
+        self.cost = CostMeter(program.programs, now_ns, program.kprobe_links)
+        opened.callback(self.cost.close)
+
+    @property
+    def helper_pids(self) -> tuple[int, int, int]:
+        """PIDs of offtop's child processes; 0 for one that is not running."""
+        return self.names.reader_pid, self.user_stacks.reader_pid, self.reads.pid
+
+    def _read_symbols(self) -> KernelSymbols | HiddenSymbols:
+        try:
+            return KernelSymbols.read()
+        except OfftopError as error:
+            self.symbols_refused = str(error)
+            return HiddenSymbols()
+
+
+def _user_stacks(files: Files, loaded: Loaded, pythons: CPythonFrames) -> UserStacks:
+    maps, unwind = loaded.program.maps, loaded.unwind
+    allowance = Allowance(unwind.cpu_pct)
+    if "rules" not in maps:
+        return UserStacks(Unwinder(files, "fp", None, pythons), allowance)
+    rules = RuleMaps(maps["rules"], maps["spaces"])
+    return UserStacks(Unwinder(files, unwind.way, rules, pythons), allowance, Copies(maps["copies"], maps["allowed"]))
+
+
+def _is_alive(key: ThreadKey) -> bool:
+    return key.pid in PSEUDO_PIDS or Path(f"/proc/{key.pid}/task/{key.tid}").exists()

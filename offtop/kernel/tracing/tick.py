@@ -1,0 +1,231 @@
+"""The stages of a tick: flip the BPF buffers, drain the old one, account for it, evict what has ended."""
+
+import ctypes
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from offtop.kernel.accounting.drain import ScanCadence
+from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.procfs import threads as procfs
+from offtop.kernel.tracing.parts import Parts
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.outlier import LongWait, Thresholds
+from offtop.model.values.snapshot import Filters, Machine
+from offtop.model.values.wake import OFFCPU
+from offtop.model.values.within import NO_CALLS
+
+_ZERO = bytes(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a tick has to do."""
+
+    filters: Filters
+    """In effect from this tick on."""
+    mode: str
+    """One of wake.MODES, in effect during the tick."""
+    is_prime: bool
+    """Scan all waits in progress."""
+    is_scanned: bool
+    """Scan the waits in progress that have changed."""
+    helper_pids: tuple[int, int, int]
+    """Child processes of offtop that BPF did not count in this tick."""
+    filter_changed: bool = False
+    """The thread filter has changed."""
+    has_snapshot: bool = True
+    """A snapshot follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flipped:
+    """The old buffer, and the task scan that belongs to it."""
+
+    buffer: int
+    at_ns: int
+    taken_ns: int
+    """When the buffers were switched, on CLOCK_MONOTONIC and CLOCK_REALTIME."""
+    machine: Machine
+    """CPU times of the machine as of then."""
+    scan_ns: int
+    """When the task scan began."""
+    off_cpu: list[OffCpuTask]
+    """Waits in progress from the task scan."""
+    ran: list[RuntimeSample]
+    started: list[NewThread]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What happened in a tick, with resolved ids."""
+
+    threads: list[tuple[ThreadKey, ThreadRecord]]
+    sites: SiteDeltas
+    exited: dict[ThreadKey, int]
+    """When each thread exited that did."""
+    outliers: list[LongWait]
+    off_cpu: list[OffCpuTask]
+    ran: list[RuntimeSample]
+    started: list[NewThread]
+
+    def without(self, pids: Collection[int]) -> "Records":
+        """Leave out what is of these processes."""
+        return replace(
+            self,
+            threads=[(key, record) for key, record in self.threads if key.pid not in pids],
+            sites=self.sites.without([row for row, key in enumerate(self.sites.keys) if key.pid in pids]),
+            outliers=[one for one in self.outliers if one.site.pid not in pids],
+            off_cpu=[one for one in self.off_cpu if one.key.pid not in pids],
+            ran=[one for one in self.ran if one.key.pid not in pids],
+            started=[one for one in self.started if one.key.pid not in pids],
+        )
+
+
+class TickStages:
+    """The stages of a tick. For the polling thread."""
+
+    def __init__(self, parts: Parts, has_calls: bool) -> None:
+        """`has_calls`: BPF records the calls of a function (--within)."""
+        self._parts, self._has_calls = parts, has_calls
+        self.scan_cadence = ScanCadence()
+        self.thresholds: Thresholds | None = None
+        """Those for outliers."""
+        self.must_prime = True
+        """The next tick must scan all waits in progress."""
+        self.primed_ns = 0
+        """When that was done last."""
+        self.outliers: list[LongWait] = []
+        """Outliers since the last snapshot."""
+        self.snapshot_ns = 0
+        """Time of the last snapshot."""
+        self.calls = NO_CALLS
+        self.lost: dict[str, int] = {}
+        self._full: dict[str, int] = {}
+        """How often each kernel table was full."""
+
+    def begin(self, is_prime: bool) -> None:
+        """Begin a tick."""
+        self._parts.procfs.refill()
+        if is_prime:
+            self.must_prime, self.primed_ns = False, time.monotonic_ns()
+            _trim_memory()
+
+    def flip(self, plan: Plan) -> Flipped:
+        """Scan the waits in progress, and have the BPF programs write to the other buffer."""
+        drain = self._parts.drain
+        scan_ns, began_ns = time.monotonic_ns(), time.thread_time_ns()  # CPU time: this thread may be preempted
+        mode = layout.WALK_WAITS | (layout.WALK_PRIME if plan.is_prime else 0)
+        scan = drain.walk(mode) if plan.is_scanned else b""  # first, because the switch wakes kernel threads
+        took_ns = time.thread_time_ns() - began_ns
+        buffer, at_ns, taken_ns = drain.flip()
+        machine = procfs.machine()
+        ran, started = list[RuntimeSample](), list[NewThread]()
+        began_ns = time.thread_time_ns()
+        off_cpu = list(drain.waits(scan, ran, started))
+        took_ns += time.thread_time_ns() - began_ns
+        if plan.has_snapshot and not plan.is_prime:  # priming is rare, and reads every stack
+            self.scan_cadence.add(took_ns if plan.is_scanned else -1, at_ns - self.snapshot_ns)
+        return Flipped(buffer, at_ns, taken_ns, machine, scan_ns, off_cpu, ran, started)
+
+    def drain(self, plan: Plan, flipped: Flipped) -> Records:
+        """Read the old buffer, and resolve its ids."""
+        parts, drain, buffer = self._parts, self._parts.drain, flipped.buffer
+        parts.user_stacks.settle()
+        self._forget_renamed()
+        if self._has_calls:
+            parts.program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
+        threads = list(drain.threads(buffer, flipped.ran, flipped.started, not plan.is_scanned))
+        if self._has_calls:
+            calls = drain.calls(buffer, flipped.at_ns)
+            max_ns = calls.max_ns if parts.ledger.follows_snapshot else max(calls.max_ns, self.calls.max_ns)
+            self.calls = self.calls.plus(calls)._replace(max_ns=max_ns)
+        sites = drain.sites(buffer)
+        outliers = parts.outlier_events.take(self.thresholds) if parts.outlier_events else []
+        exited = drain.gone(buffer, flipped.at_ns, threads, flipped.ran)
+        threads += drain.unnamed(buffer)
+        records = Records(threads, sites, exited, outliers, flipped.off_cpu, flipped.ran, flipped.started)
+        new_helpers = set(parts.helper_pids).difference(plan.helper_pids)  # BPF has counted them in this tick
+        return records.without(new_helpers) if new_helpers else records
+
+    def account(self, plan: Plan, flipped: Flipped, records: Records) -> list[ThreadKey]:
+        """Add the records to the totals, and return the threads that exited."""
+        drain, at_ns = self._parts.drain, flipped.at_ns
+        self.outliers += records.outliers
+        # For waits known before this tick: then this tick has them at their stacks already.
+        self._place_user_stacks(at_ns, are_all=False)
+        ended = self._parts.ledger.tick(
+            at_ns,
+            plan.filters.min_ns,
+            records.threads,
+            records.sites,
+            records.off_cpu,
+            gone=records.exited,
+            ran=records.ran,
+            started=records.started,
+            primed_ns=flipped.scan_ns if plan.is_prime else 0,
+            anew=plan.filter_changed,
+            states=plan.filters.states,
+            max_ns=plan.filters.max_ns,
+            storms=drain.storms(flipped.buffer) if plan.mode != OFFCPU else {},
+            threads_lost=drain.count("threads"),
+            has_snapshot=plan.has_snapshot,
+        )
+        self._place_user_stacks(at_ns, are_all=True)
+        return ended
+
+    def evict(self, ended: list[ThreadKey], keep_ns: int) -> None:
+        """Forget exited threads, and what no window refers to after `keep_ns`."""
+        parts = self._parts
+        for key in ended:
+            if key.tid == key.pid:
+                parts.user_frames.forget(key.pid)
+                parts.details.ended(key.pid)
+        for key in [*ended, *parts.drain.renamed]:
+            parts.stacks.forget_thread(key)
+        parts.drain.renamed.clear()
+        full = {kind: parts.drain.count(kind) for kind in ("stacks", "wakes")}
+        parts.stacks.make_room(at_once=full["stacks"] > self._full.get("stacks", 0))
+        parts.wakes.make_room(at_once=full["wakes"] > self._full.get("wakes", 0))
+        lost = parts.drain.lost()
+        if lost.get("threads", 0) > self.lost.get("threads", 0):
+            self.must_prime = True  # otherwise a lost exit would leave its thread waiting forever
+        self.lost, self._full = lost, full
+        dropped = parts.ledger.age(keep_ns)
+        if dropped:
+            parts.stacks.forget(dropped.stacks)
+            parts.wakes.forget(*dropped)
+        parts.details.drop_unnamed()
+
+    def _forget_renamed(self) -> None:
+        """Forget stacks whose addresses have other names now."""
+        parts = self._parts
+        if parts.symbols.renamed():
+            parts.stacks.kernel_renamed()
+            parts.wakes.kernel_renamed()
+            if parts.outlier_events:
+                parts.outlier_events.forget()
+        for pid in parts.processes.renamed():
+            parts.stacks.renamed(pid)
+            parts.wakes.renamed(pid)
+
+    def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
+        """Request the user stacks of waits in progress, and take those that were read.
+
+        `are_all`: see UserStacks.read.
+        """
+        ledger = self._parts.ledger
+        for one in self._parts.user_stacks.read(ledger.waiting, at_ns, are_all):
+            ledger.read_user(one.key, one.left_ns, self._parts.stacks.user(one.found))
+
+
+def _trim_memory() -> None:
+    """Return freed memory to the kernel.
+
+    After a burst of threads that is half of what the process holds, and glibc keeps it.
+    """
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
