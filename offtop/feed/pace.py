@@ -99,7 +99,7 @@ class Pace:
         drained_ns = last_ns
         while not self._stopped:
             with self._changed:
-                delay_ns = self._first_tick_ns if is_first else self._delay_ns
+                delay_ns = min(self._first_tick_ns, self._delay_ns) if is_first else self._delay_ns
                 due_ns = last_ns + delay_ns
                 now_ns = monotonic_ns()
                 late_ns = now_ns - due_ns

@@ -72,13 +72,18 @@ class Drained(Clocked):
 
 
 def test_source_is_drained_between_distant_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paces, "_DRAIN_NS", 40 * MS)
+    monkeypatch.setattr(paces, "_DRAIN_NS", 160 * MS)
     source = Drained(ticks=3)
-    list(Pace(source, history(), 110 * MS, first_tick_ns=30 * MS).ticks())
+    list(Pace(source, history(), 440 * MS, first_tick_ns=120 * MS).ticks())
     first, second, *later = source.read_at_ns
     assert not [at_ns for at_ns in source.drained_at_ns if first < at_ns < second], "they are too close together"
     for read_ns, next_ns in zip([second, *later], later, strict=False):
         assert len([at_ns for at_ns in source.drained_at_ns if read_ns < at_ns < next_ns]) == 2
+
+
+def test_first_tick_comes_no_later_than_after_one_delay() -> None:
+    pace = Pace(Clocked(ticks=3), history(), 5 * MS, first_tick_ns=3_600_000 * MS)
+    assert [tick.number for tick in pace.ticks()] == [1, 2, 3]
 
 
 def test_new_delay_applies_at_once_and_stop_ends_the_wait() -> None:
