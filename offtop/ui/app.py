@@ -357,6 +357,8 @@ class OfftopApp(Mouse):
     # Drawing
 
     def _draw(self) -> None:
+        if not self.screen_stack:  # a thread's answer came while the app exits
+            return
         if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._is_seeking():
             return
         layout, self._drawn_versions = self._layout, self._name_versions()
