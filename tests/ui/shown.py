@@ -6,7 +6,12 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Any
 
+import textual.app
+import textual.pilot
 from textual._context import visible_screen_stack
+from textual.app import App
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 from textual.pilot import Pilot
 from textual.strip import Strip
 
@@ -22,6 +27,57 @@ CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
 QUICK_NS = 1_000_000
 
 
+async def until_idle(*_: float) -> None:
+    """Return when only a timer, a file or another thread can make the event loop go on."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    while ready:
+        await asyncio.sleep(0)
+
+
+def _parsed_once(parse: Callable[..., list[RuleSet]]) -> Callable[..., list[RuleSet]]:
+    """Return Textual's CSS parser with a cache for all apps of this process."""
+    parsed: dict[object, list[RuleSet]] = {}
+
+    @wraps(parse)
+    def rules(sheet: Stylesheet, *args: Any, **options: Any) -> list[RuleSet]:
+        key = (args, *options.items(), *sheet._variables.items())  # pyright: ignore[reportPrivateUsage]
+        if key not in parsed:
+            parsed[key] = parse(sheet, *args, **options)
+        return parsed[key]
+
+    return rules
+
+
+# Textual's own function sleeps until the process has used no CPU for 20 ms, twice for each key.
+textual.app.wait_for_idle = until_idle  # pyright: ignore[reportPrivateImportUsage]
+textual.pilot.wait_for_idle = until_idle  # pyright: ignore[reportPrivateImportUsage]
+# Parsing is half of the CPU time of starting an app.
+Stylesheet._parse_rules = _parsed_once(Stylesheet._parse_rules)  # pyright: ignore[reportPrivateUsage]
+
+
+class SettledPilot(Pilot[Any]):
+    """Presses keys and waits until the screen shows what they did."""
+
+    async def press(self, *keys: str) -> None:
+        await super().press(*keys)
+        await self.pause()
+
+    async def pause(self, delay: float | None = None) -> None:
+        await super().pause(delay)
+        await super().pause()  # the first one may have moved widgets, which draw now
+        await until_idle()
+
+
+@asynccontextmanager
+async def running(app: App[Any], size: tuple[int, int] = (80, 24)) -> AsyncGenerator[SettledPilot]:
+    """Run an app without a terminal."""
+    async with app.run_test(size=size):
+        pilot = SettledPilot(app)
+        await pilot.pause()
+        yield pilot
+
+
 def catching(*triggers: str, freeze: bool = False) -> OutlierActions:
     """Return the outlier settings of a screen with these triggers."""
     return OutlierActions(triggers, CATEGORIES, 1_000_000, "test", Alarm("", person()), freeze)
@@ -34,9 +90,9 @@ async def shown(
     view: View | None = None,
     ticks: int | None = None,
     **options: Any,
-) -> AsyncGenerator[tuple[OfftopApp, Pilot[int]]]:
+) -> AsyncGenerator[tuple[OfftopApp, SettledPilot]]:
     app = OfftopApp(source, view or View(delay_ns=QUICK_NS), CATEGORIES, **options)
-    async with app.run_test(size=size) as pilot:
+    async with running(app, size) as pilot:
         try:
             wanted = source.ticks if ticks is None else ticks
             await until(lambda: (app.picture.newest.number if app.picture else 0) == wanted)

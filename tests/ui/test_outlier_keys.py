@@ -17,7 +17,7 @@ from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
-from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, catching, running, screen, shown, until
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 RULE, OTHER = "lock.max > 3s", "fsync.now > 1s"
@@ -225,7 +225,7 @@ async def test_replay_has_the_outliers_and_can_start_at_one(tmp_path: Path) -> N
     first, last = source.outliers()
     assert (first.wait and first.wait.site.thread, last.rule) == (CONNECTION, OTHER)
     app = OfftopApp(source, View(delay_ns=QUICK_NS), RULES, pause_at_ns=source.go_to(first.taken_ns))
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(app, (80, 24)) as pilot:
         await until(lambda: app.picture is not None and app.view.paused_at_ns is not None)
         await pilot.pause()
         assert second(app) == 3

@@ -15,7 +15,7 @@ from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
-from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, running, screen, shown, until
 
 PILE = (
     *SHOP,
@@ -42,7 +42,7 @@ async def played(
     begin_ns = None if begin is None else START_NS + begin * NS_PER_S
     source = RecordedSource(file, begin_ns=begin_ns, speed=speed)
     app = OfftopApp(source, View(), CATEGORIES)
-    async with app.run_test(size=size) as pilot:
+    async with running(app, size) as pilot:
         try:
             await until(lambda: second(app) >= (begin or 1))
             yield app, pilot
@@ -228,7 +228,7 @@ async def test_recorded_is_shown_at_every_size(file: Path, width: int) -> None:
 async def test_iterations_count_from_the_begin_of_the_replay(file: Path) -> None:
     source = RecordedSource(file, begin_ns=START_NS + 50 * NS_PER_S, speed=20.0)
     app = OfftopApp(source, View(), CATEGORIES, iterations=5)
-    async with app.run_test(size=(80, 24)):
+    async with running(app, (80, 24)):
         await until(lambda: app.return_value is not None)
     assert app.picture is not None and second(app) >= 54
     source.close()

@@ -21,7 +21,7 @@ from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import FILLED, PIPE, READER, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
-from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, running, screen, shown, until
 from tests.ui.test_pictures import check
 
 CP, CONNECTION, GDB, PURGE = ThreadKey(900, 900), ThreadKey(4242, 4268), ThreadKey(901, 901), ThreadKey(4242, 4270)
@@ -479,7 +479,7 @@ async def test_replay_shows_stuck_waits(tmp_path: Path) -> None:
     recorder.close()
     source = RecordedSource(tmp_path / "it.offtop", begin_ns=scripted.after(12).taken_ns, speed=1)
     app = OfftopApp(source, View(focus=PANE), RULES)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with running(app, (80, 24)) as pilot:
         await until(lambda: app.picture is not None and len(app.picture.stuck.shown.waits) == 4)
         await pilot.pause()
         assert [(row[0], row[1]) for row in rows(app)] == [

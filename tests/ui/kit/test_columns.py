@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import chain
 
 import pytest
 
@@ -43,12 +43,13 @@ def views(hidden: frozenset[str]) -> Iterator[View]:
 
 
 def test_tables_fit_their_panes(picture: Picture) -> None:
-    for hidden, width in product(HIDDEN, WIDTHS):
-        for view in views(hidden):
-            some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
-            assert width_of(list_columns(some, pen), LIST_MARK) <= width, (width, view)
+    pens = [Pen(width, 20, UNICODE, ScriptedSource()) for width in WIDTHS]
+    for view in chain.from_iterable(map(views, HIDDEN)):
+        some = replace(picture, view=view)
+        for pen in pens:
+            assert width_of(list_columns(some, pen), LIST_MARK) <= pen.width, (pen.width, view)
             if not view.threads and not view.cgroups:
-                assert width_of(category_columns(some, pen), CATEGORY_MARK) <= width, (width, view)
+                assert width_of(category_columns(some, pen), CATEGORY_MARK) <= pen.width, (pen.width, view)
 
 
 def test_name_main_figure_and_sort_column_are_always_shown(picture: Picture) -> None:

@@ -20,7 +20,7 @@ from offtop.ui.app import run
 from offtop.ui.kit import theme
 from offtop.ui.kit.lines import Line, Panel
 from tests.ui.scripted import ScriptedSource
-from tests.ui.shown import CATEGORIES, asynchronous, coloured, screen, shown, until
+from tests.ui.shown import CATEGORIES, asynchronous, coloured, running, screen, shown, until
 
 COLOURED = ("colourblind", "contrast", "dark", "light")
 KINDS_OF_COLOURS = {"ansi": {ColorType.DEFAULT, ColorType.STANDARD}, "mono": {ColorType.DEFAULT}}
@@ -313,7 +313,7 @@ def kinds_of_colours_shown(app: App[Any]) -> set[ColorType]:
 @asynchronous
 async def test_screen_shows_only_terminal_colours_in_ansi_and_mono(name: str) -> None:
     app = Everything(name)
-    async with app.run_test(size=(80, len(theme.TOKENS) + 20)) as pilot:
+    async with running(app, (80, len(theme.TOKENS) + 20)) as pilot:
         await pilot.pause()
         shown = dict(styles_shown(app))
         assert shown.keys() >= set(theme.TOKENS)
@@ -331,7 +331,7 @@ async def test_screen_shows_only_terminal_colours_in_ansi_and_mono(name: str) ->
 @asynchronous
 async def test_selection_and_text_cursor_are_visible_in_each_theme(name: str) -> None:
     app = Everything(name)
-    async with app.run_test(size=(80, 30)) as pilot:
+    async with running(app, (80, 30)) as pilot:
         await pilot.press("end", "x")
         written = [style for text, style in styles_shown(app) if text == "an answerx"]
         cursor = app.query_one(Input).get_component_rich_style("input--cursor")
