@@ -1,5 +1,6 @@
-"""Runs the `offtop` command as a process and captures its output, its exit status and what it leaves behind."""
+"""Runs the `offtop` command, and captures its output, its exit status and what it leaves behind."""
 
+import io
 import os
 import pty
 import re
@@ -8,10 +9,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
+from offtop import cli
 from offtop.kernel.bpf import libbpf
 
 OFFTOP = Path(sys.executable).with_name("offtop")
@@ -38,8 +41,23 @@ class Ended(NamedTuple):
         return self.err.removeprefix("offtop: ").rstrip("\n")
 
 
+def call(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+    """Run offtop in this process, without a terminal: starting one takes longer than most commands."""
+    written = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(stream, encoding="utf-8", write_through=True) for stream in written)
+    with patch.dict(os.environ, env or {}), redirect_stdout(out), redirect_stderr(err):
+        time.tzset()
+        try:
+            cli.main(arguments)
+        except SystemExit as exited:
+            assert isinstance(exited.code, int)
+            status = exited.code
+    time.tzset()
+    return Ended(status, *(stream.getvalue().decode() for stream in written))
+
+
 def run(*arguments: str, before: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Ended:
-    """Run offtop without a terminal; `before` is a command that starts it."""
+    """Run offtop as a process, without a terminal; `before` is a command that starts it."""
     return ended(start(*arguments, before=before, env=env))
 
 

@@ -4,6 +4,7 @@ With OFFTOP_REQUIRE_KERNEL=1, as in CI, a machine that can run the kernel tests 
 is a failure there. Only tests of features that the kernel was built without (`lacks`) may be skipped.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -73,6 +74,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("kernel"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what the tests are made of, and run as rarely as in offtop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 @pytest.hookimpl(wrapper=True)

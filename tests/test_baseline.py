@@ -10,7 +10,7 @@ import pytest
 
 from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
-from tests.command import run
+from tests.command import call
 from tests.test_diff import BUSIER, recorded, recorded_of
 from tests.ui.sampled import SampledSource
 from tests.ui.scripted import SHOP
@@ -30,7 +30,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def lines(*arguments: str) -> list[str]:
-    ended = run("replay", *arguments, "-b", "-n", "1")
+    ended = call("replay", *arguments, "-b", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
     return ended.out.splitlines()
 
@@ -84,7 +84,7 @@ def test_no_baseline_means_no_columns(bad: str) -> None:
 
 
 def tick(*arguments: str) -> dict[str, Any]:
-    ended = run("replay", *arguments, "--json", "-n", "1")
+    ended = call("replay", *arguments, "--json", "-n", "1")
     assert (ended.status, ended.err) == (0, "")
     made = json.loads(ended.out)
     jsonschema.validate(made, schema(), jsonschema.Draft202012Validator)
@@ -133,7 +133,7 @@ def test_baseline_of_itself_shows_no_change_and_filter_applies_to_both(good: str
     ],
 )
 def test_invalid_use_of_a_baseline_is_an_error(bad: str, arguments: tuple[str, ...], error: str) -> None:
-    ended = run("replay", bad, "-b", *arguments)
+    ended = call("replay", bad, "-b", *arguments)
     assert ended.status != 0 and error in ended.sentence
 
 

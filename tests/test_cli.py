@@ -52,7 +52,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def settings(*arguments: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the output of --show-config: each setting's line → its origin."""
-    ended = command.run(*arguments, "--show-config", env=env)
+    ended = command.call(*arguments, "--show-config", env=env)
     assert (ended.status, ended.err) == (0, "")
     lines = [line.partition("  # ") for line in ended.out.splitlines() if " = " in line]
     return {setting.rstrip(): origin for setting, _, origin in lines}
@@ -160,7 +160,7 @@ def test_batch_does_not_import_the_screen() -> None:
     ],
 )
 def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: str) -> None:
-    ended = command.run(
+    ended = command.call(
         *(arguments.split() if arguments.startswith(("doctor", "schema", "record")) else ["-b", *arguments.split()])
     )
     assert error in ended.sentence
@@ -188,7 +188,7 @@ def test_export_accepts_options_between_and_before_its_arguments() -> None:
     "option", ["-p", "-d", "-u", "-o", "--window", "--theme", "--filter", "--config", "--debuginfod"]
 )
 def test_argument_with_escape_codes_is_shown_escaped(option: str) -> None:
-    assert r"\x1b[31m" in command.run("-b", option, "\x1b[31m=").sentence
+    assert r"\x1b[31m" in command.call("-b", option, "\x1b[31m=").sentence
 
 
 # Settings
@@ -306,7 +306,7 @@ def test_under_sudo_a_root_only_file_is_not_read(tmp_path: Path) -> None:
 )
 def test_invalid_setting_is_refused_with_the_file_name_and_status_2(text: str, error: str, no_settings: Path) -> None:
     no_settings.write_text(text)
-    ended = command.run(*command.QUICK, "-b", "-n", "1")
+    ended = command.call(*command.QUICK, "-b", "-n", "1")
     assert f"{no_settings}{error}" in ended.sentence
     assert ended.status == 2
 
@@ -314,7 +314,7 @@ def test_invalid_setting_is_refused_with_the_file_name_and_status_2(text: str, e
 def test_errors_on_the_command_line_come_before_errors_in_the_file(no_settings: Path) -> None:
     no_settings.write_text("delay = 0")
     assert "'61' is not a number of seconds" in command.run("-b", "-d", "61").sentence
-    assert "--filter: 'foo' is not a filter key" in command.run("-b", "--filter", "foo=1").sentence
+    assert "--filter: 'foo' is not a filter key" in command.call("-b", "--filter", "foo=1").sentence
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_unprivileged_user_gets_own_processes_and_the_reason() -> None:
     ],
 )
 def test_option_that_needs_bpf_is_refused_with_source_proc(arguments: str, error: str) -> None:
-    ended = command.run("-b", "-n", "1", "--source", "proc", *arguments.split())
+    ended = command.call("-b", "-n", "1", "--source", "proc", *arguments.split())
     assert (ended.status, ended.sentence) == (2, error)
 
 

@@ -16,7 +16,7 @@ from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
-from tests.command import run
+from tests.command import call
 from tests.ui.busy import BusySource
 from tests.ui.sampled import SampledSource
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
@@ -51,7 +51,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def told(*arguments: str) -> dict[str, Any]:
-    ended = run("diff", *arguments, "--json")
+    ended = call("diff", *arguments, "--json")
     assert (ended.status, ended.err) == (0, "")
     return json.loads(ended.out)
 
@@ -80,11 +80,11 @@ def test_changes_are_listed_by_category_cause_process_and_location(before: str, 
 def test_different_filters_are_reported(before: str, tmp_path: Path) -> None:
     within = recorded(tmp_path / "within.offtop", SHOP, 4, Filters(within="shop:serve"))
     longer = recorded(tmp_path / "longer.offtop", SHOP, 4, Filters(min_ns=5_000_000))
-    lines = run("diff", before, within).out.splitlines()
+    lines = call("diff", before, within).out.splitlines()
     assert lines[2] == "Before counted other threads or waits, so some of these differences may not be real."
     assert lines[3:5] == ["before all threads, minimum 1ms", "after  within shop:serve, minimum 1ms"]
-    assert "The minimum of before was 1ms" in run("diff", before, longer).out
-    assert "no change" not in run("diff", before, before).out
+    assert "The minimum of before was 1ms" in call("diff", before, longer).out
+    assert "no change" not in call("diff", before, before).out
     made = told(before, within)
     assert (made["before"]["filters"]["within"], made["after"]["filters"]["within"]) == (None, "shop:serve")
 
@@ -92,15 +92,15 @@ def test_different_filters_are_reported(before: str, tmp_path: Path) -> None:
 def test_sampling_is_reported_with_a_warning_if_only_one_side_was_sampled(before: str, tmp_path: Path) -> None:
     every = recorded_of(SampledSource(), tmp_path / "every.offtop", 4)
     own = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 4)
-    lines = run("diff", before, own).out.splitlines()
+    lines = call("diff", before, own).out.splitlines()
     assert lines[0].endswith("in 20.0s of good.offtop")
     assert lines[1].endswith(" of own.offtop; sampled ~20 Hz, own processes only")
     doubt = "before was not sampled; before has processes of all users, so some of these differences may not be real."
     assert lines[2] == doubt.capitalize()
-    lines = run("diff", own, every).out.splitlines()
+    lines = call("diff", own, every).out.splitlines()
     assert lines[1].endswith("of every.offtop; sampled ~20 Hz")
     assert lines[2] == "Before has own processes only, so some of these differences may not be real."
-    assert "no change" not in run("diff", own, own).out
+    assert "no change" not in call("diff", own, own).out
     made = told(before, own)
     assert made["before"]["sampling"] is None
     assert (made["after"]["sampling"]["rate_hz"], made["after"]["sampling"]["own_only"]) == (20.0, True)
@@ -120,7 +120,7 @@ def test_diff_with_itself_shows_no_change(before: str) -> None:
 
 
 def test_text_rows_have_signs_and_the_rest_is_summed_up(before: str, after: str) -> None:
-    ended = run("diff", before, after)
+    ended = call("diff", before, after)
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert re.fullmatch(r"before +1\.\d\d waiting in 20\.0s of good\.offtop", lines[0])
@@ -146,7 +146,7 @@ def test_filter_applies_to_both_sides(before: str, after: str) -> None:
 )
 def test_invalid_arguments_are_an_error(before: str, after: str, arguments: tuple[str, ...], error: str) -> None:
     files = () if len(arguments) == 2 and "nowhere" in arguments[0] else (before, after)
-    ended = run("diff", *files, *arguments)
+    ended = call("diff", *files, *arguments)
     assert error in ended.err and ended.status != 0
     assert "Traceback" not in ended.err
 
@@ -179,7 +179,7 @@ def an_hour(file: Path) -> str:
 
 
 def test_thread_that_exited_long_before_the_end_keeps_its_name_and_stack(tmp_path: Path) -> None:
-    ended = run("export", "csv", an_hour(tmp_path / "long.offtop"), "-i")
+    ended = call("export", "csv", an_hour(tmp_path / "long.offtop"), "-i")
     assert (ended.status, ended.err) == (0, "")
     (row,) = [row for row in csv.DictReader(io.StringIO(ended.out)) if "slow_commit" in row["stack"]]
     assert (row["process"], row["thread"], row["stack"]) == ("job", "job", "main;slow_commit;fsync")

@@ -10,7 +10,7 @@ from offtop import paths
 from offtop.person import person
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S, parse_moment, parse_size
-from tests.command import run, run_on_terminal
+from tests.command import call, run_on_terminal
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 
 UTC_ENV = {"TZ": "UTC"}
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> str:
 
 def ticks(*arguments: str) -> list[int]:
     """Return the seconds that a replay prints."""
-    done = run("replay", *arguments, "--json", env=UTC_ENV)
+    done = call("replay", *arguments, "--json", env=UTC_ENV)
     assert (done.status, done.err) == (0, ""), done.err
     return [(json.loads(line)["taken_ns"] - START_NS) // NS_PER_S for line in done.out.splitlines()]
 
@@ -77,14 +77,14 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
     ],
 )
 def test_invalid_argument_is_refused_with_status_2(file: str, arguments: list[str], error: str) -> None:
-    done = run("replay", file, "-b", *arguments, env=UTC_ENV)
+    done = call("replay", file, "-b", *arguments, env=UTC_ENV)
     assert done.status == 2
     assert error in done.sentence
 
 
 def test_missing_recording_is_refused(tmp_path: Path) -> None:
     for command in ("replay", "report"):
-        done = run(command, str(tmp_path / "none"))
+        done = call(command, str(tmp_path / "none"))
         assert (done.status, done.sentence) == (
             1,
             f"{tmp_path}/none cannot be read (No such file or directory). Name a file that can",
@@ -92,14 +92,14 @@ def test_missing_recording_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_terminal_means_batch_mode_and_one_line_on_stderr(file: str) -> None:
-    explicit, implicit = run("replay", file, "-b", env=UTC_ENV), run("replay", file, env=UTC_ENV)
+    explicit, implicit = call("replay", file, "-b", env=UTC_ENV), call("replay", file, env=UTC_ENV)
     assert (explicit.status, explicit.err) == (0, "")
     assert (implicit.status, implicit.out) == (0, explicit.out)
     assert implicit.err == "offtop: stdin or stdout is not a terminal, so this is batch mode (-b)\n"
 
 
 def test_report_fits_on_one_page(file: str) -> None:
-    done = run("report", file, "-w", "100", env=UTC_ENV)
+    done = call("report", file, "-w", "100", env=UTC_ENV)
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
     assert lines[0] == "shop.offtop: on db7, 2026-11-21 02:00:00 to 02:00:20 UTC, 20.0s"
@@ -113,7 +113,7 @@ def test_report_fits_on_one_page(file: str) -> None:
 
 
 def test_demo_has_a_lock_convoy_and_nothing_private() -> None:
-    done = run("demo", "--json", env=UTC_ENV)
+    done = call("demo", "--json", env=UTC_ENV)
     assert (done.status, done.err) == (0, "")
     every = [json.loads(line) for line in done.out.splitlines()]
     assert len(every) == 75

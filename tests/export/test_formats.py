@@ -283,16 +283,21 @@ def test_csv_names_are_not_formulas(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def shown_ns() -> int:
+def replayed() -> str:
+    return command.call("replay", str(DEMO), "--json").out
+
+
+@pytest.fixture(scope="module")
+def shown_ns(replayed: str) -> int:
     """Time that offtop itself shows for the demo: all waits that are not idle."""
-    ticks = [json.loads(line) for line in command.run("replay", str(DEMO), "--json").out.splitlines()]
+    ticks = [json.loads(line) for line in replayed.splitlines()]
     return sum(
         one["total_ns"] - one["idle_ns"] for tick in ticks for one in tick["categories"] if one["name"] != "filtered"
     )
 
 
 def exported(form: str, *arguments: str) -> str:
-    ended = command.run("export", form, str(DEMO), *arguments)
+    ended = command.call("export", form, str(DEMO), *arguments)
     assert (ended.status, ended.err) == (0, "")
     return ended.out
 
@@ -309,22 +314,14 @@ def test_every_format_has_all_the_time_that_offtop_shows(shown_ns: int) -> None:
     assert not any("__schedule" in row["stack"] for row in rows)
 
 
-def test_jsonl_equals_the_output_of_replay(tmp_path: Path, shown_ns: int) -> None:
-    printed = command.run("replay", str(DEMO), "--json").out
-    assert exported("jsonl") == printed
-    whole = sum(
-        one["total_ns"] - one["idle_ns"]
-        for tick in map(json.loads, printed.splitlines())
-        for one in tick["categories"]
-        if one["name"] != "filtered"
-    )
-    assert whole == shown_ns
+def test_jsonl_equals_the_output_of_replay(tmp_path: Path, replayed: str) -> None:
+    assert exported("jsonl") == replayed
     out = tmp_path / "x.jsonl"
     assert exported("jsonl", "-o", str(out), "-n", "3") == ""
-    assert out.read_text().splitlines() == printed.splitlines()[:3]
+    assert out.read_text().splitlines() == replayed.splitlines()[:3]
     assert out.stat().st_mode & 0o777 == 0o600
     part = [json.loads(line)["taken_ns"] for line in exported("jsonl", "--begin", "+5s", "--end", "+9s").splitlines()]
-    every = [json.loads(line)["taken_ns"] for line in printed.splitlines()]
+    every = [json.loads(line)["taken_ns"] for line in replayed.splitlines()]
     assert 3 <= len(part) <= 5 and set(part) < set(every)
 
 
@@ -340,7 +337,7 @@ def test_folded_total_does_not_depend_on_how_it_is_split() -> None:
 
 def test_batch_folded_total_does_not_depend_on_how_it_is_split() -> None:
     def told(*arguments: str) -> dict[str, int]:
-        ended = command.run("replay", str(DEMO), "--folded", "-n", "4", *arguments)
+        ended = command.call("replay", str(DEMO), "--folded", "-n", "4", *arguments)
         assert (ended.status, ended.err) == (0, "")
         lines = (line.rpartition(" ") for line in ended.out.splitlines())
         return {stack: int(us) for stack, _, us in lines}
@@ -369,13 +366,13 @@ def test_time_range_and_filter_limit_the_export() -> None:
 
 def test_exported_file_is_private(tmp_path: Path) -> None:
     out = tmp_path / "x.pb.gz"
-    ended = command.run("export", "pprof", str(DEMO), "-o", str(out))
+    ended = command.call("export", "pprof", str(DEMO), "-o", str(out))
     assert (ended.status, ended.out, ended.err) == (0, "", "")
     assert out.stat().st_mode & 0o777 == 0o600
     assert gzip.decompress(out.read_bytes())
     link = tmp_path / "link"
     link.symlink_to(out)
-    assert "is a link" in command.run("export", "folded", str(DEMO), "-o", str(link)).sentence
+    assert "is a link" in command.call("export", "folded", str(DEMO), "-o", str(link)).sentence
 
 
 @pytest.mark.parametrize(
@@ -398,7 +395,7 @@ def test_exported_file_is_private(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_request_is_an_error_with_a_remedy(arguments: tuple[str, ...], error: str) -> None:
-    ended = command.run("export", *arguments)
+    ended = command.call("export", *arguments)
     assert error in ended.err
     assert ended.status != 0
     assert "Traceback" not in ended.err
@@ -438,10 +435,10 @@ def test_locale_does_not_change_the_output() -> None:
 
 
 def test_empty_export_is_reported_and_missing_directories_are_not_created(tmp_path: Path) -> None:
-    ended = command.run("export", "folded", str(DEMO), "--filter", "proc=nobody")
+    ended = command.call("export", "folded", str(DEMO), "--filter", "proc=nobody")
     assert (ended.status, ended.out, ended.err) == (0, "", "offtop: no waits match, so the output is empty\n")
     there = tmp_path / "a/b.folded"
-    assert "There is no directory" in command.run("export", "folded", str(DEMO), "-o", str(there)).sentence
+    assert "There is no directory" in command.call("export", "folded", str(DEMO), "-o", str(there)).sentence
     assert not there.parent.exists()
 
 
@@ -462,5 +459,5 @@ def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> No
     assert f"; {note}" in flamegraph.svg(sampled)
     assert f" ({note})" in flamegraph.svg(SHOP, baseline=sampled)
     file = recorded_of(SampledSource(own_only=True), tmp_path / "sampled.offtop", 4)
-    ended = command.run("export", "folded", file, "--baseline", file)
+    ended = command.call("export", "folded", file, "--baseline", file)
     assert (ended.status, ended.err) == (0, f"offtop: {note}\nofftop: baseline: {note}\n")

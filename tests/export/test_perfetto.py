@@ -130,7 +130,7 @@ def test_outliers_of_a_recording_are_on_the_timeline(tmp_path: Path) -> None:
     every = recorded(tmp_path / "it.offtop")
     for more, seconds in (((), 4), (("--begin", "+3s"), 2), (("--begin", "+2s", "--end", "+3s"), 2)):
         out = tmp_path / f"{len(more)}.pftrace"
-        ended = command.run("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(out), *more)
+        ended = command.call("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(out), *more)
         assert (ended.status, ended.out, ended.err) == (0, "", "")
         found = events(out.read_bytes())
         assert [name for _, _, _, name in found].count("lock") == seconds
@@ -148,6 +148,6 @@ def test_recording_without_outliers_is_reported(tmp_path: Path) -> None:
     for second in range(3):
         recorder.add(source.after(second))
     recorder.close()
-    ended = command.run("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(tmp_path / "x"))
+    ended = command.call("export", "perfetto", str(tmp_path / "it.offtop"), "-o", str(tmp_path / "x"))
     assert (ended.status, ended.err) == (0, "offtop: there are no outliers, so the timeline is empty\n")
     assert len(packets((tmp_path / "x").read_bytes())) == 1

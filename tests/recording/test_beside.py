@@ -16,7 +16,7 @@ from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
-from tests.command import run
+from tests.command import call
 from tests.recording.test_recording import in_json
 from tests.ui.scripted import SHOP, ScriptedSource
 
@@ -160,7 +160,7 @@ def test_what_is_no_file_beside_it_is_refused_and_not_opened(
     make(name)
     before = stat.S_IFMT(os.lstat(name).st_mode)
     for command in (["report", str(path)], ["replay", str(path), "-b"]):
-        done = run(*command)
+        done = call(*command)
         assert (done.status, done.sentence) == (1, f"{name} is not a regular file. Remove it")
     assert stat.S_IFMT(os.lstat(name).st_mode) == before
 
@@ -170,5 +170,5 @@ def test_what_stands_beside_the_file_that_a_link_leads_to_counts(killed: Callabl
     (tmp_path / "link").symlink_to(path)
     assert in_json(RecordedSource(tmp_path / "link")) == ALL
     os.mkfifo(f"{path}-journal")
-    done = run("report", str(tmp_path / "link"))
+    done = call("report", str(tmp_path / "link"))
     assert (done.status, done.sentence) == (1, f"{path}-journal is not a regular file. Remove it")

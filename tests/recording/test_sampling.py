@@ -64,7 +64,7 @@ def test_text_of_a_recording_tells_whose_processes_there_were(tmp_path: Path) ->
     path = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 3)
     says = "  SAMPLED ~20 Hz, own processes only  WAITING "
     assert [says in line for line in heads(RecordedSource(Path(path)))] == [True] * 3
-    assert says in command.run("report", path).out
+    assert says in command.call("report", path).out
 
 
 def test_a_recording_has_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from offtop import paths
-from tests.command import run
+from tests.command import call
 
 REWRITTEN: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parents[1] / "recordings/rewritten-texts.json").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def with_first_texts(value: Json, path: str = "") -> Json:
 
 
 def test_replayed_json_differs_from_the_first_only_in_listed_texts() -> None:
-    ended = run("replay", str(paths.demo()), "--json")
+    ended = call("replay", str(paths.demo()), "--json")
     digest = hashlib.sha256()
     for line in ended.out.splitlines():
         tick = {key: value for key, value in json.loads(line).items() if key not in ADDED}

@@ -107,13 +107,13 @@ def test_command_checks_the_files_next_to_the_settings(tmp_path: Path) -> None:
     settings = tmp_path / "config.toml"
     settings.write_text("")
     (tmp_path / "rules.toml").write_text(OWN)
-    done = command.run("rules", "--check", "--config", str(settings))
+    done = command.call("rules", "--check", "--config", str(settings))
     assert (done.status, done.err) == (0, "")
     first, *others = done.out.splitlines()
     assert first == f"1 rule of {tmp_path / 'rules.toml'}"
     assert any(line.endswith(" rules of rules.toml") for line in others)
     (tmp_path / "rules.toml").write_text(OWN.replace("program", "programme"))
-    done = command.run("rules", "--check", "--config", str(settings))
+    done = command.call("rules", "--check", "--config", str(settings))
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith(f"offtop: {tmp_path / 'rules.toml'}, rule 1 (line 1): `programme` is unknown here")
 
@@ -122,7 +122,7 @@ def test_command_lists_what_each_rule_matches_in_a_recording(tmp_path: Path) -> 
     settings = tmp_path / "config.toml"
     settings.write_text("")
     (tmp_path / "rules.toml").write_text(OWN.replace('"web"', '"nginx"'))
-    done = command.run("rules", DEMO, "--config", str(settings))
+    done = command.call("rules", DEMO, "--config", str(settings))
     assert (done.status, done.err) == (0, "")
     lines = [(line, line.split()) for line in done.out.splitlines()]
     found = {words[2]: line for line, words in lines if len(words) > 4 and words[1].endswith("%")}
