@@ -1,18 +1,18 @@
-# offtop's chores. `make` alone lists them.
+# What you do with offtop's source. `make` alone lists the targets.
 SHELL := /bin/bash
 PREFIX ?= /usr/local
 DESTDIR ?=
 ARGS ?=
-# Of make soak: how long.
+# How long `make soak` runs.
 SECONDS ?= 3600
-# SYSTEM=ready: the system packages are there already; don't look.
+# SYSTEM=ready means that the system packages are installed; nothing is checked then.
 SYSTEM ?=
 
 bin := .venv/bin
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
-# Make's own variables in the environment would reach the programs that the tests start.
+# Otherwise the programs that the tests start would inherit make's own variables.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
-# The tests start offtop hundreds of times: a third of such a start would be compiling Python.
+# The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-test setup-bench run test docs dist bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
@@ -21,77 +21,81 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
-setup: ## install the system packages that offtop runs on, and make .venv
+setup: ## install the system packages that offtop needs, and make .venv
 	@$(if $(SYSTEM),:,packaging/system.sh run)
 	@packaging/venv.sh
 
-setup-test: ## the same, with what the tests need
+setup-test: ## do the same, and install what the tests need
 	@$(if $(SYSTEM),:,packaging/system.sh run test)
 	@packaging/venv.sh dev
 
-setup-bench: setup-test ## the same, with what offtop is compared with
+setup-bench: setup-test ## do the same, and install the tools that offtop is compared with
 	@$(if $(SYSTEM),:,packaging/system.sh bench)
 
-# 3 and 4: neither BPF nor /proc can be used here; offtop has said why.
-run: setup ## run this checkout on this machine, live, or else a recording; ARGS='-p 4242' passes options
+# Status 3 and 4 mean that offtop can use neither BPF nor /proc here, and has printed why.
+run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p 4242' passes options
 	@$(as_root) $(bin)/offtop $(ARGS) || { \
 	    status=$$?; [ $$status = 3 ] || [ $$status = 4 ] || exit $$status; \
-	    echo 'So here is what offtop recorded on another machine, in 5 s: offtop demo' >&2; sleep 5; \
+	    echo 'In 5 s you see a recording from another machine instead: offtop demo' >&2; sleep 5; \
 	    $(bin)/offtop demo; }
 
-# Every check runs, whichever fails, and pytest last, so that its closing line closes the output.
-test: setup-test ## all checks: format, lint, types, walls, tests
+# Each check runs even if another one fails. pyright runs beside the first tests, which wait a lot; its output is
+# printed after theirs. The kernel tests come last, because they need the CPUs for themselves.
+test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
+	types=$$(mktemp); $(bin)/pyright >"$$types" 2>&1 & \
+	trap 'kill %1 2>/dev/null; rm -f "$$types"' EXIT; \
+	typed() { wait %1; local status=$$?; cat "$$types"; return $$status; }; \
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
-	check $(bin)/pyright; \
 	check $(bin)/lint-imports --no-cache; \
 	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 3 --dist worksteal $(ARGS); \
+	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
 	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
-# Half of a day holds all of them; whatever is left of it then is not run, and the run fails.
-flaky: setup-test ## each kernel test 20 times, of which none may fail; ARGS='tests/kernel/accounting/test_outlier_events.py' chooses
+# All of them take less than half a day. After that the run stops and fails.
+flaky: setup-test ## run each kernel test 20 times: none may fail; ARGS='tests/kernel/test_sums.py' runs one file
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
 	    --session-timeout 43200 $(ARGS)
 
-# -W: a link that leads nowhere is an error.
-docs: setup-test ## the manual as HTML: build/docs/index.html
+# -W makes a dead link an error.
+docs: setup-test ## build the manual as HTML: build/docs/index.html
 	@$(bin)/sphinx-build -q -W --keep-going -d build/doctrees docs build/docs && echo build/docs/index.html
 
-bench: setup-bench ## what offtop costs, side by side with its peers
+bench: setup-bench ## measure what offtop costs, side by side with similar tools
 	@$(as_root) $(bin)/python -m bench $(ARGS)
 
-incidents: setup-bench ## real programs in trouble, and what offtop says of each
+incidents: setup-bench ## run real programs into trouble, and check what offtop reports about each
 	@packaging/system.sh incident
 	@$(as_root) $(bin)/pytest -p no:cacheprovider -m incident tests/incidents $(ARGS)
 
-consumers: setup-test ## what offtop exports, opened in the programs that it is for
+consumers: setup-test ## open each export in the program that it is made for
 	@packaging/system.sh consumer
 	@$(bin)/pytest -p no:cacheprovider -m consumer tests/consumers $(ARGS)
 
-exits: setup-test ## the ends of functions that --within finds in large programs, compared with objdump's, in 10 minutes
+exits: setup-test ## compare the function exits that --within finds in large programs with objdump's, in 10 minutes
 	@packaging/system.sh exits
 	@$(bin)/pytest -p no:cacheprovider -m exits tests/exits $(ARGS)
 
-bccs: ## offtop on Debian 12, 13 and sid, each with its own bcc and Python, on this kernel; as root, with mmdebstrap
+bccs: ## run offtop with the bcc and Python of Debian 12, 13 and sid, on this kernel; needs root and mmdebstrap
 	@$(as_root) packaging/bccs.sh $(ARGS)
 
-faults: setup-test ## what may go wrong around offtop, at every moment: ctrl-C in each phase, a line that hangs, and so on
+faults: setup-test ## break what is around offtop at any moment: ctrl-C in each phase, a terminal that hangs, and so on
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m fault tests/faults $(ARGS)
 
-soak: setup-test ## storms of processes and threads for an hour, or SECONDS=300: all counted, and nothing grows
+soak: setup-test ## start and end processes and threads for an hour, or SECONDS=300: all are counted, and no memory grows
 	@$(as_root) env OFFTOP_SOAK_SECONDS=$(SECONDS) PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m soak tests/soak $(ARGS)
 
-# What is fetched stays in OFFTOP_KERNELS (~/.cache/offtop).
-kernels: setup-test ## offtop on other kernels, in machines that QEMU emulates; KERNELS=6.1,arm64 chooses
+# Downloads are kept in OFFTOP_KERNELS (~/.cache/offtop).
+kernels: setup-test ## run offtop on other kernels in QEMU; KERNELS=6.1,arm64 runs these
 	@packaging/system.sh guest
 	@$(bin)/pytest -p no:cacheprovider -m guest tests/kernels $(ARGS)
 
-format: setup-test ## format the code, and mend what the linter can
+format: setup-test ## format the code, and fix what the linter can fix
 	@$(bin)/ruff format
 	@$(bin)/ruff check --fix
 
@@ -102,17 +106,17 @@ dist: setup-test ## build the wheel, and offtop in one file for MACHINE (x86_64 
 	@$(bin)/python -m hatchling build -t wheel -d dist
 	@$(bin)/python packaging/onefile.py dist/offtop-*.whl dist $(if $(MACHINE),--machine $(MACHINE))
 
-install: ## put offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
+install: ## install offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
 	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)
 	@$(if $(DESTDIR),,$(as_root)) env PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' packaging/install.sh
 
-uninstall: ## take it away again
+uninstall: ## remove what `make install` has installed
 	@$(if $(DESTDIR),,$(as_root)) rm -rf '$(DESTDIR)$(PREFIX)/lib/offtop' '$(DESTDIR)$(PREFIX)/bin/offtop' \
 	    '$(DESTDIR)$(PREFIX)/share/man/man8/offtop.8.gz' \
 	    '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/offtop' \
 	    '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_offtop' \
 	    '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/offtop.fish' '$(DESTDIR)/var/cache/offtop'
 
-clean: ## remove all that make made in this directory
+clean: ## remove everything that make has created in this directory
 	@rm -rf .venv dist build docs/generated .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
