@@ -107,6 +107,7 @@ def fill(recorder: Recorder, source: ScriptedSource, ticks: int) -> int:
 @needs_root
 def test_a_disk_that_fills_ends_it_with_a_sentence_and_what_is_there_can_be_replayed(small_disk: Path) -> None:
     path, source = small_disk / "it.offtop", ScriptedSource(SHOP, ticks=10_000)
+    (small_disk / "another").write_bytes(bytes(600 << 10))
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=NS_PER_S)
     assert fill(recorder, source, 5_000) < 5_000
     assert recorder.failure == f"recording stopped: database or disk is full: {path}"

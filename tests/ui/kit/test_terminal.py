@@ -53,22 +53,31 @@ def with_each_open(check: Callable[[str], None]) -> None:
         assert [*threads.map(checked, OVERLAYS)] == [None] * len(OVERLAYS)
 
 
+def ends_by_signal(number: signal.Signals, size: tuple[int, int], mouse: str, overlay: str) -> None:
+    with terminal(show(*mouse.split()), *size) as shown:
+        opened(shown, OVERLAYS[overlay])
+        shown.process.send_signal(number)
+        assert shown.status() == 128 + number
+        shown.assert_sane()
+        assert (b"\x1b[?1000h" in shown.drawn) == bool(mouse)
+
+
 @pytest.mark.parametrize(
-    ("name", "status", "size", "mouse"),
-    [("TERM", 143, SMALL, "--mouse"), ("HUP", 129, LARGE, ""), ("INT", 130, SMALL, ""), ("TERM", 143, LARGE, "")],
+    ("number", "size", "mouse", "overlay"),
+    [
+        (signal.SIGTERM, LARGE, "", "nothing"),
+        (signal.SIGHUP, LARGE, "--mouse", "prompt"),
+        (signal.SIGINT, SMALL, "", "help"),
+    ],
 )
 def test_signal_ends_offtop_and_restores_the_terminal(
-    name: str, status: int, size: tuple[int, int], mouse: str
+    number: signal.Signals, size: tuple[int, int], mouse: str, overlay: str
 ) -> None:
-    def check(overlay: str) -> None:
-        with terminal(show(*mouse.split()), *size) as shown:
-            opened(shown, OVERLAYS[overlay])
-            shown.process.send_signal(signal.Signals[f"SIG{name}"])
-            assert shown.status() == status
-            shown.assert_sane()
-            assert (b"\x1b[?1000h" in shown.drawn) == bool(mouse)
+    ends_by_signal(number, size, mouse, overlay)
 
-    with_each_open(check)
+
+def test_sigterm_ends_offtop_with_any_overlay_open() -> None:
+    with_each_open(lambda overlay: ends_by_signal(signal.SIGTERM, SMALL, "--mouse", overlay))
 
 
 @pytest.mark.parametrize(
