@@ -14,20 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from offtop.errors import OfftopError
 from offtop.kernel.bpf import cache as ready
 from offtop.kernel.bpf import compile as compiler
 from offtop.kernel.bpf import features, libbpf, pid_namespace, program
 from offtop.kernel.bpf.program import Program, Unwind
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import CHAIN
+from tests.command import QUICK
 from tests.kernel import waits, wakings, watch
 from tests.kernel.test_batch_live import started, wait_for
-from tests.kernel.test_counts import check_23_sleeps
+from tests.kernel.test_counts import count_23_sleeps
 
 pytestmark = pytest.mark.kernel
 
@@ -64,8 +64,10 @@ def kept(cache: Path, number: int = 1) -> list[Path]:
 
 
 def attached(**defines: int) -> Program:
+    """Attach the programs without user stacks, which compile fastest."""
     types = libbpf.KernelTypes()
-    return program.attach(features.find(types), defines={**pid_namespace.defines(types), **defines})
+    defines = {**pid_namespace.defines(types), **defines}
+    return program.attach(features.find(types), defines=defines, unwind=Unwind("off"))
 
 
 def opened() -> Counter[str]:
@@ -83,44 +85,64 @@ def opened() -> Counter[str]:
 
 def test_the_second_start_skips_the_compiler_and_counts_the_same(cache: Path, compiled: list[str]) -> None:
     for _ in range(2):
-        with waits.running("sleep", times=23, each_ms=10) as child, watch.watching() as live:
-            check_23_sleeps(live, child)
-        kept(cache)
-        assert "on_switch" in compiled
-    assert compiled.count("on_switch") == 1
-    assert (cache.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in cache.iterdir()}) == (0o700, {0o600})
-
-
-def test_cached_programs_report_wakers(cache: Path, compiled: list[str]) -> None:
-    for _ in range(2):
         with (
+            waits.running("sleep", times=23, each_ms=10) as sleeper,
             wakings.running("pipe") as child,
-            watch.watching(Filters(pids=(child.pid,)), unwind=Unwind("off"), mode=CHAIN) as live,
+            watch.watching_kernel_stacks(Filters(pids=(sleeper.pid, child.pid)), mode=CHAIN) as live,
         ):
-            live.tick()
+            count_23_sleeps(live, sleeper)
             child.go()
             window = live.tick(0.02)
             wakers = [window.catalog.wake(key.wake).waker.tid for key in window.sites if key.tid == child.at["sleeper"]]
             assert child.at["waker"] in wakers
-            kept(cache, 2)
+        kept(cache, 2)
     assert (compiled.count("on_switch"), compiled.count("on_waking")) == (1, 1)
+    assert (cache.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in cache.iterdir()}) == (0o700, {0o600})
 
 
-@pytest.mark.parametrize("defines", [{}, {"WITHIN": 1}], ids=["all", "within"])
-def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
-    cache: Path, compiled: list[str], defines: dict[str, int]
-) -> None:
-    before = opened()
-    shapes: list[tuple[Any, ...]] = []
-    for _ in range(2):
-        one = attached(**defines)
-        maps = sorted((name, found.entries, found.key_bytes, found.value_bytes) for name, found in one.maps.items())
-        shapes.append((one.probe, one.bcc_version, one.unwind, sorted(one.programs), maps, (opened() - before).total()))
-        kept(cache)
+class Compiled(NamedTuple):
+    file: Path
+    """Its cache file."""
+    request: dict[str, Any]
+    shape: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compile the programs, with those that trace a function."""
+    directory = tmp_path_factory.mktemp("fresh") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ready.VARIABLE, str(directory))
+        before = opened()
+        one = attached(WITHIN=1)
+        found = shape(one, before)
+        request = {name: value for name, value in one._request.items() if name != "waking_type"}  # pyright: ignore[reportPrivateUsage]
         one.close()
-        assert not opened() - before
-    assert shapes[0] == shapes[1]
-    assert compiled.count("on_switch") == 1
+        return Compiled(kept(directory)[0], request, found)
+
+
+def shape(one: Program, before: Counter[str]) -> tuple[Any, ...]:
+    """Return what an attached program consists of, with the number of descriptors opened since `before`."""
+    maps = sorted((name, found.entries, found.key_bytes, found.value_bytes) for name, found in one.maps.items())
+    return one.probe, one.bcc_version, one.unwind, sorted(one.programs), maps, (opened() - before).total()
+
+
+def test_a_cached_program_is_the_same_and_leaks_no_descriptor(
+    cache: Path, fresh: Compiled, compiled: list[str]
+) -> None:
+    copied(fresh, cache)
+    before = opened()
+    one = attached(WITHIN=1)
+    assert shape(one, before) == fresh.shape
+    one.close()
+    assert not opened() - before
+    assert not compiled
+
+
+def copied(fresh: Compiled, cache: Path) -> Path:
+    """Put the file of the compiled program into this cache."""
+    cache.mkdir(mode=0o700)
+    return Path(shutil.copy(fresh.file, cache))
 
 
 def signed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -157,43 +179,36 @@ SPOIL: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cached file to copy."""
-    directory = tmp_path_factory.mktemp("made") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ready.VARIABLE, str(directory))
-        attached().close()
-        return kept(directory)[0]
-
-
 @pytest.mark.parametrize("how", SPOIL)
-def test_broken_or_foreign_files_are_not_loaded(how: str, made: Path, cache: Path, compiled: list[str]) -> None:
-    cache.mkdir(mode=0o700)
-    file = cache / made.name
-    shutil.copy(made, file)
-    attached().close()
-    assert not compiled
+def test_broken_or_foreign_files_are_not_loaded(how: str, fresh: Compiled, cache: Path) -> None:
+    file = copied(fresh, cache)
     before = opened()
+    loaded = ready.load(file, fresh.request)
+    assert loaded
+    for fd in loaded[1]:
+        os.close(fd)
     SPOIL[how](file)
-    attached().close()
-    assert compiled.count("on_switch") == 1
+    assert ready.load(file, fresh.request) is None
     assert not opened() - before
 
 
-def test_another_program_kernel_or_compiler_has_another_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[dict[str, Any]] = []
+def test_a_broken_file_is_replaced(fresh: Compiled, cache: Path, compiled: list[str]) -> None:
+    file = copied(fresh, cache)
+    SPOIL["cut"](file)
+    size = file.stat().st_size
+    attached(WITHIN=1).close()
+    assert compiled.count("on_switch") == 1
+    wait_for(lambda: file.stat().st_size > size, 30)
+    attached(WITHIN=1).close()
+    assert compiled.count("on_switch") == 1
 
-    def nowhere(request: dict[str, Any], **_: object) -> Any:
-        requests.append(request)
-        return {"error": "load"}, [], ""
 
-    monkeypatch.setattr(program, "_ready_or_compiled", nowhere)
-    with pytest.raises(OfftopError):
-        attached()
-    request = requests[0]
+def test_another_program_kernel_or_compiler_has_another_file(
+    fresh: Compiled, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = fresh.request
     here = ready.place(request)
-    assert here and here.name == made.name
+    assert here == cache / fresh.file.name
     assert ready.place({**request, "flags": [*request["flags"], "-DX=1"]}) != here
     with monkeypatch.context() as patch:
         patch.setattr(ready.platform, "version", lambda: "#2 of another day")
@@ -230,12 +245,12 @@ def test_a_frozen_file_system_does_not_delay_the_start(tmp_path: Path, monkeypat
         pytest.skip("no loop device can be mounted here")
     try:
         monkeypatch.setenv(ready.VARIABLE, str(place / "cache"))
-        for number in (0, 1):
-            with frozen(place), started("--json", OFFTOP_CACHE=str(place / "cache")) as run:
+        for is_cached in (False, True):
+            with frozen(place), started(*QUICK, "--json", OFFTOP_CACHE=str(place / "cache")) as run:
                 assert run.tick()["taken_ns"]
                 run.process.send_signal(signal.SIGINT)
                 assert run.ended().status == 130
-            if not number:
+            if not is_cached:
                 attached().close()
                 kept(place / "cache")
     finally:
@@ -252,10 +267,12 @@ def frozen(place: Path) -> Generator[None]:
 
 
 def test_an_empty_setting_or_unusable_directory_disables_the_cache(
-    cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    fresh: Compiled, cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("", "cache", "/proc/nowhere"):
+    for where in ("", "cache"):
         monkeypatch.setenv(ready.VARIABLE, where)
-        attached().close()
-    assert compiled.count("on_switch") == 3
+        assert ready.place(fresh.request) is None
+    monkeypatch.setenv(ready.VARIABLE, "/proc/nowhere")
+    attached().close()
+    assert compiled.count("on_switch") == 1
     assert not cache.exists()
