@@ -206,8 +206,8 @@ def check_two_spinners(live: Watch, directory: Path, least: float) -> None:
         for child in (one, other):
             os.sched_setaffinity(child.pid, {cpu})
             child.go_on_alone()
-        live.tick(0.2)
-        window = live.tick(2)
+        live.tick(0.1)
+        window = live.tick(1)
         threads = [watch.thread(window, child.pid) for child in (one, other)]
         for child, thread in zip((one, other), threads, strict=True):
             assert thread.involuntary == thread.waits > 10
