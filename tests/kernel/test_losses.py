@@ -19,7 +19,6 @@ from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.accounting.tick_records import SiteDeltas
 from offtop.kernel.bpf import map_sizes
 from offtop.kernel.bpf.layout import ThreadRecord
-from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.live import LiveSource
 from offtop.kernel.scope.config import BpfConfig, Settings
 from offtop.model.classify.categories import is_periodic
@@ -152,7 +151,9 @@ def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
 
 def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
     """Set the number of map entries of sources from here on."""
-    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(threads, sites, stacks))
+    rooms = {("record", "gone_0", "gone_1"): threads, ("sites_0", "sites_1"): sites}
+    rooms[("kernel_stacks", "user_stacks")] = stacks
+    watch.resize_maps(monkeypatch, {name: room for names, room in rooms.items() for name in names})
 
 
 def storm(child: programs.Program, live: Watch) -> list[Window]:
@@ -440,7 +441,6 @@ def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.M
             for key, totals in window.each_thread():
                 every[key] += totals.offcpu_ns
         del every[ThreadKey(child.pid, child.pid)]
-        print(every[UNNAMED], sum(every.values()), child.at, threads_lost)
         assert every[UNNAMED] > 0
         assert sum(every.values()) == pytest.approx(child.at["waited"], rel=0.05)
         catalog = windows[-1].catalog

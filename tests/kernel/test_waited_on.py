@@ -216,7 +216,7 @@ def test_with_few_sites_half_are_for_objects_and_no_wait_is_lost(
 
 
 def test_objects_without_room_are_unknown_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, 8, ROOMY))
+    watch.resize_maps(monkeypatch, dict.fromkeys(("wakers", "wakes", "objects"), 8))
     with wakings.running("timerfds", 60, 2) as child, watch.watching(Filters(min_ns=MS, pids=(child.pid,))) as live:
         live.tick()
         child.go()

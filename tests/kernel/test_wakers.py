@@ -20,8 +20,7 @@ import pytest
 
 from offtop.errors import KernelError
 from offtop.kernel.accounting.drain import FOR_SOMETHING_ELSE
-from offtop.kernel.bpf import cache, map_sizes, program
-from offtop.kernel.bpf.map_sizes import Sizes
+from offtop.kernel.bpf import cache, program
 from offtop.kernel.live import LiveSource
 from offtop.kernel.resolve import wakes
 from offtop.model.classify import wakers
@@ -62,7 +61,6 @@ from tests.kernel.watch import MS, S, Watch
 pytestmark = pytest.mark.kernel
 
 TIMES = 23
-ROOMY = 8192
 
 
 def of(child: Program, min_ns: int = MS) -> Filters:
@@ -71,7 +69,13 @@ def of(child: Program, min_ns: int = MS) -> Filters:
 
 @pytest.fixture(scope="module")
 def live() -> Generator[Watch]:
-    with watch.watching(mode=WAKEUP) as live:
+    """Watch one process in wakeup mode, with the unwind rules of the program that all tests here run.
+
+    If it watched all processes, theirs could use up the number of stacks that are copied a second.
+    """
+    with wakings.running("futex", 10_000, 5) as child, watch.watching(of(child), mode=WAKEUP) as live:
+        child.go_on_alone()
+        live.load_unwind_rules(child.at["sleeper"], "syscall", "wait_futex", "sleeper")
         yield live
 
 
@@ -370,7 +374,7 @@ def test_100_threads_woken_23_times_by_broadcast_are_23_storms_of_100(live: Watc
 
 
 def test_waking_one_thread_again_and_again_is_no_storm(live: Watch) -> None:
-    with wakings.running("pipe", 2000, 0) as child:
+    with wakings.running("pipe", 800, 0) as child:
         asked(live, child, WAKEUP, min_ns=0)
         child.go()
         window = live.tick()
@@ -568,9 +572,9 @@ with watch.watching(mode="wakeup") as live:
     assert (kind, tid, stack) == (THREAD, os.getpid(), NO_STACK)
 
 
-@pytest.mark.parametrize("wakes", [4, 16])
-def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pytest.MonkeyPatch, wakes: int) -> None:
-    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, wakes, ROOMY))
+@pytest.mark.parametrize("room", [4, 16])
+def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    watch.resize_maps(monkeypatch, dict.fromkeys(("wakers", "wakes", "objects"), room))
     with wakings.running("exit", 60, 3) as child, watch.watching(of(child), mode=CHAIN) as live:
         live.tick()
         child.go()
@@ -579,7 +583,7 @@ def test_wakes_without_room_are_counted_as_lost_and_no_wait_is(monkeypatch: pyte
         assert waits(sites.values()) == pytest.approx(61, abs=2)
         assert sites and sum(totals.total_ns for totals in sites.values()) >= 60 * 3 * MS
         lost = {key.wake: totals for key, totals in sites.items() if key.wake == WAKE_LOST}
-        assert lost[WAKE_LOST].waits >= 60 - wakes
+        assert lost[WAKE_LOST].waits >= 60 - room
         assert window.lost.keys() == {"wakes"}
         assert window.lost["wakes"] >= lost[WAKE_LOST].waits
 
@@ -617,7 +621,7 @@ def test_a_chain_with_a_cleared_link_counts_as_lost(live: Watch) -> None:
 
 
 def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(ROOMY, ROOMY, ROOMY, ROOMY, 1))
+    watch.resize_maps(monkeypatch, {"storms_0": 1, "storms_1": 1})
     with wakings.running("storm", 5, 10) as child, watch.watching(of(child), mode=WAKEUP) as live:
         live.tick()
         child.go()
@@ -631,7 +635,7 @@ def test_storms_without_room_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch
 def test_if_wakers_are_refused_the_error_names_a_fix_and_offcpu_goes_on(
     monkeypatch: pytest.MonkeyPatch, typed: int | None
 ) -> None:
-    with wakings.running("futex") as child, watch.watching(of(child)) as live:
+    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
         request = {**live.source._program._request, "waking_type": typed}  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(live.source._program, "_request", request)  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(KernelError, match="offtop doctor"):
@@ -654,8 +658,8 @@ def opened() -> set[tuple[str, str]]:
 
 
 def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, "")
-    with wakings.running("futex") as child, watch.watching(of(child)) as live:
+    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
+        monkeypatch.setenv(cache.VARIABLE, "")
         before = opened()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", "/nosuch")
@@ -669,21 +673,19 @@ def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.Monkey
 
 
 def test_closing_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, "")
-
     def bpf_ones() -> set[tuple[str, str]]:
         return {one for one in opened() if "bpf" in one[1]}
 
     before = bpf_ones()
-    with wakings.running("futex") as child, watch.watching(of(child)) as live:
-        ask = program._ask_compiler  # pyright: ignore[reportPrivateUsage]
+    with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
+        load = program._ready_or_compiled  # pyright: ignore[reportPrivateUsage]
 
-        def ask_and_close(request: Mapping[str, Any], shared: Sequence[int] = ()) -> Any:
+        def close_and_load(request: Mapping[str, Any], shared: Sequence[int] = ()) -> Any:
             live.source.close()
-            return ask(request, shared)
+            return load(request, shared)
 
         assert bpf_ones() > before
-        monkeypatch.setattr(program, "_ask_compiler", ask_and_close)
+        monkeypatch.setattr(program, "_ready_or_compiled", close_and_load)
         with pytest.raises(KernelError, match="has stopped tracing"):
             live.source.set_mode(CHAIN)
         assert bpf_ones() == before

@@ -9,18 +9,20 @@ with watch.watching() as live:
     watch.thread(window, child.tid).waits
 """
 
+import functools
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from offtop import paths
-from offtop.kernel.bpf import features, libbpf
+from offtop.kernel.bpf import cache, features, libbpf, program
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
@@ -84,6 +86,15 @@ class Watch:
         assert snapshot is not None, "the watched process has exited"
         return snapshot
 
+    def load_unwind_rules(self, tid: int, *names: str) -> None:
+        """Tick until a stack of a thread that waits again and again has these frames, leaf first.
+
+        Before offtop has read the unwind rules of the thread's files, stacks follow frame pointers, which miss callers.
+        """
+        deadline = time.monotonic() + _NAMES_S
+        while not any(stack[: len(names)] == names for stack in self.user_stacks(self.tick(0.05), tid)):
+            assert time.monotonic() < deadline, f"no stack of thread {tid} begins with {names}"
+
     def user_stacks(self, window: Window, tid: int, category: str = "") -> dict[tuple[str, ...], SiteTotals]:
         """Return one thread's totals in `window` by user frame names, leaf first.
 
@@ -140,7 +151,39 @@ def without(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
     monkeypatch.setattr(features, "find", found)
 
 
-@cache
+def resize_maps(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, int]) -> None:
+    """Give maps another number of entries in sources from here on.
+
+    The programs stay the same: they are loaded from the cache, so other sizes need no compiler.
+    """
+    attach, make_map = program._ready_or_compiled, cache._made_map  # pyright: ignore[reportPrivateUsage]
+
+    def attach_resized(request: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
+        file = cache.place(request)
+        assert file, "resize_maps needs the cache"
+        if not file.exists():
+            for fd in attach(request, *rest, **options)[1]:
+                os.close(fd)
+            deadline = time.monotonic() + _NAMES_S
+            while not file.exists():  # it is written in the background
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        with monkeypatch.context() as loading:
+            loading.setattr(cache, "_made_map", make_resized)
+            loading.setattr(program, "_ask_compiler", refuse)
+            return attach(request, *rest, **options)
+
+    def make_resized(name: str, stored: Any, maps: Mapping[str, int]) -> int:
+        usual = stored["entries"]  # 0 for task storage, which has no limit
+        return make_map(name, {**stored, "entries": usual and entries.get(name, usual)}, maps)
+
+    def refuse(*_: Any) -> NoReturn:
+        raise AssertionError("the maps would have the usual sizes")
+
+    monkeypatch.setattr(program, "_ready_or_compiled", attach_resized)
+
+
+@functools.cache
 def rules() -> categories.Categories:
     return categories.parse(paths.categories().read_text())
 

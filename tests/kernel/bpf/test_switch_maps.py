@@ -11,15 +11,15 @@ import struct
 import subprocess
 import time
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf import cache, features, libbpf, map_sizes, program, switch_maps
-from offtop.kernel.bpf.map_sizes import Sizes
+from offtop.kernel.bpf import cache, features, libbpf, pid_namespace, program, switch_maps
+from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.bpf.switch_maps import Allocator, MapInternals, SafeMaps, safe_maps
+from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
 from tests.kernel.test_batch_live import wait_for
 from tests.kernel.test_counts import count_23_sleeps
@@ -101,14 +101,18 @@ def by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("task_storage", [True, False])
-def test_every_hash_is_preallocated(task_storage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
-    found = replace(features.find(libbpf.KernelTypes()), task_storage=task_storage)
-    attached = program.attach(found, recompile=True)
-    assert attached.in_task_storage == task_storage
-    attached.close()
-    wait_for(lambda: bool([*tmp_path.glob("cache/*.json")]), 30)
-    (kept,) = tmp_path.glob("cache/*.json")
+def test_every_hash_is_preallocated(task_storage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not task_storage:
+        watch.without(monkeypatch, "task_storage")
+    elif not features.find(libbpf.KernelTypes()).task_storage:
+        lacks("safe task storage")
+    with watch.watching() as live:
+        attached = live.source._program  # pyright: ignore[reportPrivateUsage]
+        assert attached.in_task_storage == task_storage
+        request = {name: value for name, value in attached._request.items() if name != "waking_type"}  # pyright: ignore[reportPrivateUsage]
+        kept = cache.place(request)
+    assert kept
+    wait_for(kept.exists, 30)
     maps = json.loads(kept.read_bytes().partition(b"\n")[2])["maps"]
     hashes = {name: one for name, one in maps.items() if one["kind"] in _HASHES}
     assert ("record" in hashes) == (not task_storage)
@@ -191,7 +195,7 @@ def test_a_thread_in_reused_task_memory_has_its_own_ids_and_start_time() -> None
 @pytest.mark.kernel
 @pytest.mark.usefixtures("by_hash")
 def test_threads_without_room_in_the_hash_are_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_sizes, "for_machine", lambda: Sizes(16, 8192, 8192))
+    watch.resize_maps(monkeypatch, {"record": 16})
     with watch.watching_kernel_stacks() as live:
         assert live.tick(0.2).lost["threads"] > 0
 
@@ -210,6 +214,12 @@ def test_without_a_ring_buffer_the_rest_counts_and_a_notice_names_the_gap(
         assert "ring buffers use a lock that may sleep" in notice and "frame pointers only" in notice
         assert ("missing", notice) in live.source.about()
         assert not {"map caught", "map copies"} & live.source._program._fds.keys()  # pyright: ignore[reportPrivateUsage]
+
+
+def attach_kernel_stacks(probe: str = "auto") -> program.Program:
+    """Attach the programs that watch.watching_kernel_stacks() attaches, too."""
+    types = libbpf.KernelTypes()
+    return program.attach(features.find(types), probe, defines=pid_namespace.defines(types), unwind=Unwind("off"))
 
 
 @pytest.fixture
@@ -237,12 +247,12 @@ def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
 @pytest.mark.usefixtures("deaf_exit")
 def test_a_requested_probe_that_is_never_called_is_refused() -> None:
     with pytest.raises(KernelError, match=r"^The switch-in probe 'exit' does not work here: .* Leave --probe out"):
-        program.attach(features.find(libbpf.KernelTypes()), "exit")
+        attach_kernel_stacks("exit")
 
 
 @pytest.mark.kernel
 def test_no_thread_counts_during_the_probe_test() -> None:
-    attached = program.attach(features.find(libbpf.KernelTypes()))
+    attached = attach_kernel_stacks()
     try:
         time.sleep(0.05)
         assert attached.maps["config"].lookup(bytes(4)) == bytes(attached.maps["config"].value_bytes)
