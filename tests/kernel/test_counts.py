@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.model.values.snapshot import Filters
 from offtop.model.windows.breakdown import Part
 from offtop.model.windows.window import Window
 from tests.kernel import programs, waits, watch
@@ -80,7 +81,8 @@ def test_23_sleeps_of_10_ms_are_23_waits_of_at_least_230_ms(live: Watch) -> None
 
 
 def check_23_sleeps(live: Watch, child: waits.Child) -> None:
-    stacks = live.user_stacks(count_23_sleeps(live, child), child.tid)
+    with live.only(child.pid):
+        stacks = live.user_stacks(count_23_sleeps(live, child), child.tid)
     assert sum(totals.waits for names, totals in stacks.items() if names[:5] == child.user) == 23
 
 
@@ -117,7 +119,7 @@ def test_without_waits_only_the_one_in_progress_counts(live: Watch) -> None:
     [("poll", "poll"), ("futex", "lock"), ("pipe-write", "pipe"), ("stopped", "stopped"), ("tcp", "net-recv")],
 )
 def test_7_waits_of_50_ms_are_7_waits_of_at_least_350_ms(live: Watch, kind: str, category: str) -> None:
-    with waits.running(kind, times=7, each_ms=50) as child:
+    with waits.running(kind, times=7, each_ms=50) as child, live.only(child.pid):
         live.tick()
         child.go()
         child.finish()
@@ -129,7 +131,8 @@ def test_7_waits_of_50_ms_are_7_waits_of_at_least_350_ms(live: Watch, kind: str,
 
 
 def test_the_caller_of_a_frameless_syscall_wrapper_is_shown(live: Watch, tmp_path: Path) -> None:
-    with programs.running([programs.build(tmp_path / "frameless", FRAMELESS, *_C)]) as child:
+    program = programs.build(tmp_path / "frameless", FRAMELESS, *_C)
+    with programs.running([program]) as child, live.only(child.pid):
         live.tick()
         child.go()
         stacks = live.user_stacks(live.tick(0.02), child.pid)
@@ -138,8 +141,8 @@ def test_the_caller_of_a_frameless_syscall_wrapper_is_shown(live: Watch, tmp_pat
 
 
 def test_a_sleep_of_3_s_waits_in_every_tick_and_3_s_in_total(live: Watch) -> None:
-    with waits.running("sleep", times=1, each_ms=3000) as child:
-        live.tick()
+    with waits.running("sleep", times=1, each_ms=3000) as child, live.only(child.pid):
+        live.see_each_tick()
         child.go()
         first = live.tick(0.25)
         within = [live.tick(0.5) for _ in range(4)]
@@ -157,7 +160,7 @@ def test_a_wait_that_began_before_offtop_counts_from_its_start() -> None:
     with waits.running("sleep", times=1, each_ms=10) as child:
         time.sleep(0.3)
         began_ns = time.monotonic_ns()
-        with watch.watching() as fresh:
+        with watch.watching(Filters(pids=(child.pid,))) as fresh:
             windows = [fresh.tick(0.2), fresh.tick(0.2)]
             for window in windows:
                 pipe = watch.by_category(window, child.tid)["pipe"]

@@ -61,7 +61,8 @@ def through(request: pytest.FixtureRequest) -> Generator[Watch]:
             assert live.last.probe == probe
             with waits.running("sleep", times=10_000, each_ms=5) as child:
                 child.go()
-                live.load_unwind_rules(child.tid, *child.user)
+                with live.only(child.pid):
+                    live.load_unwind_rules(child.tid, *child.user)
             yield live
 
 
@@ -248,11 +249,11 @@ def test_23_sleeps_of_10_ms_are_23_waits_with_every_probe(through: Watch) -> Non
         if not unseen:
             check_23_sleeps(through, child)
             return
-        through.tick()
-        child.go()
-        child.finish()
-        window = through.tick(0.02)
-        stacks = through.user_stacks(window, child.tid)
+        with through.only(child.pid):
+            child.go()
+            child.finish()
+            window = through.tick(0.02)
+            stacks = through.user_stacks(window, child.tid)
         # Waits from before unwind rules are loaded follow frame pointers, which miss the leaf's caller.
         ways = (child.user, (child.user[0], *child.user[2:]))
         mine = [totals for names, totals in stacks.items() if any(names[: len(way)] == way for way in ways)]

@@ -26,6 +26,7 @@ from offtop.kernel.bpf import cache, features, libbpf, program
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
+from offtop.kernel.unwind import user_stacks
 from offtop.model.classify import categories
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
@@ -38,6 +39,8 @@ from offtop.model.windows.window import Window, between
 MS = 1_000_000
 S = 1_000_000_000
 _NAMES_S = 30.0
+_PATIENCE_S = 0.2
+"""How long a tick waits for user stacks to be unwound, where 20 ms are usual."""
 _UNWIND = Unwind(cpu_pct=200)
 """CPU limit for unwinding.
 
@@ -86,6 +89,24 @@ class Watch:
         assert snapshot is not None, "the watched process has exited"
         return snapshot
 
+    @contextmanager
+    def only(self, *pids: int) -> Generator[None]:
+        """Watch only these processes, and then all again.
+
+        Only so many stacks are copied a second. On a busy machine, other processes would use them up.
+        """
+        self.source.set_filters(Filters(pids=pids))
+        stacks = self.source._parts.user_stacks  # pyright: ignore[reportPrivateUsage]
+        deadline = time.monotonic() + _NAMES_S
+        self.tick()
+        while stacks._queue or stacks._asked:  # pyright: ignore[reportPrivateUsage]
+            assert time.monotonic() < deadline, "stacks of other processes are still being unwound"
+            self.tick(0.02)
+        try:
+            yield
+        finally:
+            self.source.set_filters(Filters())
+
     def load_unwind_rules(self, tid: int, *names: str) -> None:
         """Tick until a stack of a thread that waits again and again has these frames, leaf first.
 
@@ -124,14 +145,19 @@ def watching(
     mode: str = OFFCPU,
     depth: int = DEFAULT_DEPTH,
 ) -> Generator[Watch]:
-    """Run a live source; close it at the end."""
-    source = LiveSource(
-        rules(), filters, probe=probe, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
-    )
-    try:
-        yield Watch(source)
-    finally:
-        source.close()
+    """Run a live source; close it at the end.
+
+    A tick waits for user stacks to be unwound, which takes longer on a busy machine.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(user_stacks, "_PATIENCE_S", _PATIENCE_S)
+        source = LiveSource(
+            rules(), filters, probe=probe, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
+        )
+        try:
+            yield Watch(source)
+        finally:
+            source.close()
 
 
 watching_kernel_stacks = partial(watching, unwind=Unwind("off"))
