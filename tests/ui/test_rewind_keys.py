@@ -1,5 +1,6 @@
 """Space, [ ] { } b 0 show any moment in all panes, from memory when live and from the file of a recording."""
 
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -239,7 +240,7 @@ async def test_quitting_does_not_wait_for_a_paused_replay(file: Path) -> None:
     async with played(file) as (app, pilot):
         await pilot.press("space")
         app.exit(0)
-    assert not app._poll.is_alive()  # pyright: ignore[reportPrivateUsage]
+    assert "offtop-poll" not in {thread.name for thread in threading.enumerate()}
 
 
 @asynchronous

@@ -359,10 +359,8 @@ def test_history_has_waits_of_live_and_past_ticks_alike(threads: list[Steps], ti
 def test_history_that_drops_old_ticks_drops_their_waits() -> None:
     history = History((), never, max_ns=S)
     taken = snapshots([[(0, 150, False, 0)] * 40], [100] * 60)
-    most = 0
     for snapshot in taken:
         history.add(snapshot)
-        most = max(most, history._waits.bytes_held)  # pyright: ignore[reportPrivateUsage]
     oldest, newest = history.oldest, history.newest
     assert oldest and newest
     assert newest.at_ns - oldest.at_ns < S
@@ -381,7 +379,6 @@ def test_another_epoch_has_none_of_the_waits_before() -> None:
     for at_ns in (10 * S, 11 * S):
         history.add(Snapshot(at_ns, at_ns, catalog=BOOK, epoch=1))
     assert history.newest and history.stuck(history.newest).waits == ()
-    assert history._waits.bytes_held == 0  # pyright: ignore[reportPrivateUsage]
 
 
 def test_merged_tick_has_the_waits_at_its_end() -> None:
