@@ -1,4 +1,4 @@
-"""What is remembered of a source goes through a file whole: a recording is cut, and its past written without haste."""
+"""A clip has everything that the history has of that time."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ SECOND = 10**9
 
 @contextmanager
 def demo() -> Generator[tuple[RecordedSource, History]]:
-    """All of it, remembered."""
+    """The demo, and a history of all of it."""
     source = RecordedSource(paths.demo(), categories=CATEGORIES.ids)
     history = History(CATEGORIES.idle, is_periodic)
     for snapshot in iter(source.read, None):
@@ -42,7 +42,7 @@ def numbers(tick: HistoryTick, begin_ns: int) -> WindowContents:
     return told(replace(tick.window, catalog=Catalog()), begin_ns)
 
 
-def test_a_cut_of_a_recording_has_its_numbers_stacks_wakers_and_what_was_stuck(tmp_path: Path) -> None:
+def test_clip_has_the_numbers_stacks_wakers_and_waits_in_progress_of_its_recording(tmp_path: Path) -> None:
     with demo() as (source, history):
         middle = history.last(1 << 62)[40]
         ticks = history.last(20 * SECOND, middle.at_ns)
@@ -76,7 +76,7 @@ def in_progress(history: History, tick: HistoryTick) -> list[tuple[object, ...]]
     return sorted((one.site, one.age_ns(tick.at_ns), one.bound, one.letter, one.call, one.arguments) for one in waits)
 
 
-def test_the_past_is_waited_for_where_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_MOST_QUEUED", 2)
     source = ScriptedSource(SHOP)
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0, past=True)
@@ -89,7 +89,7 @@ def test_the_past_is_waited_for_where_the_disk_is_slow(tmp_path: Path, monkeypat
     assert spans == [SECOND] * 60
 
 
-def test_of_the_past_nobody_is_asked_who_is_at_the_other_end_now(tmp_path: Path) -> None:
+def test_clip_does_not_look_up_peers(tmp_path: Path) -> None:
     for past in (False, True):
         source = ScriptedSource(WAKERS)
         source.set_mode("chain", 2)
@@ -100,7 +100,7 @@ def test_of_the_past_nobody_is_asked_who_is_at_the_other_end_now(tmp_path: Path)
         assert any(source.sought) != past
 
 
-def test_a_file_from_which_a_tick_was_left_out_is_not_whole(tmp_path: Path) -> None:
+def test_clip_without_a_tick_is_not_complete(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "it.offtop", ScriptedSource(SHOP), person(), leave_bytes=0)
     recorder.close()
     assert recorder.is_whole

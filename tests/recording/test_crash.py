@@ -1,4 +1,4 @@
-"""Whatever ends the writing, a kill or a full disk: what was written until then can be replayed."""
+"""After a kill or on a full disk, everything that was written can be replayed."""
 
 import os
 import random
@@ -49,7 +49,7 @@ for line in sys.stdin:
 """
 
 
-def test_of_50_recordings_that_were_killed_each_has_all_but_the_last_tick(tmp_path: Path) -> None:
+def test_each_of_50_killed_recordings_has_all_but_the_last_tick(tmp_path: Path) -> None:
     chance = random.Random(11)
     with subprocess.Popen(
         [sys.executable, "-c", _RECORDS, str(_TICK_S)],
@@ -85,7 +85,7 @@ def test_of_50_recordings_that_were_killed_each_has_all_but_the_last_tick(tmp_pa
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Generator[Path]:
-    """1 MB."""
+    """A file system of 1 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=True)
@@ -94,7 +94,7 @@ def small_disk(tmp_path: Path) -> Generator[Path]:
 
 
 def fill(recorder: Recorder, source: ScriptedSource, ticks: int) -> int:
-    """Hand over `ticks` seconds, or until it fails; how many were."""
+    """Record up to `ticks` seconds, until the recorder fails; return their number."""
     for second in range(ticks):
         if recorder.failure:
             return second
@@ -105,7 +105,7 @@ def fill(recorder: Recorder, source: ScriptedSource, ticks: int) -> int:
 
 
 @needs_root
-def test_a_disk_that_fills_ends_it_with_a_sentence_and_what_is_there_can_be_replayed(small_disk: Path) -> None:
+def test_full_disk_ends_a_recording_with_an_error_and_the_file_can_be_replayed(small_disk: Path) -> None:
     path, source = small_disk / "it.offtop", ScriptedSource(SHOP, ticks=10_000)
     (small_disk / "another").write_bytes(bytes(600 << 10))
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=NS_PER_S)
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_ends_it_with_a_sentence_and_what_is_there_can_be_repl
 
 
 @needs_root
-def test_the_last_100_mb_are_left_to_others(small_disk: Path) -> None:
+def test_recording_stops_before_the_disk_is_full(small_disk: Path) -> None:
     path, source = small_disk / "it.offtop", ScriptedSource(SHOP, ticks=10_000)
     recorder = Recorder(path, source, person(), leave_bytes=512 << 10)
     assert fill(recorder, source, 5_000) < 5_000
@@ -129,7 +129,7 @@ def test_the_last_100_mb_are_left_to_others(small_disk: Path) -> None:
 
 
 @needs_root
-def test_a_disk_that_turns_read_only_ends_it_too(tmp_path: Path) -> None:
+def test_disk_that_becomes_read_only_ends_a_recording(tmp_path: Path) -> None:
     if not shutil.which("mkfs.ext4"):
         pytest.skip("there is no mkfs.ext4 here")
     image, place = tmp_path / "image", tmp_path / "disk"
@@ -154,7 +154,7 @@ def test_a_disk_that_turns_read_only_ends_it_too(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_what_a_disk_is_too_slow_for_is_in_the_next_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_skipped_by_a_slow_disk_are_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, source = tmp_path / "it.offtop", ScriptedSource(SHOP, ticks=300)
     recorder = Recorder(path, source, person(), leave_bytes=0)
     recorder.add(source.after(0))

@@ -1,4 +1,4 @@
-"""What is rare, and was once wrong: addresses above 2^63, a reader at the end, gaps, new names, strange numbers."""
+"""Edge cases of recordings: addresses above 2^63, a reader at the end, gaps, new names, strange numbers."""
 
 import os
 import sqlite3
@@ -43,7 +43,7 @@ def snapshots(path: Path) -> list[Snapshot]:
     return every
 
 
-def test_an_address_of_the_kernel_without_a_name_is_kept(tmp_path: Path) -> None:
+def test_kernel_address_without_a_name_is_kept(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=2)
     address = Frame(KERNEL, 0xFFFF_FFFF_C0A0_1234)
     stacks = source.after(0).catalog.stacks
@@ -56,7 +56,7 @@ def test_an_address_of_the_kernel_without_a_name_is_kept(tmp_path: Path) -> None
     assert snapshots(tmp_path / "it")[-1].catalog.stacks[first].frames == (address,)
 
 
-def test_who_replays_it_while_it_ends_costs_nothing(tmp_path: Path) -> None:
+def test_reader_does_not_disturb_the_end_of_a_recording(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=3)
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(2):
@@ -72,7 +72,7 @@ def test_who_replays_it_while_it_ends_costs_nothing(tmp_path: Path) -> None:
     assert len(in_json(RecordedSource(tmp_path / "it"))) == 3
 
 
-def test_add_and_close_in_two_threads_end_well(tmp_path: Path) -> None:
+def test_add_and_close_are_thread_safe(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=1000)
     for round_ in range(10):
         recorder = recorder_at(tmp_path / str(round_), source)
@@ -92,7 +92,7 @@ def test_add_and_close_in_two_threads_end_well(tmp_path: Path) -> None:
         assert (failed, said[:9]) == ([], "recorded ")
 
 
-def of_5_s_once_and_then_of_10_ms() -> ScriptedSource:
+def one_long_and_many_short_waits() -> ScriptedSource:
     """One site: a wait of 5 s in the first second, and one of 10 ms in each that follows."""
     table = (
         Waits("shop", 1, "one", 1, "lock", "futex_do_wait", ("main",), (5000,), ends=1),
@@ -103,8 +103,8 @@ def of_5_s_once_and_then_of_10_ms() -> ScriptedSource:
     return source
 
 
-def test_the_longest_wait_of_a_tick_is_its_own(tmp_path: Path) -> None:
-    source = of_5_s_once_and_then_of_10_ms()
+def test_longest_wait_of_a_tick_is_of_that_tick(tmp_path: Path) -> None:
+    source = one_long_and_many_short_waits()
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(4):
         recorder.add(source.after(second))
@@ -114,12 +114,12 @@ def test_the_longest_wait_of_a_tick_is_its_own(tmp_path: Path) -> None:
     assert longest_ns == [5_000 * MS, 10 * MS, 10 * MS]
 
 
-def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(tmp_path: Path) -> None:
-    source = of_5_s_once_and_then_of_10_ms()
+def test_longest_wait_since_the_start_of_a_replay_is_in_the_replay(tmp_path: Path) -> None:
+    source = one_long_and_many_short_waits()
     live, before = (
         Replayed(source.after(0).catalog),
         NOTHING,
-    )  # whose tables know the longest wait ever, as the kernel's
+    )  # their max is the longest wait so far, as in the kernel's tables
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(9):
         taken = source.after(second)
@@ -135,7 +135,7 @@ def test_the_longest_wait_since_the_beginning_of_a_replay_is_one_that_is_in_it(t
     assert [totals.max_ns for totals in ever.window.sites.values()] == [10 * MS]
 
 
-def test_a_step_on_finds_the_next_tick_however_far_it_is(tmp_path: Path) -> None:
+def test_step_forward_finds_the_next_tick_over_any_gap(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=100)
     recorder = recorder_at(tmp_path / "it", source)
     for second in (0, 1, 2, 90, 91):
@@ -149,7 +149,7 @@ def test_a_step_on_finds_the_next_tick_however_far_it_is(tmp_path: Path) -> None
     played.close()
 
 
-def test_a_thread_that_is_renamed_while_it_waits_is_called_so_from_the_next_whole_tick_on(tmp_path: Path) -> None:
+def test_new_name_of_a_waiting_thread_applies_from_the_next_full_tick(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=20)
     recorder = recorder_at(tmp_path / "it", source, whole_s=5)
     probe = ThreadKey(300, 300)
@@ -163,7 +163,7 @@ def test_a_thread_that_is_renamed_while_it_waits_is_called_so_from_the_next_whol
     assert (told[6], told[-1]) == ("door", "gate")
 
 
-def test_the_stacks_of_a_wait_that_never_ends_stay(tmp_path: Path) -> None:
+def test_stacks_of_an_endless_wait_are_kept(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=2000)
     recorder = recorder_at(tmp_path / "it", source)
     for second in range(0, 2000, 50):
@@ -175,7 +175,7 @@ def test_the_stacks_of_a_wait_that_never_ends_stay(tmp_path: Path) -> None:
     assert last.catalog.comms[waiting.site.thread] == "door"
 
 
-def test_a_category_of_a_newer_offtop_is_other(tmp_path: Path) -> None:
+def test_unknown_category_is_other(tmp_path: Path) -> None:
     recorded(tmp_path / "it", ticks=2)
     with sqlite3.connect(tmp_path / "it") as database:
         database.execute("UPDATE stacks SET category = 'quantum' WHERE category = 'lock'")
@@ -187,27 +187,27 @@ def test_a_category_of_a_newer_offtop_is_other(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_name_that_is_no_utf_8_is_a_name(tmp_path: Path) -> None:
+def test_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 %41?#.offtop"))
     recorded(path, ticks=2)
     assert len(in_json(RecordedSource(path))) == 2
 
 
-def test_where_it_cannot_begin_nothing_is_left(tmp_path: Path) -> None:
+def test_failed_start_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OfftopError, match="left on"):
         Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=1 << 50)
     assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
-def test_what_somebody_put_beside_it_is_not_used(tmp_path: Path, end: str) -> None:
+def test_existing_side_file_is_not_used(tmp_path: Path, end: str) -> None:
     (tmp_path / f"it{end}").write_text("mine")
     with pytest.raises(OfftopError, match=f"it{end} exists already"):
         Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=0)
     assert (tmp_path / f"it{end}").read_text() == "mine"
 
 
-def test_a_link_that_was_put_there_meanwhile_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_created_in_a_race_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, target = tmp_path / "it", tmp_path / "target"
     with sqlite3.connect(target) as database:
         database.execute("CREATE TABLE precious (a)")
@@ -235,7 +235,7 @@ def test_a_link_that_was_put_there_meanwhile_is_not_followed(tmp_path: Path, mon
         ("longest_ns", (0,), -1),
     ],
 )
-def test_numbers_that_no_machine_has_are_no_tick(column: str, at: tuple[int, ...], value: int) -> None:
+def test_impossible_number_is_refused(column: str, at: tuple[int, ...], value: int) -> None:
     whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
     assert form.decode(form.encode(form.Entry(whole)), whole=True)
     spoilt: Ints = getattr(whole.sites, column).copy()
@@ -245,7 +245,7 @@ def test_numbers_that_no_machine_has_are_no_tick(column: str, at: tuple[int, ...
         form.decode(form.encode(entry), whole=True)
 
 
-def test_a_site_that_stands_twice_in_a_whole_is_no_tick() -> None:
+def test_duplicate_site_in_a_full_tick_is_refused() -> None:
     whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
     ids = whole.sites.ids.copy()
     ids[1] = ids[0]
@@ -256,7 +256,7 @@ def test_a_site_that_stands_twice_in_a_whole_is_no_tick() -> None:
         form.decode(form.encode(form.Entry(whole)))
 
 
-def test_ticks_at_one_moment_are_damaged(tmp_path: Path) -> None:
+def test_second_tick_at_the_same_time_is_damaged(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=3)
     recorder = recorder_at(tmp_path / "it", source)
     for second in (0, 1, 2):
@@ -268,7 +268,7 @@ def test_ticks_at_one_moment_are_damaged(tmp_path: Path) -> None:
     assert Recording(tmp_path / "it").last == 3
 
 
-def test_a_clock_that_is_set_back_meanwhile_neither_hurries_it_nor_hides_what_follows(tmp_path: Path) -> None:
+def test_clock_set_back_neither_speeds_up_a_replay_nor_hides_ticks(tmp_path: Path) -> None:
     source, hour_ns = ScriptedSource(SHOP, ticks=7), 3600 * NS_PER_S
     recorder = recorder_at(tmp_path / "it", source)
     taken_ns: list[int] = []

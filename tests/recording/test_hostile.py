@@ -1,4 +1,4 @@
-"""A file from anywhere is a clear error or what can be saved of it: no traceback, no escape code, no endless memory."""
+"""An untrusted file is refused or read as far as possible, without traceback, escape codes or endless memory."""
 
 import io
 import json
@@ -31,7 +31,7 @@ from tests.ui.shown import CATEGORIES
 
 
 def told(path: Path) -> str:
-    """All that replay and report print of a file; or why they print nothing."""
+    """Return everything that replay and report print about a file, or their error."""
     out = io.StringIO()
     try:
         for wanted, as_json in ((batch.Wanted(stuck=True), False), (batch.Wanted(threads=True), True)):
@@ -63,13 +63,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         (b"SQLite format 3\0" + b"\x1b[31m" * 200, "is damaged"),
     ],
 )
-def test_what_is_no_recording_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:
+def test_other_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "it\x1b[31m.offtop"
     path.write_bytes(content)
     assert said in told(path)
 
 
-def test_a_file_that_is_not_there_or_no_file_is_said_so(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in told(tmp_path / "none")
     assert "cannot be read (Is a directory)" in told(tmp_path)
 
@@ -95,7 +95,7 @@ def changed(path: Path, whole: bytes, *statements: str) -> Path:
         (["UPDATE ticks SET whole = NULL"], "has no tick in it"),
     ],
 )
-def test_tables_that_are_not_ours_are_not_read(tmp_path: Path, whole: bytes, statements: list[str], said: str) -> None:
+def test_other_tables_are_refused(tmp_path: Path, whole: bytes, statements: list[str], said: str) -> None:
     assert said in told(changed(tmp_path / "it", whole, *statements))
 
 
@@ -121,11 +121,11 @@ def test_tables_that_are_not_ours_are_not_read(tmp_path: Path, whole: bytes, sta
         "DELETE FROM ticks WHERE number % 2",
     ],
 )
-def test_values_that_cannot_be_are_left_out(tmp_path: Path, whole: bytes, statement: str) -> None:
+def test_impossible_values_are_skipped(tmp_path: Path, whole: bytes, statement: str) -> None:
     assert told(changed(tmp_path / "it", whole, statement))
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
+def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
     path = changed(tmp_path / "it", whole)
     bomb = zlib.compress(bytes(200 << 20), 1)
     with sqlite3.connect(path) as database:
@@ -137,13 +137,13 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", range(1, 20))
-def test_a_file_that_is_cut_off_is_told_of_or_played_as_far_as_it_goes(tmp_path: Path, whole: bytes, part: int) -> None:
+def test_truncated_file_is_refused_or_replayed_as_far_as_possible(tmp_path: Path, whole: bytes, part: int) -> None:
     path = tmp_path / "it"
     path.write_bytes(whole[: len(whole) * part // 20])
     assert told(path)
 
 
-def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path, whole: bytes) -> None:
+def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "it"
     chance = random.Random(7)
     for _ in range(100):
@@ -157,16 +157,16 @@ def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path, whol
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_tick_or_a_valueerror(raw: bytes) -> None:
+def test_random_bytes_are_a_tick_or_a_value_error(raw: bytes) -> None:
     for blob in (raw, zlib.compress(raw)):
-        with pytest.raises(ValueError):  # whatever it says
+        with pytest.raises(ValueError):
             form.decode(blob)
     refused(lambda: columns.unpacked(raw))
 
 
 @settings(max_examples=200)
 @given(st.data())
-def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(whole: bytes, data: st.DataObject) -> None:
+def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(whole: bytes, data: st.DataObject) -> None:
     blob = zlib.decompress(_blob(whole))
     at = data.draw(st.integers(0, len(blob) - 1))
     spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
@@ -174,7 +174,7 @@ def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(whole: 
 
 
 def refused(read: Callable[[], object]) -> None:
-    """It comes to something, or to a ValueError, and to nothing else."""
+    """Check that `read` returns or raises a ValueError with a text."""
     try:
         read()
     except ValueError as error:
@@ -182,7 +182,7 @@ def refused(read: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("what", ["lost", "mode", "probe", "who"])
-def test_words_that_are_shown_as_they_are_must_be_ours(whole: bytes, what: str) -> None:
+def test_words_shown_without_escaping_must_be_known(whole: bytes, what: str) -> None:
     entry = form.decode(_blob(whole), whole=True)
     evil = "\x1b[2J"
     spoilt = {
@@ -225,7 +225,7 @@ def with_begun(column: int, value: int) -> Change:
         (replace(STUCK_NOW, machine=STUCK_NOW.machine._replace(steal_ns=1 << 62)), "a number is out of range"),
     ],
 )
-def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None:
+def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> None:
     assert form.decode(form.encode(form.Entry(STUCK_NOW)), whole=True).change.begun.tolist() == STUCK_NOW.begun.tolist()
     with pytest.raises(ValueError, match=said):
         form.decode(form.encode(form.Entry(spoilt)), whole=True)
@@ -250,7 +250,7 @@ def test_how_a_wait_began_must_be_what_can_be(spoilt: Change, said: str) -> None
         ({"calls": [[number, "x"] for number in range(4_097)]}, "too many system calls"),
     ],
 )
-def test_words_that_are_new_must_be_what_can_be(words: dict[str, object], said: str) -> None:
+def test_impossible_words_are_refused(words: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words), whole=True)
 
@@ -269,14 +269,14 @@ def test_tick_with_too_many_values_is_refused(words: Callable[[], dict[str, obje
 
 
 def reworded(blob: bytes, words: dict[str, object]) -> bytes:
-    """The same tick with other words."""
+    """Return a tick with some of its words replaced."""
     raw = zlib.decompress(blob)
     end = 4 + int.from_bytes(raw[:4], "little")
     head = json.dumps({**json.loads(raw[4:end]), **words}).encode()
     return zlib.compress(len(head).to_bytes(4, "little") + head + raw[end:])
 
 
-def test_as_many_words_as_a_tick_may_have_are_read() -> None:
+def test_largest_allowed_number_of_words_is_read() -> None:
     text = 'it\'s ["a": 1, 2], \\" \n'
     words: dict[str, object] = {
         "comms": [[number, number, "a, b: c"] for number in range(1, 20_001)],
@@ -289,15 +289,15 @@ def test_as_many_words_as_a_tick_may_have_are_read() -> None:
 
 
 @pytest.mark.parametrize("unit", ['"', '"\\', '\\"', '"a",', "[", "{", '"\\\\'])
-def test_to_look_for_too_many_words_takes_no_time_or_memory_of_its_own(unit: str) -> None:
-    """2 MB each, which are no JSON."""
+def test_counting_words_is_fast_and_needs_no_memory(unit: str) -> None:
+    """Each text has 2 MB and is not JSON."""
     raw = (unit * ((2 << 20) // len(unit))).encode()
     blob = zlib.compress(len(raw).to_bytes(4, "little") + raw, 1)
     began_s = time.process_time()
-    with pytest.raises(ValueError):  # whatever it says
+    with pytest.raises(ValueError):
         form.decode(blob)
     assert time.process_time() - began_s < 4
-    tracemalloc.start()  # makes it slower
+    tracemalloc.start()  # after the time limit, because it slows decoding
     with pytest.raises(ValueError):
         form.decode(blob)
     peak_bytes = tracemalloc.get_traced_memory()[1]
@@ -305,7 +305,7 @@ def test_to_look_for_too_many_words_takes_no_time_or_memory_of_its_own(unit: str
     assert peak_bytes < 6 * len(raw)
 
 
-def test_over_many_ticks_no_more_names_of_calls_are_kept_than_there_are_calls(tmp_path: Path, whole: bytes) -> None:
+def test_number_of_system_call_names_is_bounded_over_many_ticks(tmp_path: Path, whole: bytes) -> None:
     path = changed(tmp_path / "it", whole)
     with sqlite3.connect(path) as database:
         for number, blob in database.execute("SELECT number, change FROM ticks").fetchall():
@@ -317,7 +317,7 @@ def test_over_many_ticks_no_more_names_of_calls_are_kept_than_there_are_calls(tm
     assert len(last.catalog.calls) == form.MOST_CALLS
 
 
-def test_a_running_time_for_each_thread_or_none() -> None:
+def test_running_times_must_match_the_threads() -> None:
     entry = form.Entry(change(NOTHING, ScriptedSource(STUCK).after(9)))
     raw = zlib.decompress(form.encode(entry))
     end = 4 + int.from_bytes(raw[:4], "little")
@@ -327,7 +327,7 @@ def test_a_running_time_for_each_thread_or_none() -> None:
         form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
 
 
-def test_names_of_system_calls_are_shown_as_they_may_be(tmp_path: Path) -> None:
+def test_system_call_names_are_escaped(tmp_path: Path) -> None:
     source = ScriptedSource(STUCK, ticks=3)
     catalog = source.after(0).catalog
     catalog.calls[0] = "fu\x1b[31mtex\x07"
@@ -341,7 +341,7 @@ def test_names_of_system_calls_are_shown_as_they_may_be(tmp_path: Path) -> None:
 
 
 def _blob(whole: bytes) -> bytes:
-    """The first tick."""
+    """Return the first tick of a recording."""
     database = sqlite3.connect(":memory:")
     database.deserialize(whole)
     (blob,) = database.execute("SELECT change FROM ticks WHERE number = 1").fetchone()
@@ -349,7 +349,7 @@ def _blob(whole: bytes) -> bytes:
     return blob
 
 
-def test_a_healthy_file_is_not_said_to_be_damaged(tmp_path: Path, whole: bytes) -> None:
+def test_intact_file_is_not_reported_as_damaged(tmp_path: Path, whole: bytes) -> None:
     path = changed(tmp_path / "it", whole)
     assert all("damaged" not in str(tick) for tick in in_json(RecordedSource(path)))
     assert "damaged" not in told(path)

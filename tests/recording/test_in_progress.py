@@ -1,4 +1,4 @@
-"""What a recording keeps of waits in progress and of running time, and what it says where it has none of it."""
+"""Recordings have waits in progress and running times; old ones without them say so."""
 
 import io
 import json
@@ -32,8 +32,7 @@ from tests.ui.scripted import AT_NS, FUTEX, MS, START_NS, STUCK, ScriptedSource,
 from tests.ui.shown import CATEGORIES
 
 FIRST_FIELDS = Path(__file__).parents[1] / "recordings/first-fields.offtop"
-"""Four readings of a recording by an offtop that knew neither running time nor how a wait began: the beginning of the
-demo of 0.1.0."""
+"""Four ticks of the first format, without running times and begins of waits: the start of the demo of 0.1.0."""
 RUNNER = Waits("spin", 60, "spin", 61, "lock", "futex_do_wait", waits_ms=(100,), running_ms=850)
 """In each second it runs 0.85 s and waits 0.1 s: 50 ms are left."""
 TABLE = (*STUCK, RUNNER)
@@ -62,7 +61,7 @@ def recorded(path: Path, ticks: int = 12) -> Path:
     return path
 
 
-def test_a_replay_prints_what_was_in_progress_and_how_long_threads_ran(tmp_path: Path) -> None:
+def test_replay_has_waits_in_progress_and_running_times(tmp_path: Path) -> None:
     played = in_json(RecordedSource(recorded(tmp_path / "it")))
     assert played == in_json(source_of(ends=True))
     last = played[-1]
@@ -81,14 +80,14 @@ def test_a_replay_prints_what_was_in_progress_and_how_long_threads_ran(tmp_path:
 
 
 @pytest.mark.parametrize("first", [1, 3, 5, 8, 11])
-def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+def test_replay_from_any_tick_is_the_same(tmp_path: Path, first: int) -> None:
     path = recorded(tmp_path / "it")
     begun = in_json(RecordedSource(path, begin_ns=START_NS + first * NS_PER_S))
     assert begun == in_json(RecordedSource(path))[first - 1 :]
 
 
 def stuck_at_each_tick(source: Source) -> list[list[Waiting]]:
-    """As it is told after all of them."""
+    """Return the waits in progress at each tick, from a history of the whole source."""
     history = History(CATEGORIES.idle, is_periodic)
     for snapshot in iter(source.read, None):
         history.add(snapshot)
@@ -96,7 +95,7 @@ def stuck_at_each_tick(source: Source) -> list[list[Waiting]]:
     return [[one._replace(site=one.site._replace(kernel=0), user=0) for one in history.stuck(t).waits] for t in ticks]
 
 
-def test_to_go_back_in_a_replay_shows_what_was_stuck_then(tmp_path: Path) -> None:
+def test_going_back_in_a_replay_shows_the_waits_of_that_time(tmp_path: Path) -> None:
     replayed = stuck_at_each_tick(RecordedSource(recorded(tmp_path / "it")))
     assert replayed == stuck_at_each_tick(source_of(ends=True))
     assert [[one.site.tid for one in waits] for waits in replayed] == [
@@ -108,7 +107,7 @@ def test_to_go_back_in_a_replay_shows_what_was_stuck_then(tmp_path: Path) -> Non
     assert [waits[-1].letter for waits in replayed[4:7]] == ["S", "S", "R"]  # woken at 6.5
 
 
-def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_path: Path) -> None:
+def test_call_names_and_thread_lifetimes_are_recorded_and_updated(tmp_path: Path) -> None:
     source = source_of(9)
     catalog = source.after(0).catalog
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)
@@ -132,12 +131,12 @@ def test_names_of_calls_and_the_lives_of_threads_come_with_it_and_follow(tmp_pat
         begun = RecordedSource(tmp_path / "it", begin_ns=START_NS + begin * NS_PER_S)
         first = begun.read()
         assert first
-        assert dict(first.catalog.lives) == lives[begin - 1]  # of those, too, that do nothing
+        assert dict(first.catalog.lives) == lives[begin - 1]  # also of threads that do nothing
         snapshots = [first, *iter(begun.read, None)]
         assert {*snapshots[0].catalog.calls.values()} == {"futex", "fsync", "epoll_wait"}
 
 
-def test_the_last_of_an_entry_is_what_it_was() -> None:
+def test_last_part_of_an_entry_is_read_as_written() -> None:
     entry = form.Entry(
         change(NOTHING, source_of().after(11)),
         lives={ThreadKey(7, 8): ThreadLifetime(5, 1 << 60), ThreadKey(7, 9): ThreadLifetime()},
@@ -152,7 +151,7 @@ def test_the_last_of_an_entry_is_what_it_was() -> None:
     assert again.change.threads.numbers.tolist() == entry.change.threads.numbers.tolist()
 
 
-def test_a_call_whose_arguments_are_not_known_has_none_in_a_replay(tmp_path: Path) -> None:
+def test_unknown_call_arguments_stay_unknown_in_a_replay(tmp_path: Path) -> None:
     table = [Waits("old", 5, "old", 5, "lock", "futex_do_wait", waits_on=True, call="futex")]
     source = ScriptedSource(table, ticks=2)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
@@ -164,14 +163,14 @@ def test_a_call_whose_arguments_are_not_known_has_none_in_a_replay(tmp_path: Pat
     assert (one["syscall"], one["arguments"]) == ("futex", [])
 
 
-def test_a_recording_without_any_wait_has_none() -> None:
+def test_recording_without_waits_has_none() -> None:
     entry = form.Entry(change(NOTHING, Snapshot(1, 1)))
     again = form.decode(form.encode(entry), whole=True)
     assert (len(again.change.waiting), len(again.change.begun), again.lives, again.calls) == (0, 0, {}, {})
     assert (again.change.machine, again.change.cost) == (Machine(), Cost())
 
 
-def test_a_filter_chooses_among_the_waits_in_progress_too(tmp_path: Path) -> None:
+def test_filter_applies_to_waits_in_progress(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it")
     chosen = {"comm=mysqld": [4268, 4270], "cat=disk-read": [900], "comm=nobody": [], "pid=700": [700], "": [900, 700]}
     for text, tids in chosen.items():
@@ -181,8 +180,8 @@ def test_a_filter_chooses_among_the_waits_in_progress_too(tmp_path: Path) -> Non
         assert len(told) == (len(tids) if text else 5)
 
 
-def test_a_thread_that_began_in_a_tick_has_no_residue_in_it_and_one_that_was_there_has(tmp_path: Path) -> None:
-    newcomer = RUNNER._replace(tid=62, running_ms=300)  # 600 ms of the second are nobody's
+def test_only_a_thread_that_existed_before_the_tick_has_residue(tmp_path: Path) -> None:
+    newcomer = RUNNER._replace(tid=62, running_ms=300)  # 600 ms of the second are unknown
     source = ScriptedSource((RUNNER, newcomer), ticks=3, machine=MACHINE)
     source.after(0).catalog.lives[ThreadKey(60, 62)] = ThreadLifetime(from_ns=AT_NS + 2_600 * MS)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
@@ -194,9 +193,9 @@ def test_a_thread_that_began_in_a_tick_has_no_residue_in_it_and_one_that_was_the
     assert residues == {61: 50 * MS, 62: None}
 
 
-def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> None:
+def test_budget_counts_only_idle_waits_as_idle(tmp_path: Path) -> None:
     table = (
-        Waits("shop", 100, "shop", 100, "poll", "do_epoll_wait", waits_on=True),  # looks idle
+        Waits("shop", 100, "shop", 100, "poll", "do_epoll_wait", waits_on=True),  # an idle wait
         Waits("shop", 100, "shop", 101, "lock", "futex_do_wait", waits_on=True),
         Waits("shop", 100, "shop", 102, "fsync", "jbd2_log_wait_commit", waits_on=True),
         Waits("shop", 100, "shop", 103, "lock", "futex_do_wait", waits_ms=(1,), running_ms=999),
@@ -204,7 +203,7 @@ def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> 
     source = ScriptedSource(table, ticks=2, ends=True, machine=MACHINE)
     source.filters = Filters(pids=(100, 7))
     out = io.StringIO()
-    wanted = batch.Wanted(parse("cat=lock"), rate=Rate(100.0))  # which hides nothing from the budget
+    wanted = batch.Wanted(parse("cat=lock"), rate=Rate(100.0))  # the budget counts what the filter hides
     batch.run(source, CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
     told = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
     shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
@@ -214,11 +213,11 @@ def test_a_budget_takes_for_idle_what_looks_idle_and_no_more(tmp_path: Path) -> 
     ]
 
 
-# What is kept of those that are there no more
+# What is kept about threads and waits that are gone
 
 
 def long_ago(*snapshots: Snapshot, path: Path) -> list[Snapshot]:
-    """What a replay makes of these, one after the other."""
+    """Record these snapshots, and return them as replayed."""
     source = source_of()
     recorder = Recorder(path, source, person(), leave_bytes=0)
     for snapshot in snapshots:
@@ -231,7 +230,7 @@ def at(second: int, *waiting: Waiting) -> Snapshot:
     return replace(source_of().after(second), threads={}, sites={}, waiting={one.site.thread: one for one in waiting})
 
 
-def test_the_name_of_a_thread_that_only_waited_is_known_for_15_minutes_after(tmp_path: Path) -> None:
+def test_name_of_a_thread_that_only_waited_is_kept_for_15_minutes(tmp_path: Path) -> None:
     connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
     key = connection.site.thread
 
@@ -244,7 +243,7 @@ def test_the_name_of_a_thread_that_only_waited_is_known_for_15_minutes_after(tmp
     assert names(200, 310, 999, 1310) == ["", ""]
 
 
-def test_the_stack_that_was_read_of_a_wait_stays_as_long_as_the_wait(tmp_path: Path) -> None:
+def test_stack_read_during_a_wait_is_kept_as_long_as_the_wait(tmp_path: Path) -> None:
     connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
     seconds = (301, 602, 903, 1204, 1505)
     ticks = long_ago(at(0, connection), *(at(one, connection) for one in seconds), path=tmp_path / "it")
@@ -252,7 +251,7 @@ def test_the_stack_that_was_read_of_a_wait_stays_as_long_as_the_wait(tmp_path: P
     assert [frame.name for frame in stack.frames] == ["lock_wait", "row_search", "main"]
 
 
-def test_who_holds_the_lock_that_is_waited_for_is_in_it_as_long_as_somebody_does(tmp_path: Path) -> None:
+def test_lock_holder_is_recorded_as_long_as_the_lock_is_held(tmp_path: Path) -> None:
     connection = source_of().after(0).waiting[ThreadKey(4242, 4268)]
     held = [connection, *(connection._replace(holder=Holder(70, tid, "ip\x1b")) for tid in (71, 72)), connection]
     ticks = long_ago(*(at(number, one) for number, one in enumerate(held)), path=tmp_path / "it")
@@ -266,10 +265,10 @@ def test_who_holds_the_lock_that_is_waited_for_is_in_it_as_long_as_somebody_does
     ]
 
 
-# A recording by an offtop that did not know all this
+# An old recording without these fields
 
 
-def test_an_old_recording_is_replayed_and_what_it_does_not_tell_is_not_known() -> None:
+def test_old_recording_is_replayed_and_missing_fields_are_unknown() -> None:
     ticks = in_json(RecordedSource(FIRST_FIELDS))
     assert len(ticks) == 3
     for tick in ticks:
@@ -282,11 +281,11 @@ def test_an_old_recording_is_replayed_and_what_it_does_not_tell_is_not_known() -
         said = {(one["age_is"], one["state"], one["syscall"], *one["arguments"], *one["user"]) for one in blocked}
         assert said <= {("at_least", "?", None), ("at_least", "R", None)}
         assert ("at_least", "?", None) in said
-    # waits of before the recording are at least as old as it is
+    # waits from before the recording are at least as old as the recording
     assert [round(max(one["age_ns"] for one in tick["still_blocked"]) / NS_PER_S) for tick in ticks] == [1, 2, 3]
 
 
-def test_an_old_recording_in_text_says_at_least_and_that_a_state_is_not_known() -> None:
+def test_text_of_an_old_recording_says_at_least_and_unknown_state() -> None:
     out = io.StringIO()
     wanted = batch.Wanted(stuck=True, idle_shown=True)
     batch.run(RecordedSource(FIRST_FIELDS), CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
@@ -295,7 +294,7 @@ def test_an_old_recording_in_text_says_at_least_and_that_a_state_is_not_known() 
     assert not any(row.strip() and not row.strip().startswith(">=") for row in rows)
 
 
-def test_an_old_tick_has_no_running_time_and_nothing_of_how_waits_began() -> None:
+def test_old_tick_has_no_running_times_and_no_begins_of_waits() -> None:
     source = RecordedSource(FIRST_FIELDS)
     snapshots = [*iter(source.read, None)]
     assert all(not one.running_ns for snapshot in snapshots for one in snapshot.threads.values())
@@ -303,7 +302,7 @@ def test_an_old_tick_has_no_running_time_and_nothing_of_how_waits_began() -> Non
     assert snapshots[-1].catalog.lives == snapshots[-1].catalog.calls == {}
 
 
-def test_an_offtop_that_does_not_know_the_new_parts_finds_the_old_ones_where_they_were() -> None:
+def test_new_parts_do_not_move_the_old_ones() -> None:
     raw = zlib.decompress(form.encode(form.Entry(change(NOTHING, source_of().after(9)))))
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = unpacked(raw[end:])
@@ -313,6 +312,6 @@ def test_an_offtop_that_does_not_know_the_new_parts_finds_the_old_ones_where_the
     assert [*json.loads(raw[4:end])][: len(old)] == old
     assert len(json.loads(raw[4:end])["cost"]) == 5
     assert (shapes[0], shapes[1]) == ((2,), (11,))  # threads: ids, and the numbers without the running time
-    assert shapes[-4:] == [(8,), (2,), (), (11,)]  # waiting, ended; and behind them what is new
+    assert shapes[-4:] == [(8,), (2,), (), (11,)]  # waiting, ended; the new parts come last
     assert tables[-2].tolist().count(0) == threads - 1
     assert tables[-2].tolist().count(9 * 850 * MS) == 1

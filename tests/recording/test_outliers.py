@@ -1,4 +1,4 @@
-"""Outliers in a recording: as they were told, joined when they ended, and nothing that cannot be."""
+"""Outliers are recorded, merged when they end, and refused if they are impossible."""
 
 import io
 import json
@@ -39,12 +39,12 @@ def outlier(wait: bool = True, ended: bool = True) -> Outlier:
 
 
 def told(one: Outlier) -> object:
-    """All of it but its catalog's reserved entries."""
+    """Return an outlier without the reserved entries of its catalog."""
     return one._replace(catalog=Catalog()), one.catalog.comms, one.catalog.processes
 
 
 @pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
-def test_one_comes_back_as_it_was(one: Outlier) -> None:
+def test_outlier_is_read_as_written(one: Outlier) -> None:
     again = caught.decode(caught.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
     assert told(again) == told(one)
     if one.wait:
@@ -85,13 +85,13 @@ def with_value(where: str, index: int, value: object) -> bytes:
         with_value("wait", 6, 1 << 62),
     ],
 )
-def test_what_cannot_be_is_none(blob: object) -> None:
+def test_impossible_outlier_is_refused(blob: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         caught.decode(blob, lambda _: LOCK)
 
 
 def recorded(path: Path, category: str = "lock") -> None:
-    """Four ticks, with an outlier in the second that goes on, and has ended in the fourth."""
+    """Record four ticks, with an outlier that starts in the second and ends in the fourth."""
     source = ScriptedSource(SHOP, ticks=3, ends=True)
     recorder = Recorder(path, source, person(), leave_bytes=0)
     number = 0
@@ -111,7 +111,7 @@ def with_outliers(snapshot: Snapshot, number: int, category: str) -> Snapshot:
     return replace(snapshot, outliers=[one])
 
 
-def test_a_file_has_each_in_its_tick_and_the_list_of_all(tmp_path: Path) -> None:
+def test_file_has_outliers_by_tick_and_as_a_list(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
     source = RecordedSource(tmp_path / "it")
     (one,) = source.outliers()
@@ -125,7 +125,7 @@ def test_a_file_has_each_in_its_tick_and_the_list_of_all(tmp_path: Path) -> None
     assert seen == [0, 1, 0, 1]
 
 
-def test_the_page_tells_them(tmp_path: Path) -> None:
+def test_report_lists_outliers(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
     out = io.StringIO()
     report.write(tmp_path / "it", CATEGORIES, 0, out)
@@ -136,7 +136,7 @@ def test_the_page_tells_them(tmp_path: Path) -> None:
     )
 
 
-def test_text_that_is_no_unicode_is_escaped_in_json(tmp_path: Path) -> None:
+def test_invalid_unicode_is_escaped_in_json(tmp_path: Path) -> None:
     recorded(tmp_path / "it", category="l\udcffck")
     out = io.StringIO()
     batch.run(RecordedSource(tmp_path / "it"), CATEGORIES, S, None, batch.Wanted(), as_json=True, width=0, out=out)
@@ -144,7 +144,7 @@ def test_text_that_is_no_unicode_is_escaped_in_json(tmp_path: Path) -> None:
     assert told == ["l\\udcffck"] * 2
 
 
-def test_a_damaged_one_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_damaged_outlier_is_skipped_and_counted(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
     database = sqlite3.connect(tmp_path / "it")
     database.execute("UPDATE outliers SET outlier = X'00' WHERE number = 4")
@@ -155,7 +155,7 @@ def test_a_damaged_one_is_left_out_and_counted(tmp_path: Path) -> None:
     assert ("damaged", "1 ticks or stacks of the file could not be read") in source.about()
 
 
-def test_a_recording_of_before_has_none(tmp_path: Path) -> None:
+def test_old_recording_has_no_outliers(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
     database = sqlite3.connect(tmp_path / "it")
     database.execute("DROP TABLE outliers")

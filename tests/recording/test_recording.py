@@ -1,4 +1,4 @@
-"""What was recorded is replayed: the same JSON, tick by tick, and from any moment on."""
+"""A replay prints the JSON of the live source, from any tick on."""
 
 import io
 import json
@@ -34,7 +34,7 @@ ALL = batch.Wanted()
 
 
 def recorded(path: Path, ticks: int = 5, *, seconds: Sequence[int] = (), **options: object) -> ScriptedSource:
-    """Records `ticks` seconds of SHOP, or its snapshots after `seconds`."""
+    """Record `ticks` seconds of SHOP, or its snapshots after `seconds`."""
     source = ScriptedSource(SHOP, ticks=ticks, who=WHO)
     recorder = Recorder(path, source, person(), leave_bytes=0, **options)  # pyright: ignore[reportArgumentType]
     for after in seconds or range(ticks + 1):
@@ -50,7 +50,7 @@ def in_json(source: Source, ticks: int | None = None, wanted: batch.Wanted = ALL
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def test_a_replay_prints_the_json_that_was_printed_while_recording(tmp_path: Path) -> None:
+def test_replay_prints_the_same_json_as_the_live_source(tmp_path: Path) -> None:
     path = tmp_path / "it.offtop"
     recorded(path, whole_ns=2 * NS_PER_S)
     played = in_json(RecordedSource(path))
@@ -59,14 +59,14 @@ def test_a_replay_prints_the_json_that_was_printed_while_recording(tmp_path: Pat
 
 
 @pytest.mark.parametrize("first", range(1, 6))
-def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+def test_replay_from_any_tick_is_the_same(tmp_path: Path, first: int) -> None:
     path = tmp_path / "it.offtop"
     recorded(path, ticks=6, whole_ns=2 * NS_PER_S)
     begun = RecordedSource(path, begin_ns=START_NS + first * NS_PER_S)
     assert in_json(begun) == in_json(RecordedSource(path))[first - 1 :]
 
 
-def test_the_file_is_the_persons_alone(tmp_path: Path, ann: Person) -> None:
+def test_file_is_private_to_the_user(tmp_path: Path, ann: Person) -> None:
     path = ann.home / "it.offtop"
     source = ScriptedSource(SHOP, ticks=2)
     Recorder(path, source, ann, leave_bytes=0).close()
@@ -76,7 +76,7 @@ def test_the_file_is_the_persons_alone(tmp_path: Path, ann: Person) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
-def test_what_is_there_stays_as_it_is(tmp_path: Path, kind: str) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "it.offtop", tmp_path / "target"
     if kind != "dangling link":
         target.write_text("precious")
@@ -92,7 +92,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path, kind: str) -> None:
         assert target.read_text() == "precious"
 
 
-def test_a_person_who_may_not_write_there_is_told(tmp_path: Path, ann: Person) -> None:
+def test_missing_write_permission_is_reported(tmp_path: Path, ann: Person) -> None:
     tmp_path.chmod(0o755)
     if ann.uid == os.geteuid():
         tmp_path.chmod(0o555)
@@ -101,7 +101,7 @@ def test_a_person_who_may_not_write_there_is_told(tmp_path: Path, ann: Person) -
     assert [*tmp_path.iterdir()] == []
 
 
-def test_names_and_who_processes_are_come_with_it_but_no_command_line(tmp_path: Path) -> None:
+def test_names_and_process_details_are_recorded_without_command_lines(tmp_path: Path) -> None:
     for path, cmdline in ((tmp_path / "a", ""), (tmp_path / "b", "/opt/shop --open 8080")):
         recorded(path, ticks=3, cmdlines=bool(cmdline))
         source = RecordedSource(path)
@@ -112,7 +112,7 @@ def test_names_and_who_processes_are_come_with_it_but_no_command_line(tmp_path: 
         source.close()
 
 
-def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> None:
+def test_name_that_is_found_late_applies_from_the_start(tmp_path: Path) -> None:
     path = tmp_path / "it.offtop"
     source = ScriptedSource(SHOP, ticks=3)
     late = source._table[0].user[0]  # pyright: ignore[reportPrivateUsage]
@@ -131,7 +131,7 @@ def test_a_name_that_comes_late_is_told_from_the_beginning(tmp_path: Path) -> No
     assert late not in shown
 
 
-def test_functions_within_functions_are_replayed_as_they_were_shown(tmp_path: Path) -> None:
+def test_inlined_functions_are_replayed(tmp_path: Path) -> None:
     path = tmp_path / "it.offtop"
     source = ScriptedSource(SHOP, ticks=3, ends=True)
     source.name("take_order", one_name(["lock_it", "enter", "take_order"]))
@@ -149,18 +149,18 @@ def sites_of(ticks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [site for tick in ticks for site in tick["sites"]]
 
 
-def test_what_is_older_than_kept_is_dropped_whole_minutes_at_a_time(tmp_path: Path) -> None:
+def test_ticks_older_than_the_limit_are_dropped_by_the_minute(tmp_path: Path) -> None:
     path = tmp_path / "it.offtop"
     recorded(path, ticks=40, whole_ns=5 * NS_PER_S, keep_ns=12 * NS_PER_S)
     recording = Recording(path)
-    # The last whole tick is 40 s after the first; what began 15 s before it is the first that is no longer needed.
+    # The last full tick is 40 s after the first; everything older than 15 s before it may be dropped.
     assert (recording.first, recording.last) == (26, 41)
     recording.close()
     played = in_json(RecordedSource(path))
     assert played == in_json(ScriptedSource(SHOP, ticks=40, ends=True))[25:]
 
 
-def test_what_is_more_than_allowed_is_dropped_too_and_a_minute_that_is_more_ends_it(tmp_path: Path) -> None:
+def test_size_limit_drops_old_minutes_and_one_larger_minute_ends_the_recording(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=400)
     recorder = Recorder(tmp_path / "a", source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S, most_bytes=100 << 10)
     for after in range(400):
@@ -179,12 +179,12 @@ def test_what_is_more_than_allowed_is_dropped_too_and_a_minute_that_is_more_ends
     assert len(in_json(RecordedSource(tmp_path / "b"))) >= 1
 
 
-def test_a_disk_with_little_room_ends_it_with_a_sentence(tmp_path: Path) -> None:
+def test_nearly_full_disk_ends_a_recording_with_an_error(tmp_path: Path) -> None:
     with pytest.raises(OfftopError, match=r"left on .* \(limit 1048576GB\)"):
         Recorder(tmp_path / "it", ScriptedSource(SHOP), person(), leave_bytes=1 << 50)
 
 
-def test_an_entry_is_what_it_was() -> None:
+def test_entry_is_read_as_written() -> None:
     source = ScriptedSource(SHOP, ticks=3)
     source.filters = Filters((7,), (8, 9), "user", 3, 4, 5, "/a\x1b\udc80")
     one = change(NOTHING, source.after(2))
@@ -194,7 +194,7 @@ def test_an_entry_is_what_it_was() -> None:
     assert again.change.sites.lanes.tolist() == one.sites.lanes.tolist()
 
 
-def test_the_cgroup_that_was_counted_is_in_json_and_printable() -> None:
+def test_counted_cgroup_is_in_json_and_escaped() -> None:
     for cgroup, told in (("/a\x1b\udc80", "/a\\x1b\\udc80"), ("", None)):
         source = ScriptedSource(SHOP, ticks=1, ends=True)
         source.filters = Filters(cgroup=cgroup)
@@ -204,7 +204,7 @@ def test_the_cgroup_that_was_counted_is_in_json_and_printable() -> None:
         assert filters["cgroup"] == told
 
 
-def test_a_recording_of_nothing(tmp_path: Path) -> None:
+def test_empty_recording_is_reported(tmp_path: Path) -> None:
     source = ScriptedSource((), ticks=2)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     recorder.add(Snapshot(START_NS, 1))
@@ -214,7 +214,7 @@ def test_a_recording_of_nothing(tmp_path: Path) -> None:
     assert (tick["span_ns"], tick["sites"], tick["threads"]) == (NS_PER_S, [], [])
 
 
-def test_a_tick_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_damaged_tick_is_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "it.offtop"
     recorded(path, ticks=9, whole_ns=3 * NS_PER_S)
     whole = in_json(RecordedSource(path))
@@ -223,13 +223,13 @@ def test_a_tick_that_is_damaged_is_left_out_and_counted(tmp_path: Path) -> None:
     database.close()
     source = RecordedSource(path)
     played = in_json(source)
-    # Tick 3 is damaged; 4 has the whole, so that what passed after it is known again.
+    # Tick 3 is damaged. Tick 4 is a full one, so everything after it is known.
     assert [tick["taken_ns"] for tick in played] == [whole[0]["taken_ns"], *(tick["taken_ns"] for tick in whole[3:])]
     assert played[-1]["sites"] == whole[-1]["sites"]
 
 
 class GuessedSource(BrokenSource):
-    """Where who calls `answer` was guessed, too."""
+    """A BrokenSource in which the caller of `answer` is a guess."""
 
     def _id(self, stack: Stack) -> int:
         if stack.frames[0].name == "answer":
@@ -237,7 +237,7 @@ class GuessedSource(BrokenSource):
         return super()._id(stack)
 
 
-def test_why_user_stacks_are_broken_is_replayed(tmp_path: Path) -> None:
+def test_reason_for_a_broken_user_stack_is_replayed(tmp_path: Path) -> None:
     path, source = tmp_path / "it.offtop", GuessedSource(SHOP, ticks=5)
     recorder = Recorder(path, source, person(), leave_bytes=0)
     for after in range(6):
@@ -251,7 +251,7 @@ def test_why_user_stacks_are_broken_is_replayed(tmp_path: Path) -> None:
         ("/opt/\\x1b[2Jbank", STRIPPED),
         ("/usr/lib/libdesk.so", GUESSED),
     ]
-    with sqlite3.connect(path) as database:  # as the first recordings were
+    with sqlite3.connect(path) as database:  # as in the first recordings
         database.execute("DROP TABLE nameless")
         database.execute("DROP TABLE guessed")
     told = in_json(RecordedSource(path))[-1]["user_stack_problems"]

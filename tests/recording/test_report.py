@@ -1,4 +1,4 @@
-"""What the page of a recording says of the waits that nobody saw end."""
+"""The report of a recording lists waits in progress at its end, and wakers."""
 
 import io
 import re
@@ -27,11 +27,11 @@ HELD = Waits(
     arguments=(FUTEX, 128, 2, 0, 0, 0),
     read=("lock_wait", "main"),
 )
-"""After five minutes it has waited for 20."""
+"""After five minutes it has waited for 20 minutes."""
 
 
 def page(path: Path, *table: Waits, seconds: int, step: int = 1) -> list[str]:
-    """The report of `seconds` of `table`, a tick every `step`."""
+    """Record `seconds` of `table` with a tick every `step` seconds, and return the report."""
     source = ScriptedSource(table, ticks=seconds)
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=5 * NS_PER_S)
     for second in range(0, seconds + 1, step):
@@ -47,12 +47,12 @@ def written(path: Path, width: int = 0) -> list[str]:
 
 
 def stuck_in(lines: list[str]) -> list[str]:
-    """The section, which is the last; times are in whatever zone the tests run in."""
+    """Return the section of waits in progress, which is the last."""
     (first,) = (number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END, "))
     return [re.sub("STUCK AT THE END, ..:..:..: ", "", lines[first]), *lines[first + 1 :]]
 
 
-def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) -> None:
+def test_lock_held_for_20_minutes_is_still_blocked_at_the_end(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", HELD, seconds=5 * MINUTES, step=30)
     call = "futex(0x7f1200004040, WAIT_PRIVATE, 2)"
     assert stuck_in(lines) == [
@@ -64,10 +64,10 @@ def test_a_lock_that_is_held_for_20_minutes_is_stuck_at_the_end(tmp_path: Path) 
     process = next(line for line in lines if line.startswith("     50 "))
     assert category.split() == ["lock", "1.00", "100%", "20min"]
     assert process.split()[:5] == ["50", "db", "1.00", "100%", "20min"]
-    assert not any(line.startswith("LONGEST WAITS") for line in lines)  # none has ended
+    assert not any(line.startswith("LONGEST WAITS") for line in lines)  # no wait has ended
 
 
-def test_ages_are_told_with_their_bounds_the_oldest_first(tmp_path: Path) -> None:
+def test_ages_have_bounds_and_the_oldest_is_first(tmp_path: Path) -> None:
     first, _, *rows = stuck_in(page(tmp_path / "it", *STUCK, seconds=12))
     assert first == "4 threads; 1 idle hidden"
     assert [row[:66].split() for row in rows] == [
@@ -78,14 +78,14 @@ def test_ages_are_told_with_their_bounds_the_oldest_first(tmp_path: Path) -> Non
     ]
 
 
-def test_what_is_over_by_the_end_is_not_stuck_and_stands_among_the_longest(tmp_path: Path) -> None:
+def test_finished_wait_is_among_the_longest_but_not_still_blocked(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=12)
     assert not any(" late " in line for line in stuck_in(lines))
     longest = lines.index("LONGEST WAITS THAT ENDED, one a place")
     assert lines[longest + 1].split()[1:4] == ["4.00s", "run-queue", "late(800)"]
 
 
-def test_threads_of_a_process_at_one_place_are_one_row_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+def test_threads_of_a_process_with_the_same_stack_are_one_row_with_the_oldest_age(tmp_path: Path) -> None:
     again = [HELD._replace(tid=52 + n, older_ms=n * 1000, arguments=(n, 128, 2, 0, 0, 0)) for n in range(18)]
     other = HELD._replace(process="other", pid=60, tid=60, older_ms=0)
     elsewhere = HELD._replace(tid=90, older_ms=0, read=("sweep", "main"))
@@ -99,7 +99,7 @@ def test_threads_of_a_process_at_one_place_are_one_row_with_the_age_of_the_oldes
     assert "sweep" in rows[1]
 
 
-def test_no_more_than_20_places_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+def test_at_most_20_stacks_are_listed_and_the_others_counted(tmp_path: Path) -> None:
     processes = [HELD._replace(pid=1000 + n, tid=1000 + n, older_ms=n * 1000) for n in range(23)]
     twin = HELD._replace(pid=1000, tid=5000, older_ms=0)
     first, _, *rows = stuck_in(page(tmp_path / "it", *processes, twin, seconds=10, step=5))
@@ -108,18 +108,18 @@ def test_no_more_than_20_places_are_listed_and_the_others_counted(tmp_path: Path
     assert rows[20:] == ["      4          more, at 3 places"]
 
 
-def test_a_recording_of_which_all_has_gone_on_has_nothing_stuck(tmp_path: Path) -> None:
+def test_recording_without_waits_in_progress_has_no_section(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *SHOP, seconds=10)
     assert stuck_in(lines) == ["0 threads; 1 idle hidden"]
 
 
-def test_one_reading_tells_what_was_stuck_then(tmp_path: Path) -> None:
+def test_single_reading_has_waits_in_progress(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=0)
     assert "The recording has only one reading; a tick needs two." in lines
     assert stuck_in(lines)[0] == "2 threads; 1 idle hidden"
 
 
-def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> None:
+def test_damage_does_not_change_the_end_of_the_recording(tmp_path: Path) -> None:
     page(tmp_path / "it", *STUCK, seconds=12)
     with sqlite3.connect(tmp_path / "it") as database:
         (last,) = database.execute("SELECT max(number) FROM ticks WHERE whole IS NOT NULL").fetchone()
@@ -131,7 +131,7 @@ def test_after_damage_the_end_is_still_that_of_the_recording(tmp_path: Path) -> 
     assert rows[1].split()[1:5] == ["10.5s", "4242", "4268", "connection"]
 
 
-def test_a_recording_of_old_says_at_least_or_that_nothing_was_stuck() -> None:
+def test_old_recording_says_at_least_or_that_nothing_was_blocked() -> None:
     first, *rows = stuck_in(written(FIRST_FIELDS))
     assert (first, rows) == ("0 threads; 52 idle hidden", [])
 
@@ -141,10 +141,10 @@ def test_lines_are_cut_at_the_width(tmp_path: Path) -> None:
     assert max(map(len, written(tmp_path / "it", 60))) == 60
 
 
-def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -> None:
+def test_report_lists_top_wakers_and_wakeup_storms(tmp_path: Path) -> None:
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
     storms = "door: 10 storms woke 1,000 threads, 100 at once; 900 slept again within 1ms: 1,800 switches"
-    # In each of ten seconds: worker-1 0.2 s, and 0.1 s each the disk, the door and a child; of 0.5 s nobody knows.
+    # In each of ten seconds worker-1 ends 0.2 s, the disk, the door and a child 0.1 s each; 0.5 s have no known waker.
     assert wakers == [
         " BLOCKED  WAKEUPS WAKER                    THROUGH",
         "   2.00s       10 worker\\x1b[31m\\udc80     futex_wake < unlock < serve < main",
@@ -157,15 +157,13 @@ def test_who_ended_most_blocked_time_and_who_woke_many_at_once(tmp_path: Path) -
     ]
 
 
-def test_what_went_on_at_the_ends_of_ticks_and_does_not_look_idle_has_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_waits_that_are_not_idle_have_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(woken.ENDED_BY, ("worker-2", "lock"))
     wakers = wakers_in(tmp_path / "it", WokenSource(10))
     assert wakers[5] == "   2.00s          (still waiting)          in progress at the end"
 
 
-def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Path) -> None:
+def test_wakers_of_the_same_name_but_different_kind_are_two_rows(tmp_path: Path) -> None:
     source = WokenSource(10)
     wakes, door = source.after(0).catalog.wakes, source.worker._replace(comm="door")
     wakes[LOCK] = Wake(source.worker._replace(comm="timeout"))
@@ -187,7 +185,7 @@ def test_what_wakes_by_one_name_but_is_not_of_one_kind_are_two_rows(tmp_path: Pa
 
 
 def wakers_in(path: Path, source: WokenSource) -> list[str]:
-    """The section that tells who ended the waits of ten seconds."""
+    """Return the section of wakers in a report of ten seconds."""
     recorder = Recorder(path, source, person(), leave_bytes=0)
     for second in range(11):
         recorder.add(source.after(second))
@@ -198,5 +196,5 @@ def wakers_in(path: Path, source: WokenSource) -> list[str]:
     return [line.rstrip() for line in lines[first + 1 : end - 1]]
 
 
-def test_where_nobody_asked_for_wakers_nothing_is_said_of_them(tmp_path: Path) -> None:
+def test_report_without_wakers_has_no_section(tmp_path: Path) -> None:
     assert not {line for line in page(tmp_path / "it", *SHOP, seconds=3) if line.startswith(("WHO", "WAKEUP"))}

@@ -1,4 +1,4 @@
-"""That threads were only looked at is told in text, in JSON and in recordings, and by how much numbers may be off."""
+"""Text, JSON and recordings say that /proc was sampled, and how accurate the numbers are."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_json_tells_it_of_each_tick() -> None:
+def test_json_has_sampling_of_each_tick() -> None:
     ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
     jsonschema.validate(ticks[0], schema())
     told = {
@@ -52,7 +52,7 @@ def heads(source: Source) -> list[str]:
     return [line for line in printed(source, as_json=False) if line.startswith("offtop - ")]
 
 
-def test_text_tells_it_right_behind_the_span_and_how_sure_that_is_at_the_end() -> None:
+def test_text_has_sampling_after_the_span_and_its_accuracy_at_the_end() -> None:
     told = heads(SampledSource(ends=True))
     assert len(told) == 3
     for line in told:
@@ -60,14 +60,14 @@ def test_text_tells_it_right_behind_the_span_and_how_sure_that_is_at_the_end() -
         assert line.endswith("  waits up to 100ms shorter, up to 0.25 elsewhere")
 
 
-def test_text_of_a_recording_tells_whose_processes_there_were(tmp_path: Path) -> None:
+def test_report_says_whose_processes_were_sampled(tmp_path: Path) -> None:
     path = recorded_of(SampledSource(own_only=True), tmp_path / "own.offtop", 3)
     says = "  SAMPLED ~20 Hz, own processes only  WAITING "
     assert [says in line for line in heads(RecordedSource(Path(path)))] == [True] * 3
     assert says in command.call("report", path).out
 
 
-def test_a_recording_has_it(tmp_path: Path) -> None:
+def test_sampling_is_recorded(tmp_path: Path) -> None:
     source, path = SampledSource(ticks=5), tmp_path / "it.offtop"
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
     for second in range(6):
@@ -76,7 +76,7 @@ def test_a_recording_has_it(tmp_path: Path) -> None:
     assert printed(RecordedSource(path), as_json=True) == printed(SampledSource(ticks=5, ends=True), as_json=True)
 
 
-def test_one_of_before_it_was_known_what_is_lost_is_read() -> None:
+def test_recording_without_sampling_losses_is_read() -> None:
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=Sampling(40, 500 * MS, lost_known=False))
     now = zlib.decompress(form.encode(form.Entry(one)))
     kept = b"[40,500000000,0,0,0,0]"
@@ -86,14 +86,14 @@ def test_one_of_before_it_was_known_what_is_lost_is_read() -> None:
         assert form.decode(zlib.compress(raw), whole=True).change.sampling == Sampling(40, 500 * MS, False, lost_known)
 
 
-def test_numbers_that_cannot_be_are_refused() -> None:
+def test_impossible_sampling_is_refused() -> None:
     one = change(NOTHING, SampledSource().after(2))
     assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == Sampling(40, 500 * MS)
     with pytest.raises(ValueError, match="a number is out of range"):
         form.decode(form.encode(form.Entry(replace(one, sampling=Sampling(-1)))), whole=True)
 
 
-def test_the_longest_time_between_two_looks_is_told_and_kept(tmp_path: Path) -> None:
+def test_longest_gap_between_samples_is_recorded(tmp_path: Path) -> None:
     known = Sampling(40, 0, longest_ns=70 * MS)
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=known)
     assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == known
@@ -105,7 +105,7 @@ def test_the_longest_time_between_two_looks_is_told_and_kept(tmp_path: Path) -> 
     assert (merged.longest_ns, merged.apart_ns(NS_PER_S)) == (4 * MS, 4 * MS)
 
 
-def test_windows_side_by_side_have_the_looks_of_all() -> None:
+def test_merged_windows_have_the_samples_of_all() -> None:
     a, b, c = (SampledSource().after(second) for second in range(3))
     merged = merge([between(a, b), between(b, c)])
     assert merged.sampling == between(a, c).sampling == Sampling(40, 500 * MS)

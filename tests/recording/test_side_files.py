@@ -1,4 +1,4 @@
-"""What stands beside a recording: read where it belongs to it, refused where it is no file, and never written."""
+"""The journal, -wal and -shm beside a recording are read if they belong to it, and never written."""
 
 import os
 import shutil
@@ -25,8 +25,8 @@ ALL = in_json(ScriptedSource(SHOP, ticks=TICKS, ends=True))
 
 
 @pytest.fixture
-def being_written(tmp_path: Path) -> Generator[Path]:
-    """All but its beginning stands in the -wal yet."""
+def unfinished(tmp_path: Path) -> Generator[Path]:
+    """A recording that is being written: most of it is only in the -wal."""
     source, path = ScriptedSource(SHOP, ticks=TICKS + 5), tmp_path / "live" / "it"
     path.parent.mkdir()
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=1_000 * NS_PER_S)
@@ -46,24 +46,24 @@ def ticks_in(path: Path) -> list[tuple[int]]:
 
 
 @pytest.fixture
-def killed(being_written: Path, tmp_path: Path) -> Callable[..., Path]:
-    """The files of a recording that was killed, as far as they were kept."""
+def killed(unfinished: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that copies an unfinished recording with some of its side files."""
 
     def kept(*ends: str) -> Path:
         place = tmp_path / "killed"
         place.mkdir()
         for end in ("", *ends):
-            shutil.copy(f"{being_written}{end}", place / f"it{end}")
+            shutil.copy(f"{unfinished}{end}", place / f"it{end}")
         return place / "it"
 
     return kept
 
 
-Standing = dict[str, tuple[bytes, int, int, int]]
+Files = dict[str, tuple[bytes, int, int, int]]
 
 
-def standing(place: Path) -> Standing:
-    """What is in a directory: its bytes, mode, owner, and when it was written."""
+def files_in(place: Path) -> Files:
+    """Return content, mode, owner and time of change of each file in a directory."""
     return {
         one.name: (one.read_bytes(), one.stat().st_mode, one.stat().st_uid, one.stat().st_mtime_ns)
         for one in place.iterdir()
@@ -71,22 +71,22 @@ def standing(place: Path) -> Standing:
 
 
 @pytest.mark.parametrize("ends", [("-wal",), ("-wal", "-shm")])
-def test_a_recording_that_was_killed_is_read_whole_and_nothing_is_written(
+def test_recording_of_a_killed_offtop_is_read_completely_and_not_changed(
     killed: Callable[..., Path], ends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = killed(*ends)
-    before = standing(path.parent)
+    before = files_in(path.parent)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
     (tmp_path / "copies").mkdir()
     source = RecordedSource(path)
     assert [*(tmp_path / "copies").iterdir()] == []
     assert in_json(source) == ALL
     source.close()
-    assert standing(path.parent) == before
+    assert files_in(path.parent) == before
     assert {*before} == {"it", *(f"it{end}" for end in ends)}
 
 
-def test_where_there_is_no_room_for_a_copy_it_is_said_so(
+def test_missing_room_for_a_copy_is_reported(
     killed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = killed("-wal")
@@ -100,35 +100,37 @@ def test_where_there_is_no_room_for_a_copy_it_is_said_so(
     assert [*(tmp_path / "copies").iterdir()] == []
 
 
-def test_what_is_left_in_a_shm_of_another_moment_is_not_believed(killed: Callable[..., Path]) -> None:
+def test_outdated_shm_is_ignored(killed: Callable[..., Path]) -> None:
     path = killed("-wal", "-shm")
     for left in (os.urandom(32 << 10), b""):
         Path(f"{path}-shm").write_bytes(left)
         assert in_json(RecordedSource(path)) == ALL
 
 
-def test_without_its_wal_what_is_in_the_file_is_read_and_nothing_is_left_behind(killed: Callable[..., Path]) -> None:
+def test_missing_wal_is_reported_and_no_file_is_created(killed: Callable[..., Path]) -> None:
     path = killed()
     with pytest.raises(OfftopError, match=r"has no tick in it\. Record longer, or put its .*it-wal beside it"):
         RecordedSource(path)
-    assert [*standing(path.parent)] == ["it"]
+    assert [*files_in(path.parent)] == ["it"]
 
 
-def test_a_recording_that_ended_is_read_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_reading_a_complete_recording_creates_no_file(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP, ticks=TICKS)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for second in range(TICKS + 1):
         recorder.add(source.after(second))
     recorder.close()
-    before = standing(tmp_path)
+    before = files_in(tmp_path)
     assert in_json(RecordedSource(tmp_path / "it")) == ALL
-    assert standing(tmp_path) == before
+    assert files_in(tmp_path) == before
     assert [*before] == ["it"]
 
 
-def test_of_a_recording_that_is_being_written_what_there_is_is_read_and_then_what_came(tmp_path: Path) -> None:
+def test_unfinished_recording_is_read_up_to_its_end_and_then_what_is_added(tmp_path: Path) -> None:
     source, path = ScriptedSource(SHOP, ticks=30), tmp_path / "it"
-    recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)  # each puts the -wal back
+    recorder = Recorder(
+        path, source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S
+    )  # each full tick checkpoints the -wal
     reading: Recording | None = None
     for second in range(30):
         recorder.add(source.after(second))
@@ -151,7 +153,7 @@ def link_to_passwd(name: str) -> None:
 
 @pytest.mark.parametrize("end", ["-journal", "-wal", "-shm"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, link_to_passwd])
-def test_what_is_no_file_beside_it_is_refused_and_not_opened(
+def test_side_file_that_is_not_regular_is_refused_and_not_opened(
     killed: Callable[..., Path], end: str, make: Callable[[str], None]
 ) -> None:
     path = killed("-wal")
@@ -165,7 +167,7 @@ def test_what_is_no_file_beside_it_is_refused_and_not_opened(
     assert stat.S_IFMT(os.lstat(name).st_mode) == before
 
 
-def test_what_stands_beside_the_file_that_a_link_leads_to_counts(killed: Callable[..., Path], tmp_path: Path) -> None:
+def test_side_files_of_a_link_are_those_of_its_target(killed: Callable[..., Path], tmp_path: Path) -> None:
     path = killed("-wal")
     (tmp_path / "link").symlink_to(path)
     assert in_json(RecordedSource(tmp_path / "link")) == ALL

@@ -1,4 +1,4 @@
-"""How user stacks end is kept with them; the first recordings say nothing of it, and have frame pointers' stacks."""
+"""The end of a user stack is recorded; stacks of the first recordings are from frame pointers."""
 
 import pytest
 
@@ -11,25 +11,25 @@ OF_KERNEL = (Frame(KERNEL, 0, "futex_wait"), Frame(KERNEL, 0, "do_syscall_64"))
 
 @pytest.mark.parametrize("unsure", [False, True])
 @pytest.mark.parametrize("end", ENDS)
-def test_how_a_user_stack_ends_comes_back(end: str, unsure: bool) -> None:
+def test_end_of_a_user_stack_is_replayed(end: str, unsure: bool) -> None:
     stack = Stack(USER, end=end, is_unsure=unsure)
     word = form.category_of(stack)
     assert len(word) <= 32
     assert form.stack_of(USER, 0, 0, word) == stack
 
 
-def test_a_kernel_stack_has_its_category_and_is_whole() -> None:
+def test_kernel_stack_has_its_category_and_is_complete() -> None:
     stack = Stack(OF_KERNEL, 0, "lock", 1)
     assert form.category_of(stack) == "lock"
     assert form.stack_of(OF_KERNEL, 0, 1, "lock") == stack
 
 
-def test_what_the_first_recordings_have_is_along_frame_pointers() -> None:
+def test_stacks_of_the_first_recordings_are_from_frame_pointers() -> None:
     assert form.stack_of(USER, 0, 0, "other").end == LINKED
     assert form.stack_of(OF_KERNEL, 0, 0, "other").end == WHOLE
 
 
 @pytest.mark.parametrize("word", ["end-", "end-elsewhere", "end-whole-unsure-unsure", "end--unsure"])
-def test_an_end_that_there_is_not_is_refused(word: str) -> None:
+def test_unknown_stack_end_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="has an unknown end"):
         form.stack_of(USER, 0, 0, word)

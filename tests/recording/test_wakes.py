@@ -1,5 +1,4 @@
-"""What a recording keeps of who ended the waits: all of it, for those who know it; the others are told that they do
-not."""
+"""Recordings have wakers; an offtop that cannot read them says that the file is newer."""
 
 import io
 import json
@@ -75,10 +74,10 @@ def printed(source: Source) -> str:
     return out.getvalue()
 
 
-# What it says
+# Output
 
 
-def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> None:
+def test_replay_prints_wakers_byte_for_byte(tmp_path: Path) -> None:
     live = printed(WokenSource(12, ends=True))
     assert printed(RecordedSource(recorded(tmp_path / "it"))) == live
     ticks = [json.loads(line) for line in live.splitlines()]
@@ -132,7 +131,7 @@ def test_a_replay_prints_byte_for_byte_who_ended_the_waits(tmp_path: Path) -> No
     assert storm == {"storms": 1, "woken": 100, "again": 90, "largest": 100, "wasted_switches": 180}
 
 
-def test_the_chain_is_told_in_mode_chain_alone() -> None:
+def test_chain_is_only_in_mode_chain() -> None:
     source = WokenSource(2, ends=True)
     source.mode = "offwake"
     last = in_json(source)[-1]
@@ -141,7 +140,7 @@ def test_the_chain_is_told_in_mode_chain_alone() -> None:
     assert {(one["chain"], one["chain_wakers"], one["chain_end"]) for one in last["sites"]} == {(None, None, None)}
 
 
-def test_storms_that_woke_most_come_first() -> None:
+def test_storms_are_sorted_by_woken_threads() -> None:
     source = WokenSource(1, ends=True)
     plain = source.after(1)
     first = replace(source.after(0), storms={LOCK: Storm(5, 50, 1, 0)})
@@ -155,7 +154,7 @@ def test_storms_that_woke_most_come_first() -> None:
     ]
 
 
-def test_names_of_those_who_woke_are_waited_for_too() -> None:
+def test_names_in_wakers_stacks_are_awaited() -> None:
     source, asked = WokenSource(1, ends=True), set[str]()
     late = source.after(0).catalog.stack(source.worker.user)
     source.after(0).catalog.stacks[source.worker.user] = late._replace(
@@ -167,13 +166,13 @@ def test_names_of_those_who_woke_are_waited_for_too() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 4, 5, 9, 12])
-def test_from_any_moment_on_it_is_the_same(tmp_path: Path, first: int) -> None:
+def test_replay_from_any_tick_is_the_same(tmp_path: Path, first: int) -> None:
     path = recorded(tmp_path / "it")
     begun = in_json(RecordedSource(path, begin_ns=START_NS + first * NS_PER_S))
     assert begun == in_json(RecordedSource(path))[first - 1 :]
 
 
-def test_to_go_back_in_a_replay_is_to_begin_there(tmp_path: Path) -> None:
+def test_going_back_in_a_replay_is_the_same_as_beginning_there(tmp_path: Path) -> None:
     source = RecordedSource(recorded(tmp_path / "it"))
     every = in_json(source)
     for second in (9, 3, 6):
@@ -181,7 +180,7 @@ def test_to_go_back_in_a_replay_is_to_begin_there(tmp_path: Path) -> None:
         assert in_json(source) == every[second - 1 :]
 
 
-def test_what_is_older_than_kept_is_dropped_and_of_the_rest_all_is_known(tmp_path: Path) -> None:
+def test_ticks_that_are_kept_have_all_their_wakes(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it", 40, keep_ns=12 * NS_PER_S, whole_s=5)
     played = in_json(RecordedSource(path))
     assert played == in_json(WokenSource(40, ends=True))[25:]
@@ -189,10 +188,10 @@ def test_what_is_older_than_kept_is_dropped_and_of_the_rest_all_is_known(tmp_pat
         functions = {row[0] for row in database.execute("SELECT name FROM frames")}
     database.close()
     assert b"of_39" in functions
-    assert b"of_9" not in functions  # who ended that wait of the teller is forgotten, and where, too
+    assert b"of_9" not in functions  # this waker of the teller is dropped with its stack
 
 
-def test_a_reading_that_the_disk_was_too_slow_for_takes_no_wake_with_it(tmp_path: Path) -> None:
+def test_skipped_reading_loses_no_wake(tmp_path: Path) -> None:
     source = WokenSource(9)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0)
     for second in (0, 1, 5, 9):
@@ -203,24 +202,22 @@ def test_a_reading_that_the_disk_was_too_slow_for_takes_no_wake_with_it(tmp_path
     assert last["storms"][0]["storms"] == 4
 
 
-# Which format it has
+# Format
 
 
-def test_a_file_in_which_wakers_are_asked_for_in_its_midst_says_so_of_each_tick(tmp_path: Path) -> None:
+def test_ticks_before_and_after_wakers_are_turned_on_say_so(tmp_path: Path) -> None:
     modes = [one["mode"] for one in in_json(RecordedSource(recorded(tmp_path / "it", begins=2)))]
     assert modes == [*["offcpu"] * 2, *["chain"] * (len(modes) - 2)] and len(modes) > 2
 
 
-def test_an_offtop_that_knows_no_wakes_says_that_the_file_is_newer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offtop_without_wakes_says_that_the_file_is_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path / "it")
     monkeypatch.setattr(form, "FORMAT", 1)
     with pytest.raises(OfftopError, match=r"it: file format 2, this offtop reads 1\. Use a newer offtop"):
         RecordedSource(path)
 
 
-def test_without_wakes_a_tick_is_what_it_was() -> None:
+def test_tick_without_wakes_has_the_old_form() -> None:
     for source in (ScriptedSource(SHOP), WokenSource(begins=99)):
         entry = form.Entry(change(NOTHING, source.after(3)))
         words, tables = parts(form.encode(entry))
@@ -229,7 +226,7 @@ def test_without_wakes_a_tick_is_what_it_was() -> None:
         assert not {"wakes", "wakers", "storms"} & {*words}
 
 
-def test_with_wakes_only_what_stands_behind_is_more() -> None:
+def test_wakes_are_appended_to_the_old_form() -> None:
     now = WokenSource().after(3)
     words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.catalog.wakes[LOCK]})))
     assert tables[6].shape[1] == 4
@@ -277,12 +274,12 @@ ends = st.builds(
 
 
 @given(st.dictionaries(wakes.map(lambda wake: wake.object), ends, max_size=9))
-def test_who_is_at_other_ends_is_what_it_was(some: Mapping[Object, Peers]) -> None:
+def test_peers_are_read_as_written(some: Mapping[Object, Peers]) -> None:
     assert form.decode(form.encode(form.Entry(WOKEN, ends=some)), whole=True).ends == some
 
 
 @given(st.dictionaries(st.integers(FIRST_WAKE, (1 << 31) - 1), wakes, max_size=9))
-def test_a_wake_is_what_it_was(some: Mapping[int, Wake]) -> None:
+def test_wakes_are_read_as_written(some: Mapping[int, Wake]) -> None:
     now = change(NOTHING, WokenSource().after(3))
     again = form.decode(form.encode(form.Entry(now, wakes=some)), whole=True)
     assert again.wakes == some
@@ -290,7 +287,7 @@ def test_a_wake_is_what_it_was(some: Mapping[int, Wake]) -> None:
     assert again.change.sites.ids.tolist() == now.sites.ids.tolist()
 
 
-def test_the_wakes_of_sites_that_were_given_back_are_told() -> None:
+def test_wakes_of_evicted_sites_are_recorded() -> None:
     source = WokenSource()
     one = change(source.after(5), source.after(6))
     again = form.decode(form.encode(form.Entry(one))).change
@@ -298,10 +295,10 @@ def test_the_wakes_of_sites_that_were_given_back_are_told() -> None:
     assert [ids[-1] for ids in one.sites.gone.tolist()] == [FIRST_TELLER + 6 - KEPT_SECONDS]
 
 
-# What is kept of it
+# What is kept
 
 
-def test_who_is_at_the_other_end_is_told_when_it_changes_and_in_each_whole_tick(tmp_path: Path) -> None:
+def test_peers_are_written_when_they_change_and_in_each_full_tick(tmp_path: Path) -> None:
     recording = Recording(recorded(tmp_path / "it", 9))
     found = {number: dict(entry.ends) for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
     assert {number: ends for number, ends in found.items() if ends} == {2: {TCP: ENDS}}
@@ -311,7 +308,7 @@ def test_who_is_at_the_other_end_is_told_when_it_changes_and_in_each_whole_tick(
     recording.close()
 
 
-def test_a_tick_has_those_that_are_new_and_a_whole_one_all_that_are_in_use(tmp_path: Path) -> None:
+def test_tick_has_new_wakes_and_a_full_tick_all_in_use(tmp_path: Path) -> None:
     recording = Recording(recorded(tmp_path / "it", 9))
     fixed = {LOCK, READ, ANSWER, STORMS}
     found = {number: {*entry.wakes} for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
@@ -323,7 +320,7 @@ def test_a_tick_has_those_that_are_new_and_a_whole_one_all_that_are_in_use(tmp_p
     recording.close()
 
 
-def test_who_ended_waits_that_nothing_tells_of_any_more_leaves_the_book_after_15_minutes(tmp_path: Path) -> None:
+def test_unused_wake_leaves_the_catalog_after_15_minutes(tmp_path: Path) -> None:
     source = RecordedSource(recorded(tmp_path / "it", 2400, step=100))
     *_, last = iter(source.read, None)
     kept = {number - FIRST_TELLER for number in last.catalog.wakes if number >= FIRST_TELLER}
@@ -335,7 +332,7 @@ def test_who_ended_waits_that_nothing_tells_of_any_more_leaves_the_book_after_15
     assert {*RESERVED} < {*last.catalog.wakes}
 
 
-def test_of_a_process_that_ended_before_it_was_read_that_is_said() -> None:
+def test_waker_that_exited_before_it_was_read_is_reported() -> None:
     gone = Stack((Frame(GONE, 0),), end=PROCESS_ENDED)
     assert form.stack_of(gone.frames, 0, 0, form.category_of(gone)) == gone
     kernel = Stack((Frame("[kernel]", 0, "schedule"),), 1, "lock")
@@ -343,7 +340,7 @@ def test_of_a_process_that_ended_before_it_was_read_that_is_said() -> None:
     assert kernel.end == WHOLE
 
 
-# Whatever is in the file
+# Damaged and newer files
 
 
 WAKER = ["thread", "", 7, 8, "x", "", 3, 4]
@@ -401,20 +398,20 @@ PIPE = ["pipe", "pipe:[7]", 0, "", "", ""]
         ({"storms": [[FIRST_WAKE, 2, 3, 4, 5], [WAKE_LOST, 2, 3, 4, 5]]}, "storms have a reserved wake number"),
     ],
 )
-def test_words_of_wakes_must_be_what_can_be(words: dict[str, object], said: str) -> None:
+def test_impossible_words_of_wakes_are_refused(words: dict[str, object], said: str) -> None:
     blob = form.encode(form.Entry(WOKEN))
     form.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
     with pytest.raises(ValueError, match=said):
         form.decode(reworded(blob, {"wakers": [WAKER], **words}), whole=True)
 
 
-def test_of_a_newer_offtop_a_role_that_is_not_known_is_left_out() -> None:
+def test_unknown_peer_role_is_skipped() -> None:
     words: dict[str, object] = {"other_ends": [[PIPE, [["ghost", 1, 7, "x"], ["writer", 2, 8, "y"]], []]]}
     entry = form.decode(reworded(form.encode(form.Entry(WOKEN)), words), whole=True)
     assert entry.ends == {Object("pipe", "pipe:[7]"): Peers((PeerSide("writer", (Process(8, "y"),), 2),))}
 
 
-def test_of_a_newer_offtop_what_is_not_known_is_unknown() -> None:
+def test_unknown_kind_of_waker_is_unknown() -> None:
     blob = form.encode(form.Entry(WOKEN))
     words: dict[str, object] = {"wakers": [["ghost", *WAKER[1:5], "aether", 3, 4]], "wakes": [WAKE], "mode": "why"}
     entry = form.decode(reworded(blob, words), whole=True)
@@ -431,7 +428,7 @@ def test_of_a_newer_offtop_what_is_not_known_is_unknown() -> None:
         (np.full(len(WOKEN.sites.ids), 1 << 31), "a number is out of range"),
     ],
 )
-def test_a_wake_for_each_site_or_none(column: Any, said: str) -> None:
+def test_wakes_must_match_the_sites(column: Any, said: str) -> None:
     raw = zlib.decompress(form.encode(form.Entry(WOKEN)))
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = [*columns.unpacked(raw[end:])[:-1], column]
@@ -439,7 +436,7 @@ def test_a_wake_for_each_site_or_none(column: Any, said: str) -> None:
         form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
 
 
-def test_the_same_place_may_stand_twice_if_it_is_not_the_same_wake() -> None:
+def test_site_may_occur_twice_with_different_wakes() -> None:
     source = WokenSource()
     one = source.after(5)
     again = form.decode(form.encode(form.Entry(change(NOTHING, one))), whole=True)
@@ -460,7 +457,7 @@ def test_the_same_place_may_stand_twice_if_it_is_not_the_same_wake() -> None:
         form.decode(form.encode(form.Entry(replace(rows, sites=more))), whole=True)
 
 
-def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path) -> None:
+def test_unknown_wake_and_stack_ids_are_harmless(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it", 4)
     with sqlite3.connect(path) as database:
         database.execute("DELETE FROM stacks")
@@ -477,18 +474,18 @@ def test_ids_of_wakes_and_stacks_that_nobody_explains_are_no_harm(tmp_path: Path
 
 
 @pytest.mark.parametrize("fallen", [(0, 900, 90, 9), (9, 0, 90, 9), (9, 900, 0, 9)])
-def test_a_running_total_of_storms_that_falls_is_damage(tmp_path: Path, fallen: tuple[int, ...]) -> None:
+def test_falling_total_of_storms_is_damage(tmp_path: Path, fallen: tuple[int, ...]) -> None:
     path = recorded(tmp_path / "it", 12)
     storms_in(path, {4: [[STORMS, *fallen]]})
     source = RecordedSource(path)
     played = in_json(source)
-    # The fourth is left out, and the fifth, which is a whole one, has nothing before it.
+    # Tick 4 is skipped. Tick 5 is a full one without a predecessor.
     assert [tick["taken_ns"] // NS_PER_S - START_NS // NS_PER_S for tick in played] == [1, 2, *range(5, 13)]
     assert [tick["storms"][0]["woken"] for tick in played] == [100] * 10
     assert ("damaged", "1 ticks or stacks of the file could not be read") in source.about()
 
 
-def test_storms_that_are_no_longer_told_of_and_then_again_are_no_damage(tmp_path: Path) -> None:
+def test_storms_may_stop_and_start_again(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it", 3)
     storms_in(path, {3: []})
     source = RecordedSource(path)
@@ -497,7 +494,7 @@ def test_storms_that_are_no_longer_told_of_and_then_again_are_no_damage(tmp_path
 
 
 def storms_in(path: Path, storms: Mapping[int, list[list[int]]]) -> None:
-    """The changes of these ticks have these."""
+    """Write storms into the changes of ticks, by tick number."""
     with sqlite3.connect(path) as database:
         for number, some in storms.items():
             (blob,) = database.execute("SELECT change FROM ticks WHERE number = ?", (number,)).fetchone()
@@ -505,10 +502,10 @@ def storms_in(path: Path, storms: Mapping[int, list[list[int]]]) -> None:
     database.close()
 
 
-def test_over_many_ticks_no_more_is_kept_than_there_is_room_for_and_all_that_the_totals_name(
+def test_wakes_are_bounded_over_many_ticks_but_those_in_the_totals_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slow the recording's own clock is."""
+    """This does not depend on the clock of the recording."""
     path = recorded(tmp_path / "it", 12)
     plain = in_json(RecordedSource(path))
     with sqlite3.connect(path) as database:
@@ -535,9 +532,7 @@ def test_over_many_ticks_no_more_is_kept_than_there_is_room_for_and_all_that_the
     assert in_json(RecordedSource(path)) == plain
 
 
-def test_where_the_totals_alone_name_more_wakes_than_there_is_room_for_the_others_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wakes_in_the_totals_beyond_the_bound_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path / "it", 2)
     all_of_them = in_json(RecordedSource(path))[-1]
     wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in all_of_them["sites"]}
@@ -549,7 +544,7 @@ def test_where_the_totals_alone_name_more_wakes_than_there_is_room_for_the_other
     }
 
 
-def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path) -> None:
+def test_overwritten_bytes_cause_no_crash(tmp_path: Path) -> None:
     whole, path, chance = recorded(tmp_path / "whole", 8).read_bytes(), tmp_path / "it", random.Random(7)
     for _ in range(60):
         spoilt = bytearray(whole)
@@ -561,7 +556,7 @@ def test_bytes_that_were_overwritten_anywhere_break_nothing(tmp_path: Path) -> N
 
 
 @given(st.data())
-def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(data: st.DataObject) -> None:
+def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(data: st.DataObject) -> None:
     now = WokenSource().after(3)
     blob = zlib.decompress(form.encode(form.Entry(WOKEN, wakes={LOCK: now.catalog.wakes[LOCK]})))
     at = data.draw(st.integers(0, len(blob) - 1))
@@ -569,7 +564,7 @@ def test_a_tick_of_which_some_bytes_are_others_is_a_tick_or_a_valueerror(data: s
     refused(lambda: form.decode(zlib.compress(spoilt)))
 
 
-def test_all_that_is_printed_of_strangers_is_printable(tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
     said = told(recorded(tmp_path / "it"))
     assert "worker\\\\x1b[31m\\\\udc80" in said
     assert "/var/\\\\x1b[2Jdata" in said

@@ -29,7 +29,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_json_tells_of_each_tick_s_calls() -> None:
+def test_json_has_the_calls_of_each_tick() -> None:
     first, *others = [json.loads(line) for line in printed(CallingSource(ticks=3, ends=True), as_json=True)]
     jsonschema.validate(first, schema())
     expected: dict[str, Any] = {
@@ -51,13 +51,13 @@ def test_json_tells_of_each_tick_s_calls() -> None:
     assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["within"] is None
 
 
-def test_text_tells_of_them_in_a_line() -> None:
+def test_text_has_calls_in_one_line() -> None:
     lines = [line for line in printed(CallingSource(ticks=2, ends=True), as_json=False) if "within" in line]
     said = f"within {NAME}: calls 100/s  p50<=4.2ms p99<=4.2ms max 104ms  70% blocked + 10% run queue + 20% running"
     assert lines == [f"{said}  3 now, oldest 1.50s  2 left otherwise"] * 2
 
 
-def test_a_recording_has_them(tmp_path: Path) -> None:
+def test_calls_are_recorded(tmp_path: Path) -> None:
     source, path = CallingSource(ticks=5), tmp_path / "it.offtop"
     recorder = Recorder(path, source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
     for second in range(6):
@@ -67,7 +67,7 @@ def test_a_recording_has_them(tmp_path: Path) -> None:
     assert played == printed(CallingSource(ticks=5, ends=True), as_json=True)
 
 
-def test_calls_that_cannot_be_are_refused() -> None:
+def test_impossible_calls_are_refused() -> None:
     one = change(NOTHING, CallingSource(ticks=2).after(2))
     assert form.decode(form.encode(form.Entry(one)), whole=True).change.calls == one.calls
     for calls in (one.calls._replace(left=-1), one.calls._replace(total_ns=1 << 62)):

@@ -1,4 +1,4 @@
-"""A shop of which is known who ends the waits: what that brings into a snapshot, a recording and JSON."""
+"""A source with wakers, for tests of snapshots, recordings and JSON."""
 
 from dataclasses import replace
 
@@ -29,9 +29,9 @@ from offtop.model.values.wake import (
 from tests.ui.scripted import SHOP, ScriptedSource
 
 KEPT_SECONDS = 3
-"""After so many without a wait, a site of the teller's is given back."""
+"""Seconds without a wait after which a site of the teller is evicted."""
 LOCK, READ, ANSWER, STORMS, FIRST_TELLER = FIRST_WAKE, FIRST_WAKE + 1, FIRST_WAKE + 2, FIRST_WAKE + 3, FIRST_WAKE + 10
-"""Ids of wakes. The teller's waits end otherwise each second."""
+"""Ids of wakes. Those of the teller's waits start at FIRST_TELLER, a new one each second."""
 EVIL = "worker\x1b[31m\udc80"
 ENDED_BY = {
     ("worker-1", "lock"): WAKE_SHORT,
@@ -47,12 +47,15 @@ ENDS = Peers((PeerSide(PEER, (Process(4242, EVIL), Process(77, "less")), 12),), 
 
 
 class WokenSource(ScriptedSource):
-    """SHOP: worker-1 ends the waits of worker-2 for a lock, and has itself waited for a disk; the network those of the
-    clerk; of the teller a child that ends, each second another one; nobody saw who ended those of the vault. Each
-    second the door wakes 100 threads at once."""
+    """SHOP with wakers.
+
+    worker-1 ends the lock waits of worker-2 and has itself waited for a disk. The network ends the waits of clerk, and
+    an exiting child those of teller, another one each second. The waker of vault is lost. Each second door wakes 100
+    threads at once.
+    """
 
     def __init__(self, ticks: int = 3, ends: bool = False, begins: int = 0) -> None:
-        """`begins`: nobody asks for wakers before that second."""
+        """`begins`: second from which wakers are collected."""
         super().__init__(SHOP, ticks=ticks, ends=ends, at_ends={TCP: ENDS})
         self._begins = begins
         self.mode = CHAIN
@@ -70,13 +73,13 @@ class WokenSource(ScriptedSource):
         }
 
     def _own(self, *names: str) -> int:
-        """The id of a stack that no wait is at."""
+        """Return the id of a stack without waits."""
         kernel = names[0] in ("futex_wake", "nvme_irq", "sock_def_readable", "io_schedule", "do_exit")
         frames = tuple(Frame(KERNEL, 0, name) if kernel else Frame("/opt/own", len(name), name) for name in names)
         return self._id(Stack(frames))
 
     def teller(self, second: int) -> int:
-        """The id of what ended the teller's waits in that second."""
+        """Return the id of the wake that ended the teller's waits in that second."""
         child = Waker(EXIT, "", 5000 + second, 5000 + second, "child", "", self._own("do_exit", f"of_{second}"))
         self._catalog.wakes[FIRST_TELLER + second] = Wake(child, end=DEPTH)
         return FIRST_TELLER + second
