@@ -23,6 +23,7 @@ from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.catalog import Catalog, Details, ThreadKey, ThreadLifetime
+from offtop.model.values.moves import Moves
 from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
 from offtop.model.values.stack import FIRST_STACK, Frame, Stack, nameless
@@ -188,7 +189,7 @@ class Recorder:
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
         """Return the moves of waits that the last written tick already shows."""
-        return (move for move in snapshot.moves if move.since_ns < self._before.at_ns)
+        return Moves.of(snapshot.moves).begun_before(self._before.at_ns)
 
     def close(self) -> str:
         """Write what is queued, close the file and return a summary for the user. May be called twice."""

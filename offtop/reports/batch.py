@@ -59,6 +59,7 @@ from offtop.model.values.outlier import Outlier, groups
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import EXITED, Snapshot
 from offtop.model.values.stack import Frame, Names
+from offtop.model.values.waits import WAKE, Waits
 from offtop.model.values.wake import NO_STORM, OFFCPU, WAKEUP, gathers
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.view import TreeView, View
@@ -254,8 +255,8 @@ class _EndsFinder(NamedTuple):
     recorder: Recorder | None
 
     def add(self, snapshot: Snapshot) -> None:
-        sites = [one.site for one in snapshot.waiting.values()]
-        self.source.find_peers(waited_on([(site.pid, site.wake) for site in sites], snapshot.catalog.wakes))
+        sites = Waits.of(snapshot.waiting).list.sites
+        self.source.find_peers(waited_on(sites[:, [0, WAKE]].tolist(), snapshot.catalog.wakes))
         if self.recorder:
             self.recorder.add(snapshot)
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
 from offtop.model.aggregate.account import Account, accounts
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.cause_finder import CauseFinder
@@ -11,6 +13,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import PLACELESS
 from offtop.model.values.table import SITES
+from offtop.model.values.waits import KERNEL, Waits
 from offtop.model.viewmodel.comparison import Now
 from offtop.model.windows.breakdown import Breakdown, Idle, Shares, cut_of
 from offtop.model.windows.history import HistoryTick
@@ -35,7 +38,8 @@ class Tick(NamedTuple):
 
 def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
     """Return the waits in progress that have a stack and are at least `least_ns` old."""
-    placed = [one for one in snapshot.waiting.values() if one.site.kernel not in PLACELESS]
+    every = Waits.of(snapshot.waiting).list
+    placed = every.of_rows(~np.isin(every.rows[:, KERNEL], [*PLACELESS]))
     return stuck(placed, snapshot.at_ns, snapshot.catalog, idle, least_ns)
 
 

@@ -20,6 +20,7 @@ from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier, Outli
 from offtop.model.values.snapshot import Bound, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, PLACELESS
 from offtop.model.values.table import SITES, integers
+from offtop.model.values.waits import changed
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
@@ -208,8 +209,8 @@ class OutlierDetector:
         catalog, at_ns = snapshot.catalog, snapshot.at_ns
         if not before:
             self._due.clear()
-        for key, one in snapshot.waiting.items():
-            if before.get(key) is not one and one.site.kernel >= FIRST_STACK:
+        for one in changed(snapshot.waiting, before):
+            if one.site.kernel >= FIRST_STACK:
                 self._schedule(one, self._threshold_ns(*_program_and_category(one, catalog)))
         reported = {one.identity for one in snapshot.caught}
         found: dict[_Identity, LongWait] = {}

@@ -6,6 +6,7 @@ back as the sum goes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast, overload
 
 import numpy as np
 
@@ -18,7 +19,7 @@ SINCE, UNTIL, READY = range(2 * SITES.width, 2 * SITES.width + 3)
 MOVE_FIELDS = READY + 1
 
 
-class Moves:
+class Moves(Sequence[Move]):
     """Immutable."""
 
     __slots__ = ("rows",)
@@ -29,6 +30,9 @@ class Moves:
 
     @classmethod
     def of(cls, some: Sequence[Move]) -> "Moves":
+        """Convert `some`, unless they are Moves already."""
+        if isinstance(some, Moves):
+            return some
         return cls(integers([(*one.was, *one.now, *one[2:]) for one in some], MOVE_FIELDS))
 
     @classmethod
@@ -39,19 +43,32 @@ class Moves:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Move]:
-        for row in self.rows.tolist():
-            was, now = SITES.key(row[WAS:NOW]), SITES.key(row[NOW:SINCE])
-            yield Move(was, now, row[SINCE], row[UNTIL], row[READY])
+        return map(_move, self.rows.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> Move: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Moves": ...
+    def __getitem__(self, index: int | slice) -> "Move | Moves":
+        if isinstance(index, slice):
+            return Moves(self.rows[index])
+        return _move(self.rows[index].tolist())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Moves) and np.array_equal(self.rows, other.rows)
+        if isinstance(other, Moves):
+            return np.array_equal(self.rows, other.rows)
+        return isinstance(other, Sequence) and tuple(self) == tuple(cast(Sequence[object], other))
 
     def __hash__(self) -> int:
         return hash(self.rows.tobytes())
 
+    def begun_before(self, at_ns: int) -> "Moves":
+        """Return the moves that began before `at_ns`, whole."""
+        return Moves(self.rows[self.rows[:, SINCE] < at_ns])
+
     def before(self, at_ns: int) -> "Moves":
         """Return the parts of moves before `at_ns`."""
-        some = self.rows[self.rows[:, SINCE] < at_ns]
+        some = self.begun_before(at_ns).rows
         until_ns = np.minimum(some[:, UNTIL], at_ns)
         some[:, READY] = np.maximum(some[:, READY] - (some[:, UNTIL] - until_ns), 0)
         some[:, UNTIL] = until_ns
@@ -78,6 +95,10 @@ class Moves:
         numbers[:, RUNQUEUE_NS] = self.rows[:, READY]
         ids = self.rows[:, WAS:NOW], self.rows[:, NOW:SINCE]
         return np.concatenate(ids), np.concatenate((-numbers, numbers))
+
+
+def _move(row: list[int]) -> Move:
+    return Move(SITES.key(row[WAS:NOW]), SITES.key(row[NOW:SINCE]), row[SINCE], row[UNTIL], row[READY])
 
 
 NO_MOVES = Moves.of(())

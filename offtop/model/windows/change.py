@@ -5,9 +5,9 @@ All snapshots can be rebuilt from their changes.
 Its size depends on what happened, not on what exists. A complete snapshot is a change, too: that of an empty one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,7 +28,25 @@ from offtop.model.values.snapshot import (
     Waiting,
 )
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of
+from offtop.model.values.table import SITES, THREADS, Ints, K, Kind, V, integers, table_of, thread_codes
+from offtop.model.values.waits import (
+    ARGUMENTS,
+    BOUND,
+    CALL,
+    FIELDS,
+    FROM_NS,
+    LEFT_NS,
+    NO_WAITS,
+    PREEMPTED,
+    READ_USER,
+    READY_NS,
+    SINCE_NS,
+    STATE,
+    WAKE,
+    Holders,
+    WaitList,
+    Waits,
+)
 from offtop.model.values.wake import NO_WAKE, Storm
 from offtop.model.values.within import NO_CALLS, Calls
 from offtop.model.windows.window import finished
@@ -39,7 +57,6 @@ BEGUN_FIELDS = 11
 """since_ns, bound, state, call, six arguments (as signed 64-bit), user stack read from outside. A call with unknown
 arguments is stored as -2 - call."""
 NO_ARGUMENTS = (0, 0, 0, 0, 0, 0)
-_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +130,15 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
 
     `moves` are as in window.between.
     """
-    before, now = earlier.waiting, later.waiting
-    waiting = [one for key, one in now.items() if before.get(key) is not one]
+    before, now = Waits.of(earlier.waiting), Waits.of(later.waiting)
+    waiting = now.list.of_rows(now.changed_since(before))
     return Change(
         later.taken_ns,
         later.at_ns,
         _rows(THREADS, earlier.threads, later.threads, earlier is NOTHING),
         _rows(SITES, earlier.sites, later.sites, earlier is NOTHING),
         *numbers_of(waiting),
-        integers([key for key in before if key not in now], 2),
+        before.list.rows[now.rows_of(before.codes) < 0, :2],
         later.lost,
         later.cost,
         later.machine,
@@ -131,45 +148,35 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.storms,
         NO_MOVES if earlier is NOTHING else Moves.of(later.moves if moves is None else moves),
         later.calls,
-        {one.site.thread: one.holder for one in waiting if one.holder.tid},
+        waiting.own_holders,
         later.sampling,
     )
 
 
-def numbers_of(waits: Sequence[Waiting]) -> tuple[Ints, Ints]:
-    """Return the WAITING_FIELDS and BEGUN_FIELDS of each wait; `waiting_of` reads them."""
-    sites = integers([one.site for one in waits], SITES.width)
-    times = integers([one[1:5] for one in waits], 4)
-    calls = [one.call if one.arguments or one.call < 0 else -2 - one.call for one in waits]
-    began = integers([(*one[5:8], call) for one, call in zip(waits, calls, strict=True)], 4)
-    words = chain.from_iterable(one.arguments or NO_ARGUMENTS for one in waits)
-    arguments = np.fromiter(words, np.uint64, len(NO_ARGUMENTS) * len(waits)).view(np.int64)
-    users = integers([(one.user,) for one in waits], 1)
-    where = np.concatenate((sites[:, :4], times, sites[:, 4:]), axis=1)
-    return where, np.concatenate((began, arguments.reshape(-1, len(NO_ARGUMENTS)), users), axis=1)
+_WHERE = [*range(WAKE), LEFT_NS, FROM_NS, READY_NS, PREEMPTED, WAKE]
+_HOW = [SINCE_NS, BOUND, STATE, CALL, *range(ARGUMENTS, READ_USER), READ_USER]
+
+
+def numbers_of(waits: Iterable[Waiting]) -> tuple[Ints, Ints]:
+    """Return the WAITING_FIELDS and BEGUN_FIELDS of each wait; `waits_of` reads them."""
+    rows = WaitList.of(waits).rows
+    return rows[:, _WHERE], rows[:, _HOW]
 
 
 _UNKNOWN = (0, Bound.AT_LEAST, 0, -1, *NO_ARGUMENTS, NO_STACK)
 """For a recording without this: the wait may be older than the recording knows."""
 
 
-def waiting_of(fields: Sequence[int], begun: Sequence[int]) -> Waiting:
-    """Return the wait that `numbers_of` wrote. Raises ValueError for an unknown bound."""
-    pid, tid, kernel, user, left_ns, from_ns, ready_ns, preempted, wake = fields
-    since_ns, bound, state, call, *arguments, read_user = begun
-    return Waiting(
-        SITES.key((pid, tid, kernel, user, wake)),
-        left_ns,
-        from_ns,
-        ready_ns,
-        bool(preempted),
-        since_ns,
-        Bound(bound),
-        state,
-        call if call >= -1 else -2 - call,
-        tuple(word & _WORD for word in arguments) if call >= 0 else (),
-        read_user,
-    )
+def waits_of(where: Ints, how: Ints, holders: Holders = MappingProxyType({})) -> WaitList:
+    """Return the waits that `numbers_of` wrote; `how` may have no rows. Raises ValueError for an unknown bound."""
+    rows = np.empty((len(where), FIELDS), np.int64)
+    rows[:, _WHERE] = where
+    rows[:, _HOW] = how if len(how) else _UNKNOWN
+    for bound in np.unique(rows[:, BOUND]).tolist():
+        Bound(bound)
+    rows[:, PREEMPTED] = rows[:, PREEMPTED] != 0
+    rows[rows[:, CALL] < 0, ARGUMENTS:READ_USER] = 0
+    return WaitList(rows, holders)
 
 
 def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole: bool) -> Rows:
@@ -190,31 +197,28 @@ class Replayed:
         self._catalog = catalog
         self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
         self._sites = Running(SITES)
-        self._waiting: dict[ThreadKey, Waiting] = {}
+        self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
+        self._versions = 0
+        """How many there have been of all waits."""
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """Return the snapshot after `one`."""
         self._catalog.has_programs = one.sampling is None
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
-        for key in map(ThreadKey._make, one.ended.tolist()):
-            self._waiting.pop(key, None)
-        begun = one.begun.tolist() or repeat(_UNKNOWN)
-        for waiting in map(waiting_of, one.waiting.tolist(), begun):
-            key = waiting.site.thread
-            self._waiting[key] = waiting._replace(holder=one.holders[key]) if key in one.holders else waiting
+        self._waiting = self._after(one)
         return Snapshot(
             taken_ns=one.taken_ns,
             at_ns=one.at_ns,
             threads=self._threads.frozen(),
             sites=self._sites.frozen(),
-            waiting=dict(self._waiting),
+            waiting=self._waiting,
             catalog=self._catalog,
             lost=one.lost,
             cost=one.cost,
             machine=one.machine,
             storms=one.storms,
-            moves=[*one.moves],
+            moves=one.moves,
             mode=one.mode,
             probe=one.probe,
             filters=one.filters,
@@ -222,6 +226,19 @@ class Replayed:
             sampling=one.sampling,
             epoch=epoch,
         )
+
+    def _after(self, one: Change) -> Waits:
+        """Return the waits in progress after `one`."""
+        before, new = self._waiting, waits_of(one.waiting, one.begun)
+        codes = thread_codes(new.rows)
+        _, last = np.unique(codes[::-1], return_index=True)  # a damaged recording may have a thread twice
+        last = np.sort(len(codes) - 1 - last)
+        goes_on = ~np.isin(before.codes, np.concatenate((codes, thread_codes(one.ended))))
+        rows = np.concatenate((before.list.rows[goes_on], new.rows[last]))
+        versions = np.concatenate((before.versions[goes_on], self._versions + last))
+        self._versions += len(codes)
+        holders = {**before.list.of_rows(goes_on).own_holders, **one.holders}
+        return Waits(WaitList(rows, holders), versions, self)
 
 
 def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> None:

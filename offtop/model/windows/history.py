@@ -220,7 +220,7 @@ class History:
                 self._before_wakers = earlier
                 self._largest_storms.clear()
             since_ns = max(one.at_ns for one in (self._first, self._before_wakers) if one)
-            self._early_moves += (one for one in snapshot.moves if one.since_ns < since_ns)
+            self._early_moves += Moves.of(snapshot.moves).begun_before(since_ns)
             for waker, storm in window.storms.items():
                 self._largest_storms[waker] = max(storm.largest, self._largest_storms.get(waker, 0))
             self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
@@ -348,10 +348,11 @@ class History:
         For `pids` that includes the young ones, as far as they are known: only at the newest tick.
         """
         with self._lock:
-            waits = list(self._waits.at(tick.at_ns))
+            waits = self._waits.at(tick.at_ns)
         if pids is None:
             return stuck(waits, tick.at_ns, tick.facts.catalog, tick.idle)
-        return stuck([one for one in waits if one.site.pid in pids], tick.at_ns, tick.facts.catalog, tick.idle, 0)
+        of_pids = waits.of_rows(np.isin(waits.rows[:, 0], [*pids]))
+        return stuck(of_pids, tick.at_ns, tick.facts.catalog, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""

@@ -8,6 +8,8 @@ import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +18,10 @@ from offtop.model.values import columns, stack
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.histogram import LANES
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
-from offtop.model.values.table import SITES, Ints, Mask, integers, thread_codes
+from offtop.model.values.table import SITES, Ints, Mask, thread_codes
+from offtop.model.values.waits import KERNEL, LEFT_NS, NO_WAITS, READ_USER, READY_NS, USER, WaitList, Waits
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
-from offtop.model.windows.change import numbers_of, waiting_of
+from offtop.model.windows.change import numbers_of, waits_of
 from offtop.units import NS_PER_S, duration
 
 LEAST_AGE_NS = NS_PER_S // 10
@@ -59,7 +62,7 @@ class Stuck(NamedTuple):
     def of(self, rows: Mask) -> "Stuck":
         if self.shares is None:
             return self
-        return Stuck(self.at_ns, [self.waits[row] for row in np.flatnonzero(rows).tolist()], self.shares.of(rows))
+        return Stuck(self.at_ns, WaitList.of(self.waits).of_rows(rows), self.shares.of(rows))
 
     def of_age(self, keeps: Callable[[int], bool]) -> "Stuck":
         """Return the waits whose age in ns passes `keeps`."""
@@ -89,31 +92,29 @@ NOTHING_STUCK = Stuck(0)
 
 def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, least_ns: int = LEAST_AGE_NS) -> Stuck:
     """Return those of `waits` that are at least `least_ns` old, without filtered ones."""
-    every = list(waits)
-    facts = integers(
-        [(one.since_ns or one.left_ns, one.is_ready, one.user, *one.site) for one in every], 3 + SITES.width
-    )
-    ages_ns = np.maximum(0, at_ns - facts[:, 0])
-    old = np.flatnonzero((ages_ns >= least_ns) & (facts[:, 5] != stack.FILTERED))
+    every = WaitList.of(waits)
+    ages_ns = every.ages_ns(at_ns)
+    old = np.flatnonzero((ages_ns >= least_ns) & (every.rows[:, KERNEL] != stack.FILTERED))
     if not len(old):
         return Stuck(at_ns)
-    old = old[np.lexsort((facts[old, 4], facts[old, 3], -ages_ns[old]))]
-    facts, ages_ns = facts[old], ages_ns[old]
-    ids = facts[:, 3:].copy()
-    kinds, which = np.unique(ids[:, 2] * 2 + facts[:, 1], return_inverse=True)
+    pids, tids = every.rows[old, :2].T
+    old = old[np.lexsort((tids, pids, -ages_ns[old]))]
+    every, ages_ns = every.of_rows(old), ages_ns[old]
+    ids = every.rows[:, : SITES.width].copy()
+    kinds, which = np.unique(ids[:, KERNEL] * 2 + every.is_ready, return_inverse=True)
     names = [_current_category(kind >> 1, bool(kind & 1), catalog) for kind in kinds.tolist()]
     looks_idle = np.array([name in idle.categories for name in names], np.bool_)[which]
     asleep = np.flatnonzero(np.array([name == SLEEP for name in names], np.bool_)[which])
     if len(asleep) and len(idle.periodic):
         looks_idle[asleep] |= idle.is_periodic(ids[asleep])
-    ids[:, 3] = facts[:, 2]
+    ids[:, USER] = every.rows[:, READ_USER]
     verdicts = idle.verdicts.of(ids)
     looks_idle = np.where(verdicts == 0, looks_idle, verdicts > 0)
     codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
     leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
     none = np.zeros((0, LANES), np.int64)
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
-    return Stuck(at_ns, [every[row] for row in old.tolist()], shares)
+    return Stuck(at_ns, every, shares)
 
 
 def _current_category(kernel: int, is_ready: bool, catalog: Catalog) -> str:
@@ -157,16 +158,13 @@ class PastWaits:
         before, self.latest = self.latest, snapshot
         if before is None:
             return
-        now, at_ns = snapshot.waiting, before.at_ns
-        began_by_ns = at_ns - LEAST_AGE_NS
-        ended = [
-            was
-            for key, was in before.waiting.items()
-            if (one := now.get(key)) is not was
-            and (one is None or one.left_ns != was.left_ns)
-            and (was.since_ns or was.left_ns) <= began_by_ns
-        ]
-        if ended:
+        was, now, at_ns = Waits.of(before.waiting), Waits.of(snapshot.waiting), before.at_ns
+        over = was.list.of_rows(was.changed_since(now))
+        row = now.rows_of(thread_codes(over.rows))
+        goes_on = row >= 0
+        goes_on[goes_on] = now.list.rows[row[goes_on], LEFT_NS] == over.rows[goes_on, LEFT_NS]
+        ended = over.of_rows(~goes_on & (over.began_ns <= at_ns - LEAST_AGE_NS))
+        if len(ended):
             packed = zlib.compress(columns.packed(numbers_of(ended)), 1)
             self._ended.append((snapshot.at_ns, at_ns, packed))
             self.bytes_held += len(packed) + _CHUNK_BYTES
@@ -181,30 +179,38 @@ class PastWaits:
         while self._ended and self._ended[0][0] <= until_ns:
             self.bytes_held -= len(self._ended.popleft()[-1]) + _CHUNK_BYTES
 
-    def at(self, at_ns: int) -> Iterator[Waiting]:
-        """Return the waits in progress at `at_ns`."""
-        return (one.at(at_ns) for one in self.lasting(at_ns, at_ns))
+    def at(self, at_ns: int) -> WaitList:
+        """Return the waits in progress at `at_ns`, runnable or not as they were then.
+
+        The lock holders of an earlier time are unknown.
+        """
+        rows, holders = [NO_WAITS.rows], NO_WAITS.holders
+        for waits, seen_ns in self._lasting(at_ns, at_ns):
+            then = waits.rows.copy()
+            then[:, READY_NS] = np.maximum(0, then[:, READY_NS] - (seen_ns - at_ns))
+            rows.append(then)
+            if seen_ns == at_ns:
+                holders = waits.holders
+        return WaitList(np.concatenate(rows), holders)
 
     def lasting(self, since_ns: int, until_ns: int) -> Iterator[PastWait]:
         """Return the waits in progress at any moment between the two."""
-        latest, ended = self.latest, list(self._ended)
+        return (PastWait(one, seen_ns) for waits, seen_ns in self._lasting(since_ns, until_ns) for one in waits)
+
+    def _lasting(self, since_ns: int, until_ns: int) -> Iterator[tuple[WaitList, int]]:
+        """Return the same, each with the time of the last tick at which it was in progress."""
+        latest = self.latest
         if latest is None:
             return iter(())
-        return _lasting(latest, ended[bisect_right(ended, since_ns, key=lambda one: one[0]) :], until_ns)
+        some = Waits.of(latest.waiting).list
+        ended = list(islice(self._ended, bisect_right(self._ended, since_ns, key=itemgetter(0)), None))
+        unpacked = ((_unpacked(packed), seen_ns) for _, seen_ns, packed in ended)
+        return ((waits.begun_by(until_ns), seen_ns) for waits, seen_ns in chain([(some, latest.at_ns)], unpacked))
 
 
-def _lasting(latest: Snapshot, ended: Iterable[tuple[int, int, bytes]], until_ns: int) -> Iterator[PastWait]:
-    for one in latest.waiting.values():
-        if one.left_ns <= until_ns:
-            yield PastWait(one, latest.at_ns)
-    for _, seen_ns, packed in ended:
-        numbers, how = columns.unpacked(zlib.decompress(packed))
-        for row in np.flatnonzero(numbers[:, _LEFT_NS] <= until_ns).tolist():
-            yield PastWait(waiting_of(numbers[row].tolist(), how[row].tolist()), seen_ns)
-
-
-_LEFT_NS = 4
-"""Column of the first array of `numbers_of`."""
+def _unpacked(packed: bytes) -> WaitList:
+    where, how = columns.unpacked(zlib.decompress(packed))
+    return waits_of(where, how)
 
 
 def by_thread(some: Stuck) -> dict[ThreadKey, Age]:
@@ -243,7 +249,7 @@ def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...
     The user stack is the one that the time will be counted at. `places` maps sites' ids to places (steps.places).
     """
     ages: dict[tuple[int, ...], Age] = {}
-    found: list[list[int]] = places(integers([one.site for one in some.waits], SITES.width)).tolist()
+    found: list[list[int]] = places(WaitList.of(some.waits).sites).tolist()
     for row, place in enumerate(found):
         ages.setdefault(tuple(place), some.age(row))
     return ages

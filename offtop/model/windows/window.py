@@ -45,6 +45,7 @@ from offtop.model.values.table import (
     table_of,
     thread_codes,
 )
+from offtop.model.values.waits import FROM_NS, PREEMPTED, READY_NS, Waits
 from offtop.model.values.wake import OFFCPU, Storm, level
 from offtop.model.values.within import NO_CALLS, Calls
 
@@ -114,8 +115,9 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
     threads = finished(THREADS, earlier.threads, later.threads)[:3]
     sites = finished(SITES, earlier.sites, later.sites)[:3]
     moved = np.concatenate((thread_codes(threads[0]), thread_codes(sites[0])))
-    still, so_far = _in_progress(earlier, later, moved)
-    live = _live_threads(later)
+    before, now = Waits.of(earlier.waiting), Waits.of(later.waiting)
+    still, so_far = _in_progress(before, earlier.at_ns, now, later.at_ns, moved)
+    live = np.concatenate((_codes_of(later.threads), now.codes))
     for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
         _move_to_exited(rows, column, live)
     return Window(
@@ -207,31 +209,30 @@ SoFar = Ints
 SO_FAR_FIELDS = SITES.width + 3
 
 
-def _in_progress(earlier: Snapshot, later: Snapshot, moved: Ints) -> tuple[SiteKeys, SoFar]:
+def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: Ints) -> tuple[SiteKeys, SoFar]:
     """Return the sites of waits that just went on, and what the others changed by.
 
     `moved` has the codes of the threads that have an entry already.
     """
-    before, now = earlier.waiting, later.waiting
-    went_on = _so_far([one for key, one in now.items() if before.get(key) is one], later.at_ns)
+    is_new = now.changed_since(before)
+    went_on, new = _so_far(now.list.rows[~is_new], now_ns), _so_far(now.list.rows[is_new], now_ns)
+    over = _so_far(before.list.rows[before.changed_since(now)], before_ns)
     ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
     is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
     is_still &= ~np.isin(thread_codes(went_on), moved)
     others = went_on[~is_still]
-    new = _so_far([one for key, one in now.items() if before.get(key) is not one], later.at_ns)
-    over = _so_far([was for key, was in before.items() if now.get(key) is not was], earlier.at_ns)
     others_before = others.copy()
-    others_before[:, SITES.width] -= later.at_ns - earlier.at_ns
+    others_before[:, SITES.width] -= now_ns - before_ns
     for past in (others_before, over):
         past[:, SITES.width : SITES.width + 2] *= -1
     return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before, over))
 
 
-def _so_far(waits: Sequence[Waiting], at_ns: int) -> SoFar:
-    sites = integers([one.site for one in waits], SITES.width)
-    numbers = integers([one[2:5] for one in waits], SO_FAR_FIELDS - SITES.width)
-    numbers[:, 0] = at_ns - numbers[:, 0]
-    return np.concatenate((sites, numbers), axis=1)
+def _so_far(waits: Ints, at_ns: int) -> SoFar:
+    """`waits` has rows of a WaitList."""
+    rows = waits[:, [*range(SITES.width), FROM_NS, READY_NS, PREEMPTED]]
+    rows[:, SITES.width] = at_ns - rows[:, SITES.width]
+    return rows
 
 
 def taken_back(was: Waiting, at_ns: int) -> tuple[int, ...]:
@@ -275,10 +276,10 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
 
 
-def _live_threads(one: Snapshot) -> Ints:
+def _codes_of(entries: Mapping[ThreadKey, ThreadTotals]) -> Ints:
     """Return the codes of the threads that were not evicted."""
-    threads = table_of(THREADS, one.threads)
-    return np.concatenate((thread_codes(threads.ids[threads.present]), thread_codes(integers([*one.waiting], 2))))
+    threads = table_of(THREADS, entries)
+    return thread_codes(threads.ids[threads.present])
 
 
 def _move_to_exited(rows: Ints, column: int, live: Ints) -> None:

@@ -12,7 +12,7 @@ from offtop.model.values.snapshot import NO_HOLDER, Bound, Machine, Snapshot, Th
 from offtop.model.values.stack import FILTERED, NO_STACK
 from offtop.model.values.table import integers
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, change, numbers_of, waiting_of
+from offtop.model.windows.change import BEGUN_FIELDS, NOTHING, WAITING_FIELDS, Replayed, change, numbers_of, waits_of
 from offtop.model.windows.history import History
 from offtop.model.windows.window import Window, between
 from tests.model.world import BOOK, Step, snapshots, stretches
@@ -146,18 +146,19 @@ def test_wait_survives_conversion_to_64_bit_numbers(one: Waiting, call: str) -> 
         one = one._replace(call=-1 if call == "in none" else one.call, arguments=())
     where, how = numbers_of([one])
     assert (where.shape, how.shape) == ((1, WAITING_FIELDS), (1, BEGUN_FIELDS))
-    again = waiting_of(where[0].tolist(), how[0].tolist())
+    again = waits_of(where, how)[0]
     assert again == one
     assert (type(again.bound), type(again.preempted), type(again.site)) == (Bound, bool, SiteKey)
 
 
 def test_arguments_are_signed_in_transit() -> None:
     one = Waiting(SiteKey(7, 8, 3, 0), 5, 5, call=202, arguments=(FUTEX, (1 << 64) - 1, 1 << 63, (1 << 63) - 1, 0, 1))
-    where, how = (numbers.tolist() for numbers in numbers_of([one, one._replace(arguments=())]))
-    assert how[0][4:10] == [FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1]
-    assert how[1][4:10] == [0] * 6
+    where, how = numbers_of([one, one._replace(arguments=())])
+    assert how[0][4:10].tolist() == [FUTEX, -1, -(1 << 63), (1 << 63) - 1, 0, 1]
+    assert how[1][4:10].tolist() == [0] * 6
     with pytest.raises(ValueError, match="3 is not a valid Bound"):
-        waiting_of(where[0], (0, 3, *how[0][2:]))
+        how[0, 1] = 3
+        waits_of(where, how)
 
 
 def test_no_waits_have_no_numbers() -> None:
