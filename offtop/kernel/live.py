@@ -225,7 +225,7 @@ class LiveSource(LiveFeed):
             at_ns=at_ns,
             threads=ledger.threads.frozen(),
             sites=ledger.sites.frozen(),
-            waiting=dict(ledger.waiting),
+            waiting=ledger.waiting,
             catalog=parts.catalog,
             lost=stages.lost | {kind: n for kind, n in (("missed_runs", missed), ("unread", unread)) if n},
             cost=cost._replace(walk_ns=cadence.took_ns, walk_every=cadence.every),

@@ -463,7 +463,7 @@ def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatc
     for born_ns in range(1, 6):
         ticks.tick([], ended(born_ns, [sleep(5_000, 9_000)], 0, 10_000))
     ticks.give_up()
-    assert len(ticks.ledger._late._given_up) == 2  # pyright: ignore[reportPrivateUsage]
+    assert len(ticks.ledger._deferred._written_off) == 2  # pyright: ignore[reportPrivateUsage]
     whole_ns = ticks.counted_ns()
     for born_ns in (4, 5):
         ticks.tick([did(born_ns, [sleep(5_000, 9_000)], 0, 10_000)])
@@ -476,4 +476,4 @@ def test_memory_of_old_tid_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     waits = {born_ns: sleep(ticks.now_ns + born_ns * TICK_NS - 4_000, 900_000) for born_ns in range(1, 6)}
     for born_ns, wait in waits.items():
         ticks.tick([did(born_ns, [wait], ticks.now_ns, ticks.now_ns + TICK_NS)])
-    assert len(ticks.ledger._late._shown) == 2  # pyright: ignore[reportPrivateUsage]
+    assert len(ticks.ledger._deferred._shown) == 2  # pyright: ignore[reportPrivateUsage]

@@ -303,8 +303,8 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
         "sites": ledger.sites,
         "waiting": ledger.waiting,
         "sites of threads": ledger._sites_of,  # pyright: ignore[reportPrivateUsage]
-        "late": [*ledger._late.sites()],  # pyright: ignore[reportPrivateUsage]
-        "runs": ledger._runs._last,  # pyright: ignore[reportPrivateUsage]
+        "late": [*ledger._deferred.sites()],  # pyright: ignore[reportPrivateUsage]
+        "rows": [(code >> 32, code & 0xFFFFFFFF) for code in ledger._table._row_of],  # pyright: ignore[reportPrivateUsage]
         "sites by raw stacks": sites,
     }
     return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}

@@ -218,7 +218,7 @@ def test_a_thread_that_never_ran_is_shown_waiting_for_a_cpu(tmp_path: Path, prob
         assert (one.letter, one.is_ready, one.preempted) == ("R", True, False)
         assert one.age_ns(live.last.at_ns) == one.runqueue_ns > 200 * MS
         now = stuck(live.last.waiting.values(), live.last.at_ns, live.last.catalog, Idle())
-        assert [now.leaf(row).category for row, it in enumerate(now.waits) if it is one] == ["run-queue"]
+        assert [now.leaf(row).category for row, it in enumerate(now.waits) if it == one] == ["run-queue"]
         windows.append(live.tick(0.1))
         waiting = watch.thread(windows[-1], key.tid)
         assert (waiting.waits, waiting.offcpu_ns, waiting.runqueue_ns) == (0, *[windows[-1].span_ns] * 2)

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.kernel.accounting.tick_records import SiteDeltas
+from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals
+from offtop.model.values.table import THREADS
 from offtop.units import NS_PER_S
 
 _MAX_HELD_TICKS = 2
@@ -26,7 +27,7 @@ _MAX_HELD_NS = 10 * NS_PER_S
 _MOST_LOST = 1 << 16
 """How many written-off threads and previous owners of a tid are remembered, with what was counted of them."""
 
-Whose = tuple[ThreadKey, int]
+ThreadIdentity = tuple[ThreadKey, int]
 """Thread identity: the key, and when the thread acquired its tid (ThreadRecord.born_ns). A record of a previous owner
 of the tid may still arrive."""
 
@@ -72,8 +73,8 @@ class DeferredRecords:
     def __init__(self) -> None:
         self._held: dict[tuple[SiteKey, int], _Held] = {}
         """Keyed by site and the time at which its thread acquired its tid."""
-        self._shown = OrderedDict[Whose, ProvisionalWait]()
-        self._given_up = OrderedDict[Whose, SiteTotals]()
+        self._shown = OrderedDict[ThreadIdentity, ProvisionalWait]()
+        self._written_off = OrderedDict[ThreadIdentity, SiteTotals]()
         """Written-off threads, and what was counted of them in place of their record."""
         self._threads_lost = self._threads_lost_before = 0
         """Number of lost thread records as of the last tick, and as of the tick before.
@@ -86,16 +87,16 @@ class DeferredRecords:
         """Yield the sites of everything held back."""
         return (site for site, _ in self._held)
 
-    def sort(self, ended: SiteDeltas, heard: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
+    def sort(self, ended: SiteDeltas, reported: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
         """Sort finished waits by whether their thread's record has arrived.
 
-        `heard` is (pid, tid, born_ns) of every record in this tick, `threads_lost` the number of lost thread records so
-        far.
+        `reported` is (pid, tid, born_ns) of every record in this tick, `threads_lost` the number of lost thread records
+        so far.
         """
         held, self._held = self._held, {}
         born = ended.born_ns or [0] * len(ended.keys)
         rows = enumerate(zip(ended.keys, born, strict=True))
-        absent = [row for row, (site, born_ns) in rows if (site[0], site[1], born_ns) not in heard]
+        absent = [row for row, (site, born_ns) in rows if (site[0], site[1], born_ns) not in reported]
         for row in absent:
             key = ended.keys[row], born[row]
             entry = held.get(key, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
@@ -104,7 +105,7 @@ class DeferredRecords:
         found = Sorted(ended.without(absent) if absent else ended, [], [])
         for (site, born_ns), one in held.items():
             min_held_ns = 0 if threads_lost > one.threads_lost else _MAX_HELD_NS
-            if (site.pid, site.tid, born_ns) in heard:
+            if (site.pid, site.tid, born_ns) in reported:
                 found.late.append((site, one.totals))
             elif one.ticks < _MAX_HELD_TICKS or at_ns - one.since_ns < min_held_ns:
                 self._held[site, born_ns] = one._replace(ticks=one.ticks + 1)
@@ -112,24 +113,24 @@ class DeferredRecords:
                 found.lost.append((site, born_ns, one.totals))
         return found
 
-    def keep_shown(self, identity: Whose, left_ns: int, at_ns: int) -> None:
+    def keep_shown(self, identity: ThreadIdentity, left_ns: int, at_ns: int) -> None:
         """Note that a wait was shown as in progress until `at_ns`, and no longer is."""
         self._shown[identity] = ProvisionalWait(left_ns, at_ns)
         _evict(self._shown)
 
-    def shown_of(self, identity: Whose) -> ProvisionalWait | None:
+    def shown_of(self, identity: ThreadIdentity) -> ProvisionalWait | None:
         return self._shown.get(identity)
 
-    def forget_shown(self, identity: Whose) -> None:
+    def forget_shown(self, identity: ThreadIdentity) -> None:
         self._shown.pop(identity, None)
 
-    def give_up(self, identity: Whose, totals: SiteTotals) -> SiteTotals:
+    def write_off(self, identity: ThreadIdentity, totals: SiteTotals) -> SiteTotals:
         """Write a thread off, and return what is still to count of `totals`, at one of its sites.
 
         What was already shown of its wait in progress is deducted.
         """
-        self._given_up[identity] = self._given_up.pop(identity, SiteTotals()).plus(totals)
-        _evict(self._given_up)
+        self._written_off[identity] = self._written_off.pop(identity, SiteTotals()).plus(totals)
+        _evict(self._written_off)
         waits, total_ns, runqueue_ns, max_ns, histogram = totals
         if shown := self._shown.get(identity):
             taken_ns = min(total_ns, max(0, shown.at_ns - shown.left_ns))
@@ -137,33 +138,37 @@ class DeferredRecords:
             self._shown[identity] = shown._replace(left_ns=shown.left_ns + taken_ns)
         return SiteTotals(waits, total_ns, min(runqueue_ns, total_ns), max_ns, histogram)
 
-    def rest(self, identity: Whose, r: ThreadRecord) -> tuple[ThreadRecord, bool]:
-        """Return what still has to be counted of a record, and whether that is all of it.
+    def of(self, records: ThreadRecords) -> list[tuple[int, ThreadIdentity]]:
+        """Return the positions of records of threads of which something was counted already, with their identities."""
+        if not (self._shown or self._written_off):
+            return []
+        identities = zip(map(THREADS.key, records.ids.tolist()), records.rows["born_ns"].tolist(), strict=True)
+        return [(at, one) for at, one in enumerate(identities) if one in self._shown or one in self._written_off]
 
-        It is not if the thread was written off and its record arrived all the same.
-        """
-        given_up = self._given_up.pop(identity, None)
-        if given_up is None:
-            return r, True
-        r, remainder = _less(r, given_up)
+    def rest(self, identity: ThreadIdentity, r: ThreadRecord) -> ThreadRecord | None:
+        """Return what still has to be counted of the record of a written-off thread; None if it was not written off."""
+        written_off = self._written_off.pop(identity, None)
+        if written_off is None:
+            return None
+        r, remainder = _less(r, written_off)
         if remainder.waits:
-            self._given_up[identity] = remainder
-        return r, False
+            self._written_off[identity] = remainder
+        return r
 
 
-def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
+def _less(r: ThreadRecord, written_off: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
     """Subtract what was counted for a written-off thread from its record.
 
     Returns both remainders. The thread's sites were counted already, together with what was shown of its first wait.
     The second value is what was counted beyond this record, for another record of the same thread that is still to
     come.
     """
-    waits = min(given_up.waits, r.waits - r.short_waits - r.lost_waits)
-    total_ns = min(given_up.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
+    waits = min(written_off.waits, r.waits - r.short_waits - r.lost_waits)
+    total_ns = min(written_off.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
     at_sites_ns = r.runqueue_ns - r.short_runqueue_ns - r.filtered_runqueue_ns - r.lost_runqueue_ns
-    runqueue_ns = min(given_up.runqueue_ns, at_sites_ns)
+    runqueue_ns = min(written_off.runqueue_ns, at_sites_ns)
     of_record = np.frombuffer(r.histogram, np.int64)
-    of_sites = log2.to_lanes([given_up.histogram])[0]
+    of_sites = log2.to_lanes([written_off.histogram])[0]
     lanes = np.minimum(of_record, of_sites)
     left = r._replace(
         waits=r.waits - waits,
@@ -173,16 +178,16 @@ def _less(r: ThreadRecord, given_up: SiteTotals) -> tuple[ThreadRecord, SiteTota
         histogram=(of_record - lanes).tobytes(),
     )
     rest = SiteTotals(
-        given_up.waits - waits,
-        given_up.total_ns - total_ns,
-        given_up.runqueue_ns - runqueue_ns,
-        given_up.max_ns,
+        written_off.waits - waits,
+        written_off.total_ns - total_ns,
+        written_off.runqueue_ns - runqueue_ns,
+        written_off.max_ns,
         log2.of_lanes((of_sites - lanes)[None])[0],
     )
     return left, rest
 
 
-def _evict(table: OrderedDict[Whose, ProvisionalWait] | OrderedDict[Whose, SiteTotals]) -> None:
+def _evict(table: OrderedDict[ThreadIdentity, ProvisionalWait] | OrderedDict[ThreadIdentity, SiteTotals]) -> None:
     """Evict the oldest entries beyond the limit."""
     while len(table) > _MOST_LOST:
         table.popitem(last=False)

@@ -4,11 +4,13 @@ A record has whole waits; a snapshot must show the part of each that has passed 
 as it grows (`Waiting`), and if it ends at another site than it was shown at, a `Move` says how much of it was shown
 elsewhere. No total of a thread ever decreases, and the accounting sums hold at every snapshot. The ledger reads no
 clock and imports no bcc, so that a test can play the kernel.
+
+All threads of a tick are computed at once, as columns: `rows` are always those of threads in the ThreadTable.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,15 +19,44 @@ import numpy as np
 
 from offtop.kernel.accounting.deferred import DeferredRecords
 from offtop.kernel.accounting.run_times import RunTimes
-from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
+from offtop.kernel.accounting.thread_table import UNKNOWN_NS, ThreadTable, once_each
+from offtop.kernel.accounting.tick_records import (
+    NOT_SCANNED,
+    Columns,
+    NewThread,
+    OffCpuTask,
+    OffCpuTasks,
+    RuntimeSample,
+    RuntimeSamples,
+    SiteDeltas,
+    ThreadRecords,
+)
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
+from offtop.model.values.moves import MOVE_FIELDS, Moves
 from offtop.model.values.running import Running
-from offtop.model.values.snapshot import EXITED, NO_HOLDER, Bound, Move, SiteTotals, Waiting
+from offtop.model.values.snapshot import EXITED, SiteTotals, ThreadTotals
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.values.table import RUNNING_NS, SITES, THREADS, integers
+from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, Mask, integers
+from offtop.model.values.waits import (
+    ARGUMENTS,
+    BOUND,
+    CALL,
+    FIELDS,
+    FROM_NS,
+    KERNEL,
+    LEFT_NS,
+    PREEMPTED,
+    READ_USER,
+    READY_NS,
+    SINCE_NS,
+    STATE,
+    USER,
+    WAKE,
+    Waits,
+)
 from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, Storm
 from offtop.units import NS_PER_S
 
@@ -37,13 +68,12 @@ _CHECK_ALIVE_AFTER_NS = 60 * NS_PER_S
 _MOST_ENDED = 1 << 15
 """How many threads that exited since the last snapshot the next one shows by name. The sums of the others go to EXITED:
 each takes 1 KB or more, and 2,000 may exit per second, with up to 60 s between snapshots."""
+_DETAILS = [SINCE_NS, BOUND, CALL, *range(ARGUMENTS, READ_USER)]
+"""Columns of a wait that come from the task scan alone."""
+_THREAD = {name: column for column, name in enumerate(ThreadTotals._fields)}
 
-
-_Records = Sequence[tuple[ThreadKey, ThreadRecord]]
-_NO_DETAILS: tuple[int, Bound, int, tuple[int, ...]] = 0, Bound.EXACT, -1, ()
-
-Locate = Callable[[int, int, int, int, int], SiteKey]
-"""(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site."""
+Locate = Callable[[Sequence[tuple[int, int, int, int, int]]], list[SiteKey]]
+"""(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site, for many."""
 
 
 class Dropped(NamedTuple):
@@ -54,26 +84,48 @@ class Dropped(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Delta:
-    """What a tick adds to the totals, one entry each.
+class _Tick:
+    """What a tick works with, and what it adds to the totals."""
 
-    The site counts of the BPF programs are added in bulk instead.
-    """
-
-    threads: list[tuple[ThreadKey, tuple[int, ...], bytes]] = field(
-        default_factory=list[tuple[ThreadKey, tuple[int, ...], bytes]]
-    )
-    """The fields of ThreadTotals without the histogram, and the histogram's lanes."""
-    settled: list[tuple[ThreadKey, tuple[int, ...]]] = field(default_factory=list[tuple[ThreadKey, tuple[int, ...]]])
-    """The same for waits in progress, without a histogram."""
-    ran: list[tuple[ThreadKey, int]] = field(default_factory=list[tuple[ThreadKey, int]])
-    """CPU time in ns."""
-    sites: list[tuple[SiteKey, tuple[int, ...]]] = field(default_factory=list[tuple[SiteKey, tuple[int, ...]]])
-    """The fields of SiteTotals without the histogram, for entries that have none."""
+    at_ns: int
+    min_ns: int
+    states: int
+    max_ns: int
+    filter_changed: bool
+    has_snapshot: bool
+    tasks: OffCpuTasks
+    task_of: Ints
+    """Thread → its position in `tasks`, or -1."""
+    ended: list[tuple[Ints, Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints, Ints]])
+    """Finished waits by thread: ids, numbers, lanes."""
+    settled: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])
+    """The same for waits in progress and CPU time, which have no histogram."""
+    sites: list[tuple[Ints, Ints]] = field(default_factory=list[tuple[Ints, Ints]])
+    """The same by site; what the BPF programs counted by site is added in bulk instead."""
     late: list[tuple[SiteKey, SiteTotals]] = field(default_factory=list[tuple[SiteKey, SiteTotals]])
     """Waits that finished in earlier ticks."""
     renamed: dict[SiteKey, SiteKey] = field(default_factory=dict[SiteKey, SiteKey])
     """Site without a kernel stack → the same with the stack from the task scan."""
+
+    def excludes(self, state: Ints) -> Mask:
+        """Return which waits with that state at switch-out the filter by state excludes."""
+        return (state & self.states) == 0 if self.states else np.zeros(len(state), np.bool_)
+
+    def scanned(self, rows: Ints, left_ns: Ints) -> tuple[Ints, Ints]:
+        """Return the positions in `rows` of waits that the task scan has seen, and their tasks.
+
+        For some threads it may have seen an earlier wait than the one that began at `left_ns`.
+        """
+        task = self.task_of[rows]
+        at = np.flatnonzero(task >= 0)
+        at = at[self.tasks.waits.rows[task[at], LEFT_NS] == left_ns[at]]
+        return at, task[at]
+
+    def add_sites(self, ids: Ints, total_ns: Ints, ready_ns: Ints, waits: Ints | int = 0) -> None:
+        numbers = np.zeros((len(ids), SITES.numbers), np.int64)
+        numbers[:, 0], numbers[:, 1], numbers[:, 2] = waits, total_ns, ready_ns
+        some = numbers.any(axis=1)
+        self.sites.append((ids[some], numbers[some]))
 
 
 class Ledger:
@@ -82,7 +134,7 @@ class Ledger:
     def __init__(
         self,
         at_ns: int,
-        locate: Locate = SiteKey,
+        locate: Locate = lambda raw: [*map(SiteKey._make, raw)],
         catalog: Catalog | None = None,
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
@@ -92,44 +144,47 @@ class Ledger:
         self._locate, self._is_alive = locate, is_alive
         self.threads = Running(THREADS)
         self.sites = Running(SITES)
-        self.waiting: dict[ThreadKey, Waiting] = {}
-        self.moves: list[Move] = []
-        """Moves in the last tick, or since the last snapshot."""
+        self._table = ThreadTable()
+        self._moves: list[Ints] = []
         self.storms: dict[int, Storm] = {}
         """Totals by the catalog id of a wake with the storm's waker."""
         self._stormed_ns: dict[int, int] = {}
         """Time of the last change of each entry of `storms`."""
         self._states = 0
         self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
-        self._unsettled: set[ThreadKey] = set()
-        """Threads whose wait in progress is updated every tick: its site or its run-queue time still changes."""
-        self._begun: set[ThreadKey] = set()
-        """Threads whose wait in progress no snapshot has shown yet, even if it began before the last one."""
-        self._runs = RunTimes(at_ns)
+        self._runs = RunTimes(self._table, at_ns)
         self._exited: dict[ThreadKey, int] = {}
         """Threads that exited in the last tick or since the last snapshot, and when."""
         self._snapshot_ns = at_ns
         """Time of the last snapshot."""
         self._window_from_ns = at_ns
         """Time of the snapshot before the last."""
-        self._born_ns: dict[ThreadKey, int] = {}
-        """When the current or last owner of each tid acquired it."""
-        self._late = DeferredRecords()
+        self._deferred = DeferredRecords()
         self._retired: dict[int, int] = {}
         self._retired_wakes: dict[int, int] = {}
         self._aged_at_ns = at_ns
         self._forgotten: deque[tuple[int, ThreadKey]] = deque()
 
+    @property
+    def waiting(self) -> Waits:
+        """The waits in progress."""
+        return self._table.frozen()
+
+    @property
+    def moves(self) -> Moves:
+        """Moves in the last tick, or since the last snapshot."""
+        return Moves(np.concatenate([integers([], MOVE_FIELDS), *self._moves]))
+
     def tick(
         self,
         at_ns: int,
         min_ns: int,
-        threads: Iterable[tuple[ThreadKey, ThreadRecord]],
+        threads: ThreadRecords | Iterable[tuple[ThreadKey, ThreadRecord]],
         sites: SiteDeltas,
-        walked: Sequence[OffCpuTask],
+        walked: OffCpuTasks | Sequence[OffCpuTask],
         *,
         gone: Mapping[ThreadKey, int] | None = None,
-        ran: Sequence[RuntimeSample] = (),
+        ran: RuntimeSamples | Sequence[RuntimeSample] = (),
         started: Sequence[NewThread] = (),
         primed_ns: int = 0,
         anew: bool = False,
@@ -152,61 +207,64 @@ class Ledger:
 
         Afterwards the totals are as of `at_ns`, and copying them out makes a snapshot.
         """
-        delta, follows_snapshot = _Delta(), self.follows_snapshot
+        follows_snapshot, table = self.follows_snapshot, self._table
         if follows_snapshot:
-            self.moves = []
-            self._begun.clear()
-        gone = gone or {}
-        by_key = {one.key: one for one in walked}
-        threads, returned = [*threads], dict[ThreadKey, ThreadRecord]()
-        running: set[ThreadKey] = set()
-        previous_owners: set[ThreadKey] = set()
-        acquired_before_ns = {one.key: self._born_ns.get(one.key, 0) for one in ran if one.ended}
-        for key, record in threads:
-            if self._count_thread(key, record, anew, delta):
-                previous_owners.add(key)
-                continue
-            returned[key] = record
-            if record.left_ns:
-                running.discard(key)
-                self._begin(key, record.left_ns, min(record.left_ns, at_ns), record.state, states, by_key.get(key))
-            else:
-                running.add(key)
-        for one in walked:
-            if one.state & layout.TASK_NEW:
-                self._begin_new(one, returned.get(one.key), at_ns, states, delta)
+            self._moves.clear()
+            table.is_new[:] = False
+        records, tasks, samples = ThreadRecords.of(threads), OffCpuTasks.of(walked), RuntimeSamples.of(ran)
+        of_records, of_tasks = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
+        of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
+        acquired_before_ns = table.born_ns[of_samples]
+        tick = _Tick(at_ns, min_ns, states, max_ns, anew, has_snapshot, tasks, table.numbers(of_tasks))
+        is_previous = np.zeros(len(records), np.bool_)
+        for part in once_each(of_records):
+            some = records if len(part) == len(records) else records.of_rows(part)
+            is_previous[part] = self._count(tick, of_records[part], some)
+            has_left = ~is_previous[part] & (some.rows["left_ns"] != 0)
+            left_ns, state = (some.rows[name][has_left].astype(np.int64) for name in ("left_ns", "state"))
+            self._begin(tick, of_records[part][has_left], left_ns, np.minimum(left_ns, at_ns), state)
+        current = np.flatnonzero(~is_previous)
+        returned = np.full(len(table.ids), -1)  # thread → position of its last record of this tick
+        returned[of_records[current]] = current
+        self._begin_new(tick, of_tasks, records, returned)
         for one in started:
-            self._end_new(one, returned.get(one.key), at_ns, min_ns, states, max_ns, delta)
-        sites, lost = self._hold_back(sites, threads, at_ns, threads_lost, delta)
+            self._end_new(tick, one, records, returned)
+        sites, lost = self._hold_back(tick, sites, records, threads_lost)
         silent: list[ThreadKey] = []
-        if primed_ns:
-            reported = returned.keys() | by_key.keys()
-            old = self.threads.not_added_since(at_ns - _CHECK_ALIVE_AFTER_NS)
-            silent = [key for key in old if key.tid and key not in reported and not self._is_alive(key)]
-            self._prime([one for one in walked if one.key not in running], primed_ns, at_ns, states, delta)
         if primed_ns:  # every counted thread has been reported
-            self._runs.asked_only(by_key.keys() | {one.key for one in ran})
-        for one in ran:
-            if one.ended and one.born_ns < acquired_before_ns[one.key]:
-                continue  # a previous owner of the tid: its counter says nothing
-            if ran_ns := self._runs.new_ns(one, returned.get(one.key), self.at_ns, at_ns):
-                delta.ran.append((one.key, ran_ns))
-            if one.key in self.catalog.lives:
-                self._revive(one)
-        all_change = max_ns or states != self._states
-        for key in tuple(self.waiting) if all_change else self._unsettled.union(by_key.keys() - returned.keys()):
-            self._place(key, by_key.get(key), at_ns, min_ns, states, max_ns, delta, has_snapshot)
+            is_reported = (returned >= 0) | (tick.task_of >= 0)
+            old = self.threads.not_added_since(at_ns - _CHECK_ALIVE_AFTER_NS)
+            unreported = (key for key in old if key.tid and not ((row := table.row(key)) >= 0 and is_reported[row]))
+            silent = [key for key in unreported if not self._is_alive(key)]
+            self._prime(tick, of_tasks, records, returned, primed_ns)
+            self._runs.discard_unreported((tick.task_of >= 0) | table.flags(of_samples))
+        is_old = samples.rows["ended"] & (samples.rows["born_ns"] < acquired_before_ns)
+        self._run(tick, of_samples[~is_old], samples.of_rows(~is_old), records, returned)
+        to_place = table.is_unsettled | ((tick.task_of >= 0) & (returned < 0))
+        if max_ns or states != self._states:
+            to_place |= table.is_waiting
+        self._place(tick, np.flatnonzero(to_place), at_ns)
         self._states = states
-        exited = [key for key, end_ns in self._exited.items() if self.catalog.life(key).from_ns <= end_ns]
-        late = {key: self._exited[key] for key in previous_owners & self._exited.keys() if key not in returned}
-        kept = returned.keys() | self.waiting.keys() | late.keys()
-        exited = [key for key in exited if key not in kept]
+        previous_owners = {*table.keys(np.unique(of_records[is_previous]))}
+        late = {key: self._exited[key] for key in previous_owners & self._exited.keys() if returned[table.row(key)] < 0}
+        evicted = [
+            key
+            for key, end_ns in self._exited.items()
+            if self.catalog.life(key).from_ns <= end_ns
+            and key not in late
+            and not ((row := table.row(key)) >= 0 and (table.is_waiting[row] or returned[row] >= 0))
+        ]
         unseen = 0 if follows_snapshot else _MOST_ENDED
-        self._give_back(exited[: max(0, len(exited) - unseen)], at_ns)
-        unseen_ns = {key: self._exited[key] for key in exited[max(0, len(exited) - unseen) :]}
-        self._apply(delta, sites, at_ns, follows_snapshot)
+        shown = max(0, len(evicted) - unseen)
+        self._evict(evicted[:shown], at_ns)
+        unseen_ns = {key: self._exited[key] for key in evicted[shown:]}
+        self._apply(tick, sites, follows_snapshot)
         self._count_storms(storms, at_ns, follows_snapshot)
-        ended = {key: end_ns for key, end_ns in gone.items() if key not in previous_owners or key in returned}
+        ended = {
+            key: end_ns
+            for key, end_ns in (gone or {}).items()
+            if key not in previous_owners or returned[table.row(key)] >= 0
+        }
         ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
         self._exited = {**unseen_ns, **ended}
         for key, end_ns in ended.items():
@@ -229,15 +287,36 @@ class Ledger:
             was = self.storms.get(wake, Storm())
             self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
 
-    def _revive(self, ran: RuntimeSample) -> None:
+    def _run(self, tick: _Tick, rows: Ints, samples: RuntimeSamples, records: ThreadRecords, returned: Ints) -> None:
+        """Add the CPU times."""
+        of_record = returned[rows]
+        has_record = np.flatnonzero(of_record >= 0)
+        did = records.rows[of_record[has_record]]
+        off_ns, first_ns = np.zeros((2, len(rows)), np.int64)
+        in_progress_ns = np.where(did["left_ns"], np.maximum(0, tick.at_ns - did["left_ns"]), 0)
+        off_ns[has_record] = did["offcpu_ns"] + in_progress_ns
+        first_ns[has_record] = np.where(did["first_kind"] & layout.KIND_NEW, did["first_off_ns"], 0)
+        lives = self.catalog.lives
+        for part in once_each(rows):
+            some, in_table = samples.of_rows(part), rows[part]
+            ran_ns = self._runs.new_ns(in_table, some, off_ns[part], first_ns[part], self.at_ns, tick.at_ns)
+            has_run = ran_ns != 0
+            numbers = np.zeros((np.count_nonzero(has_run), THREADS.numbers), np.int64)
+            numbers[:, RUNNING_NS] = ran_ns[has_run]
+            tick.settled.append((some.ids[has_run], numbers))
+            known = map(lives.get, map(THREADS.key, some.ids.tolist()))
+            for at in [at for at, life in enumerate(known) if life and life.to_ns]:
+                self._revive(int(in_table[at]), int(some.rows["start_ns"][at]))
+
+    def _revive(self, row: int, start_ns: int) -> None:
         """Revive a thread that was marked as exited when it called exec().
 
         Its main thread had exited then, and it took over that tid.
         """
-        life = self.catalog.life(ran.key)
-        if life.to_ns and self._runs.is_last(ran):
-            self.catalog.lives[ran.key] = life._replace(to_ns=0)
-            self._exited.pop(ran.key, None)
+        if self._runs.is_last(row, start_ns):
+            (key,) = self._table.keys(np.array([row]))
+            self.catalog.lives[key] = self.catalog.life(key)._replace(to_ns=0)
+            self._exited.pop(key, None)
 
     def begin(self, key: ThreadKey, from_ns: int) -> None:
         """Note that a thread began, or is counted, since `from_ns`.
@@ -254,10 +333,11 @@ class Ledger:
 
     def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
         """Set the user stack of a wait in progress, which was unwound in user space."""
-        waiting = self.waiting.get(key)
-        if waiting is not None and waiting.left_ns == left_ns:
-            self.waiting[key] = waiting._replace(user=user)
-            self._unsettled.add(key)  # its site changes in the next tick
+        table, row = self._table, self._table.row(key)
+        if row >= 0 and table.is_waiting[row] and table.waits[row, LEFT_NS] == left_ns:
+            table.waits[row, READ_USER] = user
+            table.is_unsettled[row] = True  # its site changes in the next tick
+            table.change(np.array([row]))
 
     def age(self, keep_ns: int) -> Dropped | None:
         """Once every `keep_ns`, evict what was not used for that long.
@@ -268,7 +348,8 @@ class Ledger:
         """
         if self.at_ns - self._aged_at_ns < keep_ns:
             return None
-        waiting = {w.site for w in self.waiting.values()}
+        waits = self.waiting.list
+        waiting = {*map(SITES.key, waits.sites.tolist())}
         for key in self.sites.not_added_since(self.at_ns - keep_ns):
             if key.tid and key not in waiting:
                 self._retire_site(key)
@@ -276,7 +357,7 @@ class Ledger:
                 if of_thread:
                     of_thread.remove(key)
         before_ns = self.at_ns - keep_ns
-        sites = [*self.sites, *self._late.sites(), *waiting]
+        sites = [*self.sites, *self._deferred.sites(), *waiting]
         wakes = {key.wake for key in sites}.union(wake for wake, ns in self._stormed_ns.items() if ns >= before_ns)
         dropped_wakes = {
             wake
@@ -286,8 +367,7 @@ class Ledger:
         for wake in dropped_wakes:
             self._drop_wake(wake)
         used = {stack for key in sites for stack in (key.kernel, key.user)}
-        used.update(site.kernel for site in waiting)
-        used.update(w.user for w in self.waiting.values())
+        used.update(waits.rows[:, READ_USER].tolist())
         used.update(stack for wake in self.catalog.wakes.values() for stack in wake.stacks)
         dropped = {
             stack
@@ -314,8 +394,8 @@ class Ledger:
         named = (
             [(key.wake, ns) for key, ns in added],
             self._stormed_ns.items(),
-            [(site.wake, self.at_ns) for site in self._late.sites()],
-            [(w.site.wake, self.at_ns) for w in self.waiting.values()],
+            [(site.wake, self.at_ns) for site in self._deferred.sites()],
+            [(wake, self.at_ns) for wake in self.waiting.list.rows[:, WAKE].tolist()],
         )
         for wake, ns in chain(*named):
             named_ns[wake] = max(ns, named_ns.get(wake, 0))
@@ -340,341 +420,377 @@ class Ledger:
         for table in (self._retired_wakes, self._stormed_ns, self.storms):
             table.pop(wake, None)
 
-    def _count_thread(self, key: ThreadKey, r: ThreadRecord, anew: bool, delta: _Delta) -> bool:
-        """Add a record's finished waits, minus what was shown of the first one in progress.
+    def _count(self, tick: _Tick, rows: Ints, records: ThreadRecords) -> Mask:
+        """Add the finished waits of records, minus what was shown of the first one while it was in progress.
 
-        Returns whether the record is of a previous owner of the tid.
+        `rows` are the threads of the records, each once. Returns which records are of a previous owner of the tid.
         """
-        identity = key, r.born_ns
-        r, is_whole = self._late.rest(identity, r)
-        born_ns = self._born_ns.get(key, r.born_ns)
-        waiting = self.waiting.pop(key, None) if born_ns <= r.born_ns else None
-        if key in self._begun:
-            waiting = None
-        left_ns, shown_to_ns = waiting.left_ns if waiting else 0, self._snapshot_ns
-        shown = self._late.shown_of(identity)
-        if r.born_ns < born_ns or (waiting is None and shown):
-            left_ns, shown_to_ns = shown or (0, self._snapshot_ns)
-            if anew:  # it may not have been counted in between
-                shown_to_ns = self.at_ns
-        if r.born_ns >= born_ns:
-            self._born_ns[key] = r.born_ns
-            if waiting and born_ns < r.born_ns:
-                self._late.keep_shown((key, born_ns), left_ns, self._snapshot_ns)
-        is_first_whole = r.waits > 0 and is_whole
-        was_known = is_first_whole and 0 < left_ns == r.first_left_ns
-        if was_known:
-            self._late.forget_shown(identity)
-        was_asked = is_first_whole and anew and waiting is None and key not in self._begun
-        if was_asked:
-            shown_to_ns = self.at_ns
-        site = self._first_site(key, r) if was_known or was_asked else None
-        moved_ns = moved_runqueue_ns = 0
-        if waiting is not None:
-            if was_known and site:
-                now = site
-                if site.kernel == NO_STACK and waiting.site.kernel >= FIRST_STACK:  # only the scan has it
-                    now = delta.renamed[site] = waiting.site._replace(wake=site.wake)
-                moved_ns, moved_runqueue_ns = self._move(waiting, now, r.first_off_ns)
-            self._settle(key, waiting, delta, moved_ns, moved_runqueue_ns)
-        is_previous_owner = r.born_ns < born_ns
-        if not r.waits and is_whole:
-            return is_previous_owner
-        taken_ns = taken_runqueue_ns = 0  # of the first wait: counted in earlier ticks, or settled just now
-        if was_known or was_asked:
-            rest_ns = max(0, r.first_off_ns - max(0, shown_to_ns - r.first_left_ns))
-            rest_runqueue_ns = min(rest_ns, r.first_runqueue_ns)  # run-queue time is the end of a wait
-            taken_ns = r.first_off_ns - rest_ns
-            taken_runqueue_ns = r.first_runqueue_ns - rest_runqueue_ns
-        is_short = _kind(r) == layout.KIND_SHORT
-        is_filtered = _kind(r) == layout.KIND_FILTERED
-        is_ready = r.involuntary > 0 and r.first_runqueue_ns == r.first_off_ns
-        was_preempted = waiting.preempted if waiting else is_ready and not r.first_kind & layout.KIND_NEW
-        ended = (
-            r.waits,
-            r.offcpu_ns - taken_ns,
-            r.runqueue_ns - taken_runqueue_ns,
-            r.preempted_ns - (taken_ns if was_preempted else 0),
-            r.involuntary,
-            r.short_waits,
-            r.short_ns - (taken_ns if is_short else 0),
-            r.short_runqueue_ns - (taken_runqueue_ns if is_short else 0),
-            r.filtered_ns - (taken_ns if is_filtered else 0),
-            r.filtered_runqueue_ns - (taken_runqueue_ns if is_filtered else 0),
-            0,
-            r.max_ns,
-        )
-        delta.threads.append((key, ended, r.histogram))
-        if r.lost_waits:
-            delta.sites.append((_lost_site(key), (r.lost_waits, r.lost_ns, r.lost_runqueue_ns, 0)))
-        if site and taken_ns:
-            delta.sites.append((site, (0, moved_ns - taken_ns, moved_runqueue_ns - taken_runqueue_ns, 0)))
-        return is_previous_owner
+        table, did, size = self._table, records.rows, len(rows)
+        acquired_ns = table.born_ns[rows]
+        is_previous = did["born_ns"] < acquired_ns
+        has_ended = table.is_waiting[rows] & ~is_previous
+        was_new = table.is_new[rows]
+        was_shown = has_ended & ~was_new
+        waits = table.waits[rows]
+        table.end(rows[has_ended])
+        table.born_ns[rows] = np.maximum(acquired_ns, did["born_ns"])
+        left_ns = np.where(was_shown, waits[:, LEFT_NS], 0)
+        shown_to_ns = np.full(size, self._snapshot_ns)
+        is_whole = np.ones(size, np.bool_)
+        deferred = self._deferred.of(records)
+        if deferred:
+            did = did.copy()
+        for at, identity in deferred:
+            rest = self._deferred.rest(identity, layout.record_of(did[at]))
+            if rest:
+                did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
+            shown = self._deferred.shown_of(identity)
+            if shown and not was_shown[at]:
+                left_ns[at], shown_to_ns[at] = shown
+                if tick.filter_changed:  # it may not have been counted in between
+                    shown_to_ns[at] = self.at_ns
+        for at in np.flatnonzero(was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["born_ns"])).tolist():
+            key = ThreadKey(*records.ids[at].tolist())
+            self._deferred.keep_shown((key, int(acquired_ns[at])), int(left_ns[at]), self._snapshot_ns)
+        has_first = (did["waits"] > 0) & is_whole
+        was_known = has_first & (left_ns > 0) & (left_ns == did["first_left_ns"])
+        for at, identity in deferred:
+            if was_known[at]:
+                self._deferred.forget_shown(identity)
+        was_uncounted = has_first & ~was_shown & ~was_new if tick.filter_changed else np.zeros(size, np.bool_)
+        shown_to_ns[was_uncounted] = self.at_ns
+        was_counted = was_known | was_uncounted
+        sites, has_site = self._first_sites(records.ids, did, was_counted)
+        moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
+        at = np.flatnonzero(was_shown & was_known & has_site)
+        now = self._with_scanned_stack(tick, sites[at], waits[at])
+        moved_ns[at], moved_ready_ns[at] = self._move(waits[at], now, did["first_off_ns"][at])
+        numbers = np.zeros((size, THREADS.numbers), np.int64)
+        numbers[was_shown] = self._settled(tick, waits[was_shown], moved_ns[was_shown], moved_ready_ns[was_shown])
+        # Of the first wait: counted in earlier ticks, or settled just now.
+        rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_left_ns"]))
+        rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
+        taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
+        taken_ready_ns = np.where(was_counted, did["first_runqueue_ns"] - rest_ready_ns, 0)
+        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
+        is_ready: Mask = (did["involuntary"] > 0) & (did["first_runqueue_ns"] == did["first_off_ns"])
+        is_ready &= (did["first_kind"] & layout.KIND_NEW) == 0
+        was_preempted: Mask = np.where(was_shown, waits[:, PREEMPTED] != 0, is_ready)
+        has_numbers: Mask = (did["waits"] != 0) | ~is_whole
+        for name, taken in (
+            ("waits", 0),
+            ("offcpu_ns", taken_ns),
+            ("runqueue_ns", taken_ready_ns),
+            ("preempted_ns", taken_ns * was_preempted),
+            ("involuntary", 0),
+            ("short_waits", 0),
+            ("short_ns", taken_ns * is_short),
+            ("short_runqueue_ns", taken_ready_ns * is_short),
+            ("filtered_ns", taken_ns * is_filtered),
+            ("filtered_runqueue_ns", taken_ready_ns * is_filtered),
+            ("max_ns", 0),
+        ):
+            numbers[:, _THREAD[name]] += (did[name] - taken) * has_numbers
+        at = np.flatnonzero(has_numbers | was_shown)
+        tick.ended.append((records.ids[at], numbers[at], did["histogram"][at]))
+        at = np.flatnonzero(has_numbers & (did["lost_waits"] != 0))
+        lost = did[at]
+        tick.add_sites(_lost_sites(records.ids[at]), lost["lost_ns"], lost["lost_runqueue_ns"], lost["lost_waits"])
+        at = np.flatnonzero(has_site & (taken_ns != 0))
+        tick.add_sites(sites[at], (moved_ns - taken_ns)[at], (moved_ready_ns - taken_ready_ns)[at])
+        return is_previous
 
-    def _first_site(self, key: ThreadKey, r: ThreadRecord) -> SiteKey | None:
-        """The site of a record's first wait, or None if it has no site."""
-        if _kind(r) == layout.KIND_LOST:
-            return _lost_site(key)
-        if _kind(r) != layout.KIND_SITE:
-            return None
-        return self._locate(key.pid, key.tid, r.first_kernel, r.first_user, r.first_wake)
+    def _first_sites(self, ids: Ints, did: Columns, wanted: Mask) -> tuple[Ints, Mask]:
+        """Return the sites of the first waits of those records that are `wanted`, and which of them have one."""
+        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
+        sites = np.zeros((len(did), SITES.width), np.int64)
+        sites[is_lost] = _lost_sites(ids[is_lost])
+        some, threads = did[is_located], ids[is_located].T.tolist()
+        raw = (some[name].tolist() for name in ("first_kernel", "first_user", "first_wake"))
+        sites[is_located] = integers(self._locate([*zip(*threads, *raw, strict=True)]), SITES.width)
+        return sites, is_lost | is_located
 
-    def _move(self, w: Waiting, now: SiteKey, whole_ns: int) -> tuple[int, int]:
-        """Move what was shown of a wait, at most `whole_ns`, to another site.
+    @staticmethod
+    def _with_scanned_stack(tick: _Tick, sites: Ints, waits: Ints) -> Ints:
+        """Return the sites at which `waits` ended, with the kernel stack of the task scan where only that has one."""
+        is_scanned = (sites[:, KERNEL] == NO_STACK) & (waits[:, KERNEL] >= FIRST_STACK)
+        if not is_scanned.any():
+            return sites
+        now = sites.copy()
+        now[is_scanned, :WAKE] = waits[is_scanned, :WAKE]
+        before, after = (map(SITES.key, some[is_scanned].tolist()) for some in (sites, now))
+        tick.renamed.update(zip(before, after, strict=True))
+        return now
+
+    def _move(self, waits: Ints, now: Ints, longest_ns: Ints) -> tuple[Ints, Ints]:
+        """Move what was shown of waits, at most `longest_ns` of each, to the sites `now`.
 
         Returns how much was moved, and how much of that was run queue.
         """
-        if w.site.kernel in PLACELESS:
-            return 0, 0
-        moved_ns = min(whole_ns, max(0, self._snapshot_ns - w.from_ns))
-        moved_runqueue_ns = min(w.runqueue_ns, moved_ns)
-        if moved_ns and now != w.site:
-            self.moves.append(Move(w.site, now, self._snapshot_ns - moved_ns, self._snapshot_ns, moved_runqueue_ns))
-            self._retired[w.site.kernel] = self._retired[w.site.user] = self.at_ns
-            self._retired_wakes[w.site.wake] = self.at_ns
-        return moved_ns, moved_runqueue_ns
+        moved_ns = np.minimum(longest_ns, np.maximum(0, self._snapshot_ns - waits[:, FROM_NS]))
+        moved_ns[np.isin(waits[:, KERNEL], [*PLACELESS])] = 0
+        ready_ns = np.minimum(waits[:, READY_NS], moved_ns)
+        was = waits[:, : SITES.width]
+        at = (moved_ns != 0) & (now != was).any(axis=1)
+        until_ns = np.full(np.count_nonzero(at), self._snapshot_ns)
+        times = until_ns - moved_ns[at], until_ns, ready_ns[at]
+        self._moves.append(np.column_stack((was[at], now[at], *times)))
+        self._retire(was[at], self.at_ns)
+        return moved_ns, ready_ns
+
+    def _retire(self, sites: Ints, at_ns: int) -> None:
+        """Note that nothing may refer to the stacks and wakes of these sites after `at_ns`."""
+        self._retired.update(dict.fromkeys(np.unique(sites[:, KERNEL:WAKE]).tolist(), at_ns))
+        self._retired_wakes.update(dict.fromkeys(np.unique(sites[:, WAKE]).tolist(), at_ns))
 
     def _hold_back(
-        self, ended: SiteDeltas, threads: _Records, at_ns: int, threads_lost: int, delta: _Delta
+        self, tick: _Tick, ended: SiteDeltas, records: ThreadRecords, threads_lost: int
     ) -> tuple[SiteDeltas, set[ThreadKey]]:
         """Hold back the sites of threads whose record has not arrived.
 
         Returns the rest, and the written-off threads.
         """
-        reported = {(pid, tid, record.born_ns) for (pid, tid), record in threads}
-        found = self._late.sort(ended, reported, at_ns, threads_lost)
-        delta.late += found.late
+        reported = {*zip(*records.ids.T.tolist(), records.rows["born_ns"].tolist(), strict=True)}
+        found = self._deferred.sort(ended, reported, tick.at_ns, threads_lost)
+        tick.late += found.late
         lost: set[ThreadKey] = set()
         for site, born_ns, totals in found.lost:
             key = site.thread
-            is_current = born_ns >= self._born_ns.get(key, born_ns)
-            if is_current:  # it was shown as waiting ever since it was switched out
-                self._settle_as_shown(key, delta)
-            rest = self._late.give_up((key, born_ns), totals)
-            numbers = (rest.waits, rest.total_ns, rest.runqueue_ns, 0, 0, 0, 0, 0, 0, 0, 0, rest.max_ns)
-            delta.threads.append((key, numbers, rest.histogram.to_bytes(log2.LANES * 8, "little")))
-            delta.late.append((site, rest))
+            row = self._table.row(key)
+            is_current = row < 0 or born_ns >= self._table.born_ns[row]
+            if is_current and row >= 0:  # it was shown as waiting ever since it was switched out
+                self._settle_as_shown(tick, np.array([row]))
+            rest = self._deferred.write_off((key, born_ns), totals)
+            numbers = np.zeros((1, THREADS.numbers), np.int64)
+            numbers[0, :3], numbers[0, _THREAD["max_ns"]] = rest[:3], rest.max_ns
+            tick.ended.append((integers([key], 2), numbers, log2.to_lanes([rest.histogram])))
+            tick.late.append((site, rest))
             if is_current:
                 lost.add(key)
         return found.now, lost
 
-    def _settle(
-        self,
-        key: ThreadKey,
-        w: Waiting,
-        delta: _Delta,
-        moved_ns: int = 0,
-        moved_runqueue_ns: int = 0,
-        until_ns: int = 0,
-    ) -> None:
-        """Turn what was shown of a wait in progress into finished time at its site.
+    def _settle(self, tick: _Tick, waits: Ints, until_ns: int = 0) -> None:
+        """Turn what was shown of waits in progress into finished time; the arguments are those of `_settled`."""
+        tick.settled.append((waits[:, :2], self._settled(tick, waits, until_ns=until_ns)))
 
-        What moved to another site is excluded. `until_ns`: settle everything up to this time instead.
+    def _settled(
+        self, tick: _Tick, waits: Ints, moved_ns: Ints | int = 0, moved_ready_ns: Ints | int = 0, until_ns: int = 0
+    ) -> Ints:
+        """Add what was shown of waits in progress to their sites, and return what it adds to their threads.
+
+        What moved to another site is excluded. `until_ns`: add everything up to this time instead.
         """
-        shown_ns = max(0, (until_ns or self._snapshot_ns) - w.from_ns)
-        ready_ns = min(shown_ns, w.runqueue_ns)  # if it has been runnable from the start, that is as of the last tick
-        kernel = w.site.kernel
-        if w.user != NO_STACK:
-            self._retired[w.user] = self.at_ns
-        short = (shown_ns, ready_ns) if kernel == SHORT else (0, 0)
-        filtered = (shown_ns, ready_ns) if kernel == FILTERED else (0, 0)
-        preempted_ns = shown_ns if w.preempted else 0
-        delta.settled.append((key, (0, shown_ns, ready_ns, preempted_ns, 0, 0, *short, *filtered, 0, 0)))
-        if kernel not in PLACELESS and (shown_ns, ready_ns) != (moved_ns, moved_runqueue_ns):
-            delta.sites.append((w.site, (0, shown_ns - moved_ns, ready_ns - moved_runqueue_ns, 0)))
+        shown_ns = np.maximum(0, (until_ns or self._snapshot_ns) - waits[:, FROM_NS])
+        # If it has been runnable from the start, that is as of the last tick.
+        ready_ns = np.minimum(shown_ns, waits[:, READY_NS])
+        kernel = waits[:, KERNEL]
+        read = np.unique(waits[:, READ_USER])
+        self._retired.update(dict.fromkeys(read[read != NO_STACK].tolist(), self.at_ns))
+        at = ~np.isin(kernel, [*PLACELESS])
+        tick.add_sites(waits[at, : SITES.width], (shown_ns - moved_ns)[at], (ready_ns - moved_ready_ns)[at])
+        numbers = np.zeros((len(waits), THREADS.numbers), np.int64)
+        for name, values in (
+            ("offcpu_ns", shown_ns),
+            ("runqueue_ns", ready_ns),
+            ("preempted_ns", shown_ns * waits[:, PREEMPTED]),
+            ("short_ns", shown_ns * (kernel == SHORT)),
+            ("short_runqueue_ns", ready_ns * (kernel == SHORT)),
+            ("filtered_ns", shown_ns * (kernel == FILTERED)),
+            ("filtered_runqueue_ns", ready_ns * (kernel == FILTERED)),
+        ):
+            numbers[:, _THREAD[name]] = values
+        return numbers
 
-    def _begin(
-        self, key: ThreadKey, left_ns: int, from_ns: int, state: int, states: int, walked: OffCpuTask | None
-    ) -> None:
-        """Add a wait in progress that no snapshot has shown.
+    def _begin(self, tick: _Tick, rows: Ints, left_ns: Ints, from_ns: Ints, state: Ints) -> None:
+        """Add waits in progress that no snapshot has shown.
 
-        It is at the stack from the task scan, or short for now.
+        Each is at the stack from the task scan, or short for now.
         """
-        kernel, wake, holder = SHORT, NO_WAKE, NO_HOLDER
-        self._unsettled.add(key)
-        self._begun.add(key)
-        if states and not state & states:
-            kernel = FILTERED
-        elif walked is not None and walked.left_ns == left_ns and walked.kernel is not None:
-            kernel, wake, holder = walked.kernel, walked.wake, walked.holder
-            if kernel >= FIRST_STACK and not state & layout.RUNNING and not walked.runnable:
-                self._unsettled.discard(key)
-        since_ns, bound, call, arguments = _wait_details(walked, left_ns) or _NO_DETAILS
-        self.waiting[key] = Waiting(
-            SiteKey(key.pid, key.tid, kernel, NO_STACK, wake),
-            left_ns,
-            from_ns,
-            0,
-            bool(state & layout.RUNNING and not state & layout.TASK_NEW),
-            since_ns,
-            bound,
-            state,
-            call,
-            arguments,
-            holder=holder,
-        )
+        table, scanned = self._table, tick.tasks.waits.rows
+        waits = np.zeros((len(rows), FIELDS), np.int64)
+        waits[:, :2], waits[:, KERNEL], waits[:, CALL] = table.ids[rows], SHORT, -1
+        waits[:, LEFT_NS], waits[:, FROM_NS], waits[:, STATE] = left_ns, from_ns, state
+        waits[:, PREEMPTED] = (state & (layout.RUNNING | layout.TASK_NEW)) == layout.RUNNING
+        is_filtered = tick.excludes(state)
+        waits[is_filtered, KERNEL] = FILTERED
+        is_unsettled = np.ones(len(rows), np.bool_)
+        at, task = tick.scanned(rows, left_ns)
+        has_stack = scanned[task, KERNEL] != NOT_SCANNED
+        at, task = at[has_stack], task[has_stack]
+        waits[at[:, None], _DETAILS] = scanned[task[:, None], _DETAILS]
+        is_shown = ~is_filtered[at]
+        at, task = at[is_shown], task[is_shown]
+        waits[at, KERNEL], waits[at, WAKE] = scanned[task, KERNEL], scanned[task, WAKE]
+        is_runnable = (state[at] & layout.RUNNING != 0) | tick.tasks.runnable[task]
+        is_unsettled[at] = (waits[at, KERNEL] < FIRST_STACK) | is_runnable
+        table.waits[rows], table.is_unsettled[rows] = waits, is_unsettled
+        table.is_waiting[rows] = table.is_new[rows] = True
+        table.change(rows)
+        self._set_holders(tick, rows[at])
 
-    def _begin_new(self, one: OffCpuTask, record: ThreadRecord | None, at_ns: int, states: int, delta: _Delta) -> None:
-        """Add a new thread's wait for its first CPU, which only the task scan reports.
-
-        `record` is what the thread did in this tick, or what a previous owner of its tid did.
-        """
-        was = self.waiting.get(one.key)
-        if (record and record.born_ns >= one.born_ns) or (was and was.left_ns == one.left_ns):
+    def _set_holders(self, tick: _Tick, rows: Ints) -> None:
+        """Take the lock holders of these threads from the task scan."""
+        before, now = self._table.holders, tick.tasks.waits.holders
+        if not (before or now):
             return
-        self._settle_as_shown(one.key, delta)
-        self._born_ns[one.key] = one.born_ns
-        self._begin(one.key, one.left_ns, min(one.left_ns, at_ns), one.state, states, one)
+        for row, key in zip(rows.tolist(), self._table.keys(rows), strict=True):
+            if before.get(key) != now.get(key):
+                self._table.change(np.array([row]))
+                before.pop(key, None)
+                if key in now:
+                    before[key] = now[key]
 
-    def _end_new(
-        self,
-        one: NewThread,
-        record: ThreadRecord | None,
-        at_ns: int,
-        min_ns: int,
-        states: int,
-        max_ns: int,
-        delta: _Delta,
-    ) -> None:
+    def _begin_new(self, tick: _Tick, of_tasks: Ints, records: ThreadRecords, returned: Ints) -> None:
+        """Add new threads' waits for their first CPU, which only the task scan reports.
+
+        A record is of what the thread did in this tick, or of what a previous owner of its tid did.
+        """
+        table, tasks = self._table, tick.tasks
+        new = np.flatnonzero(tasks.waits.rows[:, STATE] & layout.TASK_NEW)
+        rows, left_ns = of_tasks[new], tasks.waits.rows[new, LEFT_NS]
+        is_known = table.is_waiting[rows] & (table.waits[rows, LEFT_NS] == left_ns)
+        is_known |= _acquired_ns(records, returned[rows]) >= tasks.born_ns[new]
+        new, rows, left_ns = new[~is_known], rows[~is_known], left_ns[~is_known]
+        self._settle_as_shown(tick, rows)
+        table.born_ns[rows] = tasks.born_ns[new]
+        self._begin(tick, rows, left_ns, np.minimum(left_ns, tick.at_ns), tasks.waits.rows[new, STATE])
+
+    def _end_new(self, tick: _Tick, one: NewThread, records: ThreadRecords, returned: Ints) -> None:
         """Settle a new thread's wait for its first CPU.
 
         The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
         later: the thread has not been switched out yet.
         """
         identity, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
-        if until_ns > at_ns or (record and record.born_ns >= one.born_ns) or self._late.shown_of(identity):
+        table, rows = self._table, self._table.rows_of(integers([one.key], 2))
+        has_returned = _acquired_ns(records, returned[rows])[0] >= one.born_ns
+        if until_ns > tick.at_ns or has_returned or self._deferred.shown_of(identity):
             return
-        was = self.waiting.get(one.key)
-        if was and was.left_ns == one.left_ns:
-            until_ns = until_ns if one.key in self._begun else max(until_ns, self._snapshot_ns)
+        tick = replace(tick, task_of=np.full_like(tick.task_of, -1))  # the scan saw an earlier wait, if any
+        if table.is_waiting[rows[0]] and table.waits[rows[0], LEFT_NS] == one.left_ns:
+            until_ns = until_ns if table.is_new[rows[0]] else max(until_ns, self._snapshot_ns)
         else:
-            self._settle_as_shown(one.key, delta)
-            self._born_ns[one.key] = one.born_ns
-            self._begin(one.key, one.left_ns, one.left_ns, layout.RUNNING | layout.TASK_NEW, states, None)
-        self._place(one.key, None, until_ns, min_ns, states, max_ns, delta)
-        self._settle(one.key, self.waiting.pop(one.key), delta, until_ns=until_ns)
-        self._late.keep_shown(identity, one.left_ns, until_ns)
+            self._settle_as_shown(tick, rows)
+            table.born_ns[rows] = one.born_ns
+            left_ns = np.array([one.left_ns])
+            self._begin(tick, rows, left_ns, left_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
+        self._place(tick, rows, until_ns)
+        self._settle(tick, table.waits[rows], until_ns=until_ns)
+        table.end(rows)
+        self._deferred.keep_shown(identity, one.left_ns, until_ns)
 
-    def _settle_as_shown(self, key: ThreadKey, delta: _Delta) -> None:
-        """Settle the wait in progress of a previous owner of the tid, or a written-off thread.
+    def _settle_as_shown(self, tick: _Tick, rows: Ints) -> None:
+        """Settle the waits in progress of previous owners of a tid, or of written-off threads.
 
-        It is kept as shown in case a record of that thread still arrives.
+        They are kept as shown in case a record of that thread still arrives.
         """
-        was = self.waiting.pop(key, None)
-        if was and key not in self._begun:
-            self._late.keep_shown((key, self._born_ns.get(key, 0)), was.left_ns, self._snapshot_ns)
-            self._settle(key, was, delta)
+        table = self._table
+        rows = rows[table.is_waiting[rows]]
+        table.end(rows)
+        rows = rows[~table.is_new[rows]]
+        self._settle(tick, table.waits[rows])
+        left_ns, acquired_ns = table.waits[rows, LEFT_NS].tolist(), np.maximum(0, table.born_ns[rows]).tolist()
+        for key, acquired, left in zip(table.keys(rows), acquired_ns, left_ns, strict=True):
+            self._deferred.keep_shown((key, acquired), left, self._snapshot_ns)
 
-    def _prime(self, walked: Sequence[OffCpuTask], walk_ns: int, at_ns: int, states: int, delta: _Delta) -> None:
-        """Adopt the waits in progress from the task scan that began at `walk_ns`.
+    def _prime(self, tick: _Tick, of_tasks: Ints, records: ThreadRecords, returned: Ints, scan_ns: int) -> None:
+        """Adopt the waits in progress from the task scan that began at `scan_ns`.
 
         Some of them began before tracing did.
         """
-        seen = {one.key for one in walked}
-        for key in [key for key, w in self.waiting.items() if key not in seen and w.left_ns < walk_ns]:
-            self._settle_as_shown(key, delta)
-            self._unsettled.discard(key)
-        for one in walked:
-            if one.key not in self.waiting and one.kernel is not None:
-                self._born_ns[one.key] = max(one.born_ns, self._born_ns.get(one.key, 0))
-                self._begin(one.key, one.left_ns, at_ns, one.state, states, one)
+        table, tasks = self._table, tick.tasks
+        record = returned[of_tasks]
+        is_running = record >= 0
+        is_running[is_running] = records.rows["left_ns"][record[is_running]] == 0
+        rows = table.waiting
+        over = rows[~table.flags(of_tasks[~is_running])[rows] & (table.waits[rows, LEFT_NS] < scan_ns)]
+        self._settle_as_shown(tick, over)
+        table.is_unsettled[over] = False
+        new = ~is_running & ~table.is_waiting[of_tasks] & (tasks.waits.rows[:, KERNEL] != NOT_SCANNED)
+        rows, some = of_tasks[new], tasks.waits.rows[new]
+        table.born_ns[rows] = np.maximum(table.born_ns[rows], tasks.born_ns[new])
+        self._begin(tick, rows, some[:, LEFT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
 
-    def _place(
-        self,
-        key: ThreadKey,
-        walked: OffCpuTask | None,
-        at_ns: int,
-        min_ns: int,
-        states: int,
-        max_ns: int,
-        delta: _Delta,
-        has_snapshot: bool = True,
-    ) -> None:
-        """Update a wait in progress: its site at this tick, and how much of it is run queue."""
-        w = self.waiting.get(key)
-        if w is None:
-            self._unsettled.discard(key)
-            return
-        if walked is not None and walked.left_ns != w.left_ns:
-            walked = None  # the scan saw an earlier wait of this thread
-        site = w.site
-        kernel, wake, age_ns = site.kernel, site.wake, at_ns - w.left_ns
-        if (states and not w.state & states) or (max_ns and age_ns > max_ns):
-            kernel, wake = FILTERED, NO_WAKE
-        elif walked is not None and walked.kernel is not None:
-            kernel, wake = walked.kernel, walked.wake
-        elif kernel in (SHORT, FILTERED):
-            kernel = SHORT if age_ns < min_ns else NO_STACK
-        user = NO_STACK if kernel < FIRST_STACK else w.user
-        if (kernel, user, wake) != site[2:]:
-            site = SiteKey(key.pid, key.tid, kernel, user, wake)
-        from_ns = max(w.from_ns, min(w.left_ns, at_ns))  # it may have been switched out just after its first snapshot
-        runqueue_ns = w.runqueue_ns
-        if site != w.site and from_ns < self._snapshot_ns and key not in self._begun:
-            if w.site.kernel in PLACELESS or site.kernel in PLACELESS:
-                self._settle(key, w, delta)
-                from_ns, runqueue_ns = self._snapshot_ns, 0
-            else:
-                self._move(w, site, at_ns - from_ns)
-        so_far_ns = at_ns - from_ns
-        if w.is_ready:
-            runqueue_ns = so_far_ns
-        elif has_snapshot and walked is not None and walked.runnable and walked.queued_ns:
-            ready_ns = at_ns - max(w.left_ns, walked.queued_ns)
-            grown_ns = runqueue_ns + at_ns - max(from_ns, self._snapshot_ns)  # time shown as blocked stays blocked
-            runqueue_ns = max(runqueue_ns, min(ready_ns, grown_ns, so_far_ns))
-        if site.kernel in (SHORT, FILTERED, NO_STACK) or runqueue_ns:
-            self._unsettled.add(key)
-        else:
-            self._unsettled.discard(key)
-        if site is not w.site or from_ns != w.from_ns or runqueue_ns != w.runqueue_ns:
-            w = self.waiting[key] = w._replace(site=site, from_ns=from_ns, runqueue_ns=runqueue_ns)
-        details = _wait_details(walked, w.left_ns)
-        if details and details != (w.since_ns, w.bound, w.call, w.arguments):
-            since_ns, bound, call, arguments = details
-            w = self.waiting[key] = w._replace(since_ns=since_ns, bound=bound, call=call, arguments=arguments)
-        if walked is not None and walked.holder != w.holder:
-            self.waiting[key] = w._replace(holder=walked.holder)
+    def _place(self, tick: _Tick, rows: Ints, at_ns: int) -> None:
+        """Update waits in progress: their sites as of `at_ns`, and how much of each is run queue."""
+        table, tasks = self._table, tick.tasks
+        is_waiting = table.is_waiting[rows]
+        table.is_unsettled[rows[~is_waiting]] = False
+        rows = rows[is_waiting]
+        was, waits = table.waits[rows], table.waits[rows]
+        left_ns, state, kernel = was[:, LEFT_NS], was[:, STATE], waits[:, KERNEL]
+        age_ns = at_ns - left_ns
+        seen, task = tick.scanned(rows, left_ns)
+        has_stack = tasks.waits.rows[task, KERNEL] != NOT_SCANNED
+        at, scanned = seen[has_stack], tasks.waits.rows[task[has_stack]]
+        is_placeless = np.isin(kernel, [*PLACELESS])
+        kernel[is_placeless] = np.where(age_ns[is_placeless] < tick.min_ns, SHORT, NO_STACK)
+        waits[at, KERNEL], waits[at, WAKE] = scanned[:, KERNEL], scanned[:, WAKE]
+        waits[at[:, None], _DETAILS] = scanned[:, _DETAILS]
+        is_filtered = tick.excludes(state)
+        if tick.max_ns:
+            is_filtered |= age_ns > tick.max_ns
+        waits[is_filtered, KERNEL], waits[is_filtered, WAKE] = FILTERED, NO_WAKE
+        waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, was[:, READ_USER])
+        # It may have been switched out just after its first snapshot.
+        waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(left_ns, at_ns))
+        moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
+        moves_on &= (waits[:, FROM_NS] < self._snapshot_ns) & ~table.is_new[rows]
+        is_settled = moves_on & (np.isin(was[:, KERNEL], [*PLACELESS]) | np.isin(kernel, [*PLACELESS]))
+        self._settle(tick, was[is_settled])
+        waits[is_settled, FROM_NS], waits[is_settled, READY_NS] = self._snapshot_ns, 0
+        moved = moves_on & ~is_settled
+        self._move(was[moved], waits[moved, : SITES.width], at_ns - waits[moved, FROM_NS])
+        so_far_ns = at_ns - waits[:, FROM_NS]
+        is_ready = (waits[:, PREEMPTED] != 0) | (state & layout.TASK_NEW != 0)
+        if tick.has_snapshot:
+            is_queued = tasks.runnable[task] & (tasks.queued_ns[task] != 0)
+            at, queued_ns = seen[is_queued], tasks.queued_ns[task[is_queued]]
+            ready_ns = at_ns - np.maximum(left_ns[at], queued_ns)
+            # Time shown as blocked stays blocked.
+            grown_ns = waits[at, READY_NS] + at_ns - np.maximum(waits[at, FROM_NS], self._snapshot_ns)
+            ready_ns = np.minimum(np.minimum(ready_ns, grown_ns), so_far_ns[at])
+            waits[at, READY_NS] = np.maximum(waits[at, READY_NS], ready_ns)
+        waits[is_ready, READY_NS] = so_far_ns[is_ready]
+        table.is_unsettled[rows] = np.isin(kernel, [SHORT, FILTERED, NO_STACK]) | (waits[:, READY_NS] != 0)
+        table.waits[rows] = waits
+        table.change(rows[(waits != was).any(axis=1)])
+        self._set_holders(tick, rows[seen])
 
-    def _apply(self, delta: _Delta, ended: SiteDeltas, at_ns: int, follows_snapshot: bool) -> None:
+    def _apply(self, tick: _Tick, counted: SiteDeltas, follows_snapshot: bool) -> None:
+        at_ns = tick.at_ns
         if follows_snapshot:
             self.threads.begin_tick()
             self.sites.begin_tick()
-        if delta.threads:
-            keys, numbers, lanes = zip(*delta.threads, strict=True)
-            of_waits = np.frombuffer(b"".join(lanes), np.int64).reshape(-1, log2.LANES)
-            self.threads.add(keys, integers(numbers, THREADS.numbers), of_waits, at_ns)
-        if delta.settled:
-            keys, numbers = zip(*delta.settled, strict=True)
-            self.threads.add(keys, integers(numbers, THREADS.numbers), None, at_ns)
-        if delta.ran:
-            keys, times = zip(*delta.ran, strict=True)
-            numbers = np.zeros((len(keys), THREADS.numbers), np.int64)
-            numbers[:, RUNNING_NS] = times
-            self.threads.add(keys, numbers, None, at_ns)
-        keys = [delta.renamed.get(key, key) for key in ended.keys] if delta.renamed else ended.keys
-        new = self.sites.add(keys, ended.numbers, ended.lanes, at_ns)
-        if delta.sites:
-            sites = [delta.renamed.get(site, site) for site, _ in delta.sites]
-            numbers = integers([numbers for _, numbers in delta.sites], SITES.numbers)
-            new += self.sites.add(sites, numbers, None, at_ns)
-        if delta.late:
-            late = SiteDeltas.of(delta.late)
-            keys = [delta.renamed.get(key, key) for key in late.keys]
-            new += self.sites.add(keys, late.numbers, late.lanes, at_ns)
-        for key in new:
+        if tick.ended:
+            ids, numbers, lanes = (np.concatenate(parts) for parts in zip(*tick.ended, strict=True))
+            self.threads.add([*map(THREADS.key, ids.tolist())], numbers, lanes, at_ns)
+        if tick.settled:
+            ids, numbers = (np.concatenate(parts) for parts in zip(*tick.settled, strict=True))
+            self.threads.add([*map(THREADS.key, ids.tolist())], numbers, None, at_ns)
+        late = SiteDeltas.of(tick.late)
+        self._add_sites(tick, counted.keys, counted.numbers, counted.lanes)
+        if tick.sites:
+            ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
+            self._add_sites(tick, [*map(SITES.key, ids.tolist())], numbers, None)
+        self._add_sites(tick, late.keys, late.numbers, late.lanes)
+
+    def _add_sites(self, tick: _Tick, keys: list[SiteKey], numbers: Ints, lanes: Ints | None) -> None:
+        renamed = [tick.renamed.get(key, key) for key in keys] if tick.renamed else keys
+        for key in self.sites.add(renamed, numbers, lanes, tick.at_ns):
             if key.tid:
                 self._sites_of.setdefault(key.thread, []).append(key)
 
-    def _give_back(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
+    def _evict(self, keys: Sequence[ThreadKey], at_ns: int) -> None:
         """Move the sums of threads that exited before the last snapshot to EXITED."""
         for key in keys:
             self.threads.move(key, EXITED)
-            self._runs.forget(key)
-            self._born_ns.pop(key, None)
-            for site in self._sites_of.pop(key, ()):
-                self._retired[site.kernel] = self._retired[site.user] = at_ns
-                self._retired_wakes[site.wake] = at_ns
+            self._table.forget(key)
+            sites = self._sites_of.pop(key, ())
+            self._retire(integers(sites, SITES.width), at_ns)
+            for site in sites:
                 self._retire_site(site)
             self._forgotten.append((at_ns, key))
         while len(self._forgotten) > _MOST_NAMES:
@@ -682,7 +798,8 @@ class Ledger:
 
     def _forget_name(self) -> None:
         _, key = self._forgotten.popleft()
-        if key not in self.threads and key not in self.waiting:
+        row = self._table.row(key)
+        if key not in self.threads and not (row >= 0 and self._table.is_waiting[row]):
             self.catalog.comms.pop(key, None)
             self.catalog.lives.pop(key, None)
             if key.tid == key.pid:
@@ -692,20 +809,13 @@ class Ledger:
         self.sites.move(key, SiteKey(EXITED.pid, EXITED.tid, key.kernel, NO_STACK))
 
 
-def _wait_details(walked: OffCpuTask | None, left_ns: int) -> tuple[int, Bound, int, tuple[int, ...]] | None:
-    """The Waiting fields from the task scan for the wait that began at `left_ns`.
-
-    None if the scan does not have that wait's stack.
-    """
-    if walked is None or walked.left_ns != left_ns or walked.kernel is None:
-        return None
-    return walked.since_ns, walked.bound, walked.call, walked.arguments
+def _acquired_ns(records: ThreadRecords, which: Ints) -> Ints:
+    """Return when the thread of each record acquired its tid; UNKNOWN_NS for position -1."""
+    times = np.full(len(which), UNKNOWN_NS)
+    times[which >= 0] = records.rows["born_ns"][which[which >= 0]]
+    return times
 
 
-def _kind(r: ThreadRecord) -> int:
-    """Kind of a record's first wait."""
-    return r.first_kind & ~layout.KIND_NEW
-
-
-def _lost_site(key: ThreadKey) -> SiteKey:
-    return SiteKey(key.pid, key.tid, STACK_LOST, STACK_LOST)
+def _lost_sites(ids: Ints) -> Ints:
+    """Return the sites of waits of these threads for which there was no room."""
+    return np.column_stack((ids, np.tile((STACK_LOST, STACK_LOST, NO_WAKE), (len(ids), 1))))

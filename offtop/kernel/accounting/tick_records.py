@@ -1,15 +1,59 @@
-"""Records of one tick for the ledger, besides the per-thread records: waits in progress, run times, finished waits."""
+"""Records of one tick for the ledger: what threads did, waits in progress, run times, finished waits.
 
-from collections.abc import Iterable, Sequence
+They are columns, because there may be many thousands; one of them is a NamedTuple.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals
-from offtop.model.values.table import SITES, Ints, integers
+from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Waiting
+from offtop.model.values.stack import NO_STACK
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers
+from offtop.model.values.waits import WaitList
 from offtop.model.values.wake import NO_WAKE
+
+Columns = NDArray[np.void]
+"""A structured array."""
+
+
+class ThreadRecords:
+    """What threads did in the tick. A thread may have several, the earliest first."""
+
+    def __init__(self, ids: Ints, rows: Columns) -> None:
+        """`ids` is (n, 2): pid, tid. `rows` is of layout.THREAD_ROW."""
+        self.ids, self.rows = ids, rows
+
+    @classmethod
+    def of(cls, records: "ThreadRecords | Iterable[tuple[ThreadKey, ThreadRecord]]") -> "ThreadRecords":
+        """Convert `records`, unless they are ThreadRecords already."""
+        if isinstance(records, ThreadRecords):
+            return records
+        every = list(records)
+        packed = b"".join(layout.THREAD.pack(*record) for _, record in every)
+        return cls(integers([key for key, _ in every], 2), np.frombuffer(packed, layout.THREAD_ROW))
+
+    @classmethod
+    def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
+        return cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
+        return zip(map(THREADS.key, self.ids.tolist()), map(layout.record_of, self.rows), strict=True)
+
+    def of_rows(self, which: Ints | Mask) -> "ThreadRecords":
+        return ThreadRecords(self.ids[which], self.rows[which])
+
+    def without(self, pids: Collection[int]) -> "ThreadRecords":
+        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
 
 
 class OffCpuTask(NamedTuple):
@@ -35,6 +79,42 @@ class OffCpuTask(NamedTuple):
     """The thread that holds the kernel lock it waits for."""
     born_ns: int = 0
     """As in ThreadRecord."""
+
+
+class OffCpuTasks:
+    """The off-CPU threads of a task scan."""
+
+    def __init__(self, waits: WaitList, runnable: Mask, queued_ns: Ints, born_ns: Ints) -> None:
+        """`waits` has what the scan knows of each wait; its kernel stack is NOT_SCANNED if that was not collected."""
+        self.waits, self.runnable, self.queued_ns, self.born_ns = waits, runnable, queued_ns, born_ns
+
+    @classmethod
+    def of(cls, tasks: "OffCpuTasks | Iterable[OffCpuTask]") -> "OffCpuTasks":
+        """Convert `tasks`, unless they are OffCpuTasks already."""
+        if isinstance(tasks, OffCpuTasks):
+            return tasks
+        every = list(tasks)
+        facts = integers([(one.runnable, one.queued_ns, one.born_ns) for one in every], 3)
+        return cls(WaitList.of(map(_waiting, every)), facts[:, 0] != 0, facts[:, 1], facts[:, 2])
+
+    def __len__(self) -> int:
+        return len(self.waits)
+
+    def of_rows(self, which: Ints | Mask) -> "OffCpuTasks":
+        return OffCpuTasks(self.waits.of_rows(which), self.runnable[which], self.queued_ns[which], self.born_ns[which])
+
+    def without(self, pids: Collection[int]) -> "OffCpuTasks":
+        return self.of_rows(~np.isin(self.waits.rows[:, 0], [*pids]))
+
+
+NOT_SCANNED = -2
+"""Instead of a stack id."""
+
+
+def _waiting(one: OffCpuTask) -> Waiting:
+    site = SiteKey(*one.key, NOT_SCANNED if one.kernel is None else one.kernel, NO_STACK, one.wake)
+    times = one.left_ns, one.left_ns, 0, False, one.since_ns
+    return Waiting(site, *times, one.bound, one.state, one.call, one.arguments, holder=one.holder)
 
 
 class NewThread(NamedTuple):
@@ -68,6 +148,48 @@ class RuntimeSample(NamedTuple):
     """True if the thread has exited: exec_ns is final."""
     born_ns: int = 0
     """As in ThreadRecord. Set only if the thread has exited."""
+
+
+class RuntimeSamples:
+    """CPU times of threads. A thread may have several, the earliest first."""
+
+    def __init__(self, rows: Columns) -> None:
+        """`rows` is of SAMPLE_ROW."""
+        self.rows = rows
+
+    @classmethod
+    def of(cls, samples: "RuntimeSamples | Iterable[RuntimeSample]") -> "RuntimeSamples":
+        """Convert `samples`, unless they are RuntimeSamples already."""
+        if isinstance(samples, RuntimeSamples):
+            return samples
+        return cls(np.array([tuple(one) for one in samples], SAMPLE_ROW))
+
+    @classmethod
+    def all(cls, parts: Sequence["RuntimeSamples"]) -> "RuntimeSamples":
+        return cls(np.concatenate([one.rows for one in parts]))
+
+    @property
+    def ids(self) -> Ints:
+        """(n, 2): pid, tid"""
+        return self.rows["key"]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of_rows(self, which: Ints | Mask) -> "RuntimeSamples":
+        return RuntimeSamples(self.rows[which])
+
+    def without(self, pids: Collection[int]) -> "RuntimeSamples":
+        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
+
+
+SAMPLE_ROW = np.dtype(
+    [
+        ("key", np.int64, 2),
+        *((name, np.bool_ if name == "ended" else np.int64) for name in RuntimeSample._fields[1:]),
+    ]
+)
+"""A RuntimeSample in an array."""
 
 
 class SiteDeltas(NamedTuple):

@@ -91,7 +91,7 @@ class Parts:
         self.config.write(Settings(loaded.filters))
         now_ns = time.monotonic_ns()
         sites = Sites(self.stacks, self.wakes, self.catalog)
-        self.ledger = Ledger(now_ns, sites.site, self.catalog, _is_alive)
+        self.ledger = Ledger(now_ns, sites.every, self.catalog, _is_alive)
         scanned = self.user_stacks if unwind.way != "off" else None
         self.drain = Drain(
             program, self.catalog, self.stacks, self.wakes, sites, self.details, scanned, self.ledger.begin

@@ -159,7 +159,7 @@ def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]
 
 
 def snapshot(ledger: Ledger) -> Snapshot:
-    kept = ledger.threads.frozen(), ledger.sites.frozen(), dict(ledger.waiting)
+    kept = ledger.threads.frozen(), ledger.sites.frozen(), ledger.waiting
     return Snapshot(0, ledger.at_ns, *kept, ledger.catalog, moves=ledger.moves)
 
 

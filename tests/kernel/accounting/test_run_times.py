@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 from offtop.kernel.accounting.ledger import Ledger
-from offtop.kernel.accounting.run_times import RunTimes
 from offtop.kernel.accounting.tick_records import RuntimeSample
 from offtop.model.values.catalog import ThreadKey, ThreadLifetime
 from offtop.model.values.snapshot import EXITED, ThreadTotals
@@ -151,7 +150,10 @@ def test_late_run_time_of_an_old_thread_leaves_the_new_one_alone() -> None:
 
 
 def test_a_thread_that_began_during_the_scan_counts_a_tick_later() -> None:
-    runs, walk_ns = RunTimes(0), NS_PER_S // 20
-    assert runs.new_ns(RuntimeSample(ONE, 500, NS_PER_S - walk_ns), None, NS_PER_S, 2 * NS_PER_S) == 500
+    ledger, walk_ns = Ledger(0), NS_PER_S // 20
+    began_during_scan = RuntimeSample(ONE, 500, NS_PER_S - walk_ns)
     other = RuntimeSample(ThreadKey(7, 101), 500, NS_PER_S // 2)
-    assert runs.new_ns(other, None, NS_PER_S, 2 * NS_PER_S) == 0, "it did not pass the filter before"
+    ledger.tick(NS_PER_S, MIN_NS, [], NOTHING, [])
+    ledger.tick(2 * NS_PER_S, MIN_NS, [], NOTHING, [], ran=[began_during_scan, other])
+    assert ledger.threads[ONE].running_ns == 500
+    assert other.key not in ledger.threads, "it did not pass the filter before"
