@@ -221,7 +221,7 @@ int main(void)
 def test_no_thread_waits_longer_than_it_lives(probe: str, tmp_path: Path) -> None:
     demand(probe)
     binary = programs.build(tmp_path / "brief", BRIEF, "-D_GNU_SOURCE")
-    waited, lives, quick = Counter[ThreadKey](), dict[ThreadKey, ThreadLifetime](), 0
+    waited, lives, checked = Counter[ThreadKey](), dict[ThreadKey, ThreadLifetime](), 0
     with watch.watching_kernel_stacks(probe=probe) as live:
         brief = subprocess.Popen([binary], start_new_session=True)
         try:
@@ -233,13 +233,13 @@ def test_no_thread_waits_longer_than_it_lives(probe: str, tmp_path: Path) -> Non
     for window in windows:
         for key, thread in window.each_thread():
             if window.catalog.comm(key) == "brief" and key.pid != brief.pid:
-                if window.span_ns < 70 * MS:  # a busy machine's ticks are longer, and a thread runs for longer in them
+                if thread.waits <= 6:  # in a busy machine's longer ticks a thread wakes more often, and runs for longer
                     assert thread.running_ns < 8 * MS, "it does not run while it sleeps for 10 ms"
-                    quick += 1
+                    checked += 1
                 waited[key] += thread.offcpu_ns
                 lives[key] = window.catalog.life(key)
     lived = {key: life.to_ns - life.from_ns for key, life in lives.items() if life.to_ns}
-    assert len(lived) > 100 and quick > 100
+    assert len(lived) > 100 and checked > 100
     longer = [(key, ns, lived[key]) for key, ns in waited.items() if key in lived and ns > lived[key] + MS]
     # A thread that left the scan but waits for a CPU to exit during the tick was shown as before: 1 in 1,000.
     assert len(longer) <= len(lived) // 100, longer
