@@ -73,6 +73,10 @@ class Watch:
         check_sums(window)
         return window
 
+    def begin(self) -> None:
+        """Begin the next tick here, for example if something else has read the source."""
+        self.last = self._read()
+
     def see_each_tick(self) -> None:
         """Return once waits in progress are scanned at each tick.
 
