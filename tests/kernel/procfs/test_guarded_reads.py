@@ -337,6 +337,7 @@ def test_a_file_kept_too_late_is_closed_in_the_child(reads: GuardedReads, tmp_pa
     impatient.start()
     before = descriptors(reads)
     os.kill(reads.pid, signal.SIGSTOP)
+    until(lambda: " T " in Path(f"/proc/{reads.pid}/stat").read_text())  # it may still run on another CPU
     with pytest.raises(TimeoutError):
         impatient.keep("late", str(tmp_path / "file"), 0)
     os.kill(reads.pid, signal.SIGCONT)
