@@ -64,9 +64,15 @@ def test_a_failed_check_prints_its_cost_and_its_fix() -> None:
     assert report.render([Check("libdw", "FAIL", "-"), there]).endswith("offtop cannot run here: libdw")
 
 
-def test_check_names_are_unique_and_ok_has_no_remedy() -> None:
-    found = report.checks()
-    assert len({check.name for check in found}) == len(found)
+@pytest.fixture(scope="module")
+def found() -> list[Check]:
+    """The checks of this process, for which BPF programs are compiled."""
+    return [*report.checks()]
+
+
+def test_check_names_are_unique_and_ok_has_no_remedy(found: list[Check]) -> None:
+    names = {check.name for check in found}
+    assert len(names) == len(found) and {"character set", "terminal"} <= names
     for check in found:
         if check.verdict == "ok":
             assert not check.remedy and not check.loses, check
@@ -74,16 +80,16 @@ def test_check_names_are_unique_and_ok_has_no_remedy() -> None:
             assert check.remedy, check
 
 
-def test_json_has_a_state_for_each_check() -> None:
-    found = [
+def test_json_has_a_state_for_each_check(found: list[Check]) -> None:
+    made_up = [
         Check("BTF", "ok", "there"),
         Check("libdw", "warn", "missing", "install it", "names"),
         Check("kprobes", "ok", "none", state="unneeded"),
         Check("wakers", "warn", "unknown without BTF", "mend that", state="unknown"),
     ]
-    states = by_name(report.as_json(found))
+    states = by_name(report.as_json(made_up))
     assert [one.state for one in states.values()] == ["there", "missing", "unneeded", "unknown"]
-    for one in by_name(report.as_json(report.checks())).values():
+    for one in by_name(report.as_json(found)).values():
         assert one.loses if one.state == "missing" else not one.loses, one
 
 
@@ -296,11 +302,20 @@ def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, mon
     assert {one.name for one in tmp_path.iterdir()} == {"ours", "others", "file", "link"}
 
 
-def test_an_ascii_locale_and_a_dumb_terminal_are_reported() -> None:
-    found = checked(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
-    assert found["character set"].verdict == "warn"
-    assert found["terminal"].verdict == "warn"
-    assert checked(LC_ALL="C.UTF-8", TERM="xterm")["terminal"].verdict == "ok"
+def test_ascii_locale_is_reported() -> None:
+    prints = "from offtop.kernel.doctor import host_checks as h; print(h.character_set().verdict)"
+    for variables, verdict in (({"LC_ALL": "C", "PYTHONUTF8": "0"}, "warn"), ({"LC_ALL": "C.UTF-8"}, "ok")):
+        environment = {**os.environ, "PYTHONCOERCECLOCALE": "0", **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", prints], cwd=_ROOT, env=environment, capture_output=True, text=True
+        )
+        assert (done.stdout, done.stderr) == (f"{verdict}\n", "")
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("dumb", "warn"), ("", "warn"), ("xterm", "ok")])
+def test_dumb_terminal_is_reported(kind: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", kind)
+    assert host_checks.terminal().verdict == verdict
 
 
 def test_a_program_on_a_dead_file_system_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
