@@ -148,7 +148,7 @@ async def test_screen_continues_after_an_error_while_writing_a_file() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeping, "profile_of", broken)
         async with shown(ScriptedSource(SHOP, ticks=5), files=Written()) as (app, pilot):
-            with faults.report_thread_errors(app.tell_fault):
+            with faults.report_thread_errors(app.report_thread_error):
                 await pilot.press("e", "enter")
                 await until(lambda: "Internal error in offtop" in screen(app)[-2])
             assert "in offtop-export: KeyError" in screen(app)[-2]

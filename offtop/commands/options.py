@@ -352,7 +352,7 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
         dest="probe",
         choices=("auto", "exit", "kprobe", "switch"),
         default="auto",
-        help="switch-in probe, which reports that a thread is back on a CPU",
+        help="switch-in probe: how offtop notices that a thread runs again",
     )
     add(
         "--unwind",

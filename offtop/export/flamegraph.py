@@ -64,8 +64,8 @@ def svg(profile: Profile, title: str = "", baseline: Profile | None = None) -> s
     depth = max((box.depth for box in boxes), default=0) + 1
     height = _TOP + depth * _LINE + 2 * _MARGIN
     heading = escape(printable(title or _TITLES[profile.mode]))
-    told = _told(profile, root, narrow, baseline, scale)
-    drawn = "\n".join(_drawn(box, profile, root, height, scale if baseline else 0.0) for box in boxes)
+    subtitle = _subtitle(profile, root, narrow, baseline, scale)
+    drawn = "\n".join(_box_svg(box, profile, root, height, scale if baseline else 0.0) for box in boxes)
     return (
         f'<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -73,7 +73,7 @@ def svg(profile: Profile, title: str = "", baseline: Profile | None = None) -> s
         f"<style>{_STYLE}</style>\n"
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
         f'<text x="{_WIDTH / 2}" y="20" text-anchor="middle" font-size="15">{heading}</text>\n'
-        f'<text x="{_WIDTH / 2}" y="36" text-anchor="middle" fill="#555555">{escape(told)}</text>\n'
+        f'<text x="{_WIDTH / 2}" y="36" text-anchor="middle" fill="#555555">{escape(subtitle)}</text>\n'
         f'<text id="back" class="key" x="{_MARGIN}" y="20">&#8592; all</text>\n'
         f'<text id="search" class="key" x="{_WIDTH - _MARGIN}" y="20" text-anchor="end">search</text>\n'
         f'<text id="found" x="{_WIDTH - _MARGIN}" y="36" text-anchor="end"></text>\n'
@@ -89,15 +89,15 @@ def _tree(samples: Sequence[Sample], before: Sequence[Sample]) -> _Node:
         for one in some:
             node = root
             named = (Step(one.process, False), Step(one.thread, False)) if one.thread != one.process else ()
-            way = (*(named or (Step(one.process, False),)), *one.path)
-            for at in range(len(way) + 1):
+            path = (*(named or (Step(one.process, False),)), *one.path)
+            for at in range(len(path) + 1):
                 if is_before:
                     node.before_ns += one.total_ns
                 else:
                     node.ns += one.total_ns
                     node.waits += one.waits
-                if at < len(way):
-                    node = node.children.setdefault(way[at], _Node(way[at]))
+                if at < len(path):
+                    node = node.children.setdefault(path[at], _Node(path[at]))
     return root
 
 
@@ -118,7 +118,7 @@ def _boxes(root: _Node) -> tuple[list[_Box], int]:
     return boxes, narrow
 
 
-def _told(profile: Profile, root: _Node, narrow: int, baseline: Profile | None, scale: float) -> str:
+def _subtitle(profile: Profile, root: _Node, narrow: int, baseline: Profile | None, scale: float) -> str:
     span = f"{duration(profile.span_ns)} of {printable(profile.host)}" if profile.host else duration(profile.span_ns)
     words = [f"{duration(root.ns)} waited in {span}: {_waiting(root.ns, profile)} threads at a time"]
     if baseline:
@@ -144,19 +144,19 @@ def _waiting(ns: int, profile: Profile) -> str:
     return threads(ns / profile.span_ns) if profile.span_ns else "0"
 
 
-def _drawn(box: _Box, profile: Profile, root: _Node, height: int, scale: float) -> str:
+def _box_svg(box: _Box, profile: Profile, root: _Node, height: int, scale: float) -> str:
     node = box.node
     name = printable(node.step.name)
     y = height - _MARGIN - (box.depth + 1) * _LINE
     share = f"{100 * node.ns / root.ns:.2f}%"
     change = node.ns - node.before_ns * scale if scale else 0.0
     changed = f", {'+' if change >= 0 else '-'}{duration(abs(round(change)))}" if scale else ""
-    says = escape(f"{name} ({duration(node.ns)}, {share}{changed}, {node.waits:,} waits)")
+    tooltip = escape(f"{name} ({duration(node.ns)}, {share}{changed}, {node.waits:,} waits)")
     fill = _difference(change / root.ns) if scale else _colour(box, profile.mode)
     fits = int((box.width - 4) / _LETTER)
     text = escape(name if len(name) <= fits else f"{name[: fits - 1]}…" if fits >= 3 else "")
     return (
-        f'<g><title>{says}</title><rect x="{_MARGIN + box.x:.2f}" y="{y}" width="{max(box.width - 0.3, 0.1):.2f}" '
+        f'<g><title>{tooltip}</title><rect x="{_MARGIN + box.x:.2f}" y="{y}" width="{max(box.width - 0.3, 0.1):.2f}" '
         f'height="{_LINE - 1}" fill="{fill}" rx="1"/><text x="{_MARGIN + box.x + 3:.2f}" y="{y + 11}">{text}</text></g>'
     )
 

@@ -108,9 +108,9 @@ def _wait(one: OutlierWait, flow: int) -> Iterator[bytes]:
     """Encode a slice, its run-queue part as a nested slice, and the end of the waker's arrow."""
     runs_ns = one.end_ns - one.runqueue_ns
     waker = f"{one.waker.comm}({one.waker.tid})" if one.waker else ""
-    told = (("process", one.who.process), ("woken by", waker))
+    labels = (("process", one.who.process), ("woken by", waker))
     arguments = [
-        *(message(_ARGUMENT, text(_CALLED, name), text(_TEXT, printable(said))) for name, said in told if said),
+        *(message(_ARGUMENT, text(_CALLED, name), text(_TEXT, printable(label))) for name, label in labels if label),
         *([message(_ARGUMENT, text(_CALLED, "run queue ns"), number(_NUMBER, one.runqueue_ns))] if one.end_ns else ()),
         *(_functions(name, stack) for name, stack in (("kernel", one.kernel), ("user", one.user)) if stack),
     ]

@@ -69,8 +69,8 @@ class Profile(NamedTuple):
     @property
     def doubts(self) -> list[str]:
         """Reasons why the numbers are not exact; empty if nothing was sampled or lost."""
-        told = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
-        lost = f"lost: {', '.join(told)}" if told else ""
+        losses = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
+        lost = f"lost: {', '.join(losses)}" if losses else ""
         return [*filter(None, (sampled(self.sampling, self.span_ns), lost))]
 
 

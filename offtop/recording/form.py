@@ -71,7 +71,7 @@ LATER_TABLES = {
 """Tables that the first recordings of this format lack.
 
 `guessed`: Stack.guessed_in. `nameless`: why the functions of a file have no name, as known at the end. `outliers`: see
-recording/caught.py, by the number of their tick.
+recording/outlier_rows.py, by the number of their tick.
 """
 
 _COSTS = 5
@@ -155,7 +155,7 @@ def encode(entry: Entry) -> bytes:
         **wake_words(entry.wakes),
     }
     if entry.ends:
-        words["other_ends"] = [_ends_words(what, ends) for what, ends in entry.ends.items()]
+        words["other_ends"] = [_peers_words(what, ends) for what, ends in entry.ends.items()]
     if change.filters.within:
         *sums, histogram, now, oldest_ns = change.calls
         words["within"] = change.filters.within
@@ -266,7 +266,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
         },
         _calls(words.get("calls", [])),
         wakes_of(words),
-        dict(_other_ends(*row) for row in checked.arrays(words.get("other_ends", []), 3)),
+        dict(_decode_peers(*row) for row in checked.arrays(words.get("other_ends", []), 3)),
     )
 
 
@@ -279,13 +279,13 @@ def _sampling(value: object) -> Sampling | None:
     return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
-def _ends_words(what: Object, ends: Peers) -> list[object]:
+def _peers_words(what: Object, ends: Peers) -> list[object]:
     """Encode an object, the processes at its other end, and what it watches (of an epoll)."""
     sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in ends.sides]
     return [list(what), sides, [value for member in ends.members for value in member]]
 
 
-def _other_ends(what: object, sides: object, members: object) -> tuple[Object, Peers]:
+def _decode_peers(what: object, sides: object, members: object) -> tuple[Object, Peers]:
     kind, name, pid, local, peer, state = checked.array(what, len(Object._fields))
     flat = checked.array(members)
     return (
@@ -336,7 +336,7 @@ def wake_words(wakes: Mapping[int, Wake]) -> dict[str, object]:
 
 def wakes_of(words: Mapping[str, object]) -> dict[int, Wake]:
     """Decode what `wake_words` encoded. Raises ValueError."""
-    return _with_ends(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", []))
+    return _with_addresses(_wakes(words.get("wakers", []), words.get("wakes", [])), words.get("ends", []))
 
 
 def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
@@ -363,7 +363,7 @@ def _wakes(wakers: object, wakes: object) -> dict[int, Wake]:
     return found
 
 
-def _with_ends(wakes: dict[int, Wake], ends: object) -> dict[int, Wake]:
+def _with_addresses(wakes: dict[int, Wake], ends: object) -> dict[int, Wake]:
     """Add the addresses and state of the objects that were waited on."""
     for number, local, peer, state in checked.arrays(ends, 1 + len(Object._fields) - _OBJECT):
         wake = wakes.get(checked.identity(number))

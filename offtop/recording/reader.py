@@ -16,7 +16,7 @@ from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
-from offtop.recording import caught, checked, form
+from offtop.recording import checked, form, outlier_rows
 
 _MOST_VALUE_BYTES = 32 << 20
 """Largest value in a row; a tick of 100,000 threads takes 5 MB."""
@@ -41,9 +41,10 @@ class Recording:
         """Raises OfftopError if the file is not a recording, or its format is newer than this offtop."""
         self._shown = printable(str(path))
         self._frames: dict[int, Frame] = {}
-        self._told: dict[Frame, str] = {}
+        self._names: dict[Frame, str] = {}
+        """The names that frames had at the end of the recording."""
         self._reasons: dict[str, str] = {}
-        """Why the functions of a file have no name, by file."""
+        """File → why its functions have no names."""
         self.version = 0
         """Implements Names.version: constant, since all names are known from the start."""
         self.damaged = 0
@@ -64,7 +65,7 @@ class Recording:
                 if "nameless" in later:
                     self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
-                self.first, self.last = self._ends()
+                self.first, self.last = self._first_and_last()
             except BaseException:
                 self._database.close()
                 raise
@@ -147,14 +148,14 @@ class Recording:
         found: list[tuple[int, Outlier]] = []
         for number, blob in reversed(newest):
             try:
-                found.append((checked.integer(number), caught.decode(blob, self.stack)))
+                found.append((checked.integer(number), outlier_rows.decode(blob, self.stack)))
             except ValueError:
                 self.damaged += 1
         return found
 
     def of(self, frame: Frame) -> str:
         """Return the name of `frame`. Implements Names."""
-        return self._told.get(frame) or printable(frame.name) or nameless(frame)
+        return self._names.get(frame) or printable(frame.name) or nameless(frame)
 
     def why_nameless(self, frame: Frame) -> str:
         """Implements Source.why_nameless."""
@@ -170,13 +171,13 @@ class Recording:
             row = self._one("SELECT file, offset, name, told FROM frames WHERE id = ?", number)
             if row is None:
                 raise ValueError("a frame is missing")
-            file, offset, name, told = row
+            file, offset, raw_name, name = row
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
-            frame = Frame(form.text_of(file), form.unsigned(offset), form.text_of(name))
+            frame = Frame(form.text_of(file), form.unsigned(offset), form.text_of(raw_name))
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-            self._frames[number], self._told[frame] = frame, printable(form.text_of(told))
+            self._frames[number], self._names[frame] = frame, printable(form.text_of(name))
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
@@ -217,7 +218,7 @@ class Recording:
         rows = self._database.execute("SELECT key, value FROM about").fetchmany(_MOST_ABOUT)
         return {printable(str(key)): printable(str(value)) for key, value in rows}
 
-    def _ends(self) -> tuple[int, int]:
+    def _first_and_last(self) -> tuple[int, int]:
         """Return the first whole tick and the last tick."""
         first = self._number("SELECT number FROM ticks WHERE whole IS NOT NULL ORDER BY number")
         last = self._number("SELECT number FROM ticks ORDER BY number DESC")

@@ -32,7 +32,7 @@ from offtop.units import NS_PER_S, count, duration
 K = TypeVar("K")
 V = TypeVar("V")
 _BEFORE_NS = 300 * NS_PER_S
-"""How much before a moment is read with it: the length of the timeline."""
+"""How much before the target of a seek is read too: the length of the timeline."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
 """Longest pause between two ticks: a gap (suspend, nothing recorded) is not waited out."""
 _TIDIED_NS = 300 * NS_PER_S
@@ -69,11 +69,11 @@ class RecordedSource:
         try:
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
             began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
-            ends = Recorded(recording.host, began_ns, ended_ns, measured_ns)
+            recorded = Recorded(recording.host, began_ns, ended_ns, measured_ns)
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
-        self._recorded = ends
-        self._recorded_ns = max(measured_ns, ends.ended_ns - ends.began_ns)
+        self._recorded = recorded
+        self._recorded_ns = max(measured_ns, recorded.ended_ns - recorded.began_ns)
         """Longer than measured_ns if the machine was suspended; CLOCK_REALTIME may also have been set back."""
         self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
         self._of_tick: dict[int, list[Outlier]] = {}
@@ -106,7 +106,7 @@ class RecordedSource:
         self._seen_ns: dict[ThreadKey, int] = {}
         """The same for threads."""
         self._tidied_ns = 0
-        self.go_to(begin_ns if begin_ns is not None else ends.began_ns)
+        self.go_to(begin_ns if begin_ns is not None else recorded.began_ns)
 
     @property
     def host(self) -> str:
@@ -130,7 +130,7 @@ class RecordedSource:
         with self._changed:
             while not self._closed:
                 if self._wanted is not None:
-                    self._take_up(self._wanted)
+                    self._start_seek(self._wanted)
                     self._wanted = None
                 entry = self._entry()
                 if entry is None and not self._speed:
@@ -153,9 +153,9 @@ class RecordedSource:
         Raises OfftopError if the recording is damaged there.
         """
         with self._changed:
-            recording, ends = self._recording, self._recorded
+            recording, recorded = self._recording, self._recorded
             try:
-                target = recording.number_at(max(ends.began_ns, min(taken_ns, ends.ended_ns)))
+                target = recording.number_at(max(recorded.began_ns, min(taken_ns, recorded.ended_ns)))
                 if after or target == recording.first:  # the first tick has no window
                     target = recording.after(target) or target
                 target_ns = recording.taken_ns(target)
@@ -198,26 +198,28 @@ class RecordedSource:
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
         details = self._catalog.detail(pid)
-        told = (
+        pairs = (
             ("name", self._catalog.process(pid)),
             ("command line", details.cmdline),
             ("user", details.user),
             ("cgroup", details.cgroup),
             ("container", label(details.cgroup)),
         )
-        return [(what, value) for what, value in told if value]
+        return [(what, value) for what, value in pairs if value]
 
     def about(self) -> list[tuple[str, str]]:
         recorded = self._recorded
-        ends = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
-        until = f"{ends[1]:%H:%M:%S %Z}, {duration(self._recorded_ns)}"
-        told = [("recorded", f"on {self.host}, {ends[0]:%Y-%m-%d %H:%M:%S} to {until}")]
+        times = [datetime.fromtimestamp(ns // NS_PER_S).astimezone() for ns in (recorded.began_ns, recorded.ended_ns)]
+        until = f"{times[1]:%H:%M:%S %Z}, {duration(self._recorded_ns)}"
+        pairs = [("recorded", f"on {self.host}, {times[0]:%Y-%m-%d %H:%M:%S} to {until}")]
         about = self._recording.about
-        told += [(what, about[form.ABOUT[what]]) for what in ("kernel", "switch-in probe") if form.ABOUT[what] in about]
-        told.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
+        pairs += [
+            (what, about[form.ABOUT[what]]) for what in ("kernel", "switch-in probe") if form.ABOUT[what] in about
+        ]
+        pairs.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
         if damaged := self._damaged + self._recording.damaged:
-            told.append(("damaged", f"{count(damaged)} ticks or stacks of the file could not be read"))
-        return told
+            pairs.append(("damaged", f"{count(damaged)} ticks or stacks of the file could not be read"))
+        return pairs
 
     def close(self) -> None:
         with self._changed:
@@ -226,7 +228,8 @@ class RecordedSource:
                 self._recording.close()
             self._changed.notify_all()
 
-    def _take_up(self, target: int) -> None:
+    def _start_seek(self, target: int) -> None:
+        """Continue at `target`, with the minutes before it."""
         recording = self._recording
         try:
             self._at_once = target
@@ -339,8 +342,8 @@ class RecordedSource:
             _add(catalog.ends, entry.ends, _MOST_WAKES)
             catalog.ends_version += 1
         for ids in (change.threads.ids, change.waiting):
-            heard = map(ThreadKey._make, ids[:, :2].tolist())
-            self._seen_ns.update((key, change.at_ns) for key in heard if key in catalog.comms)
+            present = map(ThreadKey._make, ids[:, :2].tolist())
+            self._seen_ns.update((key, change.at_ns) for key in present if key in catalog.comms)
         self._woke_ns.update(dict.fromkeys(change.wakes & catalog.wakes.keys(), change.at_ns))
 
     def _keep_stacks(self, entry: Entry) -> None:

@@ -38,7 +38,7 @@ _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
 _NOBODY = NOBODY, "(not known)"
-_WENT_ON = "in progress at the end"
+_IN_PROGRESS = "in progress at the end"
 _PLACES = 10_000
 """Most wakers' stacks whose names are cached."""
 _OUTLIERS = 10
@@ -78,7 +78,7 @@ class _Wakers:
         self._every: dict[tuple[str, str], _Ended] = {}
         """By kind and name: a thread may be named `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
-        self._went_on_ns = 0
+        self._in_progress_ns = 0
         """Time of waits still in progress."""
         self._since_ns = 0
         """The beginning of the first tick."""
@@ -101,7 +101,7 @@ class _Wakers:
             found = catalog.wake(wake)
             waker = found.waker
             if waker == STILL_WAITING and gathers(window.mode, WAKEUP):
-                self._went_on_ns += total_ns
+                self._in_progress_ns += total_ns
             elif found.has_waker:
                 one = self._of(waker)
                 one.blocked_ns += total_ns
@@ -117,11 +117,11 @@ class _Wakers:
         if _NOBODY in self._every:
             ended.append((_NOBODY, self._every[_NOBODY]))
         rows = [_waker_line(self._shown(*key), one) for key, one in ended if one.wakeups]
-        if rows and self._went_on_ns > 0:
-            rows.append(f"{duration(self._went_on_ns):>8} {'':>8} {'(still waiting)':<24} {_WENT_ON}")
+        if rows and self._in_progress_ns > 0:
+            rows.append(f"{duration(self._in_progress_ns):>8} {'':>8} {'(still waiting)':<24} {_IN_PROGRESS}")
         stormed = nlargest(_WAKERS, self._every.items(), key=lambda item: item[1].storm.woken)
         storms = [_storm_line(self._shown(*key), one.storm) for key, one in stormed if one.storm.woken]
-        head = ["WHO ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
+        head = ["WAKERS THAT ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
         return [*(head if rows else []), *rows, *(["WAKEUP STORMS"] if storms else []), *storms]
 
     def _of(self, waker: Waker) -> _Ended:
@@ -158,8 +158,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
     `width`: columns to cut lines at; 0: do not cut.
     """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
-        diagnoser = CauseFinder(source.names, rules)
-        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+        cause_finder = CauseFinder(source.names, rules)
+        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
         windows: list[Window] = []
         longest: list[_Longest] = []
         wakers = _Wakers(source.names)
@@ -186,15 +186,15 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
         if last is None:
             lines.append("The recording has only one reading; a tick needs two.")
         else:
-            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, diagnoser)
+            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, cause_finder)
         if longest:
-            lines += ["LONGEST WAITS THAT ENDED, one a place", *map(_longest_line, sorted(longest, reverse=True)), ""]
+            lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, sorted(longest, reverse=True)), ""]
         if caught := groups(source.outliers()):
             lines += [*_outlier_lines(caught, source.names), ""]
         if woken := wakers.lines:
             lines += [*woken, ""]
         if end:
-            lines += _stuck_lines(end, blocked, source.names, diagnoser)
+            lines += _stuck_lines(end, blocked, source.names, cause_finder)
         out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
 
 
@@ -205,13 +205,13 @@ def _numbers(
     busiest: tuple[float, int],
     source: RecordedSource,
     blocked: Stuck,
-    diagnoser: CauseFinder,
+    cause_finder: CauseFinder,
 ) -> list[str]:
     every = HistoryTick.of(window, last.idle)
     wanted = batch.Wanted(most_rows=_ROWS)
-    tick = passing(every, wanted.filter, diagnoser, blocked)
+    tick = passing(every, wanted.filter, cause_finder, blocked)
     problems = Problems(source.names, source.why_nameless)
-    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, diagnoser, problems)
+    text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, cause_finder, problems)
     return [
         f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
         f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",
@@ -233,7 +233,7 @@ def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
     return [head, *(f"{row}{printable(one_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 
 
-def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: CauseFinder) -> list[str]:
+def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, cause_finder: CauseFinder) -> list[str]:
     """Return lines for the waits in progress at the end: the oldest per process and stack, with its thread count."""
     shown = blocked.in_scope(Scope(ALL, idle=False))
     places: dict[tuple[int | str, ...], list[int]] = {}
@@ -242,11 +242,11 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, diagnoser: CauseFi
         places.setdefault(place, []).append(row)
     listed = list(places.values())
     rows = [
-        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.catalog, names, diagnoser)}"
+        f"{len(those):>7} {batch.stuck_line(shown, those[0], end.catalog, names, cause_finder)}"
         for those in listed[:_STUCK]
     ]
     if elided := sum(map(len, listed[_STUCK:])):
-        rows.append(f"{elided:>7} {'':>8} more, at {len(listed) - _STUCK} places")
+        rows.append(f"{elided:>7} {'':>8} more, in {len(listed) - _STUCK} stacks")
     head = [f"{'THREADS':>7} {batch.STUCK_HEAD}"] if rows else []
     return [f"STUCK AT THE END, {_clock(end.taken_ns)}: {batch.stuck_threads(blocked, shown)}", *head, *rows]
 
@@ -275,8 +275,8 @@ def _waiting(kept: HistoryTick) -> float:
 def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSource) -> list[_Longest]:
     """Add the longest wait of a tick if it is among the longest of all; keep one per process and stack."""
     shares = kept.shares
-    looks_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
-    max_ns = np.where(looks_idle[shares.leaf], 0, shares.max_ns) if len(shares.leaf) else shares.max_ns
+    is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
+    max_ns = np.where(is_idle[shares.leaf], 0, shares.max_ns) if len(shares.leaf) else shares.max_ns
     if not len(max_ns) or not max_ns.any():
         return longest
     row = int(max_ns.argmax())

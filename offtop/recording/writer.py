@@ -1,8 +1,9 @@
 """Writes a recording: ticks are encoded in the polling thread and written by a thread of their own.
 
-So a disk that hangs does not delay ticks. The queue between the two is bounded; when it is full, a tick is skipped and
-counted, and the next one holds the sums of both. The file belongs to the user who ran sudo, is created with that user's
-rights, and never through a symlink. A write that fails ends the recording with an error, and nothing else.
+A disk that hangs therefore does not delay ticks. The queue between the two threads is bounded; when it is full, a tick
+is skipped and counted, and the next one holds the sums of both. The file belongs to the user who ran sudo, is created
+with that user's rights, and never through a symlink. A failed write ends the recording, with an error; nothing else
+stops.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
 from offtop.printable import printable
-from offtop.recording import caught, form
+from offtop.recording import form, outlier_rows
 from offtop.units import NS_PER_S, size
 
 KEEP_NS = 48 * 3600 * NS_PER_S
@@ -50,13 +51,13 @@ _Rows = Sequence[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What one tick adds to the tables, in one transaction."""
+    """The rows that one tick adds to the tables, in one transaction."""
 
     tick: tuple[Any, ...]
     frames: _Rows
     stacks: _Rows
-    told: _Rows
-    """(name, id) of frames whose name has changed."""
+    names: _Rows
+    """(name, id) of frames that have a new name."""
     used: tuple[Sequence[int], Sequence[int], int] | None = None
     """The stacks and frames in use, and the number of the whole tick up to which they were used."""
     guessed: _Rows = ()
@@ -70,7 +71,7 @@ class Recorder:
         self,
         path: Path,
         source: Source,
-        whose: Person,
+        owner: Person,
         *,
         keep_ns: int = KEEP_NS,
         most_bytes: int = MOST_BYTES,
@@ -85,7 +86,7 @@ class Recorder:
         may block until there is room, and the peers of sockets and pipes are not looked up.
         """
         self.path = path
-        self._source, self._whose, self._cmdlines = source, whose, cmdlines
+        self._source, self._owner, self._cmdlines = source, owner, cmdlines
         self._keep_ns, self._most_bytes, self._leave_bytes, self._whole_ns = keep_ns, most_bytes, leave_bytes, whole_ns
         self._past = past
         self._before = NOTHING
@@ -97,27 +98,29 @@ class Recorder:
         self._lives: dict[ThreadKey, ThreadLifetime] = {}
         self._calls: dict[int, str] = {}
         self._wakes: dict[int, Wake] = {}
-        self._ends: dict[Object, Peers] = {}
+        self._peers: dict[Object, Peers] = {}
         self._of_wakes: dict[int, set[int]] = {}
         """The stacks of each wake."""
-        self._details_version = self._names_version = self._ends_version = -1
+        self._details_version = self._names_version = self._peers_version = -1
         self._frames: dict[Frame, int] = {}
         self._next_frame = 1
         self._stacks: dict[int, tuple[int, ...]] = {}
         """Stacks in the file, with the numbers of their frames."""
-        self._told: dict[Frame, str] = {}
-        """Names written so far of frames whose name may still change."""
+        self._provisional_names: dict[Frame, str] = {}
+        """Names written so far, of frames that may still get a better one."""
         self._unnamed: set[Frame] = set()
-        """Frames whose name is not known yet."""
+        """Frames without a name so far."""
         self._used: set[int] = set()
         """Stacks used since the last whole tick."""
         self._queue: deque[_Written] = deque()
         self._changed = threading.Condition()
         self._adding = threading.Lock()
-        self._closing = self._is_over = False
+        self._closing = False
+        self._is_queue_complete = False
+        """Whether the writing thread may stop when the queue is empty."""
         self._last_names: _Rows = ()
         self._reasons: _Rows = ()
-        """Why the functions of a file have no name, by file."""
+        """(file, why its functions have no names)."""
         self._moves: list[Move] = []
         """Moves of the skipped ticks."""
         self.skipped = 0
@@ -184,7 +187,7 @@ class Recorder:
             self._names(is_whole),
             used,
             guessed,
-            [(self._number, caught.encode(one)) for one in snapshot.outliers],
+            [(self._number, outlier_rows.encode(one)) for one in snapshot.outliers],
         )
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
@@ -202,7 +205,7 @@ class Recorder:
             reasons = {frame.file: self._source.why_nameless(frame) for frame in self._unnamed}
             self._reasons = [(form.text_bytes(file), reason) for file, reason in reasons.items() if reason]
         with self._changed:
-            self._is_over = True
+            self._is_queue_complete = True
             self._changed.notify_all()
         self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -214,7 +217,7 @@ class Recorder:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether everything was written. Valid once it is closed."""
+        """Whether everything was written. Valid once the recorder is closed."""
         return not (self.failure or self.skipped or self._thread.is_alive())
 
     @property
@@ -241,9 +244,9 @@ class Recorder:
         if catalog.details_version != self._details_version:
             self._details_version = catalog.details_version
             details = {
-                pid: told
+                pid: stored
                 for pid, one in list(catalog.details.items())
-                if pid in self._processes and self._details.get(pid) != (told := self._kept_of(one))
+                if pid in self._processes and self._details.get(pid) != (stored := self._stored_details(one))
             }
             self._details.update(details)
         lives = {key: life for key in keys if (life := catalog.lives.get(key)) and self._lives.get(key) != life}
@@ -251,7 +254,7 @@ class Recorder:
         self._lives.update(lives)
         self._calls.update(calls)
         return form.Entry(
-            one, comms, processes, details, lives, calls, self._new_wakes(whole, catalog), self._new_ends(one, catalog)
+            one, comms, processes, details, lives, calls, self._new_wakes(whole, catalog), self._new_peers(one, catalog)
         )
 
     def _whole_entry(self, whole: Change, catalog: Catalog) -> form.Entry:
@@ -260,14 +263,14 @@ class Recorder:
         pids = {key.pid for key in keys}
         self._comms = {key: comm for key, comm in self._comms.items() if key in keys}
         self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
-        self._details = {pid: told for pid, told in self._details.items() if pid in pids}
+        self._details = {pid: stored for pid, stored in self._details.items() if pid in pids}
         self._lives = {key: life for key, life in self._lives.items() if key in keys}
         named = whole.wakes
         self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
         self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
-        self._ends = {what: ends for what, ends in self._ends.items() if what in catalog.ends}
+        self._peers = {what: ends for what, ends in self._peers.items() if what in catalog.ends}
         return form.Entry(
-            whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._ends
+            whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._peers
         )
 
     def _new_wakes(self, whole: Change, catalog: Catalog) -> dict[int, Wake]:
@@ -278,7 +281,7 @@ class Recorder:
         self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
         return new
 
-    def _new_ends(self, one: Change, catalog: Catalog) -> dict[Object, Peers]:
+    def _new_peers(self, one: Change, catalog: Catalog) -> dict[Object, Peers]:
         """Return the peers that the file lacks or that changed, and have the source look up those of this tick.
 
         Epolls are not looked up: reading one locks it.
@@ -287,14 +290,14 @@ class Recorder:
         found = waited_on(waits.tolist(), catalog.wakes)
         if not self._past:
             self._source.find_peers({what: pid for what, pid in found.items() if what.kind != EPOLL})
-        if catalog.ends_version == self._ends_version:
+        if catalog.ends_version == self._peers_version:
             return {}
-        self._ends_version = catalog.ends_version
-        new = {what: ends for what, ends in list(catalog.ends.items()) if self._ends.get(what) != ends}
-        self._ends |= new
+        self._peers_version = catalog.ends_version
+        new = {what: ends for what, ends in list(catalog.ends.items()) if self._peers.get(what) != ends}
+        self._peers |= new
         return new
 
-    def _kept_of(self, details: Details) -> Details:
+    def _stored_details(self, details: Details) -> Details:
         return details if self._cmdlines else details._replace(cmdline="")
 
     def _stacks_of(self, one: Change) -> set[int]:
@@ -328,13 +331,13 @@ class Recorder:
             return known
         number = self._frames[frame] = self._next_frame
         self._next_frame += 1
-        told = self._source.names.of(frame)
+        name = self._source.names.of(frame)
         if not frame.name:
-            self._told[frame] = told
-            if told == nameless(frame):
+            self._provisional_names[frame] = name
+            if name == nameless(frame):
                 self._unnamed.add(frame)
-        file, name, said = map(form.text_bytes, (frame.file, frame.name, told))
-        new.append((number, file, form.signed(frame.offset), name, said, self._number))
+        file, raw_name, name_bytes = map(form.text_bytes, (frame.file, frame.name, name))
+        new.append((number, file, form.signed(frame.offset), raw_name, name_bytes, self._number))
         return number
 
     def _names(self, every: bool) -> _Rows:
@@ -343,11 +346,15 @@ class Recorder:
         if names.version == self._names_version and not every:
             return ()
         self._names_version = names.version
-        found = {frame: names.of(frame) for frame in (self._told if every else self._unnamed)}
-        better = {frame: told for frame, told in found.items() if told not in (self._told[frame], nameless(frame))}
-        self._told |= better
+        found = {frame: names.of(frame) for frame in (self._provisional_names if every else self._unnamed)}
+        better = {
+            frame: name
+            for frame, name in found.items()
+            if name not in (self._provisional_names[frame], nameless(frame))
+        }
+        self._provisional_names |= better
         self._unnamed.difference_update(better)
-        return [(form.text_bytes(told), self._frames[frame]) for frame, told in better.items()]
+        return [(form.text_bytes(name), self._frames[frame]) for frame, name in better.items()]
 
     def _forget_unused(self, ids: set[int]) -> tuple[list[int], list[int], int]:
         """Forget stacks that are neither in `ids` nor used since the last whole tick, and return those still in use.
@@ -360,8 +367,10 @@ class Recorder:
         in_use = {frame for frames in stacks.values() for frame in frames}
         self._stacks = stacks
         self._frames = {frame: number for frame, number in self._frames.items() if number in in_use}
-        self._told = {frame: was for frame, was in self._told.items() if frame in self._frames}
-        self._unnamed &= self._told.keys()
+        self._provisional_names = {
+            frame: was for frame, was in self._provisional_names.items() if frame in self._frames
+        }
+        self._unnamed &= self._provisional_names.keys()
         return list(stacks), list(in_use), self._number
 
     # The writing thread
@@ -369,7 +378,7 @@ class Recorder:
     def _run(self, opened: threading.Event) -> None:
         """Write until the queue is empty after close(). A worker.Worker would drop what is queued then."""
         try:
-            with as_person(self._whose):
+            with as_person(self._owner):
                 database = self._make()
                 opened.set()
                 try:
@@ -383,7 +392,7 @@ class Recorder:
             why = printable((error.strerror if isinstance(error, OSError) else "") or str(error))
             self.failure = f"recording stopped: {why}: {self._shown}"
             self._refusal = OfftopError(
-                f"{self._shown} cannot be written by {printable(self._whose.name)} ({why}). Name another file"
+                f"{self._shown} cannot be written by {printable(self._owner.name)} ({why}). Name another file"
             )
         opened.set()
 
@@ -443,7 +452,7 @@ class Recorder:
     def _next(self) -> _Written | None:
         with self._changed:
             while not self._queue:
-                if self._is_over:
+                if self._is_queue_complete:
                     return None
                 self._changed.wait()
             self._changed.notify_all()
@@ -453,7 +462,7 @@ class Recorder:
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
         database.executemany("INSERT OR REPLACE INTO guessed VALUES (?, ?)", written.guessed)
-        database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.told)
+        database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.names)
         database.executemany("INSERT INTO outliers VALUES (?, ?)", written.outliers)
         if written.used:
             stacks, frames, number = written.used

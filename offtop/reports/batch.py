@@ -215,7 +215,7 @@ def run(
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
                 lifetime = passing(ever, wanted.filter, diagnoser) if ever else None
                 if comparison:
-                    comparison.look_at(_view(wanted), NOTHING, now_of(tick))
+                    comparison.select(_view(wanted), NOTHING, now_of(tick))
                 listed = waiters(tick, wanted, lifetime, comparison)
                 stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.catalog)}
                 if wanted.stuck:
@@ -434,7 +434,7 @@ def _calls(window: Window) -> str:
     if calls.now:
         parts.append(f"{calls.now} now, oldest {duration(calls.oldest_ns) or '0'}")
     if calls.left:
-        parts.append(f"{calls.left} left otherwise")
+        parts.append(f"{calls.left} did not return")
     return f"within {printable(window.filters.within)}: calls {'  '.join(parts)}"
 
 

@@ -222,7 +222,7 @@ class _Changes:
     def __init__(
         self, tick: Tick, those: Sequence[tuple[SiteKey, SiteTotals]], names: Names, comparison: Comparison
     ) -> None:
-        comparison.look_at(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
+        comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
         self._span_ns = tick.kept.span_ns
         self._categories = by_category(tick.cut, filtered_shown=False)
         self._threads: Mapping[tuple[int, ...], Added] = by_thread(tick.shares, Scope())

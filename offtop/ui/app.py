@@ -50,8 +50,8 @@ from offtop.model.windows.breakdown import ALL, Shares
 from offtop.model.windows.history import HISTORY_NS, History
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.ui.actions.files import Recorder, Said
-from offtop.ui.actions.mouse import Mouse
+from offtop.ui.actions.files import AlertPosted, Recorder
+from offtop.ui.actions.mouse import MouseActions
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS, shown
@@ -118,7 +118,7 @@ class SourceEnded(Message):
         self.error = error
 
 
-class OfftopApp(Mouse):
+class OfftopApp(MouseActions):
     CSS = f"""
     Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
     Panel {{ background: $background; color: $foreground; }}
@@ -161,7 +161,7 @@ class OfftopApp(Mouse):
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
         self._outlier_actions = outlier_actions
         self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
-        self._listed = OutlierList(self._outliers)
+        self._outlier_list = OutlierList(self._outliers)
         self._announced_ns = max((one.at_ns for one in self._outliers.every), default=0)
         """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
         self._freeze = outlier_actions is not None and outlier_actions.freeze
@@ -180,7 +180,7 @@ class OfftopApp(Mouse):
         """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files
         self._mouse = mouse
-        self._view = panes.catching(view, outlier_actions.texts) if outlier_actions else view
+        self._view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self._picture: Picture | None = None
         self._drawn_versions = (0, 0)
         """`_name_versions()` when the screen was last drawn."""
@@ -190,7 +190,7 @@ class OfftopApp(Mouse):
         self._is_over = False
         """Whether the source has ended."""
         self.failure: BaseException | None = None
-        self.came: Sequence[int] = ()
+        self.early_signals: Sequence[int] = ()
         """Termination signals received before the screen existed."""
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
@@ -203,7 +203,7 @@ class OfftopApp(Mouse):
 
     @property
     def picture(self) -> Picture | None:
-        """What the screen shows."""
+        """The picture on the screen; None before the first tick."""
         return self._picture
 
     def compose(self) -> ComposeResult:
@@ -214,14 +214,14 @@ class OfftopApp(Mouse):
         self.app_resume_signal.subscribe(self, self._resumed)  # pyright: ignore[reportUnknownMemberType]
         if not self.is_headless:
             loop = asyncio.get_running_loop()
-            for number in terminal.ENDING:
+            for number in terminal.EXIT_SIGNALS:
                 loop.add_signal_handler(number, partial(self.exit, 128 + number))
-            if self.came:
-                self.exit(128 + self.came[0])
+            if self.early_signals:
+                self.exit(128 + self.early_signals[0])
             self.set_interval(1.0, self._check_terminal)
         self._draw()
         if self._source.notices:
-            self._say(" ".join(self._source.notices))
+            self._show_alert(" ".join(self._source.notices))
         self._poll.start()
 
     def on_unmount(self) -> None:
@@ -232,10 +232,7 @@ class OfftopApp(Mouse):
             self._poll.join(timeout=2.0)
 
     def _read(self) -> None:
-        """Body of the polling thread, which ends when the pace is stopped.
-
-        `run` raises its error again.
-        """
+        """Read ticks until the pace is stopped. Runs in the polling thread; `run` raises its error again."""
         error: BaseException | None = None
         try:
             for _ in self._pace.ticks():
@@ -265,9 +262,9 @@ class OfftopApp(Mouse):
             self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
             return  # the later drawing includes this tick
         if self.recorder and self.recorder.failure:
-            self._say(self.recorder.failure)
+            self._show_alert(self.recorder.failure)
             self.recorder = self._pace.recorder = None
-        if not self._arrived() or self._is_seeking():
+        if not self._finish_seek() or self._is_seeking():
             return
         self._announce_outliers()
         drawn, last_ns = self._picture, self._ticked_ns
@@ -283,15 +280,15 @@ class OfftopApp(Mouse):
             self._draw_picture(self._picture, self._layout)
         late_ns = self._ticked_ns - last_ns
         if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self._view.delay_ns):
-            still = span(round(late_ns, -9))
-            self._say(f"the screen stood still for {still}; the measuring went on")
+            delay = span(round(late_ns, -9))
+            self._show_alert(f"the screen did not update for {delay}; measuring continued")
 
     def _announce_outliers(self) -> None:
         """Announce new outliers on the alert line, and pause at the first one if requested."""
         if self._outlier_actions and (failure := self._outlier_actions.alarm.failure):
             self._outlier_actions.alarm.failure = ""
-            self._say(failure)
-        new = [one for one in self._listed.every if one.first.at_ns > self._announced_ns]
+            self._show_alert(failure)
+        new = [one for one in self._outlier_list.every if one.first.at_ns > self._announced_ns]
         if not new:
             return
         worst, self._announced_ns = new[-1].worst, new[-1].first.at_ns
@@ -300,11 +297,11 @@ class OfftopApp(Mouse):
             self.bell()
         if self._freeze and self._view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
             self._freeze = False
-            self._look(views.paused_at(self._view, tick.at_ns))
-        self._say(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
+            self._set_view(views.paused_at(self._view, tick.at_ns))
+        self._show_alert(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
 
     def _name_versions(self) -> tuple[int, int]:
-        """Versions of data that may arrive after its tick: function names, process details."""
+        """Return the versions of function names and process details, which may arrive after their tick."""
         newest = self._history.newest
         return self._source.names.version, newest.facts.catalog.details_version if newest else 0
 
@@ -315,13 +312,13 @@ class OfftopApp(Mouse):
             return
         recorded = self._source.recorded is not None
         if self._history.newest is None:
-            what = "This recording is empty" if recorded else "What was watched has ended"
-            self.failure = OfftopError(f"{what}: no tick of it can be shown")
+            what = "This recording is empty" if recorded else "All measured processes have exited"
+            self.failure = OfftopError(f"{what}: there is no tick to show")
             self.exit(self.failure.status)
             return
         self._is_over = True
-        what = "This is the end" if recorded else "What was watched has ended"
-        self._say(f"{what}: there is nothing more to read. [ goes back, q quits.")
+        what = "This is the end of the recording" if recorded else "All measured processes have exited"
+        self._show_alert(f"{what}: [ goes back, q quits.")
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
@@ -336,9 +333,9 @@ class OfftopApp(Mouse):
 
     @property
     def _layout(self) -> Layout:
-        return self._arranged(self._view)
+        return self._layout_of(self._view)
 
-    def _arranged(self, view: View) -> Layout:
+    def _layout_of(self, view: View) -> Layout:
         newest = self._history.newest
         within = bool(newest.facts.filters.within if newest else view.filters.within)
         return arrange(self.size.width, self.size.height, view, within)
@@ -346,7 +343,7 @@ class OfftopApp(Mouse):
     def _history_reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
 
-    def _look(self, view: View) -> None:
+    def _set_view(self, view: View) -> None:
         if view.delay_ns != self._view.delay_ns:
             self._pace.set_delay(view.delay_ns)
         if (view.paused_at_ns is None) != (self._view.paused_at_ns is None):
@@ -375,15 +372,15 @@ class OfftopApp(Mouse):
             self.screen.draw()
 
     def _is_seeking(self) -> bool:
-        """Whether the newest tick only leads up to the target of a seek."""
+        """Return whether the newest tick only leads up to the target of a seek."""
         latest = self._history.latest
         return latest is not None and latest.leads
 
     def _place(self, layout: Layout) -> None:
         """Move and resize the panels."""
-        asked_on = "alert" if "alert" in layout.panels else "head"
+        prompt_panel = "alert" if "alert" in layout.panels else "head"
         for name, panel in self._panels.items():
-            rect = layout.panels.get(name) if name != asked_on or not self._prompt.is_open else None
+            rect = layout.panels.get(name) if name != prompt_panel or not self._prompt.is_open else None
             if name in self._placed and self._placed[name] == rect:
                 continue
             self._placed[name] = rect
@@ -391,14 +388,14 @@ class OfftopApp(Mouse):
             if rect is not None:
                 panel.styles.offset = rect.x, rect.y
                 panel.styles.width, panel.styles.height = rect.width, rect.height
-        self._prompt.styles.offset = 0, layout.panels[asked_on].y
+        self._prompt.styles.offset = 0, layout.panels[prompt_panel].y
 
     def _describe(self, picture: Picture) -> None:
         """Ask the source for the peers and process details that the view needs, and no others."""
         view = picture.view
         self._source.find_peers(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
-            every = [by_pid for tick in picture.over for by_pid in tick.cut.processes.values()]
+            every = [by_pid for tick in picture.ticks for by_pid in tick.cut.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
             self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:
@@ -410,9 +407,9 @@ class OfftopApp(Mouse):
             self._source.describe({row.pid for row in rows})
 
     def _visible_objects(self, picture: Picture) -> Mapping[Object, int]:
-        """Objects that threads in the visible rows wait on, each with a waiting PID.
+        """Return the objects that the visible rows wait on, each with a waiting PID.
 
-        If a filter needs peers, the objects are those of all rows.
+        If a filter needs peers, return those of all rows.
         """
         view, catalog = picture.view, picture.catalog
         if any(one.needs_ends for one in (view.filter, *view.muted)):
@@ -474,9 +471,9 @@ class OfftopApp(Mouse):
         return plain(fit(self._standing_text(layout.width), layout.width, self._glyphs), "dim")
 
     def _standing_text(self, width: int) -> str:
-        """Text of the alert line without an alert.
+        """Return what the alert line shows without an alert.
 
-        A problem if there is one, otherwise the main cause, otherwise the meaning of the category.
+        That is a problem if there is one, otherwise the main cause, otherwise the meaning of the category.
         """
         picture, category = self._picture, self._view.category
         if picture and picture.lost:
@@ -496,7 +493,7 @@ class OfftopApp(Mouse):
         meaning = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
         return whole_sentences(" ".join(meaning.split()), width)
 
-    def _say(self, text: str) -> None:
+    def _show_alert(self, text: str) -> None:
         """Show `text` on the alert line until the next key, or for a few seconds."""
         self._alert = text
         self.set_timer(_ALERT_SECONDS, lambda: self._clear_alert(text))
@@ -513,7 +510,7 @@ class OfftopApp(Mouse):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
             self._alert = ""
-            if not event.is_forwarded and len(self.screen_stack) == 1 and await self._acted_on(event):
+            if not event.is_forwarded and len(self.screen_stack) == 1 and await self._run_key(event):
                 return
             if not event.is_forwarded and isinstance(self.screen, Help) and await self.screen.take(event):
                 return
@@ -525,7 +522,7 @@ class OfftopApp(Mouse):
             return
         await super().on_event(event)
 
-    async def _acted_on(self, event: events.Key) -> bool:
+    async def _run_key(self, event: events.Key) -> bool:
         """Handle a key at once; return whether it did anything.
 
         Textual would pass the key to the screen and read the next one before the screen acts. In a burst of keys,
@@ -547,7 +544,7 @@ class OfftopApp(Mouse):
         ):
             return
         key = event.character if event.is_printable and event.character else event.key
-        self._say(f"no action on {key!r}; ? for help")
+        self._show_alert(f"no action on {key!r}; ? for help")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable key actions while a question is open: keys belong to its answer."""
@@ -571,24 +568,24 @@ class OfftopApp(Mouse):
             self._prompt.drop()
             self._draw()
         elif picture and self._filter_matches_nothing(picture):
-            self._look(views.of_user(views.filtered(self._view, NOTHING), ""))
+            self._set_view(views.of_user(views.filtered(self._view, NOTHING), ""))
         else:
             super().action_leave()
 
     def action_reset(self) -> None:
         self._history.reset()
         self._draw()
-        self._say("cumulative numbers (T, and w) are reset")
+        self._show_alert("cumulative numbers (T, and w) are reset")
 
-    def _ask_kernel(self, view: View) -> None:
+    def _set_measured_view(self, view: View) -> None:
         """Switch to `view` if the source accepts its filters."""
         try:
             if view.asked != self._view.asked:
                 self._source.set_filters(view.asked)
         except OfftopError as refused:
-            self._say(str(refused))
+            self._show_alert(str(refused))
             return
-        self._look(view)
+        self._set_view(view)
 
     def _ask(
         self,
@@ -603,43 +600,43 @@ class OfftopApp(Mouse):
 
     def action_write(self) -> None:
         if self._files is None:
-            self._say("there is no config file to write to here")
+            self._show_alert("there is no config file to write to here")
             return
         try:
-            self._say(self._files.save_settings(self._view, self.theme, self._mouse))
+            self._show_alert(self._files.save_settings(self._view, self.theme, self._mouse))
         except OfftopError as refused:
-            self._say(str(refused))
+            self._show_alert(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
         return Pictures(self._history, self._source.names, self._rules).selected(picture)  # runs in another thread
 
     def _write_file(self, path: Path, content: str | bytes) -> str:
         if self._files is None:
-            raise OfftopError("There is no place to write to here")
+            raise OfftopError("This screen cannot write files")
         return self._files.write(path, content)
 
     def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
         if self._files is None:
-            raise OfftopError("There is no place to write to here")
+            raise OfftopError("This screen cannot write files")
         return self._files.clip(self._source, what, taken_ns)
 
     def action_record(self) -> None:
         if self._source.recorded:
-            self._say("this is a recording already")
+            self._show_alert("this is a recording already")
         elif self.recorder is not None:
             ending, self.recorder = self.recorder, None
             self._pace.recorder = None
-            self._say("ending the recording")
+            self._show_alert("ending the recording")
             self._ending = Thread(target=self._end, args=(ending,), daemon=True)
             self._ending.start()
         elif self._files is None:
-            self._say("there is no place to write to here")
+            self._show_alert("this screen cannot write files")
         else:
             try:
                 self.recorder = self._pace.recorder = self._files.recorder(self._source)
-                self._say(f"recording to {printable(str(self.recorder.path))}; a ends it")
+                self._show_alert(f"recording to {printable(str(self.recorder.path))}; a ends it")
             except OfftopError as refused:
-                self._say(str(refused))
+                self._show_alert(str(refused))
 
     def _end(self, recorder: Recorder) -> None:
         """Close the recording, in a separate thread.
@@ -648,14 +645,14 @@ class OfftopApp(Mouse):
         """
         result = recorder.close()
         if self.is_running:
-            self.post_message(Said(result))
+            self.post_message(AlertPosted(result))
 
-    def on_said(self, message: Said) -> None:
-        self._say(message.text)
+    def on_alert_posted(self, message: AlertPosted) -> None:
+        self._show_alert(message.text)
 
-    def tell_fault(self, error: BaseException, thread: str) -> None:
+    def report_thread_error(self, error: BaseException, thread: str) -> None:
         """Report an error that ended another thread; measuring goes on. Thread-safe."""
-        self.post_message(Said(faults.error_text(error, thread)))
+        self.post_message(AlertPosted(faults.error_text(error, thread)))
 
     def _fatal_error(self) -> None:
         """Keep the error for `run`, which raises it once the terminal is restored.
@@ -673,7 +670,7 @@ class OfftopApp(Mouse):
         """Finish recordings and clips; return messages about the results, or an empty string."""
         if self._ending is not None:
             self._ending.join()
-        results = self.saved(), self.recorder.close() if self.recorder else ""
+        results = self.wait_for_clip(), self.recorder.close() if self.recorder else ""
         return "; ".join(filter(None, results))
 
     def action_theme(self, name: str) -> None:
@@ -686,11 +683,11 @@ class OfftopApp(Mouse):
         self._mouse = not self._mouse
         if isinstance(self._driver, terminal.TerminalDriver):
             self._driver.use_mouse(self._mouse)
-        self._say("offtop uses the mouse" if self._mouse else "the terminal uses the mouse: it selects text")
+        self._show_alert("offtop uses the mouse" if self._mouse else "the mouse selects text in the terminal")
 
     def action_command_palette(self) -> None:
         if self.size.height < _PALETTE_LINES:
-            self._say("the palette needs more lines")
+            self._show_alert("the palette needs more lines")
         else:
             super().action_command_palette()
 
@@ -722,7 +719,7 @@ class OfftopApp(Mouse):
             os.killpg(0, signal.SIGTSTP)
 
     def _filter_matches_nothing(self, picture: Picture) -> bool:
-        """Whether the user's filter matches nothing at all, and so is most likely wrong."""
+        """Return whether the user's filter matches nothing, so that it is probably wrong."""
         view = self._view
         own = (view.filter.text or view.user) and view.group is None and view.pool is None
         return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
@@ -737,7 +734,9 @@ class OfftopApp(Mouse):
 _KEY_ACTIONS = {row.action.partition("(")[0] for row in KEYS}
 _LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
 _LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
-_LOST_HINT_SAMPLED = "they came and went between two samples. A larger --cpu-budget or fewer threads (p, F) help"
+_LOST_HINT_SAMPLED = (
+    "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
+)
 """The same, when /proc is sampled."""
 _WAKEUP_KEY = "wakeup"
 """Id of the key for wakers, which does nothing when /proc is sampled."""
@@ -745,7 +744,7 @@ _ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits 
 
 
 def _key_bar(width: int, chosen: Mapping[str, str], disabled: Collection[str]) -> Line:
-    """Key bar; `disabled` holds ids of keys that do nothing here."""
+    """Return the key bar. `disabled`: ids of keys that do nothing here."""
     bars = {
         row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
         for row in KEYS
@@ -800,7 +799,7 @@ def run(
         view,
         categories,
         theme_name=theme or terminal.theme(),
-        ascii_only=ascii_only or not terminal.speaks_utf8(),
+        ascii_only=ascii_only or not terminal.supports_utf8(),
         history_ns=history_ns,
         iterations=iterations,
         keymap=keymap,
@@ -812,7 +811,7 @@ def run(
         pause_at_ns=pause_at_ns,
     )
     try:
-        with faults.report_thread_errors(app.tell_fault), terminal.ending_later() as app.came:
+        with faults.report_thread_errors(app.report_thread_error), terminal.collected_signals() as app.early_signals:
             status = app.run(mouse=mouse)
     finally:
         app.leave_terminal()

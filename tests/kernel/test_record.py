@@ -82,7 +82,7 @@ def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.
     from_there = [known(json.loads(line)) for line in later.out.splitlines()]
     assert from_there == [known(tick) for tick in ticks[-len(from_there) :]]
     page = run("report", str(file))
-    assert "WHO ENDED MOST BLOCKED TIME" in page.out
+    assert "WAKERS THAT ENDED MOST BLOCKED TIME" in page.out
     assert read_version(file) == 2
 
 

@@ -16,7 +16,7 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import EMPTY, KERNEL, Frame, Stack
 from offtop.model.values.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
 from offtop.person import person
-from offtop.recording import caught, report
+from offtop.recording import outlier_rows, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -45,7 +45,7 @@ def told(one: Outlier) -> object:
 
 @pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
 def test_outlier_is_read_as_written(one: Outlier) -> None:
-    again = caught.decode(caught.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
+    again = outlier_rows.decode(outlier_rows.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
     assert told(again) == told(one)
     if one.wait:
         assert again.catalog.wake(FIRST_WAKE) == one.catalog.wake(FIRST_WAKE)
@@ -53,12 +53,12 @@ def test_outlier_is_read_as_written(one: Outlier) -> None:
 
 
 def changed(**words: Any) -> bytes:
-    made = json.loads(zlib.decompress(caught.encode(outlier())))
+    made = json.loads(zlib.decompress(outlier_rows.encode(outlier())))
     return zlib.compress(json.dumps({**made, **words}).encode())
 
 
 def with_value(where: str, index: int, value: object) -> bytes:
-    made = json.loads(zlib.decompress(caught.encode(outlier())))
+    made = json.loads(zlib.decompress(outlier_rows.encode(outlier())))
     made[where][index] = value
     return zlib.compress(json.dumps(made).encode())
 
@@ -87,7 +87,7 @@ def with_value(where: str, index: int, value: object) -> bytes:
 )
 def test_impossible_outlier_is_refused(blob: object) -> None:
     with pytest.raises(ValueError, match=r"."):
-        caught.decode(blob, lambda _: LOCK)
+        outlier_rows.decode(blob, lambda _: LOCK)
 
 
 def recorded(path: Path, category: str = "lock") -> None:

@@ -81,7 +81,7 @@ def test_ages_have_bounds_and_the_oldest_is_first(tmp_path: Path) -> None:
 def test_finished_wait_is_among_the_longest_but_not_still_blocked(tmp_path: Path) -> None:
     lines = page(tmp_path / "it", *STUCK, seconds=12)
     assert not any(" late " in line for line in stuck_in(lines))
-    longest = lines.index("LONGEST WAITS THAT ENDED, one a place")
+    longest = lines.index("LONGEST FINISHED WAITS, one per stack")
     assert lines[longest + 1].split()[1:4] == ["4.00s", "run-queue", "late(800)"]
 
 
@@ -105,7 +105,7 @@ def test_at_most_20_stacks_are_listed_and_the_others_counted(tmp_path: Path) -> 
     first, _, *rows = stuck_in(page(tmp_path / "it", *processes, twin, seconds=10, step=5))
     assert first == "24 threads"
     assert [row.split()[2] for row in rows[:20]] == [str(1022 - n) for n in range(20)]
-    assert rows[20:] == ["      4          more, at 3 places"]
+    assert rows[20:] == ["      4          more, in 3 stacks"]
 
 
 def test_recording_without_waits_in_progress_has_no_section(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def wakers_in(path: Path, source: WokenSource) -> list[str]:
         recorder.add(source.after(second))
     recorder.close()
     lines = written(path)
-    first = lines.index("WHO ENDED MOST BLOCKED TIME")
+    first = lines.index("WAKERS THAT ENDED MOST BLOCKED TIME")
     end = next(number for number, line in enumerate(lines) if line.startswith("STUCK AT THE END"))
     return [line.rstrip() for line in lines[first + 1 : end - 1]]
 

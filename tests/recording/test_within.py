@@ -54,7 +54,7 @@ def test_json_has_the_calls_of_each_tick() -> None:
 def test_text_has_calls_in_one_line() -> None:
     lines = [line for line in printed(CallingSource(ticks=2, ends=True), as_json=False) if "within" in line]
     said = f"within {NAME}: calls 100/s  p50<=4.2ms p99<=4.2ms max 104ms  70% blocked + 10% run queue + 20% running"
-    assert lines == [f"{said}  3 now, oldest 1.50s  2 left otherwise"] * 2
+    assert lines == [f"{said}  3 now, oldest 1.50s  2 did not return"] * 2
 
 
 def test_calls_are_recorded(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def test_queued_ticks_are_drawn_once() -> None:
 @asynchronous
 async def test_ended_source_leaves_its_last_picture() -> None:
     async with shown(ScriptedSource(ticks=3, ends=True)) as (app, pilot):
-        await until(lambda: "What was watched has ended" in screen(app)[-2])
+        await until(lambda: "All measured processes have exited" in screen(app)[-2])
         assert screen(app)[0].endswith("ENDED")
         await pilot.press("left_square_bracket")
         assert "PAUSED" in screen(app)[0]
@@ -68,7 +68,7 @@ async def test_source_without_a_tick_ends_the_app_with_a_message() -> None:
     app = OfftopApp(ScriptedSource(ticks=0, ends=True), View(delay_ns=QUICK_NS), CATEGORIES)
     async with app.run_test():
         await until(lambda: app.failure is not None)
-    assert str(app.failure) == "What was watched has ended: no tick of it can be shown"
+    assert str(app.failure) == "All measured processes have exited: there is no tick to show"
     assert app.return_value == 1
 
 

@@ -171,7 +171,7 @@ async def test_baseline_without_wakers_is_reported() -> None:
         await until(lambda: source.mode == "wakeup")
         source.go_on(24)
         await until(lambda: app.picture is not None and app.picture.newest.number == 24)
-        assert "the baseline has no wakers" in line_with(app, "who ends waits")
+        assert "the baseline has no wakers" in line_with(app, "wakers: ")
         await pilot.press("B")
         await until(lambda: "compared with it already" in alert(app))
         assert row_of(app, "bank")[:2] == ["200", "bank"] and "CHANGE" in line_with(app, "WAKER")

@@ -177,7 +177,7 @@ async def test_palette_runs_the_chosen_action() -> None:
         await run_from_palette(app, pilot, "mouse")
         assert "offtop uses the mouse" in screen(app)
         await run_from_palette(app, pilot, "mouse")
-        assert "the terminal uses the mouse: it selects text" in screen(app)
+        assert "the mouse selects text in the terminal" in screen(app)
         await run_from_palette(app, pilot, "sort max")
         assert app.view.sort == "MAX"
         await run_from_palette(app, pilot, "flame")

@@ -92,7 +92,7 @@ async def test_l_lists_causes_and_enter_leads_to_their_waits() -> None:
     view = View(delay_ns=QUICK_NS, category="")
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 40), view, rules=Fixed(RULES)) as (app, pilot):
         await pilot.press("L")
-        assert line_with(screen(app), "what is waited for: anything")
+        assert line_with(screen(app), "causes: all categories")
         assert app.picture
         listed = [(row.name, row.waiting) for row in app.picture.rows.rows]
         assert listed[0] == ("guests", 1.0)
@@ -178,7 +178,7 @@ async def test_n_finds_stuck_waits_by_cause(height: int) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (160, height), rules=Fixed(rules)) as (app, pilot):
         await pilot.press("5")
         assert any("the journal: " in line for line in screen(app)) == (height == 30)
-        app._look(View(delay_ns=QUICK_NS, focus=PANE, search="the journal"))  # pyright: ignore[reportPrivateUsage]
+        app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search="the journal"))  # pyright: ignore[reportPrivateUsage]
         await pilot.press("n")
         assert app.view.stuck.cursor == ThreadKey(4242, 4270)
 

@@ -23,7 +23,7 @@ TABS = {"1": "|1 off-CPU|", "2": "|2 wakeup|", "3": "|3 off-wake|", "4": "|4 cha
 MODE_OF = dict(zip("1234", MODES, strict=True))
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 EVIL = "\x1b[31m[b]\u4e2d\u6587\u0301\x07\n"
-NOT_GATHERED = "Wakers were not recorded then, or are not yet"
+NOT_GATHERED = "No wakers are recorded for this time (yet)"
 
 
 def gathering(
@@ -129,7 +129,7 @@ async def test_missing_chain_points_to_the_mode_with_wakers() -> None:
     source = gathering(WAKEUP, ticks=3)
     async with shown(source, (160, 50)) as (app, pilot):
         await pilot.press("space", "4")
-        assert "3 shows who ended these waits" in line_with(app, "Chains of wakers")
+        assert "3 shows the last wakers" in line_with(app, "No chains of wakers")
 
 
 @pytest.mark.parametrize("key", "1234")
@@ -192,7 +192,7 @@ async def test_waker_selection_is_dropped_in_mode_1() -> None:
 async def test_2_lists_wakers_and_then_waits_without_a_known_waker() -> None:
     async with shown(gathering(), (160, 50), view=View(delay_ns=QUICK_NS, idle_shown=True)) as (app, pilot):
         await pilot.press("2")
-        assert line_with(app, "who ends waits: anything")
+        assert line_with(app, "wakers: all categories")
         first = next(number for number, line in enumerate(screen(app)) if "WAKER" in line) + 1
         assert [line[11:39].split("  ")[0].strip() for line in screen(app)[first : first + 9]] == [
             *("storm: shop", "shop", "bank", "irq (nvme_irq)", "timeout"),
@@ -326,9 +326,9 @@ async def test_mute_and_copy_on_a_storm_apply_to_its_waker() -> None:
 async def test_g_lists_waited_on_objects_in_every_mode() -> None:
     async with shown(gathering(), (100, 24)) as (app, pilot):
         await pilot.press("G")
-        assert line_with(app, "what is waited on: anything")
+        assert line_with(app, "objects: all categories")
         await pilot.press("G", "3", "tab", "G")
-        assert line_with(app, "what is waited on: anything")
+        assert line_with(app, "objects: all categories")
         assert [row[:2] for row in listed(app)][:2] == [["futex", "0x7f4040"], ["pipe:[77]", "0.10"]]
         await pilot.press("enter")
         assert crumb(app) == "All > on futex 0x7f4040 of 100"
@@ -338,7 +338,7 @@ async def test_g_lists_waited_on_objects_in_every_mode() -> None:
         await pilot.press("escape")
         assert (app.view.lists_objects, app.view.cursor) == (True, MUTEX)
         await pilot.press("end", "up", "enter")
-        assert "what these waits were on is not known" in alert(app)
+        assert "the object of these waits is unknown" in alert(app)
         await pilot.press("p")
         assert "p pins a process" in alert(app)
         await pilot.press("home", "X")
@@ -489,7 +489,7 @@ async def test_tree_by_object_has_all_the_time(mode: str) -> None:
         assert mutex.part.total_ns == waited_ns[MUTEX] > 0
         line = app.picture.tree.branches.index(mutex)
         await pilot.press("v")
-        assert "by what is waited on (J)" in line_with(app, "stack tree")
+        assert "by object (J)" in line_with(app, "stack tree")
         assert app.picture and app.picture.tree and app.picture.tree.branches[0].path[0].is_object
         await pilot.press("v", "home", *["down"] * line, "X")
         assert "muted object=" in alert(app)
@@ -609,7 +609,7 @@ async def test_mode_keys_work_after_an_unexpected_error(monkeypatch: pytest.Monk
             patch.setattr(source, "set_mode", fail)
             await pilot.press("2")
             await until(failed.is_set)
-            await until(lambda: app._asker is None)  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: app._mode_thread is None)  # pyright: ignore[reportPrivateUsage]
         await pilot.press("3")
         await until(lambda: source.mode == OFFWAKE)
 

@@ -7,7 +7,7 @@ from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.scripted import STUCK as WAITS
 from tests.ui.shown import asynchronous, screen, shown
 
-OFF_CPU = "this is off-CPU time already: 2 shows who ends waits, 5 what is stuck"
+OFF_CPU = "this is off-CPU mode already: 2 lists wakers, 5 waits in progress"
 OF_LIST = "this key is for the list, which is not on the screen"
 OF_TABLES = "this key is for the tables, which are not on the screen"
 OF_STACKS = "this key is for the stack tree and the icicle: t and g show them"

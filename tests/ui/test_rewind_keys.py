@@ -96,7 +96,7 @@ async def test_b_goes_to_a_time_or_an_offset() -> None:
         await pilot.press("escape")
         await pilot.press("b", *"-3h", "enter")
         assert second(app) == 1
-        assert "this is the start of the history" in screen(app)[-2]
+        assert "the history begins here" in screen(app)[-2]
         await pilot.press("{")
         assert second(app) == 1
 

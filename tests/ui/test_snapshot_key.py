@@ -111,7 +111,7 @@ async def test_invalid_duration_is_asked_again_and_an_empty_one_cancels(tmp_path
 async def test_error_is_shown_if_no_file_can_be_created(files: Told | None) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=files) as (app, pilot):
         await pilot.press("s", "enter")
-        wanted = "shop.offtop cannot be written by ann" if files else "There is no place to write to here"
+        wanted = "shop.offtop cannot be written by ann" if files else "This screen cannot write files"
         await until(lambda: wanted in screen(app)[-2])
 
 
@@ -141,7 +141,7 @@ async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
         assert app.picture
         site = next(site for site, _ in app.picture.newest.window.each_site() if site.pid == 200)
-        for tick in app.picture.over:
+        for tick in app.picture.ticks:
             wait = LongWait(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
             one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
             app._outliers.add([one._replace(catalog=app.picture.catalog)])  # pyright: ignore[reportPrivateUsage]

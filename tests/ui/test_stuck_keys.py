@@ -292,7 +292,7 @@ async def test_open_wait_that_ended_says_so_and_is_not_replaced() -> None:
         source.go_on(9)
         await until(lambda: app.picture is not None and app.picture.newest.number == 9)
         await pilot.pause()
-        assert " It has ended, or is no longer among those that are shown." in screen(app)
+        assert " This wait has ended, or a filter hides it." in screen(app)
         assert not any("cp(900)" in line for line in screen(app))
         await pilot.press("down", "end")
         await pilot.press("y")
@@ -465,7 +465,7 @@ async def test_earlier_tick_shows_its_stuck_waits() -> None:
         await pilot.press("enter")
         assert any(line.startswith(" 2.00s late(801) of late(800)  since 02:00:04") for line in screen(app))
         await pilot.press("[", "[")
-        assert any("It has ended" in line for line in screen(app))
+        assert any("This wait has ended" in line for line in screen(app))
         await pilot.press("0", "escape")
         assert tids(app) == [900, 4268, 901, 4270]
 
@@ -523,10 +523,10 @@ async def test_n_finds_threads_processes_categories_system_calls_and_functions()
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5")
         for word, found in (("gdb", GDB), ("Purge", PURGE), ("disk-r", CP), ("futex(", CONNECTION), ("jbd2", PURGE)):
-            app._look(View(delay_ns=QUICK_NS, focus=PANE, search=word))  # pyright: ignore[reportPrivateUsage]
+            app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search=word))  # pyright: ignore[reportPrivateUsage]
             await pilot.press("n")
             assert app.view.stuck.cursor == found
-        app._look(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))  # pyright: ignore[reportPrivateUsage]
+        app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))  # pyright: ignore[reportPrivateUsage]
         await pilot.press("n")
         assert (app.view.stuck.cursor, "no line here matches" in screen(app)[-2]) == (None, True)
 

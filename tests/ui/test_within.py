@@ -13,7 +13,7 @@ LINE, WHOLE = "Within shop:Cart::pay  100/s", "= 70% blocked + 10% run queue + 2
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (160, f"{LINE}  p50<=4.2ms p99<=4.2ms max 104ms  {WHOLE}  3 now, oldest 1.50s  20 left otherwise"),
+        (160, f"{LINE}  p50<=4.2ms p99<=4.2ms max 104ms  {WHOLE}  3 now, oldest 1.50s  20 did not return"),
         (100, f"{LINE}  p99<=4.2ms max 104ms  70% blocked 10% ready  3 now, oldest 1.50s"),
         (80, f"{LINE}  p99<=4.2ms max 104ms  3 now, oldest 1.50s"),
         (40, LINE),

@@ -63,12 +63,12 @@ class Now(NamedTuple):
 
 
 class _Matching(NamedTuple):
-    """Whose time in the baseline the selection is compared with."""
+    """The threads of the baseline that the selection is compared with."""
 
     threads: frozenset[ThreadKey] | None = None
     """None: all threads."""
     share: float = 1.0
-    """How much of that time."""
+    """Fraction of their time, if several threads of now share it."""
 
 
 class Comparison:
@@ -77,7 +77,7 @@ class Comparison:
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
         self._catalog, self._are_pids_valid = baseline.catalog, not baseline.file
-        self._diagnoser = CauseFinder(baseline.names, rules)
+        self._cause_finder = CauseFinder(baseline.names, rules)
         self._view = View()
         self._cache_key: object = None
         self._matching_list = self._matching_panes = _Matching()
@@ -85,7 +85,7 @@ class Comparison:
         self._cache: dict[Hashable, Any] = {}
         self._now = Now(0, Catalog(), (), ())
 
-    def look_at(self, view: View, user: Filter, now: Now) -> None:
+    def select(self, view: View, user: Filter, now: Now) -> None:
         """Set what the other methods compare. `user` is the filter for the processes of one user."""
         filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
         self._matching_list = self._matching_panes = _Matching()
@@ -97,7 +97,7 @@ class Comparison:
             self._matching_panes = self._of_thread(view.thread, now)
         woken = view.waker, view.object
         of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
-        versions = self._diagnoser.version, now.catalog.details_version if of_details else 0
+        versions = self._cause_finder.version, now.catalog.details_version if of_details else 0
         cache_key = (filters, view.muted, self._matching_list, self._matching_panes, woken, versions)
         if cache_key != self._cache_key:
             self._cache_key = cache_key
@@ -115,7 +115,7 @@ class Comparison:
 
     @property
     def doubt(self) -> str:
-        """Why some changes may be none; empty if nothing speaks for that."""
+        """Why some changes may not be real; empty if there is no reason for doubt."""
         if doubt := counted_otherwise(self.baseline, self._now, "the baseline"):
             return doubt
         kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
@@ -148,7 +148,7 @@ class Comparison:
 
         `pools` are the rows that stand for several threads.
         """
-        view, catalog, was_book = self._view, self._now.catalog, self._catalog
+        view, catalog, baseline_catalog = self._view, self._now.catalog, self._catalog
         if self.lacks or view.lists_account:
             return None
         scope = view.scope._replace(pid=None, tid=None)
@@ -159,19 +159,21 @@ class Comparison:
                 _named,
             )
         if view.lists_objects:
-            things = object_of(was_book)
+            things = object_of(baseline_catalog)
             table_of = _grouping(things)
             return self._compare(
                 self._baseline_table("objects", scope, table_of, _stable_name), self._key_if_valid, _stable_name
             )
         if view.lists_wakers:
             of_threads = view.lists_waking_threads
-            table_of = _grouping(waker_of(was_book, of_threads))
+            table_of = _grouping(waker_of(baseline_catalog, of_threads))
             return self._compare(
                 self._baseline_table(("wakers", of_threads), scope, table_of, _named), self._key_if_valid, _named
             )
         if view.lists_threads:
-            was = self._baseline_table("threads", scope, by_thread, _thread_of(was_book), _pools_of(was_book))
+            was = self._baseline_table(
+                "threads", scope, by_thread, _thread_of(baseline_catalog), _pools_of(baseline_catalog)
+            )
 
             def key_of(key: tuple[int, ...]) -> Hashable:
                 return self._key_if_valid(pools.get(key, key))
@@ -182,14 +184,14 @@ class Comparison:
             def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
                 sums: dict[str, Part] = {}
                 for pid, part in _by_process(some, scope).items():
-                    path = cgroup_of(pid, was_book)
+                    path = cgroup_of(pid, baseline_catalog)
                     sums[path] = sums.get(path, NO_PART).plus(Part(*part))
                 return {**sums}
 
             was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
             return self._compare(was, _identity, _cgroup)
         was = self._baseline_table(
-            "processes", scope, _by_process, lambda pid: BaselineOnly(process_name(pid, was_book))
+            "processes", scope, _by_process, lambda pid: BaselineOnly(process_name(pid, baseline_catalog))
         )
         return self._compare(
             was, self._key_if_valid, lambda pid: BaselineOnly(process_name(pid, catalog)), self._now.every_pid
@@ -225,7 +227,7 @@ class Comparison:
 
     def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
         table = by_site(some, scope)
-        reasons = dict(zip(table, self._diagnoser.reasons_at([*table], self._catalog), strict=True))
+        reasons = dict(zip(table, self._cause_finder.reasons_at([*table], self._catalog), strict=True))
         return {**grouped(table, lambda *site: reasons[site])}
 
     def threads(self) -> Compare:
@@ -290,19 +292,19 @@ class Comparison:
             lambda: [by_place(some, scope, shape.places) for _, some in self._shares(self._matching_panes)],
         )
 
-    # Whose time it is
+    # The selection in the baseline
 
     def _shares(self, matching: _Matching) -> _Parts:
-        """Return the baseline's time of `matching` that mutes, filters and the selection leave."""
+        """Return the baseline's time of the `matching` threads that passes mutes, filters and the selection."""
 
         def made() -> _Parts:
             found: list[tuple[int, Shares]] = []
             for span_ns, some in self.baseline.parts:
                 keep = np.ones(len(some.leaf), np.bool_)
                 for one in self._view.muted:
-                    keep &= ~one.mask(some, self._catalog, self._diagnoser)
+                    keep &= ~one.mask(some, self._catalog, self._cause_finder)
                 for one in self._filters:
-                    keep &= one.mask(some, self._catalog, self._diagnoser)
+                    keep &= one.mask(some, self._catalog, self._cause_finder)
                 if matching.threads is not None:
                     those = np.array([key.pid << 32 | key.tid for key in matching.threads], np.int64)
                     keep &= np.isin(thread_codes(some.ids), those)
@@ -362,14 +364,16 @@ class Comparison:
     ) -> tuple[set[K], float]:
         """Return which keys of the baseline `key` is compared with, and their share.
 
-        The rules are those of Was.compared.
+        The rules are those of BaselineTable.compared.
         """
         name = name_of(key)
         if self._are_pids_valid and was.get(key) == name:
             return {key}, 1.0
-        heirs = [one for one in listed if name_of(one) == name and not (self._are_pids_valid and was.get(one) == name)]
+        sharing = [
+            one for one in listed if name_of(one) == name and not (self._are_pids_valid and was.get(one) == name)
+        ]
         left = {one for one, of in was.items() if of == name and not (self._are_pids_valid and one in there)}
-        return left, 1 / max(1, len(heirs))
+        return left, 1 / max(1, len(sharing))
 
     def _cached(self, cache_key: Hashable, made: Callable[[], T]) -> T:
         if cache_key not in self._cache:

@@ -94,7 +94,7 @@ def left(view: View) -> View:
     if view.focus == OUTLIERS and view.outliers.opened:
         return replace(view, outliers=replace(view.outliers, opened=False))
     if view.focus in (STUCK, OUTLIERS):
-        return panes.waiting(view)
+        return panes.off_cpu_panes(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)
     drilled = view.drilled
@@ -127,7 +127,7 @@ def left(view: View) -> View:
 
 def in_mode(view: View, mode: str) -> View:
     """Keep the selection in another mode; off-CPU mode has no wakers."""
-    view = panes.waiting(view)
+    view = panes.off_cpu_panes(view)
     if mode == view.mode:
         return view
     if mode == OFFCPU:
@@ -156,7 +156,9 @@ def threads_or_processes(view: View) -> View:
     """Switch between threads and processes; in wakeup mode, of the wakers."""
     if view.mode == WAKEUP:
         threads = not view.lists_wakers or not view.lists_waking_threads
-        return about(view, threads=threads, wakers=(), cursor=None, **_of_whom(view), focus=_list_or_above(view))
+        return about(
+            view, threads=threads, wakers=(), cursor=None, **_without_object_lists(view), focus=_list_or_above(view)
+        )
     return _listing(view, threads=not view.lists_threads, cgroups=False)
 
 
@@ -174,13 +176,13 @@ def _out_of_group(view: View, path: str, before: Filter) -> View:
 def _listing(view: View, threads: bool, cgroups: bool) -> View:
     focus = _list_or_above(view)
     chosen = {"pid": None, "pool": None, "thread": None, "cursor": None, "focus": focus}
-    return about(view, threads=threads, cgroups=cgroups, **chosen, **_of_whom(view))
+    return about(view, threads=threads, cgroups=cgroups, **chosen, **_without_object_lists(view))
 
 
-def _of_whom(view: View) -> dict[str, bool]:
-    """Leave lists of objects and causes for another list.
+def _without_object_lists(view: View) -> dict[str, bool]:
+    """Return changes that close the lists of objects and causes.
 
-    One that was selected remains the list above.
+    If one object or cause is selected, its list stays open one level up.
     """
     return {"objects": view.objects and view.object is not None, "reasons": view.reasons and view.reason is not None}
 

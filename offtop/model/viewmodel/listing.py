@@ -68,7 +68,7 @@ from offtop.model.windows.stuck import Age, Stuck
 from offtop.model.windows.window import storms_over
 
 _LOOKED_UP_TICKS = 3
-"""Rows whose waits are all short have no stack in any tick: more ticks are not worth searching for one."""
+"""How many of the last ticks are searched for a row's stack. A row whose waits are all short has none."""
 _ROWS = 500
 _EVERY_ROW = 1_000_000
 
@@ -77,21 +77,21 @@ class Scene(NamedTuple):
     """What a picture is made from."""
 
     view: View
-    sieve: FilterCache
-    over: Sequence[HistoryTick]
+    filter_cache: FilterCache
+    ticks: Sequence[HistoryTick]
     """Ticks of the span."""
     moved: HistoryTick | None
-    """What moved among them."""
+    """Time that moved between sites within them, as one tick; None if none did."""
     newest: HistoryTick
     """The last tick, even if the span is everything since the start."""
     ever: HistoryTick | None
     """Everything since the start, if it is needed."""
-    cut: Breakdown
+    breakdown: Breakdown
     """What mutes and filters leave of the span."""
     threads: Collection[ThreadKey]
-    """All threads that have ever done anything."""
+    """All threads that ever ran or waited."""
     threads_of: Mapping[int, int]
-    """pid → how many of these."""
+    """pid → number of these threads."""
     stuck: Stuck
     """What mutes and filters leave of the waits in progress."""
     comparison: Comparison | None
@@ -104,7 +104,7 @@ class Scene(NamedTuple):
 
     @property
     def catalog(self) -> Catalog:
-        return self.over[-1].facts.catalog
+        return self.ticks[-1].facts.catalog
 
 
 class ListedRows(NamedTuple):
@@ -121,9 +121,9 @@ NOTHING_LISTED = ListedRows(Ranking(), 0, 0)
 class Listing:
     """Makes the list of a picture; caches only what makes the next one cheap."""
 
-    def __init__(self, history: History, sums: Sums, seconds: Seconds, diagnoser: CauseFinder) -> None:
+    def __init__(self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
-        self._diagnoser = diagnoser
+        self._cause_finder = cause_finder
         self._folding: tuple[object, object, Folding] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
@@ -144,7 +144,7 @@ class Listing:
         cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
-        seen = _with_tops(seen, scene, made, self._diagnoser)
+        seen = _with_tops(seen, scene, made, self._cause_finder)
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         return ListedRows(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
@@ -163,23 +163,27 @@ class Listing:
     def _rule(self, row: Row, catalog: Catalog, is_short: bool) -> Rule | None:
         """Return the rule for what many of its threads wait for, or where it waited longest.
 
-        There is none if most of its time is short (`is_short`): a few long waits do not represent it.
+        Return None if most of its time is short (`is_short`): a few long waits do not represent it.
         """
-        of_convoy = self._diagnoser.rule_of(row.convoy.site, catalog) if row.convoy.waiting else None
-        return of_convoy or (None if is_short else self._diagnoser.rule_of(row.top, catalog))
+        of_convoy = self._cause_finder.rule_of(row.convoy.site, catalog) if row.convoy.waiting else None
+        return of_convoy or (None if is_short else self._cause_finder.rule_of(row.top, catalog))
 
     def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
         """Return the time of each row in waits below the minimum."""
-        sieve, scope = scene.sieve, scene.scope
+        filter_cache, scope = scene.filter_cache, scene.scope
         if not scope.holds(Leaf(SHORT)):
             return {}
         only = scope._replace(category=SHORT)
         if scene.view.lists_threads:
             table = self._sums.of(
-                "short", (sieve, only), lambda tick: by_thread(sieve.shares(tick), only), scene.over, scene.moved
+                "short",
+                (filter_cache, only),
+                lambda tick: by_thread(filter_cache.shares(tick), only),
+                scene.ticks,
+                scene.moved,
             )
             return {made.pools.get(key, ThreadKey(*key)): part for key, part in made.folded(table).items()}
-        parts = by_process(scene.cut, only)
+        parts = by_process(scene.breakdown, only)
         if not scene.view.lists_cgroups:
             return {**parts}
         of_cgroups: dict[Key, Added] = {}
@@ -200,33 +204,33 @@ class Listing:
         )
         if not view.lists_sleepers:
             return self._wakes(scene, order)
-        went = self._seconds.of_list(view, scene.over)
+        accounts = self._seconds.of_list(view, scene.ticks)
         if view.lists_threads:
             pin = _pinned_thread(view)
             return thread_rows(
                 self._sums.of(
                     "threads",
-                    (scene.sieve, scope),
-                    lambda tick: by_thread(scene.sieve.shares(tick), scope),
-                    scene.over,
+                    (scene.filter_cache, scope),
+                    lambda tick: by_thread(scene.filter_cache.shares(tick), scope),
+                    scene.ticks,
                     scene.moved,
                 ),
-                sum(tick.span_ns for tick in scene.over),
+                sum(tick.span_ns for tick in scene.ticks),
                 catalog,
                 order,
                 pinned=[pin] if pin else [],
-                lifetime=by_thread(scene.sieve.shares(scene.ever), scope) if scene.ever else None,
+                lifetime=by_thread(scene.filter_cache.shares(scene.ever), scope) if scene.ever else None,
                 keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
                 now=stuck.by_thread(scene.stuck.in_scope(scope)),
-                accounts=went.by(made.code_of) if went else None,
+                accounts=accounts.by(made.code_of) if accounts else None,
                 folding=made,
             )
         in_progress = scene.stuck.in_scope(scope)
-        accounts = went.by_process() if went else None
-        lifetime = scene.sieve.taken(scene.ever).cut if scene.ever else None
+        accounts = accounts.by_process() if accounts else None
+        lifetime = scene.filter_cache.taken(scene.ever).cut if scene.ever else None
         if view.lists_cgroups:
             return cgroup_rows(
-                scene.cut,
+                scene.breakdown,
                 scope,
                 catalog,
                 order,
@@ -239,7 +243,7 @@ class Listing:
             )
         pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
         return process_rows(
-            scene.cut,
+            scene.breakdown,
             scope,
             catalog,
             order,
@@ -253,15 +257,15 @@ class Listing:
 
     def _wakes(self, scene: Scene, order: Order) -> Ranking:
         """List wakers, objects or causes."""
-        view, sieve, scope, catalog = scene.view, scene.sieve, scene.view.scope, scene.catalog
-        about = (sieve, scope)
-        ticks = scene.over, scene.moved
+        view, filter_cache, scope, catalog = scene.view, scene.filter_cache, scene.view.scope, scene.catalog
+        about = (filter_cache, scope)
+        ticks = scene.ticks, scene.moved
         if view.lists_reasons:
             return self._reasons(scene, order)
-        table = self._sums.of("wakes", about, lambda tick: by_wake(sieve.shares(tick), scope), *ticks)
-        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(sieve.shares(tick), scope), *ticks)
-        ever = by_wake(sieve.shares(scene.ever), scope) if scene.ever else None
-        span_ns = sum(tick.span_ns for tick in scene.over)
+        table = self._sums.of("wakes", about, lambda tick: by_wake(filter_cache.shares(tick), scope), *ticks)
+        ready = self._sums.of("ready", about, lambda tick: ready_by_wake(filter_cache.shares(tick), scope), *ticks)
+        ever = by_wake(filter_cache.shares(scene.ever), scope) if scene.ever else None
+        span_ns = sum(tick.span_ns for tick in scene.ticks)
         waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
             things = object_of(catalog)
@@ -270,15 +274,19 @@ class Listing:
         return _grouped(waited, order, wakers, view.cursor, view.pin, last=nobodys(wakers))
 
     def _reasons(self, scene: Scene, order: Order) -> Ranking:
-        sieve, scope = scene.sieve, scene.view.scope
+        filter_cache, scope = scene.filter_cache, scene.view.scope
         sites = self._sums.of(
-            "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
+            "sites",
+            (filter_cache, scope),
+            lambda tick: by_site(filter_cache.shares(tick), scope),
+            scene.ticks,
+            scene.moved,
         )
-        ever = by_site(sieve.shares(scene.ever), scope) if scene.ever else None
+        ever = by_site(filter_cache.shares(scene.ever), scope) if scene.ever else None
         ages = stuck.by_site(scene.stuck.in_scope(scope))
         every = [*{**sites, **(ever or {}), **ages}]
-        reasons = dict(zip(every, self._diagnoser.reasons_at(every, scene.catalog), strict=True))
-        waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.over), ages)
+        reasons = dict(zip(every, self._cause_finder.reasons_at(every, scene.catalog), strict=True))
+        waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.ticks), ages)
         return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
     def _folded(self, scene: Scene) -> Folding:
@@ -287,11 +295,11 @@ class Listing:
         if view.unfolded or view.pool is not None or view.thread is not None:
             return UNFOLDED
         known, key = self._folding, (pin, view.pid)
-        if known is None or known[0] is not scene.threads or known[1] != key:  # other names come with other threads
+        if known is None or known[0] is not scene.threads or known[1] != key:  # new threads may bring new names
             wanted_wakers = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
             made = folding(wanted_wakers, scene.catalog)
-            says_nothing = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]  # one row
-            known = self._folding = scene.threads, key, UNFOLDED if says_nothing else made
+            is_one_row = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]
+            known = self._folding = scene.threads, key, UNFOLDED if is_one_row else made
         return known[2]
 
     def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
@@ -305,7 +313,7 @@ class Listing:
         }
         if not sizes:
             return seen
-        key = newest.number, newest.at_ns, scene.sieve, scene.scope, sizes
+        key = newest.number, newest.at_ns, scene.filter_cache, scene.scope, sizes
         if self._convoys is None or self._convoys[0] != key:
             self._convoys = key, self._found_convoys(scene, made, sizes)
         found = self._convoys[1]
@@ -320,7 +328,7 @@ class Listing:
         """`sizes`: key → how many threads it has."""
         newest, is_of_threads = scene.newest, scene.view.lists_threads
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
-        at_once = scene.sieve.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
+        at_once = scene.filter_cache.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
 
         def key_of(thread: ThreadKey) -> int | Pool | None:
             key = made.pool_of(thread) if is_of_threads else thread.pid
@@ -332,8 +340,8 @@ class Listing:
 def _storms(scene: Scene, rows: Ranking) -> list[Row]:
     """Return rows of storms, for wakers that have rows."""
     key_of = waker_of(scene.catalog, scene.view.lists_waking_threads)
-    storms = storms_of_rows(storms_over(tick.facts for tick in scene.over), rows, key_of)
-    return storm_rows(storms, sum(tick.span_ns for tick in scene.over))
+    storms = storms_of_rows(storms_over(tick.facts for tick in scene.ticks), rows, key_of)
+    return storm_rows(storms, sum(tick.span_ns for tick in scene.ticks))
 
 
 class _Waited(NamedTuple):
@@ -380,29 +388,31 @@ def _pinned_thread(view: View) -> ThreadKey | None:
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
 
 
-def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: CauseFinder) -> Sequence[Row]:
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, cause_finder: CauseFinder) -> Sequence[Row]:
     """Add to each row where it waited longest, from the newest of the last ticks that has it."""
-    sieve, scope, view = scene.sieve, scene.scope, scene.view
+    filter_cache, scope, view = scene.filter_cache, scene.scope, scene.view
     if not view.lists_sleepers:
-        return _with_top_wakes(seen, scene, diagnoser)
+        return _with_top_wakes(seen, scene, cause_finder)
     missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
     found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
-    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+    for tick in scene.ticks[: -_LOOKED_UP_TICKS - 1 : -1]:
         if not missing:
             break
         of_threads = {key for key in missing if isinstance(key, ThreadKey)}
         of_pools = {key for key in missing if isinstance(key, Pool)}
         if of_threads:
-            found |= top_of_threads(sieve.shares(tick), scope, of_threads)
+            found |= top_of_threads(filter_cache.shares(tick), scope, of_threads)
         if of_pools:
-            found |= _tops_of_pools(of_pools, sieve.shares(tick).in_scope(scope), made)
+            found |= _tops_of_pools(of_pools, filter_cache.shares(tick).in_scope(scope), made)
         if view.lists_cgroups:
-            taken, catalog = sieve.taken(tick).cut, tick.facts.catalog
+            taken, catalog = filter_cache.taken(tick).cut, tick.facts.catalog
             pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
             group_of = {pid: path for pid in pids if (path := cgroup_of(pid, catalog)) in missing}
             found |= top_of_groups(taken, scope, group_of)
         elif not view.lists_threads:
-            found |= top_of_processes(sieve.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)})
+            found |= top_of_processes(
+                filter_cache.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)}
+            )
         missing -= found.keys()
     return [
         row._replace(top=found[row.key])
@@ -412,16 +422,16 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, diagnoser: Caus
     ]
 
 
-def _with_top_wakes(seen: Sequence[Row], scene: Scene, diagnoser: CauseFinder) -> Sequence[Row]:
-    """Do the same for wakers, objects and causes."""
+def _with_top_wakes(seen: Sequence[Row], scene: Scene, cause_finder: CauseFinder) -> Sequence[Row]:
+    """Add to each row of wakers, objects or causes where most of its time was spent."""
     view, found = scene.view, dict[Key, SiteKey]()
-    for tick in scene.over[: -_LOOKED_UP_TICKS - 1 : -1]:
+    for tick in scene.ticks[: -_LOOKED_UP_TICKS - 1 : -1]:
         if all(row.key in found for row in seen):
             break
-        some, catalog = scene.sieve.shares(tick), tick.facts.catalog
+        some, catalog = scene.filter_cache.shares(tick), tick.facts.catalog
         if view.lists_reasons:
             found |= _tops_of_reasons(
-                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), catalog, diagnoser
+                {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), catalog, cause_finder
             )
         elif view.lists_objects:
             wanted = {row.key for row in seen if isinstance(row.key, Object) and row.key not in found}
@@ -448,13 +458,13 @@ def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dic
 
 
 def _tops_of_reasons(
-    wanted: Collection[Key], some: Shares, catalog: Catalog, diagnoser: CauseFinder
+    wanted: Collection[Key], some: Shares, catalog: Catalog, cause_finder: CauseFinder
 ) -> dict[Key, SiteKey]:
     """Return where most time of each cause was spent."""
     reasons = [one for one in wanted if isinstance(one, Reason)]
     number_of = {reason: number for number, reason in enumerate(reasons)}
     sites, which = sites_of(some)
-    of_sites = [number_of.get(reason, -1) for reason in diagnoser.reasons_at(sites, catalog)]
+    of_sites = [number_of.get(reason, -1) for reason in cause_finder.reasons_at(sites, catalog)]
     numbers = np.array(of_sites, np.int64)[which] if sites else which
     chosen = numbers >= 0
     return {reasons[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}

@@ -1,4 +1,4 @@
-"""The outliers on the screen: groups, newest first, and the cursor."""
+"""The list of outliers on the screen: their groups, newest first, and the cursor."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -46,7 +46,7 @@ def flame_or_not(view: View) -> View:
 def stuck_or_not(view: View) -> View:
     """Open the list of waits in progress, or return to the previous pane."""
     if view.focus == STUCK:
-        return waiting(view)
+        return off_cpu_panes(view)
     view = replace(view, came_from=_came_from(view))
     return replace(view, focus=STUCK, path=(), zoomed=False, stuck=StuckView(view.stuck.cursor))
 
@@ -54,7 +54,7 @@ def stuck_or_not(view: View) -> View:
 def outliers_or_not(view: View) -> View:
     """Open the list of outliers, or return to the previous pane."""
     if view.focus == OUTLIERS:
-        return waiting(view)
+        return off_cpu_panes(view)
     view = replace(view, came_from=_came_from(view))
     return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
 
@@ -69,7 +69,7 @@ def at_outlier(view: View, one: Which) -> View:
     return replace(view, focus=OUTLIERS, came_from=_came_from(view), zoomed=False, outliers=OutliersView(one))
 
 
-def catching(view: View, triggers: tuple[str, ...]) -> View:
+def with_triggers(view: View, triggers: tuple[str, ...]) -> View:
     """Set the triggers."""
     return replace(view, triggers=triggers)
 
@@ -81,14 +81,14 @@ def outlier_opened(view: View, scrolled: int = 0) -> View:
 
 def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str) -> View:
     """Select the outlier's thread in all panes."""
-    view = replace(waiting(view), outliers=OutliersView(one), category=category)
+    view = replace(off_cpu_panes(view), outliers=OutliersView(one), category=category)
     if key is None:
         return about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
     view = about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
     return into(view, "thread", thread=key, cursor=key, focus=TREE)
 
 
-def waiting(view: View) -> View:
+def off_cpu_panes(view: View) -> View:
     """Return from waits in progress or outliers to the panes of off-CPU time."""
     if view.focus not in (STUCK, OUTLIERS):
         return view

@@ -63,8 +63,8 @@ Series = tuple[float | None, ...]
 
 LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
-_OF_WHO = ("PID", "NAME")
-"""Sorts that do not apply to categories. Categories then keep their order, even if the list is reversed."""
+_LIST_ONLY_SORTS = ("PID", "NAME")
+"""Sorts that do not apply to categories, which are then sorted by WAITING."""
 _FLAME_NS = 2 * NS_PER_S
 """Minimum time between two updates of the icicle, while live."""
 _LEAST_BESIDE_ACCOUNT = 6
@@ -75,7 +75,7 @@ _SMALL_BRANCH = 200
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Space on the screen; 0: not shown."""
+    """Space for each pane, in rows, lines or cells; 0: the pane is not shown."""
 
     rows: int = 7
     """Visible rows of the list, for which places are looked up."""
@@ -155,23 +155,23 @@ class Picture:
     """Part of `shown` that passes the user's filter."""
     idle_passing_ns: int
     """Idle time that passes it and is hidden."""
-    over: Sequence[HistoryTick]
+    ticks: Sequence[HistoryTick]
     """Ticks of the span."""
     threads_of: Mapping[int, int]
     """pid → how many of its threads have ever waited; without processes that exited."""
     lost: Mapping[str, int]
-    """Over the span, by kind."""
+    """Records lost in the span, by kind."""
     calls: Calls
-    """Calls of the --within function over the span."""
+    """Calls of the --within function in the span."""
     sampling: Sampling | None
-    """Over the span; None: every wait was recorded."""
+    """How waits were sampled in the span; None: every wait was recorded."""
     switches_per_s: float
-    """Context switches of the machine over the span, or the last 10 s if the span is everything since the start;
-    negative: unknown."""
+    """Context switches per second of the machine, in the span or, if that is everything since the start, in the last
+    10 s; negative: unknown."""
     catalog: Catalog
     categories: Ranking
     sparks: Mapping[str, Series]
-    """Of each category over the last minute; cut.ALL for all of them."""
+    """By category, over the last minute; breakdown.ALL is the sum."""
     rows: Ranking
     """The list: cgroups, processes, threads and so on."""
     cursor_row: int
@@ -207,7 +207,7 @@ class Picture:
     unanswered: Mapping[Object, int]
     """Objects for which a rule would name the peer if it were known → a process that waits on each."""
     sites: Mapping[tuple[int, ...], Added]
-    """The selection by sites (cut.by_site)."""
+    """The selection by sites (breakdown.by_site)."""
     latency: Part
     """Of the selection; without run-queue time if wakers are shown, as in list, tree and icicle."""
     heat: Heat | None
@@ -226,9 +226,8 @@ def series(
 ) -> Series:
     """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`.
 
-    A cell is None if it is not known yet.
-
-    Cells begin at multiples of `cell_ns`, so that the picture moves by whole cells and does not flicker.
+    A cell is None if nothing was measured in it. Cells begin at multiples of `cell_ns`, so that the picture moves by
+    whole cells and does not flicker.
     """
     newest = (end_ns - 1) // cell_ns
     sums: dict[int, tuple[int, int]] = {}
@@ -247,7 +246,7 @@ class _AllThreads(NamedTuple):
 
 
 class _PausedView:
-    """What a paused view keeps, since History may drop it."""
+    """Ticks that a paused view shows; History may drop them meanwhile."""
 
     def __init__(self, history: History, at_ns: int, mode: str) -> None:
         self.at_ns = at_ns
@@ -263,8 +262,8 @@ class _PausedView:
     def since_start(self, mode: str) -> HistoryTick | None:
         """Return everything since the start up to the paused tick.
 
-        For an earlier tick, and for another mode than the one it was paused in, it is only as much as History has, and
-        built on request.
+        For an earlier tick, or in another mode than the one it was paused in, it is built when needed, and goes back
+        only as far as History does.
         """
         if mode not in self._since_start:
             self._since_start[mode] = self._history.until(self.at_ns, mode)
@@ -283,17 +282,17 @@ class Pictures:
         *,
         goes_on: bool = True,
     ) -> None:
-        """Create it; `goes_on`: more ticks will follow, so late results may wait for one."""
+        """`goes_on`: more ticks will follow, so results that arrive late may wait for the next one."""
         self._history = history
         self._goes_on = goes_on
         self._outliers = OutlierList(outliers)
         self._names = names
-        self._diagnoser = CauseFinder(names, rules)
+        self._cause_finder = CauseFinder(names, rules)
         self._paused: _PausedView | None = None
         self._sums = Sums(history)
         self._seconds = Seconds()
-        self._listing = Listing(history, self._sums, self._seconds, self._diagnoser)
-        self._sieves = FilterCaches(self._diagnoser)
+        self._listing = Listing(history, self._sums, self._seconds, self._cause_finder)
+        self._filter_caches = FilterCaches(self._cause_finder)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
@@ -313,46 +312,48 @@ class Pictures:
         ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
         newest = minute[-1]
         gathered = gathers(newest.facts.mode, view.mode)
-        over = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
-        # switches since the start are not counted
-        recent = last_alike(minute, _RECENT_NS, OFFCPU) if over[0] is ever else over
-        sieve = self._sieve_of(view, newest)
-        sieve.forget(self._history.oldest, minute[0])
-        moved = self._moved_in(over)
-        added = [*over, moved] if moved else over
-        taken = [sieve.taken(tick) for tick in added]
+        ticks = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
+        # context switches are not summed since the start
+        recent = last_alike(minute, _RECENT_NS, OFFCPU) if ticks[0] is ever else ticks
+        filter_cache = self._filter_cache_of(view, newest)
+        filter_cache.forget(self._history.oldest, minute[0])
+        moved = self._moved_in(ticks)
+        added = [*ticks, moved] if moved else ticks
+        taken = [filter_cache.taken(tick) for tick in added]
         unmuted = _sums_of(one.unmuted for one in taken)
         parts = _by_category(unmuted, view.idle_shown)
         one = merged([tick.cut for tick in taken])
-        chosen = replace(one, categories=_sums_of(sieve.chosen(tick) for tick in added))
-        passing = self._stuck_of(sieve, newest)
-        of_selection = sieve.chosen_stuck(passing, newest)
+        chosen = replace(one, categories=_sums_of(filter_cache.chosen(tick) for tick in added))
+        passing = self._stuck_of(filter_cache, newest)
+        of_selection = filter_cache.chosen_stuck(passing, newest)
         shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
         every_thread, counts = self._paused.everyone if self._paused else self._current_threads()
-        span_ns = sum(tick.span_ns for tick in over)
+        span_ns = sum(tick.span_ns for tick in ticks)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
-        facts, sampling = newest.facts, sampling_over(tick.facts for tick in over)
+        facts, sampling = newest.facts, sampling_over(tick.facts for tick in ticks)
         comparison = self._comparison(view, Now(span_ns, facts.catalog, every_thread, pids, facts.filters, sampling))
         compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
-            Order(WAITING if view.sort in _OF_WHO else view.table_sort, limit=room.categories, compare=compare),
+            Order(
+                WAITING if view.sort in _LIST_ONLY_SORTS else view.table_sort, limit=room.categories, compare=compare
+            ),
             idle_shown=view.idle_shown,
-            lifetime=replace(one, categories=sieve.chosen(ever)) if ever else None,
+            lifetime=replace(one, categories=filter_cache.chosen(ever)) if ever else None,
             keep=view.category,
             now=shown_ages,
         )
-        of_subject = self._all_of_selection(view, sieve, added, chosen.categories)
-        account = self._seconds.of_selection(view, over, of_subject)
+        of_subject = self._all_of_selection(view, filter_cache, added, chosen.categories)
+        account = self._seconds.of_selection(view, ticks, of_subject)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        scene = Scene(view, sieve, over, moved, newest, ever, one, every_thread, counts, passing, comparison)
+        scene = Scene(view, filter_cache, ticks, moved, newest, ever, one, every_thread, counts, passing, comparison)
         if gathered:
             listed = self._listing.of(scene, max(1, room.rows - account_lines))
             view, tree, places, flame = self._stacks(view, room, scene, of_selection)
         else:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         end_ns = self._timeline_end_ns(view, room, newest)
-        past = self._past(room, newest, end_ns, sieve)
+        past = self._past(room, newest, end_ns, filter_cache)
         all_ns = total(unmuted.values()).total_ns
         shown = total(parts.values())
         filtered_ns = total(part for leaf, part in unmuted.items() if leaf.category == FILTERED).total_ns
@@ -370,15 +371,15 @@ class Pictures:
             muted_ns=sum(tick.muted_ns for tick in taken),
             passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
             idle_passing_ns=0 if view.idle_shown else _idle(one.categories).total_ns,
-            over=over,
+            ticks=ticks,
             threads_of=counts,
-            lost=_added(tick.facts.lost for tick in over),
-            calls=calls_over(tick.facts for tick in over),
+            lost=_added(tick.facts.lost for tick in ticks),
+            calls=calls_over(tick.facts for tick in ticks),
             sampling=sampling,
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             catalog=newest.facts.catalog,
             categories=categories,
-            sparks=_sparks(minute, room, newest.at_ns, view, sieve, [row.key for row in categories.rows]),
+            sparks=_sparks(minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
             rows=listed.rows,
             cursor_row=listed.cursor,
             first_row=listed.first,
@@ -394,9 +395,9 @@ class Pictures:
             gathered=gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
-            diagnosis=self._diagnoser.rules_of(sites, scene.catalog),
+            diagnosis=self._cause_finder.rules_of(sites, scene.catalog),
             sites=sites,
-            unanswered=self._diagnoser.unanswered,
+            unanswered=self._cause_finder.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             flame_before=_before_of_boxes(flame, comparison),
             uncompared=comparison.lacks if comparison else "",
@@ -416,9 +417,9 @@ class Pictures:
     def selected(self, picture: Picture) -> tuple[Window, Shares]:
         """Return everything the picture covers as one window, and the selection's part of it."""
         view = picture.view
-        whole = HistoryTick.of(merge([tick.window for tick in picture.over]), picture.newest.idle)
-        sieve = self._sieve_of(view, picture.newest)
-        return whole.window, sieve.of_branch(sieve.shares(whole).in_scope(view.scope), whole)
+        whole = HistoryTick.of(merge([tick.window for tick in picture.ticks]), picture.newest.idle)
+        filter_cache = self._filter_cache_of(view, picture.newest)
+        return whole.window, filter_cache.of_branch(filter_cache.shares(whole).in_scope(view.scope), whole)
 
     def _comparison(self, view: View, now: Now) -> Comparison | None:
         baseline = view.compared
@@ -427,7 +428,7 @@ class Pictures:
             return None
         if self._compared is None or self._compared.baseline is not baseline:
             self._compared = Comparison(baseline, self._rules)
-        self._compared.look_at(view, _user_filter(view.user), now)
+        self._compared.select(view, _user_filter(view.user), now)
         return self._compared
 
     def _pause_or_resume(self, view: View) -> None:
@@ -436,22 +437,24 @@ class Pictures:
         elif self._paused is None or self._paused.at_ns != view.paused_at_ns:
             self._paused = _PausedView(self._history, view.paused_at_ns, view.mode)
 
-    def _all_of_selection(self, view: View, sieve: FilterCache, over: Sequence[HistoryTick], chosen: Parts) -> Parts:
+    def _all_of_selection(
+        self, view: View, filter_cache: FilterCache, ticks: Sequence[HistoryTick], chosen: Parts
+    ) -> Parts:
         """Return the time of the selected process or thread by leaf, without filters and mutes."""
         own = (of_pool(view.pool),) if view.pool else ()
-        selection = sieve.selection._replace(filters=own, muted=(), path=())
-        if view.subject_ids[0] is None or selection == sieve.selection:
+        selection = filter_cache.selection._replace(filters=own, muted=(), path=())
+        if view.subject_ids[0] is None or selection == filter_cache.selection:
             return chosen
         if self._unfiltered is None or self._unfiltered.selection != selection:
-            self._unfiltered = FilterCache(selection, self._diagnoser)
-        self._unfiltered.forget(self._history.oldest, over[0])
-        return _sums_of(self._unfiltered.chosen(tick) for tick in over)
+            self._unfiltered = FilterCache(selection, self._cause_finder)
+        self._unfiltered.forget(self._history.oldest, ticks[0])
+        return _sums_of(self._unfiltered.chosen(tick) for tick in ticks)
 
-    def _moved_in(self, over: Sequence[HistoryTick]) -> HistoryTick | None:
-        since_ns = over[0].at_ns - over[0].span_ns
-        key = since_ns, over[-1].at_ns
+    def _moved_in(self, ticks: Sequence[HistoryTick]) -> HistoryTick | None:
+        since_ns = ticks[0].at_ns - ticks[0].span_ns
+        key = since_ns, ticks[-1].at_ns
         if self._moved is None or self._moved[0] != key:
-            self._moved = key, moved_in(over, since_ns)
+            self._moved = key, moved_in(ticks, since_ns)
         return self._moved[1]
 
     def _current_threads(self) -> _AllThreads:
@@ -463,7 +466,7 @@ class Pictures:
     def _since_start(self, mode: str) -> HistoryTick | None:
         return self._paused.since_start(mode) if self._paused else self._history.since_start(mode)
 
-    def _sieve_of(self, view: View, newest: HistoryTick) -> FilterCache:
+    def _filter_cache_of(self, view: View, newest: HistoryTick) -> FilterCache:
         chosen = (
             *(view.filter, _user_filter(view.user)),
             *([of_pool(view.pool)] if view.pool else []),
@@ -475,19 +478,21 @@ class Pictures:
         tid = view.thread.tid if view.thread else None
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
-        return self._sieves.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
+        return self._filter_caches.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
 
     def _with_rules(self, some: StuckPicture, view: View, lines: int, catalog: Catalog) -> StuckPicture:
         rows = range(len(some.shown.waits))
         if not (view.focus == STUCK and (view.search or view.found)):
             rows = rows[some.first : some.first + lines]
-        return replace(some, rules={row: self._diagnoser.rule_of(some.shown.waits[row].place, catalog) for row in rows})
+        return replace(
+            some, rules={row: self._cause_finder.rule_of(some.shown.waits[row].place, catalog) for row in rows}
+        )
 
-    def _stuck_of(self, sieve: FilterCache, newest: HistoryTick) -> Stuck:
+    def _stuck_of(self, filter_cache: FilterCache, newest: HistoryTick) -> Stuck:
         """Return the waits in progress at the end of a tick that pass mutes and filters."""
-        key = (sieve, newest.number, newest.at_ns)
+        key = (filter_cache, newest.number, newest.at_ns)
         if self._stuck is None or self._stuck[0] != key:
-            self._stuck = key, sieve.stuck(self._history.stuck(newest), newest)
+            self._stuck = key, filter_cache.stuck(self._history.stuck(newest), newest)
         return self._stuck[1]
 
     def _stacks(
@@ -495,24 +500,24 @@ class Pictures:
     ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
         """Return the tree, the places of the chosen branch, and the icicle, if there is room."""
         tree, places, flame = None, Ranking(), None
-        sieve, over = scene.sieve, scene.over
+        filter_cache, ticks = scene.filter_cache, scene.ticks
         if not (room.tree or room.site or room.flame[0]):
             return view, tree, places, flame
         shape = view.tree.shape
         places_of = shape.places
         table = self._sums.of(
             "places",
-            (sieve, view.scope, shape.mode, shape.objects),
-            lambda tick: by_place(sieve.shares(tick), view.scope, places_of),
-            over,
+            (filter_cache, view.scope, shape.mode, shape.objects),
+            lambda tick: by_place(filter_cache.shares(tick), view.scope, places_of),
+            ticks,
             scene.moved,
         )
-        catalog, span_ns = over[-1].facts.catalog, sum(tick.span_ns for tick in over)
-        about = (view.scope, sieve, shape, self._names.version)
+        catalog, span_ns = ticks[-1].facts.catalog, sum(tick.span_ns for tick in ticks)
+        about = (view.scope, filter_cache, shape, self._names.version)
         steps = self._steps_of(catalog, shape)
         path_of = steps.of
         if room.tree or room.flame[0]:
-            key = (about, over[0].at_ns - over[0].span_ns, over[-1].at_ns)
+            key = (about, ticks[0].at_ns - ticks[0].span_ns, ticks[-1].at_ns)
             if self._root is None or self._root[0] != key:
                 root = trees.tree_along(table, path_of)
                 self._root = key, root, trees.nameless(table, steps.nameless)
@@ -522,9 +527,9 @@ class Pictures:
             now = _ages_of_paths(of_selection, view.scope, path_of, places_of)
             tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
-            begin_ns = 0 if over[0].number else over[0].at_ns - over[0].span_ns
-            still = (view.paused_at_ns, self._names.version if view.paused_at_ns else 0)
-            key = (about[:-1], view.span_ns, begin_ns, over[-1].at_ns // _FLAME_NS, still)
+            begin_ns = 0 if ticks[0].number else ticks[0].at_ns - ticks[0].span_ns
+            paused = (view.paused_at_ns, self._names.version if view.paused_at_ns else 0)
+            key = (about[:-1], view.span_ns, begin_ns, ticks[-1].at_ns // _FLAME_NS, paused)
             if self._flame_root is None or self._flame_root[0] != key:
                 self._flame_root = key, self._root[1], span_ns
             flame = icicles.layout(self._flame_root[1], view.flame.zoom, *room.flame)
@@ -551,7 +556,7 @@ class Pictures:
         for site, (_, ns, _, _) in self._sites(scene).items():
             most[site[0], site[1]] = max(most.get((site[0], site[1]), (0, ())), (ns, site))
 
-        def told(row: Row) -> Row:
+        def with_site(row: Row) -> Row:
             if not isinstance(row.key, Place):
                 return row
             _, site = most.get((row.key.kernel, row.key.user), (0, ()))
@@ -560,28 +565,32 @@ class Pictures:
             if not site:
                 return row
             kernel, user, wake, pid = site
-            (rule,) = self._diagnoser.rules_at([site], scene.catalog)
+            (rule,) = self._cause_finder.rules_at([site], scene.catalog)
             return row._replace(rule=rule, top=SiteKey(pid, 0, kernel, user, wake))
 
-        return places._replace(rows=tuple(map(told, places.rows)))
+        return places._replace(rows=tuple(map(with_site, places.rows)))
 
     def _queued(self, scene: Scene, places_of: Callable[[Ints], Ints]) -> Mapping[tuple[int, ...], Added]:
         """Return the run-queue time of each place."""
-        sieve, scope = scene.sieve, scene.view.scope
+        filter_cache, scope = scene.filter_cache, scene.view.scope
         if not scope.holds(Leaf(RUN_QUEUE)):
             return {}
         only = scope._replace(category=RUN_QUEUE)
         shape = scene.view.tree.shape
-        about = (sieve, only, shape.mode, shape.objects)
+        about = (filter_cache, only, shape.mode, shape.objects)
         return self._sums.of(
-            "queued", about, lambda tick: by_place(sieve.shares(tick), only, places_of), scene.over, scene.moved
+            "queued", about, lambda tick: by_place(filter_cache.shares(tick), only, places_of), scene.ticks, scene.moved
         )
 
     def _sites(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
-        """Return the time of the selection by cut.sites_of."""
-        sieve, scope = scene.sieve, scene.view.scope
+        """Return the time of the selection by site (breakdown.by_site)."""
+        filter_cache, scope = scene.filter_cache, scene.view.scope
         return self._sums.of(
-            "sites", (sieve, scope), lambda tick: by_site(sieve.shares(tick), scope), scene.over, scene.moved
+            "sites",
+            (filter_cache, scope),
+            lambda tick: by_site(filter_cache.shares(tick), scope),
+            scene.ticks,
+            scene.moved,
         )
 
     def _timeline_end_ns(self, view: View, room: Room, newest: HistoryTick) -> int:
@@ -591,11 +600,11 @@ class Pictures:
             return newest.at_ns
         return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
 
-    def _past(self, room: Room, newest: HistoryTick, end_ns: int, sieve: FilterCache) -> dict[int, Parts]:
+    def _past(self, room: Room, newest: HistoryTick, end_ns: int, filter_cache: FilterCache) -> dict[int, Parts]:
         """Return the selection's time in each tick of timeline and heat map, if known by now."""
         timeline_ns = room.timeline_cells * room.timeline_cell_ns
         heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
-        return sieve.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
+        return filter_cache.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
 
     def _heat(self, room: Room, newest: HistoryTick, past: Mapping[int, Parts], view: View) -> Heat:
         columns, rows = room.heat
@@ -635,7 +644,7 @@ def _ages_of_paths(
         path = path_of(place) or (NO_FRAMES,)
         for end in range(len(path), 0, -1):
             if path[:end] in ages:
-                break  # those above have one, too
+                break  # the branches above have one, too
             ages[path[:end]] = age
     return ages
 
@@ -691,9 +700,9 @@ def _in(parts: Parts, category: str, idle_shown: bool, blocked: bool = False) ->
 
 
 def _sparks(
-    minute: Sequence[HistoryTick], room: Room, end_ns: int, view: View, sieve: FilterCache, keys: Sequence[Key]
+    minute: Sequence[HistoryTick], room: Room, end_ns: int, view: View, filter_cache: FilterCache, keys: Sequence[Key]
 ) -> dict[str, Series]:
-    past = sieve.parts_of(minute)
+    past = filter_cache.parts_of(minute)
 
     def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
         def of(tick: HistoryTick) -> int | None:
@@ -716,9 +725,9 @@ def last_alike(minute: Sequence[HistoryTick], span_ns: int, mode: str) -> Sequen
         return _counted(tick), gathers(tick.facts.mode, mode)
 
     from_ns, newest = minute[-1].at_ns - span_ns, same(minute[-1])
-    over = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
-    before = next((index for index in reversed(range(len(over))) if same(over[index]) != newest), -1)
-    return over[before + 1 :]
+    ticks = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
+    before = next((index for index in reversed(range(len(ticks))) if same(ticks[index]) != newest), -1)
+    return ticks[before + 1 :]
 
 
 def _counted(tick: HistoryTick) -> Filters:

@@ -51,14 +51,14 @@ class Seconds:
     def __init__(self) -> None:
         self._known: dict[str, tuple[object, Accounts]] = {}
 
-    def of_all(self, over: Sequence[HistoryTick], what: str = "over", whole: bool = True) -> Accounts:
-        key = (over[0].number, over[-1].number, over[-1].at_ns)
+    def of_all(self, ticks: Sequence[HistoryTick], what: str = "ticks", whole: bool = True) -> Accounts:
+        key = (ticks[0].number, ticks[-1].number, ticks[-1].at_ns)
         known = self._known.get(what)
         if known is None or known[0] != key:
-            known = self._known[what] = key, accounts([tick.window for tick in over], whole)
+            known = self._known[what] = key, accounts([tick.window for tick in ticks], whole)
         return known[1]
 
-    def of_selection(self, view: View, over: Sequence[HistoryTick], parts: Parts) -> AccountPicture | None:
+    def of_selection(self, view: View, ticks: Sequence[HistoryTick], parts: Parts) -> AccountPicture | None:
         """Return the account of the selection; None if nothing is selected.
 
         `parts` is all its time.
@@ -66,22 +66,22 @@ class Seconds:
         pid, tid = view.subject_ids
         if pid is None:
             return None
-        every, catalog = self.of_all(over), over[-1].facts.catalog
+        every, catalog = self.of_all(ticks), ticks[-1].facts.catalog
         pool = view.pool if tid is None else None
         account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
-        machine, filters = machine_over([tick.facts for tick in over]), over[-1].facts.filters
+        machine, filters = machine_over([tick.facts for tick in ticks]), ticks[-1].facts.filters
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
-        is_known = machine.cpus > 0 or over[-1].facts.sampling is not None
+        is_known = machine.cpus > 0 or ticks[-1].facts.sampling is not None
         check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
         return AccountPicture(account, times, left, is_known, check)
 
-    def of_list(self, view: View, over: Sequence[HistoryTick]) -> Accounts | None:
+    def of_list(self, view: View, ticks: Sequence[HistoryTick]) -> Accounts | None:
         """Return the accounts of what the list may contain, if it shows them."""
         if not view.lists_account:
             return None
-        every, catalog = self.of_all(over), over[-1].facts.catalog
+        every, catalog = self.of_all(ticks), ticks[-1].facts.catalog
         pid, group, pool = view.scope.pid, view.group, view.pool
         if pool is not None:
             return every.only(lambda key: pool.holds(key, catalog))

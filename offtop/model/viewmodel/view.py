@@ -1,7 +1,7 @@
 """View: what the user chose to look at. Each key makes the next View from it.
 
-What keys do in the list is in drilling.py, in other panes in panes.py. Here is what they have in common, and what
-applies to the whole screen.
+drilling.py has the keys of the list, panes.py those of other panes. This module has what they share, and what applies
+to the whole screen.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "si
 STUCK, OUTLIERS = "stuck", "outliers"
 """Panes that can have the focus."""
 WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS)
-"""Those that take the whole screen."""
+"""Panes that take the whole screen."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
 LATENCIES = (AUTO, HISTOGRAM, HEATMAP, OFF)
@@ -97,10 +97,10 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class View:
     filters: Filters = Filters()  # immutable, as all values are
-    """What the BPF programs were told to count, without narrowing to the pin."""
+    """What the BPF programs count, without narrowing to the pin."""
     delay_ns: int = NS_PER_S
     mode: str = OFFCPU
-    """What is shown: one of wake.MODES."""
+    """One of wake.MODES."""
     depth: int = DEFAULT_DEPTH
     """Maximum number of wakers in a chain."""
     span_ns: int = 10 * NS_PER_S
@@ -124,7 +124,7 @@ class View:
     reasons: bool = False
     """Whether the list shows causes."""
     way: tuple[str, ...] = ()
-    """Order in which these were selected; some may no longer be."""
+    """Names of the fields above in the order in which they were selected; some may be unselected by now."""
     path: Path = ()
     """Selected branch of the tree."""
     focus: str = CATEGORIES
@@ -164,7 +164,7 @@ class View:
     stuck: StuckView = field(default_factory=StuckView)
     outliers: OutliersView = field(default_factory=OutliersView)
     triggers: tuple[str, ...] = ()
-    """What outliers are found by; empty in a recording."""
+    """Triggers of outliers; empty in a recording."""
     latency: str = AUTO
     cell: Cell | None = None
     """Selected cell of the heat map; None: in the latest column."""
@@ -323,7 +323,7 @@ def into(view: View, what: str, **changes: object) -> View:
 
 
 def out_of(view: View, what: str, **changes: object) -> View:
-    """Go up again."""
+    """Go one level up, out of `what` of View.way."""
     return about(view, way=way_without(view, what), **changes)
 
 

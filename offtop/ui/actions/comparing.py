@@ -11,7 +11,7 @@ from offtop.model.viewmodel.picture import last_alike
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.model.windows.baseline import LEAST_NS, Baseline, baseline_of, parts_of
 from offtop.model.windows.history import HistoryTick
-from offtop.ui.actions.files import Keeping
+from offtop.ui.actions.files import FileActions
 from offtop.units import span
 
 ALL_NS = 1 << 62
@@ -26,7 +26,9 @@ class BaselineReady(Message):
         self.baseline = baseline
 
 
-class Comparing(Keeping):
+class BaselineActions(FileActions):
+    """Actions of the baseline keys, for the app to inherit."""
+
     def action_mark(self) -> None:
         """Take the displayed span as the baseline, but at least the last minute of it."""
         picture, span_ns = self._picture, max(LEAST_NS, self._view.span_ns)
@@ -34,35 +36,32 @@ class Comparing(Keeping):
             span_ns = ALL_NS
         kept = self._history.last(span_ns, picture.newest.at_ns) if picture else []
         if not kept:
-            self._say("there is nothing to take as a baseline yet")
+            self._show_alert("there is nothing to take as a baseline yet")
             return
         ticks = last_alike(kept, span_ns, self._view.mode)
         Thread(target=self._marked, args=(ticks,), name="offtop-mark", daemon=True).start()
 
     def _marked(self, ticks: Sequence[HistoryTick]) -> None:
-        """Compute the baseline. Runs in its own thread, because it can take a second.
-
-        That is what a minute of thousands of stacks takes.
-        """
+        """Compute the baseline, in a separate thread: a minute of thousands of stacks takes a second."""
         self.post_message(BaselineReady(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
 
     def on_baseline_ready(self, message: BaselineReady) -> None:
-        self._look(views.marked(self._view, message.baseline))
+        self._set_view(views.marked(self._view, message.baseline))
         compares = "compared with it already" if self._view.diff else "D compares with it"
-        self._say(f"baseline: {told(message.baseline)}; {compares}")
+        self._show_alert(f"baseline: {span_text(message.baseline)}; {compares}")
 
     def action_diff(self) -> None:
         baseline = self._view.baseline
         if baseline is None:
-            self._say("there is no baseline: B takes the last minute, --baseline a recording")
+            self._show_alert("there is no baseline: B takes the last minute, --baseline a recording")
             return
-        self._look(views.compared_or_not(self._view))
+        self._set_view(views.compared_or_not(self._view))
         if self._view.diff:
-            self._say(f"compared with {baseline.file or 'the baseline'}: {told(baseline)}")
+            self._show_alert(f"compared with {baseline.file or 'the baseline'}: {span_text(baseline)}")
 
 
-def told(baseline: Baseline) -> str:
+def span_text(baseline: Baseline) -> str:
     """Return `14:02:10 to 14:03:10, 60s`, with the day if it is not today."""
-    ends = [datetime.fromtimestamp(ns // 10**9) for ns in (baseline.began_ns, baseline.taken_ns)]
-    day = "" if ends[1].date() == datetime.now().date() else f"{ends[1]:%Y-%m-%d} "
-    return f"{day}{ends[0]:%H:%M:%S} to {ends[1]:%H:%M:%S}, {span(round(baseline.span_ns, -9))}"
+    first, last = (datetime.fromtimestamp(ns // 10**9) for ns in (baseline.began_ns, baseline.taken_ns))
+    day = "" if last.date() == datetime.now().date() else f"{last:%Y-%m-%d} "
+    return f"{day}{first:%H:%M:%S} to {last:%H:%M:%S}, {span(round(baseline.span_ns, -9))}"

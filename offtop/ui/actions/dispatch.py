@@ -17,8 +17,7 @@ from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.filter import Filter, FilterError, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
 from offtop.model.aggregate.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
-from offtop.model.aggregate.stack_problems import Problems
-from offtop.model.aggregate.stack_problems import ProblemSummary as StacksTold
+from offtop.model.aggregate.stack_problems import Problems, ProblemSummary
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
@@ -33,8 +32,8 @@ from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIE
 from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
 from offtop.printable import printable
-from offtop.ui.actions.comparing import Comparing
-from offtop.ui.actions.outliers import Catching
+from offtop.ui.actions.comparing import BaselineActions
+from offtop.ui.actions.outliers import OutlierKeyActions
 from offtop.ui.kit.lines import Line, Pen
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
 from offtop.ui.panes.chooser import Choice, Chooser
@@ -47,20 +46,20 @@ _NS_PER_MS = 1_000_000
 """The screen shows the minimum in ms, so a bare number at its prompt is in ms. `--min` takes us, as bcc's tools do."""
 _PANES = ("timeline", "latency", "tree")
 """Panes that `f` can hide. The latency pane is hidden by View.latency = OFF."""
-_WHOLE_LINES = 10_000
+_UNCUT_WIDTH = 10_000
 """Width of copied lines, so that they are not cut to the screen."""
 _LINE_END = "\n"
 
 
 class DetailsReady(Message):
-    """The details of a process have arrived."""
+    """The details of a process were read."""
 
-    def __init__(self, pid: int, told: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, pid: int, details: Sequence[tuple[str, str]]) -> None:
         super().__init__()
-        self.pid, self.told = pid, told
+        self.pid, self.details = pid, details
 
 
-class Actions(Catching, Comparing):
+class KeyActions(OutlierKeyActions, BaselineActions):
     """Actions of the keys, for the app to inherit."""
 
     _groups: Mapping[str, tuple[str, ...]]
@@ -68,7 +67,7 @@ class Actions(Catching, Comparing):
 
     # Implemented by the app
 
-    def _ask_kernel(self, view: View) -> None:
+    def _set_measured_view(self, view: View) -> None:
         raise NotImplementedError
 
     # Moving
@@ -94,9 +93,9 @@ class Actions(Catching, Comparing):
         if view.focus == CATEGORIES:
             keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
             index = keys.index(view.category) if view.category in keys else 0
-            self._look(drilling.at_category(view, keys[_within(index + step, keys)]))
+            self._set_view(drilling.at_category(view, keys[_within(index + step, keys)]))
         elif view.focus == LIST and picture.rows.rows:
-            self._look(
+            self._set_view(
                 drilling.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key)
             )
         elif view.focus == TREE and picture.tree and picture.tree.branches:
@@ -104,9 +103,9 @@ class Actions(Catching, Comparing):
         elif view.focus == SITE:
             pane = self._layout.panels.get(SITE)
             last = max(0, stacks.site_length(picture, self._pen(SITE)) - (pane.height - 1 if pane else 0))
-            self._look(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+            self._set_view(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
-            self._look(views.at_cell(view, latency.moved(picture, 0, -step)))
+            self._set_view(views.at_cell(view, latency.moved(picture, 0, -step)))
         elif view.focus == STUCK:
             self._move_stuck(picture, step)
         elif view.focus == OUTLIERS:
@@ -114,7 +113,7 @@ class Actions(Catching, Comparing):
         elif view.focus == FLAME:
             for _ in range(min(abs(step), 20)):
                 view = panes.at_box(view, icicle.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
-            self._look(view)
+            self._set_view(view)
 
     def _move_stuck(self, picture: Picture, step: int) -> None:
         """Move in the list of waits, or scroll the wait that fills the pane."""
@@ -124,10 +123,10 @@ class Actions(Catching, Comparing):
         if view.stuck.opened:
             pen = self._pen(STUCK)
             last = max(0, len(stuck.in_full(picture, pen)) - pen.height + 1)
-            self._look(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
+            self._set_view(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
         else:
             row = _within(picture.stuck.cursor + step, waits)
-            self._look(panes.at_stuck(view, waits[row].site.thread))
+            self._set_view(panes.at_stuck(view, waits[row].site.thread))
 
     def _at_branch(self, picture: Picture, index: int) -> None:
         shown = picture.tree
@@ -136,10 +135,10 @@ class Actions(Catching, Comparing):
         pane = self._layout.panels.get(TREE)
         lines = max(1, (pane.height if pane else 3) - 2)
         line = max(0, min(lines - 1, index - shown.first))
-        self._look(panes.at_branch(self._view, shown.branches[index].path, line))
+        self._set_view(panes.at_branch(self._view, shown.branches[index].path, line))
 
     def action_next_pane(self, step: int) -> None:
-        self._look(views.next_pane(self._view, self._layout.panes, step))
+        self._set_view(views.next_pane(self._view, self._layout.panes, step))
 
     def action_drill(self) -> None:
         picture, view = self._picture, self._view
@@ -152,33 +151,33 @@ class Actions(Catching, Comparing):
             if branch.more:
                 self.action_open()
             else:
-                self._look(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
+                self._set_view(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
         elif view.focus == STUCK:
             if picture.stuck.shown.waits and not view.stuck.opened:
                 self._move_stuck(picture, 0)
-                self._look(panes.stuck_opened(self._view))
+                self._set_view(panes.stuck_opened(self._view))
         elif view.focus == OUTLIERS:
             self._enter_outlier(picture)
         elif view.focus == FLAME:
-            self._look(panes.zoomed_in(view, icicle.chosen(picture)))
+            self._set_view(panes.zoomed_in(view, icicle.chosen(picture)))
         elif view.focus == LATENCY:
             cell = latency.moved(picture, 0, 0)
             if cell and latency.is_measured(picture):
-                self._look(replace(views.paused_at(view, cell.end_ns), zoomed=False))
+                self._set_view(replace(views.paused_at(view, cell.end_ns), zoomed=False))
             else:
-                self._say("nothing was measured then")
+                self._show_alert("nothing was measured then")
         else:
             key = self._key_under_cursor()
-            self._look(drilling.entered(view, key))
+            self._set_view(drilling.entered(view, key))
             if isinstance(key, BaselineOnly):
-                self._say("this is only in the baseline: nothing waits there now")
+                self._show_alert("this is only in the baseline: nothing waits there now")
             elif view.focus == LIST and isinstance(key, Object) and not key.kind:
-                self._say("what these waits were on is not known: 1 shows where they were")
+                self._show_alert("the object of these waits is unknown: 1 shows where threads waited")
 
     def action_leave(self) -> None:
-        self._look(drilling.left(self._view))
+        self._set_view(drilling.left(self._view))
 
-    def action_aside(self, step: int) -> None:
+    def action_sideways(self, step: int) -> None:
         """Handle the arrow keys right (1) and left (-1)."""
         picture, focus = self._picture, self._view.focus
         if picture is None:
@@ -186,9 +185,9 @@ class Actions(Catching, Comparing):
         if focus == TREE:
             self.action_open() if step > 0 else self.action_close()
         elif focus == LATENCY:
-            self._look(views.at_cell(self._view, latency.moved(picture, step, 0)))
+            self._set_view(views.at_cell(self._view, latency.moved(picture, step, 0)))
         elif focus == FLAME:
-            self._look(panes.at_box(self._view, icicle.neighbour(picture, "right" if step > 0 else "left")))
+            self._set_view(panes.at_box(self._view, icicle.neighbour(picture, "right" if step > 0 else "left")))
         elif step > 0:
             self.action_drill()
         else:
@@ -208,7 +207,7 @@ class Actions(Catching, Comparing):
             return
         branch = self._branch()
         if branch is not None and branch.openable:
-            self._look(panes.branch_opened(self._view, branch.path))
+            self._set_view(panes.branch_opened(self._view, branch.path))
 
     def action_close(self) -> None:
         """Close the branch; if it is not open, move to its parent."""
@@ -219,18 +218,18 @@ class Actions(Catching, Comparing):
         if branch is None or shown is None:
             return
         if branch.opened:
-            self._look(panes.branch_closed(self._view, branch.path))
+            self._set_view(panes.branch_closed(self._view, branch.path))
         elif branch.first:
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
         """Fold threads whose names differ only by a number into one row (a pool), or unfold."""
         if self._view.lists_threads:
-            self._look(drilling.folded_or_not(self._view, not folded))
+            self._set_view(drilling.folded_or_not(self._view, not folded))
         elif self._view.lists_sleepers:
-            self._say("+ and - unfold and fold pools of threads: H lists threads")
+            self._show_alert("+ and - unfold and fold pools of threads: H lists threads")
         else:
-            self._say("+ and - unfold and fold pools of threads that wait: 1 lists them")
+            self._show_alert("+ and - unfold and fold pools of threads that wait: 1 lists them")
 
     def _at_branch_of(self, path: Path) -> None:
         picture = self._picture
@@ -238,15 +237,15 @@ class Actions(Catching, Comparing):
             self._at_branch(picture, trees.index_of(picture.tree.branches, path))
 
     def action_open_all(self) -> None:
-        if not self._lacks("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
-            self._look(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
+        if not self._refuse_without("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
+            self._set_view(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
-        """Branch under the cursor; if there is none, or the tree lacks the focus, alert."""
+        """Return the branch under the cursor; show an alert if there is none or the tree lacks the focus."""
         shown = self._picture.tree if self._picture else None
         if self._view.focus != TREE or shown is None or not shown.branches:
             empty = "there is no stack here" if self._view.focus == TREE else ""
-            self._say(empty or "this key is for the stack tree: t shows it")
+            self._show_alert(empty or "this key is for the stack tree: t shows it")
             return None
         return shown.branches[shown.cursor]
 
@@ -261,12 +260,12 @@ class Actions(Catching, Comparing):
         if view.latency != views.OFF and not self._has_room(LATENCY, view):
             view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
             if not self._has_room(LATENCY, view):
-                self._say("no room here for latency: it needs a taller terminal")
+                self._show_alert("no room for the latency pane: it needs a taller terminal")
                 return
-        self._look(view)
+        self._set_view(view)
 
     def _has_room(self, pane: str, view: View) -> bool:
-        return pane in self._arranged(view).panels
+        return pane in self._layout_of(view).panels
 
     # Search and filters
 
@@ -278,7 +277,7 @@ class Actions(Catching, Comparing):
             chosen = parse(text.strip(), self._groups, self._ids)
         except FilterError as wrong:
             return str(wrong)
-        self._look(views.filtered(self._view, chosen, found))
+        self._set_view(views.filtered(self._view, chosen, found))
         return None
 
     def action_user(self) -> None:
@@ -296,7 +295,7 @@ class Actions(Catching, Comparing):
             return str(wrong)
         if user and not self._source.recorded and not is_user(user):
             return f"'{printable(user)}' is not {NO_USER}"
-        self._look(views.of_user(self._view, user))
+        self._set_view(views.of_user(self._view, user))
         return None
 
     def action_states(self) -> None:
@@ -310,7 +309,7 @@ class Actions(Catching, Comparing):
 
     def _of_state(self, letter: str) -> None:
         filters = self._view.filters
-        self._ask_kernel(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
+        self._set_measured_view(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
 
     def action_rate(self) -> None:
         view = self._view
@@ -323,13 +322,13 @@ class Actions(Catching, Comparing):
         except ValueError:
             return f"{text!r} is not a rate: try 1500, 1.5k or 1500,1ms"
         pid = self._view.subject_ids[0]
-        self._look(replace(self._view, rate=rate, rate_pid=pid))
+        self._set_view(replace(self._view, rate=rate, rate_pid=pid))
         if rate and pid is None:
-            self._say("drill into a process to see its budget")
+            self._show_alert("drill into a process to see its budget")
         return None
 
     def _subject_pid(self) -> int:
-        """PID of the process under the cursor, or of the one drilled into; 0 if there is none."""
+        """Return the PID of the process under the cursor, or of the one drilled into; 0 if there is none."""
         picture, view = self._picture, self._view
         thread = self._stuck_thread()
         if thread is not None:
@@ -338,14 +337,16 @@ class Actions(Catching, Comparing):
             return picture.rows.rows[picture.cursor_row].pid
         return view.subject_ids[0] or 0
 
-    def action_facts(self) -> None:
+    def action_process_details(self) -> None:
         pid = self._subject_pid()
-        if not pid:
-            self._say(f"Y shows details of the process under the cursor: {self._way_to_processes}")
-            return
-        Thread(target=self._ask_facts, args=(pid,), name="offtop-facts", daemon=True).start()
+        if not pid and self._view.focus == STUCK:
+            self._show_alert("no process to show: this list is empty, or the thread has no process here")
+        elif not pid:
+            self._show_alert(f"Y shows details of the process under the cursor: {self._key_to_processes}")
+        else:
+            Thread(target=self._read_details, args=(pid,), name="offtop-facts", daemon=True).start()
 
-    def _ask_facts(self, pid: int) -> None:
+    def _read_details(self, pid: int) -> None:
         """Fetch the details in a separate thread, because reading a command line may take long."""
         details = self._source.process_details(pid)
         self.post_message(DetailsReady(pid, details))
@@ -354,35 +355,41 @@ class Actions(Catching, Comparing):
         if len(self.screen_stack) == 1:
             title = f"process {message.pid}"
             self.push_screen(
-                ProcessDetails(title, message.told or [("", "nothing is known about it any more")], self._glyphs)
+                ProcessDetails(
+                    title,
+                    message.details or [("", "this process has exited, and nothing is stored about it")],
+                    self._glyphs,
+                )
             )
 
     def action_stack_problems(self) -> None:
         if self._picture is not None:
             self.push_screen(StackProblems(self._stack_problems, self._glyphs, self._picture.sampling is not None))
 
-    def _stack_problems(self) -> tuple[StacksTold, int]:
-        """Stack problems of the selection, and the ns that they were measured over."""
+    def _stack_problems(self) -> tuple[ProblemSummary, int]:
+        """Return the stack problems of the selection, and the ns that they were measured over."""
         picture = self._picture
-        return (self._problems.of(picture.sites, picture.catalog), picture.span_ns) if picture else (StacksTold(), 0)
+        return (
+            (self._problems.of(picture.sites, picture.catalog), picture.span_ns) if picture else (ProblemSummary(), 0)
+        )
 
     def action_mute(self) -> None:
         try:
             what = self._under_cursor_as_filter()
         except FilterError as too_long:
-            self._say(str(too_long))
+            self._show_alert(str(too_long))
             return
         if what is None:
-            self._say("X mutes the category, process, thread group or function under the cursor")
+            self._show_alert("X mutes the category, process, thread group or function under the cursor")
             return
-        self._look(views.muted_or_not(self._view, what))
+        self._set_view(views.muted_or_not(self._view, what))
         if any(one.text == what.text for one in self._view.muted):
-            self._say(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
+            self._show_alert(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
         else:
-            self._say(f"unmuted {what.text}")
+            self._show_alert(f"unmuted {what.text}")
 
     def _under_cursor_as_filter(self) -> Filter | None:
-        """Filter that selects the waits of what is under the cursor."""
+        """Return a filter for the waits of what is under the cursor; None if there is none."""
         picture, view = self._picture, self._view
         if picture is None:
             return None
@@ -421,22 +428,22 @@ class Actions(Catching, Comparing):
             or (self._key_under_cursor() if view.focus == LIST else view.pid or view.pin)
         )
         if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, UNNAMED, UNNAMED.pid, NO_CGROUP):
-            self._ask_kernel(views.pinned(self._view, key))
+            self._set_measured_view(views.pinned(self._view, key))
         elif isinstance(key, WakerKey) and key.pid:
-            self._ask_kernel(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
+            self._set_measured_view(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
         elif isinstance(key, Pool):
-            self._say("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
+            self._show_alert("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         elif isinstance(key, WakerKey):
-            self._say("this waker is neither a process nor a thread: p pins only those")
+            self._show_alert("this waker is neither a process nor a thread: p pins only those")
         else:
-            self._say(f"p pins a process, thread or cgroup: {self._way_to_processes}")
+            self._show_alert(f"p pins a process, thread or cgroup: {self._key_to_processes}")
 
     @property
-    def _way_to_processes(self) -> str:
+    def _key_to_processes(self) -> str:
         return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
 
     def _stuck_thread(self) -> ThreadKey | None:
-        """Thread under the cursor of the waits in progress, if that pane has the focus."""
+        """Return the thread under the cursor of the waits in progress, if that pane has the focus."""
         shown = self._picture.stuck if self._picture else None
         if self._view.focus != STUCK or shown is None:
             return None
@@ -446,14 +453,14 @@ class Actions(Catching, Comparing):
 
     def action_narrow(self) -> None:
         if self._view.pin is None:
-            self._say("F measures only what is pinned, and nothing is pinned: p pins")
+            self._show_alert("F measures only what is pinned, and nothing is pinned: p pins")
             return
         if self._view.pin == "/":
-            self._say("everything is in the cgroup / or below it: there is nothing to narrow to")
+            self._show_alert("every process is in the cgroup / or below: F would exclude nothing")
             return
-        self._ask_kernel(views.narrowed_or_widened(self._view))
+        self._set_measured_view(views.narrowed_or_widened(self._view))
         if self._view.narrowed:
-            self._say("only what is pinned is measured from now on; F measures everything again")
+            self._show_alert("from now on, only the pin is measured; F measures everything again")
 
     # Columns and panes
 
@@ -474,17 +481,17 @@ class Actions(Catching, Comparing):
         kind, _, title = choice.partition(" ")
         view = self._view
         if kind == "muted":
-            self._look(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
+            self._set_view(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
         elif kind == "pane" and title == "latency":
-            self._look(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
+            self._set_view(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
         else:
-            self._look(views.shown_or_hidden(view, title))
+            self._set_view(views.shown_or_hidden(view, title))
 
     # Time
 
     def action_delay(self) -> None:
         if self._source.recorded:
-            self._say("a recording keeps its own pace: --speed plays it faster")
+            self._show_alert("a recording keeps its own pace: --speed plays it faster")
             return
         now = span(self._view.delay_ns)
         self._ask(f"seconds between ticks, 0.1 to 60 (now {now}): ", self._set_delay)
@@ -496,7 +503,7 @@ class Actions(Catching, Comparing):
             view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
         except ValueError:
             return f"{text!r} is not a delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
-        self._look(view)
+        self._set_view(view)
         return None
 
     def action_minimum(self) -> None:
@@ -510,9 +517,9 @@ class Actions(Catching, Comparing):
             min_ns = parse_duration(text.strip(), _NS_PER_MS)
         except ValueError:
             return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
-        self._ask_kernel(views.with_minimum(self._view, min_ns))
-        if self._outlier_actions and (deaf := self._outlier_actions.trigger_below(min_ns)):
-            self._say(f"'{printable(deaf)}' reports no waits shorter than the minimum of {span(min_ns)}")
+        self._set_measured_view(views.with_minimum(self._view, min_ns))
+        if self._outlier_actions and (trigger := self._outlier_actions.trigger_below(min_ns)):
+            self._show_alert(f"'{printable(trigger)}' reports no waits shorter than the minimum of {span(min_ns)}")
         return None
 
     # Copying
@@ -521,10 +528,10 @@ class Actions(Catching, Comparing):
         """Copy the chosen stack in folded form, or the row, to the terminal's clipboard."""
         text = self._to_copy()
         if not text:
-            self._say("y copies the row or the branch under the cursor: TAB goes to one")
+            self._show_alert("y copies the row or the branch under the cursor: TAB goes to one")
             return
         self.copy_to_clipboard(text)
-        self._say(f"copied: {text.partition(_LINE_END)[0]}")
+        self._show_alert(f"copied: {text.partition(_LINE_END)[0]}")
 
     def _to_copy(self) -> str:
         picture, view = self._picture, self._view
@@ -548,15 +555,15 @@ class Actions(Catching, Comparing):
             named = not isinstance(row.key, WakerKey | Object | Reason | BaselineOnly) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == OUTLIERS and picture.outliers.groups:
-            return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_WHOLE_LINES)))
+            return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_UNCUT_WIDTH)))
         if view.focus == STUCK and picture.stuck.shown.waits:
-            return _text(stuck.in_full(picture, self._pen(STUCK)._replace(width=_WHOLE_LINES)))
+            return _text(stuck.in_full(picture, self._pen(STUCK)._replace(width=_UNCUT_WIDTH)))
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
     def _text_of(self, row: Row, picture: Picture) -> str:
         if not self._view.lists_sleepers:
-            return f"{row.name} {wakers.told(picture, row, self._pen(LIST))}"
+            return f"{row.name} {wakers.row_text(picture, row, self._pen(LIST))}"
         place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self._pen(LIST).names)
         return f"{row.name} {row.process} {place}"
 
@@ -569,7 +576,7 @@ def _text(lines: Iterable[Line]) -> str:
 
 
 def _of_step(step: Step) -> Filter | None:
-    """Filter for waits through this step; None if no filter can name it."""
+    """Return a filter for waits through this step; None if no filter can name it."""
     if step in (trees.MORE, NO_FRAMES, NO_THING) or step in TURNS:
         return None
     if step.is_object:
@@ -586,7 +593,7 @@ def _within(index: int, rows: Sequence[object]) -> int:
 
 
 def _family(row: Row) -> str:
-    """Pattern for all threads whose names differ from this one only by numbers.
+    """Return a pattern for all threads whose names differ from this one only by numbers.
 
     A name that is only a number stays as it is.
     """

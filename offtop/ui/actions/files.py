@@ -21,15 +21,15 @@ from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.reports.batch import look_up
 from offtop.reports.exports import ENDINGS, FORMATS, in_form
-from offtop.ui.actions.modes import Modes
+from offtop.ui.actions.modes import ModeActions
 from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.head import clock, selection
 from offtop.units import NS_PER_S, parse_duration, size, span
 
 _ALL, _ALL_NS = "all", 1 << 62
-"""What the user types for the whole history, and a time longer than any history."""
+"""The answer that stands for the whole history, and a time longer than any history."""
 _MINUTE = "1m"
-_PARTED = {"threads": ("thread",), "categories": ("category",)}
+_FOLDED_PER = {"threads": ("thread",), "categories": ("category",)}
 """Exports that are folded stacks with this first frame."""
 _FORMS = {
     "folded": FORMATS["folded"],
@@ -48,7 +48,7 @@ class Exported(Message):
         self.form, self.content = form, content
 
 
-class Said(Message):
+class AlertPosted(Message):
     """Another thread has finished something, with a message for the alert line."""
 
     def __init__(self, text: str) -> None:
@@ -80,7 +80,9 @@ class Recorder(pace.Recorder, Protocol):
         ...
 
 
-class Keeping(Modes):
+class FileActions(ModeActions):
+    """Actions of the keys that write a file, for the app to inherit."""
+
     _outliers: Outliers
 
     _saving: Thread | None = None
@@ -94,9 +96,9 @@ class Keeping(Modes):
         """
         picture, view = self._picture, self._view
         if picture is None:
-            self._say("there is nothing to save yet")
+            self._show_alert("there is nothing to save yet")
         elif self._saving is not None and self._saving.is_alive():
-            self._say("a clip is being written already")
+            self._show_alert("a clip is being written already")
         elif view.paused_at_ns is None:
             self._ask("save a clip of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
         else:
@@ -104,15 +106,15 @@ class Keeping(Modes):
             self._ask(f"save a clip up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
 
     def _snapshot(self, text: str) -> str | None:
-        picture, asked = self._picture, text.strip()
-        if picture is None or not asked:
+        picture, answer = self._picture, text.strip()
+        if picture is None or not answer:
             return None
         try:
-            span_ns = _ALL_NS if asked == _ALL else parse_duration(asked, NS_PER_S)
+            span_ns = _ALL_NS if answer == _ALL else parse_duration(answer, NS_PER_S)
         except ValueError:
             return f"{text!r} is not a length of time: try 90s, 10m or all"
         end_ns = None if self._view.paused_at_ns is None else picture.newest.at_ns
-        self._say("writing the clip…")
+        self._show_alert("writing the clip…")
         self._saving = Thread(target=self._save, args=(span_ns, end_ns, _about(picture)), name="offtop-snapshot")
         self._saving.start()
         return None
@@ -124,7 +126,7 @@ class Keeping(Modes):
         except OfftopError as refused:
             self._saved = str(refused)
         if self.is_running:
-            self.post_message(Said(self._saved))
+            self.post_message(AlertPosted(self._saved))
 
     def _save_ticks(self, span_ns: int, end_ns: int | None, what: str) -> str:
         ticks = self._history.last(span_ns, end_ns)
@@ -134,15 +136,15 @@ class Keeping(Modes):
         look_up(self._source, last, ())
         recorder = self._snapshot_file(what, last.taken_ns)
         begin_ns = ticks[0].at_ns - ticks[0].span_ns
-        caught = [one for one in self._outliers.every if one.at_ns > begin_ns]
+        outliers = [one for one in self._outliers.every if one.at_ns > begin_ns]
         for one in self._history.again(span_ns, last.at_ns):
-            recorder.add(replace(one, outliers=[outlier for outlier in caught if outlier.at_ns == one.at_ns]))
+            recorder.add(replace(one, outliers=[outlier for outlier in outliers if outlier.at_ns == one.at_ns]))
         result = recorder.close()
         if not recorder.is_whole:
             return result
         return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
 
-    def saved(self) -> str:
+    def wait_for_clip(self) -> str:
         """Wait for a clip that is being written; return a message about it.
 
         The message is empty if no clip is being written.
@@ -158,14 +160,14 @@ class Keeping(Modes):
     def action_export(self) -> None:
         """Ask for a format, and export the selection over the displayed span."""
         if self._picture is None or not self._picture.gathered:
-            self._say("there is nothing to write yet")
+            self._show_alert("there is nothing to write yet")
             return
         choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
         self.push_screen(Chooser("write the selection as", lambda: choices, self._export, self._glyphs, closes=True))
 
     def _export(self, form: str) -> None:
         if self._picture is not None:
-            self._say("writing…")
+            self._show_alert("writing…")
             Thread(target=self._exported, args=(form, self._picture), name="offtop-export", daemon=True).start()
 
     def _exported(self, form: str, picture: Picture) -> None:
@@ -173,8 +175,8 @@ class Keeping(Modes):
         window, shares = self._selected(picture)
         mode, idle, host = picture.view.mode, picture.view.idle_shown, self._source.host
         made = profile_of(window, shares, self._source.names, host, mode, idle)
-        style = folded.Style(per=frozenset(_PARTED.get(form, ())))
-        form = "folded" if form in _PARTED else form
+        style = folded.Style(per=frozenset(_FOLDED_PER.get(form, ())))
+        form = "folded" if form in _FOLDED_PER else form
         self.post_message(Exported(form, in_form(form, made, selection(picture, self._glyphs), style=style)))
 
     def on_exported(self, message: Exported) -> None:
@@ -186,9 +188,9 @@ class Keeping(Modes):
 
     def _write(self, file: Path, content: str | bytes) -> None:
         try:
-            self._say(self._write_file(file, content))
+            self._show_alert(self._write_file(file, content))
         except OfftopError as refused:
-            self._say(str(refused))
+            self._show_alert(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
         raise NotImplementedError

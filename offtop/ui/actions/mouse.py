@@ -9,7 +9,7 @@ from offtop.model.viewmodel.outlier_list import which
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, STUCK, TREE
 from offtop.model.windows.breakdown import ALL
-from offtop.ui.actions.search import Searching
+from offtop.ui.actions.search import SearchActions
 from offtop.ui.kit.columns import sort_at
 from offtop.ui.kit.layout import HEAT_SCALE, STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Clicked
@@ -21,7 +21,7 @@ _WHEEL = 3
 """Lines per turn."""
 
 
-class Mouse(Searching):
+class MouseActions(SearchActions):
     def on_clicked(self, event: Clicked) -> None:
         picture = self._picture
         if picture is None or len(self.screen_stack) > 1:
@@ -38,7 +38,7 @@ class Mouse(Searching):
 
     def _turned(self, event: Clicked) -> None:
         if self._view.focus != event.panel:
-            self._look(views.in_pane(self._view, event.panel))
+            self._set_view(views.in_pane(self._view, event.panel))
         if self._view.focus == event.panel:
             self._move(_WHEEL * event.turns)
 
@@ -53,7 +53,7 @@ class Mouse(Searching):
                 key = keys[event.y - 1]
                 is_selected = key == self._view.category and self._view.focus == CATEGORIES
                 if isinstance(key, str):
-                    self._look(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
+                    self._set_view(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
             line = event.y - head - 1
@@ -62,7 +62,7 @@ class Mouse(Searching):
             elif 0 <= line < len(seen := seen_rows(picture, pen)):
                 key = seen[line].key
                 is_selected = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
-                self._look(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
+                self._set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
         elif event.panel == TREE and picture.tree:
             index = picture.tree.first + event.y - 2
             if event.y > 1 and index < len(picture.tree.branches):
@@ -73,7 +73,7 @@ class Mouse(Searching):
                     view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
                 elif is_selected:
                     view = drilling.entered(view, None)
-                self._look(view)
+                self._set_view(view)
         elif event.panel == STUCK and not view.stuck.opened:
             row = picture.stuck.first + event.y - STUCK_FRAME
             if (
@@ -83,18 +83,18 @@ class Mouse(Searching):
             ):
                 is_selected = row == picture.stuck.cursor
                 view = panes.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._look(panes.stuck_opened(view) if is_selected else view)
+                self._set_view(panes.stuck_opened(view) if is_selected else view)
         elif event.panel == OUTLIERS and not view.outliers.opened:
             line = event.y - STUCK_FRAME
             row = picture.outliers.first + line
             if 0 <= line < stuck_lines(pen.height) and row < len(picture.outliers.groups):
                 is_selected = row == picture.outliers.cursor
                 view = panes.at_outlier(view, which(picture.outliers.groups[row]))
-                self._look(panes.outlier_opened(view) if is_selected else view)
+                self._set_view(panes.outlier_opened(view) if is_selected else view)
         elif event.panel == FLAME and (path := icicle.at(picture, event.x, event.y)):
             is_selected = path == icicle.chosen(picture)
-            self._look(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
+            self._set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
         elif event.panel == LATENCY and picture.heat and picture.heat.rows:
             column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
             if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):
-                self._look(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))
+                self._set_view(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))

@@ -10,18 +10,18 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
-from offtop.ui.actions.files import Keeping
+from offtop.ui.actions.files import FileActions
 from offtop.ui.kit.lines import Pen
 from offtop.ui.panes import outliers
 from offtop.units import NS_PER_S
 
 
-class Catching(Keeping):
+class OutlierKeyActions(FileActions):
     """Actions of the outlier keys, for the app to inherit."""
 
     _ids: tuple[str, ...]
     """Ids of all categories."""
-    _listed: OutlierList
+    _outlier_list: OutlierList
     _outlier_actions: OutlierActions | None = None
     """None if the outliers come from a recording."""
 
@@ -30,7 +30,7 @@ class Catching(Keeping):
 
     def action_triggers(self) -> None:
         if self._outlier_actions is None:
-            self._say("this is a recording: it has only the outliers that were reported then")
+            self._show_alert("this is a recording: it has only the outliers that were reported then")
             return
         self._ask("outliers (auto; lock.max > 500ms; off): ", self._set_triggers, "; ".join(self._view.triggers))
 
@@ -41,7 +41,7 @@ class Catching(Keeping):
                 self._outlier_actions.set_triggers(triggers, self._view.filters.min_ns)
             except OfftopError as refused:
                 return str(refused)
-        self._look(panes.catching(self._view, tuple(triggers)))
+        self._set_view(panes.with_triggers(self._view, tuple(triggers)))
         return None
 
     def _move_outlier(self, picture: Picture, step: int) -> None:
@@ -52,10 +52,10 @@ class Catching(Keeping):
         if view.outliers.opened:
             pen = self._pen(OUTLIERS)
             last = max(0, len(outliers.in_full(picture, pen)) - pen.height + 1)
-            self._look(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
+            self._set_view(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
         else:
             row = max(0, min(len(shown.groups) - 1, shown.cursor + step))
-            self._look(panes.at_outlier(view, which(shown.groups[row])))
+            self._set_view(panes.at_outlier(view, which(shown.groups[row])))
 
     def _enter_outlier(self, picture: Picture) -> None:
         """Show the outlier under the cursor in full; if it is shown already, go to its time."""
@@ -64,13 +64,13 @@ class Catching(Keeping):
             self._go_to_outlier(shown.groups[shown.cursor])
         elif shown.groups:
             self._move_outlier(picture, 0)
-            self._look(panes.outlier_opened(self._view))
+            self._set_view(panes.outlier_opened(self._view))
 
     def _next_outlier(self, step: int) -> None:
         """Go to the next outlier after the displayed time (1), or the last one before (-1)."""
-        picture, every = self._picture, self._listed.every
+        picture, every = self._picture, self._outlier_list.every
         if picture is None or not every:
-            self._say("no outliers yet: ! chooses what counts as one; / searches")
+            self._show_alert("no outliers yet: ! chooses what counts as one; / searches")
             return
         here = next((i for i, one in enumerate(every) if which(one) == self._view.outliers.cursor), None)
         now_ns = picture.newest.taken_ns
@@ -84,9 +84,9 @@ class Catching(Keeping):
             self._go_to_outlier(every[target])
         elif step > 0:
             is_shown = here is not None and self._view.paused_at_ns is not None
-            self._say("this is the newest outlier" if is_shown else "there is no later outlier: N goes back")
+            self._show_alert("this is the newest outlier" if is_shown else "there is no later outlier: N goes back")
         else:
-            self._say("there is no earlier outlier")
+            self._show_alert("there is no earlier outlier")
 
     def _go_to_outlier(self, group: Group) -> None:
         """Show all panes as they were at the time of the outlier, with its thread selected."""
@@ -95,11 +95,13 @@ class Catching(Keeping):
         if picture is None or oldest is None:
             return
         if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
-            self._look(panes.outlier_opened(panes.at_outlier(self._view, which(group))))
+            self._set_view(panes.outlier_opened(panes.at_outlier(self._view, which(group))))
             ago_s = (picture.newest.taken_ns - one.taken_ns) // NS_PER_S
-            self._say(f"that was {ago_s // 60} min ago, before the history begins: this is all that was kept of it")
+            self._show_alert(f"this was {ago_s // 60} min ago, longer than the history: only this much is stored")
             return
         category = one.category if one.category in self._ids else ALL
-        self._look(panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category))
+        self._set_view(
+            panes.around_outlier(self._view, which(group), one.wait.site.thread if one.wait else None, category)
+        )
         self._go_to(one.taken_ns)
-        self._say(f"outlier: {printable(one_line(one, self._source.names))}")
+        self._show_alert(f"outlier: {printable(one_line(one, self._source.names))}")

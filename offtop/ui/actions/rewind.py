@@ -17,8 +17,8 @@ from offtop.model.windows.history import History, HistoryTick
 from offtop.units import NS_PER_S, parse_moment, span
 
 
-class Rewind(App[int]):
-    """Actions of these keys, for the app to inherit."""
+class RewindActions(App[int]):
+    """Actions of the keys that move in time, for the app to inherit."""
 
     _view: View
     _picture: Picture | None
@@ -27,10 +27,10 @@ class Rewind(App[int]):
     _wanted_ns: int | None = None
     """Target of a seek in a recording (CLOCK_REALTIME), until its tick arrives; otherwise None."""
 
-    def _look(self, view: View) -> None:
+    def _set_view(self, view: View) -> None:
         raise NotImplementedError
 
-    def _say(self, text: str) -> None:
+    def _show_alert(self, text: str) -> None:
         raise NotImplementedError
 
     def _ask(
@@ -48,23 +48,23 @@ class Rewind(App[int]):
             newest = self._history.newest
             if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
                 try:
-                    self._source.go_to(picture.newest.taken_ns)  # so that playing goes on from what is shown
+                    self._source.go_to(picture.newest.taken_ns)  # so that playing continues from here
                 except OfftopError as refused:
-                    self._say(str(refused))
+                    self._show_alert(str(refused))
                     return
             self._wanted_ns = None
-            self._look(views.live(self._view))
+            self._set_view(views.live(self._view))
         elif picture is not None:
-            self._look(views.paused_at(self._view, picture.newest.at_ns))
+            self._set_view(views.paused_at(self._view, picture.newest.at_ns))
 
     def action_live(self) -> None:
         recorded = self._source.recorded
         if recorded:
             self._go_to(recorded.ended_ns)
         elif self._view.paused_at_ns is not None:
-            self._look(views.live(self._view))
+            self._set_view(views.live(self._view))
         else:
-            self._say("this is live already")
+            self._show_alert("this is live already")
 
     def action_step(self, ticks: int) -> None:
         """Pause, and move by `ticks`: forward, or back if negative."""
@@ -109,12 +109,12 @@ class Rewind(App[int]):
         if recorded and not kept and recorded.began_ns < taken_ns <= recorded.ended_ns:
             try:
                 self._wanted_ns = self._source.go_to(taken_ns, after)
-                if not self._arrived():
-                    self._say("reading the recording at that time")
+                if not self._finish_seek():
+                    self._show_alert("reading the recording at that time")
                 elif taken_ns < oldest.taken_ns:
-                    self._say("the recording begins here")
+                    self._show_alert("the recording begins here")
             except OfftopError as refused:
-                self._say(str(refused))
+                self._show_alert(str(refused))
         elif recorded and taken_ns > recorded.ended_ns > newest.taken_ns:
             self._go_to(recorded.ended_ns)
         elif recorded and taken_ns <= recorded.began_ns < oldest.taken_ns - oldest.span_ns:
@@ -122,15 +122,17 @@ class Rewind(App[int]):
         else:
             self._hold(self._history.taken_by(taken_ns) or oldest)
             if taken_ns < oldest.taken_ns - oldest.span_ns:
-                what = "the recording begins here" if recorded else "this is the start of the history"
-                self._say(f"{what}: {span(round(self._history.reach_ns, -9))}")
+                what = "the recording begins here" if recorded else "the history begins here"
+                self._show_alert(f"{what}: {span(round(self._history.reach_ns, -9))}")
             elif taken_ns > newest.taken_ns:
-                self._say("this is the end of the recording" if recorded else "this is the newest; 0 is live")
+                self._show_alert(
+                    "this is the end of the recording" if recorded else "this is the newest tick; 0 returns to live"
+                )
 
     def _hold(self, tick: HistoryTick) -> None:
-        self._look(views.paused_at(self._view, tick.at_ns))
+        self._set_view(views.paused_at(self._view, tick.at_ns))
 
-    def _arrived(self) -> bool:
+    def _finish_seek(self) -> bool:
         """Pause at the target of a seek if its tick has arrived.
 
         Returns False while that tick is missing, otherwise True, also if there is no seek.
@@ -141,6 +143,6 @@ class Rewind(App[int]):
         if newest is None or newest.taken_ns < self._wanted_ns or self._wanted_ns < self._history.oldest_ns:
             return False
         wanted_ns, self._wanted_ns = self._wanted_ns, None
-        self._say("")
+        self._show_alert("")
         self._hold(self._history.taken_by(wanted_ns) or newest)
         return True

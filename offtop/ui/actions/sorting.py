@@ -12,37 +12,37 @@ from offtop.ui.panes.chooser import Choice, Chooser
 _FOR_TABLES = "the tables, which are not on the screen"
 
 
-class Sorting(ViewActions):
+class SortActions(ViewActions):
     """Actions that sort, for the app to inherit."""
 
     _glyphs: Glyphs
 
     def action_sort(self, sort: str) -> None:
         view = self._view
-        if self._lacks(_FOR_TABLES, CATEGORIES, LIST):
+        if self._refuse_without(_FOR_TABLES, CATEGORIES, LIST):
             return
         if sort in view.sorts:
-            self._look(views.sorted_by(view, sort))
-        elif self._lacks("what A hides: A goes back to it", CATEGORIES):
+            self._set_view(views.sorted_by(view, sort))
+        elif self._refuse_without("what A hides: A goes back to it", CATEGORIES):
             return
         else:
-            self._look(views.sorted_by(view, sort))
-            self._say(f"A lists no {sort}: only the categories are sorted by it; < and > sort the list")
+            self._set_view(views.sorted_by(view, sort))
+            self._show_alert(f"A lists no {sort}: only the categories are sorted by it; < and > sort the list")
 
     def action_next_sort(self, step: int) -> None:
-        if not self._lacks(_FOR_TABLES, CATEGORIES, LIST):
-            self._look(views.next_sort(self._view, step))
+        if not self._refuse_without(_FOR_TABLES, CATEGORIES, LIST):
+            self._set_view(views.next_sort(self._view, step))
 
     def action_sort_by(self) -> None:
         def choices() -> list[Choice]:
             return [Choice(sort, sort, sort == self._view.list_sort) for sort in self._view.sorts]
 
-        if not self._lacks(_FOR_TABLES, CATEGORIES, LIST):
+        if not self._refuse_without(_FOR_TABLES, CATEGORIES, LIST):
             self.push_screen(Chooser("sort by", choices, self.action_sort, self._glyphs, closes=True))
 
     def action_reverse(self) -> None:
-        if not self._lacks(FOR_LIST, LIST):
-            self._look(views.reversed_order(self._view))
+        if not self._refuse_without(FOR_LIST, LIST):
+            self._set_view(views.reversed_order(self._view))
 
     def _sort_at(self, sort: str) -> None:
         """Sort by the clicked column; reverse the order if the list is sorted by it already."""

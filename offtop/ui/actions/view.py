@@ -10,7 +10,7 @@ from offtop.model.values.wake import WAKEUP
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import FLAME, LIST, SITE, TREE, View
-from offtop.ui.actions.rewind import Rewind
+from offtop.ui.actions.rewind import RewindActions
 from offtop.ui.kit.layout import Layout
 
 VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
@@ -46,7 +46,7 @@ _NEEDED_PANES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "by_object": _STACKS,
     }
 )
-"""What some actions are for, and panes, one of which must be on the screen."""
+"""Action → what it is for, and the panes of which one must be on the screen."""
 _ONLY_FOR_SLEEPERS = MappingProxyType(
     {
         "account": "A shows the account of each second",
@@ -55,7 +55,7 @@ _ONLY_FOR_SLEEPERS = MappingProxyType(
     }
 )
 """Alerts for a list of wakers or of objects. The list of cgroups replaces that of objects, so `cgroups` works there."""
-OF_OBJECTS = "which lock, pipe or file a wait is on needs BPF: 5 shows its system call, L what waits are for"
+OF_OBJECTS = "objects (locks, pipes, files) need BPF: 5 shows system calls, L causes"
 """Alert if /proc is sampled."""
 _UNCHANGED = MappingProxyType(
     {
@@ -65,39 +65,39 @@ _UNCHANGED = MappingProxyType(
 """Alert if the next view would be the same."""
 
 
-class ViewActions(Rewind):
-    """Actions of these keys, for the app to inherit."""
+class ViewActions(RewindActions):
+    """Actions of the keys that change the view, for the app to inherit."""
 
     @property
     def _layout(self) -> Layout:
         raise NotImplementedError
 
-    def _arranged(self, view: View) -> Layout:
-        """Layout that `view` would have."""
+    def _layout_of(self, view: View) -> Layout:
+        """Return the layout that `view` would have."""
         raise NotImplementedError
 
-    def _lacks(self, purpose: str, *panes: str) -> bool:
-        """Whether none of `panes` is on the screen; if so, an alert says what the key is for."""
+    def _refuse_without(self, purpose: str, *panes: str) -> bool:
+        """Return True, and show what the key is for, if none of `panes` is on the screen."""
         if not self._layout.panels.keys().isdisjoint(panes):
             return False
-        self._say(f"this key is for {purpose}")
+        self._show_alert(f"this key is for {purpose}")
         return True
 
-    def action_look(self, what: str) -> None:
-        if what in _NEEDED_PANES and self._lacks(*_NEEDED_PANES[what]):
+    def action_change_view(self, what: str) -> None:
+        if what in _NEEDED_PANES and self._refuse_without(*_NEEDED_PANES[what]):
             return
         view = self._view
         if what == "by_object" and self._picture and self._picture.sampling and not view.tree.shape.objects:
-            self._say(OF_OBJECTS)
+            self._show_alert(OF_OBJECTS)
             return
         if what in _ONLY_FOR_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
-            self._say(f"{_ONLY_FOR_SLEEPERS[what]} of waiting threads: 1 lists them")
+            self._show_alert(f"{_ONLY_FOR_SLEEPERS[what]} of waiting threads: 1 lists them")
             return
         if what == "account" and self._layout.calls:
-            self._say("with --within only a part of each second is counted, so there is no account")
+            self._show_alert("with --within only a part of each second is counted, so there is no account")
             return
         view = VIEWS[what](self._view)
         if what in _UNCHANGED and view == self._view:
-            self._say(_UNCHANGED[what])
+            self._show_alert(_UNCHANGED[what])
         else:
-            self._look(view)
+            self._set_view(view)

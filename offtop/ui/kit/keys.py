@@ -49,23 +49,28 @@ KEYS = (
     KeyRow(
         "right",
         "right",
-        "aside(1)",
+        "sideways(1)",
         "in tables: one level down or up; in the tree: open or close a branch; elsewhere: move",
     ),
-    KeyRow("left", "left", "aside(-1)"),
+    KeyRow("left", "left", "sideways(-1)"),
     KeyRow(
         "threads",
         "H",
-        "look('threads')",
+        "change_view('threads')",
         "list processes or threads; with 2: processes or threads that woke others",
         bar="H threads",
         group="Views",
     ),
     KeyRow(
-        "cgroups", "C", "look('cgroups')", "list containers, units and other cgroups; Enter on one lists its processes"
+        "cgroups",
+        "C",
+        "change_view('cgroups')",
+        "list containers, units and other cgroups; Enter on one lists its processes",
     ),
-    KeyRow("account", "A", "look('account')", "list how long waits took, or where each second went", bar="A Account"),
-    KeyRow("tree", "t,f5", "look('tree')", "show the stack tree of the selection", bar="t Tree"),
+    KeyRow(
+        "account", "A", "change_view('account')", "list how long waits took, or where each second went", bar="A Account"
+    ),
+    KeyRow("tree", "t,f5", "change_view('tree')", "show the stack tree of the selection", bar="t Tree"),
     KeyRow("offcpu", "1", "mode('offcpu')", "mode: where threads wait; who woke them"),
     KeyRow("wakeup", "2", "mode('wakeup')", bar="2 wakers"),
     KeyRow("offwake", "3", "mode('offwake')", "mode: both stacks, joined; the chain of wakers"),
@@ -74,10 +79,10 @@ KEYS = (
         "objects",
         "G",
         "objects",
-        "list what threads wait on: locks, sockets, pipes, files; Enter lists who waits there",
+        "list objects that threads wait on: locks, sockets, pipes, files; Enter lists the threads",
     ),
-    KeyRow("stuck", "5", "look('stuck')", "list waits in progress, oldest first", bar="5 stuck"),
-    KeyRow("outliers", "O", "look('outliers')", "list outliers, newest first", bar="O outliers"),
+    KeyRow("stuck", "5", "change_view('stuck')", "list waits in progress, oldest first", bar="5 stuck"),
+    KeyRow("outliers", "O", "change_view('outliers')", "list outliers, newest first", bar="O outliers"),
     KeyRow(
         "triggers",
         "exclamation_mark",
@@ -88,18 +93,18 @@ KEYS = (
         "reasons",
         "L",
         "reasons",
-        "list causes: what threads wait for, named by the cause rules; Enter lists who waits for it",
+        "list causes, named by the cause rules; Enter lists the threads",
         bar="L why",
     ),
     KeyRow(
         "flame",
         "g",
-        "look('flame')",
+        "change_view('flame')",
         "show the icicle of the selection: a flame graph with the root on top",
         bar="g Flame",
     ),
     KeyRow("latency", "l", "latency", "show latency as a histogram, as a heat map, or not at all", bar="l Latency"),
-    KeyRow("zoom", "x", "look('zoom')", "give this pane the whole screen, or end that"),
+    KeyRow("zoom", "x", "change_view('zoom')", "zoom this pane to the whole screen, or back"),
     KeyRow(
         "open",
         "plus",
@@ -108,16 +113,16 @@ KEYS = (
     ),
     KeyRow("close", "minus", "close"),
     KeyRow("open_all", "asterisk", "open_all"),
-    KeyRow("invert", "v", "look('invert')", "tree and icicle: start at the root or at the leaf"),
-    KeyRow("kernel_frames", "K", "look('kernel_frames')", "tree and icicle: show only kernel frames, or all"),
-    KeyRow("user_frames", "U", "look('user_frames')", "tree and icicle: show only user frames, or all"),
+    KeyRow("invert", "v", "change_view('invert')", "tree and icicle: start at the root or at the leaf"),
+    KeyRow("kernel_frames", "K", "change_view('kernel_frames')", "tree and icicle: show only kernel frames, or all"),
+    KeyRow("user_frames", "U", "change_view('user_frames')", "tree and icicle: show only user frames, or all"),
     KeyRow(
         "machinery",
         "full_stop",
-        "look('machinery')",
+        "change_view('machinery')",
         "tree and icicle: show or hide frames of the scheduler and of kernel entry",
     ),
-    KeyRow("by_object", "J", "look('by_object')", "tree and icicle: group stacks by what they wait on, or not"),
+    KeyRow("by_object", "J", "change_view('by_object')", "tree and icicle: group stacks by object, or not"),
     KeyRow(
         "search",
         "slash,f3",
@@ -131,8 +136,15 @@ KEYS = (
     KeyRow("filter", "backslash,f4,o", "filter", "filter, e.g. comm=mysql* max>10ms cat!=poll; empty: show everything"),
     KeyRow("user", "u", "user", "show only one user's processes; empty: all users"),
     KeyRow("states", "S", "states", "show only waits in some thread states: R, S, D, T and so on"),
-    KeyRow("rate", "Q", "rate", "enter the request rate of this process: does it wait more than its requests explain?"),
-    KeyRow("facts", "Y", "facts", "show details of this process: command line, user, start, files, memory, limits"),
+    KeyRow(
+        "rate", "Q", "rate", "enter this process's request rate, to see whether it waits more than its requests explain"
+    ),
+    KeyRow(
+        "facts",
+        "Y",
+        "process_details",
+        "show details of this process: command line, user, start, files, memory, limits",
+    ),
     KeyRow(
         "stack_problems",
         "V",
@@ -142,7 +154,7 @@ KEYS = (
     KeyRow(
         "mute", "X", "mute", "mute the category, process, thread pool, waker or function under the cursor; f unmutes"
     ),
-    KeyRow("idle", "i", "look('idle')", "show or hide idle waits (marked ~)", bar="i Idle"),
+    KeyRow("idle", "i", "change_view('idle')", "show or hide idle waits (marked ~)", bar="i Idle"),
     KeyRow(
         "pin", "p", "pin", "pin the process, thread or cgroup: it stays on top, marked *; again: unpin", bar="p Pin"
     ),
@@ -169,12 +181,12 @@ KEYS = (
     KeyRow("live", "0", "live", "return to live; in a replay: to its end"),
     KeyRow("record", "a", "record", "start recording everything to a file; again: stop", group="Keep"),
     KeyRow(
-        "snapshot", "s", "snapshot", "save a clip: the last minutes, or what led to a paused screen, as a recording"
+        "snapshot", "s", "snapshot", "save a clip: a recording of the last minutes, or of those before a paused screen"
     ),
     KeyRow(
         "window",
         "w",
-        "look('window')",
+        "change_view('window')",
         "numbers over the last 1 s, 10 s, 60 s, or since the start",
         bar="w Window",
         group="Time",
@@ -187,7 +199,7 @@ KEYS = (
     KeyRow(
         "names",
         "c",
-        "look('names')",
+        "change_view('names')",
         "show processes by name, by command line, or by container (unit, cgroup)",
         group="Sort and columns",
     ),
@@ -356,7 +368,7 @@ class Pane(NamedTuple):
 _STACKS = (
     ("invert", "start at the root or at the leaf"),
     ("kernel_frames,user_frames,machinery", "only kernel frames; only user frames; the scheduler's frames too"),
-    ("by_object", "group stacks by what they wait on"),
+    ("by_object", "group stacks by object"),
     ("search,next_hit,previous_hit", "search for a function; go to the next or previous match"),
     ("mute", "mute the function under the cursor"),
     ("copy,export", "copy as folded stacks; write to a file"),
@@ -370,8 +382,8 @@ PANES: Mapping[str, Pane] = MappingProxyType(
         CATEGORIES: Pane(
             "list of categories",
             (
-                ("drill", "list who waits in this category; all other panes follow"),
-                ("reasons,objects", "list causes, or what threads wait on, instead of processes"),
+                ("drill", "list the threads in this category; all other panes follow"),
+                ("reasons,objects", "list causes, or objects, instead of processes"),
                 ("tree,flame,latency", "stack tree, icicle, or latency of this category"),
                 ("mute", "mute this category"),
                 ("idle", "show idle waits too"),
@@ -431,7 +443,7 @@ PANES: Mapping[str, Pane] = MappingProxyType(
             "waits in progress",
             (
                 ("drill,back", "show the whole wait, one frame a line; return to the list"),
-                ("objects", "list what threads wait on, and who holds it"),
+                ("objects", "list objects, and the threads that hold them"),
                 ("search,next_hit,previous_hit", "search; go to the next or previous match"),
                 ("stuck", "leave the list"),
             ),
@@ -442,7 +454,7 @@ PANES: Mapping[str, Pane] = MappingProxyType(
                 ("drill", "show the whole wait; again: all panes as they were at that time"),
                 ("next_hit,previous_hit", "go to the next or previous outlier"),
                 ("triggers", "choose what counts as an outlier"),
-                ("snapshot", "save what led to it as a clip"),
+                ("snapshot", "save the minutes before it as a clip"),
                 ("outliers", "leave the list"),
             ),
         ),

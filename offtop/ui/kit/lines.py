@@ -179,10 +179,10 @@ class Panel(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: Sequence[Line] = ()
         self._strips: dict[int, Strip] = {}
-        self._looks: dict[str, Style] = {}
+        self._style_cache: dict[str, Style] = {}
         """Styles by token. Textual would match all component classes again whenever a style changes."""
         self._drawn_for = (0, "")
-        """Width and theme that `_strips` and `_looks` are for."""
+        """Width and theme that `_strips` and `_style_cache` are for."""
 
     def show(self, lines: Sequence[Line]) -> None:
         """Draw `lines` from the top, as many as fit."""
@@ -210,7 +210,7 @@ class Panel(Widget):
         if self._drawn_for != (self.size.width, self._theme.name):
             self._drawn_for = (self.size.width, self._theme.name)
             self._strips.clear()
-            self._looks.clear()
+            self._style_cache.clear()
         strip = self._strips.get(y)
         if strip is None:
             strip = self._strips[y] = self._strip(self._lines[y] if y < len(self._lines) else NO_LINE)
@@ -218,17 +218,17 @@ class Panel(Widget):
 
     def _strip(self, line: Line) -> Strip:
         """Render a line. With a WHOLE_LINE base it has one style from edge to edge."""
-        base = self._look(line.base)
+        base = self._style_of(line.base)
         own = line.base in WHOLE_LINE
-        segments = [Segment(text, base if own else self._look(token)) for text, token in line.spans if text]
+        segments = [Segment(text, base if own else self._style_of(token)) for text, token in line.spans if text]
         # Join neighbours with the same style: each style change costs 20 bytes of output.
         return Strip(segments).adjust_cell_length(self.size.width, base).simplify()
 
-    def _look(self, token: str) -> Style:
-        look = self._looks.get(token)
-        if look is None:
-            look = self._looks[token] = theme.look(self._theme, token)
-        return look
+    def _style_of(self, token: str) -> Style:
+        style = self._style_cache.get(token)
+        if style is None:
+            style = self._style_cache[token] = theme.look(self._theme, token)
+        return style
 
     @property
     def _theme(self) -> Theme:

@@ -1,6 +1,6 @@
 """Terminal driver and helpers that cope with a terminal that disappears.
 
-The terminal may go away at any time. Then nothing blocks on it, and offtop exits.
+That can happen at any time. Nothing may block on it then, and offtop exits.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
 
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 """Signals that end offtop."""
-_LATER_S = 0.05
+_RESUME_DELAY_S = 0.05
 """Delay between SIGCONT and resuming, so that a termination signal sent with it is handled first."""
 
 
-class _Forgiving:
+class _ErrorIgnoringFile:
     """A file that ignores write errors.
 
-    On an error Textual's writer thread would die, and the screen would block on it.
+    An error would end Textual's writer thread, and the screen would block on it.
     """
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
-        self.is_taken = True
+        self.is_flushed = True
         """Whether the terminal has accepted everything written so far."""
 
     def write(self, text: str) -> None:
-        self.is_taken = False
+        self.is_flushed = False
         try:
             self._file.write(text)
         except OSError:
@@ -49,7 +49,7 @@ class _Forgiving:
         except OSError:
             return
         finally:
-            self.is_taken = True
+            self.is_flushed = True
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -66,8 +66,9 @@ class TerminalDriver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]
         screen = screen_file() or self._file
-        self._screen = _Forgiving(screen)
-        self._is_left = True
+        self._screen = _ErrorIgnoringFile(screen)
+        self._is_released = True
+        """Whether the screen was left, so that the terminal belongs to the shell."""
         self._file: IO[str] = self._screen  # type: ignore[assignment]  # has all the methods that Textual uses
 
     @property
@@ -76,25 +77,25 @@ class TerminalDriver(LinuxDriver):
 
         Further output would be late, and eventually block.
         """
-        return not self._screen.is_taken
+        return not self._screen.is_flushed
 
     def start_application_mode(self) -> None:
-        self._is_left = False
+        self._is_released = False
         super().start_application_mode()
 
     def stop_application_mode(self) -> None:
-        if not self._is_left:
+        if not self._is_released:
             try:
                 super().stop_application_mode()
             finally:
-                self._is_left = True
+                self._is_released = True
 
     def write(self, data: str) -> None:
-        if not self._is_left:  # otherwise nothing drains the queue, and a full queue would block
+        if not self._is_released:  # otherwise nothing drains the queue, and a full queue would block
             super().write(data)
 
     def disable_input(self) -> None:
-        if not self._is_left:  # otherwise input is off already, and a background process would be stopped for asking
+        if not self._is_released:  # otherwise it is off already, and tcsetattr() would stop a background process
             super().disable_input()
 
     def resume_application_mode(self) -> None:
@@ -103,17 +104,16 @@ class TerminalDriver(LinuxDriver):
         A termination signal that arrives together with it, as from a shell's `kill %1`, is handled first.
         """
         with contextlib.suppress(RuntimeError):  # the app has ended
-            asyncio.get_running_loop().call_later(_LATER_S, self._come_back)
+            asyncio.get_running_loop().call_later(_RESUME_DELAY_S, self._resume_now)
 
-    def _come_back(self) -> None:
+    def _resume_now(self) -> None:
         if self._app._exit:  # pyright: ignore[reportPrivateUsage]
             return
         if self._is_in_background():
-            os.kill(
-                os.getpid(), signal.SIGSTOP
-            )  # the shell sends another SIGCONT when it brings offtop to the foreground
+            # The shell sends another SIGCONT when it brings offtop to the foreground.
+            os.kill(os.getpid(), signal.SIGSTOP)
             return
-        if not self._is_left:
+        if not self._is_released:
             # offtop was stopped without leaving the screen (SIGSTOP), or not at all. Leave it now: otherwise Textual
             # would save its own terminal settings as the original ones, and start a second input thread.
             self.suspend_application_mode()
@@ -152,23 +152,23 @@ class TerminalDriver(LinuxDriver):
 
 
 @contextlib.contextmanager
-def ending_later() -> Generator[list[int]]:
+def collected_signals() -> Generator[list[int]]:
     """Collect termination signals in a list instead of handling them.
 
     While asyncio and Textual start, a second ctrl-C would end them half-way. A signal mask would not help, because
     another thread would receive the signals.
     """
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in ENDING}
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda signum, _: received.append(signum)) for number in EXIT_SIGNALS}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def is_gone() -> bool:
-    """Whether the terminal behind stdin was closed."""
+    """Return whether the terminal behind stdin was closed."""
     stdin = sys.__stdin__
     if stdin is None:
         return True
@@ -194,8 +194,8 @@ def screen_file() -> TextIO | None:
     return sys.__stderr__ if sys.__stderr__ and sys.__stderr__.isatty() else sys.__stdout__
 
 
-def speaks_utf8() -> bool:
-    """Whether the screen can show characters beyond ASCII."""
+def supports_utf8() -> bool:
+    """Return whether the screen can show characters beyond ASCII."""
     screen = screen_file()
     # The file's encoding is not enough: in the C locale Python writes UTF-8 that the terminal does not understand.
     if locale.getencoding().lower().replace("-", "") != "utf8":

@@ -194,7 +194,7 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     most = max(_LEAST_NAME, layout.width // 3)
     within: Spans = [("Within ", "text"), (name if len(name) <= most else fit(name, most, glyphs), "pin")]
     now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
-    left = [(f"  {count(calls.left)} left otherwise", "lost")] if calls.left else []
+    left = [(f"  {count(calls.left)} did not return", "lost")] if calls.left else []
     if not calls.returned:
         none = "" if calls.now or calls.left else ": calls that began before offtop are not known"
         lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]

@@ -15,7 +15,7 @@ from offtop.model.viewmodel.view import OUTLIERS
 from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
-from offtop.ui.panes.stuck import frame_lines, halves, told_frames
+from offtop.ui.panes.stuck import frame_lines, named_stacks, packed_frames
 from offtop.units import NS_PER_S, duration
 
 _RULE_WIDTH = 120
@@ -120,31 +120,31 @@ def text_of(group: Group, names: Names) -> str:
 
 
 def _details(one: Outlier, pen: Pen) -> list[Line]:
-    """Return the facts, then all frames, as many in a line as fit."""
-    lines = _facts(one, pen)
+    """Return a summary of the outlier, then all frames, as many per line as fit."""
+    lines = _summary_lines(one, pen)
     if one.wait:
-        lines += told_frames(halves(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)
+        lines += packed_frames(named_stacks(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)
     return lines
 
 
 def in_full(picture: Picture, pen: Pen) -> list[Line]:
-    """Return the facts, then one frame per line, then the waker's; nothing if no outlier."""
+    """Return a summary, then one frame per line, then the waker's; nothing if there is no outlier."""
     shown = picture.outliers
     if not shown.groups:
         return []
     one = shown.groups[shown.cursor].worst
-    lines = _facts(one, pen)
+    lines = _summary_lines(one, pen)
     if one.wait is None:
         return lines
-    lines += [Line(), *frame_lines(halves(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)]
+    lines += [Line(), *frame_lines(named_stacks(one.wait.site.kernel, one.wait.site.user, one.catalog, pen.names), pen)]
     waker = one.catalog.wake(one.wait.site.wake).waker
     if waker.kernel or waker.user:
         lines += [Line(), plain(fit(f"   woken by {waker.label}:", pen.width, pen.glyphs), "title")]
-        lines += frame_lines(halves(waker.kernel, waker.user, one.catalog, pen.names), pen)
+        lines += frame_lines(named_stacks(waker.kernel, waker.user, one.catalog, pen.names), pen)
     return lines
 
 
-def _facts(one: Outlier, pen: Pen) -> list[Line]:
+def _summary_lines(one: Outlier, pen: Pen) -> list[Line]:
     def line(text: str, token: str = "text") -> Line:
         return plain(fit(text, pen.width, pen.glyphs), token)
 
@@ -153,7 +153,7 @@ def _facts(one: Outlier, pen: Pen) -> list[Line]:
         over = f" of {one.program}" if one.program else ""
         return [
             line(f" {value_and_bound(one)} {one.metric} {one.category or 'of everything not idle'}{over}", "title"),
-            line(f"   in the tick that ended at {clock(one.taken_ns)}; trigger {one.rule}"),
+            line(f"   in the tick until {clock(one.taken_ns)}; trigger {one.rule}"),
         ]
     began_ns = one.taken_ns - (one.at_ns - wait.began_ns)
     ended = (

@@ -37,9 +37,9 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     shown = picture.tree
     shape = picture.view.tree.shape
     cause = _cause_heading(picture)
-    about = f"stack tree: {selection(picture, pen.glyphs)}{_in_words(shape)}"
+    about = f"stack tree: {selection(picture, pen.glyphs)}{_shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
-    if picture.view.thread is not None and _tells_account(picture, pen):
+    if picture.view.thread is not None and _shows_account(picture, pen):
         lines += account.lines(picture, pen)
     if shown is None or not shown.branches:
         return [
@@ -52,15 +52,15 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
         lines.append(_branch(picture, shown, index, numbers, pen))
     below = _in_full(shown, pen, pen.height - len(lines))
-    note = _on_names(shown)
+    note = _nameless_note(shown)
     if not note:
         return [*lines, *below]
     filled = [*lines, *below, *([Line()] * pen.height)][: pen.height - 1]
     return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
 
 
-def _tells_account(picture: Picture, pen: Pen) -> bool:
-    """Whether the tree is without the list beside it, and has room for the account."""
+def _shows_account(picture: Picture, pen: Pen) -> bool:
+    """Return whether the tree has the screen to itself, and room for the account."""
     return pen.height >= _LEAST_WITH_ACCOUNT and picture.view.focus == TREE and not picture.view.zoomed
 
 
@@ -73,7 +73,7 @@ def no_stack(picture: Picture) -> str:
     return " No stack here: waits below the minimum (m) have none."
 
 
-def _on_names(shown: TreePicture) -> str:
+def _nameless_note(shown: TreePicture) -> str:
     """Return what is missing if many of the program's frames have no names."""
     share = percent(shown.nameless.nameless_ns, shown.nameless.all_ns)
     if share < _MUCH_PCT:
@@ -102,12 +102,12 @@ def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
     return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
 
 
-def _in_words(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     words = [
         *(["leaf first (v)"] if shape.inverted else []),
         *([f"{shape.frames} only ({shape.frames[0].upper()})"] if shape.frames != "both" else []),
         *(["all frames (.)"] if shape.machinery else []),
-        *(["by what is waited on (J)"] if shape.objects else []),
+        *(["by object (J)"] if shape.objects else []),
     ]
     return f"  {', '.join(words)}" if words else ""
 
@@ -299,11 +299,11 @@ def _of_stacks(catalog: Catalog, kernel: int, user: int, names: Names) -> _Frame
     return [
         *((name, "[k]", "kernel") for name in location.kernel_names(catalog, kernel, names)),
         *((name, "   ", "user") for name in location.user_names(catalog, user, names)),
-        *((note, "   ", "user") for note in _on_callers(catalog.stack(user))),
+        *((note, "   ", "user") for note in _caller_notes(catalog.stack(user))),
     ]
 
 
-def _on_callers(stack: Stack) -> list[str]:
+def _caller_notes(stack: Stack) -> list[str]:
     """Return a note below the program's frames if they may be wrong or incomplete."""
     if stack.missing:
         return [f"({stack.missing})"]

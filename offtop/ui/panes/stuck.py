@@ -22,7 +22,7 @@ from offtop.ui.panes.head import clock, selection
 from offtop.units import duration
 
 _GUESSED = "~"
-"""Marks user stacks with guessed callers."""
+"""Mark of user stacks with guessed callers."""
 _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
 """Least widths for the process and for the cgroup."""
 
@@ -44,7 +44,7 @@ def stuck(picture: Picture, pen: Pen) -> list[Line]:
     below = pen.height - STUCK_FRAME - room
     if below > 1:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
-        lines += told(picture, picture.stuck.cursor, pen)[:below]
+        lines += details(picture, picture.stuck.cursor, pen)[:below]
     return lines
 
 
@@ -133,18 +133,18 @@ def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
     return location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
 
 
-def told(picture: Picture, row: int, pen: Pen) -> list[Line]:
-    """Return the facts of a wait, then all its frames, as many in a line as fit."""
+def details(picture: Picture, row: int, pen: Pen) -> list[Line]:
+    """Return a summary of a wait, then all its frames, as many per line as fit."""
     one = picture.stuck.shown.waits[row]
-    return [*_facts(picture, row, pen), *told_frames(_halves(one, picture.catalog, pen.names), pen)]
+    return [*_summary_lines(picture, row, pen), *packed_frames(_stacks_of(one, picture.catalog, pen.names), pen)]
 
 
-Halves = Sequence[tuple[str, str, Sequence[str]]]
+NamedStacks = Sequence[tuple[str, str, Sequence[str]]]
 """(mark, token, functions leaf first) of the kernel stack and of the user stack."""
 
 
-def told_frames(both: Halves, pen: Pen) -> list[Line]:
-    """Return lines with as many frames as fit."""
+def packed_frames(both: NamedStacks, pen: Pen) -> list[Line]:
+    """Return all frames, as many per line as fit."""
     lines: list[Line] = []
     spans: list[tuple[str, str]] = [("   ", "text")]
     for mark, token, frames in both:
@@ -164,27 +164,27 @@ def _in_full(picture: Picture, pen: Pen) -> list[Line]:
     if not lines:
         return [
             title,
-            plain(fit(" It has ended, or is no longer among those that are shown.", pen.width, pen.glyphs), "dim"),
+            plain(fit(" This wait has ended, or a filter hides it.", pen.width, pen.glyphs), "dim"),
         ]
     top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
     return [title, *lines[top : top + pen.height - 1]]
 
 
 def in_full(picture: Picture, pen: Pen) -> list[Line]:
-    """Return the facts, then one frame per line; nothing if the opened wait has ended."""
+    """Return a summary of the wait, then one frame per line; nothing if the opened wait has ended."""
     waits, view = picture.stuck.shown.waits, picture.view.stuck
     if not waits or (view.opened and waits[picture.stuck.cursor].site.thread != view.cursor):
         return []
-    lines = [*_facts(picture, picture.stuck.cursor, pen), Line()]
+    lines = [*_summary_lines(picture, picture.stuck.cursor, pen), Line()]
     one = picture.stuck.shown.waits[picture.stuck.cursor]
-    lines += frame_lines(_halves(one, picture.catalog, pen.names), pen)
+    lines += frame_lines(_stacks_of(one, picture.catalog, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
         why = "not read yet" if picture.catalog.has_programs else "needs BPF"
         lines.append(plain(fit(f"   (user stack {why})", pen.width, pen.glyphs), "dim"))
     return lines
 
 
-def frame_lines(both: Halves, pen: Pen) -> list[Line]:
+def frame_lines(both: NamedStacks, pen: Pen) -> list[Line]:
     """Return one line per frame."""
     return [
         Line(((f"   {mark or '   '} ", "fold"), (fit(frame, pen.width - 7, pen.glyphs).rstrip(), token)))
@@ -193,11 +193,11 @@ def frame_lines(both: Halves, pen: Pen) -> list[Line]:
     ]
 
 
-def _halves(one: Waiting, catalog: Catalog, names: Names) -> Halves:
-    return halves(one.site.kernel, one.user, catalog, names)
+def _stacks_of(one: Waiting, catalog: Catalog, names: Names) -> NamedStacks:
+    return named_stacks(one.site.kernel, one.user, catalog, names)
 
 
-def halves(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -> Halves:
+def named_stacks(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -> NamedStacks:
     kernel = () if kernel_id in PLACELESS else catalog.stack(kernel_id).told
     user = catalog.stack(user_id)
     named = location.names_of(user.frames, names)
@@ -207,7 +207,7 @@ def halves(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -> Halv
     )
 
 
-def _facts(picture: Picture, row: int, pen: Pen) -> list[Line]:
+def _summary_lines(picture: Picture, row: int, pen: Pen) -> list[Line]:
     shown, catalog = picture.stuck.shown, picture.catalog
     one, age = shown.waits[row], shown.age(row)
     thread, process = thread_name(one.site.thread, catalog), process_name(one.site.pid, catalog)

@@ -166,7 +166,7 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     if view.lists_account:
         about = ": where each second went"
     elif not view.lists_sleepers:
-        about = f": {view.category if view.category != ALL else 'anything'}"
+        about = f": {view.category if view.category != ALL else 'all categories'}"
     title = f"{what}{of}{about}"
     if picture.uncompared or picture.doubt:
         title += f"  ({picture.uncompared or picture.doubt})"
@@ -198,19 +198,19 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
 
 def _what(view: View) -> str:
     if view.lists_objects:
-        return "what is waited on"
+        return "objects"
     if view.lists_reasons:
-        return "what is waited for"
+        return "causes"
     if view.lists_wakers:
-        return "who ends waits"
+        return "wakers"
     return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
 
 
 def not_gathered(picture: Picture) -> str:
     """Return why the mode's data is missing, and which key shows what there is."""
     if gathers(picture.newest.facts.mode, OFFWAKE):
-        return " Chains of wakers were not recorded then, or are not yet: 3 shows who ended these waits."
-    return " Wakers were not recorded then, or are not yet: 1 shows where these waits were."
+        return " No chains of wakers are recorded for this time (yet): 3 shows the last wakers."
+    return " No wakers are recorded for this time (yet): 1 shows where threads waited."
 
 
 def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:

@@ -39,7 +39,7 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
     if left >= 8:
 
         def where_of(row: Row) -> str:
-            return told(picture, row, pen)
+            return row_text(picture, row, pen)
 
         chosen.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
     return chosen
@@ -53,7 +53,7 @@ def ready(row: Row) -> str:
 READY = Column("RUNQ", 6, ready, least_width=76)
 
 
-def told(picture: Picture, row: Row, pen: Pen) -> str:
+def row_text(picture: Picture, row: Row, pen: Pen) -> str:
     """Return the text of a row: how a waker wakes and whom, or where an object is waited on.
 
     For a storm it is its cost; for a lock it begins with the holder, if that is known.
@@ -74,7 +74,7 @@ def storm_line(picture: Picture, row: Row, mark: str, base: str, pen: Pen) -> Li
     """Return the line of a storm: one text, because it has none of the other rows' numbers."""
     number = Column("PID", 7, _id)
     text_width = pen.width - width_of([number], _MARKS) - 1
-    storm = Column("", text_width, lambda row: f"{row.name}  {told(picture, row, pen)}", "where", left=True)
+    storm = Column("", text_width, lambda row: f"{row.name}  {row_text(picture, row, pen)}", "where", left=True)
     return line_of([number, storm], row, mark, base, pen)
 
 

@@ -97,7 +97,7 @@ keys: st.SearchStrategy[Press] = st.one_of(
                 panes.inverted,
                 panes.machinery_or_not,
                 panes.stuck_or_not,
-                panes.waiting,
+                panes.off_cpu_panes,
             ),
             *(drilling.cgroups_or_not, drilling.account_or_not, drilling.objects_or_not, drilling.reasons_or_not),
         ]
@@ -180,19 +180,19 @@ def test_closed_branch_in_which_another_was_opened_and_closed_is_open() -> None:
 @given(presses)
 def test_waits_in_progress_open_as_a_list_and_lead_back(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
-    stuck = panes.stuck_or_not(panes.waiting(view))
+    stuck = panes.stuck_or_not(panes.off_cpu_panes(view))
     assert (stuck.focus, stuck.stuck.opened, stuck.path, stuck.stuck.cursor) == (STUCK, False, (), view.stuck.cursor)
     opened = panes.stuck_opened(panes.at_stuck(stuck, WORKER), 3)
     assert drilling.left(opened).stuck == views.StuckView(WORKER, scrolled=3) or view.search or view.zoomed
-    for back in (panes.waiting(opened), panes.stuck_or_not(opened)):
+    for back in (panes.off_cpu_panes(opened), panes.stuck_or_not(opened)):
         assert back.focus == stuck.came_from
-        assert panes.waiting(back) is back
-    assert panes.stuck_or_not(panes.waiting(opened)).stuck == views.StuckView(WORKER)
+        assert panes.off_cpu_panes(back) is back
+    assert panes.stuck_or_not(panes.off_cpu_panes(opened)).stuck == views.StuckView(WORKER)
 
 
 def test_waits_in_progress_lead_back_to_the_pane_before_icicle_or_site() -> None:
     flame = panes.flame_or_not(View(focus=LIST))
-    assert [panes.waiting(panes.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
+    assert [panes.off_cpu_panes(panes.stuck_or_not(view)).focus for view in (flame, STARTS[2])] == [LIST, TREE]
     assert panes.flame_or_not(panes.flame_or_not(panes.stuck_or_not(View(focus=LIST)))).focus == LIST
 
 

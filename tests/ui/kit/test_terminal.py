@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.ui.kit.terminal import ENDING, ending_later
+from offtop.ui.kit.terminal import EXIT_SIGNALS, collected_signals
 from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, show, terminal
 
 SMALL, LARGE = (80, 24), (160, 50)
@@ -274,7 +274,7 @@ def test_stalled_terminal_does_not_delay_measuring_and_is_reported(tmp_path: Pat
         shown.look_on(8 * _DELAY_S)
         shown.stall(_STALL_S)
         shown.forget()
-        shown.read_until(b"the screen stood still for ")
+        shown.read_until(b"the screen did not update for ")
         shown.look_on(8 * _DELAY_S)
         newest, ended_ns = newest_reading(shown), time.monotonic_ns()
         shown.press(b"q")
@@ -297,9 +297,9 @@ def test_signals_during_startup_are_deferred_in_every_thread() -> None:
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()
-    before = [signal.getsignal(number) for number in ENDING]
+    before = [signal.getsignal(number) for number in EXIT_SIGNALS]
     sent = [signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    with ending_later() as came:
+    with collected_signals() as came:
         for number in sent:
             for send, to in ((os.kill, os.getpid()), (signal.pthread_kill, other.ident or 0)):
                 least, end = len(came) + 1, time.monotonic() + 20
@@ -309,5 +309,5 @@ def test_signals_during_startup_are_deferred_in_every_thread() -> None:
                     time.sleep(0.001)
     over.set()
     other.join()
-    assert came == [number for number in sent for _ in range(2)] and {*came} == {*ENDING}
-    assert [signal.getsignal(number) for number in ENDING] == before
+    assert came == [number for number in sent for _ in range(2)] and {*came} == {*EXIT_SIGNALS}
+    assert [signal.getsignal(number) for number in EXIT_SIGNALS] == before

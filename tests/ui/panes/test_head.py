@@ -68,7 +68,7 @@ async def test_container_shows_its_limited_view_and_unknown_losses() -> None:
     async with shown(SampledSource(ticks=12, seen=seen), (160, 24)) as (app, pilot):
         assert "lost: not known" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
         await pilot.press("1")
-        assert any("who ends waits (2) needs BPF" in line for line in screen(app))
+        assert any("wakers (2) need BPF" in line for line in screen(app))
     source = SampledSource(ticks=12, seen=seen._replace(own_only=True), lost={"threads": 3})
     async with shown(source, (160, 24)) as (app, _):
         assert (
@@ -120,7 +120,9 @@ async def test_unseen_threads_suggest_a_larger_cpu_budget_when_sampling() -> Non
     async with shown(SampledSource(lost={"threads": 4}), (160, 24)) as (app, pilot):
         await pilot.press("j")  # the first key clears the startup notice
         alert = screen(app)[-2]
-        assert alert.startswith("lost 12 threads: they came and went between two samples. A larger --cpu-budget"), alert
+        assert alert.startswith(
+            "lost 12 threads: these threads started and exited between two samples. A larger --cpu-budget"
+        ), alert
 
 
 @asynchronous

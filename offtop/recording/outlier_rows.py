@@ -24,9 +24,9 @@ _OUTLIER, _WAIT = 12, 11
 
 def encode(one: Outlier) -> bytes:
     wait, catalog = one.wait, one.catalog
-    told = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
+    head = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
     words: dict[str, object] = {
-        "outlier": [*told, one.value, one.mark, one.usual_ns, one.after, one.was_told, one.more],
+        "outlier": [*head, one.value, one.mark, one.usual_ns, one.after, one.was_told, one.more],
         "wait": wait
         and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
