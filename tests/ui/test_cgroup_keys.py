@@ -137,7 +137,7 @@ async def test_root_cgroup_cannot_be_filtered_to() -> None:
     async with shown(scripted) as (app, pilot):
         await pilot.press("C", "tab", "p", "F")
         assert (app.view.pin, app.view.narrowed, scripted.filters) == ("/", False, Filters())
-        assert line(app, "everything is in the cgroup / or below it")
+        assert line(app, "every process is in the cgroup / or below")
         assert line(app, ">* /").split()[:3] == [">*", "/", "1"]
 
 

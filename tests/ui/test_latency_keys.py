@@ -97,7 +97,7 @@ async def test_l_on_a_small_screen_returns_to_the_categories() -> None:
 async def test_l_says_so_if_there_is_no_room() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), (60, 9)) as (app, pilot):
         await pilot.press("l", "l")
-        assert any("no room here for latency" in line for line in screen(app))
+        assert any("no room for the latency pane" in line for line in screen(app))
         assert app.view.latency != HEATMAP
 
 

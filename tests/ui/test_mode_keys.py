@@ -97,14 +97,14 @@ async def test_list_says_that_wakers_are_not_collected_yet() -> None:
     async with shown(source) as (app, pilot):
         for key in "234":
             await pilot.press(key)
-            assert NOT_GATHERED in line_with(app, "Wakers were")
+            assert NOT_GATHERED in line_with(app, "No wakers are")
             assert line_with(app, "fsync")  # the categories need no wakers
         await pilot.press("t")
-        assert NOT_GATHERED in line_with(app, "Wakers were")
+        assert NOT_GATHERED in line_with(app, "No wakers are")
         await pilot.press("enter", "enter", "down", "y")
         assert app.view.focus == TREE
         await pilot.press("g")
-        assert NOT_GATHERED in line_with(app, "Wakers were")
+        assert NOT_GATHERED in line_with(app, "No wakers are")
         await pilot.press("g", "2", "t")
         await until(lambda: source.mode == WAKEUP)
         await ticks(app, source, 4)
@@ -522,13 +522,13 @@ async def test_rewind_to_ticks_without_wakers_and_back_to_live() -> None:
         assert ("window 1s of 10s" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
         await pilot.press("[")
         assert "PAUSED" in screen(app)[0]
-        assert NOT_GATHERED in line_with(app, "Wakers were")
+        assert NOT_GATHERED in line_with(app, "No wakers are")
         await pilot.press("1")
         assert listed(app)[0][:2] == ["300", "late"]
         await pilot.press("2", "]")
         assert listed(app)[1][1] == "shop"
         await pilot.press("[", "w", "w")
-        assert NOT_GATHERED in line_with(app, "Wakers were")
+        assert NOT_GATHERED in line_with(app, "No wakers are")
         await pilot.press("0")
         assert ("LIVE" in screen(app)[0], listed(app)[1][1]) == (True, "shop")
         await pilot.press("space", "3")
@@ -558,7 +558,7 @@ async def test_refusal_of_a_mode_is_shown_and_the_app_continues() -> None:
         await pilot.press("2")
         await until(lambda: "no [sched]_waking" in alert(app))
         assert not CONTROL.search("".join(screen(app)))
-        assert NOT_GATHERED in line_with(app, "Wakers were")
+        assert NOT_GATHERED in line_with(app, "No wakers are")
         await ticks(app, source, 5)
         await pilot.press("1")
         assert listed(app)[0][:2] == ["300", "late"]

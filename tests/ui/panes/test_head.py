@@ -140,7 +140,7 @@ async def test_modes_that_need_bpf_are_not_offered_when_sampling() -> None:
         assert "5 stuck" in screen(app)[0]
         assert "wakeup" not in screen(app)[0]
         view = app.view
-        for key, words in (("G", "is on needs BPF"), ("J", "is on needs BPF"), ("1", "needs BPF")):
+        for key, words in (("G", "need BPF"), ("J", "need BPF"), ("1", "need BPF")):
             await pilot.press(key)
             assert words in screen(app)[-2]
             assert app.view == view
