@@ -45,6 +45,14 @@ async def test_1_in_off_cpu_mode_lists_the_other_modes() -> None:
 
 
 @asynchronous
+async def test_y_in_an_empty_stuck_list_says_that_there_is_no_process() -> None:
+    async with shown(ScriptedSource(SHOP)) as (app, pilot):
+        await pilot.press("5", "Y")
+        assert not app.picture or not app.picture.stuck.shown.waits
+        assert screen(app)[-2].startswith("no process to show: this list is empty")
+
+
+@asynchronous
 async def test_sort_keys_do_not_sort_tables_hidden_by_the_tree() -> None:
     async with shown(ScriptedSource(SHOP)) as (app, pilot):
         await pilot.press("t", "M")
