@@ -30,6 +30,7 @@ from offtop.kernel.accounting.tick_records import (
     RuntimeSamples,
     SiteDeltas,
     ThreadRecords,
+    record_of,
 )
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
@@ -441,7 +442,7 @@ class Ledger:
         if deferred:
             did = did.copy()
         for at, identity in deferred:
-            rest = self._deferred.rest(identity, layout.record_of(did[at]))
+            rest = self._deferred.rest(identity, record_of(did[at]))
             if rest:
                 did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
             shown = self._deferred.shown_of(identity)

@@ -23,11 +23,26 @@ Columns = NDArray[np.void]
 """A structured array."""
 
 
+_UNSIGNED = ("first_kernel", "first_user", "first_wake")
+"""Ids, which may have bit 63 set. Times and counts do not; as signed integers they can be subtracted."""
+THREAD_ROW = np.dtype(
+    [(name, np.uint64 if name in _UNSIGNED else np.int64) for name in ThreadRecord._fields[:26]]
+    + [(name, np.uint32) for name in ThreadRecord._fields[26:30]]
+    + [("histogram", np.int64, log2.LANES)]
+)
+"""A ThreadRecord in an array. It is not in layout.py, which the sandboxed readers import, without NumPy."""
+
+
+def record_of(row: np.void) -> ThreadRecord:
+    """Return a THREAD_ROW as a ThreadRecord."""
+    return ThreadRecord._make(layout.THREAD.unpack(row.tobytes()))
+
+
 class ThreadRecords:
     """What threads did in the tick. A thread may have several, the earliest first."""
 
     def __init__(self, ids: Ints, rows: Columns) -> None:
-        """`ids` is (n, 2): pid, tid. `rows` is of layout.THREAD_ROW."""
+        """`ids` is (n, 2): pid, tid. `rows` is of THREAD_ROW."""
         self.ids, self.rows = ids, rows
 
     @classmethod
@@ -37,7 +52,7 @@ class ThreadRecords:
             return records
         every = list(records)
         packed = b"".join(layout.THREAD.pack(*record) for _, record in every)
-        return cls(integers([key for key, _ in every], 2), np.frombuffer(packed, layout.THREAD_ROW))
+        return cls(integers([key for key, _ in every], 2), np.frombuffer(packed, THREAD_ROW))
 
     @classmethod
     def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
@@ -47,7 +62,7 @@ class ThreadRecords:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return zip(map(THREADS.key, self.ids.tolist()), map(layout.record_of, self.rows), strict=True)
+        return zip(map(THREADS.key, self.ids.tolist()), map(record_of, self.rows), strict=True)
 
     def of_rows(self, which: Ints | Mask) -> "ThreadRecords":
         return ThreadRecords(self.ids[which], self.rows[which])

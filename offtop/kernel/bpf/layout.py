@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 LANES = 40
 FRAMES = 127
 WALK_FRAMES = 64
@@ -184,21 +182,6 @@ class ThreadRecord(NamedTuple):
     is_older: int
     """Set if the thread has exited and this is from the previous tick, in which no task scan reported it."""
     histogram: bytes
-
-
-_UNSIGNED = ("first_kernel", "first_user", "first_wake")
-"""Ids, which may have bit 63 set. Times and counts do not; as signed integers they can be subtracted."""
-THREAD_ROW = np.dtype(
-    [(name, np.uint64 if name in _UNSIGNED else np.int64) for name in ThreadRecord._fields[:26]]
-    + [(name, np.uint32) for name in ThreadRecord._fields[26:30]]
-    + [("histogram", np.int64, LANES)]
-)
-"""A ThreadRecord in an array."""
-
-
-def record_of(row: np.void) -> ThreadRecord:
-    """Return a THREAD_ROW as a ThreadRecord."""
-    return _thread(THREAD.unpack(row.tobytes()))
 
 
 class ObjectRecord(NamedTuple):
