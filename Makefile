@@ -44,9 +44,9 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
-	types=$$(mktemp); $(bin)/pyright >"$$types" 2>&1 & \
-	trap 'kill %1 2>/dev/null; rm -f "$$types"' EXIT; \
-	typed() { wait %1; local status=$$?; cat "$$types"; return $$status; }; \
+	types=$$(mktemp); $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
+	trap 'kill $$typing 2>/dev/null; rm -f "$$types"' EXIT; \
+	typed() { wait $$typing; local status=$$?; cat "$$types"; return $$status; }; \
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
 	check $(bin)/lint-imports --no-cache; \
