@@ -34,7 +34,7 @@ _FRAMES = layout.FRAMES + 1 + layout.PYTHON_FRAMES
 """Frame words at the end of a copy's header."""
 _MOST_KEPT = 150
 """Unwinds checked per server and tick: each takes 2 ms."""
-_NOT_KNOWN = (layout.END_MEMORY, layout.END_ODD, layout.END_NOT_COPIED)
+_NOT_KNOWN = (layout.END_MEMORY, layout.END_CFA_UNSUPPORTED, layout.END_NOT_COPIED)
 """Ends of a copy that is shorter than the stack."""
 _GO = """
 package main

@@ -158,7 +158,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
     with ExitStack() as stack:
         program = attach(found)
         stack.callback(program.close)
-        copies = Copies(program.maps["copies"], program.maps["allowed"], a_second=_ALL)
+        copies = Copies(program.maps["copies"], program.maps["copies_left"], a_second=_ALL)
         stack.callback(copies.close)
         walker = Unwinder(Files(), "auto", RuleMaps(program.maps["rules"], program.maps["spaces"]))
         stack.callback(walker.end)

@@ -22,16 +22,16 @@
 #define OFFTOP_NAMESPACE_H
 
 #ifdef NAMESPACE
-#define MOST_LEVELS 32 /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
+#define MAX_LEVELS 32 /* MAX_PID_NS_LEVEL, include/linux/pid_namespace.h */
 
 /* Return the number of a struct pid in our namespace, or 0 if it has none there or the pointer is NULL. */
-static inline __attribute__((always_inline)) u32 id_inside(char *pid_struct)
+static inline __attribute__((always_inline)) u32 id_in_namespace(char *pid_struct)
 {
 	u32 level = 0;
 
 	bpf_probe_read_kernel(&level, sizeof(level), pid_struct + PID_LEVEL);
 #pragma clang loop unroll(disable)
-	for (u32 i = 1; i <= MOST_LEVELS; i++) { /* level 0 is the host's */
+	for (u32 i = 1; i <= MAX_LEVELS; i++) { /* level 0 is the host's */
 		char *upid = pid_struct + PID_NUMBERS + i * UPID_SIZE, *namespace = 0;
 		u32 inode = 0, id = 0;
 
@@ -47,7 +47,7 @@ static inline __attribute__((always_inline)) u32 id_inside(char *pid_struct)
 	return 0;
 }
 
-/* Replace a thread's host ids by those that are shown. Return false if it is exiting and has none any more. */
+/* Replace a thread's host ids by those under which it is shown. Return false if it is exiting and has none any more. */
 static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid, u32 *tid)
 {
 	char *leader = 0, *thread_pid = 0;
@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid,
 	bpf_probe_read_kernel(&thread_pid, sizeof(thread_pid), (char *)task + TASK_THREAD_PID);
 	if (!thread_pid)
 		return false;
-	u32 own_id = id_inside(thread_pid);
+	u32 own_id = id_in_namespace(thread_pid);
 	if (!own_id) {
 		*pid = OUTSIDE;
 		return true;
@@ -64,26 +64,26 @@ static inline __attribute__((always_inline)) bool find_ids(void *task, u32 *pid,
 	bpf_probe_read_kernel(&leader, sizeof(leader), (char *)task + TASK_LEADER);
 	if (leader != task) {
 		bpf_probe_read_kernel(&thread_pid, sizeof(thread_pid), leader + TASK_THREAD_PID);
-		*pid = id_inside(thread_pid);
+		*pid = id_in_namespace(thread_pid);
 	}
 	return *pid;
 }
 
 #define IS_OUTSIDE(shown_pid) ((shown_pid) == OUTSIDE)
 #else
-#define show(task, host, pid, tid) true
+#define find_shown_ids(task, host, pid, tid) true
 #define IS_OUTSIDE(shown_pid) false
 #endif
 
 #ifdef TASK_FROM_PID
 #define ALL_THREADS 1 /* BPF_TASK_ITER_ALL_THREADS, kernel/bpf/task_iter.c */
-struct every_task { u64 opaque[3]; };
+struct task_iter { u64 opaque[3]; };
 
 static struct task_struct *(*task_from_pid)(u32 tid) = (void *)TASK_FROM_PID;
 static void (*task_release)(struct task_struct *task) = (void *)TASK_RELEASE;
-static int (*task_iter_new)(struct every_task *every, void *task, u32 flags) = (void *)TASK_ITER_NEW;
-static struct task_struct *(*task_iter_next)(struct every_task *every) = (void *)TASK_ITER_NEXT;
-static void (*task_iter_destroy)(struct every_task *every) = (void *)TASK_ITER_DESTROY;
+static int (*task_iter_new)(struct task_iter *iter, void *task, u32 flags) = (void *)TASK_ITER_NEW;
+static struct task_struct *(*task_iter_next)(struct task_iter *iter) = (void *)TASK_ITER_NEXT;
+static void (*task_iter_destroy)(struct task_iter *iter) = (void *)TASK_ITER_DESTROY;
 #define IS_COUNTED(shown_pid) true
 #else
 #define IS_COUNTED(shown_pid) (!IS_OUTSIDE(shown_pid))

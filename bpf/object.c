@@ -5,7 +5,7 @@
  * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
  * hooks: none of its own. Runs at the end of a wait that reached the minimum, at wakeups (waker.c), and in the scan of
- * the waits in progress (walk.c)
+ * the waits in progress (scan.c)
  *
  * maps
  *   calls    by system call number: whether and how its arguments name what it waits on
@@ -16,9 +16,9 @@
  * cost: see bpf/README.md
  *
  * A thread that waits is inside of its system call, so its user registers do not change. They are read when the wait is
- * over, or while it goes on; nothing is recorded when a system call begins. A socket's addresses and state are read at
- * that moment, too, and are those of that moment. The descriptors of poll and select are in the program's memory, which
- * cannot be read from another thread; but poll keeps a table on the kernel stack of what is to wake it. A lock inside
+ * over, or while it goes on; nothing is recorded when a system call begins. A socket's addresses and state are read
+ * then, too, and may have changed since the wait began. The descriptors of poll and select are in the program's memory,
+ * which cannot be read from another thread; but poll has a table on the kernel stack of what can wake it. A lock inside
  * the kernel takes precedence over what the system call names.
  *
  * -D:
@@ -26,7 +26,7 @@
  *   TASK_FILES, FILES_TABLE, TABLE_FILES, FILE_INODE, FILE_PRIVATE, INODE_NUMBER, INODE_SUPER, SUPER_MAGIC,
  *   SUPER_DEVICE           from a thread's descriptor to its open file
  *   SOCKET_SOCK, SOCK_*    from there to a socket's addresses
- *   SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER    to the process that made the other end of a Unix socket
+ *   SOCK_PEER_PID, PID_NUMBERS, UPID_NUMBER    to the process that created the other end of a Unix socket
  *   POLL_*, ENTRY_*, WAIT_*    in the table of a poll, to its files
  *   TASK_BLOCKER           the lock that a thread waits for, with CONFIG_DETECT_HUNG_TASK_BLOCKER
  *   *_OWNER, INODE_*, MM_*, FILE_POSITION_LOCK, PIPE_MUTEX    its holder, and what it is part of
@@ -43,7 +43,7 @@ struct waited {
 BPF_PERCPU_ARRAY(waited_scratch, struct waited, 1);
 
 /* Read a socket's protocol, addresses and state. */
-static inline __attribute__((always_inline)) void find_ends(struct object *o)
+static inline __attribute__((always_inline)) void read_socket(struct object *o)
 {
 #ifdef SOCKET_SOCK
 	char *sock = 0, *peer = 0;
@@ -80,7 +80,7 @@ static inline __attribute__((always_inline)) void find_ends(struct object *o)
 }
 
 #ifdef TASK_FILES
-/* Return a thread's table of descriptors. */
+/* Return a thread's descriptor table. */
 static inline __attribute__((always_inline)) char *table_of(struct task_struct *task)
 {
 	char *table = 0;
@@ -122,24 +122,24 @@ static inline __attribute__((always_inline)) void find_file(struct object *o, ch
 		o->file = (u64)at;
 	find_inode(o, at);
 	if (o->magic == MAGIC_SOCKETS)
-		find_ends(o);
+		read_socket(o);
 }
 #endif
 
-#define AT_WALK SLOTS
+#define AT_SCAN SLOTS
 
 #if defined(TASK_BLOCKER) && defined(TASK_FILES) && !defined(NAMESPACE)
-#define LOCK_IS_TOLD 1
+#define HAS_LOCKS 1
 #endif
 
 #if defined(POLL_TASK) && defined(TASK_SP) && POLL_BYTES <= 8 * (POLL_WORDS + POLL_HEAD)
-#define POLL_IS_TOLD 1
+#define HAS_POLL 1
 #define POLL_WAIT (POLL_ENTRIES + ENTRY_WAIT) /* of the first entry */
 #define UNLISTED 0x22 /* LIST_POISON1 ^ LIST_POISON2: pointers of an entry that was removed from its list */
 
 /*
- * A copy of a piece of a kernel stack, or of a descriptor table, and what is searched for in it. One per context,
- * because an interrupt may come while another is in use.
+ * A copy of a piece of a kernel stack, or of a descriptor table, and what is searched for in it. Each context has its
+ * own, because an interrupt may come while another one is in use.
  */
 struct polled {
 	u64 words[POLL_WORDS + POLL_HEAD];
@@ -148,12 +148,12 @@ struct polled {
 };
 BPF_PERCPU_ARRAY(poll_scratch, struct polled, SLOTS + 1);
 
-/* A value that the verifier knows nothing about: it is read from memory. */
+/* A value about which the verifier knows nothing, because it is read from memory. */
 #define UNKNOWN(x) (*(volatile u64 *)&(x))
 
 /*
- * Return all ones if a == b, else 0. Without a branch: the verifier would follow both sides of each one in a loop to
- * the end.
+ * Return all ones if a == b, else 0. There is no branch, because the verifier would follow both sides of each branch in
+ * a loop to the end.
  */
 static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
 {
@@ -166,11 +166,11 @@ static inline __attribute__((always_inline)) u64 ones_if_same(u64 a, u64 b)
 /* Return all ones if the first entry of a poll table is linked in a wait queue, else 0. */
 static inline __attribute__((always_inline)) u64 ones_if_queued(u64 table)
 {
-	u64 next = 0, back = 0, entry = table + POLL_WAIT + WAIT_ENTRY;
+	u64 next = 0, previous = 0, entry = table + POLL_WAIT + WAIT_ENTRY;
 
 	bpf_probe_read_kernel(&next, sizeof(next), (void *)entry);
-	bpf_probe_read_kernel(&back, sizeof(back), (void *)next + 8);
-	return ones_if_same(back, entry);
+	bpf_probe_read_kernel(&previous, sizeof(previous), (void *)next + 8);
+	return ones_if_same(previous, entry);
 }
 
 /*
@@ -214,7 +214,7 @@ static inline __attribute__((always_inline)) u64 polled_file(struct object *o, s
 		files -= used & ~ones_if_same(next, file); /* a file may have entries for reading and writing */
 		file = (file & ~used) | (next & used);
 	}
-	o->how = files;
+	o->detail = files;
 	o->argument = ~ones_if_same(more, 0) & 1; /* more than fit into the table on the stack */
 	return file & ones_if_same(files, 1) & ones_if_same(more, 0);
 }
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) u64 descriptor_of(struct polled *p,
 	return found;
 }
 
-static inline __attribute__((always_inline)) void find_polled(struct object *o, struct task_struct *task, u32 slot)
+static inline __attribute__((always_inline)) void find_polled_file(struct object *o, struct task_struct *task, u32 slot)
 {
 	struct polled *p = poll_scratch.lookup(&slot);
 
@@ -247,14 +247,14 @@ static inline __attribute__((always_inline)) void find_polled(struct object *o, 
 	if (!file)
 		return;
 	o->kind = OBJECT_FILE; /* as if it were a read of that file */
-	o->how = 0;
+	o->detail = 0;
 	find_file(o, (char *)file);
 	o->argument = descriptor_of(p, task, file);
 }
 #endif
 
-/* Find what a thread's system call names. */
-static inline __attribute__((always_inline)) void find_named(struct object *o, struct task_struct *task, u32 slot)
+/* Find what the arguments of a thread's system call name. */
+static inline __attribute__((always_inline)) void find_by_syscall(struct object *o, struct task_struct *task, u32 slot)
 {
 #ifdef REG_CALL
 	u64 call = 0, mode = 0, sp = 0;
@@ -267,7 +267,7 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 	if (!sp) /* no user registers, as in io_uring threads: all 0, which is a valid system call number, too */
 		return;
 	bpf_probe_read_kernel(&mode, sizeof(mode), regs + REG_MODE);
-	if ((mode & MODE_MASK) == MODE_NARROW) /* 32-bit program: its system call numbers are others */
+	if ((mode & MODE_MASK) == MODE_32_BIT) /* a 32-bit program has other system call numbers */
 		return;
 	u32 number = call;
 	u32 *kind = calls.lookup(&number);
@@ -277,50 +277,50 @@ static inline __attribute__((always_inline)) void find_named(struct object *o, s
 	bpf_probe_read_kernel(&o->argument, sizeof(u64), regs + REG_ARGUMENT_0);
 	if (o->kind == OBJECT_POLL) {
 		o->argument = 0;
-#ifdef POLL_IS_TOLD
-		find_polled(o, task, slot);
+#ifdef HAS_POLL
+		find_polled_file(o, task, slot);
 #endif
-		if (o->kind == OBJECT_POLL && !o->how)
+		if (o->kind == OBJECT_POLL && !o->detail)
 			o->kind = OBJECT_NONE; /* sleeping only, or unknown */
 	} else if (o->kind == OBJECT_FILE || o->kind == OBJECT_EPOLL) {
 #ifdef TASK_FILES
 		find_file(o, file_of(o, task));
 #endif
 	} else if (o->kind == OBJECT_FUTEX) {
-		bpf_probe_read_kernel(&o->how, sizeof(u32), regs + REG_ARGUMENT_1);
-		o->how &= FUTEX_PRIVATE;
+		bpf_probe_read_kernel(&o->detail, sizeof(u32), regs + REG_ARGUMENT_1);
+		o->detail &= FUTEX_PRIVATE;
 	} else if (o->kind == OBJECT_FUTEX_WAIT) {
-		bpf_probe_read_kernel(&o->how, sizeof(u32), regs + REG_ARGUMENT_3);
-		o->how &= FUTEX_PRIVATE;
+		bpf_probe_read_kernel(&o->detail, sizeof(u32), regs + REG_ARGUMENT_3);
+		o->detail &= FUTEX_PRIVATE;
 	} else if (o->kind == OBJECT_ID) {
-		o->how = o->argument;
+		o->detail = o->argument;
 		bpf_probe_read_kernel(&o->argument, sizeof(u64), regs + REG_ARGUMENT_1);
 	}
 #endif
 }
 
-#ifdef LOCK_IS_TOLD
-/* Find a lock inside the kernel that a thread waits for. On entry, the object is what its system call names. */
+#ifdef HAS_LOCKS
+/* Replace the object, which is what a thread's system call names, by the lock inside the kernel that it waits for. */
 static inline __attribute__((always_inline)) void find_lock(struct object *o, struct task_struct *task, u64 blocker)
 {
 	char *lock = (char *)(blocker & ~(u64)LOCK_TYPES), *file = 0, *inode = 0, *at = 0;
 	u64 descriptor = o->argument;
-	u16 place = PLACE_UNKNOWN;
+	u16 protects = PROTECTS_UNKNOWN;
 
 	if (o->kind == OBJECT_FILE)
 		file = file_of(o, task);
 	if (file)
 		bpf_probe_read_kernel(&inode, sizeof(inode), file + FILE_INODE);
 	if (file && lock == file + FILE_POSITION_LOCK) {
-		place = PLACE_POSITION;
+		protects = PROTECTS_POSITION;
 	} else if (o->magic == MAGIC_PIPES && lock == (char *)o->file + PIPE_MUTEX) {
-		place = PLACE_PIPE;
+		protects = PROTECTS_PIPE;
 	} else {
 		__builtin_memset(o, 0, sizeof(*o));
-		if (blocker & LOCK_RWSEM) { /* a guessed struct is one if it points back to itself */
+		if (blocker & LOCK_RWSEM) { /* the guess is right if the struct points back to itself */
 			bpf_probe_read_kernel(&at, sizeof(at), lock - INODE_RWSEM + INODE_MAPPING);
 			if (at == lock - INODE_RWSEM + INODE_DATA) {
-				place = PLACE_INODE;
+				protects = PROTECTS_INODE;
 				find_inode(o, lock - INODE_RWSEM);
 				o->argument = inode == lock - INODE_RWSEM ? descriptor : NO_DESCRIPTOR;
 			}
@@ -330,7 +330,7 @@ static inline __attribute__((always_inline)) void find_lock(struct object *o, st
 			bpf_probe_read_kernel(&owner, sizeof(owner), lock - MM_LOCK + MM_OWNER);
 			bpf_probe_read_kernel(&at, sizeof(at), owner + TASK_MM);
 			if (at == lock - MM_LOCK) {
-				place = PLACE_MEMORY;
+				protects = PROTECTS_MM;
 				bpf_probe_read_kernel(&o->peer_pid, sizeof(u32), owner + TASK_TGID);
 			}
 #endif
@@ -338,13 +338,13 @@ static inline __attribute__((always_inline)) void find_lock(struct object *o, st
 	}
 	o->kind = OBJECT_LOCK;
 	o->file = (u64)lock;
-	o->how = blocker & LOCK_RWSEM ? LOCK_RWSEM : blocker & LOCK_SEMAPHORE;
-	o->state = place;
+	o->detail = blocker & LOCK_RWSEM ? LOCK_RWSEM : blocker & LOCK_SEMAPHORE;
+	o->state = protects;
 }
 
 /*
  * Return the holder of the lock that a thread waits for, as the host's pid << 32 | tid. 0: none, possibly several, or
- * unknown. Readers of an rwsem are not reported: the kernel records only the last one, which may have left.
+ * unknown. Readers of an rwsem are not reported: the kernel records only the last one, which may have released it.
  */
 static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *task)
 {
@@ -359,7 +359,7 @@ static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *t
 	bpf_probe_read_kernel(&owner, sizeof(owner), at);
 	bpf_probe_read_kernel(&pid, sizeof(pid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_TGID);
 	bpf_probe_read_kernel(&tid, sizeof(tid), (char *)(owner & ~(u64)OWNER_FLAGS) + TASK_PID);
-	bpf_probe_read_kernel(&owner_after, sizeof(owner_after), at); /* unchanged: it existed when its ids were read */
+	bpf_probe_read_kernel(&owner_after, sizeof(owner_after), at); /* if unchanged, it existed when its ids were read */
 	return owner & no_holder || (owner ^ owner_after) & ~(u64)OWNER_FLAGS ? 0 : (u64)pid << 32 | tid;
 }
 #endif
@@ -368,8 +368,8 @@ static inline __attribute__((always_inline)) u64 holder_of(struct task_struct *t
 static inline __attribute__((always_inline)) void find_object(struct object *o, struct task_struct *task, u32 slot)
 {
 	__builtin_memset(o, 0, sizeof(*o));
-	find_named(o, task, slot);
-#ifdef LOCK_IS_TOLD
+	find_by_syscall(o, task, slot);
+#ifdef HAS_LOCKS
 	u64 blocker = MEMBER(u64, task, TASK_BLOCKER);
 	if (blocker)
 		find_lock(o, task, blocker);
@@ -378,7 +378,7 @@ static inline __attribute__((always_inline)) void find_object(struct object *o, 
 
 #define OBJECT_WORDS (sizeof(struct object) / sizeof(u64))
 
-/* Hash an object, with the first keys. */
+/* Hash an object, with the first OBJECT_WORDS keys. */
 static inline __attribute__((always_inline)) void hash_object(struct hash *hash, struct object *o, struct hash_keys *keys)
 {
 #pragma unroll
@@ -387,12 +387,12 @@ static inline __attribute__((always_inline)) void hash_object(struct hash *hash,
 }
 
 /*
- * Return the id of what the current thread waited on, as that of a wake. Used while wakers are off.
+ * Return the id of what the current thread waited on, which takes the place of a wake id while wakers are off.
  *
  * Called before the stacks are walked. The id goes through memory, where the verifier tracks no values: otherwise it
  * would follow each path through here once more for each path through the walks.
  */
-static inline __attribute__((always_inline)) u64 waited_on(u32 which, struct thread *thread, void *task)
+static inline __attribute__((always_inline)) u64 object_id_of_wait(u32 which, struct thread *thread, void *task)
 {
 	u32 zero = 0;
 	struct waited *w = waited_scratch.lookup(&zero);
@@ -406,10 +406,10 @@ static inline __attribute__((always_inline)) u64 waited_on(u32 which, struct thr
 	w->id = NO_WAKE;
 	if (w->object.kind) {
 		hash_object(&hash, &w->object, keys);
-		w->id = hash_end(&hash, keys) | OF_OBJECT;
+		w->id = hash_end(&hash, keys) | OBJECT_ID_BIT;
 		if (*sites >= SITES / 2 ||
-		    (!objects.lookup(&w->id) && (thread->objects >= MOST_OBJECTS || objects.update(&w->id, &w->object))))
-			w->id = WAKE_UNTOLD;
+		    (!objects.lookup(&w->id) && (thread->objects >= MAX_OBJECTS || objects.update(&w->id, &w->object))))
+			w->id = WAKE_NO_ROOM;
 	}
 	return *(volatile u64 *)&w->id;
 }

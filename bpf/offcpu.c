@@ -8,18 +8,23 @@
  *                  PROBE_EXIT    raw_tp sched_exit_tp (6.16), in the thread that is switched in
  *                  PROBE_KPROBE  kprobe finish_task_switch*, in the thread that is switched in
  *                  PROBE_SWITCH  raw_tp sched_switch, in the thread that is switched out: stacks at switch-out
- *   wakeup         WAKING       sched_waking, if the kernel keeps no run_delay
- *                  TYPED_WAKING tp_btf sched_waking, attached while wakers are on (waker.c)
+ *   wakeup         WAKING        sched_waking, if the kernel keeps no run_delay
+ *                  TYPED_WAKING  tp_btf sched_waking, attached while wakers are on (waker.c)
  *   program code   raw_tp sched_process_exec and, for user stacks by unwind rules, sched_process_fork
- *   scan           iterator over tasks, twice a tick (walk.c)
+ *   scan           iterator over tasks, twice a tick (scan.c)
  *
  * maps
  *   record         per thread: its wait in progress, and what ended, in a double buffer
- *   sites_*        ended waits by stack; object_sites: how many of these sites are there for an object (object.c)
- *   gone_*         records of exited threads; gone_rest: their sums, per CPU, when gone_* is full
- *   half           which buffers are being written; user space meanwhile reads and empties the others
+ *   sites_*        ended waits by stack, in a double buffer
+ *   object_sites   per buffer: how many of these sites exist because of their object (object.c)
+ *   exited_*       what exited threads did, in a double buffer
+ *   exited_sums    per CPU: the sums of those for which exited_* had no room
+ *   active_buffer  index of the buffers that are being written; user space reads and empties the others meanwhile
  *   kernel_stacks  frames by stack id; user stacks are in userstack.c
- *   marks          outlier thresholds, written by user space; caught: ring buffer of outliers
+ *   thresholds     outlier thresholds, written by user space
+ *   outliers       ring buffer of the waits that reached them
+ *   clock_sample   offset between our clock and the scheduler's, as measured here
+ *   clock_offset   the same offset, as user space has chosen it from the samples
  *
  * units: ns of bpf_ktime_get_ns()
  *
@@ -30,7 +35,7 @@
  *
  * A new thread waits on a run queue for its first CPU without having been switched out. This wait is its run_delay at
  * its first switch-out, or at its exit if it was never switched out before. It is counted then: as one wait, all of it
- * run queue, not preempted, and without a stack. Until then the scan of the tasks (walk.c) reports it. Without
+ * run queue, not preempted, and without a stack. Until then the task scan (scan.c) reports it. Without
  * sched_info (CONFIG_SCHED_INFO) it is unknown.
  *
  * All of this runs under a run queue's lock. So all hashes are preallocated (bcc's default: no BPF_F_NO_PREALLOC), and
@@ -40,15 +45,15 @@
  * lock), on one CPU at a time, so nothing here is atomic.
  *
  * -D:
- *   THREADS, EXITS, SITES, KERNEL_STACKS, EXECS, MARKS    map sizes
- *   CAUGHT                  ring buffer size in pages; not set if ring buffers are not safe on this kernel
- *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, TURNS, SUM_EXEC, EXEC_START, START_TIME
+ *   THREADS, EXITS, SITES, KERNEL_STACKS, EXECS, THRESHOLDS    map sizes
+ *   OUTLIERS                  ring buffer size in pages; not set if ring buffers are not safe on this kernel
+ *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, PCOUNT, SUM_EXEC, EXEC_START, START_TIME
  *                           offsets in task_struct, from BTF
  *   TASK_CGROUPS, CGROUP_*  how to get from a task to its cgroup's id
  *   REG_*                   offsets in pt_regs: system call number and arguments, ip, sp, frame pointer, other
  *                           callee-saved registers
  *   STATE_ARGUMENT          sched_switch passes prev_state (since fa2c3254d7cf, 5.18)
- *   BY_TASK                 records are in a preallocated hash by task address instead of task storage: because the
+ *   RECORDS_IN_HASH         records are in a preallocated hash by task address instead of task storage: because the
  *                           kernel cannot create task storage safely here, or because records are used from another
  *                           thread's context, or listed
  *   NAMESPACE               show ids of this pid namespace (namespace.h)
@@ -57,10 +62,10 @@
 #include "namespace.h"
 
 BPF_ARRAY(config, struct config, 1);
-BPF_ARRAY(half, u32, 1);
-BPF_ARRAY(walk_mode, u32, 1);
-BPF_ARRAY(clock, u64, 1);
-BPF_ARRAY(apart, u64, 1);
+BPF_ARRAY(active_buffer, u32, 1);
+BPF_ARRAY(scan_mode, u32, 1);
+BPF_ARRAY(clock_sample, u64, 1);
+BPF_ARRAY(clock_offset, u64, 1);
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
 BPF_HASH(only_pids, u32, u32, 1024);
 BPF_HASH(only_tids, u32, u32, 1024);
@@ -70,33 +75,33 @@ BPF_CGROUP_ARRAY(only_cgroup, 1); /* cgroup v2 */
 BPF_ARRAY(only_cgroup, u32, 1);
 #endif
 
-BPF_TABLE("hash", struct gone_key, struct gone, gone_0, EXITS);
-BPF_TABLE("hash", struct gone_key, struct gone, gone_1, EXITS);
-BPF_PERCPU_ARRAY(gone_rest, struct thread, 2);
+BPF_TABLE("hash", struct exited_key, struct exited, exited_0, EXITS);
+BPF_TABLE("hash", struct exited_key, struct exited, exited_1, EXITS);
+BPF_PERCPU_ARRAY(exited_sums, struct thread, 2);
 BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
 BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
 BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, KERNEL_STACKS);
-#ifdef CAUGHT
-BPF_TABLE("hash", struct mark_key, struct mark, marks, MARKS);
-BPF_RINGBUF_OUTPUT(caught, CAUGHT);
-BPF_PERCPU_ARRAY(caught_scratch, struct caught, 1);
+#ifdef OUTLIERS
+BPF_TABLE("hash", struct threshold_key, struct threshold, thresholds, THRESHOLDS);
+BPF_RINGBUF_OUTPUT(outliers, OUTLIERS);
+BPF_PERCPU_ARRAY(outlier_scratch, struct outlier, 1);
 #endif
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* by pid: self_exec_id after its last exec */
 
 /*
- * Updating an array of maps waits until no program uses the old map (maybe_wait_bpf_programs), so after an update of
- * `barrier` no program writes to the idle buffers any more.
+ * Updating an array of maps waits until no program uses the old map (maybe_wait_bpf_programs). User space updates
+ * `barrier` after it has changed active_buffer: from then on no program writes to the idle buffers.
  */
-BPF_TABLE("hash", u32, u32, nobody, 1);
-BPF_ARRAY_OF_MAPS(barrier, "nobody", 1);
+BPF_TABLE("hash", u32, u32, barrier_inner, 1);
+BPF_ARRAY_OF_MAPS(barrier, "barrier_inner", 1);
 
-/* Too large for the BPF stack. The blanks are never written. */
-BPF_PERCPU_ARRAY(gone_scratch, struct gone, 1);
-BPF_PERCPU_ARRAY(end_scratch, struct record, 1); /* for a thread that exits without a record; zeros but for its ids */
+/* Structs that are too large for the BPF stack. The blanks are never written. */
+BPF_PERCPU_ARRAY(exited_scratch, struct exited, 1);
+BPF_PERCPU_ARRAY(exiting_scratch, struct record, 1); /* for a thread that exits without a record: only its ids are set */
 BPF_ARRAY(blank_site, struct site, 1);
 
-#ifdef BY_TASK
+#ifdef RECORDS_IN_HASH
 BPF_TABLE("hash", u64, struct record, record, THREADS);
 BPF_ARRAY(blank_record, struct record, 1);
 #else
@@ -105,7 +110,7 @@ BPF_TASK_STORAGE(record, struct record);
 
 #define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
 #define current_task() ((struct task_struct *)bpf_get_current_task_btf())
-#define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int; in 7.3 one byte */
+#define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int; one byte from 7.3 on */
 
 static inline __attribute__((always_inline)) void count_lost(u32 kind)
 {
@@ -117,7 +122,7 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 
 static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 pid)
 {
-	return pid == c->self || pid == c->readers[0] || pid == c->readers[1] || pid == c->readers[2];
+	return pid == c->self || pid == c->children[0] || pid == c->children[1] || pid == c->children[2];
 }
 
 /*
@@ -135,7 +140,7 @@ static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, vo
 	u64 id = 0;
 
 	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_CGROUPS);
-	bpf_probe_read_kernel(&at, sizeof(at), at + c->cgroup_at);
+	bpf_probe_read_kernel(&at, sizeof(at), at + c->cgroup_offset);
 	if (c->select & CGROUP_V1)
 		bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_OF_STATE);
 	bpf_probe_read_kernel(&level, sizeof(level), at + CGROUP_LEVEL);
@@ -154,7 +159,7 @@ static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, vo
 #endif
 }
 
-static inline __attribute__((always_inline)) bool chosen(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+static inline __attribute__((always_inline)) bool passes_filters(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
 	if (is_own(c, pid) || !IS_COUNTED(pid))
 		return false;
@@ -173,7 +178,7 @@ static inline __attribute__((always_inline)) bool chosen(struct config *c, void 
 /* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */
 static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
 {
-#ifdef BY_TASK
+#ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
 	struct record *r = record.lookup(&key);
 	u32 zero = 0;
@@ -194,9 +199,10 @@ static inline __attribute__((always_inline)) struct record *record_of(struct tas
 
 #ifdef NAMESPACE
 /*
- * find_ids() is slow: call it only for threads that have not been switched out yet. `host`: bpf_get_current_pid_tgid()
+ * Find the ids under which a thread is shown. Return false if it has none. find_ids() is slow, so it is called only for
+ * threads without a record. `host`: the thread's bpf_get_current_pid_tgid().
  */
-static inline __attribute__((always_inline)) bool show(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
+static inline __attribute__((always_inline)) bool find_shown_ids(struct task_struct *task, u64 host, u32 *pid, u32 *tid)
 {
 	struct record *r = record_of(task, false);
 
@@ -210,23 +216,23 @@ static inline __attribute__((always_inline)) bool show(struct task_struct *task,
 
 #include "within.c"
 
-static inline __attribute__((always_inline)) void give_id(struct record *r, u32 pid, u32 tid, u64 born_ns)
+static inline __attribute__((always_inline)) void set_identity(struct record *r, u32 pid, u32 tid, u64 tid_acquired_ns)
 {
 	r->pid = pid;
 	r->tid = tid;
-	r->born_ns = born_ns;
+	r->tid_acquired_ns = tid_acquired_ns;
 }
 
-/* Move one buffer of an exiting thread to gone_*. Return false if that is full. */
-static inline __attribute__((always_inline)) bool keep_half(struct gone *gone, struct gone_key *key, u32 which, struct thread *thread, bool is_older)
+/* Copy one buffer of an exiting thread to exited_*. Return false if that is full. */
+static inline __attribute__((always_inline)) bool save_buffer(struct exited *exited, struct exited_key *key, u32 which, struct thread *thread, bool is_previous)
 {
 	thread->left_ns = 0;
-	thread->is_older = is_older;
-	__builtin_memcpy(&gone->thread, thread, sizeof(gone->thread));
-	return !(which ? gone_1.update(key, gone) : gone_0.update(key, gone));
+	thread->is_previous = is_previous;
+	__builtin_memcpy(&exited->thread, thread, sizeof(exited->thread));
+	return !(which ? exited_1.update(key, exited) : exited_0.update(key, exited));
 }
 
-/* Add `from` to the later `to`. */
+/* Add `from` to `to`, which is of the next tick. */
 static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
 {
 	if (from->waits) {
@@ -240,7 +246,7 @@ static inline __attribute__((always_inline)) void add_thread(struct thread *to, 
 	}
 	if (!to->state) {
 		to->state = from->state;
-		to->born_ns = from->born_ns;
+		to->tid_acquired_ns = from->tid_acquired_ns;
 		to->exec_ns = from->exec_ns;
 	}
 	to->waits += from->waits;
@@ -265,53 +271,53 @@ static inline __attribute__((always_inline)) void add_thread(struct thread *to, 
 }
 
 /*
- * Save the buffers of an exiting thread. No scan will read its idle buffer any more, so both go to gone_*, the older
- * one first, to keep them in order (Drain.gone collects those of its own tick from there early). If there is room for
- * one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no room
- * at all, the sum goes to the CPU's gone_rest: the time is kept, but not whose it was.
+ * Save the buffers of an exiting thread. No scan will read its idle buffer any more, so both go to the active exited_*.
+ * The key of the idle one, which is of the previous tick, has the lower time, to keep them in order. If there is room
+ * for one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no
+ * room at all, the sum goes to the CPU's exited_sums, which keeps the time but not the thread.
  */
-static inline __attribute__((always_inline)) void keep_gone(struct task_struct *task, struct record *r, u32 which)
+static inline __attribute__((always_inline)) void save_exiting(struct task_struct *task, struct record *r, u32 which)
 {
 	u32 zero = 0;
-	struct gone *gone = gone_scratch.lookup(&zero);
-	struct gone_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
-	struct thread *older = which ? &r->half[0] : &r->half[1], *last = which ? &r->half[1] : &r->half[0];
-	bool has_older = older->state;
+	struct exited *exited = exited_scratch.lookup(&zero);
+	struct exited_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
+	struct thread *previous = which ? &r->buffers[0] : &r->buffers[1], *last = which ? &r->buffers[1] : &r->buffers[0];
+	bool has_previous = previous->state;
 
-	if (!gone)
+	if (!exited)
 		return;
-	bpf_probe_read_kernel(gone->comm, sizeof(gone->comm), (char *)task + TASK_COMM);
-	gone->start_ns = MEMBER(u64, task, START_TIME);
-	bool older_is_kept = has_older && keep_half(gone, &key, which, older, true);
+	bpf_probe_read_kernel(exited->comm, sizeof(exited->comm), (char *)task + TASK_COMM);
+	exited->start_ns = MEMBER(u64, task, START_TIME);
+	bool previous_is_kept = has_previous && save_buffer(exited, &key, which, previous, true);
 	key.at_ns += 1;
-	bool is_kept = (!has_older || older_is_kept) && (!last->state || keep_half(gone, &key, which, last, false));
+	bool is_kept = (!has_previous || previous_is_kept) && (!last->state || save_buffer(exited, &key, which, last, false));
 	if (!is_kept) {
 		key.at_ns -= 1;
-		if (older_is_kept) /* user space may have removed it meanwhile */
-			has_older = !(which ? gone_1.delete(&key) : gone_0.delete(&key));
-		if (has_older)
-			add_thread(last, older);
+		if (previous_is_kept) /* user space may have removed it meanwhile */
+			has_previous = !(which ? exited_1.delete(&key) : exited_0.delete(&key));
+		if (has_previous)
+			add_thread(last, previous);
 		key.at_ns += 1;
-		is_kept = has_older && keep_half(gone, &key, which, last, false);
+		is_kept = has_previous && save_buffer(exited, &key, which, last, false);
 	}
 	if (!is_kept) {
-		struct thread *rest = gone_rest.lookup(&which);
+		struct thread *rest = exited_sums.lookup(&which);
 
 		count_lost(LOST_THREADS);
 		if (rest)
 			add_thread(rest, last);
 	}
-	if (older->state)
-		__builtin_memset(older, 0, sizeof(*older));
+	if (previous->state)
+		__builtin_memset(previous, 0, sizeof(*previous));
 	if (last->state)
 		__builtin_memset(last, 0, sizeof(*last));
 }
 
 /*
- * Return the site of a wait, made if there is none yet.
+ * Return the site of a wait, and create it if there is none yet.
  *
  * Threads that wait on a new object each time would fill the sites. Beyond a limit per tick, for one thread and for
- * all, new sites are kept without their object. This code is nearly free of branches because the verifier reaches it on
+ * all, new sites are kept without their object. This code has nearly no branches, because the verifier reaches it on
  * many paths.
  */
 static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
@@ -324,8 +330,8 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	struct site *blank = blank_site.lookup(&zero);
 	if (!blank)
 		return 0;
-	u64 is_object = key->wake >> 63, has_room = ((u64)thread->objects - MOST_OBJECTS) >> 63;
-	key->wake = is_object & ~has_room ? WAKE_UNTOLD : key->wake;
+	u64 is_object = key->wake >> 63, has_room = ((u64)thread->objects - MAX_OBJECTS) >> 63;
+	key->wake = is_object & ~has_room ? WAKE_NO_ROOM : key->wake;
 	thread->objects += is_object & has_room;
 	u64 *count = object_sites.lookup(&which);
 	if (count)
@@ -350,7 +356,7 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 	return id;
 }
 
-/* Return the number of kernel frames. 0: the walk failed, which is counted. */
+/* Walk the kernel stack and return the number of frames; 0 if that failed, which is counted. */
 static inline __attribute__((always_inline)) u32 walk_kernel(void *ctx, struct stack *stack)
 {
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
@@ -370,7 +376,7 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;
 }
 
-/* Return the state as filters and people know it: idle and stopped threads also have bits of other states. */
+/* Reduce a task state to the one that filters and people know: idle and stopped threads also have bits of others. */
 static inline __attribute__((always_inline)) u32 state_of(u32 state)
 {
 	return !state ? RUNNING : state & TASK_NOLOAD ? TASK_NOLOAD : state & TASK_HELD ? state & TASK_HELD : state;
@@ -380,52 +386,55 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 #include "waker.c"
 
 /*
- * Count one wait. The check is for the verifier (that of 6.1 has lost the bound here); the asm keeps clang from
- * dropping it.
+ * Count one wait. The check is for the verifier: that of 6.1 has lost the bound here. The asm keeps clang from dropping
+ * it.
  */
-static inline __attribute__((always_inline)) void count_in(u64 *histogram, u64 lane)
+static inline __attribute__((always_inline)) void count_in_histogram(u64 *histogram, u64 lane)
 {
 	asm volatile("" : "+r"(lane));
 	if (lane < LANES)
 		histogram[lane] += 1;
 }
 
-#ifdef CAUGHT
-/* Report a wait that reached the lowest outlier threshold, if it reached its own or user space has set none for it. */
-static inline __attribute__((always_inline)) void catch_wait(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
+#ifdef OUTLIERS
+/*
+ * Report a wait that reached the lowest outlier threshold, unless it did not reach its own. If user space has not set
+ * its own yet, it is reported.
+ */
+static inline __attribute__((always_inline)) void report_outlier(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
 {
 	u32 zero = 0;
-	struct caught *c = caught_scratch.lookup(&zero);
+	struct outlier *o = outlier_scratch.lookup(&zero);
 
-	if (!c)
+	if (!o)
 		return;
 	void *main_thread = task;
 #ifdef TASK_LEADER
 	bpf_probe_read_kernel(&main_thread, sizeof(main_thread), (char *)task + TASK_LEADER);
 #endif
-	c->of.kernel = key->kernel;
-	bpf_probe_read_kernel(c->of.program, sizeof(c->of.program), (char *)main_thread + TASK_COMM);
-	struct mark *mark = marks.lookup(&c->of);
-	if (mark && off_ns - runqueue_ns < mark->blocked_ns && runqueue_ns < mark->runqueue_ns)
+	o->threshold.kernel = key->kernel;
+	bpf_probe_read_kernel(o->threshold.program, sizeof(o->threshold.program), (char *)main_thread + TASK_COMM);
+	struct threshold *threshold = thresholds.lookup(&o->threshold);
+	if (threshold && off_ns - runqueue_ns < threshold->blocked_ns && runqueue_ns < threshold->runqueue_ns)
 		return;
-	c->left_ns = left_ns;
-	c->back_ns = left_ns + off_ns;
-	c->runqueue_ns = runqueue_ns;
-	c->kernel = key->kernel;
-	c->user = key->user;
-	c->wake = key->wake;
-	c->pid = r->pid;
-	c->tid = r->tid;
-	c->state = r->state;
-	c->cpu = bpf_get_smp_processor_id();
-	if (caught.ringbuf_output(c, sizeof(*c), BPF_RB_NO_WAKEUP))
-		count_lost(LOST_CAUGHT);
+	o->left_ns = left_ns;
+	o->back_ns = left_ns + off_ns;
+	o->runqueue_ns = runqueue_ns;
+	o->kernel = key->kernel;
+	o->user = key->user;
+	o->wake = key->wake;
+	o->pid = r->pid;
+	o->tid = r->tid;
+	o->state = r->state;
+	o->cpu = bpf_get_smp_processor_id();
+	if (outliers.ringbuf_output(o, sizeof(*o), BPF_RB_NO_WAKEUP))
+		count_lost(LOST_OUTLIERS);
 }
 #endif
 
 /*
- * A wait that has ended. It is kept in a map because the verifier tracks no values there: otherwise it would follow
- * every path up to here once for each path through the stack walks, to the end of the program.
+ * A wait that has ended. It is kept in a map, where the verifier tracks no values: otherwise the verifier would follow
+ * the rest of the program once for each path through the stack walks.
  */
 struct ended {
 	struct site_key key;
@@ -438,9 +447,9 @@ struct ended {
 BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
 
 /*
- * Count a wait that gets no stack because it is filtered or short. Return its kind, or KIND_NONE for all other waits.
+ * Count a wait that gets no stack because it is filtered out or short. Return its kind, or KIND_NONE if it gets one.
  */
-static inline __attribute__((always_inline)) u32 count_elsewhere(struct config *c, u32 state, struct thread *thread, struct ended *e)
+static inline __attribute__((always_inline)) u32 count_without_site(struct config *c, u32 state, struct thread *thread, struct ended *e)
 {
 	if (e->off_ns > c->max_ns || !(state & c->states)) {
 		thread->filtered_waits += 1;
@@ -474,11 +483,11 @@ static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct
 	site->runqueue_ns += e->runqueue_ns;
 	if (e->off_ns > site->max_ns)
 		site->max_ns = e->off_ns;
-	count_in(site->histogram, e->lane);
+	count_in_histogram(site->histogram, e->lane);
 	return KIND_SITE;
 }
 
-/* Count a wait of any kind for its thread. */
+/* Count a wait of any kind in its thread. */
 static inline __attribute__((always_inline)) void count_wait(struct thread *thread, struct ended *e, u32 kind)
 {
 	if (!thread->waits) {
@@ -496,28 +505,28 @@ static inline __attribute__((always_inline)) void count_wait(struct thread *thre
 	thread->runqueue_ns += e->runqueue_ns;
 	if (e->off_ns > thread->max_ns)
 		thread->max_ns = e->off_ns;
-	count_in(thread->histogram, e->lane);
+	count_in_histogram(thread->histogram, e->lane);
 }
 
-/* Return how often a thread got a CPU. All ones: unknown, or its first wait is never counted (WITHIN). */
-static inline __attribute__((always_inline)) u64 turns_of(struct task_struct *task)
+/* Return how often a thread got a CPU. All ones: unknown, or first waits are not counted (WITHIN). */
+static inline __attribute__((always_inline)) u64 pcount_of(struct task_struct *task)
 {
-#if defined(TURNS) && defined(RUN_DELAY) && !defined(WITHIN)
-	return MEMBER(u64, task, TURNS);
+#if defined(PCOUNT) && defined(RUN_DELAY) && !defined(WITHIN)
+	return MEMBER(u64, task, PCOUNT);
 #else
 	return ~0ULL;
 #endif
 }
 
 /*
- * Return how long a thread on its first CPU waited for it. 0: not on its first CPU, or the wait was over before the
- * thread was selected. `left_ns`: in, since when a scan of the tasks has reported this wait, or 0; out, start of the
- * wait.
+ * Return how long a thread on its first CPU waited for it. 0: it is not on its first CPU, or the wait was over before
+ * the thread was selected. `left_ns`: on entry, since when a task scan has reported this wait, or 0; on return, the
+ * start of the wait.
  */
-static inline __attribute__((always_inline)) u64 first_wait_ns(struct config *c, struct task_struct *task, u64 *left_ns)
+static inline __attribute__((always_inline)) u64 first_cpu_wait_ns(struct config *c, struct task_struct *task, u64 *left_ns)
 {
 #ifdef RUN_DELAY
-	if (turns_of(task) != 1)
+	if (pcount_of(task) != 1)
 		return 0;
 	u64 ns = MEMBER(u64, task, RUN_DELAY), start_ns = MEMBER(u64, task, START_TIME);
 	if (start_ns > c->since_ns) {
@@ -535,14 +544,14 @@ static inline __attribute__((always_inline)) u64 first_wait_ns(struct config *c,
  * end of that wait would need a check at each switch whether the thread is new, and a record for every short-lived
  * thread.
  */
-static inline __attribute__((always_inline)) void begin(struct config *c, struct task_struct *task, struct record *r, struct thread *thread, u32 which, u32 pid, u32 tid)
+static inline __attribute__((always_inline)) void begin_record(struct config *c, struct task_struct *task, struct record *r, struct thread *thread, u32 which, u32 pid, u32 tid)
 {
 	u32 zero = 0;
 	struct ended *e = ended_scratch.lookup(&zero);
-	u64 left_ns = r->left_ns, off_ns = first_wait_ns(c, task, &left_ns);
+	u64 left_ns = r->left_ns, off_ns = first_cpu_wait_ns(c, task, &left_ns);
 
 	r->left_ns = 0;
-	give_id(r, pid, tid, MEMBER(u64, task, START_TIME));
+	set_identity(r, pid, tid, MEMBER(u64, task, START_TIME));
 	if (!e || !off_ns)
 		return;
 	r->state = RUNNING | TASK_NEW;
@@ -552,64 +561,64 @@ static inline __attribute__((always_inline)) void begin(struct config *c, struct
 	e->key.tid = tid;
 	e->key.kernel = e->key.user = NO_STACK;
 	e->key.wake = WAKE_CPU & c->wakes;
-	e->key.born_ns = r->born_ns;
+	e->key.tid_acquired_ns = r->tid_acquired_ns;
 	e->which = which;
 	e->lane = lane_of(off_ns);
 	READ_AGAIN;
-	u32 kind = count_elsewhere(c, r->state, thread, e);
+	u32 kind = count_without_site(c, r->state, thread, e);
 	if (!kind) {
-#ifdef CAUGHT
-		if (e->off_ns >= c->mark_ns)
-			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->off_ns);
+#ifdef OUTLIERS
+		if (e->off_ns >= c->least_threshold_ns)
+			report_outlier(r, task, &e->key, e->left_ns, e->off_ns, e->off_ns);
 #endif
 		kind = count_at_site(e->which & 1, thread, e);
 	}
 	count_wait(thread, e, kind | KIND_NEW);
 }
 
-/* The current thread is switched out. */
-static inline __attribute__((always_inline)) void leave(void *ctx, bool preempted, u32 state)
+/* Handle a switch-out of the current thread. */
+static inline __attribute__((always_inline)) void switch_out(void *ctx, bool preempted, u32 state)
 {
 	u32 zero = 0;
 	u64 id = bpf_get_current_pid_tgid();
 	u32 pid = id >> 32, tid = id;
 	struct config *c = config.lookup(&zero);
-	u32 *current_half = half.lookup(&zero);
+	u32 *active = active_buffer.lookup(&zero);
 
-	if (!tid || !c || !c->self || !current_half) /* without c->self the selection has not been set yet */
+	if (!tid || !c || !c->self || !active) /* without c->self the selection has not been set yet */
 		return;
-	u32 which = *(volatile u32 *)current_half & 1; /* read once: it may change meanwhile */
+	u32 which = *(volatile u32 *)active & 1; /* read once: it may change meanwhile */
 	struct task_struct *task = current_task();
 	bool dead = state & TASK_DEAD;
 	if (dead)
 		forget_call(task);
-	u32 asked = *(volatile u32 *)&c->asked; /* read before the selection itself, which may change meanwhile */
+	u32 selection = *(volatile u32 *)&c->selection; /* read before the filters, which may change meanwhile */
 	/* An exiting thread is handled even if it is not selected: if it was, its record must be freed. */
-	if (!dead && !(show(task, id, &pid, &tid) && wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
+	if (!dead && !(find_shown_ids(task, id, &pid, &tid) && is_selected(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))))
 		return;
 	struct record *r = record_of(task, !dead);
-	if (!r && dead && turns_of(task) == 1 && show(task, id, &pid, &tid) &&
-	    wanted(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
-		r = end_scratch.lookup(&zero); /* its first switch-out is its exit */
+	if (!r && dead && pcount_of(task) == 1 && find_shown_ids(task, id, &pid, &tid) &&
+	    is_selected(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
+		r = exiting_scratch.lookup(&zero); /* its first switch-out is its exit */
 		if (r)
 			r->tid = r->left_ns = 0;
 	}
 	if (!r)
 		return;
-	if (r->left_ns && r->tid) /* it was switched in, unseen */
+	if (r->left_ns && r->tid) /* its last switch-in was missed */
 		count_lost(LOST_EVENTS);
-	struct thread *thread = &r->half[which];
+	struct thread *thread = &r->buffers[which];
 	if (dead) {
-		if (!r->tid && show(task, id, &pid, &tid))
-			begin(c, task, r, thread, which, pid, tid);
+		if (!r->tid && find_shown_ids(task, id, &pid, &tid))
+			begin_record(c, task, r, thread, which, pid, tid);
 		thread->state = r->state = state_of(state);
-		thread->born_ns = r->born_ns;
+		thread->tid_acquired_ns = r->tid_acquired_ns;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		thread->exec_at_ns = 0;
 		r->left_ns = 0;
-		if (r->tid) /* tid 0: in a container, an exiting thread has no id any more */
-			keep_gone(task, r, which);
-#ifdef BY_TASK
+		if (r->tid) /* tid 0: it was never switched out before, and has no id in this container any more */
+			save_exiting(task, r, which);
+#ifdef RECORDS_IN_HASH
 		u64 key = (u64)task;
 
 		record.delete(&key);
@@ -618,17 +627,18 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	}
 	u32 known_tid = *(volatile u32 *)&r->tid; /* read once: a scan on another CPU may be setting it */
 	if (!known_tid) {
-		begin(c, task, r, thread, which, pid, tid);
+		begin_record(c, task, r, thread, which, pid, tid);
 	} else if (known_tid != tid || r->pid != pid) {
 		/*
-		 * A thread that calls exec takes over the tid and the start time of its main thread. The previous owner
-		 * of the tid may still wait for a CPU to exit, and its record arrive later. BY_TASK: if the process
-		 * differs, this is the record of a thread whose exit was missed and whose task_struct was reused.
+		 * A thread that calls exec takes over the tid and the start time of its main thread. The record of the
+		 * tid's previous owner may arrive later, because that may still wait for a CPU to exit. If the process
+		 * differs (RECORDS_IN_HASH), this record is of a thread whose exit was missed and whose task_struct was
+		 * reused.
 		 */
 		bool is_exec = known_tid != tid && r->pid == pid;
 		if (known_tid != tid)
-			keep_gone(task, r, which);
-		give_id(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
+			save_exiting(task, r, which);
+		set_identity(r, pid, tid, is_exec ? bpf_ktime_get_ns() : MEMBER(u64, task, START_TIME));
 	}
 	r->state = preempted ? RUNNING : state_of(state);
 #ifdef NAMESPACE
@@ -636,7 +646,7 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 	r->host_tid = id;
 #endif
 	thread->state = r->state;
-	thread->born_ns = r->born_ns;
+	thread->tid_acquired_ns = r->tid_acquired_ns;
 #ifndef WAKING
 	r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
 #endif
@@ -646,34 +656,34 @@ static inline __attribute__((always_inline)) void leave(void *ctx, bool preempte
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
 	thread->left_ns = now_ns;
-	r->older = 0;
-	if (!(r->state & RUNNING) || r->asked != asked) /* a wakeup while the thread was not selected went unseen */
+	r->began_earlier = 0;
+	if (!(r->state & RUNNING) || r->selection != selection) /* wakeups are missed while a thread is not selected */
 		r->wake = WAKE_UNSEEN & c->wakes;
 	if (!(r->state & RUNNING) && r->storm.at_ns)
-		sleeps_again(r, which, now_ns);
-	r->asked = asked;
+		count_brief_run(r, which, now_ns);
+	r->selection = selection;
 	r->left_ns = now_ns;
 }
 
-/* The thread is switched in: count its wait, once. */
-static inline __attribute__((always_inline)) void back(void *ctx, struct config *c, struct record *r, void *task)
+/* Handle a switch-in of a thread: count the wait that ends. */
+static inline __attribute__((always_inline)) void switch_in(void *ctx, struct config *c, struct record *r, void *task)
 {
 	u32 zero = 0;
-	u32 *current_half = half.lookup(&zero);
+	u32 *active = active_buffer.lookup(&zero);
 	struct ended *e = ended_scratch.lookup(&zero);
 
-	if (!current_half || !e)
+	if (!active || !e)
 		return;
-	u32 which = *(volatile u32 *)current_half & 1; /* read once: thread and site must go to the same buffer */
+	u32 which = *(volatile u32 *)active & 1; /* read once: thread and site must go to the same buffer */
 	u64 now_ns = bpf_ktime_get_ns();
 	u64 left_ns = r->left_ns;
 	r->left_ns = 0;
 	u64 off_ns = now_ns > left_ns ? now_ns - left_ns : 0;
 	e->left_ns = left_ns;
 	e->off_ns = e->runqueue_ns = off_ns;
-	struct thread *thread = &r->half[which];
+	struct thread *thread = &r->buffers[which];
 	thread->state = r->state;
-	thread->born_ns = r->born_ns;
+	thread->tid_acquired_ns = r->tid_acquired_ns;
 	if (!(r->state & RUNNING)) {
 		r->back_ns = now_ns;
 		r->wake &= c->wakes;
@@ -701,24 +711,24 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 	e->key.kernel = e->key.user = 0;
 	e->key.pid = r->pid;
 	e->key.tid = r->tid;
-	e->key.born_ns = r->born_ns;
+	e->key.tid_acquired_ns = r->tid_acquired_ns;
 	e->key.wake = (r->wake & slept_mask) | (WAKE_CPU & c->wakes & ~slept_mask);
 
 	READ_AGAIN;
-	u32 kind = count_elsewhere(c, r->state, thread, e);
+	u32 kind = count_without_site(c, r->state, thread, e);
 	if (!kind) {
 #ifdef PROBE_SWITCH
 		e->key.kernel = r->kernel;
 		e->key.user = r->user;
 #else
 		if (slept_mask && !c->wakes)
-			e->key.wake = waited_on(which, thread, task);
+			e->key.wake = object_id_of_wait(which, thread, task);
 		e->key.kernel = kernel_stack(ctx);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
-#ifdef CAUGHT
-		if (e->off_ns >= c->mark_ns)
-			catch_wait(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
+#ifdef OUTLIERS
+		if (e->off_ns >= c->least_threshold_ns)
+			report_outlier(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
 #endif
 	}
 	e->lane = lane_of(e->off_ns);
@@ -734,7 +744,7 @@ static inline __attribute__((always_inline)) void back(void *ctx, struct config 
 }
 
 #ifndef PROBE_SWITCH
-static inline __attribute__((always_inline)) int back_current(void *ctx)
+static inline __attribute__((always_inline)) int switch_in_current(void *ctx)
 {
 	u32 zero = 0;
 	u64 id = bpf_get_current_pid_tgid();
@@ -746,27 +756,27 @@ static inline __attribute__((always_inline)) int back_current(void *ctx)
 	if (!c)
 		return 0;
 	struct task_struct *task = current_task();
-	if (show(task, id, &pid, &tid) && pid == c->self) {
+	if (find_shown_ids(task, id, &pid, &tid) && pid == c->self) {
 		/*
 		 * Calibrate the scheduler's clock against ours at offtop's own switch-in: the smallest difference is
 		 * the nearest.
 		 */
 #ifdef LAST_ARRIVAL
 		u64 offset_ns = bpf_ktime_get_ns() - MEMBER(u64, task, LAST_ARRIVAL);
-		u64 *least_offset_ns = clock.lookup(&zero);
+		u64 *least_offset_ns = clock_sample.lookup(&zero);
 		if (least_offset_ns && (!*least_offset_ns || offset_ns < *least_offset_ns))
 			*least_offset_ns = offset_ns;
 #endif
 		return 0;
 	}
 	struct record *r = record_of(task, false);
-	if (!r || !r->left_ns || !r->tid) /* tid 0: on its first CPU; begin() counts that wait */
+	if (!r || !r->left_ns || !r->tid) /* tid 0: it is on its first CPU; begin_record() counts that wait */
 		return 0;
-	if (r->asked != c->asked && !wanted(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
+	if (r->selection != c->selection && !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
 		r->left_ns = 0;
 		return 0;
 	}
-	back(ctx, c, r, task);
+	switch_in(ctx, c, r, task);
 	return 0;
 }
 #endif
@@ -778,7 +788,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 #else
 	u32 state = MEMBER(u32, current_task(), TASK_STATE);
 #endif
-	leave(ctx, ctx->args[0], state);
+	switch_out(ctx, ctx->args[0], state);
 
 #ifdef PROBE_SWITCH
 	void *next = (void *)ctx->args[2];
@@ -790,11 +800,11 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
-	if (r->asked != c->asked && !wanted(c, next, false, r->pid, r->tid, flags)) {
+	if (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags)) {
 		r->left_ns = 0;
 		return 0;
 	}
-	back(ctx, c, r, next);
+	switch_in(ctx, c, r, next);
 #endif
 	return 0;
 }
@@ -802,14 +812,14 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 #ifdef PROBE_EXIT
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
-	return ctx->args[0] ? back_current(ctx) : 0;
+	return ctx->args[0] ? switch_in_current(ctx) : 0;
 }
 #endif
 
 #ifdef PROBE_KPROBE
 int on_finish(void *ctx)
 {
-	return back_current(ctx);
+	return switch_in_current(ctx);
 }
 #endif
 
@@ -820,20 +830,20 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 	u32 pid = host >> 32, tid = host;
 
 	forget_call(task);
-	if (show(task, host, &pid, &tid)) {
+	if (find_shown_ids(task, host, &pid, &tid)) {
 		u32 number = MEMBER(u32, task, TASK_EXECS);
 		execs.update(&pid, &number);
 #ifdef UNWIND_KB
 		spaces.delete(&pid); /* its code has changed */
 #endif
-#ifdef PYTHON_IS_TOLD
-		pythons.delete(&pid);
+#ifdef HAS_PYTHON
+		python_processes.delete(&pid);
 #endif
 	}
 #ifdef NAMESPACE
 	struct record *r = record_of(task, false);
 	if (r)
-		r->host_tid = host; /* it may have taken over its main thread's */
+		r->host_tid = host; /* it may have taken over the tid of its main thread */
 #endif
 	return 0;
 }
@@ -846,7 +856,7 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 	struct task_struct *task;
 	struct config *c = config.lookup(&zero);
 
-	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* hides where it comes from: bcc would read it again */
+	asm volatile("" : "=r"(task) : "0"(ctx->args[0])); /* keeps bcc from replacing each access by a read */
 #ifdef TYPED_WAKING
 	flags = MEMBER(u32, task, TASK_FLAGS);
 #else
@@ -856,14 +866,14 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 	if (!r || !c)
 		return 0;
 #ifdef WAKING
-	r->run_delay_ns = bpf_ktime_get_ns(); /* even before it is switched out: on its way to sleep */
+	r->run_delay_ns = bpf_ktime_get_ns(); /* also if it has not been switched out yet, on its way to sleep */
 #endif
 	if (!c->depth || !r->left_ns || r->state & RUNNING)
 		return 0;
-	if (r->asked == c->asked || wanted(c, task, false, r->pid, r->tid, flags))
+	if (r->selection == c->selection || is_selected(c, task, false, r->pid, r->tid, flags))
 		find_waker(ctx, c, r, task);
 	return 0;
 }
 #endif
 
-#include "walk.c"
+#include "scan.c"

@@ -6,8 +6,8 @@
 #define LANES 40           /* buckets of a histogram, see offtop/model/values/histogram.py */
 #define FIRST_EXPONENT 8
 #define FRAMES 127         /* limit of the kernel: perf_event_max_stack */
-#define WALK_FRAMES 64
-#define WALK_WORDS 64
+#define SCAN_FRAMES 64
+#define SCAN_WORDS 64
 
 #define NO_STACK 0         /* stack ids below FIRST_ID stand for no stack */
 #define STACK_LOST 1
@@ -18,24 +18,24 @@
 #define WAKE_SHORT 2       /* woken before the minimum, so the waker was not looked up */
 #define WAKE_UNSEEN 3
 #define WAKE_CPU 4         /* waited only for a CPU: there is no waker */
-#define WAKE_UNTOLD 5      /* wakers are off, and there are too many objects to keep this one */
-#define OF_OBJECT (1ULL << 63) /* in a wake id: wakers are off, and the id is that of a struct object */
-#define MOST_OBJECTS 64    /* new sites per thread and tick that are kept with their object */
-#define LINKS 7            /* in a chain, behind the waker itself: offtop/kernel/bpf/layout.py */
-#define INTERRUPTS 2
-#define RETURNS 4
+#define WAKE_NO_ROOM 5     /* wakers are off, and there are too many objects to keep this one */
+#define OBJECT_ID_BIT (1ULL << 63) /* in a wake id: the id is that of a struct object, because wakers are off */
+#define MAX_OBJECTS 64     /* new sites per thread and tick that are kept with their object */
+#define LINKS 7            /* wakers in a chain behind the first one */
+#define INTERRUPTS 2       /* ranges of entry code of interrupts */
+#define RETURNS 4          /* ranges of code that a thread runs on its return to user space after an interrupt */
 #define STORM 8            /* wakeups in one burst; also in model/values/wake.py */
 #define BURST_NS 100000    /* longest gap between two wakeups of one burst */
-#define BY_CPU (1u << 31)
-#define IDLED_NS 1000000   /* a thread that ran for less than this was woken for (almost) nothing */
+#define BY_CPU (1u << 31)  /* in storm_key.by: an interrupt of this CPU is the waker, not a thread */
+#define BRIEF_RUN_NS 1000000 /* a thread that ran for less than this was woken for (almost) nothing */
 
 #define RUNNING (1u << 31) /* state of a thread that was switched out while runnable */
 #define TASK_DEAD 0x80     /* include/linux/sched.h */
 #define TASK_NEW 0x800     /* include/linux/sched.h: not on a run queue yet. With RUNNING: queued for its first CPU */
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
-#define TASK_HELD 0xc      /* stopped or traced: killable, too, but not a wait of the thread's own */
+#define TASK_HELD 0xc      /* stopped or traced: also set if the thread itself does not wait */
 #define PF_KTHREAD 0x200000
-#define LATEST_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */
+#define MAX_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */
 
 enum lost {
 	LOST_WAKINGS,
@@ -45,22 +45,22 @@ enum lost {
 	LOST_EVENTS,
 	LOST_COPIES,
 	LOST_WAKES,
-	LOST_CAUGHT, /* outliers that did not fit into the ring buffer */
-	LOST_CHAINS, /* cut chains: user space had removed the wake they continue from; no map is full */
+	LOST_OUTLIERS, /* outliers that did not fit into the ring buffer */
+	LOST_CHAINS, /* truncated chains: user space had evicted the wake that they continue from; no map is full */
 	LOST_KINDS
 };
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 #define KIND_NEW 0x10      /* ORed in: the wait of a new thread for its first CPU */
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
-enum walk_mode { WALK_WAITS = 1, WALK_PRIME = 2, WALK_HALF_0 = 4, WALK_HALF_1 = 8, WALK_ALONE = 16 };
-enum walked_flag {
-	WALKED_RUNNABLE = 1,
-	WALKED_THREAD = 2,
-	WALKED_STACK = 4,
-	WALKED_RAN = 8,
-	WALKED_OLDER = 16,
-	WALKED_HOLDER = 32,
-	WALKED_STARTED = 64,
+enum scan_mode { SCAN_WAITS = 1, SCAN_PRIME = 2, SCAN_BUFFER_0 = 4, SCAN_BUFFER_1 = 8, SCAN_ALONE = 16 };
+enum scanned_flag {
+	SCANNED_RUNNABLE = 1,
+	SCANNED_THREAD = 2,
+	SCANNED_STACK = 4,
+	SCANNED_RAN = 8,
+	SCANNED_BEGAN_EARLIER = 16,
+	SCANNED_HOLDER = 32,
+	SCANNED_STARTED = 64,
 };
 
 /* A range of kernel code. */
@@ -71,33 +71,34 @@ struct code {
 
 struct config {
 	u64 min_ns;        /* waits of at least this length get a stack */
-	u64 max_ns;        /* longer waits are filtered; all ones: no limit */
-	u32 states;        /* waits that began in a state outside this mask are filtered; all ones: none are */
+	u64 max_ns;        /* longer waits are filtered out; all ones: no limit */
+	u32 states;        /* waits that began in a state outside this mask are filtered out; all ones: none are */
 	u32 select;        /* enum select; 0: every thread */
 	u32 self;          /* offtop's own pid, never counted */
-	u32 readers[3];    /* pids of its child processes, never counted either */
-	u32 asked;         /* generation of the thread selection: changes whenever the selection does */
+	u32 children[3];   /* pids of its child processes, never counted either */
+	u32 selection;     /* number of the current selection of threads: each change increments it */
 	u32 depth;         /* 0: no wakers; 1: the waker of each wait; more: also the chain behind it, of this length */
 	u64 cgroup;        /* ONLY_CGROUP: cgroup id (kernfs id, the inode number of its directory) */
 	u32 cgroup_level;  /* its depth below the root of its hierarchy */
-	u32 cgroup_at;     /* CGROUP_V1: offset in css_set of the hierarchy's state; otherwise of the cgroup itself */
-	u64 wakes;         /* mask: all ones while wakers are on, else 0 */
-	u64 mark_ns;       /* the lowest outlier threshold; all ones: outliers are off */
-	u64 since_ns;      /* when this selection took effect: first waits of older threads are not counted */
+	u32 cgroup_offset; /* CGROUP_V1: offset in css_set of the hierarchy's state; otherwise of the cgroup itself */
+	u64 wakes;         /* mask for wake ids: all ones while wakers are on, else 0 */
+	u64 least_threshold_ns; /* the lowest outlier threshold; all ones: outliers are off */
+	u64 since_ns;      /* when this selection took effect: the first wait of a thread that started earlier is not
+			    * counted */
 	struct code interrupts[INTERRUPTS]; /* entry code of interrupts */
 	struct code returns[RETURNS]; /* code that a thread runs on its return to user space after an interrupt */
 };
 
-/* Consecutive wakeups by one waker through one code path. */
+/* Consecutive wakeups by one waker through one code path: the current burst. */
 struct burst {
 	u64 path;          /* hash of the waker and its code path in the kernel */
 	u64 first_ns;
-	u64 last_ns;       /* time that the waker is preempted is added, so that it does not end the burst */
+	u64 last_ns;       /* the time for which the waker was preempted is added, so that it does not end the burst */
 	u64 wakings;
 };
 
 struct storm_key {
-	u64 at_ns;         /* the first wakeup of the burst */
+	u64 at_ns;         /* first wakeup of the burst */
 	u32 by;            /* a tid; with BY_CPU a CPU, for wakeups by its interrupts */
 	u32 is_storm;      /* 1: the burst had reached STORM when this thread was woken */
 };
@@ -105,13 +106,13 @@ struct storm_key {
 struct storm {
 	u64 waker;
 	u64 woken;
-	u64 again;         /* how many of them were switched out again by themselves within IDLED_NS */
+	u64 brief_runs;    /* how many of them were switched out again by themselves within BRIEF_RUN_NS */
 	u64 begun;         /* 1: it reached STORM in this tick */
 };
 
-/* What one thread did in one tick. blocked = offcpu - runqueue. */
+/* What one thread did in one tick. Blocked time is offcpu_ns - runqueue_ns. */
 struct thread {
-	u64 left_ns;       /* at the end of the tick: switched out at; 0: the last switch was a switch-in */
+	u64 left_ns;       /* when it was switched out, if it still is at the end of the tick; otherwise 0 */
 	u64 waits;
 	u64 offcpu_ns;
 	u64 runqueue_ns;
@@ -133,60 +134,62 @@ struct thread {
 	u64 first_kernel;
 	u64 first_user;
 	u64 first_wake;
-	u64 exec_ns;       /* total run time when the scan of this tick saw the thread; 0: it did not */
+	u64 exec_ns;       /* total run time when the scan of this tick saw the thread; 0: no scan saw it */
 	u64 exec_at_ns;    /* when that was; 0: unknown */
 	u64 exec_off_ns;   /* off-CPU time from the last tick to then, including the wait in progress */
-	u64 born_ns;       /* when the thread acquired its tid: records of the tid's previous owner may arrive later */
+	u64 tid_acquired_ns; /* when the thread acquired its tid: records of the tid's previous owner may arrive later */
 	u32 first_kind;    /* enum kind, with KIND_NEW */
 	u32 state;         /* at the last switch-out; 0: nothing happened in this tick */
-	u32 objects;       /* sites counted against MOST_OBJECTS */
-	u32 is_older;      /* of an exited thread: this is the previous tick, which no scan has delivered */
+	u32 objects;       /* sites counted against MAX_OBJECTS */
+	u32 is_previous;   /* of an exited thread: this is from the previous tick, and no scan has reported it */
 	u64 histogram[LANES];
 };
 
 /*
- * State of one live thread. left_ns is 0 while it runs. tid is 0 until its first switch-out; until then left_ns, if
- * set, is when a scan of the tasks found it queued for its first CPU.
+ * State of one live thread, and what it did in this tick and in the previous one. left_ns is the time of the
+ * switch-out, or 0 while the thread runs. tid is 0 until its first switch-out; until then left_ns, if set, is when a
+ * task scan found the thread queued for its first CPU.
  */
 struct record {
 	u64 left_ns;
-	u64 run_delay_ns;  /* sched_info.run_delay at switch-out (with WAKING: time of the wakeup) */
-	u64 walked_ns;     /* left_ns of the wait whose stack a scan has already delivered */
-	u64 holder;        /* the holder of the lock that it waited for then: pid << 32 | tid */
+	u64 run_delay_ns;  /* sched_info.run_delay at switch-out; with WAKING: time of the wakeup */
+	u64 reported_ns;   /* left_ns of the wait whose stack a scan has already reported */
+	u64 holder;        /* holder of the lock that it waits for, as last reported: pid << 32 | tid */
 	u64 kernel;        /* stack ids, if stacks are walked at switch-out */
 	u64 user;
 	u32 state;
 	u32 pid;
-	u32 tid;           /* owner of the two halves: a thread that calls exec takes over the tid of its main thread */
-	u32 older;         /* its wait in progress began, unseen, before left_ns */
-	u32 asked;         /* config.asked at switch-out, if selected then: the wait counts even if the thread is
-			    * moved */
+	u32 tid;           /* owner of the buffers: a thread that calls exec takes over the tid of its main thread */
+	u32 began_earlier; /* its wait in progress began before left_ns, when it was first seen */
+	u32 selection;     /* config.selection at switch-out if the thread was selected then: its wait counts even if
+			    * it moves to another cgroup meanwhile */
 	u32 unused;
-	u64 born_ns;       /* as in struct thread */
-	u64 exec_ns;       /* the run time last reported with WALKED_RAN */
+	u64 tid_acquired_ns; /* as in struct thread */
+	u64 exec_ns;       /* total run time as last reported */
 	u64 wake;          /* what ended its last blocked wait: id of a struct wake, or NO_WAKE etc. */
 	u64 last_kernel;   /* stack ids of that wait */
 	u64 last_user;
 	struct storm_key storm; /* the burst that woke it; at_ns 0: none */
 	u64 last_burst_ns; /* first_ns of the last burst, by storm.by, that woke it: each burst counts it once */
-	u64 back_ns;       /* when it was switched in after that */
-	struct burst burst; /* the threads that it wakes */
+	u64 back_ns;       /* when it was switched in after that wakeup */
+	struct burst burst; /* its own wakeups of other threads */
 #ifdef NAMESPACE
-	u64 host;          /* the host's pid << 32 | tid, for which pid and tid are shown */
-	u32 host_tid;      /* by which a scan finds the task */
-	u32 unused_too;
+	u64 host;          /* the host's pid << 32 | tid, for which `pid` and `tid` are shown */
+	u32 host_tid;      /* a task scan finds the task by it */
+	u32 padding;
 #endif
-	struct thread half[2];
+	struct thread buffers[2]; /* one is being written; a task scan reads and clears the other */
 };
 
-/* A thread that exited in this tick. */
-struct gone_key {
-	u64 at_ns;
+/* Key of the record of an exited thread. */
+struct exited_key {
+	u64 at_ns;         /* time of its exit, plus 1 for the newer of its two buffers */
 	u32 pid;
 	u32 tid;
 };
 
-struct gone {
+/* What an exited thread did in one tick. */
+struct exited {
 	char comm[16];
 	u64 start_ns;
 	struct thread thread;
@@ -198,7 +201,7 @@ struct site_key {
 	u64 kernel;
 	u64 user;
 	u64 wake;
-	u64 born_ns;       /* as in struct thread: when the thread acquired that tid */
+	u64 tid_acquired_ns; /* as in struct thread: when the thread acquired that tid */
 };
 
 struct site {
@@ -209,22 +212,22 @@ struct site {
 	u64 histogram[LANES];
 };
 
-/* A program and kernel stack with an outlier threshold of their own. */
-struct mark_key {
+/* Key of an outlier threshold. */
+struct threshold_key {
 	u64 kernel;
 	char program[16];  /* name of the main thread */
 };
 
-/* Outlier thresholds: a wait that reaches either of them is an outlier. */
-struct mark {
+/* Outlier thresholds of a program and kernel stack: a wait that reaches either of them is an outlier. */
+struct threshold {
 	u64 blocked_ns;
 	u64 runqueue_ns;
 };
 
 /* An outlier: one wait in full. */
-struct caught {
-	u64 left_ns;
-	u64 back_ns;
+struct outlier {
+	u64 left_ns;       /* switch-out */
+	u64 back_ns;       /* switch-in */
 	u64 runqueue_ns;
 	u64 kernel;        /* as in struct site_key */
 	u64 user;
@@ -233,16 +236,16 @@ struct caught {
 	u32 tid;
 	u32 state;         /* at switch-out */
 	u32 cpu;           /* at switch-in */
-	struct mark_key of;
+	struct threshold_key threshold;
 };
 
 struct stack {
 	u64 depth;
-	u64 end;           /* user stacks: enum end, END_UNSURE, and above those the fields from END_PYTHON on */
-	u64 frames[FRAMES + 1]; /* the last is always 0 */
+	u64 end;           /* user stacks: enum end, END_UNSURE, and the fields at END_*_SHIFT */
+	u64 frames[FRAMES + 1]; /* leaf first; the last one is always 0 */
 };
 
-/* A waker and its code path. pid 0: an interrupt, whichever thread it hit. */
+/* A waker and its code path. pid 0: an interrupt, whichever thread it interrupted. */
 struct waker {
 	u64 kernel;        /* stack id; for an interrupt, cut at its entry */
 	u64 user;
@@ -266,31 +269,33 @@ enum object_kind {
 	OBJECT_FUTEX_WAIT, /* likewise; the flags are in the fourth */
 	OBJECT_CHILD,      /* the first argument of wait4(2) */
 	OBJECT_ID,         /* the first two arguments of waitid(2) */
-	OBJECT_POLL,       /* any of `how` files; argument 1: there are more. A poll for a single file is OBJECT_FILE */
-	OBJECT_LOCK,       /* a lock inside the kernel, at `file`; `state` is enum place */
+	OBJECT_POLL,       /* any of `detail` files; argument 1: there are more. A poll for a single file is
+			    * OBJECT_FILE */
+	OBJECT_LOCK,       /* a lock inside the kernel, at address `file`; `state` is enum protects */
 };
-enum place {
-	PLACE_UNKNOWN,
-	PLACE_MEMORY,      /* mmap_lock of the process peer_pid */
-	PLACE_INODE,       /* lock of `inode` on the file system of `device`; argument is a descriptor of it */
-	PLACE_POSITION,    /* file position lock of the open file of the descriptor in `argument` */
-	PLACE_PIPE,        /* lock of the pipe of that descriptor */
+/* What a lock inside the kernel protects. */
+enum protects {
+	PROTECTS_UNKNOWN,
+	PROTECTS_MM,       /* mmap_lock of the process peer_pid */
+	PROTECTS_INODE,    /* i_rwsem of `inode` on the file system of `device`; argument is a descriptor of it */
+	PROTECTS_POSITION, /* position of the open file of the descriptor in `argument` */
+	PROTECTS_PIPE,     /* the pipe of that descriptor */
 };
 #define LOCK_SEMAPHORE 1   /* include/linux/hung_task.h: type in the low bits of a lock's address; 0 is a mutex */
 #define LOCK_RWSEM 2       /* 3: a writer waits */
 #define LOCK_TYPES 3
 #define OWNER_FLAGS 7      /* kernel/locking: flags in the low bits of the owner of a mutex or rwsem */
 #define MUTEX_HANDED_OVER 4 /* MUTEX_FLAG_PICKUP: handed over to a thread that has not taken it yet */
-#define RWSEM_READERS 1    /* RWSEM_READER_OWNED: the owner is the last reader to come, and may have left */
+#define RWSEM_READERS 1    /* RWSEM_READER_OWNED: the owner is the last reader that took it, and may have released it */
 #define CALLS 512
 #define FUTEX_PRIVATE 128
 #define MAGIC_PIPES 0x50495045
 #define MAGIC_SOCKETS 0x534f434b /* include/uapi/linux/magic.h */
 #define NO_DESCRIPTOR 0xffffffff
-#define POLL_WORDS 128     /* of a kernel stack, read from the sleeping thread's stack pointer: poll's table begins
-			    * at word 70 to 90 */
+#define POLL_WORDS 128     /* words of a kernel stack that are searched for poll's table, from the sleeping thread's
+			    * stack pointer: it begins at word 70 to 90 */
 #define POLL_HEAD 16       /* words of that table that are read */
-#define DESCRIPTORS 64     /* NR_OPEN_DEFAULT */
+#define DESCRIPTORS 64     /* NR_OPEN_DEFAULT: every descriptor table has room for as many */
 #define FAMILY_UNIX 1      /* include/linux/socket.h */
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
@@ -303,9 +308,9 @@ struct object {
 	u64 argument;      /* a descriptor, the address of a futex, or which child is waited for */
 	u32 kind;          /* enum object_kind */
 	u32 device;        /* of the file system */
-	u32 how;           /* futex: FUTEX_PRIVATE or 0; OBJECT_ID: type of the argument; OBJECT_POLL: number of
-			    * files; lock: 0, LOCK_SEMAPHORE or LOCK_RWSEM */
-	u32 peer_pid;      /* Unix socket: process that made the other end; 0: unknown */
+	u32 detail;        /* futex: FUTEX_PRIVATE or 0; OBJECT_ID: type of the argument; OBJECT_POLL: number of
+			    * files; lock: 0 for a mutex, LOCK_SEMAPHORE or LOCK_RWSEM */
+	u32 peer_pid;      /* Unix socket: process that created the other end; 0: unknown */
 	u16 family;        /* of a socket, like the fields below */
 	u16 protocol;
 	u16 state;
@@ -318,31 +323,31 @@ struct object {
 
 /* What ended a wait. Its id is its hash. */
 struct wake {
-	u64 waker;
-	u64 plain;         /* the same waker without its user stack if that is a copy's; else equal to waker */
+	u64 waker;         /* id of a struct waker */
+	u64 plain;         /* id of the same waker without its user stack if that is a copy's; else equal to waker */
 	struct object object;
 	u16 depth;         /* number of links */
-	u16 end;           /* why there are no more: NO_WAKE, WAKE_LOST, WAKE_SHORT of the last waker; otherwise
-			    * there are as many as configured */
+	u16 end;           /* why the chain ends: NO_WAKE, WAKE_LOST etc. of the last waker; FIRST_ID: it has as
+			    * many links as configured */
 	u32 unused;
 	struct link links[LINKS];
 };
 
 /* Why a user stack ends. */
 enum end {
-	END_LINKED = 1,    /* followed frame pointers, unchecked */
-	END_WHOLE,         /* complete: reached the start of the thread */
-	END_DEEP,          /* truncated at FRAMES */
-	END_MEMORY,        /* stack memory not resident */
-	END_ASTRAY,        /* no valid frame where one should be */
-	END_NO_WAY,        /* no unwind information for this code */
-	END_NO_RULE,       /* no rule loaded yet: never in a stored stack, user space continues from here */
-	END_ODD,           /* the rule needs registers that are not tracked: likewise */
+	END_LINKED = 1,      /* followed frame pointers, unchecked */
+	END_COMPLETE,        /* reached the start of the thread */
+	END_TRUNCATED,       /* at FRAMES */
+	END_MEMORY,          /* stack memory not resident */
+	END_BAD_PC,          /* no valid frame where one should be */
+	END_NO_UNWIND_INFO,  /* no unwind information for this code */
+	END_NO_RULE,         /* no rule loaded yet: never in a stored stack, user space continues from here */
+	END_CFA_UNSUPPORTED, /* the rule needs registers that are not tracked: likewise */
 };
 #define END_UNSURE 0x100   /* some steps were made without .eh_frame */
-#define END_PYTHON 9       /* from this bit: number of Python frames, at most PYTHON_FRAMES */
-#define END_GENERATION 16  /* from this bit: generation of struct python, if there are Python frames */
-#define END_EXECS 32       /* from this bit: self_exec_id of the thread, which each exec changes */
+#define END_PYTHON_SHIFT 9      /* number of Python frames, at most PYTHON_FRAMES */
+#define END_GENERATION_SHIFT 16 /* generation of struct python, if there are Python frames */
+#define END_EXECS_SHIFT 32      /* self_exec_id of the thread, which each exec changes */
 #define COPIED (1ULL << 63) /* in a stack id: the real stack is known once user space has unwound the copy */
 #define EXACT (1ULL << 63) /* in an address: interrupted at this instruction; all others, but for the leaf, are
 			    * return addresses */
@@ -352,7 +357,7 @@ enum end {
 				   * frame listed before it */
 #define PYTHON_FRAMES 64
 #define PYTHON_ADDRESS ((1ULL << 56) - 1)
-#define LARGEST_FRAME (1 << 24)
+#define MAX_FRAME_BYTES (1 << 24)
 #ifndef REGISTERS
 #define REGISTERS 21       /* words in x86-64's pt_regs */
 #endif
@@ -367,17 +372,17 @@ struct rule_key {
 	u32 unused;
 };
 
-enum how { HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END };
+enum cfa_kind { CFA_NONE, CFA_SP, CFA_BP, CFA_AT_BP, CFA_LINK, CFA_SIGNAL, CFA_UNSUPPORTED, CFA_END };
 enum saved { SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK };
 
 struct rule {
-	s32 cfa;           /* offset from the register that `how` names; HOW_AT_BP: the CFA is the word there */
-	s16 bp;            /* offset of the saved frame pointer from the CFA; SAVED_AT_BP: from the frame pointer */
-	u8 how;            /* enum how; from HOW_END on: the stack ends here, with HOW_END + enum end */
+	s32 cfa_offset;    /* from the register that cfa_kind names; CFA_AT_BP: the CFA is the word there */
+	s16 bp_offset;     /* of the saved frame pointer from the CFA; SAVED_AT_BP: from the frame pointer */
+	u8 cfa_kind;       /* enum cfa_kind; from CFA_END on: the stack ends here, with CFA_END + enum end */
 	u8 saved;          /* enum saved. SAVED_BELOW: right below the return address, as frame pointers are. On
-			    * arm64 the return address is above `bp`, too; SAVED_LINK: only that is saved. SAVED_NOT:
+			    * arm64 the return address is above the frame pointer, too; SAVED_LINK: only that is saved. SAVED_NOT:
 			    * still in its register */
-	u32 unsure;        /* not from .eh_frame */
+	u32 unsure;        /* guessed, not from .eh_frame */
 };
 
 struct space {
@@ -396,21 +401,21 @@ struct python {
 	u32 frame_holder;  /* in a thread; PYTHON_NO_HOLDER: the thread holds its frame itself */
 	u32 code;          /* in a frame */
 	u32 caller;
-	u32 mark;          /* in a frame: a byte that tells where a call of the interpreter began */
-	u32 marks;         /* enum python_marks */
+	u32 call_byte;     /* in a frame: a byte that shows whether a call of the interpreter began with it */
+	u32 call_kind;     /* enum python_call: how to interpret that byte */
 	u16 generation;    /* part of the stack's identity: changes when code objects get other names */
 	u16 unused[3];
 };
 #define PYTHON_NO_HOLDER 0xffffffff
-enum python_marks {
-	MARKS_ALL,         /* each frame is a call of the interpreter */
-	MARKS_ENTRY,       /* nonzero: a call of the interpreter began with this frame */
-	MARKS_SHIM,        /* MARKS_SHIM_OWNER or more: not a function's frame; the one before began the call */
+enum python_call {
+	PYTHON_CALL_ALWAYS, /* each frame is a call of the interpreter */
+	PYTHON_CALL_FLAG,   /* nonzero: a call of the interpreter began with this frame */
+	PYTHON_CALL_SHIM,   /* PYTHON_SHIM_OWNER or more: not a function's frame; the one before began the call */
 };
-#define MARKS_SHIM_OWNER 3
+#define PYTHON_SHIM_OWNER 3
 
 struct copy_head {
-	u64 id;
+	u64 id;            /* id of the stack until it is unwound: COPIED, and unique */
 	u64 fallback;      /* id of the stack by frame pointers */
 	u64 registers[REGISTERS];
 	u64 pc;            /* next frame to unwind, with EXACT; sp and bp are its registers, and the copied stack
@@ -423,38 +428,40 @@ struct copy_head {
 	u32 tid;
 	u32 space;
 	u32 unused;
-	u32 depth;         /* entries of `frames` that are unwound; 0: `registers` are those at pc */
+	u32 depth;         /* entries of `frames` that are already unwound; 0: `registers` are those at pc */
 	u32 unsure;
 	u32 end;
 	u32 execs;
-	u32 pythons;       /* number of Python frames */
-	u32 walked_end;    /* VERIFY: enum end of the unwound stack in `frames`; else 0 */
+	u32 python_depth;  /* entries of python_frames */
+	u32 ruled_end;     /* VERIFY: enum end of the unwound stack in `frames`; else 0 */
 	u64 frames[FRAMES + 1];
-	u64 of_python[PYTHON_FRAMES];
+	u64 python_frames[PYTHON_FRAMES];
 };
 
 /*
- * What a scan of the tasks reports for a thread.
+ * What a task scan reports for a thread.
  *
- *   WALKED_THREAD    a struct thread follows, then, with WALKED_STACK, its stack
- *   WALKED_RAN       it ran, and did nothing else in this tick
- *   WALKED_OLDER     the wait began after arrived_ns, and before left_ns, when a scan first saw it
- *   WALKED_HOLDER    the lock that it waits for has another holder now
- *   WALKED_STARTED   it is on its first CPU, for which it waited from left_ns on, for first_ns
+ *   SCANNED_RUNNABLE       it is on the run queue
+ *   SCANNED_THREAD         a struct thread follows
+ *   SCANNED_STACK          a struct scanned_stack follows
+ *   SCANNED_RAN            it ran, and did nothing else in this tick
+ *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before left_ns, when a scan first saw it
+ *   SCANNED_HOLDER         the lock that it waits for has another holder now
+ *   SCANNED_STARTED        it is on its first CPU, for which it waited from left_ns on, for first_ns
  */
-struct walked {
-	u64 left_ns;       /* switched out at, when scanned; 0: it runs */
+struct scanned_task {
+	u64 left_ns;       /* when it was switched out; 0: it runs */
 	u64 queued_ns;     /* scheduler's clock: on the run queue since; 0: not queued */
-	u64 arrived_ns;    /* scheduler's clock: when it last got a CPU; 0: unknown */
+	u64 arrived_ns;    /* scheduler's clock: it last got a CPU then; 0: unknown */
 	u64 exec_ns;       /* total run time by the kernel's account; 0: unknown */
-	u64 exec_at_ns;    /* when that was, if it was on a CPU then; else 0 */
+	u64 exec_at_ns;    /* when exec_ns was read, if the thread was on a CPU then; else 0 */
 	u64 start_ns;      /* start time of the thread */
-	u64 born_ns;       /* as in struct thread */
-	u64 first_ns;      /* WALKED_STARTED */
+	u64 tid_acquired_ns; /* as in struct thread */
+	u64 first_ns;      /* SCANNED_STARTED */
 	u32 pid;
 	u32 tid;
 	u32 state;
-	u32 flags;         /* enum walked_flag */
+	u32 flags;         /* enum scanned_flag */
 	u32 execs;         /* self_exec_id */
 	u32 holder_pid;    /* holder of the lock that it waits for; 0: unknown, or none */
 	u32 holder_tid;
@@ -463,22 +470,22 @@ struct walked {
 };
 
 #define ARGUMENTS 6
-#define OTHERS 11
+#define CALLEE_SAVED 11    /* registers besides sp and bp */
 
-struct walked_stack {
+struct scanned_stack {
 	u64 depth;
-	u64 turns;               /* how often it got a CPU; also in /proc/PID/task/TID/schedstat */
+	u64 pcount;              /* how often it got a CPU; also in /proc/PID/task/TID/schedstat */
 	s64 call;                /* system call that it is in; -1: none, or unknown */
 	u64 arguments[ARGUMENTS];
 	u64 ip;                  /* user registers, like those below; sp 0: unknown */
 	u64 sp;
 	u64 bp;
-	u64 others[OTHERS];      /* callee-saved: rbx, r12 to r15; x19 to x28, x30. 0: unknown */
+	u64 callee_saved[CALLEE_SAVED]; /* callee-saved: rbx, r12 to r15; x19 to x28, x30. 0: unknown */
 	u64 mode;                /* cs; pstate. 0: unknown */
 	u64 thread;              /* python_id(); 0: unknown */
 	struct object object;    /* what it waits on */
-	u64 words[WALK_WORDS];   /* top of the kernel stack, to find __sched functions */
-	u64 frames[WALK_FRAMES];
+	u64 words[SCAN_WORDS];   /* top of the kernel stack, to find __sched functions */
+	u64 frames[SCAN_FRAMES];
 };
 
 /* Return the histogram bucket that counts a wait of `ns`. */

@@ -2,36 +2,35 @@
 /*
  * Through which code of its own program did a thread get to where it waits?
  *
- * Part of offcpu.c, which includes it: only the hooks below, which keep `spaces` and `pythons` up to date, are
- * attached. offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc rewrites map calls in the main
- * file only.
+ * Part of offcpu.c, which includes it: only the hooks below, which keep `spaces` and `python_processes` up to date, are
+ * attached by this file. offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc rewrites map
+ * calls in the main file only.
  *
  * hooks: raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (the code is replaced)
  *
  * maps
- *   rules           how to step from an address to its caller, as .eh_frame describes it. User space reads that from
- *                   the binary, for addresses that were encountered
- *   spaces          address space of a process, to which rules belong. Processes with the same binaries at the same
- *                   addresses share one
- *   copies          unwinds that met an address without a rule, with a piece of the stack: user space continues from
- *                   there, and adds the rules
- *   allowed         how many more copies may be made
- *   user_stacks     frames by stack id
- *   pythons         where CPython keeps its threads, in processes that run it; filled by user space
- *   python_threads  where CPython keeps one thread
+ *   rules             how to step from an address to its caller, as .eh_frame describes it. User space reads that
+ *                     from the binary, for addresses that were encountered
+ *   spaces            id of a process's address space, to which rules belong. Processes with the same binaries at the
+ *                     same addresses share one
+ *   copies            ring buffer of unwinds that met an address without a rule, each with a piece of the stack: user
+ *                     space continues from there, and adds the rules
+ *   copies_left       how many more copies may be made
+ *   user_stacks       frames by stack id
+ *   python_processes  where CPython keeps its threads, in processes that run it; filled by user space
+ *   python_threads    where CPython keeps one thread
  *
  * units: addresses of the process; bytes
  *
  * cost: see bpf/README.md
  *
- * Two waits have the same stack only if all addresses match, each found anew by exact rules: no heuristics merge
- * similar stacks. At worst a rule is out of date, if a library was unloaded and another one was mapped there; user
- * space checks every 10 s.
+ * Two waits have the same stack only if all addresses match: no heuristics merge similar stacks. At worst a rule is out
+ * of date, if a library was unloaded and another one was mapped there; user space checks every 10 s.
  *
  * Without UNWIND_KB, stacks are only walked by the kernel, along frame pointers.
  *
  * -D:
- *   STACKS, RULES, SPACES, PYTHONS, PYTHON_THREADS    map sizes
+ *   STACKS, RULES, SPACES, PYTHON_PROCESSES, PYTHON_THREADS    map sizes
  *   COPIES          ring buffer size in pages
  *   CPUS            number of possible CPUs
  *   UNWIND_KB       how much of a stack is copied
@@ -57,7 +56,7 @@ enum { AT_SWITCH, AT_WAKING, SLOTS };
 struct scratch {
 	struct stack stack;
 	struct hash_keys keys;
-	struct hash hash; /* so far */
+	struct hash hash; /* of the words so far */
 };
 BPF_PERCPU_ARRAY(scratch, struct scratch, SLOTS);
 
@@ -70,8 +69,8 @@ static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
 }
 
 /*
- * Return the id of `depth` frames in `stack`, which is in a struct scratch; frames beyond must be 0. The loop has one
- * exit only, because the verifier follows each one to the end of the program.
+ * Return the id of `depth` frames in `stack`, which must be in a struct scratch; frames beyond must be 0. The loop has
+ * one exit only, because the verifier follows each one to the end of the program.
  */
 static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
 {
@@ -96,20 +95,20 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 }
 
 #if defined(TASK_FS_BASE) || defined(TASK_THREAD_PID)
-#define PYTHON_IS_TOLD 1
+#define HAS_PYTHON 1
 #define PYTHON_SEARCH 256      /* most threads and interpreters searched for one thread */
-#define PYTHON_AGAIN_NS 100000000 /* before a thread that was not among them is searched for again */
+#define PYTHON_RETRY_NS 100000000 /* how long to wait before a thread that was not found is searched for again */
 #define PYTHON_BYTES 80        /* how much of a frame is read */
 
-BPF_TABLE("lru_hash", u32, struct python, pythons, PYTHONS);
+BPF_TABLE("lru_hash", u32, struct python, python_processes, PYTHON_PROCESSES);
 struct python_thread {
-	u64 at;                /* address in the process; 0: unknown to Python */
-	u64 asked_ns;
+	u64 at;                /* address of CPython's struct in the process; 0: CPython does not know the thread */
+	u64 searched_ns;
 };
 BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS);
 
 /* State of the Python part of a walk. */
-struct of_python {
+struct python_walk {
 	struct python_thread thread;
 	u64 id;
 	u64 interpreter;
@@ -120,11 +119,11 @@ struct of_python {
 	u32 total;             /* including native frames */
 	u64 frames[PYTHON_FRAMES];
 };
-BPF_PERCPU_ARRAY(python_scratch, struct of_python, SLOTS);
+BPF_PERCPU_ARRAY(python_scratch, struct python_walk, SLOTS);
 
 /*
- * Return what Python identifies a thread by: pthread_self(), or gettid() if the distance of that from the thread
- * pointer is unknown.
+ * Return CPython's identifier of a thread: pthread_self(), or gettid() if the distance of pthread_self() from the
+ * thread pointer is unknown.
  */
 static inline __attribute__((always_inline)) u64 python_id(void *task)
 {
@@ -149,10 +148,10 @@ static inline __attribute__((always_inline)) u64 word_at(u64 address)
 }
 
 /*
- * Find the thread's innermost frame if Python's struct of the thread is at s->thread.at, of one interpreter. Several
- * interpreters may know a thread, and it may be running in another one.
+ * Find the innermost frame if s->thread.at is CPython's struct of this thread. Several interpreters may know a thread,
+ * and it may be running in another one than this struct's.
  */
-static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python *s, struct python *p)
+static inline __attribute__((always_inline)) void find_innermost_frame(struct python_walk *s, struct python *p)
 {
 	u64 from = s->thread.at;
 
@@ -164,8 +163,8 @@ static inline __attribute__((always_inline)) void begin_at_leaf(struct of_python
 		s->frame = word_at(from + p->frame);
 }
 
-/* Search for the thread, interpreter by interpreter. Each lists all of its threads, latest first. */
-static inline __attribute__((always_inline)) void find_thread(struct of_python *s, struct python *p)
+/* Search the threads of all interpreters for this one. Each interpreter lists its threads, newest first. */
+static inline __attribute__((always_inline)) void find_thread(struct python_walk *s, struct python *p)
 {
 	s->thread.at = 0;
 	s->interpreter = word_at(p->interpreters);
@@ -182,40 +181,40 @@ static inline __attribute__((always_inline)) void find_thread(struct of_python *
 				s->thread.at = word_at(s->interpreter + p->threads);
 			continue;
 		}
-		begin_at_leaf(s, p);
+		find_innermost_frame(s, p);
 		if (!s->frame)
 			s->thread.at = word_at(s->thread.at + p->next_thread);
 	}
 }
 
 /* Store one Python frame and step to its caller. */
-static inline __attribute__((always_inline)) void python_step(struct of_python *s, struct python *p, u32 i)
+static inline __attribute__((always_inline)) void python_step(struct python_walk *s, struct python *p, u32 i)
 {
 	u64 *at = &s->frames[i];
 
-	asm volatile("" : "+r"(at)); /* not kept from the last round (READ_AGAIN) */
+	asm volatile("" : "+r"(at)); /* keeps clang from carrying it over to the next round (READ_AGAIN) */
 	s->depth = i + 1;
 	*at = PYTHON;
 	if (bpf_probe_read_user(s->words, PYTHON_BYTES, (void *)s->frame)) {
 		s->frame = 0;
 		return;
 	}
-	u8 mark = ((u8 *)s->words)[p->mark & 127];
+	u8 call_byte = ((u8 *)s->words)[p->call_byte & 127];
 	u64 code = s->words[(p->code >> 3) & 15] & p->code_mask & PYTHON_ADDRESS;
-	if (p->marks == MARKS_SHIM)
-		*at |= mark >= MARKS_SHIM_OWNER ? PYTHON_ENTRY : code;
+	if (p->call_kind == PYTHON_CALL_SHIM)
+		*at |= call_byte >= PYTHON_SHIM_OWNER ? PYTHON_ENTRY : code;
 	else
-		*at |= code | (p->marks == MARKS_ALL || mark ? PYTHON_ENTRY : 0);
+		*at |= code | (p->call_kind == PYTHON_CALL_ALWAYS || call_byte ? PYTHON_ENTRY : 0);
 	s->frame = s->words[(p->caller >> 3) & 15];
 }
 #endif
 
-/* Read the Python frames of the current thread, for all stacks that are kept of it now. */
-static inline __attribute__((always_inline)) void take_python(u32 slot, void *task, u32 pid, u32 tid)
+/* Read the Python frames of the current thread into this slot's python_scratch, from which its stacks get them. */
+static inline __attribute__((always_inline)) void read_python_frames(u32 slot, void *task, u32 pid, u32 tid)
 {
-#ifdef PYTHON_IS_TOLD
-	struct python *p = pythons.lookup(&pid);
-	struct of_python *s = python_scratch.lookup(&slot);
+#ifdef HAS_PYTHON
+	struct python *p = python_processes.lookup(&pid);
+	struct python_walk *s = python_scratch.lookup(&slot);
 
 	if (!s)
 		return;
@@ -228,10 +227,10 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
 	s->thread.at = known ? known->at : 0;
 	s->id = python_id(task);
 	s->frame = 0;
-	begin_at_leaf(s, p);
-	if (!s->frame && !(known && now_ns - known->asked_ns < PYTHON_AGAIN_NS)) {
+	find_innermost_frame(s, p);
+	if (!s->frame && !(known && now_ns - known->searched_ns < PYTHON_RETRY_NS)) {
 		find_thread(s, p);
-		s->thread.asked_ns = now_ns;
+		s->thread.searched_ns = now_ns;
 		python_threads.update(&tid, &s->thread);
 	}
 #pragma clang loop unroll(disable)
@@ -252,17 +251,17 @@ static inline __attribute__((always_inline)) void take_python(u32 slot, void *ta
  */
 static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
-#ifdef PYTHON_IS_TOLD
-	struct of_python *s = python_scratch.lookup(&slot);
+#ifdef HAS_PYTHON
+	struct python_walk *s = python_scratch.lookup(&slot);
 
 	if (!s || !s->depth)
 		return depth;
 	s->total = depth;
 	if (depth + (u64)s->depth > FRAMES) {
 		s->total = FRAMES - s->depth;
-		stack->end = END_DEEP | (stack->end & END_UNSURE);
+		stack->end = END_TRUNCATED | (stack->end & END_UNSURE);
 	}
-	stack->end |= (u64)s->generation << END_GENERATION | (u64)s->depth << END_PYTHON;
+	stack->end |= (u64)s->generation << END_GENERATION_SHIFT | (u64)s->depth << END_PYTHON_SHIFT;
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
 		READ_AGAIN;
@@ -280,14 +279,14 @@ static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct st
 static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struct stack *stack, u32 depth)
 {
 	u32 total = with_python(slot, stack, depth);
-	stack->end |= (u64)MEMBER(u32, current_task(), TASK_EXECS) << END_EXECS;
+	stack->end |= (u64)MEMBER(u32, current_task(), TASK_EXECS) << END_EXECS_SHIFT;
 	u64 id = id_of(stack, total);
 
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
 }
 
-/* Walk along frame pointers, with the kernel's own walker. */
-static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slot)
+/* Walk the user stack along frame pointers, with the kernel's own walker. */
+static inline __attribute__((always_inline)) u64 frame_pointer_stack(void *ctx, u32 slot)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 
@@ -303,15 +302,15 @@ static inline __attribute__((always_inline)) u64 linked_stack(void *ctx, u32 slo
 
 #ifdef UNWIND_KB
 #define READ_BYTES 1024
-#define READ_BELOW 48 /* bytes read below a return address and the word under it: saved registers are there */
+#define READ_BELOW 48 /* how much is read below the words that are needed: saved registers are there */
 
 BPF_TABLE("lru_hash", struct rule_key, struct rule, rules, RULES);
 BPF_TABLE("lru_hash", u32, struct space, spaces, SPACES);
-BPF_ARRAY(allowed, s64, 1);
+BPF_ARRAY(copies_left, s64, 1);
 BPF_RINGBUF_OUTPUT(copies, COPIES);
 struct copy {
 	struct copy_head head;
-	char stack[UNWIND_KB * 1024]; /* during the unwind: what was last read, `bytes` from `from` on */
+	char stack[UNWIND_KB * 1024]; /* during the unwind: the last `bytes` that were read, from address `from` on */
 	u64 from;
 	u64 bytes;
 	u64 words[2];                 /* result of read_stack() */
@@ -321,7 +320,7 @@ struct copy {
 };
 /*
  * One per CPU and slot, but not in a per-CPU map, whose entries are limited to 32 KB (PCPU_MIN_UNIT_SIZE). Indexing by
- * CPU is as safe as a per-CPU map because no other program can use an entry that is in use. AT_SWITCH code runs inside
+ * CPU is as safe as a per-CPU map, because two programs never use an entry at once. AT_SWITCH code runs inside
  * of the scheduler, which neither preempts nor migrates there; on_exit() may be interrupted, but an interrupt can only
  * wake threads, which is AT_WAKING. Wakeups hold a lock with interrupts off.
  */
@@ -329,20 +328,20 @@ BPF_ARRAY(copy_scratch, struct copy, SLOTS * CPUS);
 
 /*
  * Send a piece of the stack to user space, with the frames unwound so far: user space continues from `head->sp`. Return
- * the id of the stack that will come of it, or that of the stack along frame pointers if no copy can be made.
+ * the id of the copy, or that of the stack along frame pointers if no copy can be made.
  */
 static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot, struct copy *copy)
 {
 	u32 zero = 0;
-	s64 *left = allowed.lookup(&zero);
+	s64 *left = copies_left.lookup(&zero);
 
-	copy->head.fallback = linked_stack(ctx, slot);
-	copy->head.pythons = 0;
-#ifdef PYTHON_IS_TOLD
-	struct of_python *s = python_scratch.lookup(&slot);
+	copy->head.fallback = frame_pointer_stack(ctx, slot);
+	copy->head.python_depth = 0;
+#ifdef HAS_PYTHON
+	struct python_walk *s = python_scratch.lookup(&slot);
 	if (s && s->depth) {
-		copy->head.pythons = s->depth;
-		bpf_probe_read_kernel(copy->head.of_python, sizeof(copy->head.of_python), s->frames);
+		copy->head.python_depth = s->depth;
+		bpf_probe_read_kernel(copy->head.python_frames, sizeof(copy->head.python_frames), s->frames);
 	}
 #endif
 	if (!left || *left <= 0 || !copy->head.fallback) {
@@ -377,7 +376,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 		return copy->head.fallback;
 	}
 #ifdef PROBE_SWITCH
-	return copy->head.fallback; /* how long it will wait is unknown yet, and ids of copies do not last */
+	return copy->head.fallback; /* the id of a copy is only valid for some ticks, and this wait may last longer */
 #endif
 	return copy->head.id;
 }
@@ -407,24 +406,24 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 
 #ifdef REG_LINK
 #define SIGNAL_X29 544 /* offset in arm64's rt_sigframe, from the stack pointer in the restorer */
-#define IS_LOOSE(head) ((head)->unsure)
+#define FOLLOWS_ONLY_FRAME_POINTERS(head) ((head)->unsure)
 
 /*
  * Step to the caller where a call leaves its return address in x30: functions that call others save that above their
  * caller's x29. After a step that follows frame pointers alone the stack pointer is unknown, so all further steps must
  * do the same.
  */
-static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+static inline __attribute__((always_inline)) u32 link_register_step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
 	struct copy_head *head = &copy->head;
-	u64 words[4], how = rule->how, saved = rule->saved, link = copy->link;
-	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
-	s64 at = rule->bp;
+	u64 words[4], cfa_kind = rule->cfa_kind, saved = rule->saved, link = copy->link;
+	u64 cfa = (cfa_kind == CFA_SP ? head->sp : head->bp) + (s64)rule->cfa_offset;
+	s64 at = rule->bp_offset;
 
-	if (how == HOW_SIGNAL) {
+	if (cfa_kind == CFA_SIGNAL) {
 		stack->frames[i] |= EXACT;
-		if (IS_LOOSE(head))
-			return END_ASTRAY;
+		if (FOLLOWS_ONLY_FRAME_POINTERS(head))
+			return END_BAD_PC;
 		/* x29, x30, sp, pc */
 		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_X29)))
 			return END_MEMORY;
@@ -435,16 +434,16 @@ static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, 
 		head->pc = words[3] | EXACT;
 		return 0;
 	}
-	if (IS_LOOSE(head)) {
-		if (!head->bp) /* marks the outermost frame of a chain */
-			return END_WHOLE;
+	if (FOLLOWS_ONLY_FRAME_POINTERS(head)) {
+		if (!head->bp) /* it is 0 in the outermost frame */
+			return END_COMPLETE;
 		cfa = head->bp + 2 * sizeof(u64);
 		at = -2 * (s64)sizeof(u64);
 		saved = SAVED_AT;
 	}
 	copy->link = 0;
-	if (cfa - head->sp - !!saved >= LARGEST_FRAME)
-		return END_ASTRAY;
+	if (cfa - head->sp - !!saved >= MAX_FRAME_BYTES)
+		return END_BAD_PC;
 	if (saved) {
 		if (!read_stack(copy, cfa + at))
 			return END_MEMORY;
@@ -458,35 +457,35 @@ static inline __attribute__((always_inline)) u32 linked_step(struct copy *copy, 
 	head->sp = cfa;
 	head->pc = link;
 	head->at = link - 1; /* the call instruction */
-	return link ? 0 : END_WHOLE;
+	return link ? 0 : END_COMPLETE;
 }
 #else
 #define SIGNAL_BP 120 /* offset in x86-64's rt_sigframe, from the stack pointer in the restorer */
-#define IS_LOOSE(head) 0
+#define FOLLOWS_ONLY_FRAME_POINTERS(head) 0
 #endif
 
 /*
  * Make one step by `rule`, from the state in `head` to the caller. Only ip, sp and the frame pointer are tracked: a
- * rule that needs other registers is HOW_ODD. Return 0, or enum end.
+ * rule that needs other registers is CFA_UNSUPPORTED. Return 0, or enum end.
  */
 static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
 {
 	struct copy_head *head = &copy->head;
-	u64 words[7], how = rule->how;
+	u64 words[7], cfa_kind = rule->cfa_kind;
 
-	if (how == HOW_ODD && !IS_LOOSE(head))
-		return END_ODD;
-	if (how == HOW_END + END_ASTRAY) /* no code at this address */
-		return END_ASTRAY;
+	if (cfa_kind == CFA_UNSUPPORTED && !FOLLOWS_ONLY_FRAME_POINTERS(head))
+		return END_CFA_UNSUPPORTED;
+	if (cfa_kind == CFA_END + END_BAD_PC) /* no code at this address */
+		return END_BAD_PC;
 	stack->frames[i] = head->pc;
 	head->depth = i + 1;
 	head->unsure |= rule->unsure;
-	if (how >= HOW_END)
-		return how - HOW_END;
+	if (cfa_kind >= CFA_END)
+		return cfa_kind - CFA_END;
 #ifdef REG_LINK
-	return linked_step(copy, rule, stack, i);
+	return link_register_step(copy, rule, stack, i);
 #else
-	if (how == HOW_SIGNAL) {
+	if (cfa_kind == CFA_SIGNAL) {
 		stack->frames[i] |= EXACT; /* the restorer: a handler returns to it, but no call precedes it */
 		/* saved for rt_sigreturn(2): rbp, rbx, rdx, rax, rcx, rsp, rip */
 		if (bpf_probe_read_user(words, sizeof(words), (void *)(head->sp + SIGNAL_BP)))
@@ -497,31 +496,31 @@ static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct 
 		head->pc = words[6] | EXACT;
 		return 0;
 	}
-	u64 cfa = (how == HOW_SP ? head->sp : head->bp) + (s64)rule->cfa;
-	if (how == HOW_AT_BP) {
+	u64 cfa = (cfa_kind == CFA_SP ? head->sp : head->bp) + (s64)rule->cfa_offset;
+	if (cfa_kind == CFA_AT_BP) {
 		if (bpf_probe_read_user(words, sizeof(u64), (void *)cfa))
 			return END_MEMORY;
 		cfa = words[0];
 	}
-	if (how == HOW_LINK && !head->bp) /* marks the outermost frame of a chain */
-		return END_WHOLE;
-	if (cfa - head->sp - 1 >= LARGEST_FRAME)
-		return END_ASTRAY;
+	if (cfa_kind == CFA_LINK && !head->bp) /* it is 0 in the outermost frame */
+		return END_COMPLETE;
+	if (cfa - head->sp - 1 >= MAX_FRAME_BYTES)
+		return END_BAD_PC;
 	if (!read_stack(copy, cfa - 2 * sizeof(u64)))
 		return END_MEMORY;
 	head->pc = copy->words[1];
 	head->at = copy->words[1] - 1; /* the call instruction */
-	if (rule->saved > SAVED_BELOW && !read_stack(copy, (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp))
+	if (rule->saved > SAVED_BELOW && !read_stack(copy, (rule->saved == SAVED_AT_BP ? head->bp : cfa) + (s64)rule->bp_offset))
 		return END_MEMORY;
 	if (rule->saved)
 		head->bp = copy->words[0];
 	head->sp = cfa;
-	return head->pc ? 0 : END_WHOLE;
+	return head->pc ? 0 : END_COMPLETE;
 #endif
 }
 
-/* Start with all registers, where the thread entered the kernel. */
-static inline __attribute__((always_inline)) void from_leaf(struct copy_head *head)
+/* Set the state of the unwind to where the thread entered the kernel. */
+static inline __attribute__((always_inline)) void set_leaf_registers(struct copy_head *head)
 {
 	head->pc = head->at = *(u64 *)((char *)head->registers + REG_IP);
 	head->sp = *(u64 *)((char *)head->registers + REG_SP);
@@ -529,10 +528,10 @@ static inline __attribute__((always_inline)) void from_leaf(struct copy_head *he
 }
 
 /*
- * Unwind by rules. The state of the unwind is kept in memory, where the verifier tracks no values: otherwise it would
- * follow each of the hundreds of paths on which 128 steps can end.
+ * Unwind the user stack by rules. The state of the unwind is in a map, where the verifier tracks no values: otherwise
+ * it would follow each of the hundreds of paths on which 128 steps can end.
  */
-static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
+static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 slot, void *task, u32 pid, u32 tid)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 	u32 at = bpf_get_smp_processor_id() * SLOTS + slot;
@@ -544,17 +543,17 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 		return STACK_LOST;
 	struct copy_head *head = &copy->head;
 	bpf_probe_read_kernel(head->registers, sizeof(head->registers), (void *)bpf_task_pt_regs(task));
-	from_leaf(head);
+	set_leaf_registers(head);
 	if (!head->sp)
 		return NO_STACK; /* no user stack */
-	if ((*(u64 *)((char *)head->registers + REG_MODE) & MODE_MASK) == MODE_NARROW)
-		return linked_stack(ctx, slot); /* 32-bit program: its unwind information is not read */
+	if ((*(u64 *)((char *)head->registers + REG_MODE) & MODE_MASK) == MODE_32_BIT)
+		return frame_pointer_stack(ctx, slot); /* unwind information of 32-bit programs is not read */
 	head->pid = pid;
 	head->tid = tid;
 	head->execs = MEMBER(u32, task, TASK_EXECS);
 	head->space = space ? space->id : 0;
 	head->end = space ? 0 : END_NO_RULE;
-	head->depth = head->unsure = head->walked_end = copy->bytes = 0;
+	head->depth = head->unsure = head->ruled_end = copy->bytes = 0;
 #ifdef REG_LINK
 	copy->link = *(u64 *)((char *)head->registers + REG_LINK);
 #endif
@@ -570,29 +569,29 @@ static inline __attribute__((always_inline)) u64 ruled_stack(void *ctx, u32 slot
 		head->end = rule ? step(copy, rule, stack, i) : END_NO_RULE;
 	}
 	if (!head->end)
-		head->end = END_DEEP;
-	if (head->end != END_NO_RULE && head->end != END_ODD) {
+		head->end = END_TRUNCATED;
+	if (head->end != END_NO_RULE && head->end != END_CFA_UNSUPPORTED) {
 		stack->end = head->end | (head->unsure ? END_UNSURE : 0);
 #ifdef VERIFY
 		u64 id = keep_user_stack(slot, stack, head->depth);
-		head->walked_end = stack->end;
+		head->ruled_end = stack->end;
 		bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
-		from_leaf(head);
+		set_leaf_registers(head);
 		copy_stack(ctx, slot, copy);
 		return id;
 #else
 		return keep_user_stack(slot, stack, head->depth);
 #endif
 	}
-	if (head->end == END_ODD) {
+	if (head->end == END_CFA_UNSUPPORTED) {
 		head->depth = 0;
-		from_leaf(head);
+		set_leaf_registers(head);
 	}
 	bpf_probe_read_kernel(head->frames, sizeof(head->frames), stack->frames);
 	return copy_stack(ctx, slot, copy);
 }
 
-/* A new process has a copy of its parent's address space. */
+/* Give a new process its parent's space, because it has a copy of its parent's address space. */
 int on_fork(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct task_struct *parent = (void *)ctx->args[0], *child = (void *)ctx->args[1];
@@ -613,12 +612,12 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 		spaces.update(&pid, space);
 	else
 		spaces.delete(&pid);
-#ifdef PYTHON_IS_TOLD
-	struct python *python = pythons.lookup(&parent_pid);
+#ifdef HAS_PYTHON
+	struct python *python = python_processes.lookup(&parent_pid);
 	if (python)
-		pythons.update(&pid, python);
+		python_processes.update(&pid, python);
 	else
-		pythons.delete(&pid);
+		python_processes.delete(&pid);
 #endif
 	return 0;
 }
@@ -627,13 +626,13 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
 static inline __attribute__((always_inline)) u64 user_stack(void *ctx, u32 slot, void *task, u32 pid, u32 tid, u32 flags)
 {
 #if USER_STACKS
-	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* its files are out of our reach */
+	if (flags & PF_KTHREAD || IS_OUTSIDE(pid)) /* the files of processes outside cannot be read */
 		return NO_STACK;
-	take_python(slot, task, pid, tid);
+	read_python_frames(slot, task, pid, tid);
 #ifdef UNWIND_KB
-	u64 id = ruled_stack(ctx, slot, task, pid, tid);
+	u64 id = unwind_by_rules(ctx, slot, task, pid, tid);
 #else
-	u64 id = linked_stack(ctx, slot);
+	u64 id = frame_pointer_stack(ctx, slot);
 #endif
 	if (id == STACK_LOST)
 		count_lost(LOST_STACKS);

@@ -30,7 +30,7 @@ BPF_TABLE("hash", u64, struct wake, wakes, WAKES);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_0, STORMS);
 BPF_TABLE("hash", struct storm_key, struct storm, storms_1, STORMS);
 
-/* For interrupts, and for threads that are not counted. */
+/* Bursts of interrupts, and of threads that are not counted. */
 BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
 
 /*
@@ -40,20 +40,20 @@ BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
 struct waking {
 	struct wake wake;
 	struct waker waker;
-	u64 interrupted;   /* 0: the waker is a thread; else the number of stack frames of the interrupt */
-	u64 returning;     /* the waker is a thread returning from an interrupt, whose entry code is on the stack */
+	u64 interrupted;   /* number of stack frames of the interrupt that is the waker; 0: the waker is a thread */
+	u64 returning;     /* 1: the waker is a thread returning from an interrupt, whose entry code is on the stack */
 	u64 depth;
 };
 BPF_PERCPU_ARRAY(waking_scratch, struct waking, 1);
 
 static inline __attribute__((always_inline)) u64 kept_id(struct hash *hash, struct hash_keys *keys)
 {
-	u64 id = hash_end(hash, keys) & ~OF_OBJECT;
+	u64 id = hash_end(hash, keys) & ~OBJECT_ID_BIT;
 
 	return id < FIRST_ID ? id + FIRST_ID : id;
 }
 
-static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct storm_key *burst, u64 waker, u64 woken, u64 again, bool make)
+static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct storm_key *burst, u64 waker, u64 woken, u64 brief_runs, bool make)
 {
 	struct storm_key key = {.at_ns = burst->at_ns, .by = burst->by};
 	struct storm *storm = which ? storms_1.lookup(&key) : storms_0.lookup(&key);
@@ -75,35 +75,35 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
 	storm->begun |= woken == STORM;
 	if (woken)
 		__sync_fetch_and_add(&storm->woken, woken);
-	if (again)
-		__sync_fetch_and_add(&storm->again, again);
+	if (brief_runs)
+		__sync_fetch_and_add(&storm->brief_runs, brief_runs);
 }
 
 /*
- * A thread that was woken in a burst is switched out by itself: it was woken for (almost) nothing if it ran that
- * briefly.
+ * Count it in the storm if the thread ran only briefly. Called when a thread that was woken in a burst is switched out
+ * by itself.
  */
-static inline __attribute__((always_inline)) void sleeps_again(struct record *r, u32 which, u64 now_ns)
+static inline __attribute__((always_inline)) void count_brief_run(struct record *r, u32 which, u64 now_ns)
 {
-	if (now_ns - r->back_ns < IDLED_NS)
+	if (now_ns - r->back_ns < BRIEF_RUN_NS)
 		add_to_storm(which, &r->storm, 0, 0, 1, r->storm.is_storm);
 	r->storm.at_ns = 0;
 }
 
-/* Count a wakeup into the waker's current burst, and into a storm once that has STORM wakeups. */
-static inline __attribute__((always_inline)) void count_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
+/* Count a wakeup in the waker's current burst, and in a storm once that has STORM wakeups. */
+static inline __attribute__((always_inline)) void add_to_burst(struct record *r, struct record *of_waker, struct waker *waker, u64 plain, u64 now_ns)
 {
 	u32 zero = 0, by = bpf_get_smp_processor_id() | BY_CPU;
 	struct burst *b = burst_of_cpu.lookup(&zero);
-	u32 *current_half = half.lookup(&zero);
+	u32 *active = active_buffer.lookup(&zero);
 	struct hash_keys *keys = hash_keys();
 	struct hash hash = {};
 	u64 ip = 0;
 
-	if (!b || !current_half || !keys)
+	if (!b || !active || !keys)
 		return;
 #ifdef REG_IP
-	if (waker->tid) /* of the program's call: the user stack may get more complete from one wakeup to the next */
+	if (waker->tid) /* instead of the user stack, which may be more complete at the next wakeup */
 		bpf_probe_read_kernel(&ip, sizeof(ip), (char *)bpf_task_pt_regs(current_task()) + REG_IP);
 #endif
 	hash_word(&hash, waker->kernel, &keys->words[0]);
@@ -128,19 +128,19 @@ static inline __attribute__((always_inline)) void count_burst(struct record *r, 
 	r->storm.by = by;
 	r->storm.at_ns = b->first_ns;
 	r->storm.is_storm = b->wakings >= STORM;
-	r->back_ns = ~0ULL; /* until it is switched in, this keeps now_ns - back_ns large */
+	r->back_ns = ~0ULL; /* keeps now_ns - back_ns large until it is switched in */
 	if (b->wakings >= STORM)
-		add_to_storm(*(volatile u32 *)current_half & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0,
+		add_to_storm(*(volatile u32 *)active & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0,
 			     true);
 }
 
-static inline __attribute__((always_inline)) bool is_in(struct code *code, u64 frame)
+static inline __attribute__((always_inline)) bool is_in_code(struct code *code, u64 frame)
 {
 	return frame - code->start < code->bytes;
 }
 
-/* Return the kernel stack of a waker; of an interrupt, cut at its entry. */
-static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct config *c, struct waking *w)
+/* Return the id of the waker's kernel stack. If it is an interrupt, the stack is cut at its entry. */
+static inline __attribute__((always_inline)) u64 waker_kernel_stack(void *ctx, struct config *c, struct waking *w)
 {
 	u32 slot = AT_WAKING;
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
@@ -156,10 +156,10 @@ static inline __attribute__((always_inline)) u64 waking_stack(void *ctx, struct 
 		u64 frame = stack->frames[i];
 		if (w->interrupted)
 			stack->frames[i] = 0;
-		else if (is_in(&c->interrupts[0], frame) || is_in(&c->interrupts[1], frame))
+		else if (is_in_code(&c->interrupts[0], frame) || is_in_code(&c->interrupts[1], frame))
 			w->interrupted = w->returning ? 0 : i + 1;
-		else if (is_in(&c->returns[0], frame) || is_in(&c->returns[1], frame) ||
-			 is_in(&c->returns[2], frame) || is_in(&c->returns[3], frame))
+		else if (is_in_code(&c->returns[0], frame) || is_in_code(&c->returns[1], frame) ||
+			 is_in_code(&c->returns[2], frame) || is_in_code(&c->returns[3], frame))
 			w->returning = 1;
 	}
 	return keep_kernel_stack(stack, w->interrupted ? w->interrupted : w->depth);
@@ -185,7 +185,7 @@ static inline __attribute__((always_inline)) u64 keep_waker(struct waker *w)
 	return WAKE_LOST;
 }
 
-/* Find the waker's own last wait, what ended that, and so on, as far as known and configured. */
+/* Build the chain behind the waker whose record is `r`: what ended its last wait, and so on, up to `depth`. */
 static inline __attribute__((always_inline)) void find_chain(struct wake *wake, struct record *r, u32 depth)
 {
 	u64 id = r ? r->wake : NO_WAKE;
@@ -239,7 +239,7 @@ static inline __attribute__((always_inline)) u64 id_of_wake(struct wake *wake)
 	return kept_id(&hash, keys);
 }
 
-/* Record what wakes the off-CPU thread of `r`. */
+/* Record what wakes the off-CPU thread `task`, whose record is `r`. */
 static inline __attribute__((always_inline)) void find_waker(void *ctx, struct config *c, struct record *r, struct task_struct *task)
 {
 	u32 zero = 0;
@@ -262,16 +262,16 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 #endif
 	__builtin_memset(&w->waker, 0, sizeof(w->waker));
 	w->interrupted = w->returning = 0;
-	w->waker.kernel = waking_stack(ctx, c, w);
+	w->waker.kernel = waker_kernel_stack(ctx, c, w);
 	struct record *of_waker = 0; /* NULL if the waker is not counted, or was not selected when it waited */
-	if (!w->interrupted && show(current, host, &pid, &tid)) {
+	if (!w->interrupted && find_shown_ids(current, host, &pid, &tid)) {
 		u32 flags = MEMBER(u32, current, TASK_FLAGS);
 		w->waker.pid = pid;
 		w->waker.tid = tid;
 		bpf_get_current_comm(w->waker.comm, sizeof(w->waker.comm));
 		w->waker.user = user_stack(ctx, AT_WAKING, current, pid, tid, flags);
 		of_waker = record_of(current, false);
-		if (of_waker && (of_waker->asked != c->asked || !wanted(c, current, true, pid, tid, flags)))
+		if (of_waker && (of_waker->selection != c->selection || !is_selected(c, current, true, pid, tid, flags)))
 			of_waker = 0;
 	}
 	w->wake.waker = w->wake.plain = keep_waker(&w->waker);
@@ -281,7 +281,7 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		w->waker.user = NO_STACK;
 		w->wake.plain = keep_waker(&w->waker);
 	}
-	count_burst(r, of_waker, &w->waker, w->wake.plain, now_ns);
+	add_to_burst(r, of_waker, &w->waker, w->wake.plain, now_ns);
 	find_chain(&w->wake, c->depth > 1 ? of_waker : 0, c->depth);
 	u64 id = id_of_wake(&w->wake);
 	if (wakes.lookup(&id) || !wakes.update(&id, &w->wake))

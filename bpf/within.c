@@ -31,14 +31,14 @@ struct call {
 	u64 sp;            /* address of its return address; 0: no call */
 	u64 returns_to;
 	u64 began_ns;
-	u64 offcpu_ns;     /* of ended waits in it */
+	u64 offcpu_ns;     /* sum of the ended waits in it */
 	u64 runqueue_ns;
 };
 
 struct calls {
 	u64 returned;
-	u64 left;          /* left in another way, or the thread exited: duration unknown */
-	u64 total_ns;      /* this and the fields below: of those that returned */
+	u64 abandoned;     /* left by longjmp or an exception, or the thread exited: duration unknown */
+	u64 total_ns;      /* this and the fields below: of the calls that returned */
 	u64 offcpu_ns;
 	u64 runqueue_ns;
 	u64 max_ns;
@@ -53,7 +53,7 @@ struct calls_now {
 
 BPF_PERCPU_ARRAY(within_calls, struct calls, 2);
 BPF_ARRAY(within_now, struct calls_now, 1);
-#ifdef BY_TASK
+#ifdef RECORDS_IN_HASH
 BPF_TABLE("hash", u64, struct call, within_call, THREADS);
 #else
 BPF_TASK_STORAGE(within_call, struct call);
@@ -61,7 +61,7 @@ BPF_TASK_STORAGE(within_call, struct call);
 
 static inline __attribute__((always_inline)) struct call *call_of(void *task, bool make)
 {
-#ifdef BY_TASK
+#ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
 	struct call *call = within_call.lookup(&key);
 	if (call || !make)
@@ -78,19 +78,19 @@ static inline __attribute__((always_inline)) struct call *call_of(void *task, bo
 }
 
 /*
- * The thread runs. If a wait is still in progress, its end was missed: drop it, so that the next switch-in, outside of
- * the function, does not end it.
+ * Drop the current thread's wait in progress if there is one: its end was missed, because the thread runs. Otherwise
+ * the next switch-in, outside of the function, would end it.
  */
-static inline __attribute__((always_inline)) void lose_wait(u32 which)
+static inline __attribute__((always_inline)) void drop_missed_wait(u32 which)
 {
 	struct record *r = record_of(current_task(), false);
 
 	if (!r || !r->left_ns)
 		return;
-	struct thread *thread = which ? &r->half[1] : &r->half[0];
+	struct thread *thread = which ? &r->buffers[1] : &r->buffers[0];
 	count_lost(LOST_EVENTS);
 	thread->state = r->state;
-	thread->born_ns = r->born_ns;
+	thread->tid_acquired_ns = r->tid_acquired_ns;
 	thread->left_ns = r->left_ns = 0;
 }
 
@@ -98,17 +98,17 @@ static inline __attribute__((always_inline)) void lose_wait(u32 which)
 static inline __attribute__((always_inline)) void end_call(struct call *call, bool returns)
 {
 	u32 zero = 0;
-	u32 *current_half = half.lookup(&zero);
-	u32 which = current_half ? *(volatile u32 *)current_half & 1 : 0;
+	u32 *active = active_buffer.lookup(&zero);
+	u32 which = active ? *(volatile u32 *)active & 1 : 0;
 	struct calls *calls = within_calls.lookup(&which);
 	u64 ns = bpf_ktime_get_ns() - call->began_ns;
 
 	call->sp = 0;
-	lose_wait(which);
+	drop_missed_wait(which);
 	if (!calls)
 		return;
 	if (!returns) {
-		__sync_fetch_and_add(&calls->left, 1);
+		__sync_fetch_and_add(&calls->abandoned, 1);
 		return;
 	}
 	__sync_fetch_and_add(&calls->returned, 1);
@@ -118,7 +118,7 @@ static inline __attribute__((always_inline)) void end_call(struct call *call, bo
 	if (ns > calls->max_ns)
 		calls->max_ns = ns;
 	u64 lane = lane_of(ns);
-	asm volatile("" : "+r"(lane)); /* as in count_in() */
+	asm volatile("" : "+r"(lane)); /* as in count_in_histogram() */
 	if (lane < LANES)
 		__sync_fetch_and_add(&calls->histogram[lane], 1);
 }
@@ -140,9 +140,9 @@ static inline __attribute__((always_inline)) bool is_inside(void *task, bool is_
 	return false;
 }
 
-static inline __attribute__((always_inline)) bool wanted(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
+static inline __attribute__((always_inline)) bool is_selected(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
 {
-	return chosen(c, task, is_current, pid, tid, flags) && is_inside(task, is_current);
+	return passes_filters(c, task, is_current, pid, tid, flags) && is_inside(task, is_current);
 }
 
 static inline __attribute__((always_inline)) void add_to_call(void *task, u64 off_ns, u64 runqueue_ns)
@@ -155,21 +155,22 @@ static inline __attribute__((always_inline)) void add_to_call(void *task, u64 of
 	call->runqueue_ns += runqueue_ns;
 }
 
-/* The thread exits, or calls exec. */
+/* End a thread's call, because it exits or calls exec. */
 static inline __attribute__((always_inline)) void forget_call(void *task)
 {
 	struct call *call = call_of(task, false);
 
 	if (call && call->sp)
 		end_call(call, false);
-#ifdef BY_TASK
+#ifdef RECORDS_IN_HASH
 	u64 key = (u64)task;
 
 	within_call.delete(&key);
 #endif
 }
 
-static inline __attribute__((always_inline)) void tell_call(void *task)
+/* Count a thread's call in progress, if it has one. */
+static inline __attribute__((always_inline)) void note_call_in_progress(void *task)
 {
 	u32 zero = 0, tid = MEMBER(u32, task, TASK_PID);
 	struct calls_now *now = within_now.lookup(&zero);
@@ -183,7 +184,7 @@ static inline __attribute__((always_inline)) void tell_call(void *task)
 		now->began_ns = call->began_ns;
 }
 
-/* The function is entered, perhaps recursively. */
+/* Begin a call, unless the function was entered recursively. */
 int on_call(void *ctx)
 {
 	u32 zero = 0;
@@ -192,7 +193,7 @@ int on_call(void *ctx)
 	struct config *c = config.lookup(&zero);
 	struct task_struct *task = current_task();
 
-	if (!c || !c->self || !show(task, host, &pid, &tid) || !chosen(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+	if (!c || !c->self || !find_shown_ids(task, host, &pid, &tid) || !passes_filters(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
 		return 0;
 	struct call *call = call_of(task, true);
 	if (!call || sp < call->sp)
@@ -206,7 +207,7 @@ int on_call(void *ctx)
 	return 0;
 }
 
-/* Reached an instruction that may leave the function, or one that it has handed over to (tail call). */
+/* End the call: the thread has reached an instruction that may leave the function, or one that it has jumped to. */
 int on_return(void *ctx)
 {
 	u64 sp = MEMBER(u64, ctx, REG_SP), returns_to = 0;
@@ -219,8 +220,8 @@ int on_return(void *ctx)
 	return 0;
 }
 #else
-#define wanted chosen
+#define is_selected passes_filters
 #define add_to_call(task, off_ns, runqueue_ns)
 #define forget_call(task)
-#define tell_call(task)
+#define note_call_in_progress(task)
 #endif

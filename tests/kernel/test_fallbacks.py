@@ -49,7 +49,7 @@ def copied(unwind: Unwind, binary: Path) -> Copy:
     try:
         assert (running.unwind, running.notices) == (unwind, ())
         maps = running.maps
-        copies = Copies(maps["copies"], maps["allowed"])
+        copies = Copies(maps["copies"], maps["copies_left"])
         copies.take(10)
         with programs.running([binary]) as child:
             maps["only_pids"].update(child.pid.to_bytes(4, "little"), bytes(4))

@@ -67,15 +67,15 @@ def sleep(left_ns: int, back_ns: int, kernel: int = 3) -> Wait:
     return Wait(left_ns, back_ns, back_ns, preempted=False, kernel=kernel, user=kernel + 10)
 
 
-def did(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[ThreadKey, ThreadRecord]:
+def did(tid_acquired_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[ThreadKey, ThreadRecord]:
     record = record_of(waits, from_ns, to_ns)
     assert record
-    return KEY, record._replace(born_ns=born_ns)
+    return KEY, record._replace(tid_acquired_ns=tid_acquired_ns)
 
 
-def ended(born_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> SiteDeltas:
+def ended(tid_acquired_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> SiteDeltas:
     sites = SiteDeltas.of(site_records(KEY, waits, from_ns, to_ns))
-    return sites._replace(born_ns=[born_ns] * len(sites.keys))
+    return sites._replace(tid_acquired_ns=[tid_acquired_ns] * len(sites.keys))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
 
     tick([(key, begun)])
     assert ledger.waiting[key].left_ns == 1_500
-    tick([(key, record._replace(born_ns=5))], sites._replace(born_ns=[0, 5]))
+    tick([(key, record._replace(tid_acquired_ns=5))], sites._replace(tid_acquired_ns=[0, 5]))
     assert ledger.waiting[key].left_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
     tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
@@ -303,19 +303,21 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     tick(
         [],
         NOTHING,
-        OffCpuTask(key, 1_500, False, 0, 3, born_ns=4),
+        OffCpuTask(key, 1_500, False, 0, 3, tid_acquired_ns=4),
         primed_ns=9_000,
         ran=[RuntimeSample(key, 100, 1_200)],
     )
     assert ledger.waiting[key].left_ns == 1_500
     tick(
-        [(key, record._replace(born_ns=5))],
-        both._replace(born_ns=[4, 5]),
+        [(key, record._replace(tid_acquired_ns=5))],
+        both._replace(tid_acquired_ns=[4, 5]),
         ran=[RuntimeSample(key, 100, 15_000)],
     )
     ledger.begin(key, 15_000)
     assert ledger.waiting[key].left_ns == 18_000
-    tick([(key, ended._replace(born_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)])
+    tick(
+        [(key, ended._replace(tid_acquired_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)]
+    )
     assert ledger.waiting[key].left_ns == 18_000
     assert (ledger.catalog.life(key).from_ns, ledger.catalog.life(key).to_ns) == (15_000, 0)
     tick([], ran=[RuntimeSample(key, 180, 15_000)])
@@ -395,7 +397,7 @@ def test_the_new_owner_keeps_waiting_if_the_old_exit_arrives_in_a_full_scan() ->
     ticks.tick(
         [did(A, [first], 10_000, 20_000), did(B, [second], 10_000, 20_000)],
         ended(A, [first], 10_000, 20_000),
-        OffCpuTask(KEY, 15_000, False, 0, 4, born_ns=B),
+        OffCpuTask(KEY, 15_000, False, 0, 4, tid_acquired_ns=B),
         primed_ns=19_000,
     )
     assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
@@ -439,10 +441,10 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
         ticks.tick([], ran=[RuntimeSample(KEY, 1_400, 1)])
     else:
         by_now = ended(B, [second], 20_000, 30_000)
-        ran = RuntimeSample(KEY, 1_400, 1, ended=True, born_ns=B)
+        ran = RuntimeSample(KEY, 1_400, 1, ended=True, tid_acquired_ns=B)
         ticks.tick([did(B, [second], 20_000, 30_000)], by_now, gone={KEY: 28_000}, ran=[ran])
     ran_ns = ticks.ledger.threads[KEY].running_ns
-    late = RuntimeSample(KEY, 9_000, 1, ended=True, born_ns=A)
+    late = RuntimeSample(KEY, 9_000, 1, ended=True, tid_acquired_ns=A)
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000}, ran=[late])
     assert ticks.ledger.threads[KEY].running_ns == ran_ns
     assert bool(ticks.ledger.catalog.life(KEY).to_ns) != lives
@@ -453,27 +455,30 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
 
 def test_excluded_sites_do_not_take_others_time_with_them() -> None:
     sites = SiteDeltas.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
-    both = sites._replace(born_ns=[A, B])
-    assert (both.without([0]).keys, both.without([0]).born_ns) == (sites.keys[1:], [B])
+    both = sites._replace(tid_acquired_ns=[A, B])
+    assert (both.without([0]).keys, both.without([0]).tid_acquired_ns) == (sites.keys[1:], [B])
 
 
 def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
-    for born_ns in range(1, 6):
-        ticks.tick([], ended(born_ns, [sleep(5_000, 9_000)], 0, 10_000))
+    for tid_acquired_ns in range(1, 6):
+        ticks.tick([], ended(tid_acquired_ns, [sleep(5_000, 9_000)], 0, 10_000))
     ticks.give_up()
     assert len(ticks.ledger._deferred._written_off) == 2  # pyright: ignore[reportPrivateUsage]
     whole_ns = ticks.counted_ns()
-    for born_ns in (4, 5):
-        ticks.tick([did(born_ns, [sleep(5_000, 9_000)], 0, 10_000)])
+    for tid_acquired_ns in (4, 5):
+        ticks.tick([did(tid_acquired_ns, [sleep(5_000, 9_000)], 0, 10_000)])
         assert ticks.counted_ns() == whole_ns
 
 
 def test_memory_of_old_tid_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "_MOST_LOST", 2)
     ticks = Ticks()
-    waits = {born_ns: sleep(ticks.now_ns + born_ns * TICK_NS - 4_000, 900_000) for born_ns in range(1, 6)}
-    for born_ns, wait in waits.items():
-        ticks.tick([did(born_ns, [wait], ticks.now_ns, ticks.now_ns + TICK_NS)])
+    waits = {
+        tid_acquired_ns: sleep(ticks.now_ns + tid_acquired_ns * TICK_NS - 4_000, 900_000)
+        for tid_acquired_ns in range(1, 6)
+    }
+    for tid_acquired_ns, wait in waits.items():
+        ticks.tick([did(tid_acquired_ns, [wait], ticks.now_ns, ticks.now_ns + TICK_NS)])
     assert len(ticks.ledger._deferred._shown) == 2  # pyright: ignore[reportPrivateUsage]

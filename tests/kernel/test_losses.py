@@ -151,7 +151,7 @@ def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
 
 def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
     """Set the number of map entries of sources from here on."""
-    rooms = {("record", "gone_0", "gone_1"): threads, ("sites_0", "sites_1"): sites}
+    rooms = {("record", "exited_0", "exited_1"): threads, ("sites_0", "sites_1"): sites}
     rooms[("kernel_stacks", "user_stacks")] = stacks
     watch.resize_maps(monkeypatch, {name: room for names, room in rooms.items() for name in names})
 

@@ -14,14 +14,14 @@ from offtop.kernel.binary import unwind_rules
 from offtop.kernel.binary.unwind_rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import (
-    END_ASTRAY,
-    END_DEEP,
+    END_BAD_PC,
+    END_CFA_UNSUPPORTED,
+    END_COMPLETE,
     END_MEMORY,
-    END_NO_WAY,
-    END_ODD,
-    END_WHOLE,
+    END_NO_UNWIND_INFO,
+    END_TRUNCATED,
     FRAMES,
-    LARGEST_FRAME,
+    MAX_FRAME_BYTES,
 )
 from offtop.kernel.unwind import step as unwind
 from offtop.kernel.unwind.step import State, UnwindResult, called
@@ -96,27 +96,27 @@ def steps(walk: UnwindResult) -> list[tuple[int, tuple[int, ...]]]:
 def test_three_callers_up_to_one_without_a_caller() -> None:
     made = Made([7, CODE + 0x1010, CODE + 0x2020], {0: pushed(16), 1: pushed(8), 2: FIRST})
     walk = made.walk(state(CODE + 0x10))
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_WHOLE, False)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_COMPLETE, False)
     assert steps(walk) == [
-        (0x10, (16, 0, layout.HOW_SP, 0, 0)),
-        (0x100F, (8, 0, layout.HOW_SP, 0, 0)),
-        (0x201F, (0, 0, layout.HOW_END + END_WHOLE, 0, 0)),
+        (0x10, (16, 0, layout.CFA_SP, 0, 0)),
+        (0x100F, (8, 0, layout.CFA_SP, 0, 0)),
+        (0x201F, (0, 0, layout.CFA_END + END_COMPLETE, 0, 0)),
     ]
 
 
 def test_a_return_address_of_0_is_the_end_too() -> None:
     walk = Made([0], {0: pushed(8)}).walk(state(CODE + 0x10))
-    assert (offsets(walk), walk.end) == ([0x10], END_WHOLE)
+    assert (offsets(walk), walk.end) == ([0x10], END_COMPLETE)
 
 
 def test_unreadable_memory_ends_the_stack_and_the_rule_is_reported() -> None:
     walk = Made([1], {0: pushed(100_000)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_MEMORY)
-    assert steps(walk) == [(0x10, (100_000, 0, layout.HOW_SP, 0, 0))]
+    assert steps(walk) == [(0x10, (100_000, 0, layout.CFA_SP, 0, 0))]
     assert Made([], {0: pushed(8)}).walk(state(CODE + 0x10)).end == END_MEMORY
 
 
-@pytest.mark.parametrize("size", [0, -8, LARGEST_FRAME + 8])
+@pytest.mark.parametrize("size", [0, -8, MAX_FRAME_BYTES + 8])
 def test_a_callers_stack_pointer_is_above_but_not_far_above(size: int) -> None:
     made = Made([CODE + 0x10] * 4, {0: pushed(size)})
     made.stack = b"\0" * 16 + made.stack
@@ -125,20 +125,20 @@ def test_a_callers_stack_pointer_is_above_but_not_far_above(size: int) -> None:
         lambda address, length: struct.pack("<Q", CODE + 0x10)[:length],
         *(made.read_code, X86_64, False),
     )
-    assert (offsets(found), found.end) == ([0x10], END_ASTRAY)
+    assert (offsets(found), found.end) == ([0x10], END_BAD_PC)
 
 
 def test_endless_recursion_ends_after_127_frames() -> None:
     made = Made([CODE + 0x10] * 300, {0: pushed(8)})
     walk = made.walk(state(CODE + 0x10))
-    assert (len(walk.frames), walk.end) == (FRAMES, END_DEEP)
+    assert (len(walk.frames), walk.end) == (FRAMES, END_TRUNCATED)
     assert len(made.walk(state(CODE + 0x10), depth=100).frames) == FRAMES - 100
 
 
 def test_a_return_address_outside_code_is_a_bad_pc_and_is_reported() -> None:
     walk = Made([0x1234], {0: pushed(8)}).walk(state(CODE + 0x10))
-    assert (offsets(walk), walk.end) == ([0x10], END_ASTRAY)
-    assert walk.steps[-1] == (0x1233, unwind_rules.ended(END_ASTRAY))
+    assert (offsets(walk), walk.end) == ([0x10], END_BAD_PC)
+    assert walk.steps[-1] == (0x1233, unwind_rules.ended(END_BAD_PC))
 
 
 def test_an_interrupted_frame_is_at_its_exact_instruction_on_any_stack() -> None:
@@ -148,14 +148,14 @@ def test_an_interrupted_frame_is_at_its_exact_instruction_on_any_stack() -> None
         {0: pushed(8), 2: pushed(24), 1: signal, 3: FIRST},
     )
     walk = made.walk(state(CODE + 0x10, STACK + 24))
-    assert (offsets(walk), walk.end) == ([0x10, 0x1001, 0x2000, 0x302F], END_WHOLE)
-    assert [how for _, (_, _, how, _, _) in steps(walk)][1] == layout.HOW_ODD
+    assert (offsets(walk), walk.end) == ([0x10, 0x1001, 0x2000, 0x302F], END_COMPLETE)
+    assert [how for _, (_, _, how, _, _) in steps(walk)][1] == layout.CFA_UNSUPPORTED
 
 
 def test_a_signal_frame_at_the_very_end_of_the_code_does_no_harm() -> None:
     signal = Rule(Value(SP, 8), CALLED, SAME, KEPT, is_signal=True)
     walk = Made([CODE + 0x1010], {0xFF: signal, 1: FIRST}).walk(State(CODE + 0x10_0000, STACK, 0, is_exact=False))
-    assert (offsets(walk), walk.end) == ([0xF_FFFF, 0x1010], END_WHOLE)
+    assert (offsets(walk), walk.end) == ([0xF_FFFF, 0x1010], END_COMPLETE)
 
 
 def test_a_frame_pointer_is_restored_from_where_it_was_saved() -> None:
@@ -163,20 +163,20 @@ def test_a_frame_pointer_is_restored_from_where_it_was_saved() -> None:
     by_bp = Rule(Value(BP, 16), CALLED, Value(CFA, -16, True), KEPT)
     made = Made([1, STACK + 40, CODE + 0x1010, 2, 3, 0, CODE + 0x2020], {0: saves, 1: by_bp, 2: FIRST})
     walk = made.walk(state(CODE + 0x10, bp=99))
-    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_COMPLETE)
 
 
 def test_an_unknown_register_ends_the_stack() -> None:
     by_rbx = Rule(Value(RBX, 16), CALLED, SAME, KEPT)
     made = Made([1, CODE + 0x1010], {0: by_rbx, 1: FIRST})
     assert offsets(made.walk(state(CODE + 0x10, kept=(STACK, 0, 0, 0, 0)))) == [0x10, 0x100F]
-    assert made.walk(state(CODE + 0x10, kept=(None,) * 5)).end == END_ODD
+    assert made.walk(state(CODE + 0x10, kept=(None,) * 5)).end == END_CFA_UNSUPPORTED
 
 
 def test_rules_with_too_few_or_too_many_registers_do_no_harm() -> None:
     for kept in ((), (Value(99),) * 20):
         walk = Made([CODE + 0x1010], {0: pushed(8)._replace(kept=kept), 1: FIRST}).walk(state(CODE + 0x10))
-        assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_WHOLE)
+        assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_COMPLETE)
 
 
 @given(
@@ -194,8 +194,8 @@ def test_unwinding_ends_whatever_is_on_the_stack(words: list[int], made_of: list
 
 def test_without_a_rule_unwinding_ends_unless_guessing_is_allowed() -> None:
     walk = Made([CODE + 0x1010]).walk(state(CODE + 0x10))
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
-    assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_WAY))]
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_UNWIND_INFO, False)
+    assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_UNWIND_INFO))]
 
 
 def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[UnwindResult, list[int]]:
@@ -208,8 +208,8 @@ def test_a_guessed_caller_must_call_this_very_function() -> None:
     wrong, right = made.call(CODE + 0x2000, LIBRARY), made.call(CODE + 0x1000, CODE)
     made.stack = struct.pack("<4Q", 5, wrong, right, wrong)
     walk, found = guessed(made)
-    assert (found, walk.end, walk.unsure) == ([0x10, right - CODE - 1], END_WHOLE, True)
-    assert steps(walk)[0] == (0x10, (24, 0, layout.HOW_SP, layout.SAVED_NOT, 1))
+    assert (found, walk.end, walk.unsure) == ([0x10, right - CODE - 1], END_COMPLETE, True)
+    assert steps(walk)[0] == (0x10, (24, 0, layout.CFA_SP, layout.SAVED_NOT, 1))
 
 
 def test_a_call_through_the_plt_or_a_jump_counts_as_a_call_of_this_function() -> None:
@@ -238,7 +238,7 @@ def test_a_nearby_function_of_another_file_is_not_this_one() -> None:
 
     pc = CODE + 0x10_0000
     near = unwind.walk(state(pc, bp=1), frame, made.rule, made.read, made.read_code, X86_64, True)
-    assert (len(near.frames), near.end) == (1, END_NO_WAY)
+    assert (len(near.frames), near.end) == (1, END_NO_UNWIND_INFO)
 
 
 def test_the_code_ahead_shows_how_much_it_pops() -> None:
@@ -248,7 +248,7 @@ def test_the_code_ahead_shows_how_much_it_pops() -> None:
     made.stack = struct.pack("<8Q", stale, 0, 0, 0, 3, 0xB9, 12, right)
     with_call = made.walk(State(CODE + 0x10, STACK, 1, is_exact=False), guess=True)
     assert offsets(with_call) == [0xF, 0x1001]
-    assert steps(with_call)[0] == (0xF, (64, -24, layout.HOW_SP, layout.SAVED_AT, 1))
+    assert steps(with_call)[0] == (0xF, (64, -24, layout.CFA_SP, layout.SAVED_AT, 1))
 
 
 def test_a_frame_pointer_is_followed_if_it_leads_to_a_return_address() -> None:
@@ -257,7 +257,7 @@ def test_a_frame_pointer_is_followed_if_it_leads_to_a_return_address() -> None:
     made.stack = struct.pack("<6Q", 0, 0, 0, 0xB9, right, 0)
     walk, found = guessed(made, bp=STACK + 24)
     assert found == [0x10, 0x1001]
-    assert steps(walk)[0] == (0x10, (16, 0, layout.HOW_LINK, layout.SAVED_BELOW, 1))
+    assert steps(walk)[0] == (0x10, (16, 0, layout.CFA_LINK, layout.SAVED_BELOW, 1))
 
 
 def test_what_looks_like_an_indirect_call_is_the_last_choice() -> None:
@@ -270,16 +270,16 @@ def test_what_looks_like_an_indirect_call_is_the_last_choice() -> None:
 def test_a_cleared_frame_pointer_without_a_caller_is_the_end() -> None:
     for bp, words in ((0, [0] * 300), (STACK + 8, [0] * 300)):
         walk, found = guessed(Made(words), bp=bp)
-        assert (found, walk.end, walk.unsure) == ([0x10], END_WHOLE, True)
+        assert (found, walk.end, walk.unsure) == ([0x10], END_COMPLETE, True)
     made = Made([0] * 300)
     made.put(CODE, b"\x48\x31\xed")  # xor rbp, rbp
     walk = made.walk(State(CODE + 0x20, STACK, 1, is_exact=False), guess=True)
-    assert (offsets(walk), walk.end) == ([0x1F], END_WHOLE)
+    assert (offsets(walk), walk.end) == ([0x1F], END_COMPLETE)
 
 
 def test_without_a_plausible_caller_unwinding_ends() -> None:
     walk, found = guessed(Made([0] * 300))
-    assert (found, walk.end, walk.unsure) == ([0x10], END_NO_WAY, False)
+    assert (found, walk.end, walk.unsure) == ([0x10], END_NO_UNWIND_INFO, False)
 
 
 def test_nothing_is_loaded_into_bpf_from_an_incomplete_stack() -> None:
@@ -339,12 +339,12 @@ def on_arm(
 def test_an_arm64_leaf_returns_by_register_and_its_callers_by_the_stack() -> None:
     words = [STACK + 16, CODE + 0x2020, 7, 8, 0, CODE + 0x3030]
     walk = on_arm(words, {0: LEAF, 1: framed(32), 2: framed(16), 3: FIRST}, CODE + 0x1010)
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F, 0x302F], END_WHOLE, False)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F, 0x302F], END_COMPLETE, False)
     assert [step for _, step in steps(walk)] == [
-        (0, 0, layout.HOW_SP, layout.SAVED_NOT, 0),
-        (32, -32, layout.HOW_SP, layout.SAVED_AT, 0),
-        (16, -16, layout.HOW_SP, layout.SAVED_AT, 0),
-        (0, 0, layout.HOW_END + END_WHOLE, 0, 0),
+        (0, 0, layout.CFA_SP, layout.SAVED_NOT, 0),
+        (32, -32, layout.CFA_SP, layout.SAVED_AT, 0),
+        (16, -16, layout.CFA_SP, layout.SAVED_AT, 0),
+        (0, 0, layout.CFA_END + END_COMPLETE, 0, 0),
     ]
 
 
@@ -357,7 +357,7 @@ def test_only_the_leafs_link_register_is_known() -> None:
 def test_signatures_of_return_addresses_are_stripped() -> None:
     signed = 0x2A << 48
     walk = on_arm([0, signed | CODE + 0x2020], {0: LEAF, 1: framed(16), 2: FIRST}, signed | CODE + 0x1010)
-    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_WHOLE)
+    assert (offsets(walk), walk.end) == ([0x10, 0x100F, 0x201F], END_COMPLETE)
 
 
 def test_a_signal_in_a_leaf_preserves_its_return_address() -> None:
@@ -371,8 +371,8 @@ def test_a_signal_in_a_leaf_preserves_its_return_address() -> None:
     )
     handled = Rule(*restored, Value(31, at[31], True), True)
     walk = on_arm([*frame, 0, 0], {0: handled, 1: LEAF, 2: framed(16)}, 0)
-    assert (offsets(walk), walk.end) == ([0x10, 0x1010, 0x200F], END_WHOLE)
-    assert steps(walk)[0] == (0x10, (0, 0, layout.HOW_SIGNAL, 0, 0))
+    assert (offsets(walk), walk.end) == ([0x10, 0x1010, 0x200F], END_COMPLETE)
+    assert steps(walk)[0] == (0x10, (0, 0, layout.CFA_SIGNAL, 0, 0))
 
 
 def test_without_a_rule_only_frame_pointers_are_followed() -> None:
@@ -383,16 +383,16 @@ def test_without_a_rule_only_frame_pointers_are_followed() -> None:
     words = [1, 2, STACK + 40, CODE + 0x1010, 0, 0, CODE + 0x2020]
     by_function = {1: framed(16), 2: FIRST}
     walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F], END_ASTRAY, True)  # a misaligned frame
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F], END_BAD_PC, True)  # a misaligned frame
     words.insert(4, 5)
     words[2] = STACK + 48
     walk = on_arm(words, by_function, None, guess=True, bp=STACK + 16)
-    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_WHOLE, True)
+    assert (offsets(walk), walk.end, walk.unsure) == ([0x10, 0x100F, 0x201F], END_COMPLETE, True)
     assert steps(walk) == [
-        (0x10, (16, 0, layout.HOW_LINK, layout.SAVED_BELOW, 1)),
-        (0x100F, (16, -16, layout.HOW_SP, layout.SAVED_AT, 0)),
-        (0x201F, (0, 0, layout.HOW_END + END_WHOLE, 0, 0)),
+        (0x10, (16, 0, layout.CFA_LINK, layout.SAVED_BELOW, 1)),
+        (0x100F, (16, -16, layout.CFA_SP, layout.SAVED_AT, 0)),
+        (0x201F, (0, 0, layout.CFA_END + END_COMPLETE, 0, 0)),
     ]
-    assert on_arm(words, by_function, None, guess=False, bp=STACK + 16).end == END_NO_WAY
-    assert on_arm(words, by_function, None, guess=True, bp=0).end == END_WHOLE
+    assert on_arm(words, by_function, None, guess=False, bp=STACK + 16).end == END_NO_UNWIND_INFO
+    assert on_arm(words, by_function, None, guess=True, bp=0).end == END_COMPLETE
     assert on_arm(words[:3], by_function, None, guess=True, bp=STACK + 16).end == END_MEMORY

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from offtop.kernel.binary.files import Files
-from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
+from offtop.kernel.bpf.layout import CALLEE_SAVED, OBJECT, ObjectRecord, ScannedStack
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.kernel.unwind import user_stacks
 from offtop.kernel.unwind.cpu_allowance import Allowance
@@ -402,19 +402,19 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
 # Threads that ran while their stack was read
 
 
-def stack_of(tid: int) -> WalkedStack:
+def stack_of(tid: int) -> ScannedStack:
     """Return what the scan would report of a thread that is in a system call."""
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
     turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
     words = tuple(int(word, 16) for word in arguments)
-    return WalkedStack(
+    return ScannedStack(
         turns,
         int(number),
         words,
         int(ip, 16),
         int(sp, 16),
         0,
-        (0,) * OTHERS,
+        (0,) * CALLEE_SAVED,
         0,
         0,
         NOTHING,
@@ -434,7 +434,7 @@ class Watched(Unwinder):
         return Watched(*self._calls)
 
     def of_thread(
-        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         before, after = self._calls
         before(key.tid)

@@ -194,8 +194,8 @@ def test_of_2000_objects_of_a_thread_64_are_shown_per_tick_and_no_wait_is_lost(l
         window = live.tick()
         found = waits_on(window, child.pid)
         named = {one: waits for one, waits in found.items() if one.kind}
-        assert (len(named), {*named.values()}) == (layout.MOST_OBJECTS, {1})
-        assert found[NO_OBJECT] == pytest.approx(2000 - layout.MOST_OBJECTS + 1, abs=40)
+        assert (len(named), {*named.values()}) == (layout.MAX_OBJECTS, {1})
+        assert found[NO_OBJECT] == pytest.approx(2000 - layout.MAX_OBJECTS + 1, abs=40)
         assert sum(found.values()) == pytest.approx(2001, abs=40)
         assert window.lost == {}
 

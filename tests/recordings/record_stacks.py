@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from offtop.kernel.bpf.libbpf import KernelTypes, walk  # noqa: E402
+from offtop.kernel.bpf.libbpf import KernelTypes, read_iterator  # noqa: E402
 from offtop.model.classify import categories  # noqa: E402
 from tests.kernel import waits  # noqa: E402
 
@@ -114,7 +114,7 @@ class Recorder:
 
     def asleep(self) -> Iterator[Asleep]:
         """Yield every thread that is off CPU and not runnable."""
-        for tid, state, kernel_thread, _, comm, size, *words in _ROW.iter_unpack(walk(self._walk_fd)):
+        for tid, state, kernel_thread, _, comm, size, *words in _ROW.iter_unpack(read_iterator(self._walk_fd)):
             addresses = words[: max(0, size) // 8]
             if not state or not addresses:
                 continue

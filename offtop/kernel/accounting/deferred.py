@@ -28,8 +28,8 @@ _MOST_LOST = 1 << 16
 """How many written-off threads and previous owners of a tid are remembered, with what was counted of them."""
 
 ThreadIdentity = tuple[ThreadKey, int]
-"""Thread identity: the key, and when the thread acquired its tid (ThreadRecord.born_ns). A record of a previous owner
-of the tid may still arrive."""
+"""Thread identity: the key, and when the thread acquired its tid (ThreadRecord.tid_acquired_ns). A record of a
+previous owner of the tid may still arrive."""
 
 
 class ProvisionalWait(NamedTuple):
@@ -90,27 +90,27 @@ class DeferredRecords:
     def sort(self, ended: SiteDeltas, reported: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
         """Sort finished waits by whether their thread's record has arrived.
 
-        `reported` is (pid, tid, born_ns) of every record in this tick, `threads_lost` the number of lost thread records
-        so far.
+        `reported` is (pid, tid, tid_acquired_ns) of every record in this tick, `threads_lost` the number of lost thread
+        records so far.
         """
         held, self._held = self._held, {}
-        born = ended.born_ns or [0] * len(ended.keys)
+        born = ended.tid_acquired_ns or [0] * len(ended.keys)
         rows = enumerate(zip(ended.keys, born, strict=True))
-        absent = [row for row, (site, born_ns) in rows if (site[0], site[1], born_ns) not in reported]
+        absent = [row for row, (site, tid_acquired_ns) in rows if (site[0], site[1], tid_acquired_ns) not in reported]
         for row in absent:
             key = ended.keys[row], born[row]
             entry = held.get(key, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
             held[key] = entry._replace(totals=entry.totals.plus(ended.totals(row)))
         self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
         found = Sorted(ended.without(absent) if absent else ended, [], [])
-        for (site, born_ns), one in held.items():
+        for (site, tid_acquired_ns), one in held.items():
             min_held_ns = 0 if threads_lost > one.threads_lost else _MAX_HELD_NS
-            if (site.pid, site.tid, born_ns) in reported:
+            if (site.pid, site.tid, tid_acquired_ns) in reported:
                 found.late.append((site, one.totals))
             elif one.ticks < _MAX_HELD_TICKS or at_ns - one.since_ns < min_held_ns:
-                self._held[site, born_ns] = one._replace(ticks=one.ticks + 1)
+                self._held[site, tid_acquired_ns] = one._replace(ticks=one.ticks + 1)
             else:
-                found.lost.append((site, born_ns, one.totals))
+                found.lost.append((site, tid_acquired_ns, one.totals))
         return found
 
     def keep_shown(self, identity: ThreadIdentity, left_ns: int, at_ns: int) -> None:
@@ -142,7 +142,7 @@ class DeferredRecords:
         """Return the positions of records of threads of which something was counted already, with their identities."""
         if not (self._shown or self._written_off):
             return []
-        identities = zip(map(THREADS.key, records.ids.tolist()), records.rows["born_ns"].tolist(), strict=True)
+        identities = zip(map(THREADS.key, records.ids.tolist()), records.rows["tid_acquired_ns"].tolist(), strict=True)
         return [(at, one) for at, one in enumerate(identities) if one in self._shown or one in self._written_off]
 
     def rest(self, identity: ThreadIdentity, r: ThreadRecord) -> ThreadRecord | None:

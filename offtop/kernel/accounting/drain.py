@@ -9,7 +9,7 @@ import numpy as np
 
 from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
 from offtop.kernel.bpf import layout, libbpf
-from offtop.kernel.bpf.layout import ThreadRecord, WalkedRecord, WalkedStack
+from offtop.kernel.bpf.layout import ScannedStack, ScannedTask, ThreadRecord
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.processes import DetailsWorker
@@ -89,7 +89,7 @@ class Drain:
 
         `begin` is called with each thread seen and its start time.
         """
-        self._maps, self._walk_links = program.maps, program.walk_links
+        self._maps, self._walk_links = program.maps, program.scan_links
         self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
         self._user_stacks, self._begin = user_stacks, begin
         self.with_wakers = False
@@ -102,9 +102,9 @@ class Drain:
         """Threads seen by the task scans of this tick."""
 
     def walk(self, mode: int) -> bytes:
-        """Run the task scans; `mode` is of layout.WALK_*. Return their raw output."""
-        self._maps["walk_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        return b"".join(map(libbpf.walk, self._walk_links))
+        """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
+        self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
+        return b"".join(map(libbpf.read_iterator, self._walk_links))
 
     def waits(self, walk: bytes, ran: list[RuntimeSample], started: list[NewThread]) -> Iterator[OffCpuTask]:
         """Yield the waits in progress that changed; all of them if priming.
@@ -117,7 +117,7 @@ class Drain:
             self._note_running(key, record, ran, started)
             if record.state & layout.TASK_NEW:
                 self._begin(key, record.start_ns)
-            if record.flags & (layout.WALKED_RUNNABLE | layout.WALKED_STACK | layout.WALKED_HOLDER):
+            if record.flags & (layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER):
                 yield self._walked(key, record, clock_offset_ns)
 
     def flip(self) -> tuple[int, int, int]:
@@ -127,11 +127,11 @@ class Drain:
         """
         maps = self._maps
         drained, self._buffer = self._buffer, 1 - self._buffer
-        active, other = maps["half"], self._buffer.to_bytes(4, "little")
+        active, other = maps["active_buffer"], self._buffer.to_bytes(4, "little")
         maps["object_sites"].update(other, bytes(8))
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
         active.update(_ZERO, other)  # immediately: a wait that ends in between counts as finished at at_ns
-        maps["barrier"].update(_ZERO, maps["nobody"].fd.to_bytes(4, "little"))
+        maps["barrier"].update(_ZERO, maps["barrier_inner"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
 
     def threads(
@@ -141,7 +141,7 @@ class Drain:
 
         `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress.
         """
-        for key, record in self._records(self.walk(layout.WALK_HALVES[buffer] | (layout.WALK_ALONE if alone else 0))):
+        for key, record in self._records(self.walk(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0))):
             self._note_running(key, record, ran, started)
             if record.thread is not None:
                 self._note_run(_ran(key, record.thread, record.start_ns), ran)
@@ -152,13 +152,15 @@ class Drain:
 
         Call it after the task scan, which reports the program that each process runs.
         """
-        found, born_ns, parts = list[SiteKey](), list[int](), list[Ints]()
+        found, tid_acquired_ns, parts = list[SiteKey](), list[int](), list[Ints]()
         for keys, values in self._maps[f"sites_{buffer}"].drain():
-            found += self._sites.every([*layout.SITE_PLACE.iter_unpack(keys)])
-            born_ns += np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
+            found += self._sites.every([*layout.SITE_KEY_HEAD.iter_unpack(keys)])
+            tid_acquired_ns += (
+                np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
+            )
             parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
         columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return SiteDeltas(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], born_ns)
+        return SiteDeltas(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], tid_acquired_ns)
 
     def gone(
         self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[RuntimeSample]
@@ -170,7 +172,7 @@ class Drain:
         task scan reached them.
         """
         alive = {key for key, _ in threads}
-        found = _merge_mixed(_exits(self._maps[f"gone_{buffer}"].drain()), self._flipped_ns)
+        found = _merge_mixed(_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
         records: list[tuple[ThreadKey, ThreadRecord]] = []
         ended: list[RuntimeSample] = []
@@ -178,18 +180,20 @@ class Drain:
             if key not in self._met:  # otherwise it has that name already, or another thread has its tid
                 self._note_name(key, comm)
             # If it exited after the task scan, the older buffer has its CPU time up to then, the newer one its total.
-            run = _ran(key, record, start_ns)._replace(at_ns=0, ended=not record.exec_at_ns, born_ns=record.born_ns)
+            run = _ran(key, record, start_ns)._replace(
+                at_ns=0, ended=not record.exec_at_ns, tid_acquired_ns=record.tid_acquired_ns
+            )
             self._note_run(run, ended)
             records.append((key, record))
-        newer = self._maps[f"gone_{1 - buffer}"]
+        newer = self._maps[f"exited_{1 - buffer}"]
         exited_later = {
             (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _exits(newer.read())
         }
         for (end_ns, key), (comm, start_ns, record) in exited_later.items():
             *_, last = exited_later.get((end_ns + 1, key), (None,))
-            if not record.is_older or (last and _is_mixed(last, at_ns)):
+            if not record.is_previous or (last and _is_mixed(last, at_ns)):
                 continue
-            newer.delete(layout.GONE_KEY.pack(end_ns, *key))
+            newer.delete(layout.EXITED_KEY.pack(end_ns, *key))
             if key not in self._met:
                 self._note_name(key, comm)
             if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at the switch
@@ -208,11 +212,11 @@ class Drain:
         counted in the thread if its record has not arrived after some ticks (offtop/kernel/accounting/deferred.py).
         """
         maps, key = self._maps, buffer.to_bytes(4, "little")
-        raw = maps["gone_rest"].lookup(key) or b""
+        raw = maps["exited_sums"].lookup(key) or b""
         per_cpu = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
         rest = [_without_sites(one) for one in per_cpu if one.state]
         if rest:
-            maps["gone_rest"].update(key, bytes(len(raw)))
+            maps["exited_sums"].update(key, bytes(len(raw)))
             self._catalog.comms[UNNAMED] = self._catalog.processes[UNNAMED.pid] = UNNAMED_NAME
             self._catalog.details[UNNAMED.pid] = UNKNOWN
         return [(UNNAMED, one) for one in rest]
@@ -246,7 +250,7 @@ class Drain:
         for kind in layout.LOST_KINDS:
             count = self.count(kind)
             if count and kind != "copies":  # these waits lose only their callers
-                shown = {"chains": "wakes", "caught": "outliers"}.get(kind, kind)
+                shown = "wakes" if kind == "chains" else kind
                 lost[shown] = lost.get(shown, 0) + count
         if self._wakes.unread:
             lost["wakes"] = lost.get("wakes", 0) + self._wakes.unread
@@ -259,8 +263,8 @@ class Drain:
         per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
         return sum(memoryview(per_cpu).cast("Q"))
 
-    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, WalkedRecord]]:
-        for record in layout.walked_records(walk):
+    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, ScannedTask]]:
+        for record in layout.scanned_tasks(walk):
             key = ThreadKey(record.pid, record.tid)
             self._met.add(key)
             self._stacks.runs(key.pid, record.execs)
@@ -269,10 +273,10 @@ class Drain:
                 self._details.met(record.pid)
             yield key, record
 
-    def _walked(self, key: ThreadKey, record: WalkedRecord, clock_offset_ns: int) -> OffCpuTask:
+    def _walked(self, key: ThreadKey, record: ScannedTask, clock_offset_ns: int) -> OffCpuTask:
         stack, since_ns, bound = record.stack, 0, Bound.EXACT
         call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
-        if record.flags & layout.WALKED_OLDER:
+        if record.flags & layout.SCANNED_BEGAN_EARLIER:
             is_known = record.arrived_ns and clock_offset_ns
             since_ns, bound = (record.arrived_ns + clock_offset_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
             since_ns = min(since_ns, record.left_ns)
@@ -286,7 +290,7 @@ class Drain:
         return OffCpuTask(
             key,
             record.left_ns,
-            bool(record.flags & layout.WALKED_RUNNABLE),
+            bool(record.flags & layout.SCANNED_RUNNABLE),
             record.queued_ns + clock_offset_ns if record.queued_ns and clock_offset_ns else 0,
             kernel,
             record.state,
@@ -296,10 +300,10 @@ class Drain:
             arguments,
             wake,
             self._holder(record),
-            record.born_ns,
+            record.tid_acquired_ns,
         )
 
-    def _holder(self, record: WalkedRecord) -> Holder:
+    def _holder(self, record: ScannedTask) -> Holder:
         """The lock's holder with its name.
 
         The name is read from /proc if the thread is not one of those counted.
@@ -313,7 +317,7 @@ class Drain:
                 comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
         return Holder(pid, tid, comm)
 
-    def _call(self, stack: WalkedStack) -> tuple[int, tuple[int, ...]]:
+    def _call(self, stack: ScannedStack) -> tuple[int, tuple[int, ...]]:
         """The system call as the catalog numbers it, and its arguments; -1 if there is none."""
         if stack.call < 0:
             return -1, ()
@@ -326,13 +330,13 @@ class Drain:
         return call, () if is_32_bit else stack.arguments
 
     def _note_running(
-        self, key: ThreadKey, record: WalkedRecord, ran: list[RuntimeSample], started: list[NewThread]
+        self, key: ThreadKey, record: ScannedTask, ran: list[RuntimeSample], started: list[NewThread]
     ) -> None:
-        if record.flags & layout.WALKED_RAN:
+        if record.flags & layout.SCANNED_RAN:
             self._note_run(RuntimeSample(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-        if record.flags & layout.WALKED_STARTED:
+        if record.flags & layout.SCANNED_STARTED:
             self._begin(key, record.start_ns)
-            started.append(NewThread(key, record.left_ns, record.first_ns, record.born_ns))
+            started.append(NewThread(key, record.left_ns, record.first_ns, record.tid_acquired_ns))
 
     def _note_run(self, one: RuntimeSample, ran: list[RuntimeSample]) -> None:
         self._begin(one.key, one.start_ns)
@@ -358,12 +362,12 @@ class Drain:
 
         This is the smallest offset seen in the last tick.
         """
-        clock = self._maps["clock"]
+        clock = self._maps["clock_sample"]
         least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")
         clock.update(_ZERO, bytes(8))
         if least:
             self._clock_offset_ns = least - (1 << 64) if least >> 63 else least
-            self._maps["apart"].update(_ZERO, least.to_bytes(8, "little"))
+            self._maps["clock_offset"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_offset_ns
 
 
@@ -382,7 +386,7 @@ def _merge_mixed(ended: list[_Exit], flipped_ns: int) -> list[_Exit]:
     by_end = {one[:2]: one for one in ended}
     for end_ns, key, comm, start_ns, last in ended:
         older = by_end.get((end_ns - 1, key))
-        if older and older[-1].is_older and _is_mixed(last, flipped_ns):
+        if older and older[-1].is_previous and _is_mixed(last, flipped_ns):
             del by_end[end_ns - 1, key]
             by_end[end_ns, key] = end_ns, key, comm, start_ns, _merge(older[-1], last)
     return [*by_end.values()]
@@ -402,7 +406,7 @@ def _exits(
     found: list[_Exit] = []
     for keys, values in parts:
         for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
-            layout.GONE_KEY.iter_unpack(keys), layout.GONE.iter_unpack(values), strict=True
+            layout.EXITED_KEY.iter_unpack(keys), layout.EXITED.iter_unpack(values), strict=True
         ):
             record = ThreadRecord._make(layout.THREAD.unpack(thread))
             found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, record))

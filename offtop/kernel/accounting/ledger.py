@@ -215,7 +215,7 @@ class Ledger:
         records, tasks, samples = ThreadRecords.of(threads), OffCpuTasks.of(walked), RuntimeSamples.of(ran)
         of_records, of_tasks = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
         of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
-        acquired_before_ns = table.born_ns[of_samples]
+        acquired_before_ns = table.tid_acquired_ns[of_samples]
         tick = _Tick(at_ns, min_ns, states, max_ns, anew, has_snapshot, tasks, table.numbers(of_tasks))
         is_previous = np.zeros(len(records), np.bool_)
         for part in once_each(of_records):
@@ -239,7 +239,7 @@ class Ledger:
             silent = [key for key in unreported if not self._is_alive(key)]
             self._prime(tick, of_tasks, records, returned, primed_ns)
             self._runs.discard_unreported((tick.task_of >= 0) | table.flags(of_samples))
-        is_old = samples.rows["ended"] & (samples.rows["born_ns"] < acquired_before_ns)
+        is_old = samples.rows["ended"] & (samples.rows["tid_acquired_ns"] < acquired_before_ns)
         self._run(tick, of_samples[~is_old], samples.of_rows(~is_old), records, returned)
         to_place = table.is_unsettled | ((tick.task_of >= 0) & (returned < 0))
         if max_ns or states != self._states:
@@ -427,14 +427,14 @@ class Ledger:
         `rows` are the threads of the records, each once. Returns which records are of a previous owner of the tid.
         """
         table, did, size = self._table, records.rows, len(rows)
-        acquired_ns = table.born_ns[rows]
-        is_previous = did["born_ns"] < acquired_ns
+        acquired_ns = table.tid_acquired_ns[rows]
+        is_previous = did["tid_acquired_ns"] < acquired_ns
         has_ended = table.is_waiting[rows] & ~is_previous
         was_new = table.is_new[rows]
         was_shown = has_ended & ~was_new
         waits = table.waits[rows]
         table.end(rows[has_ended])
-        table.born_ns[rows] = np.maximum(acquired_ns, did["born_ns"])
+        table.tid_acquired_ns[rows] = np.maximum(acquired_ns, did["tid_acquired_ns"])
         left_ns = np.where(was_shown, waits[:, LEFT_NS], 0)
         shown_to_ns = np.full(size, self._snapshot_ns)
         is_whole = np.ones(size, np.bool_)
@@ -450,7 +450,9 @@ class Ledger:
                 left_ns[at], shown_to_ns[at] = shown
                 if tick.filter_changed:  # it may not have been counted in between
                     shown_to_ns[at] = self.at_ns
-        for at in np.flatnonzero(was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["born_ns"])).tolist():
+        for at in np.flatnonzero(
+            was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["tid_acquired_ns"])
+        ).tolist():
             key = ThreadKey(*records.ids[at].tolist())
             self._deferred.keep_shown((key, int(acquired_ns[at])), int(left_ns[at]), self._snapshot_ns)
         has_first = (did["waits"] > 0) & is_whole
@@ -553,17 +555,17 @@ class Ledger:
 
         Returns the rest, and the written-off threads.
         """
-        reported = {*zip(*records.ids.T.tolist(), records.rows["born_ns"].tolist(), strict=True)}
+        reported = {*zip(*records.ids.T.tolist(), records.rows["tid_acquired_ns"].tolist(), strict=True)}
         found = self._deferred.sort(ended, reported, tick.at_ns, threads_lost)
         tick.late += found.late
         lost: set[ThreadKey] = set()
-        for site, born_ns, totals in found.lost:
+        for site, tid_acquired_ns, totals in found.lost:
             key = site.thread
             row = self._table.row(key)
-            is_current = row < 0 or born_ns >= self._table.born_ns[row]
+            is_current = row < 0 or tid_acquired_ns >= self._table.tid_acquired_ns[row]
             if is_current and row >= 0:  # it was shown as waiting ever since it was switched out
                 self._settle_as_shown(tick, np.array([row]))
-            rest = self._deferred.write_off((key, born_ns), totals)
+            rest = self._deferred.write_off((key, tid_acquired_ns), totals)
             numbers = np.zeros((1, THREADS.numbers), np.int64)
             numbers[0, :3], numbers[0, _THREAD["max_ns"]] = rest[:3], rest.max_ns
             tick.ended.append((integers([key], 2), numbers, log2.to_lanes([rest.histogram])))
@@ -652,10 +654,10 @@ class Ledger:
         new = np.flatnonzero(tasks.waits.rows[:, STATE] & layout.TASK_NEW)
         rows, left_ns = of_tasks[new], tasks.waits.rows[new, LEFT_NS]
         is_known = table.is_waiting[rows] & (table.waits[rows, LEFT_NS] == left_ns)
-        is_known |= _acquired_ns(records, returned[rows]) >= tasks.born_ns[new]
+        is_known |= _acquired_ns(records, returned[rows]) >= tasks.tid_acquired_ns[new]
         new, rows, left_ns = new[~is_known], rows[~is_known], left_ns[~is_known]
         self._settle_as_shown(tick, rows)
-        table.born_ns[rows] = tasks.born_ns[new]
+        table.tid_acquired_ns[rows] = tasks.tid_acquired_ns[new]
         self._begin(tick, rows, left_ns, np.minimum(left_ns, tick.at_ns), tasks.waits.rows[new, STATE])
 
     def _end_new(self, tick: _Tick, one: NewThread, records: ThreadRecords, returned: Ints) -> None:
@@ -664,9 +666,9 @@ class Ledger:
         The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
         later: the thread has not been switched out yet.
         """
-        identity, until_ns = (one.key, one.born_ns), one.left_ns + one.first_ns
+        identity, until_ns = (one.key, one.tid_acquired_ns), one.left_ns + one.first_ns
         table, rows = self._table, self._table.rows_of(integers([one.key], 2))
-        has_returned = _acquired_ns(records, returned[rows])[0] >= one.born_ns
+        has_returned = _acquired_ns(records, returned[rows])[0] >= one.tid_acquired_ns
         if until_ns > tick.at_ns or has_returned or self._deferred.shown_of(identity):
             return
         tick = replace(tick, task_of=np.full_like(tick.task_of, -1))  # the scan saw an earlier wait, if any
@@ -674,7 +676,7 @@ class Ledger:
             until_ns = until_ns if table.is_new[rows[0]] else max(until_ns, self._snapshot_ns)
         else:
             self._settle_as_shown(tick, rows)
-            table.born_ns[rows] = one.born_ns
+            table.tid_acquired_ns[rows] = one.tid_acquired_ns
             left_ns = np.array([one.left_ns])
             self._begin(tick, rows, left_ns, left_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
         self._place(tick, rows, until_ns)
@@ -692,7 +694,7 @@ class Ledger:
         table.end(rows)
         rows = rows[~table.is_new[rows]]
         self._settle(tick, table.waits[rows])
-        left_ns, acquired_ns = table.waits[rows, LEFT_NS].tolist(), np.maximum(0, table.born_ns[rows]).tolist()
+        left_ns, acquired_ns = table.waits[rows, LEFT_NS].tolist(), np.maximum(0, table.tid_acquired_ns[rows]).tolist()
         for key, acquired, left in zip(table.keys(rows), acquired_ns, left_ns, strict=True):
             self._deferred.keep_shown((key, acquired), left, self._snapshot_ns)
 
@@ -711,7 +713,7 @@ class Ledger:
         table.is_unsettled[over] = False
         new = ~is_running & ~table.is_waiting[of_tasks] & (tasks.waits.rows[:, KERNEL] != NOT_SCANNED)
         rows, some = of_tasks[new], tasks.waits.rows[new]
-        table.born_ns[rows] = np.maximum(table.born_ns[rows], tasks.born_ns[new])
+        table.tid_acquired_ns[rows] = np.maximum(table.tid_acquired_ns[rows], tasks.tid_acquired_ns[new])
         self._begin(tick, rows, some[:, LEFT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
 
     def _place(self, tick: _Tick, rows: Ints, at_ns: int) -> None:
@@ -813,7 +815,7 @@ class Ledger:
 def _acquired_ns(records: ThreadRecords, which: Ints) -> Ints:
     """Return when the thread of each record acquired its tid; UNKNOWN_NS for position -1."""
     times = np.full(len(which), UNKNOWN_NS)
-    times[which >= 0] = records.rows["born_ns"][which[which >= 0]]
+    times[which >= 0] = records.rows["tid_acquired_ns"][which[which >= 0]]
     return times
 
 

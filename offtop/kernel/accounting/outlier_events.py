@@ -59,7 +59,7 @@ class OutlierEvents:
 
     def _caught(self, raw: bytes, marks: Thresholds) -> LongWait | None:
         """Return None if it is below its threshold, which had not been loaded into BPF."""
-        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.CAUGHT.unpack(raw)
+        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.OUTLIER.unpack(raw)
         known = self._loaded.get(key)
         if known is None:
             known = self._load(key, marks)
@@ -71,10 +71,10 @@ class OutlierEvents:
     def _load(self, key: bytes, marks: Thresholds) -> _Known:
         if len(self._loaded) >= self._map.entries // 2:
             self.forget()
-        raw_kernel, name = layout.MARK_KEY.unpack(key)
+        raw_kernel, name = layout.THRESHOLD_KEY.unpack(key)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
         thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
-        self._map.update(key, layout.MARK.pack(*thresholds_ns))
+        self._map.update(key, layout.THRESHOLD.pack(*thresholds_ns))
         self._loaded[key] = program, kernel, thresholds_ns
         return self._loaded[key]
 
@@ -86,5 +86,5 @@ class OutlierEvents:
                 continue
             thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
             if thresholds_ns != loaded_ns:
-                self._map.update(key, layout.MARK.pack(*thresholds_ns))
+                self._map.update(key, layout.THRESHOLD.pack(*thresholds_ns))
                 self._loaded[key] = program, kernel, thresholds_ns

@@ -31,7 +31,7 @@ class ThreadTable:
         """No snapshot has shown the wait in progress yet, even if it began before the last one."""
         self.is_unsettled: Mask = np.zeros(_FIRST_ROOM, np.bool_)
         """The wait in progress is updated every tick: its site or its run-queue time still changes."""
-        self.born_ns: Ints = np.full(_FIRST_ROOM, UNKNOWN_NS)
+        self.tid_acquired_ns: Ints = np.full(_FIRST_ROOM, UNKNOWN_NS)
         """When the current or last owner of the tid acquired it."""
         self.start_ns: Ints = np.full(_FIRST_ROOM, UNKNOWN_NS)
         """Start time of the thread whose CPU time was reported last."""
@@ -63,7 +63,7 @@ class ThreadTable:
         if row >= 0:
             self._free.append(row)
             self.is_waiting[row] = self.is_new[row] = self.is_unsettled[row] = False
-            self.born_ns[row] = self.start_ns[row] = self.exec_ns[row] = UNKNOWN_NS
+            self.tid_acquired_ns[row] = self.start_ns[row] = self.exec_ns[row] = UNKNOWN_NS
             self.holders.pop(key, None)
 
     @property
@@ -124,7 +124,7 @@ class ThreadTable:
             "is_new",
             "is_unsettled",
             "_versions",
-            "born_ns",
+            "tid_acquired_ns",
             "start_ns",
             "exec_ns",
         ):

@@ -92,16 +92,16 @@ class OffCpuTask(NamedTuple):
     """Id of the catalog entry for the object it waits on."""
     holder: Holder = NO_HOLDER
     """The thread that holds the kernel lock it waits for."""
-    born_ns: int = 0
+    tid_acquired_ns: int = 0
     """As in ThreadRecord."""
 
 
 class OffCpuTasks:
     """The off-CPU threads of a task scan."""
 
-    def __init__(self, waits: WaitList, runnable: Mask, queued_ns: Ints, born_ns: Ints) -> None:
+    def __init__(self, waits: WaitList, runnable: Mask, queued_ns: Ints, tid_acquired_ns: Ints) -> None:
         """`waits` has what the scan knows of each wait; its kernel stack is NOT_SCANNED if that was not collected."""
-        self.waits, self.runnable, self.queued_ns, self.born_ns = waits, runnable, queued_ns, born_ns
+        self.waits, self.runnable, self.queued_ns, self.tid_acquired_ns = waits, runnable, queued_ns, tid_acquired_ns
 
     @classmethod
     def of(cls, tasks: "OffCpuTasks | Iterable[OffCpuTask]") -> "OffCpuTasks":
@@ -109,14 +109,16 @@ class OffCpuTasks:
         if isinstance(tasks, OffCpuTasks):
             return tasks
         every = list(tasks)
-        facts = integers([(one.runnable, one.queued_ns, one.born_ns) for one in every], 3)
+        facts = integers([(one.runnable, one.queued_ns, one.tid_acquired_ns) for one in every], 3)
         return cls(WaitList.of(map(_waiting, every)), facts[:, 0] != 0, facts[:, 1], facts[:, 2])
 
     def __len__(self) -> int:
         return len(self.waits)
 
     def of_rows(self, which: Ints | Mask) -> "OffCpuTasks":
-        return OffCpuTasks(self.waits.of_rows(which), self.runnable[which], self.queued_ns[which], self.born_ns[which])
+        return OffCpuTasks(
+            self.waits.of_rows(which), self.runnable[which], self.queued_ns[which], self.tid_acquired_ns[which]
+        )
 
     def without(self, pids: Collection[int]) -> "OffCpuTasks":
         return self.of_rows(~np.isin(self.waits.rows[:, 0], [*pids]))
@@ -143,7 +145,7 @@ class NewThread(NamedTuple):
     """Start of that wait (CLOCK_MONOTONIC): first_left_ns of the record."""
     first_ns: int
     """Length of that wait."""
-    born_ns: int
+    tid_acquired_ns: int
     """As in ThreadRecord."""
 
 
@@ -161,7 +163,7 @@ class RuntimeSample(NamedTuple):
     """Off-CPU time that its record of this tick contained at at_ns."""
     ended: bool = False
     """True if the thread has exited: exec_ns is final."""
-    born_ns: int = 0
+    tid_acquired_ns: int = 0
     """As in ThreadRecord. Set only if the thread has exited."""
 
 
@@ -215,7 +217,7 @@ class SiteDeltas(NamedTuple):
     """(n, 4): the fields of SiteTotals except the histogram."""
     lanes: Ints
     """(n, 40)"""
-    born_ns: Sequence[int] = ()
+    tid_acquired_ns: Sequence[int] = ()
     """One value per row, as in layout.ThreadRecord. Empty if all are 0."""
 
     @classmethod
@@ -228,5 +230,7 @@ class SiteDeltas(NamedTuple):
 
     def without(self, rows: Sequence[int]) -> "SiteDeltas":
         left = np.delete(np.arange(len(self.keys)), rows)
-        born_ns = [self.born_ns[row] for row in left.tolist()] if self.born_ns else ()
-        return SiteDeltas([self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], born_ns)
+        tid_acquired_ns = [self.tid_acquired_ns[row] for row in left.tolist()] if self.tid_acquired_ns else ()
+        return SiteDeltas(
+            [self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], tid_acquired_ns
+        )

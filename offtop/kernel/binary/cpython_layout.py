@@ -55,12 +55,16 @@ class Layout(NamedTuple):
 
 
 _NO_HOLDER = layout.PYTHON_NO_HOLDER
-_FROM_3_9 = Layout(*(32, _NO_TAGS, 0, 8, 8, 176, 24, _NO_HOLDER, 32, 24, 0, layout.MARKS_ALL), *(104, 112, 40, 48, 72))
+_FROM_3_9 = Layout(
+    *(32, _NO_TAGS, 0, 8, 8, 176, 24, _NO_HOLDER, 32, 24, 0, layout.PYTHON_CALL_ALWAYS), *(104, 112, 40, 48, 72)
+)
 LAYOUTS = {
     (3, 9): _FROM_3_9,
     (3, 10): _FROM_3_9,
-    (3, 11): Layout(*(40, _NO_TAGS, 0, 16, 8, 152, 8, 56, 32, 48, 68, layout.MARKS_ENTRY), *(112, 128, 72, 48, 72)),
-    (3, 12): Layout(*(40, _NO_TAGS, 0, 72, 8, 136, 0, 56, 0, 8, 70, layout.MARKS_SHIM), *(112, 128, 68, 40, 56)),
+    (3, 11): Layout(
+        *(40, _NO_TAGS, 0, 16, 8, 152, 8, 56, 32, 48, 68, layout.PYTHON_CALL_FLAG), *(112, 128, 72, 48, 72)
+    ),
+    (3, 12): Layout(*(40, _NO_TAGS, 0, 72, 8, 136, 0, 56, 0, 8, 70, layout.PYTHON_CALL_SHIM), *(112, 128, 68, 40, 56)),
 }
 _PUBLISHED = {
     (3, 13): (_NO_TAGS, (5, 8, 9, 21, 24, 23, 30, 29, 33, 35, 37, 39)),
@@ -163,5 +167,5 @@ def _published(version: tuple[int, int], raw: bytes) -> Layout | None:
     )
     return Layout(
         *(head, mask, next_interp, threads, next_thread, id_, frame, _NO_HOLDER, code, caller, owner),
-        *(layout.MARKS_SHIM, file_name, name, line, *LAYOUTS[3, 12][-2:]),
+        *(layout.PYTHON_CALL_SHIM, file_name, name, line, *LAYOUTS[3, 12][-2:]),
     )

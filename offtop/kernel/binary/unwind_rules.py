@@ -101,24 +101,24 @@ def _value(word: str) -> Value:
 
 
 def packed(rule: Rule, machine: Machine) -> bytes:
-    """Pack a rule as `struct rule` of bpf/offcpu.h, or as HOW_ODD if that cannot represent it."""
+    """Pack a rule as `struct rule` of bpf/offcpu.h, or as CFA_UNSUPPORTED if that cannot represent it."""
     cfa = rule.cfa
     if rule.ip.base == UNDEFINED:
-        return ended(layout.END_WHOLE)
+        return ended(layout.END_COMPLETE)
     if rule.is_signal:
         is_usual = (cfa, rule.ip, rule.bp) == _SIGNALS.get(machine)
-        return layout.RULE.pack(0, 0, layout.HOW_SIGNAL if is_usual else layout.HOW_ODD, 0, 0)
+        return layout.RULE.pack(0, 0, layout.CFA_SIGNAL if is_usual else layout.CFA_UNSUPPORTED, 0, 0)
     how = {
-        (machine.sp, False): layout.HOW_SP,
-        (machine.bp, False): layout.HOW_BP,
-        (machine.bp, True): layout.HOW_AT_BP,
-    }.get((cfa.base, cfa.is_at), layout.HOW_ODD)
+        (machine.sp, False): layout.CFA_SP,
+        (machine.bp, False): layout.CFA_BP,
+        (machine.bp, True): layout.CFA_AT_BP,
+    }.get((cfa.base, cfa.is_at), layout.CFA_UNSUPPORTED)
     if machine.link is not None:
         saved, at = _linked(rule, machine.link, machine.bp)
     else:
         saved, at = _called(rule, machine)
     if saved is None or rule.sp != Value(CFA) or not -(1 << 15) <= at < 1 << 15:
-        how, saved, at = layout.HOW_ODD, 0, 0
+        how, saved, at = layout.CFA_UNSUPPORTED, 0, 0
     return layout.RULE.pack(cfa.offset, at, how, saved, 0)
 
 
@@ -168,7 +168,7 @@ def ended(end: int, unsure: bool = False) -> bytes:
 
     `unsure`: this was guessed and is not from .eh_frame.
     """
-    return layout.RULE.pack(0, 0, layout.HOW_END + end, 0, unsure)
+    return layout.RULE.pack(0, 0, layout.CFA_END + end, 0, unsure)
 
 
 def guessed(cfa: int, is_linked: bool, bp: int | None) -> bytes:
@@ -177,7 +177,7 @@ def guessed(cfa: int, is_linked: bool, bp: int | None) -> bytes:
     `cfa`: offset from the frame pointer if `is_linked`, otherwise from the stack pointer. `bp`: where the caller's
     frame pointer is saved, relative to the CFA; None if it is not saved.
     """
-    how = layout.HOW_LINK if is_linked else layout.HOW_SP
+    how = layout.CFA_LINK if is_linked else layout.CFA_SP
     if bp is None:
         return layout.RULE.pack(cfa, 0, how, layout.SAVED_NOT, 1)
     saved = layout.SAVED_BELOW if bp == -2 * WORD_BYTES else layout.SAVED_AT

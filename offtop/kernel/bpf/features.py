@@ -48,7 +48,7 @@ class Features:
     """The kernel maintains it if it has the member: sched_info_on() is a constant since c5895d3f06cb (5.14)."""
     last_arrival: int | None
     last_queued: int | None
-    turns: int | None
+    pcount: int | None
     """Offset of the counter of how often the thread got a CPU."""
     sum_exec: int
     """Offset of the total run time of the thread, as the kernel accounts it."""
@@ -160,7 +160,7 @@ def find(types: KernelTypes) -> Features:
         run_delay=in_sched_info("run_delay"),
         last_arrival=in_sched_info("last_arrival"),
         last_queued=in_sched_info("last_queued"),
-        turns=in_sched_info("pcount"),
+        pcount=in_sched_info("pcount"),
         sum_exec=entity + exec_runtime,
         exec_start=entity + exec_start,
         start_time=needed("start_time"),
@@ -319,7 +319,7 @@ _REGISTERS = {
         "REG_BP": "bp",
         "REG_MODE": "cs",
         **{f"REG_ARGUMENT_{n}": member for n, member in enumerate(("di", "si", "dx", "r10", "r8", "r9"))},
-        **{f"REG_OTHER_{n}": member for n, member in enumerate(("bx", "r12", "r13", "r14", "r15"))},
+        **{f"REG_CALLEE_SAVED_{n}": member for n, member in enumerate(("bx", "r12", "r13", "r14", "r15"))},
     },
     "aarch64": {
         "REG_CALL": "syscallno",
@@ -328,7 +328,7 @@ _REGISTERS = {
         "REG_BP": "regs:29",
         "REG_MODE": "pstate",
         **{f"REG_ARGUMENT_{n}": f"regs:{n}" for n in range(6)},
-        **{f"REG_OTHER_{n}": f"regs:{number}" for n, number in enumerate((*range(19, 29), 30))},
+        **{f"REG_CALLEE_SAVED_{n}": f"regs:{number}" for n, number in enumerate((*range(19, 29), 30))},
         "REG_LINK": "regs:30",
     },
 }

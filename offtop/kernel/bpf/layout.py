@@ -8,50 +8,59 @@ from typing import Any, NamedTuple, cast
 
 LANES = 40
 FRAMES = 127
-WALK_FRAMES = 64
-WALK_WORDS = 64
+SCAN_FRAMES = 64
+SCAN_WORDS = 64
 
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
 KIND_NEW = 0x10
 RUNNING = 1 << 31
 TASK_NEW = 0x800
-WALKED_RUNNABLE, WALKED_THREAD, WALKED_STACK, WALKED_RAN, WALKED_OLDER = 1, 2, 4, 8, 16
-WALKED_HOLDER, WALKED_STARTED = 32, 64
-WALK_WAITS, WALK_PRIME = 1, 2
-WALK_HALVES = (4, 8)
-WALK_ALONE = 16
+SCANNED_RUNNABLE, SCANNED_THREAD, SCANNED_STACK, SCANNED_RAN, SCANNED_BEGAN_EARLIER = 1, 2, 4, 8, 16
+SCANNED_HOLDER, SCANNED_STARTED = 32, 64
+SCAN_WAITS, SCAN_PRIME = 1, 2
+SCAN_BUFFERS = (4, 8)
+SCAN_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
-LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "caught", "chains")
+LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "chains")
 
 CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQ12Q")
 THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
-GONE_KEY = struct.Struct("=QII")
-GONE = struct.Struct(f"=16sQ{THREAD.size}s")
+EXITED_KEY = struct.Struct("=QII")
+EXITED = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
-SITE_PLACE = struct.Struct("=IIQQQ8x")
-"""A SITE_KEY without its last member, born_ns."""
+SITE_KEY_HEAD = struct.Struct("=IIQQQ8x")
+"""A SITE_KEY without its last member, tid_acquired_ns."""
 SITE_NUMBERS = 4
 """Number of u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
 STACK = struct.Struct(f"=QQ{FRAMES + 1}Q")
-MARK_KEY = struct.Struct("=Q16s")
-MARK = struct.Struct("=QQ")
-CAUGHT = struct.Struct(f"=6Q4I{MARK_KEY.size}s")
-END_LINKED, END_WHOLE, END_DEEP, END_MEMORY, END_ASTRAY, END_NO_WAY, END_NO_RULE, END_ODD = range(1, 9)
+THRESHOLD_KEY = struct.Struct("=Q16s")
+THRESHOLD = struct.Struct("=QQ")
+OUTLIER = struct.Struct(f"=6Q4I{THRESHOLD_KEY.size}s")
+(
+    END_LINKED,
+    END_COMPLETE,
+    END_TRUNCATED,
+    END_MEMORY,
+    END_BAD_PC,
+    END_NO_UNWIND_INFO,
+    END_NO_RULE,
+    END_CFA_UNSUPPORTED,
+) = range(1, 9)
 END_UNSURE = 0x100
-END_PYTHON, END_GENERATION, END_EXECS = 9, 16, 32
+END_PYTHON_SHIFT, END_GENERATION_SHIFT, END_EXECS_SHIFT = 9, 16, 32
 END_NOT_COPIED = 9
 """Only used by unwinding in user space: like END_MEMORY, but the memory is a copy."""
 COPIED = EXACT = 1 << 63
-NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU, WAKE_UNTOLD = range(6)
-OF_OBJECT = 1 << 63
-MOST_OBJECTS = 64
+NO_WAKE, WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU, WAKE_NO_ROOM = range(6)
+OBJECT_ID_BIT = 1 << 63
+MAX_OBJECTS = 64
 PYTHON, PYTHON_ENTRY = 1 << 62, 1 << 61
 PYTHON_FRAMES = 64
 PYTHON_ADDRESS = (1 << 56) - 1
 PYTHON_NO_HOLDER = 0xFFFFFFFF
-MARKS_ALL, MARKS_ENTRY, MARKS_SHIM = range(3)
-MARKS_SHIM_OWNER = 3
+PYTHON_CALL_ALWAYS, PYTHON_CALL_FLAG, PYTHON_CALL_SHIM = range(3)
+PYTHON_SHIM_OWNER = 3
 PYTHON_LAYOUT = struct.Struct("=QQ10I4H")
 FIRST_ID = 16
 LINKS = 7
@@ -69,15 +78,15 @@ CALLS_NOW = struct.Struct("=QQQ")
 CALLS = 512
 OBJECT_FILE, OBJECT_EPOLL, OBJECT_FUTEX, OBJECT_FUTEX_WAIT, OBJECT_CHILD, OBJECT_ID = range(1, 7)
 OBJECT_POLL, OBJECT_LOCK = 7, 8
-PLACE_UNKNOWN, PLACE_MEMORY, PLACE_INODE, PLACE_POSITION, PLACE_PIPE = range(5)
+PROTECTS_UNKNOWN, PROTECTS_MM, PROTECTS_INODE, PROTECTS_POSITION, PROTECTS_PIPE = range(5)
 LOCK_SEMAPHORE, LOCK_RWSEM = 1, 2
 NO_DESCRIPTOR = 0xFFFFFFFF
 FUTEX_PRIVATE = 128
 MAGIC_PIPES = 0x50495045
 MAGIC_SOCKETS = 0x534F434B
 FAMILY_UNIX, FAMILY_IPV4, FAMILY_IPV6 = 1, 2, 10
-LARGEST_FRAME = 1 << 24
-HOW_NONE, HOW_SP, HOW_BP, HOW_AT_BP, HOW_LINK, HOW_SIGNAL, HOW_ODD, HOW_END = range(8)
+MAX_FRAME_BYTES = 1 << 24
+CFA_NONE, CFA_SP, CFA_BP, CFA_AT_BP, CFA_LINK, CFA_SIGNAL, CFA_UNSUPPORTED, CFA_END = range(8)
 SAVED_NOT, SAVED_BELOW, SAVED_AT, SAVED_AT_BP, SAVED_LINK = range(5)
 RULE_KEY = struct.Struct("=QII")
 RULE = struct.Struct("=ihBBI")
@@ -85,28 +94,30 @@ SPACE = struct.Struct("=I")
 _IS_ARM = platform.machine() == "aarch64"
 REGISTERS = 34 if _IS_ARM else 21
 COPY_HEAD = struct.Struct(f"=QQ{REGISTERS}QQQQQQ10I{FRAMES + 1 + PYTHON_FRAMES}Q")
-WALKED = struct.Struct("=8Q8I16s")
+SCANNED_TASK = struct.Struct("=8Q8I16s")
 ARGUMENTS = 6
-OTHERS = 11
-MODE_MASK, MODE_NARROW = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
+CALLEE_SAVED = 11
+MODE_MASK, MODE_32_BIT = (0x10, 0x10) if _IS_ARM else (0xFFFFFFFF, 0x23)
 """Mask and value of the mode of a 32-bit program: arm64's PSR_MODE32_BIT, x86-64's __USER32_CS."""
-WALKED_FRAMES = struct.Struct(f"=QQq{ARGUMENTS}QQQQ{OTHERS}QQQ{OBJECT.size}s{WALK_WORDS * 8}s{WALK_FRAMES * 8}s")
+SCANNED_STACK_LAYOUT = struct.Struct(
+    f"=QQq{ARGUMENTS}QQQQ{CALLEE_SAVED}QQQ{OBJECT.size}s{SCAN_WORDS * 8}s{SCAN_FRAMES * 8}s"
+)
 
 HASH_KEYS = 136
 SIZES = {
     "config": (4, CONFIG.size),
-    "half": (4, 4),
-    "walk_mode": (4, 4),
-    "clock": (4, 8),
-    "apart": (4, 8),
+    "active_buffer": (4, 4),
+    "scan_mode": (4, 4),
+    "clock_sample": (4, 8),
+    "clock_offset": (4, 8),
     "scratch": (4, STACK.size + 8 * (HASH_KEYS + 2)),
     "lost": (4, 8),
     "only_pids": (4, 4),
     "only_tids": (4, 4),
     "only_cgroup": (4, 4),
-    "gone_0": (GONE_KEY.size, GONE.size),
-    "gone_1": (GONE_KEY.size, GONE.size),
-    "gone_rest": (4, THREAD.size),
+    "exited_0": (EXITED_KEY.size, EXITED.size),
+    "exited_1": (EXITED_KEY.size, EXITED.size),
+    "exited_sums": (4, THREAD.size),
     "sites_0": (SITE_KEY.size, SITE.size),
     "sites_1": (SITE_KEY.size, SITE.size),
     "object_sites": (4, 8),
@@ -120,29 +131,29 @@ SIZES = {
     "objects": (8, OBJECT.size),
     "execs": (4, 4),
     "barrier": (4, 4),
-    "nobody": (4, 4),
+    "barrier_inner": (4, 4),
 }
 """Key and value bytes of each map."""
-CAUGHT_SIZES = {"marks": (MARK_KEY.size, MARK.size), "caught": (0, 0)}
+OUTLIER_SIZES = {"thresholds": (THRESHOLD_KEY.size, THRESHOLD.size), "outliers": (0, 0)}
 """Key and value bytes of the maps that report single waits, which need a ring buffer."""
 UNWIND_SIZES = {
     "rules": (RULE_KEY.size, RULE.size),
     "spaces": (4, SPACE.size),
-    "allowed": (4, 8),
+    "copies_left": (4, 8),
     "copies": (0, 0),
 }
 """Key and value bytes of the maps that exist only if user stacks are unwound by rules."""
 
-PYTHON_SIZES = {"pythons": (4, PYTHON_LAYOUT.size)}
+PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "gone_rest", "within_calls")
+PER_CPU = ("lost", "exited_sums", "within_calls")
 
 
-def is_narrow(mode: int) -> bool:
+def is_32_bit_mode(mode: int) -> bool:
     """Whether this is the mode of a 32-bit program on a 64-bit machine."""
-    return mode & MODE_MASK == MODE_NARROW
+    return mode & MODE_MASK == MODE_32_BIT
 
 
 class ThreadRecord(NamedTuple):
@@ -173,13 +184,13 @@ class ThreadRecord(NamedTuple):
     exec_ns: int
     exec_at_ns: int
     exec_off_ns: int
-    born_ns: int
+    tid_acquired_ns: int
     """Time since when the thread has its id, which another thread may have had before (CLOCK_MONOTONIC)."""
     first_kind: int
     """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU."""
     state: int
     objects: int
-    is_older: int
+    is_previous: int
     """Set if the thread has exited and this is from the previous tick, in which no task scan reported it."""
     histogram: bytes
 
@@ -193,7 +204,7 @@ class ObjectRecord(NamedTuple):
     argument: int
     kind: int
     device: int
-    how: int
+    detail: int
     peer_pid: int
     family: int
     protocol: int
@@ -209,10 +220,10 @@ class ObjectRecord(NamedTuple):
         return cls._make(OBJECT.unpack(value))
 
 
-class WalkedStack(NamedTuple):
+class ScannedStack(NamedTuple):
     """`struct walked_stack`: where a thread that is off CPU waits."""
 
-    turns: int
+    pcount: int
     """How often the thread got a CPU; if the number is different later, it has run meanwhile."""
     call: int
     """Number of the system call that it is in; -1 if in none, or unknown."""
@@ -221,7 +232,7 @@ class WalkedStack(NamedTuple):
     sp: int
     """User stack pointer; 0 if the user registers are unknown."""
     bp: int
-    others: tuple[int, ...]
+    callee_saved: tuple[int, ...]
     """Other callee-saved registers, or zeros: x86-64 rbx and r12 to r15, arm64 x19 to x28 and, in a leaf, x30."""
     mode: int
     """Mode of the program: x86-64's code segment, arm64's pstate; 0 if unknown."""
@@ -234,7 +245,7 @@ class WalkedStack(NamedTuple):
     """Addresses as u64, leaf first."""
 
 
-class WalkedRecord(NamedTuple):
+class ScannedTask(NamedTuple):
     """`struct walked`: a thread in the task scan, with its record of the tick and its stack."""
 
     left_ns: int
@@ -243,7 +254,7 @@ class WalkedRecord(NamedTuple):
     exec_ns: int
     exec_at_ns: int
     start_ns: int
-    born_ns: int
+    tid_acquired_ns: int
     first_ns: int
     pid: int
     tid: int
@@ -255,14 +266,14 @@ class WalkedRecord(NamedTuple):
     unused: int
     comm: bytes
     thread: ThreadRecord | None
-    stack: WalkedStack | None
+    stack: ScannedStack | None
 
 
 _FIRST_REGISTER = 3 + ARGUMENTS
-"""Index of the first register in WALKED_FRAMES."""
+"""Index of the first register in SCANNED_STACK_LAYOUT."""
 _make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
 _thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
-_walked: Callable[[Iterable[object]], WalkedRecord] = partial(_make, WalkedRecord)
+_walked: Callable[[Iterable[object]], ScannedTask] = partial(_make, ScannedTask)
 
 
 @lru_cache(maxsize=65_536)
@@ -271,27 +282,27 @@ def object_of(value: bytes) -> ObjectRecord:
     return ObjectRecord.of(value)
 
 
-def walked_records(data: bytes) -> Iterator[WalkedRecord]:
+def scanned_tasks(data: bytes) -> Iterator[ScannedTask]:
     """Parse the output of one task scan."""
     at = 0
     while at < len(data):
-        head = WALKED.unpack_from(data, at)
+        head = SCANNED_TASK.unpack_from(data, at)
         flags: int = head[11]
-        at += WALKED.size
+        at += SCANNED_TASK.size
         thread = stack = None
-        if flags & WALKED_THREAD:
+        if flags & SCANNED_THREAD:
             thread = _thread(THREAD.unpack_from(data, at))
             at += THREAD.size
-        if flags & WALKED_STACK:
-            depth, turns, call, *_ = fields = WALKED_FRAMES.unpack_from(data, at)
-            at += WALKED_FRAMES.size
+        if flags & SCANNED_STACK:
+            depth, pcount, call, *_ = fields = SCANNED_STACK_LAYOUT.unpack_from(data, at)
+            at += SCANNED_STACK_LAYOUT.size
             call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
             ip, sp, bp = fields[_FIRST_REGISTER : _FIRST_REGISTER + 3]
-            others = fields[_FIRST_REGISTER + 3 : _FIRST_REGISTER + 3 + OTHERS]
+            callee_saved = fields[_FIRST_REGISTER + 3 : _FIRST_REGISTER + 3 + CALLEE_SAVED]
             mode, of_thread, found, words, frames = fields[-5:]
             arguments = fields[_FIRST_REGISTER - ARGUMENTS : _FIRST_REGISTER]
-            stack = WalkedStack(
-                *(turns, call, arguments, ip, sp, bp, others, mode, of_thread, object_of(found), words),
+            stack = ScannedStack(
+                *(pcount, call, arguments, ip, sp, bp, callee_saved, mode, of_thread, object_of(found), words),
                 frames[: 8 * depth],
             )
         yield _walked((*head, thread, stack))

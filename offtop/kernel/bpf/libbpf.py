@@ -214,7 +214,7 @@ class Map:
         self._values = ct.create_string_buffer(entries * self.value_bytes)
 
 
-def walk(link_fd: int) -> bytes:
+def read_iterator(link_fd: int) -> bytes:
     """Run an attached iterator once, and return everything that it writes. Raises OSError."""
     fd = library().bpf_iter_create(link_fd)
     if fd < 0:

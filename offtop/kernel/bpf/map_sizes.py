@@ -14,10 +14,10 @@ _LEAST, _MOST_THREADS, _MOST_SITES, _MOST_KEPT, _MOST_KERNEL_STACKS = 1 << 13, 1
 RULES, SPACES = 65_536, 16_384
 """Addresses whose unwind rules are loaded into BPF, and processes for which they are. The least recently used ones are
 evicted."""
-PYTHONS, PYTHON_THREADS = 4096, 16_384
+PYTHON_PROCESSES, PYTHON_THREADS = 4096, 16_384
 THRESHOLDS = 16_384
 EXECS = 8192
-CAUGHT_BYTES = 1 << 20
+OUTLIERS_BYTES = 1 << 20
 """Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
 _SLOTS = 2
 """SLOTS in bpf/userstack.c."""
@@ -80,20 +80,20 @@ def for_machine(threads: int | None = None) -> Sizes:
     )
 
 
-def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, by_task: bool = False, waking: bool = True) -> int:
+def memory_bytes(sizes: Sizes, cpus: int, *, stack_kb: int = 16, in_hash: bool = False, waking: bool = True) -> int:
     """Return how much kernel memory the maps take, within some percent.
 
-    `stack_kb`: see Unwind. `by_task`: threads' records are in a map; otherwise they are in task storage, which takes up
+    `stack_kb`: see Unwind. `in_hash`: threads' records are in a map; otherwise they are in task storage, which takes up
     to 2 KB a thread more. `waking`: the maps of wakers are there, too.
     """
-    return sum(size for _, size in maps(sizes, cpus, stack_kb=stack_kb, by_task=by_task, waking=waking))
+    return sum(size for _, size in maps(sizes, cpus, stack_kb=stack_kb, in_hash=in_hash, waking=waking))
 
 
-def maps(sizes: Sizes, cpus: int, *, stack_kb: int, by_task: bool, waking: bool) -> Iterator[tuple[str, int]]:
+def maps(sizes: Sizes, cpus: int, *, stack_kb: int, in_hash: bool, waking: bool) -> Iterator[tuple[str, int]]:
     """Yield the name and the bytes of each map that takes more than some KB. For parameters, see memory_bytes."""
     entries = sizes.defines()
     by_name = {
-        **dict.fromkeys(("gone_0", "gone_1"), entries["EXITS"]),
+        **dict.fromkeys(("exited_0", "exited_1"), entries["EXITS"]),
         **dict.fromkeys(("sites_0", "sites_1"), entries["SITES"]),
         "kernel_stacks": entries["KERNEL_STACKS"],
         "user_stacks": entries["STACKS"],
@@ -103,13 +103,13 @@ def maps(sizes: Sizes, cpus: int, *, stack_kb: int, by_task: bool, waking: bool)
         by_name |= dict.fromkeys(("storms_0", "storms_1"), entries["STORMS"])
     for name, count in by_name.items():
         yield name, _hash_bytes(*layout.SIZES[name], count, cpus)
-    if by_task:
+    if in_hash:
         yield "record", _hash_bytes(8, _RECORD_BYTES, sizes.threads, cpus)
-    yield "marks", _hash_bytes(*layout.CAUGHT_SIZES["marks"], THRESHOLDS, cpus)
+    yield "thresholds", _hash_bytes(*layout.OUTLIER_SIZES["thresholds"], THRESHOLDS, cpus)
     yield "rules", _hash_bytes(*layout.UNWIND_SIZES["rules"], RULES, cpus, is_lru=True)
     yield "spaces", _hash_bytes(*layout.UNWIND_SIZES["spaces"], SPACES, cpus, is_lru=True)
     yield "execs", _hash_bytes(*layout.SIZES["execs"], EXECS, cpus, is_lru=True)
-    yield "caught", CAUGHT_BYTES
+    yield "outliers", OUTLIERS_BYTES
     yield "copy_scratch", _SLOTS * cpus * (layout.COPY_HEAD.size + (stack_kb << 10) + 32)
 
 

@@ -56,7 +56,7 @@ class Unwind(NamedTuple):
         They need a thread's registers (x86-64, arm64), and a ring buffer for the copies of stacks from which user space
         learns which rules are needed.
         """
-        return self.asks_for_rules and "REG_OTHER_0" in features.registers and features.ring_buffer
+        return self.asks_for_rules and "REG_CALLEE_SAVED_0" in features.registers and features.ring_buffer
 
     @property
     def asks_for_rules(self) -> bool:
@@ -124,13 +124,13 @@ class Program:
         """Held while descriptors are added or closed."""
         self._is_closed = False
         self.programs = {name.removeprefix("program "): fd for name, fd in fds.items() if name.startswith("program ")}
-        self.walk_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
+        self.scan_links = [fd for name, fd in fds.items() if name.startswith("link bpf_iter__")]
         """Descriptors of the iterators that make up a task scan, in the order in which they run."""
         self.kprobe_links = [fds[f"link {symbol}"] for symbol in request["kprobes"].values()]
         cpus = possible_cpus()
         sizes = {
             **layout.SIZES,
-            **layout.CAUGHT_SIZES,
+            **layout.OUTLIER_SIZES,
             **layout.UNWIND_SIZES,
             **layout.PYTHON_SIZES,
             **layout.WITHIN_SIZES,
@@ -311,12 +311,12 @@ _SLEEPS, _SLEEP_S = 100, 0.001
 def _is_called(program: Program, features: Features) -> bool:
     """Whether the switch-in probe is called: the compiler may have inlined the function.
 
-    Sleeps for a moment, with a filter that counts no waits, until back_current() in offcpu.c has recorded that offtop
-    itself was switched in.
+    Sleeps for a moment, with a filter that counts no waits, until switch_in_current() in offcpu.c has recorded a
+    switch-in of offtop itself.
     """
     if program.probe == "switch" or features.last_arrival is None:  # always called, or it does not record anything
         return True
-    config, clock = program.maps["config"], program.maps["clock"]
+    config, clock = program.maps["config"], program.maps["clock_sample"]
     count_none = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 23)
     config.update(bytes(4), count_none)
     try:
@@ -370,7 +370,7 @@ def _attach_through(
         "raw_tracepoints": raw,
         "typed_tracepoints": {},
         "given": {},
-        "inner": {"barrier": "nobody"},
+        "inner": {"barrier": "barrier_inner"},
         "bpf": syscalls.number_of("bpf"),
         "kprobes": kprobes,
         "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
@@ -379,7 +379,7 @@ def _attach_through(
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
-            *(layout.CAUGHT_SIZES if features.ring_buffer else ()),
+            *(layout.OUTLIER_SIZES if features.ring_buffer else ()),
             *(layout.UNWIND_SIZES if is_ruled else ()),
             *(layout.PYTHON_SIZES if features.tells_pythons else ()),
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
@@ -410,12 +410,12 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_ta
         "LINUX_VERSION_CODE": (release[0] << 16) + (release[1] << 8) + min(255, release[2]),
         **of_maps.defines(),
         "EXECS": map_sizes.EXECS,
-        "MARKS": map_sizes.THRESHOLDS,
-        "CAUGHT": map_sizes.CAUGHT_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
+        "THRESHOLDS": map_sizes.THRESHOLDS,
+        "OUTLIERS": map_sizes.OUTLIERS_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
         f"PROBE_{probe.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
-        "BY_TASK": 1 if by_task else None,
+        "RECORDS_IN_HASH": 1 if by_task else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
         "TASK_STATE": features.state,
@@ -427,16 +427,16 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_ta
         "RUN_DELAY": features.run_delay,
         "LAST_ARRIVAL": features.last_arrival,
         "LAST_QUEUED": features.last_queued,
-        "TURNS": features.turns,
+        "PCOUNT": features.pcount,
         "SUM_EXEC": features.sum_exec,
         "EXEC_START": features.exec_start,
         "START_TIME": features.start_time,
         "TASK_EXECS": features.execs,
         "TASK_FS_BASE": features.fs_base,
-        "PYTHONS": map_sizes.PYTHONS,
+        "PYTHON_PROCESSES": map_sizes.PYTHON_PROCESSES,
         "PYTHON_THREADS": map_sizes.PYTHON_THREADS,
         "MODE_MASK": layout.MODE_MASK,
-        "MODE_NARROW": layout.MODE_NARROW,
+        "MODE_32_BIT": layout.MODE_32_BIT,
         **features.own_id,
         **features.registers,
         **features.cgroup,

@@ -206,10 +206,10 @@ def task_storage_of(internals: MapInternals, machine: str = platform.machine()) 
 def kernel_memory() -> Check:
     """Report how much kernel memory the BPF maps will take on this machine."""
     threads, types = map_sizes.threads_now(), kernel_types()
-    by_task = types is not None and not safe_maps(map_internals(types)).task_storage
+    in_hash = types is not None and not safe_maps(map_internals(types)).task_storage
     sizes, cpus = map_sizes.for_machine(threads), possible_cpus()
-    alone, with_wakers = (map_sizes.memory_bytes(sizes, cpus, by_task=by_task, waking=more) for more in (False, True))
-    more = "" if by_task else ", and up to 2 KB a thread"
+    alone, with_wakers = (map_sizes.memory_bytes(sizes, cpus, in_hash=in_hash, waking=more) for more in (False, True))
+    more = "" if in_hash else ", and up to 2 KB a thread"
     what = (
         f"BPF maps take {size(alone)} for {threads:,} threads and {cpus} CPUs, {size(with_wakers - alone)} more with "
         f"wakers{more}"

@@ -100,7 +100,7 @@ class Objects:
             case layout.OBJECT_CHILD | layout.OBJECT_ID:
                 return _child(pid, found)
             case layout.OBJECT_POLL:
-                many = f"{found.how} or more" if found.argument else f"{found.how}"
+                many = f"{found.detail} or more" if found.argument else f"{found.detail}"
                 return Object("poll", f"poll of {many} descriptors", pid)
             case layout.OBJECT_LOCK:
                 return self._lock(pid, found)
@@ -110,7 +110,9 @@ class Objects:
                 return NO_OBJECT
 
     def _futex(self, pid: int, found: ObjectRecord) -> Object:
-        shared = "" if found.how or not self._take_lookups(_MAPPING_LOOKUPS) else self._shared_at(pid, found.argument)
+        shared = (
+            "" if found.detail or not self._take_lookups(_MAPPING_LOOKUPS) else self._shared_at(pid, found.argument)
+        )
         return Object("futex", shared) if shared else Object("futex", f"{found.argument:#x}", pid)
 
     def _shared_at(self, pid: int, address: int) -> str:
@@ -144,15 +146,15 @@ class Objects:
         return name or f"inode {found.inode} of {device}"
 
     def _lock(self, pid: int, found: ObjectRecord) -> Object:
-        kind = _LOCKS.get(found.how, "mutex")
+        kind = _LOCKS.get(found.detail, "mutex")
         match found.state:
-            case layout.PLACE_MEMORY:
+            case layout.PROTECTS_MM:
                 return Object(kind, "mmap_lock", found.peer_pid)
-            case layout.PLACE_INODE:
+            case layout.PROTECTS_INODE:
                 return Object(kind, f"i_rwsem of {self._path(pid, found)}")
-            case layout.PLACE_POSITION:
+            case layout.PROTECTS_POSITION:
                 return Object(kind, f"f_pos_lock of {self._path(pid, found)}")
-            case layout.PLACE_PIPE:
+            case layout.PROTECTS_PIPE:
                 return Object(kind, f"{kind} of pipe:[{found.inode}]")
             case _:
                 return Object(kind, self._variable(found.file) or f"{kind}#{self._number_of(0, found.file)}")
@@ -210,7 +212,7 @@ def _address(family: int, raw: bytes) -> str:
 def _child(pid: int, found: ObjectRecord) -> Object:
     """The process or processes whose exit is awaited."""
     target = (found.argument & 0xFFFFFFFF ^ 0x80000000) - 0x80000000
-    how = found.how
+    how = found.detail
     if found.kind == layout.OBJECT_CHILD:
         how = _CHILD if target > 0 else _ANY_CHILD if target == -1 else _GROUP
         target = abs(target)

@@ -49,18 +49,18 @@ _SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
 ones."""
 
 _END = layout.END_UNSURE - 1
-_PYTHON_COUNT = (1 << layout.END_GENERATION - layout.END_PYTHON) - 1
+_PYTHON_COUNT = (1 << layout.END_GENERATION_SHIFT - layout.END_PYTHON_SHIFT) - 1
 _STACK_HEAD = struct.Struct("=QQ")
 _EXITED_STACK = (Frame(GONE, 0),)
 """Stack of a process that exited or called exec() since."""
 _ENDS = {
-    layout.END_WHOLE: WHOLE,
+    layout.END_COMPLETE: WHOLE,
     layout.END_LINKED: LINKED,
-    layout.END_DEEP: DEEP,
+    layout.END_TRUNCATED: DEEP,
     layout.END_MEMORY: NOT_IN_MEMORY,
-    layout.END_ASTRAY: ASTRAY,
-    layout.END_NO_WAY: NO_WAY,
-    layout.END_ODD: NOT_FOLLOWED,
+    layout.END_BAD_PC: ASTRAY,
+    layout.END_NO_UNWIND_INFO: NO_WAY,
+    layout.END_CFA_UNSUPPORTED: NOT_FOLLOWED,
     layout.END_NOT_COPIED: NOT_COPIED,
 }
 
@@ -262,10 +262,10 @@ class Stacks:
                 self.unread += 1
                 return STACK_LOST
             addresses, end = _addresses(read[0]), read[1]
-            unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON & _PYTHON_COUNT
+            unsure, count = bool(end & layout.END_UNSURE), end >> layout.END_PYTHON_SHIFT & _PYTHON_COUNT
             own = len(addresses) - count
             is_exited = pid in self._exited and own > 0
-            is_old = (count or not is_exited) and self._has_execed(pid, end >> layout.END_EXECS)
+            is_old = (count or not is_exited) and self._has_execed(pid, end >> layout.END_EXECS_SHIFT)
             end &= _END
             frames = _EXITED_STACK if is_old or is_exited else self._user_frames.frames(pid, addresses[:own])
             if not is_old:
@@ -273,7 +273,7 @@ class Stacks:
                     self._exited.add(pid)
                 if frames[-1:] and frames[-1].file == UNREAD:
                     self._unread_pids.add(pid)
-                is_whole = end == layout.END_WHOLE
+                is_whole = end == layout.END_COMPLETE
                 frames, misplaced = self._user_frames.with_python(pid, frames, addresses[own:], is_whole)
                 unsure = unsure or misplaced
             known = self._intern_user(frames, _ENDS[end], unsure)

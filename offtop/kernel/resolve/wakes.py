@@ -103,11 +103,11 @@ class Wakes:
         `is_on_object`: the wait was on what its system call names. Kernel locks are named either way.
         """
         if raw_id < layout.FIRST_ID:
-            return raw_id if raw_id != layout.WAKE_UNTOLD else layout.NO_WAKE
+            return raw_id if raw_id != layout.WAKE_NO_ROOM else layout.NO_WAKE
         known = self._ids.get((raw_id, tid, is_on_object))
         if known is not None:
             return known
-        if raw_id & layout.OF_OBJECT:
+        if raw_id & layout.OBJECT_ID_BIT:
             return self._id_of_object(raw_id, pid, tid, is_on_object)
         found = self._wakes.read(raw_id)
         if found is None:

@@ -66,7 +66,7 @@ class Parts:
         self.procfs = reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
         """For reads of a tick."""
         self.processes = Processes(files, self.procfs)
-        pythons = CPythonFrames(maps.get("pythons"))
+        pythons = CPythonFrames(maps.get("python_processes"))
         self.user_stacks = _user_stacks(files, loaded, pythons)
         opened.callback(self.user_stacks.close)
         self.debug_files = DebugFiles(debuginfod) if debuginfod else None
@@ -98,9 +98,11 @@ class Parts:
         )
         self.outlier_events: OutlierEvents | None = None
         """None if this kernel has no ring buffer."""
-        if "caught" in maps:
+        if "outliers" in maps:
             kernel_stack = self.stacks.kernel
-            self.outlier_events = OutlierEvents(maps["caught"], maps["marks"], self.catalog, sites.site, kernel_stack)
+            self.outlier_events = OutlierEvents(
+                maps["outliers"], maps["thresholds"], self.catalog, sites.site, kernel_stack
+            )
             opened.callback(self.outlier_events.close)
         self.cost = CostMeter(program.programs, now_ns, program.kprobe_links)
         opened.callback(self.cost.close)
@@ -124,7 +126,9 @@ def _user_stacks(files: Files, loaded: Loaded, pythons: CPythonFrames) -> UserSt
     if "rules" not in maps:
         return UserStacks(Unwinder(files, "fp", None, pythons), allowance)
     rules = RuleMaps(maps["rules"], maps["spaces"])
-    return UserStacks(Unwinder(files, unwind.way, rules, pythons), allowance, Copies(maps["copies"], maps["allowed"]))
+    return UserStacks(
+        Unwinder(files, unwind.way, rules, pythons), allowance, Copies(maps["copies"], maps["copies_left"])
+    )
 
 
 def _is_alive(key: ThreadKey) -> bool:

@@ -32,7 +32,7 @@ def about(
         ("wakers", "tracepoint sched_waking" if parts.config.settings.depth else "not recorded (keys 2, 3 and 4)"),
         *([("within", watched.summary)] if watched else []),
         ("compiler", f"bcc {program.bcc_version}"),
-        ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['gone_0'].entries:,} per tick"),
+        ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['exited_0'].entries:,} per tick"),
         ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
         ("processes that exited before they were read", f"{parts.processes.gone:,}"),
         *([("not read", hung)] if hung else []),

@@ -118,7 +118,7 @@ class TickStages:
         """Scan the waits in progress, and have the BPF programs write to the other buffer."""
         drain = self._parts.drain
         scan_ns, began_ns = time.monotonic_ns(), time.thread_time_ns()  # CPU time: this thread may be preempted
-        mode = layout.WALK_WAITS | (layout.WALK_PRIME if plan.is_prime else 0)
+        mode = layout.SCAN_WAITS | (layout.SCAN_PRIME if plan.is_prime else 0)
         scan = drain.walk(mode) if plan.is_scanned else b""  # first, because the switch wakes kernel threads
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()

@@ -215,7 +215,7 @@ class CPythonFrames:
     def of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
         """Read the Python frames of a blocked thread, in the format of BPF.
 
-        `thread`: Python's identifier of the thread (WalkedStack.thread).
+        `thread`: Python's identifier of the thread (ScannedStack.thread).
         """
         process = self._processes.get(pid)
         if process is None or not thread:
@@ -312,7 +312,7 @@ def _put_in(
 
 
 def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
-    """Find a thread's Python frames, like take_python() in bpf/userstack.c."""
+    """Find a thread's Python frames, like read_python_frames() in bpf/userstack.c."""
     interpreter, state, frame = _word(memory, runtime + known.interpreters), 0, 0
     for _ in range(_MOST_THREADS):
         if frame or not interpreter:
@@ -340,10 +340,10 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
             yield layout.PYTHON
             return
         code = _word(memory, frame + known.code) & known.code_mask & layout.PYTHON_ADDRESS
-        if known.marks == layout.MARKS_SHIM:
-            yield layout.PYTHON | (layout.PYTHON_ENTRY if mark[0] >= layout.MARKS_SHIM_OWNER else code)
+        if known.marks == layout.PYTHON_CALL_SHIM:
+            yield layout.PYTHON | (layout.PYTHON_ENTRY if mark[0] >= layout.PYTHON_SHIM_OWNER else code)
         else:
-            is_entry = known.marks == layout.MARKS_ALL or mark[0]
+            is_entry = known.marks == layout.PYTHON_CALL_ALWAYS or mark[0]
             yield layout.PYTHON | code | (layout.PYTHON_ENTRY if is_entry else 0)
         frame = caller
 

@@ -66,7 +66,7 @@ class UnwindResult:
 
     frames: list[Frame] = field(default_factory=list[Frame])
     """Leaf first."""
-    end: int = layout.END_WHOLE
+    end: int = layout.END_COMPLETE
     """layout.END_*"""
     unsure: bool = False
     """Whether some steps were made without a rule of the binary."""
@@ -94,8 +94,8 @@ def walk(
         at = state.pc if state.is_exact else state.pc - 1
         frame = frame_of(at)
         if frame is None:
-            found.end = layout.END_ASTRAY
-            found.steps.append((at, unwind_rules.ended(layout.END_ASTRAY)))
+            found.end = layout.END_BAD_PC
+            found.steps.append((at, unwind_rules.ended(layout.END_BAD_PC)))
             return found
         rule = rule_of(frame)
         # A signal handler returns to the first byte of the trampoline, which was not called.
@@ -103,7 +103,7 @@ def walk(
         found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
         packed = None if rule == NO_RULE else unwind_rules.packed(rule, machine)
         if state.is_loose and rule.is_signal:
-            found.end = layout.END_ASTRAY
+            found.end = layout.END_BAD_PC
         elif packed is not None and (not state.is_loose or rule.ip.base == UNDEFINED):
             found.end = _step(state, rule, read, machine)
         elif machine.link is not None and (guess or state.is_loose):
@@ -111,21 +111,21 @@ def walk(
             packed = packed or unwind_rules.guessed(2 * WORD_BYTES, True, -2 * WORD_BYTES)
         elif guess:
             packed, found.end = _guess(state, frame, frame_of, read, code, machine)
-            found.unsure = found.unsure or found.end in (0, layout.END_WHOLE)
+            found.unsure = found.unsure or found.end in (0, layout.END_COMPLETE)
         else:
-            packed, found.end = unwind_rules.ended(layout.END_NO_WAY), layout.END_NO_WAY
+            packed, found.end = unwind_rules.ended(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO
         if packed is not None:
             found.steps.append((at, packed))
         if found.end:
             return found
-    found.end = layout.END_DEEP
+    found.end = layout.END_TRUNCATED
     return found
 
 
 def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     """Step to the caller by a rule. Return 0, or how the stack ends here (layout.END_*)."""
     if rule.ip.base == UNDEFINED:
-        return layout.END_WHOLE
+        return layout.END_COMPLETE
     known = {machine.sp: state.sp, machine.bp: state.bp, **dict(zip(machine.kept, state.kept, strict=False))}
     if machine.di is not None:
         known[machine.di] = state.di
@@ -142,14 +142,14 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
 
     cfa = value(rule.cfa)
     if cfa is None:
-        return layout.END_ODD
+        return layout.END_CFA_UNSUPPORTED
     known[CFA] = cfa
     pc, sp, bp = value(rule.ip), value(rule.sp), value(rule.bp)
     if cfa < 0 or pc is None or sp is None or pc < 0 or sp < 0:
         return layout.END_MEMORY
     least = word if rule.ip.is_at else 0
-    if not rule.is_signal and not least <= sp - state.sp <= layout.LARGEST_FRAME:
-        return layout.END_ASTRAY
+    if not rule.is_signal and not least <= sp - state.sp <= layout.MAX_FRAME_BYTES:
+        return layout.END_BAD_PC
     state.kept = tuple(None if one is None or one < 0 else one for one in map(value, rule.kept))
     if machine.link is not None:
         pc &= code_addresses()
@@ -160,7 +160,7 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
         if bp < 0:
             return layout.END_MEMORY
         state.bp = bp
-    return 0 if pc else layout.END_WHOLE
+    return 0 if pc else layout.END_COMPLETE
 
 
 def _along_frames(state: State, read: Read) -> int:
@@ -170,16 +170,16 @@ def _along_frames(state: State, read: Read) -> int:
     it, so it is unknown where the caller's frame begins.
     """
     if not state.bp:
-        return layout.END_WHOLE
-    if state.bp % 16 or not 0 <= state.bp - state.sp < layout.LARGEST_FRAME:
-        return layout.END_ASTRAY
+        return layout.END_COMPLETE
+    if state.bp % 16 or not 0 <= state.bp - state.sp < layout.MAX_FRAME_BYTES:
+        return layout.END_BAD_PC
     raw = read(state.bp, 16)
     if len(raw) < 16:
         return layout.END_MEMORY
     state.sp = state.bp + 16
     state.bp, state.pc = _word(raw, 0, 8), _word(raw, 8, 8) & code_addresses()
     state.kept, state.is_exact, state.is_loose = (None,) * len(state.kept), False, True
-    return 0 if state.pc else layout.END_WHOLE
+    return 0 if state.pc else layout.END_COMPLETE
 
 
 def _guess(
@@ -231,11 +231,15 @@ def _guess(
     elif slot < 0 and linked:
         slot = linked[0] + word - state.sp
     elif slot < 0 and (is_first or _is_outermost(state, code)):
-        return unwind_rules.ended(layout.END_WHOLE, unsure=True), layout.END_WHOLE
+        return unwind_rules.ended(layout.END_COMPLETE, unsure=True), layout.END_COMPLETE
     slot = likely if slot < 0 else slot
     if slot < 0:
         is_cut = len(stack) < min(size, _SCANNED_BYTES)
-        return (None, layout.END_MEMORY) if is_cut else (unwind_rules.ended(layout.END_NO_WAY), layout.END_NO_WAY)
+        return (
+            (None, layout.END_MEMORY)
+            if is_cut
+            else (unwind_rules.ended(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO)
+        )
     state.kept, state.di, state.is_exact = (None,) * len(state.kept), None, False
     if linked is not None and state.sp + slot == linked[0] + word:
         state.sp, state.bp, state.pc = linked[0] + 2 * word, linked[1], linked[2]

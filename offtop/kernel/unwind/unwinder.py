@@ -11,7 +11,7 @@ from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.files import Files
 from offtop.kernel.binary.unwind_rules import AARCH64, NO_RULE, X86_64, Rule
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.layout import WalkedStack
+from offtop.kernel.bpf.layout import ScannedStack
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
@@ -60,7 +60,7 @@ class UnwoundStack(NamedTuple):
     """Whether some steps were made without a rule of the binary."""
 
 
-UNREAD = UnwoundStack(NOT_READ, layout.END_ASTRAY)
+UNREAD = UnwoundStack(NOT_READ, layout.END_BAD_PC)
 """Result for a process that was not read in time."""
 
 
@@ -180,7 +180,7 @@ class Unwinder:
         self._checked[pid] = time.monotonic(), image.space
 
     def of_thread(
-        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         """Unwind the stack of a blocked thread; None if it has exited or run meanwhile."""
         try:
@@ -190,7 +190,7 @@ class Unwinder:
             return UNREAD
 
     def _of_thread(
-        self, key: ThreadKey, stack: WalkedStack, is_narrow: bool, has_run: Callable[[], bool]
+        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         with Memory(key.tid) as memory:
             if self._taught is None or is_narrow:
@@ -200,7 +200,7 @@ class Unwinder:
                 of_python = self._python_of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, of_python, memory)
             of_python = self._python_of_thread(key.pid, stack, memory)
-            kept = stack.others[: len(_NATIVE.kept)]
+            kept = stack.callee_saved[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
             found = self._walked(key.pid, state, memory.stack, memory, has_run)
             found = _closed(found) if found and memory.is_closed else found
@@ -239,7 +239,7 @@ class Unwinder:
     ) -> UnwoundStack | None:
         image = self._processes.image(pid)
         if image is None:
-            return UnwoundStack(NOT_PERMITTED, layout.END_ASTRAY) if is_closed(pid) else None
+            return UnwoundStack(NOT_PERMITTED, layout.END_BAD_PC) if is_closed(pid) else None
 
         def frame_of(address: int) -> Frame | None:
             return self._processes.at(pid, image, address)
@@ -251,7 +251,7 @@ class Unwinder:
         walk = step.walk(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
         if has_run():
             return None
-        is_doubted = self._rulebook.doubts or (walk.end == layout.END_ASTRAY and self._processes.doubts)
+        is_doubted = self._rulebook.doubts or (walk.end == layout.END_BAD_PC and self._processes.doubts)
         if walk.frames and not is_doubted:
             self._load_rules(pid, image.space, walk)
         return UnwoundStack((*before, *walk.frames), walk.end, walk.unsure)
@@ -273,7 +273,7 @@ class Unwinder:
             file = self._files.get(label)
             self._pythons.learn(label, self._binaries.python(file) if file else None)
 
-    def _python_of_thread(self, pid: int, stack: WalkedStack, memory: Memory) -> tuple[int, ...]:
+    def _python_of_thread(self, pid: int, stack: ScannedStack, memory: Memory) -> tuple[int, ...]:
         image = self._processes.image(pid)
         if image is None:
             return ()
@@ -286,8 +286,8 @@ class Unwinder:
         self._pythons.read(pid, code_objects(of_python), memory)
         frames, end, unsure = found
         if len(frames) + len(of_python) > layout.FRAMES:  # BPF truncates it in the same way
-            frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_DEEP
-        mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_WHOLE)
+            frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_TRUNCATED
+        mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_COMPLETE)
         return UnwoundStack(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.layout import WalkedStack
+from offtop.kernel.bpf.layout import ScannedStack
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
 from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
@@ -78,7 +78,7 @@ class _Unnamed(NamedTuple):
     done: threading.Event
 
 
-_Work = Copy | tuple[ThreadKey, tuple[int, WalkedStack]] | _Unnamed | int
+_Work = Copy | tuple[ThreadKey, tuple[int, ScannedStack]] | _Unnamed | int
 
 
 class UserStacks:
@@ -90,10 +90,10 @@ class UserStacks:
     def __init__(self, walker: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
         """`copies`: None if BPF does not use rules."""
         self._walker, self._allowance, self._copies = walker, allowance, copies
-        self._met: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        self._met: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         """Start (left_ns) and registers of waits that are still too young."""
-        self._asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
-        self._unread: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        self._asked: dict[ThreadKey, tuple[int, ScannedStack]] = {}
+        self._unread: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         """Waits whose process hangs when it is read: they are retried when it no longer does."""
         self._queue: deque[Copy] = deque()
         self._unnamed: deque[_Unnamed] = deque()
@@ -120,9 +120,9 @@ class UserStacks:
         with self._changed:
             self._worker = self._new_worker()
 
-    def met(self, key: ThreadKey, left_ns: int, stack: WalkedStack) -> None:
+    def met(self, key: ThreadKey, left_ns: int, stack: ScannedStack) -> None:
         """Record a wait in progress that the task scan has found."""
-        if stack.sp and stack.turns:
+        if stack.sp and stack.pcount:
             self._met[key] = left_ns, stack
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
@@ -131,8 +131,8 @@ class UserStacks:
         Return what was read since the last call. Waits up to 20 ms for them. `are_all`: other waits that the task scan
         has found before have ended.
         """
-        asked: dict[ThreadKey, tuple[int, WalkedStack]] = {}
-        young: dict[ThreadKey, tuple[int, WalkedStack]] = {}
+        asked: dict[ThreadKey, tuple[int, ScannedStack]] = {}
+        young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         for key, one in self._met.items():
             now = waiting.get(key)
             if now is not None and now.left_ns == one[0]:
@@ -264,7 +264,7 @@ class UserStacks:
             del self._of_copies[oldest]
             self._looked_up.discard(oldest)
 
-    def _oldest(self) -> tuple[ThreadKey, tuple[int, WalkedStack]]:
+    def _oldest(self) -> tuple[ThreadKey, tuple[int, ScannedStack]]:
         key = next(iter(self._asked))
         return key, self._asked.pop(key)
 
@@ -345,20 +345,20 @@ def _pid_of(work: _Work) -> int:
     return work.pid if isinstance(work, Copy | _Unnamed) else work[0].pid
 
 
-def is_32_bit(stack: WalkedStack) -> bool:
+def is_32_bit(stack: ScannedStack) -> bool:
     """Whether this is a 32-bit program on a 64-bit machine.
 
     Its system calls have other numbers. Its mode tells. If that is unknown, both addresses below 4 GB do: a 64-bit
     program may have one there, but hardly both.
     """
     if stack.mode:
-        return layout.is_narrow(stack.mode)
+        return layout.is_32_bit_mode(stack.mode)
     return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
 
 
-def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, WalkedStack]) -> ReadStack | None:
+def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
     left_ns, stack = one
-    found = walker.of_thread(key, stack, is_32_bit(stack), lambda: _turns(key) != stack.turns)
+    found = walker.of_thread(key, stack, is_32_bit(stack), lambda: _turns(key) != stack.pcount)
     return ReadStack(key, left_ns, found) if found else None
 
 

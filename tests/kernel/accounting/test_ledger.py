@@ -131,11 +131,11 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         exec_ns=0,
         exec_at_ns=0,
         exec_off_ns=0,
-        born_ns=0,
+        tid_acquired_ns=0,
         first_kind=first.kind if first else 0,
         state=layout.RUNNING if state_of.preempted else 1,
         objects=0,
-        is_older=0,
+        is_previous=0,
         histogram=log2.of(*(w.off_ns for w in ended)).to_bytes(layout.LANES * 8, "little"),
     )
 
@@ -328,7 +328,7 @@ def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> Thre
     assert record
     kind = record.first_kind | layout.KIND_NEW
     involuntary, preempted_ns = record.involuntary - 1, record.preempted_ns - off_ns
-    return record._replace(first_kind=kind, involuntary=involuntary, preempted_ns=preempted_ns, born_ns=500)
+    return record._replace(first_kind=kind, involuntary=involuntary, preempted_ns=preempted_ns, tid_acquired_ns=500)
 
 
 @pytest.mark.parametrize("scanned", [True, False], ids=["scanned while it waited", "scanned once it ran"])
@@ -348,7 +348,7 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
         taken.append(snapshot(ledger))
         return between(taken[-2], taken[-1])
 
-    waits_now = OffCpuTask(key, 2_000, True, 0, 9, NEW, born_ns=500)
+    waits_now = OffCpuTask(key, 2_000, True, 0, 9, NEW, tid_acquired_ns=500)
     windows = [tick([], walked=[waits_now] if scanned else [])]
     if scanned:
         assert ledger.waiting[key].is_ready
@@ -363,7 +363,7 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
         *site_records(key, [preempted], 0, taken[-1].at_ns + TICK_NS),
         (SiteKey(*key, NO_STACK, NO_STACK), SiteTotals(1, 21_000, 21_000, 21_000, log2.of(21_000))),
     ]
-    sites = SiteDeltas.of(ended)._replace(born_ns=[500] * len(ended))
+    sites = SiteDeltas.of(ended)._replace(tid_acquired_ns=[500] * len(ended))
     windows.append(tick([(key, record)], sites, started=[started]))
     for window in windows:
         check_sums(window)
@@ -381,9 +381,9 @@ def test_a_new_thread_with_a_reused_tid_keeps_the_old_time_apart() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
     old = record_of([Wait(1_000, 99_000, 99_000, False, 3, 13)], 0, TICK_NS)
     assert old
-    ledger.tick(10_000, MIN_NS, [(key, old._replace(born_ns=400))], NOTHING, [])
+    ledger.tick(10_000, MIN_NS, [(key, old._replace(tid_acquired_ns=400))], NOTHING, [])
     before = snapshot(ledger)
-    ledger.tick(20_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 15_000, True, 0, 9, NEW, born_ns=14_000)])
+    ledger.tick(20_000, MIN_NS, [], NOTHING, [OffCpuTask(key, 15_000, True, 0, 9, NEW, tid_acquired_ns=14_000)])
     window = between(before, snapshot(ledger))
     check_sums(window)
     assert dict(window.each_thread())[key].offcpu_ns == 5_000

@@ -113,7 +113,7 @@ def test_bpf_gets_the_threshold_of_each_stack(monkeypatch: pytest.MonkeyPatch) -
 
     def ring(fd: int, add: Callable[[bytes], None]) -> RingBuffer:
         def noted(raw: bytes) -> None:
-            handed_out.append(layout.CAUGHT.unpack(raw)[7])
+            handed_out.append(layout.OUTLIER.unpack(raw)[7])
             add(raw)
 
         return RingBuffer(fd, noted)
@@ -199,8 +199,8 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names, frames = ["nfs_wait", "dlm_wait"], (1, 0, 0xFFFF_FFFF_C000_1010, *[0] * layout.FRAMES)
-    of = layout.MARK_KEY.pack(20, b"x")
-    raw = layout.CAUGHT.pack(0, 5 * MS, 0, 20, NO_STACK, 0, 7, 7, 1, 0, of)
+    of = layout.THRESHOLD_KEY.pack(20, b"x")
+    raw = layout.OUTLIER.pack(0, 5 * MS, 0, 20, NO_STACK, 0, 7, 7, 1, 0, of)
     loaded = dict[bytes, bytes]()
     ring = SimpleNamespace(close=lambda: None)
 
@@ -231,10 +231,10 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     catcher = OutlierEvents(cast(Map, SimpleNamespace(fd=0)), marked, catalog, site, stacks.kernel)
     marks = Marked("", MS)
     assert catcher.take(marks) == []
-    assert loaded == {of: layout.MARK.pack(100 * MS, NEVER_NS)}
+    assert loaded == {of: layout.THRESHOLD.pack(100 * MS, NEVER_NS)}
     del names[0]
     stacks.kernel_renamed()
     catcher.forget()
     assert loaded == {}
     assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]
-    assert loaded == {of: layout.MARK.pack(MS, NEVER_NS)}
+    assert loaded == {of: layout.THRESHOLD.pack(MS, NEVER_NS)}

@@ -131,7 +131,7 @@ def test_an_arm64_signal_trampoline_is_recognized_by_its_code(tmp_path: Path) ->
     with opened(program) as (_, unwinding):
         before, first, behind = (unwinding.rule(at + step) for step in (-1, 0, 4))
     assert before == first
-    assert layout.RULE.unpack(unwind_rules.packed(first, AARCH64))[2] == layout.HOW_SIGNAL
+    assert layout.RULE.unpack(unwind_rules.packed(first, AARCH64))[2] == layout.CFA_SIGNAL
     assert (behind.is_signal, behind.cfa) == (True, Value(29))
 
 
@@ -151,7 +151,7 @@ def test_a_signal_trampoline_has_its_registers_in_its_own_frame() -> None:
     with opened(_LIBC) as (_, unwinding):
         rule = unwinding.rule(found - 1)
     assert rule.is_signal
-    assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64))[2] == layout.HOW_SIGNAL
+    assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64))[2] == layout.CFA_SIGNAL
 
 
 def test_a_signal_trampoline_without_a_rule_is_recognized_by_its_code() -> None:

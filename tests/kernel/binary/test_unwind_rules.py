@@ -8,15 +8,15 @@ from offtop.kernel.binary import unwind_rules
 from offtop.kernel.binary.unwind_rules import AARCH64, CFA, NO_RULE, UNDEFINED, X86_64, Machine, Rule, Value
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import (
-    END_ASTRAY,
-    END_WHOLE,
-    HOW_AT_BP,
-    HOW_BP,
-    HOW_END,
-    HOW_LINK,
-    HOW_ODD,
-    HOW_SIGNAL,
-    HOW_SP,
+    CFA_AT_BP,
+    CFA_BP,
+    CFA_END,
+    CFA_LINK,
+    CFA_SIGNAL,
+    CFA_SP,
+    CFA_UNSUPPORTED,
+    END_BAD_PC,
+    END_COMPLETE,
     SAVED_AT,
     SAVED_AT_BP,
     SAVED_BELOW,
@@ -27,7 +27,7 @@ from offtop.kernel.bpf.layout import (
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
 CALLED = Value(CFA, -8, True)
 SAME = Value(BP)
-ODD = (0, 0, HOW_ODD, 0, 0)
+ODD = (0, 0, CFA_UNSUPPORTED, 0, 0)
 
 VALUES = st.builds(Value, st.integers(0, 102), st.integers(-(1 << 31), (1 << 31) - 1), st.booleans())
 RULES = st.builds(Rule, VALUES, VALUES, VALUES, st.lists(VALUES, max_size=6).map(tuple), VALUES, st.booleans())
@@ -59,19 +59,19 @@ def test_any_untrusted_text_parses_to_a_rule_that_packs(text: str) -> None:
 @given(RULES, st.sampled_from([X86_64, AARCH64]))
 def test_any_rule_packs(rule: Rule, machine: Machine) -> None:
     *_, how, saved, unsure = layout.RULE.unpack(unwind_rules.packed(rule, machine))
-    assert how in (HOW_SP, HOW_BP, HOW_AT_BP, HOW_SIGNAL, HOW_ODD, HOW_END + END_WHOLE)
+    assert how in (CFA_SP, CFA_BP, CFA_AT_BP, CFA_SIGNAL, CFA_UNSUPPORTED, CFA_END + END_COMPLETE)
     assert (saved <= SAVED_LINK, unsure) == (True, 0)
 
 
 @pytest.mark.parametrize(
     ("rule", "packed"),
     [
-        (Rule(Value(SP, 8), CALLED, SAME, ()), (8, 0, HOW_SP, SAVED_NOT, 0)),
-        (Rule(Value(SP, 8), CALLED, Value(UNDEFINED), ()), (8, 0, HOW_SP, SAVED_NOT, 0)),
-        (Rule(Value(BP, 16), CALLED, Value(CFA, -16, True), ()), (16, 0, HOW_BP, SAVED_BELOW, 0)),
-        (Rule(Value(SP, 100_000), CALLED, Value(CFA, -48, True), ()), (100_000, -48, HOW_SP, SAVED_AT, 0)),
-        (Rule(Value(BP, -8, True), CALLED, Value(BP, 0, True), ()), (-8, 0, HOW_AT_BP, SAVED_AT_BP, 0)),
-        (Rule(Value(SP, 8), Value(UNDEFINED), SAME, ()), (0, 0, HOW_END + END_WHOLE, 0, 0)),
+        (Rule(Value(SP, 8), CALLED, SAME, ()), (8, 0, CFA_SP, SAVED_NOT, 0)),
+        (Rule(Value(SP, 8), CALLED, Value(UNDEFINED), ()), (8, 0, CFA_SP, SAVED_NOT, 0)),
+        (Rule(Value(BP, 16), CALLED, Value(CFA, -16, True), ()), (16, 0, CFA_BP, SAVED_BELOW, 0)),
+        (Rule(Value(SP, 100_000), CALLED, Value(CFA, -48, True), ()), (100_000, -48, CFA_SP, SAVED_AT, 0)),
+        (Rule(Value(BP, -8, True), CALLED, Value(BP, 0, True), ()), (-8, 0, CFA_AT_BP, SAVED_AT_BP, 0)),
+        (Rule(Value(SP, 8), Value(UNDEFINED), SAME, ()), (0, 0, CFA_END + END_COMPLETE, 0, 0)),
     ],
 )
 def test_usual_sp_and_bp_rules_pack_for_bpf(rule: Rule, packed: tuple[int, ...]) -> None:
@@ -92,17 +92,17 @@ def test_usual_sp_and_bp_rules_pack_for_bpf(rule: Rule, packed: tuple[int, ...])
 )
 def test_other_rules_go_to_user_space(rule: Rule) -> None:
     *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, X86_64))
-    assert (how, saved) == (HOW_ODD, 0)
+    assert (how, saved) == (CFA_UNSUPPORTED, 0)
 
 
 @pytest.mark.parametrize(
     ("rule", "packed"),
     [
-        (Rule(Value(31, 32), Value(CFA, -24, True), Value(CFA, -32, True), ()), (32, -32, HOW_SP, SAVED_AT, 0)),
-        (Rule(Value(29, 48), Value(CFA, -40, True), Value(CFA, -48, True), ()), (48, -48, HOW_BP, SAVED_AT, 0)),
-        (Rule(Value(31, 16), Value(CFA, -16, True), Value(29), ()), (16, -24, HOW_SP, SAVED_LINK, 0)),
-        (Rule(Value(31), Value(30), Value(29), ()), (0, 0, HOW_SP, SAVED_NOT, 0)),
-        (Rule(Value(31), Value(UNDEFINED), Value(29), ()), (0, 0, HOW_END + END_WHOLE, 0, 0)),
+        (Rule(Value(31, 32), Value(CFA, -24, True), Value(CFA, -32, True), ()), (32, -32, CFA_SP, SAVED_AT, 0)),
+        (Rule(Value(29, 48), Value(CFA, -40, True), Value(CFA, -48, True), ()), (48, -48, CFA_BP, SAVED_AT, 0)),
+        (Rule(Value(31, 16), Value(CFA, -16, True), Value(29), ()), (16, -24, CFA_SP, SAVED_LINK, 0)),
+        (Rule(Value(31), Value(30), Value(29), ()), (0, 0, CFA_SP, SAVED_NOT, 0)),
+        (Rule(Value(31), Value(UNDEFINED), Value(29), ()), (0, 0, CFA_END + END_COMPLETE, 0, 0)),
     ],
 )
 def test_arm64_return_addresses_are_in_lr_or_above_the_frame_pointer(rule: Rule, packed: tuple[int, ...]) -> None:
@@ -123,25 +123,25 @@ def test_arm64_return_addresses_are_in_lr_or_above_the_frame_pointer(rule: Rule,
 )
 def test_other_arm64_rules_go_to_user_space(rule: Rule) -> None:
     *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, AARCH64))
-    assert (how, saved) == (HOW_ODD, 0)
+    assert (how, saved) == (CFA_UNSUPPORTED, 0)
 
 
 def test_an_arm64_signal_frame_is_where_the_kernel_puts_it() -> None:
     usual = Rule(Value(31, 560, True), Value(31, 568, True), Value(31, 544, True), (), is_signal=True)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == (0, 0, HOW_SIGNAL, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == (0, 0, CFA_SIGNAL, 0, 0)
     assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == ODD
 
 
 def test_an_x86_64_signal_frame_is_recognized_only_at_its_usual_offsets() -> None:
     usual = Rule(Value(SP, 160, True), Value(SP, 168, True), Value(SP, 120, True), (), is_signal=True)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == (0, 0, HOW_SIGNAL, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == (0, 0, CFA_SIGNAL, 0, 0)
     assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == ODD
     assert layout.RULE.unpack(unwind_rules.packed(usual._replace(ip=Value(SP, 176, True)), X86_64)) == ODD
 
 
 def test_stack_ends_and_guesses_are_rules_too() -> None:
-    assert layout.RULE.unpack(unwind_rules.ended(END_ASTRAY)) == (0, 0, HOW_END + END_ASTRAY, 0, 0)
-    assert layout.RULE.unpack(unwind_rules.ended(END_WHOLE, unsure=True)) == (0, 0, HOW_END + END_WHOLE, 0, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(16, True, -16)) == (16, 0, HOW_LINK, SAVED_BELOW, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(48, False, -24)) == (48, -24, HOW_SP, SAVED_AT, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(8, False, None)) == (8, 0, HOW_SP, SAVED_NOT, 1)
+    assert layout.RULE.unpack(unwind_rules.ended(END_BAD_PC)) == (0, 0, CFA_END + END_BAD_PC, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.ended(END_COMPLETE, unsure=True)) == (0, 0, CFA_END + END_COMPLETE, 0, 1)
+    assert layout.RULE.unpack(unwind_rules.guessed(16, True, -16)) == (16, 0, CFA_LINK, SAVED_BELOW, 1)
+    assert layout.RULE.unpack(unwind_rules.guessed(48, False, -24)) == (48, -24, CFA_SP, SAVED_AT, 1)
+    assert layout.RULE.unpack(unwind_rules.guessed(8, False, None)) == (8, 0, CFA_SP, SAVED_NOT, 1)

@@ -14,15 +14,15 @@ import pytest
 from offtop import paths
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.compile import whole
-from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord, WalkedRecord, WalkedStack, walked_records
+from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ScannedTask, ThreadRecord, scanned_tasks
 from offtop.model.values import histogram as log2
 from offtop.model.values import wake
 
 FORMATS = {
     "config": (layout.CONFIG, 0),
     "thread": (layout.THREAD, 0),
-    "gone_key": (layout.GONE_KEY, 0),
-    "gone": (layout.GONE, 0),
+    "exited_key": (layout.EXITED_KEY, 0),
+    "exited": (layout.EXITED, 0),
     "site_key": (layout.SITE_KEY, 0),
     "site": (layout.SITE, 0),
     "stack": (layout.STACK, 0),
@@ -31,16 +31,16 @@ FORMATS = {
     "space": (layout.SPACE, 0),
     "python": (layout.PYTHON_LAYOUT, 0),
     "copy_head": (layout.COPY_HEAD, 0),
-    "mark_key": (layout.MARK_KEY, 0),
-    "mark": (layout.MARK, 0),
-    "caught": (layout.CAUGHT, 0),
+    "threshold_key": (layout.THRESHOLD_KEY, 0),
+    "threshold": (layout.THRESHOLD, 0),
+    "outlier": (layout.OUTLIER, 0),
     "waker": (layout.WAKER, 0),
     "wake": (layout.WAKE, 0),
     "object": (layout.OBJECT, 0),
     "storm_key": (layout.STORM_KEY, 0),
     "storm": (layout.STORM, 0),
-    "walked": (layout.WALKED, 0),
-    "walked_stack": (layout.WALKED_FRAMES, 0),
+    "scanned_task": (layout.SCANNED_TASK, 0),
+    "scanned_stack": (layout.SCANNED_STACK_LAYOUT, 0),
 }
 """Each struct that user space reads or writes, and how it is unpacked."""
 _NUMBER_BYTES = {"Q": 8, "q": 8, "I": 4, "i": 4, "H": 2, "h": 2, "B": 1}
@@ -133,16 +133,16 @@ def step_bytes(form: struct.Struct) -> Iterator[int]:
 
 def test_record_fields_are_in_the_order_of_the_header() -> None:
     assert list(ThreadRecord._fields) == fields_of("thread")
-    assert [*fields_of("walked"), "thread", "stack"] == list(WalkedRecord._fields)
+    assert [*fields_of("scanned_task"), "thread", "stack"] == list(ScannedTask._fields)
     assert list(ObjectRecord._fields) == fields_of("object")
-    assert fields_of("walked_stack") == ["depth", *WalkedStack._fields]
+    assert fields_of("scanned_stack") == ["depth", *ScannedStack._fields]
 
 
 def test_constants_agree_with_the_header(measured: dict[str, int]) -> None:
     known = {name: value for name, value in vars(layout).items() if name in constants() and isinstance(value, int)}
     assert known == {name: measured[name] for name in known}
     assert len(known) >= 15
-    assert (measured["WALK_HALF_0"], measured["WALK_HALF_1"]) == layout.WALK_HALVES
+    assert (measured["SCAN_BUFFER_0"], measured["SCAN_BUFFER_1"]) == layout.SCAN_BUFFERS
     assert len(layout.LOST_KINDS) == measured["LOST_KINDS"]
     assert [measured[f"LOST_{kind.upper()}"] for kind in layout.LOST_KINDS] == list(range(len(layout.LOST_KINDS)))
 
@@ -152,7 +152,7 @@ def test_storms_and_wake_ids_agree_with_the_header(measured: dict[str, int]) -> 
     assert [measured[name] for name in names] == [getattr(wake, name) for name in names]
     assert measured["LINKS"] == wake.MOST_DEPTH - 1
     assert measured["wake.links size"] == layout.LINKS * measured["link sizeof"] == layout.LINKS * 3 * 8
-    assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_UNTOLD"], "BPF has none of the catalog's IDs"
+    assert len(wake.RESERVED) == wake.FIRST_WAKE == measured["WAKE_NO_ROOM"], "BPF has none of the catalog's IDs"
 
 
 def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) -> None:
@@ -161,7 +161,7 @@ def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) ->
 
 
 def test_an_empty_scan_has_no_records() -> None:
-    assert list(walked_records(b"")) == []
+    assert list(scanned_tasks(b"")) == []
 
 
 def test_a_bpf_histogram_reads_as_the_models_number() -> None:

@@ -35,11 +35,11 @@ def test_maps_of_a_small_machine_take_little() -> None:
 def test_each_map_takes_as_much_memory_as_computed() -> None:
     sizes = map_sizes.for_machine()
     with closing(program.attach(features.find(libbpf.KernelTypes()), waking=True)) as attached:
-        by_task = not attached.in_task_storage
-        computed = dict(map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, by_task=by_task, waking=True))
+        in_hash = not attached.in_task_storage
+        computed = dict(map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, in_hash=in_hash, waking=True))
         counted = {name: _memlock(one.fd) for name, one in attached.maps.items()}
     known = computed.keys() & counted.keys()
-    assert known >= {"gone_0", "sites_1", "user_stacks", "wakes", "rules", "marks", "execs"}
+    assert known >= {"exited_0", "sites_1", "user_stacks", "wakes", "rules", "thresholds", "execs"}
     for name in known:
         assert abs(computed[name] - counted[name]) <= 0.02 * counted[name], name
     others = sum(size for name, size in counted.items() if name not in computed)

@@ -116,7 +116,7 @@ def test_every_hash_is_preallocated(task_storage: bool, monkeypatch: pytest.Monk
     maps = json.loads(kept.read_bytes().partition(b"\n")[2])["maps"]
     hashes = {name: one for name, one in maps.items() if one["kind"] in _HASHES}
     assert ("record" in hashes) == (not task_storage)
-    assert {"sites_0", "gone_1", "kernel_stacks", "user_stacks", "execs"} <= hashes.keys()
+    assert {"sites_0", "exited_1", "kernel_stacks", "user_stacks", "execs"} <= hashes.keys()
     assert [name for name, one in hashes.items() if one["flags"] & _NO_PREALLOC] == []
 
 
@@ -156,7 +156,7 @@ def test_the_hash_drops_the_record_of_an_exited_thread(tmp_path: Path) -> None:
 
 
 _IDS = struct.Struct("=52xIIIIIQ")
-"""The first fields of struct record: pid, tid, older, asked, unused, born_ns."""
+"""The first fields of struct record: pid, tid, older, asked, unused, tid_acquired_ns."""
 
 
 def _record_map(live: Watch) -> libbpf.Map:
@@ -183,13 +183,13 @@ def test_a_thread_in_reused_task_memory_has_its_own_ids_and_start_time() -> None
             for at in range(len(keys) // 8)
             if _IDS.unpack_from(values, at * size)[:2] == (child.pid, child.pid)
         )
-        born_ns = _IDS.unpack_from(value)[-1]
+        tid_acquired_ns = _IDS.unpack_from(value)[-1]
         _IDS.pack_into(value, 0, 4_000_000, 4_000_001, *_IDS.unpack_from(value)[2:])
         record.update(key, bytes(value))
         child.go()
         child.finish()
         found = _IDS.unpack_from(record.lookup(key) or b"")
-        assert (found[:2], found[-1]) == ((child.pid, child.pid), born_ns)
+        assert (found[:2], found[-1]) == ((child.pid, child.pid), tid_acquired_ns)
 
 
 @pytest.mark.kernel
@@ -213,7 +213,7 @@ def test_without_a_ring_buffer_the_rest_counts_and_a_notice_names_the_gap(
         (notice,) = live.source.notices
         assert "ring buffers use a lock that may sleep" in notice and "frame pointers only" in notice
         assert ("missing", notice) in live.source.about()
-        assert not {"map caught", "map copies"} & live.source._program._fds.keys()  # pyright: ignore[reportPrivateUsage]
+        assert not {"map outliers", "map copies"} & live.source._program._fds.keys()  # pyright: ignore[reportPrivateUsage]
 
 
 def attach_kernel_stacks(probe: str = "auto") -> program.Program:
@@ -256,6 +256,6 @@ def test_no_thread_counts_during_the_probe_test() -> None:
     try:
         time.sleep(0.05)
         assert attached.maps["config"].lookup(bytes(4)) == bytes(attached.maps["config"].value_bytes)
-        assert sum(len(keys) for name in ("sites_0", "gone_0") for keys, _ in attached.maps[name].read()) == 0
+        assert sum(len(keys) for name in ("sites_0", "exited_0") for keys, _ in attached.maps[name].read()) == 0
     finally:
         attached.close()

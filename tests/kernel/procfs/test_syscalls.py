@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.accounting.drain import Drain
-from offtop.kernel.bpf.layout import OBJECT, OTHERS, ObjectRecord, WalkedStack
+from offtop.kernel.bpf.layout import CALLEE_SAVED, OBJECT, ObjectRecord, ScannedStack
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.model.values.calls import told
 from offtop.model.values.catalog import CALL_32_BIT, Catalog
@@ -69,7 +69,7 @@ def test_only_calls_with_a_name_are_kept() -> None:
     drain._catalog = Catalog()  # pyright: ignore[reportPrivateUsage]
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         for number in (*range(3_000), (1 << 29) - 1):
-            stack = WalkedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * OTHERS, 0, 0, NOTHING, b"", b"")
+            stack = ScannedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * CALLEE_SAVED, 0, 0, NOTHING, b"", b"")
             assert drain._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
     names = drain._catalog.calls  # pyright: ignore[reportPrivateUsage]
     assert 600 < len(names) < 1_200

@@ -111,7 +111,7 @@ def test_pipes_and_no_object_need_no_lookup() -> None:
 
 
 def test_a_poll_is_described_by_its_number_of_descriptors() -> None:
-    several = record(layout.OBJECT_POLL, file=0, how=5)
+    several = record(layout.OBJECT_POLL, file=0, detail=5)
     assert described(several) == Object("poll", "poll of 5 descriptors", OWN)
     assert described(several).label == f"poll of 5 descriptors of {OWN}"
     assert described(several._replace(argument=1)).name == "poll of 5 or more descriptors"
@@ -127,8 +127,8 @@ def test_a_child_is_described_by_the_arguments_of_wait() -> None:
     ):
         assert described(record(layout.OBJECT_CHILD, argument=argument)).label == label
     for how, label in ((0, f"child (any) of {OWN}"), (1, "child 7"), (2, f"child (of group 7) of {OWN}")):
-        assert described(record(layout.OBJECT_ID, argument=7, how=how)).label == label
-    assert described(record(layout.OBJECT_ID, argument=7, how=3)) == NO_OBJECT, "a descriptor"
+        assert described(record(layout.OBJECT_ID, argument=7, detail=how)).label == label
+    assert described(record(layout.OBJECT_ID, argument=7, detail=3)) == NO_OBJECT, "a descriptor"
 
 
 def test_a_file_is_described_by_path_or_by_inode_if_its_fd_was_reused() -> None:
@@ -141,22 +141,22 @@ def test_a_file_is_described_by_path_or_by_inode_if_its_fd_was_reused() -> None:
 
 def test_a_kernel_lock_is_described_by_its_container_or_name() -> None:
     lock = record(layout.OBJECT_LOCK, file=0xF00, argument=layout.NO_DESCRIPTOR, device=8 << 20 | 1, inode=9)
-    rwsem = lock._replace(how=layout.LOCK_RWSEM)
+    rwsem = lock._replace(detail=layout.LOCK_RWSEM)
     with tempfile.NamedTemporaryFile() as one:
         opened = {"inode": inode_of(one.fileno()), "argument": one.fileno()}
         for found, label in (
-            (rwsem._replace(state=layout.PLACE_MEMORY, peer_pid=42), "rwsem mmap_lock of 42"),
-            (rwsem._replace(state=layout.PLACE_INODE), "rwsem i_rwsem of inode 9 of 8:1"),
-            (rwsem._replace(state=layout.PLACE_INODE, **opened), f"rwsem i_rwsem of {one.name}"),
-            (lock._replace(state=layout.PLACE_POSITION, **opened), f"mutex f_pos_lock of {one.name}"),
-            (lock._replace(state=layout.PLACE_PIPE, magic=PIPES), "mutex of pipe:[9]"),
+            (rwsem._replace(state=layout.PROTECTS_MM, peer_pid=42), "rwsem mmap_lock of 42"),
+            (rwsem._replace(state=layout.PROTECTS_INODE), "rwsem i_rwsem of inode 9 of 8:1"),
+            (rwsem._replace(state=layout.PROTECTS_INODE, **opened), f"rwsem i_rwsem of {one.name}"),
+            (lock._replace(state=layout.PROTECTS_POSITION, **opened), f"mutex f_pos_lock of {one.name}"),
+            (lock._replace(state=layout.PROTECTS_PIPE, magic=PIPES), "mutex of pipe:[9]"),
         ):
             assert described(found).label == label
     objects = Objects(Catalog(), READS, lambda at: "rtnl_mutex" if at == 0xF10 else "")
     assert objects.of(OWN, lock._replace(file=0xF10))[0] == Object("mutex", "rtnl_mutex")
     assert objects.of(OWN, lock)[0] == Object("mutex", "mutex#1")
     assert objects.of(1, lock)[0] == Object("mutex", "mutex#1"), "the same for another process"
-    assert objects.of(OWN, lock._replace(file=0xF20, how=layout.LOCK_SEMAPHORE))[0].label == "semaphore#2"
+    assert objects.of(OWN, lock._replace(file=0xF20, detail=layout.LOCK_SEMAPHORE))[0].label == "semaphore#2"
 
 
 def test_an_anonymous_object_belongs_to_its_process_and_is_rechecked() -> None:
@@ -190,7 +190,7 @@ def test_a_futex_belongs_to_its_process_or_to_a_shared_file() -> None:
     with shared_memory() as (path, at):
         shared = record(layout.OBJECT_FUTEX, argument=at + mmap.PAGESIZE + 64)
         assert described(shared) == Object("futex", f"{path}+{mmap.PAGESIZE + 64:#x}")
-        assert described(shared._replace(how=layout.FUTEX_PRIVATE)) == Object("futex", f"{shared.argument:#x}", OWN)
+        assert described(shared._replace(detail=layout.FUTEX_PRIVATE)) == Object("futex", f"{shared.argument:#x}", OWN)
         assert described(shared, pid=1 << 30).pid == 1 << 30, "it has exited"
     own = ctypes.c_int(0)
     word = record(layout.OBJECT_FUTEX_WAIT, argument=ctypes.addressof(own))

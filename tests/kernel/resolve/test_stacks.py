@@ -78,7 +78,7 @@ def test_an_exited_process_is_read_once_per_tick_and_python_still_shows() -> Non
     def lookup(key: bytes) -> bytes:
         number = int.from_bytes(key, "little")
         of_python = number % 2
-        end = layout.END_LINKED | of_python << layout.END_PYTHON
+        end = layout.END_LINKED | of_python << layout.END_PYTHON_SHIFT
         addresses = [code + number, *[1 << 40 | 8] * of_python]
         return layout.STACK.pack(len(addresses), end, *addresses, *[0] * (layout.FRAMES + 1 - len(addresses)))
 

@@ -167,7 +167,7 @@ class Kernel:
         links = [word for one in wakers[1:] for word in (WAITED, NO_STACK, one)]
         links += [0] * (3 * layout.LINKS - len(links))
         self._next += 1
-        found = raw_object(layout.OBJECT_FUTEX, argument=futex, how=layout.FUTEX_PRIVATE) if futex else NONE
+        found = raw_object(layout.OBJECT_FUTEX, argument=futex, detail=layout.FUTEX_PRIVATE) if futex else NONE
         value = layout.WAKE.pack(wakers[0], wakers[0], found, len(wakers) - 1, end, 0, *links)
         self.wakes.put(raw or self._next, value)
         return raw or self._next

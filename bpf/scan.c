@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Which threads wait now, since when, where and on what; and what did each thread do since the last tick?
+ *
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
+ *
+ * hooks: none in the scheduler. User space reads an iterator over tasks twice a tick; within a pid namespace also one
+ * over records
+ *
+ * maps
+ *   scan_mode  which of the two scans it is
+ *   record     the second scan clears the idle buffers (offcpu.c)
+ *
+ * units: ns of bpf_ktime_get_ns()
+ *
+ * cost: see bpf/README.md
+ *
+ * The first scan of a tick reports the waits in progress, before the buffers are swapped. If it costs too much, user
+ * space skips it in some ticks. The second scan reports what ended, from the buffer that is no longer written.
+ */
+
+struct seq_file;
+struct bpf_map;
+struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
+struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
+struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u64 *key; struct record *value; };
+BPF_PERCPU_ARRAY(scan_scratch, struct scanned_stack, 1);
+
+/*
+ * Return how long a thread has run in total, and when that was read. The kernel updates it at its own ticks only, so
+ * for a thread on a CPU the time since is added, if the offset between the clocks is known: exec_start is on the
+ * scheduler's clock, which leaves out time taken by interrupts and the hypervisor.
+ */
+static inline __attribute__((always_inline)) u64 run_time_ns(struct task_struct *task, u64 *at_ns)
+{
+	u64 exec_ns = MEMBER(u64, task, SUM_EXEC);
+	u32 zero = 0;
+	u64 *offset_ns = clock_offset.lookup(&zero);
+
+	*at_ns = is_on_cpu(task) ? bpf_ktime_get_ns() : 0;
+	if (!offset_ns || !*offset_ns || !*at_ns)
+		return exec_ns;
+	u64 since_ns = *at_ns - *offset_ns - MEMBER(u64, task, EXEC_START);
+	return since_ns < MAX_TICK_NS ? exec_ns + since_ns : exec_ns;
+}
+
+/* Return how long the wait in progress has lasted at now_ns; 0 if there is none. */
+static inline __attribute__((always_inline)) u64 wait_so_far_ns(struct record *r, u64 now_ns)
+{
+	u64 left_ns = r->left_ns;
+
+	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
+}
+
+/* Return whether a thread is queued for its first CPU. */
+static inline __attribute__((always_inline)) bool is_new(struct task_struct *task, u32 state)
+{
+	return !state && !is_on_cpu(task) && !pcount_of(task);
+}
+
+/* Return when a new thread was queued. Until it gets a CPU, run_delay is the time it was queued on other CPUs. */
+static inline __attribute__((always_inline)) u64 queued_since(struct task_struct *task)
+{
+	u64 start_ns = MEMBER(u64, task, START_TIME);
+#if defined(LAST_QUEUED) && defined(RUN_DELAY)
+	u32 zero = 0;
+	u64 *offset_ns = clock_offset.lookup(&zero), last_ns = MEMBER(u64, task, LAST_QUEUED);
+	if (offset_ns && *offset_ns && last_ns) {
+		u64 queued_ns = last_ns + *offset_ns - MEMBER(u64, task, RUN_DELAY);
+		if (queued_ns > start_ns)
+			return queued_ns;
+	}
+#endif
+	return start_ns;
+}
+
+/*
+ * Report that a thread is on its first CPU, and its wait for that CPU, which begin_record() will count at its
+ * switch-out.
+ */
+static inline __attribute__((always_inline)) void report_first_cpu(struct config *c, struct task_struct *task, struct scanned_task *out, struct record *r)
+{
+	u64 left_ns = r->left_ns;
+
+	if (r->tid || !is_on_cpu(task))
+		return;
+	out->first_ns = first_cpu_wait_ns(c, task, &left_ns);
+	if (!out->first_ns)
+		return;
+	out->left_ns = left_ns;
+	out->flags |= SCANNED_STARTED;
+}
+
+/*
+ * Report what a thread did, from the buffer that is no longer written, and clear it. `alone`: this tick had no scan of
+ * the waits in progress, so the run time is reported here.
+ */
+static inline __attribute__((always_inline)) void report_tick(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, struct thread *idle, struct thread *now, bool alone)
+{
+	out->start_ns = MEMBER(u64, task, START_TIME);
+	if (alone) {
+		u64 exec_ns = run_time_ns(task, &out->exec_at_ns);
+		if (idle->state) {
+			idle->exec_ns = exec_ns;
+			idle->exec_at_ns = bpf_ktime_get_ns();
+			idle->exec_off_ns = idle->offcpu_ns + now->offcpu_ns + wait_so_far_ns(r, idle->exec_at_ns);
+		} else if (exec_ns != r->exec_ns) {
+			out->exec_ns = exec_ns;
+			out->flags = SCANNED_RAN;
+			if (now->state) /* it was also off CPU since the buffers were swapped */
+				out->exec_at_ns = 0;
+			report_first_cpu(c, task, out, r);
+		}
+		r->exec_ns = exec_ns;
+	}
+	if (!idle->state && !out->flags)
+		return;
+	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);
+	if (out->flags) {
+		bpf_seq_write(seq, out, sizeof(*out));
+		return;
+	}
+	out->flags = SCANNED_THREAD;
+	/* What does not fit into this read() is repeated in the next one: clear the buffer only after it was written. */
+	if (!bpf_seq_write(seq, out, sizeof(*out)) && !bpf_seq_write(seq, idle, sizeof(*idle)))
+		__builtin_memset(idle, 0, sizeof(*idle));
+}
+
+/* Read the kernel stack of an off-CPU thread, its system call, what it waits on, and its user registers. */
+static inline __attribute__((always_inline)) void read_blocked_stack(struct task_struct *task, struct scanned_stack *s)
+{
+	find_object(&s->object, task, AT_SCAN);
+	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
+
+	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
+	s->words[0] = 0;
+#ifdef TASK_SP
+	bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
+#endif
+	s->pcount = 0;
+	s->call = -1;
+	s->ip = s->sp = s->bp = s->mode = s->thread = 0;
+	__builtin_memset(s->callee_saved, 0, sizeof(s->callee_saved));
+#ifdef PCOUNT
+	s->pcount = MEMBER(u64, task, PCOUNT);
+#endif
+#ifdef REG_CALL
+	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD)
+		return;
+#ifdef HAS_PYTHON
+	s->thread = python_id(task);
+#endif
+	void *regs = (void *)bpf_task_pt_regs(task);
+	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);
+	bpf_probe_read_kernel(&s->arguments[0], sizeof(u64), (char *)regs + REG_ARGUMENT_0);
+	bpf_probe_read_kernel(&s->arguments[1], sizeof(u64), (char *)regs + REG_ARGUMENT_1);
+	bpf_probe_read_kernel(&s->arguments[2], sizeof(u64), (char *)regs + REG_ARGUMENT_2);
+	bpf_probe_read_kernel(&s->arguments[3], sizeof(u64), (char *)regs + REG_ARGUMENT_3);
+	bpf_probe_read_kernel(&s->arguments[4], sizeof(u64), (char *)regs + REG_ARGUMENT_4);
+	bpf_probe_read_kernel(&s->arguments[5], sizeof(u64), (char *)regs + REG_ARGUMENT_5);
+	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
+	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
+	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
+	bpf_probe_read_kernel(&s->mode, sizeof(u64), (char *)regs + REG_MODE);
+	bpf_probe_read_kernel(&s->callee_saved[0], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_0);
+	bpf_probe_read_kernel(&s->callee_saved[1], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_1);
+	bpf_probe_read_kernel(&s->callee_saved[2], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_2);
+	bpf_probe_read_kernel(&s->callee_saved[3], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_3);
+	bpf_probe_read_kernel(&s->callee_saved[4], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_4);
+#ifdef REG_CALLEE_SAVED_5
+	bpf_probe_read_kernel(&s->callee_saved[5], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_5);
+	bpf_probe_read_kernel(&s->callee_saved[6], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_6);
+	bpf_probe_read_kernel(&s->callee_saved[7], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_7);
+	bpf_probe_read_kernel(&s->callee_saved[8], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_8);
+	bpf_probe_read_kernel(&s->callee_saved[9], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_9);
+	bpf_probe_read_kernel(&s->callee_saved[10], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_10);
+#endif
+#endif
+}
+
+/*
+ * Fill in the wait in progress of an off-CPU thread: whether it is runnable, and, once the wait has reached the
+ * minimum, its kernel stack, which is reported only once. With `prime`, a thread without a known wait counts as
+ * switched out now, and every stack is reported. The thread may start to run at any time: the data is valid only for
+ * the wait that began at left_ns. Return whether `s` is to be reported.
+ */
+static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r, struct scanned_stack *s, struct config *c, bool prime)
+{
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (is_on_cpu(task) || out->state & (TASK_DEAD | TASK_NEW))
+		return false;
+	if (!r->tid && is_new(task, out->state)) {
+		if (!r->left_ns) {
+			r->began_earlier = MEMBER(u64, task, START_TIME) <= c->since_ns;
+			r->state = RUNNING | TASK_NEW;
+			r->selection = c->selection;
+			r->left_ns = r->began_earlier ? now_ns : queued_since(task);
+			if (pcount_of(task)) { /* it got its first CPU meanwhile */
+				r->left_ns = 0;
+				return false;
+			}
+		}
+	} else if (!r->tid && r->left_ns) {
+		/*
+		 * It was switched out while it was not selected; or it is just getting its first CPU, and
+		 * begin_record() needs left_ns.
+		 */
+		if (out->state || pcount_of(task) != 1)
+			r->left_ns = 0;
+		return false;
+	} else if (prime && !r->left_ns) {
+		if (r->tid != out->tid) /* it called exec, as in switch_out(); or it has no id yet */
+			set_identity(r, out->pid, out->tid, r->tid ? now_ns : MEMBER(u64, task, START_TIME));
+		r->state = state_of(out->state);
+#ifdef WAKING
+		r->run_delay_ns = 0;
+#else
+		r->run_delay_ns = MEMBER(u64, task, RUN_DELAY);
+#endif
+		r->kernel = NO_STACK;
+		r->user = NO_STACK;
+		r->wake = WAKE_UNSEEN & c->wakes;
+		r->began_earlier = 1;
+		r->selection = c->selection;
+		r->left_ns = now_ns;
+		if (is_on_cpu(task)) { /* it was switched in meanwhile, and that was missed */
+			r->left_ns = 0;
+			return false;
+		}
+	}
+	u64 left_ns = r->left_ns;
+	if (!left_ns)
+		return false;
+	out->left_ns = left_ns;
+	out->flags |= r->began_earlier ? SCANNED_BEGAN_EARLIER : 0;
+	if (!out->state || r->state & RUNNING) {
+		out->flags |= SCANNED_RUNNABLE;
+#ifdef LAST_QUEUED
+		if (!(r->state & RUNNING))
+			out->queued_ns = MEMBER(u64, task, LAST_QUEUED);
+#endif
+	}
+	if (!s || !(prime || (r->reported_ns != left_ns && now_ns - left_ns >= c->min_ns)))
+		return false;
+	read_blocked_stack(task, s);
+	return r->left_ns == left_ns;
+}
+
+/* Report a thread in the first scan of a tick: its wait in progress, or that it ran and did nothing else. */
+static inline __attribute__((always_inline)) void report_wait(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, bool prime, u32 which)
+{
+	u32 zero = 0;
+	struct scanned_stack *s = scan_scratch.lookup(&zero);
+	u64 exec_ns = run_time_ns(task, &out->exec_at_ns);
+	struct thread *now = which ? &r->buffers[1] : &r->buffers[0];
+
+	if (fill_wait(task, out, r, s, c, prime))
+		out->flags |= SCANNED_STACK;
+#ifdef HAS_LOCKS
+	u64 holder = out->left_ns ? holder_of(task) : 0;
+	out->holder_pid = holder >> 32;
+	out->holder_tid = holder;
+	if (out->left_ns && r->reported_ns == out->left_ns && r->holder != holder)
+		out->flags |= SCANNED_HOLDER;
+#endif
+	if (exec_ns != r->exec_ns && !now->state)
+		out->flags |= SCANNED_RAN;
+	report_first_cpu(c, task, out, r);
+	if (now->state) {
+		now->exec_ns = exec_ns; /* reported with the buffer */
+		now->exec_at_ns = bpf_ktime_get_ns();
+		now->exec_off_ns = now->offcpu_ns + wait_so_far_ns(r, now->exec_at_ns);
+		r->exec_ns = exec_ns;
+	}
+	if (!(out->flags & (SCANNED_RUNNABLE | SCANNED_STACK | SCANNED_RAN | SCANNED_HOLDER | SCANNED_STARTED)))
+		return;
+	out->exec_ns = exec_ns;
+	out->start_ns = MEMBER(u64, task, START_TIME);
+#ifdef LAST_ARRIVAL
+	out->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
+#endif
+	out->state = r->left_ns ? r->state : out->state; /* that at switch-out shows whether it was preempted */
+	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);
+	long is_full = bpf_seq_write(seq, out, sizeof(*out));
+	if (s && out->flags & SCANNED_STACK && !is_full) {
+		is_full = bpf_seq_write(seq, s, sizeof(*s));
+		if (!is_full)
+			r->reported_ns = out->left_ns;
+	}
+	if (!is_full) {
+		r->exec_ns = exec_ns;
+		r->holder = (u64)out->holder_pid << 32 | out->holder_tid;
+	}
+}
+
+/*
+ * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did.
+ */
+static inline __attribute__((always_inline)) void report_task(struct seq_file *seq, struct task_struct *task)
+{
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+	u32 *mode = scan_mode.lookup(&zero);
+	u32 *which = active_buffer.lookup(&zero);
+
+	if (!c || !mode || !which)
+		return;
+	if (*mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1))
+		note_call_in_progress(task);
+	struct scanned_task out = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
+	u64 host = (u64)out.pid << 32 | out.tid;
+	bool is_shown = find_shown_ids(task, host, &out.pid, &out.tid);
+	bool selected = is_shown && is_selected(c, task, false, out.pid, out.tid, MEMBER(u32, task, TASK_FLAGS));
+	out.state = MEMBER(u32, task, TASK_STATE);
+	out.execs = MEMBER(u32, task, TASK_EXECS);
+	bool is_first = !(*mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1));
+	bool prime = *mode & SCAN_PRIME;
+	/* Threads that were never switched out are reported, too. */
+	bool make = is_first && selected && !(out.state & TASK_DEAD) && (prime || is_on_cpu(task) || is_new(task, out.state));
+	struct record *r = record_of(task, make);
+	if (!r)
+		return;
+	/*
+	 * A finished wait belongs to the cgroup in which it began, one in progress to the current cgroup of its thread.
+	 */
+	if (is_shown && !selected && is_first && r->left_ns && r->selection == c->selection) {
+		if (prime)
+			r->left_ns = 0;
+		else
+			selected = true;
+	}
+	out.tid_acquired_ns = MEMBER(u64, task, START_TIME);
+	READ_AGAIN; /* otherwise clang merges both loads into one, from either pointer, which the verifier rejects */
+	if (r->tid)
+		out.tid_acquired_ns = r->tid_acquired_ns;
+	if (!is_first && r->tid) {
+		out.pid = r->pid;
+		out.tid = r->tid;
+	}
+	if (*mode & SCAN_BUFFER_0)
+		report_tick(seq, task, &out, r, c, &r->buffers[0], &r->buffers[1], *mode & SCAN_ALONE);
+	else if (*mode & SCAN_BUFFER_1)
+		report_tick(seq, task, &out, r, c, &r->buffers[1], &r->buffers[0], *mode & SCAN_ALONE);
+	else if (selected)
+		report_wait(seq, task, &out, r, c, prime, *which & 1);
+}
+
+#ifndef TASK_FROM_PID
+BPF_ITER(task)
+{
+	if (ctx->task)
+		report_task(ctx->meta->seq, ctx->task);
+	return 0;
+}
+#else
+/*
+ * The task iterator is limited to its reader's pid namespace. So here it only creates records, once a scan, for all
+ * threads of the machine for which report_task() would create one; then an iterator over the records calls
+ * report_task().
+ */
+BPF_ITER(task)
+{
+	struct task_iter iter;
+	struct task_struct *task;
+	u32 zero = 0;
+	struct config *c = config.lookup(&zero);
+	u32 *mode = scan_mode.lookup(&zero);
+
+	if (ctx->meta->seq_num || !c || !mode || *mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1))
+		return 0;
+	task_iter_new(&iter, 0, ALL_THREADS);
+	while ((task = task_iter_next(&iter))) {
+		u32 pid = 0, host_tid = MEMBER(u32, task, TASK_PID), tid = host_tid;
+
+		if (MEMBER(u32, task, TASK_STATE) & TASK_DEAD || record_of(task, false))
+			continue;
+		if (!(*mode & SCAN_PRIME) && !is_on_cpu(task) && !is_new(task, MEMBER(u32, task, TASK_STATE)))
+			continue;
+		if (!find_ids(task, &pid, &tid) || !is_selected(c, task, false, pid, tid, MEMBER(u32, task, TASK_FLAGS)))
+			continue;
+		struct record *r = record_of(task, true);
+		if (r)
+			r->host_tid = host_tid;
+	}
+	task_iter_destroy(&iter);
+	return 0;
+}
+
+BPF_ITER(bpf_map_elem)
+{
+	struct task_struct *task = ctx->value ? task_from_pid(ctx->value->host_tid) : 0;
+
+	if (!task)
+		return 0;
+	report_task(ctx->meta->seq, task);
+	task_release(task);
+	return 0;
+}
+#endif
