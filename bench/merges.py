@@ -22,7 +22,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.live import LiveSource
-from offtop.kernel.unwind.stack_copies import Copies, Copy, leaf
+from offtop.kernel.unwind.stack_copies import Copies, Copy, leaf_state
 from offtop.kernel.unwind.unwinder import Unwinder, UnwoundStack
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
@@ -113,7 +113,7 @@ class _Unwinds:
         of = self._servers.named.get(pid, "")
         if unwind_end and of and self._count[of] < _MOST_KEPT:
             self._count[of] += 1
-            state = leaf(head[2 : 2 + layout.REGISTERS])
+            state = leaf_state(head[2 : 2 + layout.REGISTERS])
             unwound = head[-_FRAMES:][:depth]
             stack = raw[layout.COPY_HEAD.size :]
             copy = Copy(0, 0, pid, tid, tuple(unwound), bool(unsure), state, execs, state.sp, stack)
@@ -128,8 +128,8 @@ class _Unwinds:
             self._count.clear()
         found: list[Wait] = []
         for copy, unwind_end in received:
-            kernels = self._walker.frames(copy.pid, copy.walked)
-            copys = self._walker.of_copy(copy._replace(walked=()))
+            kernels = self._walker.frames(copy.pid, copy.unwound)
+            copys = self._walker.unwind_copy(copy._replace(unwound=()))
             if copys is None or not kernels or unwind_end & 0xFF == layout.END_MEMORY:
                 continue
             found.append(_wait(self._servers.named[copy.pid], kernels, copys))

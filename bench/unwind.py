@@ -60,8 +60,8 @@ _MOST_PCT = 6.0
 
 def ask(waits: Path) -> Answer:
     plain, linked = build_stacks(waits.parent)
-    found = features.find(libbpf.KernelTypes())
-    if not Unwind().is_ruled(found):
+    found = features.detect(libbpf.KernelTypes())
+    if not Unwind().uses_rules(found):
         raise UnanswerableError("BPF programs cannot unwind by rules on this machine: x86-64 or arm64 is needed")
     missing: list[str] = []
     with tools.counting():
@@ -202,7 +202,7 @@ def _walked(program: Program, copies: Copies, walker: Unwinder, threads: Stacks,
         while len(took) < most:
             for copy in copies.take(_ALL):
                 before_ns = _cpu_ns(walker)
-                if walker.of_copy(copy):
+                if walker.unwind_copy(copy):
                     took.append((_cpu_ns(walker) - before_ns) / 1000)
             if time.monotonic() > until:
                 raise UnanswerableError(f"{len(took)} copies of {most} came in {_PATIENCE_S:.0f} s")

@@ -46,7 +46,7 @@
  *
  * -D:
  *   THREADS, EXITS, SITES, KERNEL_STACKS, EXECS, THRESHOLDS    map sizes
- *   OUTLIERS                  ring buffer size in pages; not set if ring buffers are not safe on this kernel
+ *   OUTLIERS                ring buffer size in pages; not set if ring buffers are not safe on this kernel
  *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, PCOUNT, SUM_EXEC, EXEC_START, START_TIME
  *                           offsets in task_struct, from BTF
  *   TASK_CGROUPS, CGROUP_*  how to get from a task to its cgroup's id

@@ -10,7 +10,7 @@ from offtop.errors import KernelError
 from offtop.feed.source import LiveFeed
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import features, libbpf, pid_namespace, privileges
-from offtop.kernel.bpf.program import AUTO, Unwind, attach
+from offtop.kernel.bpf.program import DEFAULT_UNWIND, Unwind, attach
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.scope import within
 from offtop.kernel.scope.config import Change, Settings, check_alive, find_cgroup, is_any_alive
@@ -54,7 +54,7 @@ class LiveSource(LiveFeed):
         filters: Filters,
         probe: str = "auto",
         waking: bool = False,
-        unwind: Unwind = AUTO,
+        unwind: Unwind = DEFAULT_UNWIND,
         keep_ns: int = _KEEP_NS,
         debuginfod: Sequence[str] = (),
         mode: str = OFFCPU,
@@ -76,7 +76,7 @@ class LiveSource(LiveFeed):
         which = " of waits in progress" if closed == "memory" else ""
         self._inaccessible = _INACCESSIBLE.format(which) if closed else ""
         """What cannot be read of some processes, and how to fix it; "" if everything can."""
-        pid_namespace.own()
+        pid_namespace.own_inode()
         check_alive([*filters.pids], [*filters.tids])
         self._mode = self._requested_mode = OFFCPU, DEFAULT_DEPTH
         """The mode in effect, and the one requested for the next read."""
@@ -87,7 +87,7 @@ class LiveSource(LiveFeed):
         self._thresholds: Thresholds | None = None
         try:
             types = libbpf.KernelTypes()
-            found = features.find(types)
+            found = features.detect(types)
             if filters.cgroup:
                 find_cgroup(filters.cgroup, found)
             self._defines = pid_namespace.defines(types)
@@ -187,7 +187,7 @@ class LiveSource(LiveFeed):
         mode, depth = requested
         is_changed, self._mode = requested != self._mode, requested
         if is_changed and mode != OFFCPU:
-            self._program.watch_wakings(True)
+            self._program.attach_waking(True)
         self._stages.thresholds = thresholds = self._thresholds
         lowest_ns = thresholds.lowest_ns if thresholds else NEVER_NS
         depth = 0 if mode == OFFCPU else depth if mode == CHAIN else 1
@@ -195,7 +195,7 @@ class LiveSource(LiveFeed):
         if is_changed:
             parts.drain.with_wakers = mode != OFFCPU
             if mode == OFFCPU:
-                self._program.watch_wakings(False)
+                self._program.attach_waking(False)
             parts.cost.watch(self._program.programs)
         return change
 
@@ -297,9 +297,10 @@ class LiveSource(LiveFeed):
         self._parts.peers.find(waited_on)
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
-        from offtop.kernel.procfs.process_details import facts  # psutil takes 0.1 s to import, and is rarely needed
+        # Imported here, because psutil takes 0.1 s to import and is rarely needed.
+        from offtop.kernel.procfs.process_details import read_details
 
-        return facts(pid, self._detail_reads)
+        return read_details(pid, self._detail_reads)
 
     def about(self) -> list[tuple[str, str]]:
         return status.about(self._parts, self._watched, self._defines, self.notices)

@@ -107,8 +107,8 @@ def test_error_and_doctor_name_the_distributions_command(
     release: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
-    assert distribution.install("python3-bpfcc", "python3-bcc") == command
-    error = program._explain({"error": "import"}, "", "exit")  # pyright: ignore[reportPrivateUsage]
+    assert distribution.install_command("python3-bpfcc", "python3-bcc") == command
+    error = program._explain_failure({"error": "import"}, "", "exit")  # pyright: ignore[reportPrivateUsage]
     assert str(error).endswith(f"not from PyPI: {command}")
     monkeypatch.setattr(host_checks, "__file__", "/nowhere/hostchecks.py")  # there is no compile.py
     assert host_checks.bcc().remedy.startswith(command)

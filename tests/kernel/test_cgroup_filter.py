@@ -299,7 +299,7 @@ def test_each_way_to_name_a_cgroup_finds_the_same(place: Place) -> None:
 
 @pytest.mark.kernel
 def test_kernel_types_list_each_hierarchy() -> None:
-    found = features.find(libbpf.KernelTypes()).hierarchies
+    found = features.detect(libbpf.KernelTypes()).hierarchies
     lines = Path("/proc/cgroups").read_text().splitlines()[1:]
     assert set(found) == {"", *(line.split()[0] for line in lines)}
     assert len({*found.values()}) == len(found)
@@ -416,8 +416,8 @@ def test_paths_start_where_the_mount_does(made_up: tuple[Mount, ...]) -> None:
 
 def test_a_removed_cgroup_stays_what_it_was(made_up: tuple[Mount, ...]) -> None:
     found = find("/both", made_up)
-    assert found.now() == found
+    assert found.current() == found
     gone = Cgroup("/gone", Path(made_up[0].point, "gone"), "", 1, 7)
-    assert gone.now() == gone
+    assert gone.current() == gone
     with pytest.raises(OSError), suppress(ValueError), gone.opened():
         pass

@@ -40,7 +40,7 @@ int main(void)
 
 
 def attached(unwind: Unwind, **defines: int) -> Program:
-    return program.attach(features.find(libbpf.KernelTypes()), unwind=unwind, defines=defines)
+    return program.attach(features.detect(libbpf.KernelTypes()), unwind=unwind, defines=defines)
 
 
 def copied(unwind: Unwind, binary: Path) -> Copy:
@@ -82,8 +82,8 @@ def test_without_kernel_unwinding_frame_pointers_are_used_with_a_notice() -> Non
 _ON_A_REAL_TIME_KERNEL = """
 from dataclasses import replace
 from offtop.kernel.bpf import features
-find = features.find
-features.find = lambda types: replace(find(types), ring_buffer=False)
+find = features.detect
+features.detect = lambda types: replace(find(types), ring_buffer=False)
 from offtop.start import main
 main()
 """

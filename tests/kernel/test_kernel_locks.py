@@ -128,7 +128,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live() -> Generator[Watch]:
-    if not features.find(libbpf.KernelTypes()).locks:
+    if not features.detect(libbpf.KernelTypes()).locks:
         lacks("task_struct.blocker")
     with watch.watching() as live:
         yield live

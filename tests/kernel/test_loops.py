@@ -55,13 +55,15 @@ def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
 
 
 def compiled(probe: str, way: str, function: str, typed: bool) -> Code:
-    known, unwind = features.find(libbpf.KernelTypes()), Unwind(way=way)
+    known, unwind = features.detect(libbpf.KernelTypes()), Unwind(way=way)
     waking = probe == "switch"
-    defines = {**_defines(probe, known, map_sizes.for_machine(), waking, by_task=waking), **unwind.defines(known)}
+    defines = {**_defines(probe, known, map_sizes.for_machine(), waking, in_hash=waking), **unwind.defines(known)}
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
     bcc = compiler.import_bcc()
-    program = bcc.BPF(text=compiler.whole(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags])
-    code = compiler._code(bcc.lib, program.module, function)  # pyright: ignore[reportPrivateUsage]
+    program = bcc.BPF(
+        text=compiler.inline_includes(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags]
+    )
+    code = compiler._instructions(bcc.lib, program.module, function)  # pyright: ignore[reportPrivateUsage]
     found = [(one.code, one.offset) for one in code]
     program.cleanup()
     return found

@@ -423,7 +423,7 @@ def refuses(name: str, pid: int, message: str) -> None:
 
 
 def test_the_machines_own_namespace_needs_nothing() -> None:
-    if pid_namespace.own():
+    if pid_namespace.own_inode():
         lacks("its own pid namespace for the tests")
-    assert pid_namespace.told({}) == "the host's"
-    assert not pid_namespace.is_there(OUTSIDE)
+    assert pid_namespace.describe_ids({}) == "the host's"
+    assert not pid_namespace.exists(OUTSIDE)

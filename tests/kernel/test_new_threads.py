@@ -173,7 +173,7 @@ SWITCH_IN_PROBES = pytest.mark.parametrize(
 
 @contextmanager
 def watching(child: programs.Program, probe: str, waking: bool) -> Generator[Watch]:
-    if probe not in features.find(libbpf.KernelTypes()).switch_in_probes:
+    if probe not in features.detect(libbpf.KernelTypes()).switch_in_probes:
         lacks(f"the switch-in probe {probe}")
     with watch.watching_kernel_stacks(Filters(pids=(child.pid,)), probe=probe, waking=waking) as live:
         yield live

@@ -262,7 +262,7 @@ def test_the_thread_is_found_by_id_if_not_by_its_tls(
     python: Path, wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on arm64: by native_thread_id, which comes right after thread_id from 3.11 on."""
-    find, learn = features.find, CPythonFrames.learn
+    find, learn = features.detect, CPythonFrames.add_interpreter
 
     def without_fs_base(types: KernelTypes) -> Features:
         own_id = features._own_id(types)  # pyright: ignore[reportPrivateUsage]
@@ -275,9 +275,9 @@ def test_the_thread_is_found_by_id_if_not_by_its_tls(
             found = found._replace(layout=found.layout._replace(thread_id=at))
         learn(self, label, found)
 
-    if features.find(KernelTypes()).fs_base is not None:
-        monkeypatch.setattr(features, "find", without_fs_base)
-        monkeypatch.setattr(CPythonFrames, "learn", learn_native)
+    if features.detect(KernelTypes()).fs_base is not None:
+        monkeypatch.setattr(features, "detect", without_fs_base)
+        monkeypatch.setattr(CPythonFrames, "add_interpreter", learn_native)
     with script(tmp_path, APP, python, str(wait_s)) as child, watch.watching(Filters(pids=(child.pid,))) as live:
         for thread, stacks in by_thread(live, child).items():
             assert stacks, thread
@@ -418,9 +418,9 @@ class Process:
         image.offsets.append(0x1000)
         image.labels.append(LIB)
         image.space = 1
-        assert self.pythons.unknown(image) == LIB
-        self.pythons.learn(LIB, KNOWN)
-        assert self.pythons.meet(7, image)
+        assert self.pythons.unexamined_binary(image) == LIB
+        self.pythons.add_interpreter(LIB, KNOWN)
+        assert self.pythons.load(7, image)
         self.at = 0x1000
 
     def string(self, text: str, kind: int = 1) -> int:
@@ -445,7 +445,7 @@ class Process:
         self.pythons.read(
             7, [word & layout.PYTHON_ADDRESS for word in words if word & layout.PYTHON_ADDRESS], self.memory
         )
-        found = self.pythons.mixed(7, tuple(frames), words, is_whole)
+        found = self.pythons.merge(7, tuple(frames), words, is_whole)
         assert not found.unnamed
         plain = {IN_EVAL: "eval", IN_LIB: "lib", IN_LIBC: "libc", START: "start"}
         return [plain.get(frame) or frame.name for frame in found.frames], not found.unsure
@@ -522,21 +522,21 @@ def test_an_invalid_code_object_has_no_name() -> None:
     del process.memory.bytes[torn + 130]
     frames = [layout.PYTHON | one for one in (f, nothing, torn)]
     process.pythons.read(7, [f, nothing, torn], process.memory)
-    found = process.pythons.mixed(7, (IN_EVAL,), [*frames, SHIM], True)
+    found = process.pythons.merge(7, (IN_EVAL,), [*frames, SHIM], True)
     assert found.frames == (Frame("[python]", 0),) * 3
 
 
 def test_frames_of_an_unknown_process_stay_as_they_are() -> None:
     process = Process()
-    assert process.pythons.mixed(8, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
+    assert process.pythons.merge(8, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
     process.pythons.forget(7)
-    assert process.pythons.mixed(7, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
+    assert process.pythons.merge(7, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
 
 
 def test_names_not_read_yet_are_requested() -> None:
     process = Process()
     f = process.function("f")
-    assert process.pythons.mixed(7, (IN_EVAL,), [layout.PYTHON | f, SHIM], True).unnamed == (f,)
+    assert process.pythons.merge(7, (IN_EVAL,), [layout.PYTHON | f, SHIM], True).unnamed == (f,)
 
 
 def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,27 +562,23 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
             image.offsets.append(int(line.split()[2], 16))
             image.labels.append(path)
     image.space = 1
-    pythons.learn(path, found)
-    assert pythons.meet(pid, image)
+    pythons.add_interpreter(path, found)
+    assert pythons.load(pid, image)
     code = id(function.__code__)
     with Memory(pid) as memory:
         pythons.read(pid, [code], memory)
-    (frame,) = pythons.mixed(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).frames
+    (frame,) = pythons.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).frames
     assert frame.name.endswith(f"<locals>.function ({Path(__file__).name}:{frame.offset})")
     assert frame.file == __file__
     later_s = time.monotonic() + 11
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    assert pythons.due == pid
-    pythons.look(pid)
-    assert table.told == {
-        pid.to_bytes(4, "little"): found.python_at(image.starts[0] - image.offsets[0] + found.runtime, 0)
-    }
+    assert pythons.due_pid == pid
+    pythons.check_names(pid)
+    assert table.told == {pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 0)}
     pythons._processes[pid].codes[code] = pythons._processes[pid].codes[code]._replace(identity=(1, 2, 3))  # pyright: ignore[reportPrivateUsage]
-    pythons.look(pid)
-    assert table.told == {
-        pid.to_bytes(4, "little"): found.python_at(image.starts[0] - image.offsets[0] + found.runtime, 1)
-    }
-    assert pythons.mixed(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
+    pythons.check_names(pid)
+    assert table.told == {pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 1)}
+    assert pythons.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
 
 
 def test_a_binarys_layout_is_validated() -> None:
@@ -600,7 +596,7 @@ def test_a_binarys_layout_is_validated() -> None:
             cpython_layout.read(cpython_layout.written(KNOWN._replace(layout=KNOWN.layout._replace(**change)))) is None
         )
     assert cpython_layout.read(cpython_layout.written(KNOWN._replace(runtime=1 << 50))) is None
-    assert len(KNOWN.python_at(BASE, 70_000)) == layout.PYTHON_LAYOUT.size
+    assert len(KNOWN.pack(BASE, 70_000)) == layout.PYTHON_LAYOUT.size
 
 
 def test_no_python_is_found_in_other_binaries() -> None:

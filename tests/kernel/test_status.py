@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offtop.kernel.binary.perf_map import PerfMap
-from offtop.kernel.procfs.process_details import facts
+from offtop.kernel.procfs.process_details import read_details
 from offtop.kernel.procfs.processes import reading
 from offtop.kernel.procfs.threads import fields_of, status_of
 from tests.kernel.reads import READS
@@ -62,7 +62,7 @@ def test_a_name_is_never_parsed_as_a_line(name: bytes) -> None:
         assert status_of(pid)["Uid"].split() == [str(nobody)] * 4
         found = reading(READS, pid)
         assert found is not None and found.details.uid == nobody
-        assert dict(facts(pid, READS))["user"] == f"{pwd.getpwuid(nobody).pw_name}, uid {nobody}"
+        assert dict(read_details(pid, READS))["user"] == f"{pwd.getpwuid(nobody).pw_name}, uid {nobody}"
         assert name_in_map(pid, nobody) == "mine"
 
 

@@ -23,7 +23,7 @@ from offtop.kernel.bpf.layout import (
     FRAMES,
     MAX_FRAME_BYTES,
 )
-from offtop.kernel.unwind import step as unwind
+from offtop.kernel.unwind import step
 from offtop.kernel.unwind.step import State, UnwindResult, called
 from offtop.model.values.stack import Frame
 
@@ -78,7 +78,7 @@ class Made:
         return self.rules.get(frame.offset >> 12, NO_RULE) if frame.file == "program" else NO_RULE
 
     def walk(self, state: State, guess: bool = False, depth: int = 0) -> UnwindResult:
-        return unwind.walk(state, self.frame, self.rule, self.read, self.read_code, self.machine, guess, depth)
+        return step.unwind(state, self.frame, self.rule, self.read, self.read_code, self.machine, guess, depth)
 
 
 def state(pc: int, sp: int = STACK, bp: int = 0, kept: tuple[int | None, ...] = (0,) * 5) -> State:
@@ -120,7 +120,7 @@ def test_unreadable_memory_ends_the_stack_and_the_rule_is_reported() -> None:
 def test_a_callers_stack_pointer_is_above_but_not_far_above(size: int) -> None:
     made = Made([CODE + 0x10] * 4, {0: pushed(size)})
     made.stack = b"\0" * 16 + made.stack
-    found = unwind.walk(
+    found = step.unwind(
         *(state(CODE + 0x10, STACK + 16), made.frame, made.rule),
         lambda address, length: struct.pack("<Q", CODE + 0x10)[:length],
         *(made.read_code, X86_64, False),
@@ -237,7 +237,7 @@ def test_a_nearby_function_of_another_file_is_not_this_one() -> None:
         return Frame("other", 1) if CODE + 0x10_0000 <= address < CODE + 0x11_0000 else made.frame(address)
 
     pc = CODE + 0x10_0000
-    near = unwind.walk(state(pc, bp=1), frame, made.rule, made.read, made.read_code, X86_64, True)
+    near = step.unwind(state(pc, bp=1), frame, made.rule, made.read, made.read_code, X86_64, True)
     assert (len(near.frames), near.end) == (1, END_NO_UNWIND_INFO)
 
 

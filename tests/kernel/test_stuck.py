@@ -433,8 +433,8 @@ class Watched(Unwinder):
     def another(self) -> Unwinder:
         return Watched(*self._calls)
 
-    def of_thread(
-        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
+    def unwind_thread(
+        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         before, after = self._calls
         before(key.tid)
@@ -443,7 +443,7 @@ class Watched(Unwinder):
             after()
             return has_run()
 
-        return super().of_thread(key, stack, is_narrow, ran)
+        return super().unwind_thread(key, stack, is_32_bit_program, ran)
 
 
 def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[int]:
@@ -457,7 +457,7 @@ def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[i
 
     reader = UserStacks(Watched(lambda _: None, walked), Allowance(5))
     one = Waiting(watch.SiteKey(tid, tid, 3, NO_STACK), 5 * S, 5 * S)
-    reader.met(key, 5 * S, stack_of(tid))
+    reader.note_wait(key, 5 * S, stack_of(tid))
     found = reader.read({key: one}, 5 * S + age_ns)
     if goes_on.wait(1 if age_ns >= S // 5 else 0.1):
         for _ in range(100):
@@ -512,7 +512,7 @@ def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
 
         def read() -> set[int]:
             for key in waiting:
-                reader.met(key, 5 * S, stack_of(key.tid))
+                reader.note_wait(key, 5 * S, stack_of(key.tid))
             return {one.key.pid for one in reader.read(waiting, 7 * S)}
 
         assert read() == set()

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.kernel
 
 @cache
 def found() -> Features:
-    return features.find(libbpf.KernelTypes())
+    return features.detect(libbpf.KernelTypes())
 
 
 _WAYS = [

@@ -678,14 +678,14 @@ def test_closing_while_wakers_are_loaded_leaves_no_descriptor(monkeypatch: pytes
 
     before = bpf_ones()
     with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
-        load = program._ready_or_compiled  # pyright: ignore[reportPrivateUsage]
+        load = program._load_or_compile  # pyright: ignore[reportPrivateUsage]
 
         def close_and_load(request: Mapping[str, Any], shared: Sequence[int] = ()) -> Any:
             live.source.close()
             return load(request, shared)
 
         assert bpf_ones() > before
-        monkeypatch.setattr(program, "_ready_or_compiled", close_and_load)
+        monkeypatch.setattr(program, "_load_or_compile", close_and_load)
         with pytest.raises(KernelError, match="has stopped tracing"):
             live.source.set_mode(CHAIN)
         assert bpf_ones() == before

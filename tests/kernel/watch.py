@@ -103,7 +103,7 @@ class Watch:
         stacks = self.source._parts.user_stacks  # pyright: ignore[reportPrivateUsage]
         deadline = time.monotonic() + _NAMES_S
         self.tick()
-        while stacks._queue or stacks._asked:  # pyright: ignore[reportPrivateUsage]
+        while stacks._queue or stacks._requested:  # pyright: ignore[reportPrivateUsage]
             assert time.monotonic() < deadline, "stacks of other processes are still being unwound"
             self.tick(0.02)
         try:
@@ -173,12 +173,12 @@ It starts in a third of the time.
 
 def without(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
     """Make sources from here on find that the kernel lacks this member of Features."""
-    find = features.find
+    find = features.detect
 
     def found(types: libbpf.KernelTypes) -> Features:
         return replace(find(types), **{feature: False})
 
-    monkeypatch.setattr(features, "find", found)
+    monkeypatch.setattr(features, "detect", found)
 
 
 def resize_maps(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, int]) -> None:
@@ -186,10 +186,10 @@ def resize_maps(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, int]) -> 
 
     The programs stay the same: they are loaded from the cache, so other sizes need no compiler.
     """
-    attach, make_map = program._ready_or_compiled, cache._made_map  # pyright: ignore[reportPrivateUsage]
+    attach, make_map = program._load_or_compile, cache._create_map  # pyright: ignore[reportPrivateUsage]
 
     def attach_resized(request: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
-        file = cache.place(request)
+        file = cache.cache_file(request)
         assert file, "resize_maps needs the cache"
         if not file.exists():
             for fd in attach(request, *rest, **options)[1]:
@@ -199,8 +199,8 @@ def resize_maps(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, int]) -> 
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         with monkeypatch.context() as loading:
-            loading.setattr(cache, "_made_map", make_resized)
-            loading.setattr(program, "_ask_compiler", refuse)
+            loading.setattr(cache, "_create_map", make_resized)
+            loading.setattr(program, "_compile", refuse)
             return attach(request, *rest, **options)
 
     def make_resized(name: str, stored: Any, maps: Mapping[str, int]) -> int:
@@ -210,7 +210,7 @@ def resize_maps(monkeypatch: pytest.MonkeyPatch, entries: Mapping[str, int]) -> 
     def refuse(*_: Any) -> NoReturn:
         raise AssertionError("the maps would have the usual sizes")
 
-    monkeypatch.setattr(program, "_ready_or_compiled", attach_resized)
+    monkeypatch.setattr(program, "_load_or_compile", attach_resized)
 
 
 @functools.cache

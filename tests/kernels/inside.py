@@ -107,9 +107,9 @@ class Load:
     One thread already waits for a lock that is never released, and one sleeps for an hour.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, name: str, is_ruled: bool) -> None:
-        """`is_ruled`: user stacks are unwound with .eh_frame."""
-        self.is_ruled = is_ruled
+    def __init__(self, stack: contextlib.ExitStack, name: str, uses_rules: bool) -> None:
+        """`uses_rules`: user stacks are unwound with .eh_frame."""
+        self.uses_rules = uses_rules
         directory = Path("/tmp") / name
         directory.mkdir(exist_ok=True)
         self.waiters = {name: Waiter(kind, TIMES, EACH_MS, directory) for name, (kind, _) in _WAITS.items()}
@@ -206,7 +206,7 @@ def check_waits(found: Findings, ticks: Sequence[Tick], load: Load) -> None:
         check_site(found, ticks, kind, load.wakings[kind].at["sleeper"], category, "sleeper", load)
     # without CPU time for more, offtop unwinds the rest with frame pointers
     ends = [(row["user_end"], row["user"]) for one in load.waiters.values() for row in over(ticks, one.pid)]
-    found.check(not load.is_ruled or "whole" in dict(ends), "no user stack is whole:", ends)
+    found.check(not load.uses_rules or "whole" in dict(ends), "no user stack is whole:", ends)
     spun = rows(ticks, "threads", load.spinner.pid)
     preempted = sum(row["involuntary"] for row in spun), sum(row["preempted_ns"] for row in spun)
     queued_ns = sum(row["runqueue_ns"] for row in spun)
@@ -409,12 +409,12 @@ def main() -> None:
     found = Findings()
     found.about = "doctor"
     check_doctor(found)
-    known = features.find(libbpf.KernelTypes())
+    known = features.detect(libbpf.KernelTypes())
     for probe, mode in runs(known):
         found.about = f"probe {probe}, {mode}"
         began_s, before = time.monotonic(), found.count
         with contextlib.ExitStack() as stack:
-            first, load = (Load(stack, name, program.AUTO.is_ruled(known)) for name in ("first", "second"))
+            first, load = (Load(stack, name, program.DEFAULT_UNWIND.uses_rules(known)) for name in ("first", "second"))
             ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--probe", probe, "--mode", mode, *_OPTIONS)
             if len(ticks) == TICKS:
                 check_sums(found, ticks, known.switch_in_probes[0])

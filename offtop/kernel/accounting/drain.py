@@ -283,7 +283,7 @@ class Drain:
         if stack is not None:
             call, arguments = self._call(stack)
             if key.pid != OUTSIDE and self._user_stacks:
-                self._user_stacks.met(key, record.left_ns, stack)
+                self._user_stacks.note_wait(key, record.left_ns, stack)
             kernel = self._stacks.walked(stack.frames, stack.words)
             if stack.object.kind and not record.state & layout.RUNNING:
                 wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
@@ -321,10 +321,10 @@ class Drain:
         """The system call as the catalog numbers it, and its arguments; -1 if there is none."""
         if stack.call < 0:
             return -1, ()
-        is_32_bit = userstacks.is_32_bit(stack)
+        is_32_bit = userstacks.is_32_bit_program(stack)
         call = stack.call | CALL_32_BIT if is_32_bit else stack.call
         if call not in self._catalog.calls:
-            name = syscalls.name_of(stack.call, syscalls.NARROW) if is_32_bit else syscalls.name_of(stack.call)
+            name = syscalls.name_of(stack.call, syscalls.MACHINE_32_BIT) if is_32_bit else syscalls.name_of(stack.call)
             if name:
                 self._catalog.calls[call] = name
         return call, () if is_32_bit else stack.arguments

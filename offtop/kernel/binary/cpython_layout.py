@@ -39,9 +39,10 @@ class Layout(NamedTuple):
     frame_holder: int
     code: int
     caller: int
-    mark: int
-    marks: int
-    """layout.MARKS_*"""
+    call_byte: int
+    """In a frame: a byte that shows whether a call of the interpreter began with it."""
+    call_kind: int
+    """layout.PYTHON_CALL_*"""
     file_name: int
     """In a code object, like the next two: a string."""
     name: int
@@ -96,7 +97,7 @@ class Interpreter(NamedTuple):
     """File offset of its end."""
     layout: Layout
 
-    def python_at(self, runtime: int, generation: int) -> bytes:
+    def pack(self, runtime: int, generation: int) -> bytes:
         """Pack layout.PYTHON_LAYOUT for a process whose _PyRuntime is at address `runtime`."""
         first, *rest = self.layout[:12]
         return layout.PYTHON_LAYOUT.pack(runtime + first, *rest, generation & 0xFFFF, 0, 0, 0)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from offtop.errors import KernelError
 from offtop.kernel.binary import cpython_layout, elf, go_symbols, inlines
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import install_command
 
 _Pointer = ct.c_void_p
 _SEGMENT_LOAD = 1
@@ -85,7 +85,9 @@ def library() -> ct.CDLL:
     try:
         dw = ct.CDLL("libdw.so.1")
     except OSError as error:
-        raise KernelError(f"The library libdw is missing. Install it: {install('libdw1', 'elfutils-libs')}") from error
+        raise KernelError(
+            f"The library libdw is missing. Install it: {install_command('libdw1', 'elfutils-libs')}"
+        ) from error
     dw.dwfl_begin.restype = _Pointer
     dw.dwfl_begin.argtypes = [ct.POINTER(_Callbacks)]
     dw.dwfl_report_elf.restype = _Pointer

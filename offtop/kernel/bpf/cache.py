@@ -1,8 +1,8 @@
 """Load a BPF program that an earlier start compiled, which saves the second that the compiler takes.
 
-The compiler's child (compile.py) stores the instructions and descriptions of the maps in a file, whose name is a hash
-of everything that the compiler was given. The kernel's verifier checks the program, as usual; and a file that another
-user could have written is not used. If anything is wrong with a file, the program is compiled as if there were none.
+The child process that compiles (compile.py) stores the instructions and descriptions of the maps in a file, whose name
+is a hash of everything that the compiler was given. The kernel's verifier checks the program, as usual; and a file that
+another user could have written is not used. If anything is wrong with a file, the program is compiled.
 """
 
 import base64
@@ -24,7 +24,7 @@ from offtop.kernel.bpf.libbpf import library
 VARIABLE = "OFFTOP_CACHE"
 """Environment variable that names another cache directory; empty disables the cache."""
 _DIRECTORY = "/var/cache/offtop"
-_FORM = 2
+_FORMAT_VERSION = 2
 """Version of the file format. Change it whenever the meaning of the file changes."""
 _MOST_BYTES = 16 << 20
 _WRITABLE_BY_OTHERS = 0o022
@@ -78,40 +78,37 @@ class _LinkOptions(ct.Structure):
     )
 
 
-def place(request: Mapping[str, Any]) -> Path | None:
-    """Cache file for the program compiled from `request`, whether it exists or not.
+def cache_file(request: Mapping[str, Any]) -> Path | None:
+    """Path of the cache file for the program compiled from `request`. It need not exist.
 
-    None if the cache is off.
+    None if the cache is disabled.
     """
-    where = directory()
-    return where / f"{hashlib.sha256(_key(request)).hexdigest()}.json" if where else None
+    directory = cache_directory()
+    return directory / f"{hashlib.sha256(_key(request)).hexdigest()}.json" if directory else None
 
 
-def directory() -> Path | None:
-    """Cache directory.
+def cache_directory() -> Path | None:
+    """Path of the cache directory.
 
-    None if the user disabled the cache, or if there is no default because we are not root.
+    None if the user has disabled the cache, or if there is no default because we are not root.
     """
     path = Path(os.environ.get(VARIABLE, _DIRECTORY if os.geteuid() == 0 else ""))
     return path if path.is_absolute() else None
 
 
-def trouble(where: Path) -> str:
-    """Why programs cannot be cached in `where`, or empty if they can.
-
-    Checks without writing anything.
-    """
+def why_unusable(directory: Path) -> str:
+    """Why programs cannot be cached in `directory`; empty if they can. Writes nothing."""
     try:
-        found = where.lstat()
+        found = directory.lstat()
     except FileNotFoundError:
-        return "" if os.access(where.parent, os.W_OK | os.X_OK) else "it cannot be made there"
+        return "" if os.access(directory.parent, os.W_OK | os.X_OK) else "it cannot be created"
     except OSError as error:
         return error.strerror or str(error)
     if not stat.S_ISDIR(found.st_mode):
         return "it is not a directory"
     if not _is_ours(found, stat.S_ISDIR):
         return "other users can write to it"
-    return "" if os.access(where, os.W_OK | os.X_OK) else "it is not writable"
+    return "" if os.access(directory, os.W_OK | os.X_OK) else "it is not writable"
 
 
 def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
@@ -121,23 +118,23 @@ def load(file: Path, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[i
     or if the compiler has been updated since. Writes nothing, because that would hang if the file system does.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        kept = json.loads(_read(file))
-        answer = dict(kept["answer"])
-        if any([found.st_size, found.st_mtime_ns] != expected for found, expected in _makers(kept)):
+        stored = json.loads(_read(file))
+        answer = dict(stored["answer"])
+        if any([found.st_size, found.st_mtime_ns] != expected for found, expected in _compiler_libraries(stored)):
             return None
         with contextlib.ExitStack() as undo:
-            fd_by_name = _loaded(kept, request, undo)
+            fd_by_name = _load_all(stored, request, undo)
             undo.pop_all()
         return {**answer, "fds": [*fd_by_name]}, [*fd_by_name.values()]
     return None
 
 
-def _makers(kept: Any) -> list[tuple[os.stat_result, list[int]]]:
-    return [(Path(path).stat(), size_and_mtime) for path, size_and_mtime in kept["makers"].items()]
+def _compiler_libraries(stored: Any) -> list[tuple[os.stat_result, list[int]]]:
+    return [(Path(path).stat(), size_and_mtime) for path, size_and_mtime in stored["compiler_libraries"].items()]
 
 
 def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Whether only this user can write it."""
+    """Whether it is of this kind (stat.S_IS*), and only this user can write to it."""
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
@@ -160,39 +157,41 @@ def _read(file: Path) -> bytes:
 
 
 def _key(request: Mapping[str, Any]) -> bytes:
-    """Serialize everything that the compiler is given, and the kernel version."""
+    """Serialize everything that determines the compiled program, and the kernel version."""
     source = Path(request["source"])
     texts = {
         str(file.relative_to(source.parent)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(source.parent.rglob("*.[ch]"))
     }
     texts[""] = hashlib.sha256(Path(__file__).with_name("compile.py").read_bytes()).hexdigest()
-    others = {name: value for name, value in request.items() if name not in ("source", "headers", "given", "keep")}
+    others = {
+        name: value for name, value in request.items() if name not in ("source", "headers", "shared_maps", "cache_file")
+    }
     kernel = platform.release(), platform.version(), platform.machine()
-    whole = [_FORM, kernel, texts, others, sorted(request["given"])]
-    return json.dumps(whole, sort_keys=True).encode()
+    inputs = [_FORMAT_VERSION, kernel, texts, others, sorted(request["shared_maps"])]
+    return json.dumps(inputs, sort_keys=True).encode()
 
 
-def _loaded(kept: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -> dict[str, int]:
-    """Load and attach everything that the compiler's child would have returned.
+def _load_all(stored: Any, request: Mapping[str, Any], undo: contextlib.ExitStack) -> dict[str, int]:
+    """Load and attach everything that compile.py would have returned.
 
     Returns the descriptors by name. Raises OSError.
     """
-    programs = {name: _Function(one) for name, one in kept["programs"].items()}
+    programs = {name: _Function(one) for name, one in stored["programs"].items()}
     wanted = {*request["maps"], *filter(None, request["iterators"].values())}
     wanted.update(name for one in programs.values() for name in one.maps)
-    inner = {kept["maps"][name]["inner"] for name in wanted - request["given"].keys()} - {""}
+    inner = {stored["maps"][name]["inner"] for name in wanted - request["shared_maps"].keys()} - {""}
     with contextlib.ExitStack() as until_loaded:
-        maps = dict(request["given"])
-        for name in [*inner, *wanted - inner - request["given"].keys()]:
+        maps = dict(request["shared_maps"])
+        for name in [*inner, *wanted - inner - request["shared_maps"].keys()]:
             holder = undo if name in request["maps"] else until_loaded
-            maps[name] = _owned(_made_map(name, kept["maps"][name], maps), holder)
-        for name in request["random"]:
+            maps[name] = _owned(_create_map(name, stored["maps"][name], maps), holder)
+        for name in request["random_maps"]:
             fill_with_random_bytes(maps[name])
-        return {**_attached(programs, request, maps, undo), **{f"map {name}": maps[name] for name in request["maps"]}}
+        return {**_attach_all(programs, request, maps, undo), **{f"map {name}": maps[name] for name in request["maps"]}}
 
 
-def _attached(
+def _attach_all(
     programs: Mapping[str, "_Function"],
     request: Mapping[str, Any],
     maps: Mapping[str, int],
@@ -220,15 +219,15 @@ def _attached(
             map_fd = ct.c_uint32(maps[map_name])
             link_options.iter_info, link_options.iter_info_len = ct.addressof(map_fd), ct.sizeof(map_fd)
         found[f"link {function}"] = _owned(lib.bpf_link_create(fd, 0, _TRACE_ITER, ct.byref(link_options)), undo)
-    for function, (tracepoint, typed) in request["typed_tracepoints"].items():
-        loaded(tracepoint, function, _TRACING, _TRACE_RAW_TP, typed)
+    for function, (tracepoint, type_id) in request["typed_tracepoints"].items():
+        loaded(tracepoint, function, _TRACING, _TRACE_RAW_TP, type_id)
     return found
 
 
 def _owned(fd: int, holder: contextlib.ExitStack) -> int:
-    """Return the descriptor, and close it with `holder`.
+    """Return the descriptor, which is closed with `holder`.
 
-    Raises OSError if it is an error code.
+    Raises OSError if it is an error code instead.
     """
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd))
@@ -259,7 +258,7 @@ class _Function:
         return library().bpf_prog_load(kind, function.encode()[:15], _LICENSE, held, count, ct.byref(options))
 
 
-def _made_map(name: str, stored: Any, maps: Mapping[str, int]) -> int:
+def _create_map(name: str, stored: Any, maps: Mapping[str, int]) -> int:
     lib = library()
     options = _MapOptions(ct.sizeof(_MapOptions), map_flags=stored["flags"])
     types = -1

@@ -4,8 +4,8 @@ This is a separate program, because bcc's compiler takes 100 MB that the parent 
 that the parent uses for its screen, and may be installed in the directories of another Python. It imports nothing of
 offtop. It reads one JSON request on stdin and answers with one message on a socket, whose descriptor is its argument:
 JSON, and the file descriptors (SCM_RIGHTS) in the order in which the JSON names them.
-Then, if the request names a file, it writes the compiled program to it, from which cache.py loads it without bcc. The
-parent does not wait for that, because it may never return if the file system hangs.
+Then, if the request names a cache file, it writes the compiled program to it, from which cache.py loads it without bcc.
+The parent does not wait for that, because a write never returns if the file system hangs.
 """
 
 import base64
@@ -40,13 +40,13 @@ _LOG_BYTES = 1 << 20
 _LOAD_64 = 0x18  # BPF_LD | BPF_DW | BPF_IMM
 _PSEUDO_MAP_FD = 1
 _TASK_STORAGE = 29  # BPF_MAP_TYPE_TASK_STORAGE
-_ATTACHED = ("raw_tracepoints", "kprobes", "uprobes", "iterators", "typed_tracepoints")
+_FUNCTION_KEYS = ("raw_tracepoints", "kprobes", "uprobes", "iterators", "typed_tracepoints")
 """Keys of a request whose values are functions to load."""
-_MAKERS = re.compile(r"/lib(bcc|bpf|clang|clang-cpp|LLVM)\b[^/]*$")
+_COMPILER_LIBRARY = re.compile(r"/lib(bcc|bpf|clang|clang-cpp|LLVM)\b[^/]*$")
 """Matches the libraries that take part in compiling."""
 _CACHE_FILE = re.compile(r"[0-9a-f]{64}\.(json|\d+)")
 """Matches the names of cache files, and of temporary files while they are written."""
-_MOST_FILES = 64
+_MAX_FILES = 64
 _WRITABLE_BY_OTHERS = 0o022
 _CALL = 0x85  # BPF_JMP | BPF_CALL
 _PSEUDO_KFUNC_CALL = 2
@@ -147,16 +147,16 @@ def find_bcc(root: Path = Path("/")) -> Path | None:
 
 
 def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
-    """Compile, load and attach.
+    """Compile, load and attach what a request names.
 
-    Returns the answer, the descriptors, and what must stay alive until they are sent.
+    Returns the answer, the descriptors, and an object that must stay alive until they are sent.
     """
     os.environ["BCC_KERNEL_SOURCE"] = request["headers"]
     bcc = import_bcc()
     lib: Any = importlib.import_module("bcc.libbcc").lib
 
     source = Path(request["source"])
-    program = bcc.BPF(text=whole(source), cflags=[f"-I{source.parent}", *request["flags"]])
+    program = bcc.BPF(text=inline_includes(source), cflags=[f"-I{source.parent}", *request["flags"]])
     fds: list[int] = []
     names: list[str] = []
 
@@ -164,7 +164,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         names.append(name)
         fds.append(fd)
 
-    for name in request["random"]:
+    for name in request["random_maps"]:
         fill_with_random_bytes(lib.bpf_table_fd(program.module, name.encode()))
     for function, tracepoint in request["raw_tracepoints"].items():
         loaded = program.load_func(function, bcc.BPF.RAW_TRACEPOINT)
@@ -178,7 +178,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     for function in request["uprobes"]:
         keep(f"program {function}", program.load_func(function, bcc.BPF.KPROBE).fd)
     for function, map_name in request["iterators"].items():
-        make_calls(lib, program.module, function, request["functions"])
+        patch_kfunc_calls(lib, program.module, function, request["kfuncs"])
         loaded = program.load_func(function, _TRACING)
         map_fd = ct.c_uint32(lib.bpf_table_fd(program.module, map_name.encode())) if map_name else None
         link = lib.bcc_iter_attach(loaded.fd, map_fd and ct.byref(map_fd), ct.sizeof(map_fd) if map_fd else 0)
@@ -187,10 +187,10 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
         keep(f"program {function}", loaded.fd)
         keep(f"link {function}", link)
     refused = ""
-    for function, (tracepoint, typed) in request["typed_tracepoints"].items():
-        share_maps(lib, program.module, function, request["given"])
+    for function, (tracepoint, type_id) in request["typed_tracepoints"].items():
+        share_maps(lib, program.module, function, request["shared_maps"])
         try:
-            keep(f"program {tracepoint}", load_typed(lib, program.module, function, typed, request["bpf"]))
+            keep(f"program {tracepoint}", load_typed(lib, program.module, function, type_id, request["bpf_syscall"]))
         except OSError as error:
             refused = str(error)
     for name in request["maps"]:
@@ -198,35 +198,36 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     return {"fds": names, "bcc": str(bcc.__version__), "refused": refused}, fds, program
 
 
-def kept(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
-    """Describe the compiled program for the cache, so that cache.py can load it again.
+def describe_compiled(module: Any, request: dict[str, Any], version: str) -> dict[str, Any]:
+    """Describe the compiled program in a form from which cache.py can load it.
 
-    Raises KeyError or OSError if a part of it could not be loaded again.
+    Raises KeyError or OSError if that is impossible.
     """
     lib: Any = importlib.import_module("bcc.libbcc").lib
     lib.bpf_table_name.restype, lib.bpf_table_name.argtypes = ct.c_char_p, [ct.c_void_p, ct.c_size_t]
     lib.bpf_num_tables.argtypes = [ct.c_void_p]
     names = [lib.bpf_table_name(module, number).decode() for number in range(lib.bpf_num_tables(module))]
     fds = {lib.bpf_table_fd(module, name.encode()): name for name in names}
-    maps = {name: told_of_map(fd, request["inner"].get(name, "")) for fd, name in fds.items()}
-    fds |= {fd: name for name, fd in request["given"].items()}
-    functions = [function for by in _ATTACHED for function in request[by]]
-    programs = {function: told_of_code(_code(lib, module, function), fds) for function in functions}
+    maps = {name: describe_map(fd, request["inner_maps"].get(name, "")) for fd, name in fds.items()}
+    fds |= {fd: name for name, fd in request["shared_maps"].items()}
+    functions = [function for key in _FUNCTION_KEYS for function in request[key]]
+    programs = {function: describe_code(_instructions(lib, module, function), fds) for function in functions}
     answer = {"bcc": version, "refused": ""}
-    return {"answer": answer, "maps": maps, "programs": programs, "makers": makers()}
+    return {"answer": answer, "maps": maps, "programs": programs, "compiler_libraries": compiler_libraries()}
 
 
-def makers() -> dict[str, list[int]]:
+def compiler_libraries() -> dict[str, list[int]]:
     """Size and mtime of each library that took part in compiling, by path.
 
-    They reveal another version.
+    If one differs later, the library was updated.
     """
     paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    stats = {path: Path(path).stat() for path in sorted(paths) if _MAKERS.search(path)}
+    stats = {path: Path(path).stat() for path in sorted(paths) if _COMPILER_LIBRARY.search(path)}
     return {path: [found.st_size, found.st_mtime_ns] for path, found in stats.items()}
 
 
-def told_of_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
+def describe_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
+    """Encode instructions, with the position and the name of each map that they refer to."""
     map_uses = [
         (number, fds[one.immediate])
         for number, one in enumerate(code)
@@ -235,9 +236,10 @@ def told_of_code(code: Any, fds: dict[int, str]) -> dict[str, Any]:
     return {"code": base64.b64encode(bytes(code)).decode(), "maps": map_uses}
 
 
-def told_of_map(fd: int, inner: str) -> dict[str, Any]:
+def describe_map(fd: int, inner: str) -> dict[str, Any]:
+    """Describe a map, so that it can be created again. `inner`: for an array of maps, the name of its inner map."""
     info = _MapInformation()
-    _inform(fd, info)
+    _read_info(fd, info)
     described = {
         "kind": info.type,
         "key_bytes": info.key_size,
@@ -250,16 +252,16 @@ def told_of_map(fd: int, inner: str) -> dict[str, Any]:
     if info.type == _TASK_STORAGE:  # the kernel creates it only with BTF
         types = libbpf().bpf_btf_get_fd_by_id(info.btf_id)
         btf_info = _TypesInformation()
-        _inform(types, btf_info)
+        _read_info(types, btf_info)
         content = ct.create_string_buffer(btf_info.btf_size)
         btf_info = _TypesInformation(btf=ct.addressof(content), btf_size=btf_info.btf_size)
-        _inform(types, btf_info)
+        _read_info(types, btf_info)
         described["types"] = base64.b64encode(content.raw).decode()
         described |= {"key_type": info.btf_key_type_id, "value_type": info.btf_value_type_id}
     return described
 
 
-def _inform(fd: int, info: ct.Structure) -> None:
+def _read_info(fd: int, info: ct.Structure) -> None:
     size = ct.c_uint32(ct.sizeof(info))
     if libbpf().bpf_obj_get_info_by_fd(fd, ct.byref(info), ct.byref(size)):
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
@@ -271,7 +273,7 @@ def fill_with_random_bytes(fd: int) -> None:
     Raises OSError.
     """
     info = _MapInformation()
-    _inform(fd, info)
+    _read_info(fd, info)
     value = os.urandom(info.value_size) * libbpf().libbpf_num_possible_cpus()
     for number in range(info.max_entries):
         if libbpf().bpf_map_update_elem(fd, ct.byref(ct.c_uint32(number)), value, ct.c_uint64(0)):
@@ -285,7 +287,7 @@ def libbpf() -> ct.CDLL:
         return ct.CDLL("libbpf.so.0", use_errno=True)
 
 
-def keep_in_file(file: Path, program: dict[str, Any]) -> None:
+def write_cache_file(file: Path, program: dict[str, Any]) -> None:
     """Write a cache file atomically, if no other user can write to its directory.
 
     Raises OSError.
@@ -296,7 +298,7 @@ def keep_in_file(file: Path, program: dict[str, Any]) -> None:
     found = os.fstat(directory_fd)
     if found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
         return
-    make_room(directory_fd)
+    evict_oldest(directory_fd)
     body, temporary = json.dumps(program).encode(), f"{file.stem}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=directory_fd)
     try:
@@ -308,47 +310,44 @@ def keep_in_file(file: Path, program: dict[str, Any]) -> None:
         raise
 
 
-def make_room(directory_fd: int) -> None:
-    """Delete the oldest cache files of a directory, if needed, to make room for one more.
-
-    Keeps all other files.
-    """
+def evict_oldest(directory_fd: int) -> None:
+    """Delete the oldest cache files of a directory if there are too many. Keeps all other files."""
     ages: list[tuple[int, str]] = []
     for name in filter(_CACHE_FILE.fullmatch, os.listdir(directory_fd)):
         with contextlib.suppress(OSError):
             ages.append((os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mtime_ns, name))
-    for _, name in sorted(ages)[: max(0, len(ages) + 1 - _MOST_FILES)]:
+    for _, name in sorted(ages)[: max(0, len(ages) + 1 - _MAX_FILES)]:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory_fd)
 
 
-def _code(lib: Any, module: Any, function: str) -> Any:
-    """Instructions of a compiled function. Changes take effect when it is loaded."""
+def _instructions(lib: Any, module: Any, function: str) -> Any:
+    """Instructions of a compiled function. If changed here, it is loaded with the changes."""
     name = function.encode()
     count = lib.bpf_function_size(module, name) // ct.sizeof(_Instruction)
     return (_Instruction * count).from_address(lib.bpf_function_start(module, name))
 
 
-def share_maps(lib: Any, module: Any, function: str, given: dict[str, int]) -> None:
+def share_maps(lib: Any, module: Any, function: str, shared_maps: dict[str, int]) -> None:
     """Make a function use the maps of a running program instead of its own.
 
-    `given`: map name → descriptor.
+    `shared_maps`: map name → descriptor.
     """
-    others = {lib.bpf_table_fd(module, name.encode()): fd for name, fd in given.items()}
-    for one in _code(lib, module, function):
+    others = {lib.bpf_table_fd(module, name.encode()): fd for name, fd in shared_maps.items()}
+    for one in _instructions(lib, module, function):
         if one.code == _LOAD_64 and one.registers >> 4 == _PSEUDO_MAP_FD:
             one.immediate = others.get(one.immediate, one.immediate)
 
 
-def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) -> int:
+def load_typed(lib: Any, module: Any, function: str, type_id: int, bpf_syscall: int) -> int:
     """Load a compiled function as a BTF-typed tracepoint program, and return its descriptor.
 
     Raises OSError.
 
-    `typed`: id of the tracepoint's type in the kernel's BTF. With it the verifier knows the types of the arguments.
-    bcc cannot load such programs. `number`: the system call number of bpf(2).
+    `type_id`: id of the tracepoint's type in the kernel's BTF. With it the verifier knows the types of the arguments.
+    bcc cannot load such programs. `bpf_syscall`: the number of the system call bpf(2).
     """
-    code, log = _code(lib, module, function), ct.create_string_buffer(_LOG_BYTES)
+    code, log = _instructions(lib, module, function), ct.create_string_buffer(_LOG_BYTES)
     attr = _Load(
         prog_type=_TRACING,
         insn_cnt=len(code),
@@ -356,22 +355,22 @@ def load_typed(lib: Any, module: Any, function: str, typed: int, number: int) ->
         license=ct.cast(ct.c_char_p(_LICENSE), ct.c_void_p).value,
         prog_name=function.encode()[:15],
         expected_attach_type=_TRACE_RAW_TP,
-        attach_btf_id=typed,
+        attach_btf_id=type_id,
     )
-    fd = ct.CDLL(None, use_errno=True).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
+    fd = ct.CDLL(None, use_errno=True).syscall(bpf_syscall, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
     if fd < 0:
         failed = ct.get_errno()
         attr.log_level, attr.log_size, attr.log_buf = 1, _LOG_BYTES, ct.addressof(log)
-        ct.CDLL(None).syscall(number, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
+        ct.CDLL(None).syscall(bpf_syscall, _PROG_LOAD, ct.byref(attr), ct.sizeof(attr))
         last_lines = log.value.decode(errors="replace").strip().splitlines()[-3:]
         raise OSError(failed, f"{function}: {os.strerror(failed)}: {' '.join(last_lines)}")
     return fd
 
 
-def whole(source: Path) -> str:
-    """Source text of the program with its included .c files inlined.
+def inline_includes(source: Path) -> str:
+    """Source text of the program, with each included .c file in place of its #include.
 
-    bcc rewrites map calls only in the main file.
+    This is because bcc rewrites map calls only in the main file.
     """
 
     def inlined(line: re.Match[str]) -> str:
@@ -380,14 +379,14 @@ def whole(source: Path) -> str:
     return re.sub(r'^#include "(\w+\.c)"$', inlined, source.read_text(), flags=re.MULTILINE)
 
 
-def make_calls(lib: Any, module: Any, function: str, functions: Sequence[int]) -> None:
-    """Turn compiled calls of the numbers `functions` into calls of kernel functions (kfuncs).
+def patch_kfunc_calls(lib: Any, module: Any, function: str, kfuncs: Sequence[int]) -> None:
+    """Turn compiled calls of the numbers `kfuncs` into calls of kernel functions (kfuncs).
 
     clang compiles only calls of helpers, which have small numbers. The two kinds of calls differ in the source register
     (include/uapi/linux/bpf.h).
     """
-    for one in _code(lib, module, function):
-        if one.code == _CALL and one.immediate in functions:
+    for one in _instructions(lib, module, function):
+        if one.code == _CALL and one.immediate in kfuncs:
             one.registers = _PSEUDO_KFUNC_CALL << 4
 
 
@@ -407,11 +406,11 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         socket.send_fds(parent, [json.dumps(answer).encode()], fds)
         parent.recv(1)  # keep the descriptors open until the parent has them
-    if keep_alive is not None and request["keep"] and not answer["refused"]:
+    if keep_alive is not None and request["cache_file"] and not answer["refused"]:
         with contextlib.suppress(OSError, KeyError, AttributeError):  # on errors, the next start compiles again
-            compiled = kept(keep_alive.module, request, answer["bcc"])
-            os.closerange(3, _MOST_DESCRIPTORS)  # or BPF objects would outlive the parent's close until we exit
-            keep_in_file(Path(request["keep"]), compiled)
+            compiled = describe_compiled(keep_alive.module, request, answer["bcc"])
+            os.closerange(3, _MOST_DESCRIPTORS)  # otherwise BPF objects outlive the parent's close until we exit
+            write_cache_file(Path(request["cache_file"]), compiled)
     sys.stdout.flush()
     os._exit(0)  # skip bcc's cleanup, which would only close what the exit closes anyway
 

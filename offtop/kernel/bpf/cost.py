@@ -12,7 +12,7 @@ import psutil
 from offtop.kernel.bpf import libbpf
 from offtop.model.values.snapshot import Cost
 
-_OF_TICKS = 10
+_PERIOD_TICKS = 10
 _COUNTED_TICKS = 3
 """Measuring run times costs some 50 ns a switch, so it is enabled for three ticks in ten."""
 _FEWEST_SWITCHES = 1000
@@ -24,7 +24,7 @@ class _Count(NamedTuple):
 
     switch_ns: int
     """Run time of the programs that run at switches."""
-    walk_ns: int
+    scan_ns: int
     """Run time of the task scan."""
     switches: int
     """How often the sched_switch program has run."""
@@ -33,10 +33,7 @@ class _Count(NamedTuple):
 
 
 class CostMeter:
-    """Measures the cost once a tick.
-
-    Holds the descriptor that enables the kernel's statistics.
-    """
+    """Measures the cost once a tick. Call close() at the end."""
 
     def __init__(self, programs: Mapping[str, int], at_ns: int, kprobe_links: Sequence[int] = ()) -> None:
         """`programs`: descriptors by what they are attached to, including `sched_switch`."""
@@ -45,16 +42,16 @@ class CostMeter:
         """Children by their pid, and offtop's main process as 0."""
         self._ticks = 0
         self._statistics_fd = -1
-        self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
+        self._switches_counted = self._switch_ns = self._scan_ns = self._counted_ns = 0
         self._counted_from_ns = at_ns
         self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._usage()[0]
         self._before = self._count()
         self._start_counting(at_ns)
 
     def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
-        """Return the cost since the last call, and the number of skipped runs since the start.
+        """Return the cost since the last call, and how many runs the kernel has skipped since the start.
 
-        The kernel skips a run if it would be recursive.
+        The kernel skips a run of a program that is already running on that CPU.
 
         `children`: pids of offtop's child processes; 0 stands for no child.
         """
@@ -68,11 +65,11 @@ class CostMeter:
         if self._switches_counted >= _FEWEST_SWITCHES:
             per_switch = self._switch_ns / self._switches_counted
         if self._counted_ns:
-            bpf_pct = 100 * (self._switch_ns + self._walk_ns) / self._counted_ns
+            bpf_pct = 100 * (self._switch_ns + self._scan_ns) / self._counted_ns
         self._ticks += 1
-        if self._ticks % _OF_TICKS == 0:
+        if self._ticks % _PERIOD_TICKS == 0:
             self._start_counting(at_ns)
-        elif self._ticks % _OF_TICKS == _COUNTED_TICKS:
+        elif self._ticks % _PERIOD_TICKS == _COUNTED_TICKS:
             self.close()
 
         switches, (cpu_s, rss_bytes) = context_switches(), self._usage()
@@ -107,22 +104,22 @@ class CostMeter:
         except OSError:
             return  # without CAP_SYS_ADMIN the cost stays unknown
         if self._switches_counted >= _FEWEST_SWITCHES:
-            self._switches_counted = self._switch_ns = self._walk_ns = self._counted_ns = 0
+            self._switches_counted = self._switch_ns = self._scan_ns = self._counted_ns = 0
         self._before, self._counted_from_ns = self._count(), at_ns
 
     def _add(self, count: _Count, at_ns: int) -> None:
         self._switches_counted += count.switches - self._before.switches
         self._switch_ns += count.switch_ns - self._before.switch_ns
-        self._walk_ns += count.walk_ns - self._before.walk_ns
+        self._scan_ns += count.scan_ns - self._before.scan_ns
         self._counted_ns += at_ns - self._counted_from_ns
         self._before, self._counted_from_ns = count, at_ns
 
     def _count(self) -> _Count:
         counted = {name: libbpf.statistics(fd) for name, fd in self._programs.items()}
-        walk_ns = sum(one.run_time_ns for name, one in counted.items() if name.startswith("bpf_iter"))
+        scan_ns = sum(one.run_time_ns for name, one in counted.items() if name.startswith("bpf_iter"))
         return _Count(
-            switch_ns=sum(one.run_time_ns for one in counted.values()) - walk_ns,
-            walk_ns=walk_ns,
+            switch_ns=sum(one.run_time_ns for one in counted.values()) - scan_ns,
+            scan_ns=scan_ns,
             switches=counted["sched_switch"].run_cnt,
             missed=sum(one.recursion_misses for one in counted.values())
             + sum(map(libbpf.kprobe_misses, self._kprobe_links)),

@@ -3,7 +3,7 @@
 import platform
 
 
-def install(deb: str, rpm: str) -> str:
+def install_command(deb: str, rpm: str) -> str:
     """Command that installs a package, given its Debian and its Fedora name.
 
     /etc/os-release identifies the distribution's family (os-release(5)); for an unknown one, both names are given.
@@ -22,4 +22,5 @@ def install(deb: str, rpm: str) -> str:
 
 def confinement_remedy() -> str:
     """What to do if a child process could not be confined completely (binary/confinement.py)."""
-    return f"{install('libseccomp2', 'libseccomp')}; a kernel with seccomp filters, and landlock in its option lsm="
+    library = install_command("libseccomp2", "libseccomp")
+    return f"{library}; a kernel with seccomp filters, and landlock in its option lsm="

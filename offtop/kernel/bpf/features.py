@@ -85,20 +85,20 @@ class Features:
     """Offset in css_set that leads to a task's cgroup, by controller of version 1; version 2 is the empty name."""
 
     @property
-    def tells_pythons(self) -> bool:
-        """Whether a thread can be identified among the threads of a CPython process."""
+    def can_find_python_threads(self) -> bool:
+        """Whether BPF can find a thread among those of a CPython process, if it knows CPython's identifier of it."""
         return self.fs_base is not None or bool(self.own_id)
 
     @property
-    def waking(self) -> bool:
+    def needs_waking(self) -> bool:
         """Whether run-queue time must be measured at sched_waking: the kernel does not count it."""
         return self.run_delay is None
 
 
-def too_old(release: str) -> str:
+def why_too_old(release: str) -> str:
     """Why offtop does not run on the kernel of this release; empty if it does.
 
-    This is the only check of a version: offtop is not tested on older kernels, whatever features they have. RHEL 9's
+    This is the only check of a version, because offtop is not tested on older kernels. RHEL 9's
     kernel is called 5.14 but has features of much later ones, so everything else is tested by feature.
     """
     found = re.match(r"(\d+)\.(\d+)", release)
@@ -110,12 +110,12 @@ def too_old(release: str) -> str:
     )
 
 
-def find(types: KernelTypes) -> Features:
+def detect(types: KernelTypes) -> Features:
     """Detect the features of the running kernel.
 
     Raises KernelError if a required one is missing.
     """
-    if error := too_old(platform.release()):
+    if error := why_too_old(platform.release()):
         raise KernelError(error)
 
     def needed(member: str) -> int:
@@ -196,8 +196,6 @@ _CGROUP = {
 }
 _ANCESTORS = {"CGROUP_ANCESTORS": ("cgroup", "ancestors"), "CGROUP_ANCESTOR_IDS": ("cgroup", "ancestor_ids")}
 """A kernel has one of them."""
-
-
 _FILES = {
     "TASK_FILES": ("task_struct", "files"),
     "FILES_TABLE": ("files_struct", "fdt"),
@@ -302,6 +300,7 @@ def _cgroup(types: KernelTypes) -> Mapping[str, int]:
 
 
 def _hierarchies(types: KernelTypes) -> Mapping[str, int]:
+    """Offsets as Features.hierarchies."""
     v2, v1 = types.offset("css_set", "dfl_cgrp"), types.offset("css_set", "subsys")
     found = {} if v2 is None else {"": v2}
     for name, number in types.enumerators("cgroup_subsys_id").items():
@@ -350,16 +349,16 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
     return found
 
 
-def choose_probes(features: Features, asked: str) -> tuple[str, ...]:
+def choose_probes(features: Features, requested: str) -> tuple[str, ...]:
     """Switch-in probes to try, in order.
 
     Raises UsageError if this kernel does not have the requested one.
     """
-    if asked == "auto":
+    if requested == "auto":
         return features.switch_in_probes
-    if asked not in features.switch_in_probes:
-        raise UsageError(f"--probe {asked}: this kernel does not have it. Leave --probe out, or see: offtop doctor")
-    return (asked,)
+    if requested not in features.switch_in_probes:
+        raise UsageError(f"--probe {requested}: this kernel does not have it. Leave --probe out, or see: offtop doctor")
+    return (requested,)
 
 
 def kprobe_symbol(kallsyms: str = "/proc/kallsyms") -> str:

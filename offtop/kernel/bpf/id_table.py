@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class IdTable(Generic[T]):
-    """A BPF map keyed by content hashes, with a cache.
+    """A BPF map keyed by hashes of its values, with a cache.
 
-    It can be emptied when it is half full, because the BPF programs insert a value again when they need it again.
+    It is emptied when it is half full: the BPF programs insert a value again if it occurs again.
     """
 
     def __init__(self, entries: Map, read: Callable[[bytes | memoryview], T]) -> None:
@@ -34,8 +34,8 @@ class IdTable(Generic[T]):
                 self._read[raw_id] = found
         return found
 
-    def meet(self, raw_id: int) -> None:
-        """Count an id that was inserted into the map, whether it will be read or not."""
+    def note_inserted(self, raw_id: int) -> None:
+        """Count an id that was inserted into the map, whether or not it will be read."""
         if raw_id not in self._read:
             self._unread.add(raw_id)
 
@@ -45,9 +45,9 @@ class IdTable(Generic[T]):
         return (len(self._read) + len(self._unread)) / self._map.entries
 
     def make_room(self, at_once: bool) -> bool:
-        """Empty the map if it is half full, or `at_once`.
+        """Empty the map if it is half full, or if `at_once`. Return whether it was emptied.
 
-        The ids of older records can still be looked up.
+        The ids that were in it can still be looked up until it is emptied again.
         """
         if self.fill < 0.5 and not at_once:
             return False

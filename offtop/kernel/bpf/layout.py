@@ -1,4 +1,4 @@
-"""Layout of the records and constants of bpf/offcpu.h. A test compares the two."""
+"""Layouts and constants of bpf/offcpu.h, as Python reads and writes them. A test compares the two."""
 
 import platform
 import struct
@@ -185,13 +185,13 @@ class ThreadRecord(NamedTuple):
     exec_at_ns: int
     exec_off_ns: int
     tid_acquired_ns: int
-    """Time since when the thread has its id, which another thread may have had before (CLOCK_MONOTONIC)."""
+    """When the thread acquired its tid, which another thread may have had before (CLOCK_MONOTONIC)."""
     first_kind: int
     """KIND_*, with KIND_NEW if it was the thread's wait for its first CPU."""
     state: int
     objects: int
     is_previous: int
-    """Set if the thread has exited and this is from the previous tick, in which no task scan reported it."""
+    """Set if the thread has exited, and this is from the previous tick, for which no task scan has reported it."""
     histogram: bytes
 
 
@@ -224,9 +224,9 @@ class ScannedStack(NamedTuple):
     """`struct walked_stack`: where a thread that is off CPU waits."""
 
     pcount: int
-    """How often the thread got a CPU; if the number is different later, it has run meanwhile."""
+    """How often the thread got a CPU. If the number differs later, the thread has run meanwhile."""
     call: int
-    """Number of the system call that it is in; -1 if in none, or unknown."""
+    """Number of the system call that it is in; -1 if it is in none, or that is unknown."""
     arguments: tuple[int, ...]
     ip: int
     sp: int
@@ -272,8 +272,8 @@ class ScannedTask(NamedTuple):
 _FIRST_REGISTER = 3 + ARGUMENTS
 """Index of the first register in SCANNED_STACK_LAYOUT."""
 _make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
-_thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
-_walked: Callable[[Iterable[object]], ScannedTask] = partial(_make, ScannedTask)
+_make_thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
+_make_task: Callable[[Iterable[object]], ScannedTask] = partial(_make, ScannedTask)
 
 
 @lru_cache(maxsize=65_536)
@@ -291,7 +291,7 @@ def scanned_tasks(data: bytes) -> Iterator[ScannedTask]:
         at += SCANNED_TASK.size
         thread = stack = None
         if flags & SCANNED_THREAD:
-            thread = _thread(THREAD.unpack_from(data, at))
+            thread = _make_thread(THREAD.unpack_from(data, at))
             at += THREAD.size
         if flags & SCANNED_STACK:
             depth, pcount, call, *_ = fields = SCANNED_STACK_LAYOUT.unpack_from(data, at)
@@ -305,10 +305,10 @@ def scanned_tasks(data: bytes) -> Iterator[ScannedTask]:
                 *(pcount, call, arguments, ip, sp, bp, callee_saved, mode, of_thread, object_of(found), words),
                 frames[: 8 * depth],
             )
-        yield _walked((*head, thread, stack))
+        yield _make_task((*head, thread, stack))
 
 
 @lru_cache(maxsize=65_536)
 def text_of(comm: bytes) -> str:
-    """A thread's name as the kernel has it: up to 15 arbitrary bytes, raw."""
+    """Decode a thread's name from the kernel: up to 15 arbitrary bytes, so it may have control characters."""
     return comm.split(b"\0", 1)[0].decode(errors="replace")

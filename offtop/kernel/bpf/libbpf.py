@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.procfs.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
 _FIRST_BATCH, _LARGEST_BATCH = 256, 4096
-"""Entries that are read from a map at once. The number doubles after each incomplete batch, up to the largest."""
+"""How many entries are read from a map at once: the number doubles after each batch, up to the largest."""
 _KIND_STRUCT = 4
 _KIND_ENUM = 6
 _KIND_TYPEDEF = 8
@@ -93,7 +93,7 @@ def library() -> ct.CDLL:
         lib.bpf_raw_tracepoint_open.argtypes = [ct.c_char_p, ct.c_int]
         lib.bpf_obj_get_info_by_fd.argtypes = [ct.c_int, ct.c_void_p, ct.POINTER(ct.c_uint32)]
         return lib
-    raise KernelError(f"The library libbpf is missing. Install it: {install('libbpf1', 'libbpf')}")
+    raise KernelError(f"The library libbpf is missing. Install it: {install_command('libbpf1', 'libbpf')}")
 
 
 class RingBuffer:
@@ -180,7 +180,7 @@ class Map:
         return self._batches(library().bpf_map_lookup_and_delete_batch)
 
     def read(self) -> Iterator[tuple[memoryview, memoryview]]:
-        """As `drain`, but keep the entries. What is written meanwhile may be missing."""
+        """Like `drain`, but without deleting. Entries that are written meanwhile may be missing."""
         return self._batches(library().bpf_map_lookup_batch)
 
     def _batches(self, batch: Callable[..., int]) -> Iterator[tuple[memoryview, memoryview]]:
@@ -234,10 +234,7 @@ def read_iterator(link_fd: int) -> bytes:
 
 
 def attach_typed(program_fd: int) -> int:
-    """Attach a program to its tracepoint, until the returned descriptor is closed.
-
-    Raises OSError.
-    """
+    """Attach a program to its tracepoint, until the returned descriptor is closed. Raises OSError."""
     fd = library().bpf_raw_tracepoint_open(None, program_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))

@@ -1,10 +1,12 @@
-"""Process ids are those of offtop's pid namespace; also look up processes in the namespaces below it.
+"""Find the ids under which processes are shown, and processes of containers by their ids there.
+
+Process ids are those of offtop's pid namespace.
 
 On the host they are the kernel's own. In a container, the BPF programs (bpf/namespace.h) report each thread with the
 ids that it has in that namespace, and count all threads without ids there in a single process, `(outside)`. So the ids
-from the kernel, from /proc and from the user are the same, and nothing here has to translate them. The kernel's own
-ids are only used for threads outside, as thread ids in that one process; in our /proc they do not exist, or belong to
-other threads.
+from the kernel, from /proc and from the user are the same, and nothing in user space has to translate them. The
+kernel's own ids are only used for threads outside, as thread ids in that one process; in our /proc they do not exist,
+or belong to other threads.
 """
 
 import fcntl
@@ -35,13 +37,13 @@ FUNCTIONS = {
     "TASK_ITER_NEXT": "bpf_iter_task_next",
     "TASK_ITER_DESTROY": "bpf_iter_task_destroy",
 }
-"""Name in the BPF programs → kernel function (kfunc) with which they read threads outside."""
+"""Name in the BPF programs → kernel function (kfunc) by which they list threads outside."""
 _ID_PREFIX = re.compile(r"[0-9a-f-]{4,}")
 _MOST_LISTED = 8
 
 
 @cache
-def own() -> int:
+def own_inode() -> int:
     """Inode of offtop's pid namespace; 0 for the initial one.
 
     Raises KernelError if /proc does not show the processes of that namespace.
@@ -63,7 +65,7 @@ def defines(types: KernelTypes) -> Mapping[str, int]:
 
     Empty on the host; without FUNCTIONS if the kernel does not have all of them. Raises KernelError.
     """
-    inode = own()
+    inode = own_inode()
     if not inode:
         return {}
     members = {
@@ -90,7 +92,7 @@ def defines(types: KernelTypes) -> Mapping[str, int]:
     return {**known, "UPID_SIZE": upid_bytes, "NAMESPACE": inode, "OUTSIDE": OUTSIDE}
 
 
-def told(defines: Mapping[str, int]) -> str:
+def describe_ids(defines: Mapping[str, int]) -> str:
     """Describe in a few words which process ids are shown.
 
     `defines`: as returned by `defines`.
@@ -102,9 +104,9 @@ def told(defines: Mapping[str, int]) -> str:
     return "this container's; threads outside of it are (outside), by the host's ids"
 
 
-def is_there(one: int) -> bool:
+def exists(one: int) -> bool:
     """Whether there is a process or thread with this id."""
-    return Path(f"/proc/{one}").exists() if one != OUTSIDE else own() != 0
+    return Path(f"/proc/{one}").exists() if one != OUTSIDE else own_inode() != 0
 
 
 def pid_in(name: str, pid: int) -> int:
@@ -114,20 +116,23 @@ def pid_in(name: str, pid: int) -> int:
     process in it. Raises UsageError.
     """
     asked = f"-p {printable(name)}:{pid}"
-    below = [*_below()]
-    inside = _named(name, below)
+    below = [*_processes_below()]
+    inside = _containers_named(name, below)
     if len(inside) > 1:
-        one_each = sorted(next(one for one in below if one.spaces == space) for space in inside)
-        choices = [f"{one.pid}:{pid} ({one.called})" for one in one_each]
+        one_each = sorted(next(one for one in below if one.namespaces == namespaces) for namespaces in inside)
+        choices = [f"{one.pid}:{pid} ({one.shown_name})" for one in one_each]
         raise UsageError(
-            f"{asked}: that is more than one container. Name it by the pid of a process in it: -p {_some(choices)}"
+            f"{asked}: that is more than one container. Name it by the pid of a process in it: -p {_shortened(choices)}"
         )
     if not inside:
-        raise _unknown(asked, name, pid, below)
-    space = inside.pop()
-    ids = {one.ids[len(space)]: one.pid for one in below if one.spaces[: len(space)] == space}
+        raise _no_container_error(asked, name, pid, below)
+    namespaces = inside.pop()
+    depth = len(namespaces)
+    ids = {one.ids[depth]: one.pid for one in below if one.namespaces[:depth] == namespaces}
     if pid not in ids:
-        raise UsageError(f"{asked}: no process {pid} in that container. Use one of: {_some(map(str, sorted(ids)))}")
+        raise UsageError(
+            f"{asked}: no process {pid} in that container. Use one of: {_shortened(map(str, sorted(ids)))}"
+        )
     return ids[pid]
 
 
@@ -137,7 +142,7 @@ class _Process(NamedTuple):
     pid: int
     ids: tuple[int, ...]
     """Its pid in our namespace, in the next one below, and so on."""
-    spaces: tuple[int, ...]
+    namespaces: tuple[int, ...]
     """Inodes of its namespaces below ours, outermost first."""
 
     @property
@@ -145,29 +150,32 @@ class _Process(NamedTuple):
         return _cgroup(self.pid)
 
     @property
-    def called(self) -> str:
+    def shown_name(self) -> str:
         return printable(label(self.cgroup)) or "no name"
 
 
-def _below() -> Iterator[_Process]:
+def _processes_below() -> Iterator[_Process]:
     """Yield all processes that are in a namespace below ours. Raises PrivilegeError."""
     for pid in _pids():
         with suppress(OSError):  # it has exited
             ids = _ids(str(pid))
             if len(ids) > 1:
-                yield _Process(pid, ids, _spaces(pid, len(ids) - 1))
+                yield _Process(pid, ids, _namespaces(pid, len(ids) - 1))
 
 
-def _named(name: str, below: Collection[_Process]) -> set[tuple[int, ...]]:
-    """Outermost namespaces of the containers with this name, and of the process with this pid."""
-    by_name = {one.spaces for one in below if _is_called(_cgroup(one.pid), name)}
-    outermost = {space for space in by_name if not any(space[:n] in by_name for n in range(1, len(space)))}
-    return outermost | {one.spaces for one in below if str(one.pid) == name}
+def _containers_named(name: str, below: Collection[_Process]) -> set[tuple[int, ...]]:
+    """Find the containers with this name, and that of the process with this pid.
+
+    Returns the `namespaces` of their outermost processes.
+    """
+    by_name = {one.namespaces for one in below if _is_called(_cgroup(one.pid), name)}
+    outermost = {one for one in by_name if not any(one[:n] in by_name for n in range(1, len(one)))}
+    return outermost | {one.namespaces for one in below if str(one.pid) == name}
 
 
-def _unknown(asked: str, name: str, pid: int, below: Collection[_Process]) -> UsageError:
-    here = {one.called for one in below if one.spaces[1:] == ()}
-    known = f" Containers here: {_some(sorted(here))}" if here else " No container here has its own pid namespace"
+def _no_container_error(asked: str, name: str, pid: int, below: Collection[_Process]) -> UsageError:
+    here = {one.shown_name for one in below if one.namespaces[1:] == ()}
+    known = f" Containers here: {_shortened(sorted(here))}" if here else " No container here has its own pid namespace"
     if any(str(one) == name or _is_called(_cgroup(one), name) for one in _pids()):
         return UsageError(f"{asked}: it has no pid namespace of its own. Use the pid seen here: -p {pid}")
     return UsageError(
@@ -176,6 +184,7 @@ def _unknown(asked: str, name: str, pid: int, below: Collection[_Process]) -> Us
 
 
 def _is_called(cgroup: str, name: str) -> bool:
+    """Whether the container that this cgroup belongs to has this name, or an id that starts with it."""
     kind, short, full = container(cgroup)
     if name in (short, full, label(cgroup)):
         return bool(kind)
@@ -183,7 +192,7 @@ def _is_called(cgroup: str, name: str) -> bool:
     return has_id and bool(_ID_PREFIX.fullmatch(name)) and any(part.startswith(name) for part in full.split("/"))
 
 
-def _some(words: Iterable[str]) -> str:
+def _shortened(words: Iterable[str]) -> str:
     listed = [*words]
     return ", ".join(listed[:_MOST_LISTED]) + (", …" if len(listed) > _MOST_LISTED else "")
 
@@ -201,7 +210,7 @@ def _ids(pid: str) -> tuple[int, ...]:
     return tuple(map(int, status_of(pid).get("NSpid", "").split()))
 
 
-def _spaces(pid: int, depth: int) -> tuple[int, ...]:
+def _namespaces(pid: int, depth: int) -> tuple[int, ...]:
     found: list[int] = []
     try:
         fd = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)

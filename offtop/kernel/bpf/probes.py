@@ -1,6 +1,7 @@
-"""Test what the kernel allows by trying it; every test cleans up after itself.
+"""Test what the kernel allows, by trying it. Every test cleans up after itself.
 
-Each returns 0 if it works, or else an errno, or None if it is unknown because libbpf is missing or older than 0.7.
+A test returns 0 if it works, an errno if it does not, or None if that is unknown because libbpf is missing or older
+than 0.7.
 """
 
 import ctypes as ct
@@ -20,13 +21,14 @@ _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 _RECORD = (7).to_bytes(4, "little"), (23).to_bytes(8, "little")
 
 
-def a_map(size_bytes: int) -> int | None:
+def array_map(size_bytes: int) -> int | None:
     """Create an array map of `size_bytes`."""
-    return _tried(partial(_map, _ARRAY, 4, 8, size_bytes // 8))
+    return _try(partial(_create_map, _ARRAY, 4, 8, size_bytes // 8))
 
 
 def ring_buffer() -> int | None:
-    return _tried(partial(_map, _RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")))
+    """Create a ring buffer."""
+    return _try(partial(_create_map, _RING_BUFFER, 0, 0, os.sysconf("SC_PAGE_SIZE")))
 
 
 def raw_tracepoint(name: str) -> int | None:
@@ -41,12 +43,13 @@ def raw_tracepoint(name: str) -> int | None:
     if fd < 0:
         return _errno(fd)
     try:
-        return _tried(partial(lib.bpf_raw_tracepoint_open, name.encode(), fd))
+        return _try(partial(lib.bpf_raw_tracepoint_open, name.encode(), fd))
     finally:
         os.close(fd)
 
 
 def statistics() -> int | None:
+    """Enable statistics of BPF programs."""
     try:
         os.close(enable_statistics())
     except KernelError:
@@ -70,7 +73,7 @@ def memory_of(pid: int) -> int:
     except PermissionError:
         return errno.EPERM
     except OSError:
-        is_hidden = not Path(f"/proc/{pid}").exists() and is_there(pid)  # /proc is mounted with hidepid
+        is_hidden = not Path(f"/proc/{pid}").exists() and process_exists(pid)  # /proc is mounted with hidepid
         return errno.EPERM if is_hidden else errno.ESRCH
     return 0
 
@@ -84,7 +87,7 @@ def _own_memory() -> int:
     return ct.get_errno()
 
 
-def is_there(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether there is a process with that id, even if /proc does not show it."""
     try:
         os.kill(pid, 0)
@@ -93,7 +96,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
+def _create_map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
     """Create a map; returns a descriptor, or a negative error code.
 
     Raises KernelError without libbpf.
@@ -104,7 +107,7 @@ def _map(kind: int, key_bytes: int, value_bytes: int, entries: int) -> int:
     return lib.bpf_create_map(kind, key_bytes, value_bytes, entries, 0)  # before libbpf 0.7
 
 
-def _tried(make: Callable[[], int]) -> int | None:
+def _try(make: Callable[[], int]) -> int | None:
     try:
         fd = make()
     except KernelError:

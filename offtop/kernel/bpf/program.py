@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from offtop import paths
 from offtop.errors import KernelError, OfftopError, PrivilegeError
 from offtop.kernel.bpf import cache, layout, libbpf, map_sizes, pid_namespace
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.bpf.features import Features, choose_probes
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.bpf.map_sizes import Sizes
@@ -31,11 +31,12 @@ from offtop.kernel.procfs.memory import code_addresses
 from offtop.printable import printable
 
 _COMPILE_SECONDS = 600.0
+"""Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _KILLED_SECONDS = 1.0
 """How long to wait for a killed compiler."""
-"""Compiling takes one or two seconds on an idle machine, and the kernel's verifier may take much longer."""
 _MOST_DESCRIPTORS = 64
 _CLOSERS = 64
+"""How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
 
 
@@ -50,21 +51,21 @@ class Unwind(NamedTuple):
     cpu_pct: float = 5.0
     """Share of one CPU that offtop may use in all; unwinding in user space may use what the rest leaves of it."""
 
-    def is_ruled(self, features: Features) -> bool:
+    def uses_rules(self, features: Features) -> bool:
         """Whether the BPF programs follow unwind rules: if that is wanted, and possible.
 
         They need a thread's registers (x86-64, arm64), and a ring buffer for the copies of stacks from which user space
         learns which rules are needed.
         """
-        return self.asks_for_rules and "REG_CALLEE_SAVED_0" in features.registers and features.ring_buffer
+        return self.wants_rules and "REG_CALLEE_SAVED_0" in features.registers and features.ring_buffer
 
     @property
-    def asks_for_rules(self) -> bool:
+    def wants_rules(self) -> bool:
         return self.way in ("auto", "dwarf")
 
     def defines(self, features: Features) -> dict[str, int]:
         found = {"USER_STACKS": int(self.way != "off")}
-        if self.is_ruled(features):
+        if self.uses_rules(features):
             found |= {
                 "UNWIND_KB": self.stack_kb,
                 "RULES": map_sizes.RULES,
@@ -75,11 +76,11 @@ class Unwind(NamedTuple):
         return found
 
 
-AUTO = Unwind()
+DEFAULT_UNWIND = Unwind()
 
 
-class _RefusedError(KernelError):
-    """The kernel, or the compiler, refused a program."""
+class _LoadError(KernelError):
+    """A program could not be compiled, loaded or attached."""
 
     def __init__(self, text: str, cause: str) -> None:
         """`cause`: the part of `text` that gives the cause, without the remedy."""
@@ -110,7 +111,7 @@ class Program:
     ) -> None:
         """`request`: what the compiler was given.
 
-        `in_task_storage`: whether threads' records are in task storage; otherwise they are in a hash map.
+        `in_task_storage`: whether threads' records are in task storage. Otherwise they are in a hash map.
         """
         self.probe, self.waking, self.bcc_version = probe, waking, bcc_version
         self._request = request
@@ -118,7 +119,7 @@ class Program:
         """How stacks are unwound: by frame pointers if the kernel refused the program that follows rules."""
         self.in_task_storage = in_task_storage
         self.notices: tuple[str, ...] = ()
-        """What is missing, one sentence each with its remedy, so that nothing requested is left out silently."""
+        """Requested features that do not work here: for each, one sentence with its remedy."""
         self._fds = dict(fds)
         self._changing = Lock()
         """Held while descriptors are added or closed."""
@@ -150,13 +151,13 @@ class Program:
     def load_waking(self) -> None:
         """Load the program that finds wakers, without attaching it.
 
-        This takes a second, so it is only called when wakers are needed. Raises OSError, and KernelError if this kernel
-        does not support it, or if the program was closed meanwhile.
+        This takes a second, so call it only when wakers are needed. Raises OSError, and KernelError if this kernel does
+        not support it, or if `close` was called meanwhile.
         """
         if self.waking or "sched_waking" in self.programs:
             return
-        typed = self._request["waking_type"]
-        if typed is None:
+        type_id = self._request["waking_type"]
+        if type_id is None:
             raise KernelError("Wakers cannot be shown: this kernel does not describe sched_waking. See: offtop doctor")
         request = {
             **self._request,
@@ -165,21 +166,21 @@ class Program:
             "kprobes": {},
             "iterators": {},
             "uprobes": [],
-            "random": [],
-            "typed_tracepoints": {"on_waking": ["sched_waking", typed]},
+            "random_maps": [],
+            "typed_tracepoints": {"on_waking": ["sched_waking", type_id]},
             "maps": [],
         }
         with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
-            given: dict[str, int] = {}
+            shared_maps: dict[str, int] = {}
             with self._changing:
                 self._check_open()
                 for name, fd in self._fds.items():
                     if name.startswith("map "):
-                        given[name.removeprefix("map ")] = copy = os.dup(fd)
+                        shared_maps[name.removeprefix("map ")] = copy = os.dup(fd)
                         copies.callback(os.close, copy)
-            answer, fds, output = _ready_or_compiled({**request, "given": given}, [*given.values()])
+            answer, fds, output = _load_or_compile({**request, "shared_maps": shared_maps}, [*shared_maps.values()])
         if "error" in answer:
-            raise _explain(answer, output, self.probe)
+            raise _explain_failure(answer, output, self.probe)
         if not fds:
             cause = " ".join(answer["refused"].split())
             raise KernelError(f"Wakers cannot be shown: {printable(cause[:300])}. See what is missing: offtop doctor")
@@ -196,10 +197,10 @@ class Program:
                 self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
             failed.pop_all()
 
-    def watch_wakings(self, wanted: bool) -> None:
-        """Attach or detach the program at sched_waking, which only wakers need. Raises OSError.
+    def attach_waking(self, wanted: bool) -> None:
+        """Attach (or, if not `wanted`, detach) the program that finds wakers. Raises OSError.
 
-        It does nothing if run-queue time comes from sched_waking, too: then the program is always attached.
+        Does nothing if run-queue time is taken from sched_waking, too: then that program is always attached.
         """
         if self.waking or wanted == ("link sched_waking" in self._fds):
             return
@@ -209,11 +210,8 @@ class Program:
             else:
                 os.close(self._fds.pop("link sched_waking"))
 
-    def watch_calls(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
-        """Attach the programs that detect calls of a function, at these offsets in its file.
-
-        Raises OSError.
-        """
+    def attach_to_function(self, path: str, begins: Collection[int], ends: Collection[int]) -> None:
+        """Attach the programs that detect calls of a function, at these offsets in its file. Raises OSError."""
         with self._changing:
             self._check_open()
             for function, offsets in (("on_call", begins), ("on_return", ends)):
@@ -246,35 +244,33 @@ def attach(
     sizes: Sizes | None = None,
     waking: bool = False,
     defines: Mapping[str, int] = MappingProxyType({}),
-    unwind: Unwind = AUTO,
+    unwind: Unwind = DEFAULT_UNWIND,
     recompile: bool = False,
 ) -> Program:
-    """Compile and attach with the first switch-in probe that works.
-
-    Nothing stays attached on failure.
+    """Compile and attach with the first switch-in probe that works. On failure, nothing stays attached.
 
     `probe`: `auto` or one of features.SWITCH_IN_PROBES. `waking`: take run-queue time from sched_waking even if the
     kernel counts it. `defines`: additional macros (pid_namespace.defines, and WITHIN if calls are traced). `unwind`:
-    how user stacks are unwound. `recompile`: compile even if the cache has it.
-    Raises OfftopError with the remedy. What is missing is in Program.notices.
+    how user stacks are unwound. `recompile`: compile even if the program is in the cache.
+    Raises OfftopError with the remedy.
     """
     sizes = sizes or map_sizes.for_machine()
     failures: list[KernelError] = []
     notices = [] if features.ring_buffer else [_WITHOUT_RING_BUFFER]
-    if unwind.asks_for_rules and not unwind.is_ruled(features) and features.ring_buffer:
+    if unwind.wants_rules and not unwind.uses_rules(features) and features.ring_buffer:
         notices.append(_WITHOUT_REGISTERS)
-    ways = (unwind, unwind._replace(way="fp")) if unwind.is_ruled(features) else (unwind,)
+    ways = (unwind, unwind._replace(way="fp")) if unwind.uses_rules(features) else (unwind,)
     switch_in_probes = choose_probes(features, probe)
     for candidate in switch_in_probes:
-        for way in ways:  # a cheaper probe is preferred to complete user stacks
+        for way in ways:  # a better probe matters more than complete user stacks
             try:
-                program = _attach_through(candidate, features, sizes, waking, defines, way, recompile)
+                program = _attach_with_probe(candidate, features, sizes, waking, defines, way, recompile)
             except KernelError as error:
                 failures.append(error)
                 continue
-            if not _is_called(program, features):
+            if not _probe_is_called(program, features):
                 program.close()
-                failures.append(_never_called(candidate))
+                failures.append(_never_called_error(candidate))
                 break
             if candidate != (first := switch_in_probes[0]):
                 notices.append(
@@ -308,7 +304,7 @@ _BY_SWITCH = (
 _SLEEPS, _SLEEP_S = 100, 0.001
 
 
-def _is_called(program: Program, features: Features) -> bool:
+def _probe_is_called(program: Program, features: Features) -> bool:
     """Whether the switch-in probe is called: the compiler may have inlined the function.
 
     Sleeps for a moment, with a filter that counts no waits, until switch_in_current() in offcpu.c has recorded a
@@ -329,18 +325,18 @@ def _is_called(program: Program, features: Features) -> bool:
         config.update(bytes(4), bytes(len(count_none)))
 
 
-def _never_called(probe: str) -> KernelError:
+def _never_called_error(probe: str) -> KernelError:
     cause = "it is attached, but the kernel never calls it"
-    return _RefusedError(
+    return _LoadError(
         f"The switch-in probe '{probe}' does not work here: {cause}. Leave --probe out, or see: offtop doctor", cause
     )
 
 
 def _cause(error: KernelError) -> str:
-    return error.cause if isinstance(error, _RefusedError) else str(error)
+    return error.cause if isinstance(error, _LoadError) else str(error)
 
 
-def _attach_through(
+def _attach_with_probe(
     probe: str,
     features: Features,
     sizes: Sizes,
@@ -349,60 +345,60 @@ def _attach_through(
     unwind: Unwind,
     recompile: bool,
 ) -> Program:
-    waking = waking or features.waking or probe == "switch"
+    waking = waking or features.needs_waking or probe == "switch"
     raw = {"on_switch": "sched_switch", "on_exec": "sched_process_exec"}
-    functions = [defines[name] for name in pid_namespace.FUNCTIONS if name in defines]
+    kfuncs = [defines[name] for name in pid_namespace.FUNCTIONS if name in defines]
     if probe in SWITCH_IN_TRACEPOINTS:
         raw["on_exit"] = SWITCH_IN_TRACEPOINTS[probe]
     if waking:
         raw["on_waking"] = "sched_waking"
     # Programs can only access the task storage of the current thread, and user space cannot list it.
-    by_task = waking or bool(functions) or not features.task_storage
-    is_ruled = unwind.is_ruled(features)
-    if is_ruled:
+    in_hash = waking or bool(kfuncs) or not features.task_storage
+    uses_rules = unwind.uses_rules(features)
+    if uses_rules:
         raw["on_fork"] = "sched_process_fork"
-    known = {**_defines(probe, features, sizes, waking, by_task), **unwind.defines(features), **defines}
+    macros = {**_defines(probe, features, sizes, waking, in_hash), **unwind.defines(features), **defines}
     kprobes = {"on_finish": features.kprobe_symbol} if probe == "kprobe" else {}
     request = {
         "source": str(paths.bpf() / "offcpu.c"),
         "headers": str(paths.bpf() / "headers"),
-        "flags": [f"-D{name}={value}" for name, value in known.items()],
+        "flags": [f"-D{name}={value}" for name, value in macros.items()],
         "raw_tracepoints": raw,
         "typed_tracepoints": {},
-        "given": {},
-        "inner": {"barrier": "barrier_inner"},
-        "bpf": syscalls.number_of("bpf"),
+        "shared_maps": {},
+        "inner_maps": {"barrier": "barrier_inner"},
+        "bpf_syscall": syscalls.number_of("bpf"),
         "kprobes": kprobes,
-        "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if functions else {})},
-        "functions": functions,
-        "random": ["scratch"],
+        "iterators": {"bpf_iter__task": "", **({"bpf_iter__bpf_map_elem": "record"} if kfuncs else {})},
+        "kfuncs": kfuncs,
+        "random_maps": ["scratch"],
         "uprobes": ["on_call", "on_return"] if "WITHIN" in defines else [],
         "maps": [
             *("record", *layout.SIZES),
             *(layout.OUTLIER_SIZES if features.ring_buffer else ()),
-            *(layout.UNWIND_SIZES if is_ruled else ()),
-            *(layout.PYTHON_SIZES if features.tells_pythons else ()),
+            *(layout.UNWIND_SIZES if uses_rules else ()),
+            *(layout.PYTHON_SIZES if features.can_find_python_threads else ()),
             *(("within_call", *layout.WITHIN_SIZES) if "WITHIN" in defines else ()),
         ],
     }
-    answer, fds, output = _ready_or_compiled(request, recompile=recompile)
+    answer, fds, output = _load_or_compile(request, recompile=recompile)
     if "error" in answer:
-        raise _explain(answer, output, probe)
+        raise _explain_failure(answer, output, probe)
     named = dict(zip(answer["fds"], fds, strict=True))
     try:
         for symbol in kprobes.values():
             named[f"link {symbol}"] = libbpf.attach_kprobe(named[f"program {symbol}"], symbol)
-        kept = {**request, "waking_type": features.waking_type}
-        return Program(probe, waking, named, answer["bcc"], unwind, kept, in_task_storage=not by_task)
+        later = {**request, "waking_type": features.waking_type}
+        return Program(probe, waking, named, answer["bcc"], unwind, later, in_task_storage=not in_hash)
     except BaseException as error:
         for fd in named.values():
             os.close(fd)
         if isinstance(error, OSError):
-            raise _refused(probe, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
+            raise _load_error(probe, f"attaching to {features.kprobe_symbol}: {error.strerror}") from error
         raise
 
 
-def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_task: bool) -> dict[str, int]:
+def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, in_hash: bool) -> dict[str, int]:
     release = [int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:3]] + [
         0
     ] * 3
@@ -415,7 +411,7 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_ta
         f"PROBE_{probe.upper()}": 1,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
-        "RECORDS_IN_HASH": 1 if by_task else None,
+        "RECORDS_IN_HASH": 1 if in_hash else None,
         "TASK_PID": features.pid,
         "TASK_TGID": features.tgid,
         "TASK_STATE": features.state,
@@ -447,22 +443,20 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, by_ta
     return {name: value for name, value in defines.items() if value is not None}
 
 
-def _ready_or_compiled(
+def _load_or_compile(
     request: Mapping[str, Any], shared: Sequence[int] = (), recompile: bool = False
 ) -> tuple[dict[str, Any], list[int], str]:
-    """Load the program from the cache, or else as `_ask_compiler`."""
-    file = cache.place(request)
+    """Load the program from the cache, or compile it if it is not there. Returns the same as `_compile`."""
+    file = cache.cache_file(request)
     if file and not recompile and (found := cache.load(file, request)):
         return *found, ""
-    return _ask_compiler({**request, "keep": str(file or "")}, shared)
+    return _compile({**request, "cache_file": str(file or "")}, shared)
 
 
-def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
+def _compile(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
     """Compile in a child process, which is no Sandbox because it needs root and its packages.
 
-    Returns its answer, the descriptors, and everything that it printed.
-
-    `shared`: descriptors that the child inherits.
+    Returns its answer, the descriptors, and everything that it printed. `shared`: descriptors that the child inherits.
     """
     parent_end, child_end = socket.socketpair()
     with parent_end, child_end, os.fdopen(os.memfd_create("offtop-compiler"), "w+b") as output:
@@ -496,19 +490,19 @@ def _ask_compiler(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tup
             for fd in fds:
                 os.close(fd)
             fds = []
-        else:  # it still writes the cache file, in the background
+        else:  # the child still writes the cache file, in the background
             Thread(target=child.wait, name="offtop-compiler", daemon=True).start()
         output.seek(0)
         return answer, fds, output.read().decode(errors="replace")
 
 
-def _explain(answer: dict[str, Any], output: str, probe: str) -> OfftopError:
+def _explain_failure(answer: dict[str, Any], output: str, probe: str) -> OfftopError:
     """Turn an error answer of the compiler's child into one sentence and its remedy."""
     what = str(answer.get("what", ""))
     if answer["error"] == "import":
         return KernelError(
             "The Python module 'bcc' is missing. It comes from your distribution, not from PyPI: "
-            f"{install('python3-bpfcc', 'python3-bcc')}"
+            f"{install_command('python3-bpfcc', 'python3-bcc')}"
         )
     if answer.get("errno") == 1:
         return PrivilegeError(
@@ -519,11 +513,11 @@ def _explain(answer: dict[str, Any], output: str, probe: str) -> OfftopError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     hint = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
     what = " ".join((what or "the compiler exited").split())
-    return _refused(probe, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
+    return _load_error(probe, f"{what}{f' ({printable(hint[:200])})' if hint else ''}")
 
 
-def _refused(probe: str, cause: str) -> _RefusedError:
-    return _RefusedError(
+def _load_error(probe: str, cause: str) -> _LoadError:
+    return _LoadError(
         f"offtop's program could not be loaded with the switch-in probe '{probe}': {cause}. See what is missing: "
         "offtop doctor",
         cause,

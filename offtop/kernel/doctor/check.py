@@ -7,7 +7,7 @@ from typing import Literal
 
 from offtop.errors import KernelError
 from offtop.kernel.bpf import features
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.libbpf import KernelTypes
 
@@ -47,7 +47,7 @@ def features_found() -> Features | None:
     """Features of the kernel; None if unknown, because its types cannot be read."""
     types = kernel_types()
     try:
-        return None if types is None else features.find(types)
+        return None if types is None else features.detect(types)
     except KernelError:
         return None
 
@@ -60,7 +60,7 @@ def btf() -> Check:
     elif not Path("/sys/kernel/btf/vmlinux").exists():
         what, remedy = "the kernel does not describe its types", "use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     else:
-        what, remedy = "it exists, but libbpf could not read it", install("libbpf1", "libbpf")
+        what, remedy = "it exists, but libbpf could not read it", install_command("libbpf1", "libbpf")
     return Check("BTF", "FAIL", what, remedy, "everything: it tells where the kernel keeps a thread's state")
 
 

@@ -18,8 +18,8 @@ from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import cache, program
 from offtop.kernel.bpf import pid_namespace as namespace
-from offtop.kernel.bpf.distribution import confinement_remedy, install
-from offtop.kernel.bpf.program import AUTO
+from offtop.kernel.bpf.distribution import confinement_remedy, install_command
+from offtop.kernel.bpf.program import DEFAULT_UNWIND
 from offtop.kernel.doctor.check import Check, features_found, kernel_types, unknown
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.printable import printable
@@ -48,14 +48,14 @@ def bcc() -> Check:
         "bcc",
         "FAIL",
         error,
-        f"{install('python3-bpfcc', 'python3-bcc')} (it comes from the distribution: PyPI's bcc is another project)",
+        f"{install_command('python3-bpfcc', 'python3-bcc')} (from the distribution: PyPI's bcc is another project)",
         "everything: it compiles and attaches the BPF programs",
     )
 
 
 def kept_programs() -> Check:
     """Whether compiled programs are cached, so that the next start needs no compiler."""
-    name, where = "kept programs", cache.directory()
+    name, where = "kept programs", cache.cache_directory()
     if where is None:
         value = os.environ.get(cache.VARIABLE)
         if not value:
@@ -65,7 +65,7 @@ def kept_programs() -> Check:
             return Check(name, "ok", f"none {cause}", state="unneeded")
         where, cause = Path(value), "its path is not absolute"
     else:
-        cause = cache.trouble(where)
+        cause = cache.why_unusable(where)
     shown = printable(str(where))
     if not cause:
         return Check(name, "ok", f"in {shown}")
@@ -83,7 +83,11 @@ def libdw() -> Check:
         ct.CDLL("libdw.so.1")
     except OSError:
         return Check(
-            "libdw", "FAIL", "libdw.so.1 is missing", install("libdw1", "elfutils-libs"), "user stacks and their names"
+            "libdw",
+            "FAIL",
+            "libdw.so.1 is missing",
+            install_command("libdw1", "elfutils-libs"),
+            "user stacks and their names",
         )
     return Check("libdw", "ok", "user stacks by .eh_frame, and names with size checks")
 
@@ -118,7 +122,7 @@ def user_stacks() -> Check:
     found = features_found()
     if found is None:
         return unknown("user stacks")
-    if not AUTO.is_ruled(found):
+    if not DEFAULT_UNWIND.uses_rules(found):
         return Check(
             "user stacks",
             "warn",
@@ -180,8 +184,8 @@ def _some(names: Sequence[str]) -> str:
 def pid_namespace() -> Check:
     types = kernel_types()
     try:
-        if not namespace.own():
-            return Check("pid namespace", "ok", namespace.told({}))
+        if not namespace.own_inode():
+            return Check("pid namespace", "ok", namespace.describe_ids({}))
         if types is None:
             return unknown("pid namespace")
         found = namespace.defines(types)
@@ -189,9 +193,9 @@ def pid_namespace() -> Check:
         what, remedy = str(error).split(". ", 1)
         return Check("pid namespace", "FAIL", what, remedy, "everything: names and ids would not match")
     if found.keys() >= namespace.FUNCTIONS.keys():
-        return Check("pid namespace", "ok", namespace.told(found))
+        return Check("pid namespace", "ok", namespace.describe_ids(found))
     remedy = "run it on the host, or: docker run --privileged --pid=host"
-    return Check("pid namespace", "warn", namespace.told(found), remedy, "the host's other threads")
+    return Check("pid namespace", "warn", namespace.describe_ids(found), remedy, "the host's other threads")
 
 
 def sudo_path() -> Check:

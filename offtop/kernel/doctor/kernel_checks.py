@@ -9,7 +9,7 @@ from pathlib import Path
 from offtop.errors import KernelError
 from offtop.kernel.bpf import features, map_sizes, probes
 from offtop.kernel.bpf import privileges as rights
-from offtop.kernel.bpf.distribution import install
+from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.bpf.libbpf import library
 from offtop.kernel.bpf.privileges import CAPABILITIES
 from offtop.kernel.bpf.program import possible_cpus
@@ -50,9 +50,9 @@ def capability(name: str, held: frozenset[str]) -> Check:
 
 
 def kernel(release: str = platform.release()) -> Check:
-    """Check the kernel's version, see features.too_old()."""
+    """Check the kernel's version, see features.why_too_old()."""
     what = f"{platform.system()} {release} {platform.machine()}"
-    if not features.too_old(release):
+    if not features.why_too_old(release):
         return Check("kernel", "ok", what)
     return Check("kernel", "FAIL", f"{what}: offtop traces Linux 5.14 and newer", "update the kernel", "all BPF data")
 
@@ -83,13 +83,17 @@ def libbpf() -> Check:
         return Check("libbpf", "ok", str(getattr(library(), "_name", "")))
     except KernelError:
         return Check(
-            "libbpf", "FAIL", "libbpf.so.1 is missing", install("libbpf1", "libbpf"), "the kernel's types and maps"
+            "libbpf",
+            "FAIL",
+            "libbpf.so.1 is missing",
+            install_command("libbpf1", "libbpf"),
+            "the kernel's types and maps",
         )
 
 
 def bpf(held: frozenset[str]) -> Check:
     """Check whether bpf(2) works, by creating the smallest possible map."""
-    failed = probes.a_map(8)
+    failed = probes.array_map(8)
     if failed is None:
         return Check("bpf(2)", "warn", "unknown without libbpf", libbpf().remedy, state="unknown")
     if not failed:
@@ -106,7 +110,7 @@ def bpf(held: frozenset[str]) -> Check:
 
 def _is_refused() -> bool:
     """Whether bpf(2) is forbidden altogether, for example by a container's seccomp profile."""
-    return probes.a_map(8) == errno.EPERM
+    return probes.array_map(8) == errno.EPERM
 
 
 def task_struct() -> Check:
@@ -114,10 +118,10 @@ def task_struct() -> Check:
     types = kernel_types()
     if types is None:
         return unknown("task_struct")
-    if features.too_old(platform.release()):
+    if features.why_too_old(platform.release()):
         return Check("task_struct", "warn", "not checked: the kernel is too old", kernel().remedy, state="unknown")
     try:
-        features.find(types)
+        features.detect(types)
     except KernelError as error:
         return Check("task_struct", "FAIL", str(error), "report it, with the output of: uname -r", "all BPF data")
     return Check("task_struct", "ok", "has the members that offtop reads")
@@ -251,7 +255,7 @@ def run_delay() -> Check:
     known = features_found()
     if known is None:
         return unknown("run-queue time")
-    if not known.waking:
+    if not known.needs_waking:
         return Check("run-queue time", "ok", "the kernel counts it for each thread (run_delay)")
     return Check(
         "run-queue time",
@@ -282,7 +286,7 @@ def wakers() -> Check:
     known = features_found()
     if known is None:
         return unknown("wakers")
-    if known.waking or known.switch_in_probes[0] == "switch":
+    if known.needs_waking or known.switch_in_probes[0] == "switch":
         return Check("wakers", "ok", "at sched_waking, together with run-queue time")
     if known.waking_type is not None:
         return Check("wakers", "ok", "at sched_waking, while a mode needs them")
@@ -394,7 +398,7 @@ def perf_event_paranoid(held: frozenset[str]) -> Check:
 
 def _may_load(held: frozenset[str]) -> bool:
     """Whether programs may be loaded, so that an error is about the particular program."""
-    return held.issuperset(rights.NEEDED) and probes.a_map(8) == 0
+    return held.issuperset(rights.NEEDED) and probes.array_map(8) == 0
 
 
 def _unchecked(name: str, held: frozenset[str]) -> Check:

@@ -1,11 +1,11 @@
-"""Find the cgroup that --cgroup names, and what the BPF programs compare to recognise its threads.
+"""Find the cgroup that --cgroup names, and the values by which the BPF programs recognise its threads.
 
 The user may give its path below the root of its hierarchy, its directory, or the name that `container` gives it: an
 id, the start of an id, or the name of a unit. The name is matched against the existing cgroups.
 
 A cgroup is identified by its hierarchy, its depth below the root there, and its kernfs id, which is the inode number
 of its directory (since 67c0496e87d1, 5.5, on 64 bits). The same path may exist in several hierarchies: the one with
-the most processes at that path is used, and version 2 if they are equal, because the BPF programs find a thread's
+the most processes at that path is used. If they are equal, version 2 is used, because the BPF programs find a thread's
 cgroup there at the lowest cost. Hierarchies without a controller, such as systemd's own, are not supported: the only
 way from a task to its cgroup there is a list, and walking it takes too long.
 """
@@ -33,7 +33,7 @@ _WATCHER = re.compile("(?:^|/)(?:conmon|monitor) ")
 """Matches the names of cgroups that hold a container's monitor process, not the container."""
 _MOST_NAMED = 4
 _LONGEST_SHOWN = 100
-_MOST_OF = 0.9
+_NEARLY_MOST = 0.9
 """Share of the highest process count that counts as equal: processes start and exit while they are counted."""
 _KTHREADD = 2
 """PID of kthreadd, which is in the root of every hierarchy and cannot be moved."""
@@ -43,9 +43,9 @@ _INITIAL_NAMESPACE = 0xEFFFFFFB
 
 class Cgroup(NamedTuple):
     path: str
-    """Path below the root of the hierarchy, or the directory if that path would find another cgroup.
+    """What to pass to `find` to find this cgroup again: its path below the root of the hierarchy.
 
-    Passing it to `find` finds the same cgroup again.
+    If that path would find another cgroup, it is the directory.
     """
     directory: Path
     hierarchy: str
@@ -54,10 +54,10 @@ class Cgroup(NamedTuple):
     """Depth below the root of the hierarchy."""
     id: int
 
-    def now(self) -> "Cgroup":
+    def current(self) -> "Cgroup":
         """Return the cgroup that has this name now, or this one if there is none.
 
-        A service that is restarted gets a new cgroup with the same name.
+        They differ if, for example, a service was restarted.
         """
         try:
             return self._replace(id=self.directory.stat().st_ino)
@@ -87,10 +87,10 @@ def find(asked: str, mounts: Sequence[Mount] | None = None) -> Cgroup:
     if found is None and "/" in text and not text.startswith("/"):
         found = _at_path(f"/{text}", mounts)
     if found is None:
-        path = _named(asked, mounts)
+        path = _path_by_name(asked, mounts)
         found = _at_path(path, mounts)
         if found is None:
-            raise _gone(path)
+            raise _removed_error(path)
     return found
 
 
@@ -101,7 +101,7 @@ def _at_directory(text: str, mounts: Sequence[Mount]) -> Cgroup | None:
     for mount in sorted(mounts, key=lambda mount: -len(mount.point)):
         point = Path(mount.point).resolve()
         if real.is_relative_to(point):
-            path = "/" + "/".join([*_names(mount.root), *real.relative_to(point).parts])
+            path = "/" + "/".join([*_path_parts(mount.root), *real.relative_to(point).parts])
             usual = _at_path(path, mounts)
             hierarchy = _hierarchy(mount)
             if hierarchy is None or (usual and usual.hierarchy == hierarchy):
@@ -116,7 +116,7 @@ def _at_path(path: str, mounts: Sequence[Mount]) -> Cgroup | None:
     Raises UsageError if the path exists only in a hierarchy without a controller.
     """
     candidates = [
-        (_hierarchy(mount), directory) for mount in _in_order(mounts) if (directory := _directory(mount, path))
+        (_hierarchy(mount), directory) for mount in _sorted_mounts(mounts) if (directory := _directory(mount, path))
     ]
     usable = [(hierarchy, directory) for hierarchy, directory in candidates if hierarchy is not None]
     if candidates and not usable:
@@ -126,23 +126,26 @@ def _at_path(path: str, mounts: Sequence[Mount]) -> Cgroup | None:
         )
     if not usable:
         return None
-    counts = [_processes(directory) if len(usable) > 1 else 0 for _, directory in usable]
-    chosen = next(number for number, count in enumerate(counts) if count >= _MOST_OF * max(counts))
+    counts = [_process_count(directory) if len(usable) > 1 else 0 for _, directory in usable]
+    chosen = next(number for number, count in enumerate(counts) if count >= _NEARLY_MOST * max(counts))
     hierarchy, directory = usable[chosen]
     return _cgroup(path, directory, hierarchy)
 
 
 def _cgroup(path: str, directory: Path, hierarchy: str) -> Cgroup:
-    """Raises UsageError if its depth is unknown, or if it has just been removed."""
-    names = _names(path)
+    """Look up the level and id of a cgroup.
+
+    Raises UsageError if the level is unknown, or if it has just been removed.
+    """
+    names = _path_parts(path)
     level = len(names) - 2 * names.count("..") + _depth_of_root(hierarchy)
     try:
         return Cgroup(path, directory, hierarchy, level, directory.stat().st_ino)
     except OSError:
-        raise _gone(str(directory)) from None
+        raise _removed_error(str(directory)) from None
 
 
-def _gone(what: str) -> UsageError:
+def _removed_error(what: str) -> UsageError:
     return UsageError(f"--cgroup: {printable(what)} has just been removed. Name another cgroup")
 
 
@@ -165,7 +168,7 @@ def _depth_of_root(hierarchy: str) -> int:
     )
 
 
-def _in_order(mounts: Sequence[Mount]) -> list[Mount]:
+def _sorted_mounts(mounts: Sequence[Mount]) -> list[Mount]:
     """Sort the mounts: version 2 first, then version 1 in the order of _CONTROLLERS."""
     order = ("", *_CONTROLLERS, None)
     return sorted(mounts, key=lambda mount: order.index(_hierarchy(mount)))
@@ -178,7 +181,7 @@ def _hierarchy(mount: Mount) -> str | None:
 
 def _directory(mount: Mount, path: str) -> Path | None:
     """Directory of the cgroup at `path` below this mount, or None if there is none."""
-    names, root = _names(path), _names(mount.root)
+    names, root = _path_parts(path), _path_parts(mount.root)
     below = names[len(root) :]
     if not path.startswith("/") or names[: len(root)] != root or {".", ".."} & {*below}:
         return None
@@ -193,11 +196,11 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _names(path: str) -> list[str]:
+def _path_parts(path: str) -> list[str]:
     return [name for name in path.split("/") if name]
 
 
-def _processes(directory: Path) -> int:
+def _process_count(directory: Path) -> int:
     """Number of processes in a cgroup and its descendants."""
     count = 0
     for subdirectory, _, _ in os.walk(directory):
@@ -206,37 +209,37 @@ def _processes(directory: Path) -> int:
     return count
 
 
-def _named(asked: str, mounts: Sequence[Mount]) -> str:
+def _path_by_name(asked: str, mounts: Sequence[Mount]) -> str:
     """Path of the only cgroup with that name.
 
     Raises UsageError if there is none, or more than one.
     """
     all_paths = sorted({path for mount in mounts if _hierarchy(mount) is not None for path in _paths(mount)})
-    found = [path for path in all_paths if _is_called(asked, path)]
+    found = [path for path in all_paths if _matches_name(asked, path)]
     outermost = [path for path in found if not any(path.startswith(f"{other}/") for other in found)]
     if len(outermost) == 1:
         return outermost[0]
-    shown = _short(asked)
+    shown = _shortened(asked)
     if outermost:
-        listed = ", ".join(map(_short, outermost[:_MOST_NAMED]))
+        listed = ", ".join(map(_shortened, outermost[:_MOST_NAMED]))
         more = f" and {len(outermost) - _MOST_NAMED} more" if len(outermost) > _MOST_NAMED else ""
         raise UsageError(f"--cgroup: '{shown}' matches {len(outermost)} cgroups: {listed}{more}. Give the path of one")
-    names_to_path = {name: path for path in all_paths if path != "/" for name in _names_of(path)}
+    names_to_path = {name: path for path in all_paths if path != "/" for name in _names_of_cgroup(path)}
     near = {names_to_path[name]: None for name in difflib.get_close_matches(asked, names_to_path, _MOST_NAMED, 0.5)}
-    hint = f"Is it {' or '.join(map(_short, near))}? " if near else ""
+    hint = f"Is it {' or '.join(map(_shortened, near))}? " if near else ""
     how = "systemd-cgls" if shutil.which("systemd-cgls") else "find /sys/fs/cgroup -type d"
     raise UsageError(f"--cgroup: there is no cgroup '{shown}' here. {hint}List them with: {how}")
 
 
 def _paths(mount: Mount) -> Iterator[str]:
-    root = "/" + "/".join(_names(mount.root))
+    root = "/" + "/".join(_path_parts(mount.root))
     for directory, _, _ in os.walk(mount.point):
         below = directory[len(mount.point) :].strip("/")
         yield f"{root.rstrip('/')}/{below}".rstrip("/") or "/"
 
 
-def _is_called(asked: str, path: str) -> bool:
-    """Whether `asked` names the directory, container or unit, or starts the container's id."""
+def _matches_name(asked: str, path: str) -> bool:
+    """Whether `asked` is the name of the directory, container or unit at `path`, or the start of the container's id."""
     if asked == path.rpartition("/")[2]:
         return True
     what = container(path)
@@ -250,11 +253,11 @@ def _is_called(asked: str, path: str) -> bool:
     return not _WATCHER.search(what.name) and any(one.startswith(asked) for one in (*ids, what.name))
 
 
-def _names_of(path: str) -> tuple[str, ...]:
+def _names_of_cgroup(path: str) -> tuple[str, ...]:
     own = path.rpartition("/")[2]
     return path, label(path), own, own.rpartition(".")[0] or own
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     shown = printable(text)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 1]}…"

@@ -84,7 +84,7 @@ def mounts_of(mountinfo: bytes) -> tuple[Mount, ...]:
         if dash and len(fields) > 4 and fs_fields[0] in (b"cgroup", b"cgroup2"):
             is_v1 = fs_fields[0] == b"cgroup"
             options = frozenset(os.fsdecode(fs_fields[-1]).split(",")) if is_v1 else frozenset[str]()
-            found.append(Mount(_plain(fields[4]), _plain(fields[3]), options, not is_v1))
+            found.append(Mount(_unescaped(fields[4]), _unescaped(fields[3]), options, not is_v1))
     return tuple(found)
 
 
@@ -97,10 +97,10 @@ def content_of(pid: int) -> bytes:
     content = _content(f"/proc/{pid}/cgroup")
     v1 = [path for hierarchies, path in lines_of(content) if hierarchies]
     threads = Path(f"/proc/{pid}/task")
-    if not v1 or not all(map(_is_root, v1)) or not _has_ended(threads / str(pid)):
+    if not v1 or not all(map(_is_root, v1)) or not _has_exited(threads / str(pid)):
         return content
     try:
-        living = [thread for thread in threads.iterdir() if not _has_ended(thread)]
+        living = [thread for thread in threads.iterdir() if not _has_exited(thread)]
     except OSError:
         return content
     return next(filter(None, (_content(thread / "cgroup") for thread in living)), content)
@@ -150,7 +150,7 @@ def quota_at(path: str, mounts: Sequence[Mount]) -> Quota | None:
     return None
 
 
-def _has_ended(thread: Path) -> bool:
+def _has_exited(thread: Path) -> bool:
     # The name may contain brackets: the state follows the last one (fs/proc/array.c).
     return _content(thread / "stat").rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"], [])
 
@@ -236,6 +236,6 @@ def _content(path: str | Path) -> bytes:
     return content
 
 
-def _plain(field: bytes) -> str:
+def _unescaped(field: bytes) -> str:
     r"""Decode octal escapes such as `\040`, which stands for a blank in mountinfo."""
     return os.fsdecode(_OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), field))

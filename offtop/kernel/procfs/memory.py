@@ -26,20 +26,17 @@ _Vectors = ct.c_uint64 * 4
 
 
 class Memory:
-    """Memory of the process that a thread belongs to.
-
-    A context manager, for use by one thread.
-    """
+    """Memory of the process that a thread belongs to. A context manager, for use by one thread."""
 
     def __init__(self, tid: int) -> None:
         """Open it. If the thread has exited, every read returns no bytes."""
         self._tid = tid
-        self._pagemap, self.is_closed = -1, False
-        """`is_closed`: there is memory, but we may not read it."""
+        self._pagemap, self.is_forbidden = -1, False
+        """`is_forbidden`: the process exists, but we may not read its memory."""
         try:
             self._pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError:  # another user's process, without CAP_DAC_READ_SEARCH
-            self.is_closed = True
+            self.is_forbidden = True
         except OSError:
             pass
         self._window = ct.create_string_buffer(_WINDOW_BYTES)
@@ -56,7 +53,7 @@ class Memory:
     def stack(self, address: int, size_bytes: int) -> bytes:
         """Read up to 16 KB of a stack; fewer bytes if the rest is not resident.
 
-        A stack does not change while its thread is blocked, so it is read in large pieces, each once.
+        It is read in large pieces and cached, because a stack does not change while its thread is blocked.
         """
         at = address - self._start
         if not 0 <= at <= len(self._stack) - size_bytes:

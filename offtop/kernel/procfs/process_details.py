@@ -1,4 +1,4 @@
-"""Read the details of one process for the process view, when the user opens it."""
+"""Read the details of one process, when the user opens the process view."""
 
 import os
 import pwd
@@ -25,12 +25,12 @@ _STATES = {
     "T": "stopped",
     "t": "stopped by a debugger",
 }
-"""Descriptions of the states that last, and are of interest to the user (fs/proc/array.c)."""
+"""Descriptions of the states that last and that a user cares about (fs/proc/array.c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """A process, and what is read once because several facts need it."""
+    """A process, and what is read once because several details need it."""
 
     process: psutil.Process
     status: Mapping[str, str]
@@ -40,15 +40,15 @@ class _Inputs:
     quota: Quota | None
 
 
-def facts(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
+def read_details(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
     """Label and value of each detail, in display order.
 
-    What does not apply, or disappeared while it was read, is left out; what we may not read is `not permitted`. A
-    process that does not exist has a single entry that says so, and so has one that exited meanwhile, because its pid
-    may be reused by now. Values are raw, untrusted text: escape them before they are shown.
+    Details that do not apply, or disappear while they are read, are left out; those that we may not read are `not
+    permitted`. If the process does not exist, or exits meanwhile, there is a single entry that says so. Values are raw,
+    untrusted text: escape them before they are shown.
 
     Never raises. May take long: a command line that waits for the process's mmap_lock is `[not read]` after a second,
-    but looking up a user's name may wait for another machine. So never call it in the polling or the drawing thread.
+    but looking up a user's name may wait for another machine. So do not call it in the polling or the drawing thread.
     """
     if pid == OUTSIDE:
         return (("process", "all threads outside of this container, by the host's ids"),)
@@ -59,7 +59,7 @@ def facts(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
         process = psutil.Process(pid)
         quota = quota_of(content_of(pid), mounted())
         inputs = _Inputs(process, status_of(pid), reading(reads, pid), quota)
-        found = tuple((name, value) for name, fact in _FACTS if (value := _value(fact, inputs)))
+        found = tuple((name, value) for name, detail in _DETAILS if (value := _value(detail, inputs)))
         return found if process.is_running() else exited
     except (PermissionError, psutil.AccessDenied):
         return (("process", _NOT_PERMITTED),)
@@ -67,9 +67,10 @@ def facts(pid: int, reads: Channel) -> tuple[tuple[str, str], ...]:
         return exited
 
 
-def _value(fact: Callable[[_Inputs], str], inputs: _Inputs) -> str:
+def _value(detail: Callable[[_Inputs], str], inputs: _Inputs) -> str:
+    """Read a detail; empty if it does not apply."""
     try:
-        return fact(inputs)
+        return detail(inputs)
     except (PermissionError, psutil.AccessDenied):
         return _NOT_PERMITTED
     except (OSError, psutil.Error, KeyError, ValueError):  # it has exited, and a file was cut off
@@ -175,7 +176,7 @@ def _throttled(inputs: _Inputs) -> str:
     return f"in {quota.throttled} of {quota.periods} periods, {units.duration(quota.throttled_ns) or '0'} over all CPUs"
 
 
-_FACTS: tuple[tuple[str, Callable[[_Inputs], str]], ...] = (
+_DETAILS: tuple[tuple[str, Callable[[_Inputs], str]], ...] = (
     ("command line", _command_line),
     ("executable", _executable),
     ("user", _user),

@@ -35,7 +35,9 @@ _NOWHERE = "", 0
 _ANY = "*"
 
 
-class Found(NamedTuple):
+class _SocketEntry(NamedTuple):
+    """A socket, as the kernel lists it."""
+
     inode: int
     """0 if it is not accepted yet, or no process has it any more."""
     state: int
@@ -44,7 +46,7 @@ class Found(NamedTuple):
 class PeerSocket(NamedTuple):
     inode: int
     listens: bool
-    """Whether this is the listening socket, because the connection has not been accepted yet."""
+    """True if this is the listening socket, because the connection has not been accepted yet."""
 
 
 class Sockets:
@@ -53,13 +55,11 @@ class Sockets:
     def __init__(self, netlink: socket.socket) -> None:
         self._netlink = netlink
 
-    def other_end(self, protocol: str, inode: int, local: str, peer: str) -> PeerSocket | None:
-        """Find the peer of a `tcp` or `udp` connection.
+    def peer_of(self, protocol: str, inode: int, local: str, peer: str) -> PeerSocket | None:
+        """Find the peer of a `tcp` or `udp` connection; None if it is not on this machine, or unknown.
 
-        None if it is not on this machine, or unknown.
-
-        If the socket with these addresses is not `inode`, the connection is in another namespace, or is closed: then
-        the result is None, too.
+        It is also None if the socket with these addresses is not `inode`: then the connection is closed, or in another
+        namespace.
         """
         local_address, peer_address = _split(local), _split(peer)
         if _ANY in (local_address[0], peer_address[0]):
@@ -78,10 +78,7 @@ class Sockets:
         return PeerSocket(listener.inode, True) if listener and listener.inode else None
 
     def unix_peer(self, inode: int) -> int:
-        """Inode of the Unix socket that it is connected to.
-
-        0 if there is none, or it is not accepted yet.
-        """
+        """Inode of the peer of a Unix socket; 0 if there is none, or it is not accepted yet."""
         answer = self._answer(_UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_PEER, _NO_COOKIE))
         at = _UNIX_ANSWER.size
         while at + _ATTRIBUTE.size <= len(answer):
@@ -91,7 +88,7 @@ class Sockets:
             at += max(length + 3 & ~3, _ATTRIBUTE.size)
         return 0
 
-    def _find(self, protocol: str, local: tuple[str, int], peer: tuple[str, int]) -> Found | None:
+    def _find(self, protocol: str, local: tuple[str, int], peer: tuple[str, int]) -> _SocketEntry | None:
         """Find the socket with these addresses, or else one that listens at `local`."""
         family, local_bytes = _packed(local[0])
         _, peer_bytes = _packed(peer[0] or ("::" if family == socket.AF_INET6 else "0.0.0.0"))
@@ -104,13 +101,10 @@ class Sockets:
         if len(answer) < _INET_ANSWER.size:
             return None
         _, state, *_, inode = _INET_ANSWER.unpack_from(answer)
-        return Found(inode, state)
+        return _SocketEntry(inode, state)
 
     def _answer(self, request: bytes) -> bytes:
-        """Send a request and return its answer without the header.
-
-        Empty if there is no such socket.
-        """
+        """Send a request and return its answer without the header; empty if there is no such socket."""
         self._netlink.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
         answer = self._netlink.recv(_ANSWER_BYTES)
         kind = _HEADER.unpack_from(answer)[1]
@@ -119,11 +113,9 @@ class Sockets:
 
 @contextmanager
 def sockets_of(pid: int) -> Generator[Sockets]:
-    """Sockets of the network namespace of a process.
+    """Open the sockets of the network namespace of a process. Raises OSError if the namespace is unknown.
 
-    Raises OSError if the namespace is unknown.
-
-    The calling thread enters the other namespace for a moment, so do not call it in a thread that must not.
+    The calling thread is in that namespace for a moment.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as own, _opened(pid, own) as netlink:
         netlink.settimeout(_TIMEOUT_S)

@@ -19,7 +19,7 @@ _TABLES = {
     "ppc64le": "powerpc64",
 }
 """Machine name in uname → machine name in the tables, where they differ."""
-NARROW = "armv8l" if _MACHINE == "aarch64" else "i386"
+MACHINE_32_BIT = "armv8l" if _MACHINE == "aarch64" else "i386"
 """Machine name that uname reports to a 32-bit program on this machine."""
 
 

@@ -1,7 +1,7 @@
 """Read threads from /proc: run time, run-queue time, and where each waits; also the status of processes.
 
-A thread's schedstat is kept open and read repeatedly: that takes a tenth of the time of the other reads, and as long
-as its content is the same, the thread has not run and is still where it was.
+Each thread's schedstat is kept open and read repeatedly. That takes a tenth of the time of the other reads; and as long
+as its content is the same, the thread has not run and still waits in the same place.
 """
 
 import os
@@ -24,13 +24,13 @@ from offtop.model.values.stack import KERNEL, Frame
 from offtop.model.values.state import MASKS
 from offtop.units import NS_PER_S
 
-_LEFT_OPEN = 256
+_RESERVED_DESCRIPTORS = 256
 """Descriptors reserved for the rest of offtop."""
 _RECHECK_NS = 10 * NS_PER_S
 _MOST_OPEN = 16_384
 """Maximum number of open schedstat files. Each takes some kilobytes of kernel memory."""
 _MOST_BYTES = 16_384
-_OF_32_BIT = re.compile("^__ia32_|int80|syscall_32")
+_ENTRY_32_BIT = re.compile("^__ia32_|int80|syscall_32")
 """Matches the kernel functions through which the system calls of 32-bit programs enter on x86."""
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000
@@ -39,7 +39,7 @@ ENTRY = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}.get(platform.machine
 """Prefix of the kernel functions that implement system calls."""
 _EXITED = "ZXx"
 READY = "R"
-"""State of a thread that is on a CPU or in the run queue: /proc does not tell which."""
+"""State of a thread that is on a CPU or on the run queue: /proc does not distinguish them."""
 _STATES = {**MASKS, "D": 0x2, "I": 0x402}
 
 
@@ -48,12 +48,12 @@ class Counters(NamedTuple):
 
     run_ns: int
     ready_ns: int
-    """Time in the run queue. The kernel adds it when the thread gets a CPU."""
-    turns: int
-    """How often it got a CPU, which is how many waits have ended."""
+    """Time on the run queue. The kernel adds it when the thread gets a CPU."""
+    pcount: int
+    """How often it got a CPU, which is also the number of its finished waits."""
 
 
-class Seen(NamedTuple):
+class ThreadState(NamedTuple):
     """State of a thread at one moment."""
 
     comm: str
@@ -61,13 +61,13 @@ class Seen(NamedTuple):
     state: str
     """State letter, as in ps."""
     frames: tuple[Frame, ...] = ()
-    """Kernel frames, leaf first; not read if the thread is ready."""
+    """Kernel frames, leaf first; not read if the thread is runnable."""
     call: int = -1
     arguments: tuple[int, ...] = ()
     began_ns: int = 0
     """When the thread started, or up to 10 ms later (CLOCK_MONOTONIC)."""
     has_stack: bool = False
-    """Whether the frames are the whole kernel stack, and not only the waiting function and the system call."""
+    """Whether `frames` is the whole kernel stack, and not only the waiting function and the system call."""
 
     @property
     def bits(self) -> int:
@@ -84,17 +84,18 @@ class SchedStat(NamedTuple):
     """Content of the file; empty if the thread has exited."""
 
 
-class Tasks:
-    """The threads of the wanted processes. Not thread-safe; close it."""
+class ThreadScanner:
+    """Scans the threads of the wanted processes. Not thread-safe; close it."""
 
     def __init__(self, root: str, wanted: Callable[[int], bool], tids: Iterable[int] = ()) -> None:
-        """`wanted`: whether to include a process.
+        """`wanted`: returns whether to include a process.
 
-        Called every 10 s, because processes change their cgroup and user.
-        `tids`: include only these threads (empty: all)."""
+        It is called again every 10 s, because processes change their cgroup and user. `tids`: include only these
+        threads, unless empty.
+        """
         self._root, self._wanted, self._tids = root, wanted, frozenset(tids)
-        self._chosen: dict[int, bool] = {}
-        self._chosen_ns = time.monotonic_ns()
+        self._is_wanted: dict[int, bool] = {}
+        self._rechecked_ns = time.monotonic_ns()
         self._links: dict[int, int] = {}
         """pid → link count of its task directory: two, plus one per thread."""
         self._files: dict[ThreadKey, int] = {}
@@ -102,55 +103,52 @@ class Tasks:
         self._most_open = _most_open()
         self._open = 0
 
-    def walk(self) -> tuple[list[SchedStat], list[ThreadKey], list[ThreadKey]]:
+    def scan(self) -> tuple[list[SchedStat], list[ThreadKey], list[ThreadKey]]:
         """Scan all threads.
 
-        Returns the schedstat of each, the threads that have exited since the last scan, and those that are not wanted
-        any more.
+        Returns the schedstat of each, the threads that have exited since the last scan, and those whose process is no
+        longer wanted.
         """
         pids = {int(name) for name in _names(self._root) if name.isdigit()}
-        for pid in self._chosen.keys() - pids:
-            del self._chosen[pid]
+        for pid in self._is_wanted.keys() - pids:
+            del self._is_wanted[pid]
             self._links.pop(pid, None)
-        dropped = self._choose(pids)
+        dropped = self._update_wanted(pids)
         reads = [self._read(key) for key in [*self._files]]
         exited = [one.key for one in reads if not one.schedstat]
         for key in exited:
             self._links.pop(key.pid, None)  # the link count is the same if another thread started meanwhile
         for pid in pids:
-            if self._chosen[pid]:
-                for key in self._new(pid):
-                    self._files[key] = self._kept_open(key)
+            if self._is_wanted[pid]:
+                for key in self._new_threads(pid):
+                    self._files[key] = self._open_schedstat(key)
                     reads.append(self._read(key))
         return [one for one in reads if one.schedstat], exited, dropped
 
-    def _choose(self, pids: set[int]) -> list[ThreadKey]:
-        """Update which processes are wanted.
-
-        Returns the threads of those that are not wanted any more.
-        """
+    def _update_wanted(self, pids: set[int]) -> list[ThreadKey]:
+        """Update which processes are wanted. Returns the threads of those that no longer are."""
         now_ns = time.monotonic_ns()
-        if now_ns - self._chosen_ns >= _RECHECK_NS:
-            self._chosen, self._chosen_ns = {}, now_ns
-        new = pids - self._chosen.keys()
-        self._chosen.update({pid: self._wanted(pid) for pid in new})
-        dropped = [key for key in self._files if key.pid in new and not self._chosen[key.pid]] if new else []
+        if now_ns - self._rechecked_ns >= _RECHECK_NS:
+            self._is_wanted, self._rechecked_ns = {}, now_ns
+        new = pids - self._is_wanted.keys()
+        self._is_wanted.update({pid: self._wanted(pid) for pid in new})
+        dropped = [key for key in self._files if key.pid in new and not self._is_wanted[key.pid]] if new else []
         for key in dropped:
             self._close(key)
             self._links.pop(key.pid, None)
         return dropped
 
-    def again(self, key: ThreadKey) -> SchedStat:
+    def reread(self, key: ThreadKey) -> SchedStat:
         """Read the schedstat of a known thread again."""
-        schedstat = self._content(key, self._files[key])
+        schedstat = self._schedstat(key, self._files[key])
         return SchedStat(key, time.monotonic_ns(), schedstat)
 
     def close(self) -> None:
         for key in [*self._files]:
             self._close(key)
 
-    def _new(self, pid: int) -> list[ThreadKey]:
-        """Threads of a process that the last scan did not find."""
+    def _new_threads(self, pid: int) -> list[ThreadKey]:
+        """List the threads of a process that the last scan did not find."""
         directory = f"{self._root}/{pid}/task"
         try:
             links = Path(directory).stat().st_nlink
@@ -163,12 +161,12 @@ class Tasks:
         return [key for key in keys if key not in self._files and (not self._tids or key.tid in self._tids)]
 
     def _read(self, key: ThreadKey) -> SchedStat:
-        result = self.again(key)
+        result = self.reread(key)
         if not result.schedstat:
             self._close(key)
         return result
 
-    def _kept_open(self, key: ThreadKey) -> int:
+    def _open_schedstat(self, key: ThreadKey) -> int:
         if self._open < self._most_open:
             with suppress(OSError):
                 file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
@@ -179,9 +177,9 @@ class Tasks:
     def _path(self, key: ThreadKey) -> str:
         return f"{self._root}/{key.pid}/task/{key.tid}/schedstat"
 
-    def _content(self, key: ThreadKey, file: int) -> bytes:
+    def _schedstat(self, key: ThreadKey, file: int) -> bytes:
         if file < 0:
-            return content(self._path(key))
+            return read_file(self._path(key))
         try:
             return os.pread(file, 128, 0)
         except OSError:
@@ -195,14 +193,11 @@ class Tasks:
 
 
 def _most_open() -> int:
-    """Raise the limit of open files as far as allowed and needed.
-
-    Returns how many to keep open.
-    """
+    """Raise the limit of open files as far as allowed and needed. Returns how many schedstat files to keep open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(soft, min(hard, _MOST_OPEN + _LEFT_OPEN))
+    most = max(soft, min(hard, _MOST_OPEN + _RESERVED_DESCRIPTORS))
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(0, min(_MOST_OPEN, most - _LEFT_OPEN))
+    return max(0, min(_MOST_OPEN, most - _RESERVED_DESCRIPTORS))
 
 
 def _names(directory: str) -> list[str]:
@@ -210,19 +205,19 @@ def _names(directory: str) -> list[str]:
         return [entry.name for entry in entries]
 
 
-def counters(schedstat: bytes) -> Counters:
-    run_ns, ready_ns, turns = map(int, schedstat.split())
-    return Counters(run_ns, ready_ns, turns)
+def parse_counters(schedstat: bytes) -> Counters:
+    run_ns, ready_ns, pcount = map(int, schedstat.split())
+    return Counters(run_ns, ready_ns, pcount)
 
 
-def check_counted(root: str) -> None:
+def check_schedstat(root: str) -> None:
     """Raise KernelError if the kernel does not count run time and run-queue time of threads."""
     if not own_pid(root):
         raise KernelError(
             "There is no /proc here that shows offtop itself: it is missing, or belongs to another pid namespace. "
             "Mount one: mount -t proc proc /proc"
         )
-    fields = content(f"{root}/self/schedstat").split()
+    fields = read_file(f"{root}/self/schedstat").split()
     if len(fields) != 3 or not int(fields[2]):
         raise KernelError(
             "This kernel does not report run times of threads (/proc/PID/schedstat), which sampling needs. "
@@ -230,26 +225,26 @@ def check_counted(root: str) -> None:
         )
 
 
-def seen(root: str, key: ThreadKey) -> Seen | None:
+def read_state(root: str, key: ThreadKey) -> ThreadState | None:
     """Read the state of a thread; None if it has exited."""
     directory = f"{root}/{key.pid}/task/{key.tid}"
-    name, _, rest = content(f"{directory}/stat").rpartition(b")")
+    name, _, rest = read_file(f"{directory}/stat").rpartition(b")")
     state = _state(rest)
     if state in _EXITED:
         return None
     comm, began_ns = os.fsdecode(name.partition(b"(")[2]), _began_ns(rest)
     if state == READY:
-        return Seen(comm, state, began_ns=began_ns)
+        return ThreadState(comm, state, began_ns=began_ns)
     is_kernel_thread = _is_of_kernel(rest)  # for a kernel thread, /proc reports system call 0
-    frames = _frames(content(f"{directory}/stack"))
-    call, arguments = (-1, ()) if is_kernel_thread else _call(content(f"{directory}/syscall"), frames)
-    known = frames or _coarse(content(f"{directory}/wchan"), call)
-    return Seen(comm, state, known, call, arguments, began_ns, bool(frames))
+    frames = _frames(read_file(f"{directory}/stack"))
+    call, arguments = (-1, ()) if is_kernel_thread else _call(read_file(f"{directory}/syscall"), frames)
+    known = frames or _frames_without_stack(read_file(f"{directory}/wchan"), call)
+    return ThreadState(comm, state, known, call, arguments, began_ns, bool(frames))
 
 
 def is_ready(root: str, key: ThreadKey) -> bool:
-    """Whether a thread is on a CPU or in the run queue."""
-    return _state(content(f"{root}/{key.pid}/task/{key.tid}/stat").rpartition(b")")[2]) == READY
+    """Whether a thread is on a CPU or on the run queue."""
+    return _state(read_file(f"{root}/{key.pid}/task/{key.tid}/stat").rpartition(b")")[2]) == READY
 
 
 def _state(stat: bytes) -> str:
@@ -268,7 +263,7 @@ def _began_ns(stat: bytes) -> int:
 
 def is_of_kernel(root: str, pid: int) -> bool:
     """Whether a process is a kernel thread."""
-    return _is_of_kernel(content(f"{root}/{pid}/stat").rpartition(b")")[2])
+    return _is_of_kernel(read_file(f"{root}/{pid}/stat").rpartition(b")")[2])
 
 
 def _is_of_kernel(stat: bytes) -> bool:
@@ -277,8 +272,8 @@ def _is_of_kernel(stat: bytes) -> bool:
     return len(fields) > 6 and bool(int(fields[6]) & _KERNEL_THREAD)
 
 
-def may_look(root: str, pid: int) -> bool:
-    """Whether we have ptrace access to a process, and so may read what its threads do."""
+def may_trace(root: str, pid: int) -> bool:
+    """Whether we have ptrace access to a process, which reading the state of its threads needs."""
     try:
         os.readlink(f"{root}/{pid}/ns/user")  # noqa: PTH115
     except OSError:
@@ -299,17 +294,17 @@ def own_pid(root: str) -> int:
 
 def own_rss_bytes(root: str) -> int:
     """Resident set size of this process. Its pid in /proc may differ from os.getpid()."""
-    return int(content(f"{root}/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(read_file(f"{root}/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def switches(root: str, key: ThreadKey) -> tuple[int, int] | None:
+def context_switches(root: str, key: ThreadKey) -> tuple[int, int] | None:
     """Number of voluntary context switches and of preemptions; None if the thread has exited."""
-    fields = fields_of(content(f"{root}/{key.pid}/task/{key.tid}/status"))
+    fields = fields_of(read_file(f"{root}/{key.pid}/task/{key.tid}/status"))
     voluntary, involuntary = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
     return (int(voluntary), int(involuntary)) if voluntary and involuntary else None
 
 
-def content(path: str) -> bytes:
+def read_file(path: str) -> bytes:
     """Read a file; empty if there is no such file, or if we may not read it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -336,8 +331,8 @@ def _frames(stack: bytes) -> tuple[Frame, ...]:
     return tuple(frames)
 
 
-def _coarse(wchan: bytes, call: int) -> tuple[Frame, ...]:
-    """Frames of the waiting function and the system call: without root, no more is known."""
+def _frames_without_stack(wchan: bytes, call: int) -> tuple[Frame, ...]:
+    """Frames of the waiting function and of the system call, which is all that is known without root."""
     names = [os.fsdecode(wchan.strip())] if wchan.strip(b"0\n") else []
     name = call_name(call)
     if name and not call & CALL_32_BIT:
@@ -346,7 +341,7 @@ def _coarse(wchan: bytes, call: int) -> tuple[Frame, ...]:
 
 
 def call_name(call: int) -> str:
-    """Name of a system call from its number in Seen; empty if unknown."""
+    """Name of a system call from its number in ThreadState; empty if unknown."""
     if call >= 0 and call & CALL_32_BIT:
         return syscalls.name_of(call & ~CALL_32_BIT, "i386")
     return syscalls.name_of(call)
@@ -363,7 +358,7 @@ def _call(syscall: bytes, frames: tuple[Frame, ...]) -> tuple[int, tuple[int, ..
     if len(words) < 9 or not words[0].isdigit():
         return -1, ()
     number, *arguments, sp, pc = int(words[0]), *(int(word, 16) for word in words[1:9])
-    if 0 < max(sp, pc) < 1 << 32 or any(_OF_32_BIT.search(frame.name) for frame in frames):
+    if 0 < max(sp, pc) < 1 << 32 or any(_ENTRY_32_BIT.search(frame.name) for frame in frames):
         return number | CALL_32_BIT, ()
     return number, tuple(arguments)
 
@@ -386,7 +381,7 @@ def fields_of(content: bytes) -> Mapping[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def machine() -> Machine:
+def machine_times() -> Machine:
     """CPU time that belongs to no thread, from /proc/stat, in units of 10 ms (USER_HZ).
 
     Guest time is not included, because it counts as run time of the threads that run the guests.

@@ -328,7 +328,7 @@ def other_ends(waited_on: Mapping[Object, int]) -> dict[Object, tuple[str, str]]
                 if what.kind == UNIX:
                     there, role = sockets.unix_peer(inode), PEER
                 else:
-                    there, listens = sockets.other_end(what.kind, inode, what.local, what.peer) or (0, False)
+                    there, listens = sockets.peer_of(what.kind, inode, what.local, what.peer) or (0, False)
                     role = LISTENER if listens else PEER
                 if there:
                     found[what] = f"{_SOCKET}{there}]", role

@@ -248,7 +248,7 @@ class Stacks:
             raw_id = copy.fallback
             if copy.found is not None:
                 if raw_id >= layout.FIRST_ID:
-                    self._user.meet(raw_id)
+                    self._user.note_inserted(raw_id)
                 is_old = self._has_execed(pid, copy.execs)
                 return self._intern_user(_EXITED_STACK, ENDED, False) if is_old else self.user(copy.found)
             self.unread += raw_id == STACK_LOST

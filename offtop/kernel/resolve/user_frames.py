@@ -22,7 +22,7 @@ class UserFrames:
 
     def copied(self, raw_id: int) -> CopyResult | None:
         """Return a copied stack and its result; None if it was lost."""
-        return self._user_stacks.copied(raw_id)
+        return self._user_stacks.copy_result(raw_id)
 
     def has_rule(self, frame: Frame) -> bool:
         """Return whether the frame's binary has an unwind rule for it."""
@@ -43,14 +43,14 @@ class UserFrames:
         another stack.
         """
         if not of_python:
-            self._pythons.ask(pid, frames)
+            self._pythons.request_examination(pid, frames)
             return frames, False
         with suppress(TimeoutError):
             if image := self._processes.image(pid):
-                self._pythons.meet(pid, image)
-        mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
-        if mixed.unnamed and self._user_stacks.name(pid, mixed.unnamed):
-            mixed = self._pythons.mixed(pid, frames, of_python, is_whole)
+                self._pythons.load(pid, image)
+        mixed = self._pythons.merge(pid, frames, of_python, is_whole)
+        if mixed.unnamed and self._user_stacks.name_python_functions(pid, mixed.unnamed):
+            mixed = self._pythons.merge(pid, frames, of_python, is_whole)
         if mixed.unnamed:
             self._pythons.change_generation(pid)
             return frames, False
@@ -60,4 +60,4 @@ class UserFrames:
         """Forget a process that has exited."""
         self._processes.forget(pid)
         self._pythons.forget(pid)
-        self._user_stacks.ended(pid)
+        self._user_stacks.note_exit(pid)

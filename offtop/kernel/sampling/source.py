@@ -22,7 +22,7 @@ from offtop.kernel.procfs import threads as procfs
 from offtop.kernel.procfs.cgroups import content_of, lines_of, mounted
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
-from offtop.kernel.procfs.threads import READY, SchedStat, Seen, Tasks, status_of
+from offtop.kernel.procfs.threads import READY, SchedStat, ThreadScanner, ThreadState, status_of
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -90,7 +90,7 @@ class ProcSource(LiveFeed):
         if sampling cannot measure what is requested.
         """
         self._refusal = f" without BPF ({str(refused).partition('. ')[0]})" if refused else ""
-        procfs.check_counted(_ROOT)
+        procfs.check_schedstat(_ROOT)
         _check(filters)
         _check_mode(mode)
         self._categories, self._keep_ns = categories, keep_ns
@@ -217,7 +217,7 @@ class ProcSource(LiveFeed):
             catalog=self._catalog,
             lost={"threads": self._lost} if self._lost else {},
             cost=self._cost(at_ns),
-            machine=Machine() if self.own_only else procfs.machine(),
+            machine=Machine() if self.own_only else procfs.machine_times(),
             caught=caught,
             probe=PROBE,
             filters=in_effect,
@@ -234,7 +234,7 @@ class ProcSource(LiveFeed):
             if procfs.is_ready(_ROOT, key):
                 self._account.is_ready(key, time.monotonic_ns())
         for key in self._in_time(self._account.moved, self._last_tick[0]):
-            switches = procfs.switches(_ROOT, key)
+            switches = procfs.context_switches(_ROOT, key)
             if switches:
                 self._account.switched(key, *switches)
         self._spend(time.thread_time() - began_s)
@@ -278,7 +278,7 @@ class ProcSource(LiveFeed):
         began_s, before_ns = time.thread_time(), self._scan_ns
         self._scan_ns = time.monotonic_ns()
         self._account.begin_look(self._scan_ns, filter_changed)
-        found, ended, left = self._tasks.walk()
+        found, ended, left = self._tasks.scan()
         if filter_changed:
             left = [*self._account.alive - {one.key for one in found}]
         for key in left:
@@ -288,7 +288,7 @@ class ProcSource(LiveFeed):
         new: list[ThreadKey] = []
         moved: dict[ThreadKey, SchedStat] = {}
         for one in found:
-            counters = procfs.counters(one.schedstat)
+            counters = procfs.parse_counters(one.schedstat)
             if not self._account.must_look(one.key, counters):
                 self._account.looked(one.key, one.at_ns, counters, None, NO_STACK)
             elif self._account.is_known(one.key):
@@ -301,7 +301,7 @@ class ProcSource(LiveFeed):
             self._sample_stack(key)
             del moved[key]
         for one in moved.values():
-            self._account.assume(one.key, one.at_ns, procfs.counters(one.schedstat))
+            self._account.assume(one.key, one.at_ns, procfs.parse_counters(one.schedstat))
         self._scans += 1
         if not filter_changed:  # the first scan with a filter reads every stack
             took_s = time.thread_time() - began_s
@@ -310,7 +310,7 @@ class ProcSource(LiveFeed):
 
     def _sample_stack(self, key: ThreadKey) -> None:
         """Read its stack."""
-        task, seen = self._tasks.again(key), procfs.seen(_ROOT, key)
+        task, seen = self._tasks.reread(key), procfs.read_state(_ROOT, key)
         if not task.schedstat or seen is None:
             self._end(key)
             return
@@ -319,21 +319,21 @@ class ProcSource(LiveFeed):
         self._with_stack += seen.has_stack
         self._with_call += seen.call >= 0
         place = self._place(seen.frames) if seen.frames else NO_STACK
-        self._account.looked(key, task.at_ns, procfs.counters(task.schedstat), seen, place)
+        self._account.looked(key, task.at_ns, procfs.parse_counters(task.schedstat), seen, place)
 
     def _end(self, key: ThreadKey) -> None:
         self._account.ended(key, time.monotonic_ns())
         if key.tid == key.pid:
             self._details.ended(key.pid)
 
-    def _note(self, key: ThreadKey, seen: Seen) -> None:
+    def _note(self, key: ThreadKey, seen: ThreadState) -> None:
         catalog = self._catalog
         catalog.comms[key] = seen.comm
         if key.tid == key.pid:
             catalog.processes[key.pid] = seen.comm
             self._details.met(key.pid)
         elif key.pid not in catalog.processes:
-            name = procfs.content(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
+            name = procfs.read_file(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
             if name:
                 catalog.processes[key.pid] = os.fsdecode(name)
         if seen.call >= 0 and seen.call not in catalog.calls:
@@ -353,7 +353,7 @@ class ProcSource(LiveFeed):
             self._catalog.stacks[known] = Stack(frames, tail, category, entry)
         return known
 
-    def _tasks_of(self, filters: Filters) -> Tasks:
+    def _tasks_of(self, filters: Filters) -> ThreadScanner:
         """The task scan for these filters."""
         pids, tids, who, cgroup = filters.pids, filters.tids, filters.who, filters.cgroup
 
@@ -367,7 +367,7 @@ class ProcSource(LiveFeed):
             paths = (path for _, path in lines_of(content_of(pid)))
             return not cgroup or any(f"{path}/".startswith(f"{cgroup.rstrip('/')}/") for path in paths)
 
-        return Tasks(_ROOT, wanted, tids)
+        return ThreadScanner(_ROOT, wanted, tids)
 
     def _is_own(self, pid: int) -> bool:
         """Return whether it is one of the user's own processes.
@@ -376,7 +376,7 @@ class ProcSource(LiveFeed):
         these.
         """
         if self._is_confined:
-            return procfs.may_look(_ROOT, pid)
+            return procfs.may_trace(_ROOT, pid)
         try:
             return Path(_ROOT, str(pid)).stat().st_uid == self._uid
         except OSError:  # it has just exited
@@ -431,9 +431,9 @@ class ProcSource(LiveFeed):
         """Nothing to find: wait objects are unknown."""
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
-        from offtop.kernel.procfs.process_details import facts  # as in live.py
+        from offtop.kernel.procfs.process_details import read_details  # as in live.py
 
-        return facts(pid, self._facts)
+        return read_details(pid, self._facts)
 
     @property
     def _where(self) -> str:

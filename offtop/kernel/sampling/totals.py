@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.kernel.procfs.threads import READY, Counters, Seen
+from offtop.kernel.procfs.threads import READY, Counters, ThreadState
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
 from offtop.model.values.outlier import LongWait, Thresholds
@@ -120,7 +120,7 @@ class Account:
         self._all_met_ns = at_ns if filter_changed else self._look_ns
         self._look_ns = at_ns
 
-    def looked(self, key: ThreadKey, at_ns: int, counters: Counters, seen: Seen | None, place: int) -> None:
+    def looked(self, key: ThreadKey, at_ns: int, counters: Counters, seen: ThreadState | None, place: int) -> None:
         """Add a sample of a thread.
 
         `seen` is None if the counters have not changed since the last one; `place` is its kernel stack id.
@@ -172,9 +172,9 @@ class Account:
         off_ns = at_ns - known.seen_ns - (counters.run_ns - known.counters.run_ns)
         max_guessed_ns = self.guessed_ns + max(0, off_ns)
         if waiting is None or waiting.preempted:
-            self.looked(key, at_ns, counters, Seen("", READY), NO_STACK)
+            self.looked(key, at_ns, counters, ThreadState("", READY), NO_STACK)
         else:
-            seen = Seen("", letter(waiting.state), (), waiting.call, waiting.arguments)
+            seen = ThreadState("", letter(waiting.state), (), waiting.call, waiting.arguments)
             self.looked(key, at_ns, counters, seen, waiting.site.kernel)
         self.guessed_ns = max(self.guessed_ns, max_guessed_ns)
 
@@ -279,7 +279,7 @@ class Account:
         self.met += 1
         if began_ns > self._all_met_ns:
             base_ns = min(began_ns, at_ns - counters.run_ns - counters.ready_ns)
-            known = _Thread(Counters(0, 0, min(1, counters.turns)), base_ns, base_ns, base_ns, switches=(0, 0))
+            known = _Thread(Counters(0, 0, min(1, counters.pcount)), base_ns, base_ns, base_ns, switches=(0, 0))
         else:
             known = _Thread(counters, at_ns, at_ns, at_ns)
         self._known[key] = known
@@ -311,9 +311,9 @@ class Account:
         """
         ran_ns = counters.run_ns - known.counters.run_ns
         queued_ns = counters.ready_ns - known.counters.ready_ns
-        turns = counters.turns - known.counters.turns
+        pcount = counters.pcount - known.counters.pcount
         waiting = known.waiting
-        if waiting is not None and not turns and not ran_ns:  # moved to another CPU's run queue
+        if waiting is not None and not pcount and not ran_ns:  # moved to another CPU's run queue
             if place is None and not known.ready_ns:
                 known.ready_ns = at_ns
             return waiting.since_ns
@@ -344,14 +344,14 @@ class Account:
         if waiting is not None:
             self._catch(key, waiting, known.seen_ns)
             longest_ns = max(0, at_ns - waiting.since_ns - ran_ns)
-            self._share(key, known, waiting, blocked_ns, queued_ns, turns, place, (longest_ns, at_ns - since_ns))
+            self._share(key, known, waiting, blocked_ns, queued_ns, pcount, place, (longest_ns, at_ns - since_ns))
             known.waiting = None
         else:
             known.base_ns = min(known.base_ns, at_ns + max(over_ns, self._late_ns))  # its CPU has its own clock
-            if turns or blocked_ns or queued_ns:
+            if pcount or blocked_ns or queued_ns:
                 site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
-                self.guessed_ns += blocked_ns if turns else 0
-                self._put(key, known, _Part.together(site, turns, blocked_ns, queued_ns, at_ns - since_ns))
+                self.guessed_ns += blocked_ns if pcount else 0
+                self._put(key, known, _Part.together(site, pcount, blocked_ns, queued_ns, at_ns - since_ns))
         return since_ns
 
     def _share(
@@ -361,18 +361,18 @@ class Account:
         waiting: Waiting,
         blocked_ns: int,
         queued_ns: int,
-        turns: int,
+        pcount: int,
         place: int | None,
         longest: tuple[int, int],
     ) -> None:
-        """Attribute a finished wait and the `turns` - 1 others after it.
+        """Attribute a finished wait and the `pcount` - 1 others after it.
 
         `longest`: upper bounds for the length of this wait, and for the sum of the others.
         """
         certain_ns = min(
             blocked_ns, max(0, known.seen_ns - waiting.from_ns, self.at_ns - waiting.from_ns - waiting.runqueue_ns)
         )
-        rest_ns, others, longest_ns = blocked_ns - certain_ns, max(0, turns - 1), longest[0] if turns else -1
+        rest_ns, others, longest_ns = blocked_ns - certain_ns, max(0, pcount - 1), longest[0] if pcount else -1
         if place is None or place == waiting.site.kernel:
             self.guessed_ns += rest_ns if others else 0
             self._finish(key, known, waiting, blocked_ns, queued_ns, others, longest[1], longest_ns)

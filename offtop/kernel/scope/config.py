@@ -151,7 +151,7 @@ class BpfConfig:
         found = self._cgroups.get(cgroup)
         if found is None:
             return False
-        self._cgroups[cgroup] = found.now()
+        self._cgroups[cgroup] = found.current()
         return self._cgroups[cgroup] != self._counted_cgroup
 
 
@@ -166,7 +166,7 @@ def find_cgroup(cgroup: str, features: Features) -> Cgroup:
 def check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
     """Raise UsageError for a process or thread that does not exist."""
     for pid in pids:
-        if not pid_namespace.is_there(pid):
+        if not pid_namespace.exists(pid):
             raise UsageError(f"No process {pid}. Look it up with: pgrep NAME")
     for tid in tids:
         if not Path(f"/proc/{tid}").exists():
@@ -176,7 +176,7 @@ def check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
 def is_any_alive(filters: Filters) -> bool:
     """Return whether anything is left to watch: always, without -p and -t."""
     ids = (*filters.pids, *filters.tids)
-    return not ids or any(map(pid_namespace.is_there, ids))
+    return not ids or any(map(pid_namespace.exists, ids))
 
 
 def _thread_filters(filters: Filters) -> tuple[Sequence[int], Sequence[int], str, str]:

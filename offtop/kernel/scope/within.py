@@ -73,7 +73,7 @@ class Watched:
         """Attach the probes. Raises KernelError if the kernel refuses."""
         try:
             for one in self.functions:
-                program.watch_calls(f"/proc/self/fd/{one.fd}", one.begins, one.ends)
+                program.attach_to_function(f"/proc/self/fd/{one.fd}", one.begins, one.ends)
         except OSError as error:
             raise KernelError(
                 f"--within: the kernel refuses to watch {short(self._asked)} ({error.strerror}). "

@@ -344,7 +344,7 @@ def is_closed(pid: int) -> bool:
     except PermissionError:
         return True
     except OSError:
-        return probes.is_there(pid)  # /proc is mounted with hidepid
+        return probes.process_exists(pid)  # /proc is mounted with hidepid
     return False
 
 

@@ -39,7 +39,7 @@ def about(
         ("user stacks", _user_stacks(parts)),
         *parts.user_stacks.about(),
         *([("debug files", parts.debug_files.summary)] if parts.debug_files else []),
-        *([("process ids", pid_namespace.told(defines))] if defines else []),
+        *([("process ids", pid_namespace.describe_ids(defines))] if defines else []),
     ]
 
 
@@ -62,7 +62,7 @@ def _user_stacks(parts: Parts) -> str:
     way, refused = parts.program.unwind, parts.drain.count("copies")
     if way.way == "off":
         return "off"
-    if not way.is_ruled(parts.features):
+    if not way.uses_rules(parts.features):
         return "frame pointers" + ("" if parts.unwind.way == "fp" else " (the only way on this kernel)")
     left = f"; {refused:,} stacks not copied, unwound by frame pointers instead (~)" if refused else ""
     return f"{way.way}, {way.stack_kb} KB copied, at most {way.cpu_pct:g}% of a CPU for all of offtop{left}"

@@ -122,7 +122,7 @@ class TickStages:
         scan = drain.walk(mode) if plan.is_scanned else b""  # first, because the switch wakes kernel threads
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()
-        machine = procfs.machine()
+        machine = procfs.machine_times()
         ran, started = list[RuntimeSample](), list[NewThread]()
         began_ns = time.thread_time_ns()
         off_cpu = list(drain.waits(scan, ran, started))
@@ -134,7 +134,7 @@ class TickStages:
     def drain(self, plan: Plan, flipped: Flipped) -> Records:
         """Read the old buffer, and resolve its ids."""
         parts, drain, buffer = self._parts, self._parts.drain, flipped.buffer
-        parts.user_stacks.settle()
+        parts.user_stacks.unwind_copies()
         self._forget_renamed()
         if self._has_calls:
             parts.program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))

@@ -3,10 +3,10 @@
 import threading
 
 _LEAST_PART = 5
-"""At least a fifth of the share is for unwinding: otherwise stacks would never be complete on a busy screen."""
+"""Unwinding gets at least a fifth of the share: otherwise stacks would never be complete if drawing takes all of it."""
 _SAVED_S = 0.5
-"""Limit of the budget in both directions. Unused time accumulates up to this, which is also there at the start, when
-every stack is new. Overdrafts end there, so one slow binary delays all others by a few ticks at most."""
+"""Limit of the budget in both directions. Unused time accumulates up to this; the budget starts with it, because every
+stack is new then. Debt is limited, too, so that one slow binary delays all others by a few ticks at most."""
 
 
 class Allowance:

@@ -1,4 +1,4 @@
-"""Python frames: their names, and their place in the native stack.
+"""Python frames: their names, and their position in the native stack.
 
 When BPF unwinds a thread's stack, it also reads the thread's Python frames (bpf/userstack.c), as addresses of code
 objects. Their names are read from the process when they are first seen, and checked every 10 s, because another code
@@ -24,7 +24,7 @@ from offtop.kernel.symbols.mappings import Image
 from offtop.model.values.stack import Frame
 from offtop.printable import printable
 
-_OLD_S = 10.0
+_CHECK_AGAIN_S = 10.0
 _MOST_PROCESSES = 4096
 _MOST_SPACES = 16_384
 _MOST_NAMES = 16_384
@@ -44,7 +44,7 @@ _STATE_SHIFTS = (2, 16, 8)
 """Candidates for the bit offset of `kind` in a string's state: up to 3.13, from 3.14 on, and another possible one."""
 
 
-class Mixed(NamedTuple):
+class MergedStack(NamedTuple):
     """A native stack with Python frames inserted."""
 
     frames: tuple[Frame, ...]
@@ -80,7 +80,7 @@ class _Process(NamedTuple):
 class CPythonFrames:
     """The processes that run CPython, and the names of their code objects.
 
-    Thread-safe. Only `read`, `look` and `of_thread` read a process's memory.
+    Thread-safe. Only `read`, `check_names` and `frames_of_thread` read a process's memory.
     """
 
     def __init__(self, table: Map | None) -> None:
@@ -97,7 +97,7 @@ class CPythonFrames:
         """Processes that may run CPython and are to be examined."""
         self._lock = threading.Lock()
 
-    def unknown(self, image: Image) -> str:
+    def unexamined_binary(self, image: Image) -> str:
         """Return the label of a binary that may contain CPython and has not been examined.
 
         Empty if there is none.
@@ -106,15 +106,12 @@ class CPythonFrames:
             return ""
         return next((one for one in image.labels if one not in self._known and cpython_layout.may_be_python(one)), "")
 
-    def learn(self, label: str, found: Interpreter | None) -> None:
-        """Store what was found in a binary."""
+    def add_interpreter(self, label: str, found: Interpreter | None) -> None:
+        """Store where CPython is in a binary; None if it is not there."""
         self._known[label] = found
 
-    def meet(self, pid: int, image: Image) -> bool:
-        """Have BPF read a process's Python frames if it runs a known CPython.
-
-        Return whether it does.
-        """
+    def load(self, pid: int, image: Image) -> bool:
+        """Have BPF read a process's Python frames if it runs a known CPython. Return whether it does."""
         if self._table is None or image.space in self._without_python:
             return False
         with self._lock:
@@ -141,8 +138,8 @@ class CPythonFrames:
                 self._without_python.add(image.space)
         return False
 
-    def ask(self, pid: int, frames: Iterable[Frame]) -> None:
-        """Have a process examined if these frames suggest that it runs CPython."""
+    def request_examination(self, pid: int, frames: Iterable[Frame]) -> None:
+        """Queue a process for examination if these frames suggest that it runs CPython."""
         if self._table is None or pid in self._processes or pid in self._to_examine:
             return
         if any(
@@ -152,16 +149,16 @@ class CPythonFrames:
             self._to_examine[pid] = None
 
     @property
-    def due(self) -> int:
+    def due_pid(self) -> int:
         """PID of the next process to examine or check, or 0 if none is due."""
         if self._to_examine:
             return next(iter(self._to_examine))
         with self._lock:
             pid = next(iter(self._checked_s), 0)
-            return pid if pid and time.monotonic() - self._checked_s[pid] > _OLD_S else 0
+            return pid if pid and time.monotonic() - self._checked_s[pid] > _CHECK_AGAIN_S else 0
 
-    def look(self, pid: int) -> None:
-        """Check a process's known code objects against its memory."""
+    def check_names(self, pid: int) -> None:
+        """Check whether a process's code objects still have the names that were read."""
         self._to_examine.pop(pid, None)
         with self._lock:
             process = self._processes.get(pid)
@@ -176,7 +173,7 @@ class CPythonFrames:
                 process.codes.pop(at, None)
             self.change_generation(pid)
 
-    def put_off(self, pid: int) -> None:
+    def postpone(self, pid: int) -> None:
         """Postpone a process that could not be examined."""
         self._to_examine.pop(pid, None)
         with self._lock:
@@ -184,9 +181,9 @@ class CPythonFrames:
                 self._checked_s[pid] = time.monotonic()
 
     def change_generation(self, pid: int) -> None:
-        """Have BPF assign new IDs to stacks with the same frames.
+        """Make BPF assign new IDs to the process's stacks from now on, although their addresses are the same.
 
-        Stacks that have been read before do not change.
+        This is because names have changed. Stacks that were read before keep their names.
         """
         with self._lock:
             process = self._processes.get(pid)
@@ -212,7 +209,7 @@ class CPythonFrames:
                 identity = _identity(memory, process, at)
                 process.codes[at] = _Code(identity, _frame(memory, process.interpreter.layout, identity))
 
-    def of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
+    def frames_of_thread(self, pid: int, thread: int, memory: Memory) -> tuple[int, ...]:
         """Read the Python frames of a blocked thread, in the format of BPF.
 
         `thread`: Python's identifier of the thread (ScannedStack.thread).
@@ -222,15 +219,15 @@ class CPythonFrames:
             return ()
         return tuple(_frames_of(memory, process.interpreter.layout, process.base + process.interpreter.runtime, thread))
 
-    def mixed(self, pid: int, frames: tuple[Frame, ...], of_python: Sequence[int], is_whole: bool) -> Mixed:
+    def merge(self, pid: int, frames: tuple[Frame, ...], python_frames: Sequence[int], is_whole: bool) -> MergedStack:
         """Insert Python frames, in the format of BPF, into the native stack `frames`.
 
         `is_whole`: the stack reaches to the thread's first function.
         """
         process = self._processes.get(pid)
-        if process is None or not of_python:
-            return Mixed(frames)
-        calls, is_cut = _calls(of_python)
+        if process is None or not python_frames:
+            return MergedStack(frames)
+        calls, is_cut = _calls(python_frames)
         named_calls: list[list[Frame]] = []
         unnamed: list[int] = []
         for call in calls:
@@ -239,15 +236,15 @@ class CPythonFrames:
             named_calls.append([code.frame for code in named if code])
         if is_cut and named_calls:
             named_calls[-1].append(_MORE)
-        return _put_in(frames, named_calls, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
+        return _insert_calls(frames, named_calls, process, is_whole, is_cut)._replace(unnamed=tuple(unnamed))
 
     def _load(self, pid: int) -> None:
         process = self._processes[pid]
         found = process.interpreter
         with suppress(OSError, struct.error):
             if self._table is not None:
-                place = found.python_at(process.base + found.runtime, process.generation)
-                self._table.update(pid.to_bytes(4, "little"), place)
+                packed = found.pack(process.base + found.runtime, process.generation)
+                self._table.update(pid.to_bytes(4, "little"), packed)
 
     def _forget(self, pid: int) -> None:
         self._processes.pop(pid, None)
@@ -258,23 +255,20 @@ NO_PYTHONS = CPythonFrames(None)
 """Used if Python frames are not read."""
 
 
-def code_objects(of_python: Iterable[int]) -> set[int]:
+def code_objects(python_frames: Iterable[int]) -> set[int]:
     """Return the addresses of code objects in frames from BPF."""
-    return {word & layout.PYTHON_ADDRESS for word in of_python} - {0}
+    return {word & layout.PYTHON_ADDRESS for word in python_frames} - {0}
 
 
 _UNEXAMINED = Interpreter((0, 0), 0, 0, 0, 0, Layout(*[0] * 17))
 """Stands for a binary that has not been examined."""
 
 
-def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
-    """Group code objects by calls of the interpreter, leaf first.
-
-    Also return whether outer ones are missing.
-    """
+def _calls(python_frames: Sequence[int]) -> tuple[list[list[int]], bool]:
+    """Group code objects by calls of the interpreter, leaf first. Also return whether outer ones are missing."""
     calls: list[list[int]] = [[]]
     is_cut = False
-    for word in of_python:
+    for word in python_frames:
         code = word & layout.PYTHON_ADDRESS
         if code:
             calls[-1].append(code)
@@ -287,28 +281,28 @@ def _calls(of_python: Sequence[int]) -> tuple[list[list[int]], bool]:
     return calls, is_cut
 
 
-def _put_in(
+def _insert_calls(
     frames: tuple[Frame, ...], calls: Sequence[Sequence[Frame]], process: _Process, is_whole: bool, is_cut: bool
-) -> Mixed:
+) -> MergedStack:
     """Replace the interpreter's native frames by calls, starting at the leaf.
 
     Calls without a native frame are added to the last one: in order, but C functions may be between the wrong ones.
     """
     start, end = process.interpreter.eval_start, process.interpreter.eval_end
     is_own = [frame.file == process.label for frame in frames]
-    places = [n for n, frame in enumerate(frames) if is_own[n] and start <= frame.offset < end]
-    rest = tuple(itertools.chain.from_iterable(calls[len(places) :]))
-    replaced = {n: tuple(call) or (frames[n],) for n, call in zip(places, calls, strict=False)}
+    eval_frames = [n for n, frame in enumerate(frames) if is_own[n] and start <= frame.offset < end]
+    rest = tuple(itertools.chain.from_iterable(calls[len(eval_frames) :]))
+    replaced = {n: tuple(call) or (frames[n],) for n, call in zip(eval_frames, calls, strict=False)}
     if rest and not is_whole:
         replaced[len(frames)] = rest
-    elif rest and places:
-        replaced[places[-1]] += rest
+    elif rest and eval_frames:
+        replaced[eval_frames[-1]] += rest
     elif rest:  # this interpreter runs Python code in other functions
         n = next((n for n, own in enumerate(is_own) if own), len(frames))
         replaced[n] = (*rest, *frames[n : n + 1])
     whole = [replaced.get(n, frames[n : n + 1]) for n in range(len(frames) + 1)]
-    is_sure = len(places) == len(calls) or (is_cut if len(places) > len(calls) else not is_whole)
-    return Mixed(tuple(itertools.chain.from_iterable(whole)), not is_sure)
+    is_sure = len(eval_frames) == len(calls) or (is_cut if len(eval_frames) > len(calls) else not is_whole)
+    return MergedStack(tuple(itertools.chain.from_iterable(whole)), not is_sure)
 
 
 def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
@@ -331,8 +325,8 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
     for left in reversed(range(layout.PYTHON_FRAMES)):
         if not frame:
             return
-        mark = memory.code(frame + known.mark, 1)
-        if not mark:
+        call_byte = memory.code(frame + known.call_byte, 1)
+        if not call_byte:
             yield layout.PYTHON
             return
         caller = _word(memory, frame + known.caller)
@@ -340,10 +334,10 @@ def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iter
             yield layout.PYTHON
             return
         code = _word(memory, frame + known.code) & known.code_mask & layout.PYTHON_ADDRESS
-        if known.marks == layout.PYTHON_CALL_SHIM:
-            yield layout.PYTHON | (layout.PYTHON_ENTRY if mark[0] >= layout.PYTHON_SHIM_OWNER else code)
+        if known.call_kind == layout.PYTHON_CALL_SHIM:
+            yield layout.PYTHON | (layout.PYTHON_ENTRY if call_byte[0] >= layout.PYTHON_SHIM_OWNER else code)
         else:
-            is_entry = known.marks == layout.PYTHON_CALL_ALWAYS or mark[0]
+            is_entry = known.call_kind == layout.PYTHON_CALL_ALWAYS or call_byte[0]
             yield layout.PYTHON | code | (layout.PYTHON_ENTRY if is_entry else 0)
         frame = caller
 

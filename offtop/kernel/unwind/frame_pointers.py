@@ -3,7 +3,7 @@
 A task iterator returns the registers of another thread, but never its user stack (-EOPNOTSUPP). The stack of a blocked
 thread does not change, so its frame pointers are followed from user space. That is done exactly as in the kernel
 (perf_callchain_user of each architecture), wrong results included, so that a wait in progress has the same stack as
-after it has ended. The caller has to check whether the thread has run meanwhile.
+after it has ended. The caller must check that the thread has not run meanwhile.
 """
 
 import platform
@@ -17,12 +17,12 @@ _FRAME = struct.Struct("=QQ")
 """At a frame pointer: the caller's frame pointer, and the return address."""
 
 
-def walk(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int, ...]:
-    """Return addresses, leaf first: `ip`, then up to 126 return addresses.
+def unwind(memory: Memory, ip: int, bp: int, machine: str = _MACHINE) -> tuple[int, ...]:
+    """Return the stack's addresses, leaf first: `ip`, then up to 126 return addresses.
 
-    bpf/userstack.c stores the same for a wait that has ended. `bp` is the frame pointer, x29 on ARM. `machine` is the
-    program's, in uname's terms: that of a 32-bit program differs from the kernel's. The result is only `ip` if it is
-    neither x86_64 nor aarch64.
+    bpf/userstack.c stores the same for a finished wait. `bp`: the frame pointer, x29 on ARM. `machine`: that of the
+    program, as uname reports it to the program, so that a 32-bit program has another one than the kernel. If it is
+    neither x86_64 nor aarch64, only `ip` is returned.
     """
     frames = [ip]
     if machine not in ("x86_64", "aarch64"):

@@ -1,4 +1,4 @@
-"""Cache of unwind rules: the most recently used ones of all binaries."""
+"""Cache of unwind rules, which are requested from the reader process."""
 
 import time
 from collections import OrderedDict
@@ -16,81 +16,81 @@ _MOST_FILES = 1024
 
 
 class UnwindCounts(NamedTuple):
-    """How a binary's frames are unwound: numbers of locations seen so far."""
+    """How the frames of a binary are unwound: numbers of code locations so far."""
 
-    linked: int = 0
+    with_frame_pointer: int = 0
     """By .eh_frame, and the function keeps a frame pointer."""
-    others: int = 0
+    without_frame_pointer: int = 0
     """By .eh_frame, and the function keeps no frame pointer."""
-    nothing: int = 0
+    without_rule: int = 0
     """The binary has no rule."""
 
     @property
-    def told(self) -> str:
-        known = self.linked + self.others
+    def summary(self) -> str:
+        known = self.with_frame_pointer + self.without_frame_pointer
         if not known:
             return "no unwind information"
-        share = 100 * self.linked // known
-        rest = f"; no rule at {self.nothing} of {known + self.nothing} locations" if self.nothing else ""
+        share = 100 * self.with_frame_pointer // known
+        rest = f"; no rule at {self.without_rule} of {known + self.without_rule} locations" if self.without_rule else ""
         return f"unwound by .eh_frame, {share}% frame pointers{rest}"
 
 
 class RuleCache:
-    """Returns the rules of binaries.
+    """The most recently used rules of all binaries.
 
-    For use by one thread, except `ways` and `has`, which are thread-safe.
+    For use by one thread, except `counts` and `may_have_rule`, which are thread-safe.
     """
 
     def __init__(self, binaries: Binaries) -> None:
         self._binaries = binaries
-        self._known: OrderedDict[tuple[File, int], Rule] = OrderedDict()
-        self.ways: dict[str, UnwindCounts] = {}
+        self._rules: OrderedDict[tuple[File, int], Rule] = OrderedDict()
+        self.counts: dict[str, UnwindCounts] = {}
         """Label of a file → how it is unwound, most recently seen last."""
-        self.doubts = False
-        """Whether a rule could not be requested since `begin`, so that NO_RULE may be wrong."""
+        self.is_uncertain = False
+        """Whether, since `begin_stack`, a rule could not be requested, so that a NO_RULE may be wrong."""
         self._until_s = 0.0
 
-    def begin(self) -> None:
-        """Prepare for the next stack."""
-        self.doubts, self._until_s = False, time.monotonic() + _LONGEST_S
+    def begin_stack(self) -> None:
+        """Reset `is_uncertain` and the time limit, before each stack."""
+        self.is_uncertain, self._until_s = False, time.monotonic() + _LONGEST_S
 
-    def of(self, file: File, offset: int) -> Rule:
-        """Return the rule of the byte of code at `offset`. Waits for the reader."""
-        known = self._known.get((file, offset))
+    def rule_at(self, file: File, offset: int) -> Rule:
+        """Return the rule for the byte of code at `offset`. Waits for the reader if it is not in the cache."""
+        known = self._rules.get((file, offset))
         if known is None and (self._binaries.rest_s or time.monotonic() > self._until_s):
-            self.doubts = True
+            self.is_uncertain = True
             return NO_RULE
         if known is None:
-            known = self._learn(file, offset)
+            known = self._request(file, offset)
         else:
-            self._known.move_to_end((file, offset))
+            self._rules.move_to_end((file, offset))
         return known
 
-    def has(self, file: File, offset: int) -> bool:
-        """Whether there is a rule, or that is not known yet. Thread-safe."""
-        known = self._known.get((file, offset))
+    def may_have_rule(self, file: File, offset: int) -> bool:
+        """Whether there is a rule, as far as that is known. Thread-safe."""
+        known = self._rules.get((file, offset))
         return not file.unreadable if known is None else known != NO_RULE
 
-    def _learn(self, file: File, offset: int) -> Rule:
+    def _request(self, file: File, offset: int) -> Rule:
         (text,) = self._binaries.rules(file, [offset])
         rule = read(text)
         if text:
-            self._known[file, offset] = rule
+            self._rules[file, offset] = rule
             self._count(file.label, rule)
-            if len(self._known) > _MOST:
-                self._known.popitem(last=False)
+            if len(self._rules) > _MOST:
+                self._rules.popitem(last=False)
         elif self._binaries.is_left_alone(file):
-            self.doubts = True
+            self.is_uncertain = True
         return rule
 
     def _count(self, label: str, rule: Rule) -> None:
-        linked, others, nothing = self.ways.pop(label, UnwindCounts())
+        with_frame_pointer, without_frame_pointer, without_rule = self.counts.pop(label, UnwindCounts())
         if rule == NO_RULE:
-            nothing += 1
+            without_rule += 1
         elif rule.is_linked:
-            linked += 1
+            with_frame_pointer += 1
         else:
-            others += 1
-        self.ways[label] = UnwindCounts(linked, others, nothing)
-        if len(self.ways) > _MOST_FILES:
-            del self.ways[next(iter(self.ways))]
+            without_frame_pointer += 1
+        self.counts[label] = UnwindCounts(with_frame_pointer, without_frame_pointer, without_rule)
+        if len(self.counts) > _MOST_FILES:
+            del self.counts[next(iter(self.counts))]

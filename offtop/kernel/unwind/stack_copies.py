@@ -14,8 +14,8 @@ from offtop.kernel.unwind.step import State
 _AT_ONCE = 64
 """How many copies BPF may make between two reads: 1 MB."""
 _A_SECOND, _SAVED = 100, 512
-"""How many copies per second are allowed on average, and how many unused ones accumulate: at the start every stack is
-new."""
+"""How many copies per second are allowed on average, and up to how many unused ones accumulate. That many may be made
+at the start, when every stack is new."""
 _IS_ARM = platform.machine() == "aarch64"
 _LEAF, _DI = ((32, 31, 29), 0) if _IS_ARM else ((16, 19, 4), 14)
 _KEPT = AARCH64.kept if _IS_ARM else (5, 3, 2, 1, 0)
@@ -31,8 +31,8 @@ class Copy(NamedTuple):
     """ID of its stack by frame pointers."""
     pid: int
     tid: int
-    walked: tuple[int, ...]
-    """Addresses that BPF has found, leaf first."""
+    unwound: tuple[int, ...]
+    """Addresses that BPF has unwound, leaf first."""
     unsure: bool
     state: State
     """Registers after those frames."""
@@ -41,7 +41,7 @@ class Copy(NamedTuple):
     at: int
     """Address of `stack`."""
     stack: bytes
-    of_python: tuple[int, ...] = ()
+    python_frames: tuple[int, ...] = ()
     """Python frames, leaf first (layout.PYTHON)."""
 
     def read(self, address: int, size_bytes: int) -> bytes:
@@ -50,7 +50,7 @@ class Copy(NamedTuple):
         return self.stack[start : start + size_bytes] if start >= 0 else b""
 
 
-def leaf(registers: Sequence[int]) -> State:
+def leaf_state(registers: Sequence[int]) -> State:
     """Return the state of a 64-bit program when it entered the kernel.
 
     `registers`: the words of struct pt_regs.
@@ -62,12 +62,12 @@ def leaf(registers: Sequence[int]) -> State:
 class Copies:
     """Reads copies, and limits how many BPF makes. `take` is thread-safe."""
 
-    def __init__(self, ring: Map, allowed: Map, a_second: int = _A_SECOND) -> None:
+    def __init__(self, ring: Map, copies_left: Map, a_second: int = _A_SECOND) -> None:
         """`a_second`: how many copies are allowed.
 
         Raises OSError if the ring buffer cannot be read.
         """
-        self._allowed, self._a_second = allowed, a_second
+        self._copies_left, self._a_second = copies_left, a_second
         self._found: list[Copy] = []
         self._saved, self._taken_s = float(_SAVED), time.monotonic()
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Copies:
     def take(self, most: int) -> list[Copy]:
         """Return the copies made since the last call.
 
-        `most`: how many more BPF may make until the next call.
+        `most`: how many BPF may make until the next call, at most.
         """
         with self._lock:
             self._ring.consume()
@@ -84,7 +84,7 @@ class Copies:
             self._saved = min(_SAVED, self._saved + (time.monotonic() - self._taken_s) * self._a_second) - len(found)
             self._taken_s = time.monotonic()
             now = max(0, min(_AT_ONCE, most, int(self._saved)))
-            self._allowed.update(bytes(4), now.to_bytes(8, "little"))
+            self._copies_left.update(bytes(4), now.to_bytes(8, "little"))
         return found
 
     def close(self) -> None:

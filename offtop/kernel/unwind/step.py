@@ -56,8 +56,8 @@ class State:
     """Value of Machine.di in the leaf; otherwise None."""
     is_exact: bool = True
     """Whether the program was interrupted at `pc`; otherwise `pc` is a return address."""
-    is_loose: bool = False
-    """Whether `sp` is only a lower bound: on arm64, after a step by frame pointers."""
+    is_sp_unsure: bool = False
+    """Whether `sp` is only a lower bound, as on arm64 after a step by frame pointers."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class UnwindResult:
     """(address, packed `struct rule`) of each step: what BPF needs to unwind the same stack."""
 
 
-def walk(
+def unwind(
     state: State,
     frame_of: FrameOf,
     rule_of: RuleOf,
@@ -102,12 +102,12 @@ def walk(
         restorer = frame_of(state.pc) if rule.is_signal and not state.is_exact else None
         found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
         packed = None if rule == NO_RULE else unwind_rules.packed(rule, machine)
-        if state.is_loose and rule.is_signal:
+        if state.is_sp_unsure and rule.is_signal:
             found.end = layout.END_BAD_PC
-        elif packed is not None and (not state.is_loose or rule.ip.base == UNDEFINED):
+        elif packed is not None and (not state.is_sp_unsure or rule.ip.base == UNDEFINED):
             found.end = _step(state, rule, read, machine)
-        elif machine.link is not None and (guess or state.is_loose):
-            found.unsure, found.end = True, _along_frames(state, read)
+        elif machine.link is not None and (guess or state.is_sp_unsure):
+            found.unsure, found.end = True, _step_by_frame_pointer(state, read)
             packed = packed or unwind_rules.guessed(2 * WORD_BYTES, True, -2 * WORD_BYTES)
         elif guess:
             packed, found.end = _guess(state, frame, frame_of, read, code, machine)
@@ -163,7 +163,7 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     return 0 if pc else layout.END_COMPLETE
 
 
-def _along_frames(state: State, read: Read) -> int:
+def _step_by_frame_pointer(state: State, read: Read) -> int:
     """Step to the caller by arm64's frame pointer, if the binary has no rule.
 
     Returns 0, or how the stack ends here. The frame record is at the lower end of a frame, wherever the function put
@@ -178,7 +178,7 @@ def _along_frames(state: State, read: Read) -> int:
         return layout.END_MEMORY
     state.sp = state.bp + 16
     state.bp, state.pc = _word(raw, 0, 8), _word(raw, 8, 8) & code_addresses()
-    state.kept, state.is_exact, state.is_loose = (None,) * len(state.kept), False, True
+    state.kept, state.is_exact, state.is_sp_unsure = (None,) * len(state.kept), False, True
     return 0 if state.pc else layout.END_COMPLETE
 
 
@@ -207,7 +207,7 @@ def _guess(
         return called(address, code, word) if address >= _LOWEST and frame_of(address - 1) else None
 
     def is_begun(start: int, most_before: int = 0) -> bool:
-        """Whether this function may begin at `start`."""
+        """Whether the current function may begin at `start`."""
         there = frame_of(start) if -most_before <= state.pc - start < _LARGEST_FUNCTION else None
         return there is not None and there.file == here.file
 
@@ -285,10 +285,7 @@ def _is_outermost(state: State, code: Read) -> bool:
 
 
 def _link(state: State, read: Read, word: int) -> tuple[int, int, int] | None:
-    """Return what the frame pointer leads to; None if that is implausible.
-
-    It is (frame pointer, the caller's frame pointer, return address).
-    """
+    """Return (frame pointer, the caller's frame pointer, return address); None if they are implausible."""
     if state.bp % word or not 0 <= state.bp - state.sp < _FARTHEST_LINK:
         return None
     raw = read(state.bp, 2 * word)

@@ -1,4 +1,4 @@
-"""Unwinds user stacks: maps addresses, fetches rules, and loads these into BPF."""
+"""Unwinds user stacks: maps addresses to files, requests rules, and loads the rules into BPF."""
 
 import platform
 import time
@@ -31,15 +31,15 @@ _IDLE_S = 10.0
 _NICE = 5
 """Niceness of the reader. It yields to the workload, but less than the reader of names: a stack waits for every
 reply."""
-_OLD_S = 10.0
-_LOOK_S = 0.05
+_CHECK_AGAIN_S = 10.0
+_CHECK_INTERVAL_S = 0.05
 """Minimum interval between checks of processes, each of which takes 0.3 ms and more."""
 _MACHINE = platform.machine()
 _NATIVE = AARCH64 if _MACHINE == "aarch64" else X86_64
 
 
-def _closed(found: "UnwoundStack") -> "UnwoundStack":
-    """Mark a stack that is cut because its memory may not be read: the last frame says so."""
+def _mark_forbidden(found: "UnwoundStack") -> "UnwoundStack":
+    """Append a frame that says so to a stack that is truncated because its memory may not be read."""
     if found.frames[-1:] == NOT_PERMITTED or found.end not in (layout.END_MEMORY, layout.END_LINKED):
         return found
     return found._replace(frames=(*found.frames, *NOT_PERMITTED))
@@ -74,19 +74,21 @@ class RuleMaps(NamedTuple):
 class Unwinder:
     """Unwinds user stacks. For use by one thread."""
 
-    def __init__(self, files: Files, way: str, taught: RuleMaps | None, pythons: CPythonFrames = NO_PYTHONS) -> None:
-        """`way`: `fp`, `dwarf` or `auto`. `taught`: None if BPF does not use rules."""
-        self._files, self._way, self._taught, self._pythons = files, way, taught, pythons
+    def __init__(
+        self, files: Files, method: str, rule_maps: RuleMaps | None, pythons: CPythonFrames = NO_PYTHONS
+    ) -> None:
+        """`method`: `fp`, `dwarf` or `auto`. `rule_maps`: None if BPF does not use rules."""
+        self._files, self._method, self._rule_maps, self._pythons = files, method, rule_maps, pythons
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
-        self._rulebook = RuleCache(self._binaries)
+        self._rule_cache = RuleCache(self._binaries)
         self._checked: dict[int, tuple[float, int]] = {}
         """Process → when its code was last checked, and its space; oldest first."""
         self._next_check_s = 0.0
 
-    def another(self) -> "Unwinder":
+    def clone(self) -> "Unwinder":
         """Return a new one with the same settings, for another thread."""
-        return Unwinder(self._files, self._way, self._taught, self._pythons)
+        return Unwinder(self._files, self._method, self._rule_maps, self._pythons)
 
     @property
     def reader_pid(self) -> int:
@@ -103,25 +105,25 @@ class Unwinder:
         return self._binaries.failures
 
     @property
-    def ways(self) -> list[tuple[str, str]]:
+    def unwind_summaries(self) -> list[tuple[str, str]]:
         """How the most recently seen binaries are unwound: (label, description)."""
-        return [(label, ways.told) for label, ways in reversed([*self._rulebook.ways.items()])]
+        return [(label, counts.summary) for label, counts in reversed([*self._rule_cache.counts.items()])]
 
     def has_rule(self, frame: Frame) -> bool:
-        """Whether the frame's binary has a rule for it, or that is not known yet. Thread-safe."""
+        """Whether the frame's binary has a rule for it, as far as that is known. Thread-safe."""
         file = self._files.get(frame.file)
         if file is None or frame.name == SIGNAL:
             return frame.file not in (ANONYMOUS, JIT)
-        return self._rulebook.has(file, frame.offset)
+        return self._rule_cache.may_have_rule(file, frame.offset)
 
     def start(self) -> None:
         """Start the reader, so that the first stack does not wait for it."""
-        if self._taught is not None:
+        if self._rule_maps is not None:
             with suppress(OSError):  # the first request will fail, too
                 self._binaries.start()
 
     def end(self) -> None:
-        """End the reader, and close what the read child has open for this unwinder."""
+        """End the reader, and close the files that the read child has open for this unwinder."""
         self._binaries.end()
         self._binaries.close_reads()
         self._processes.close_reads()
@@ -137,90 +139,90 @@ class Unwinder:
         self._checked.pop(pid, None)
 
     @property
-    def is_asking(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it waits for the reader, which has its own deadline. Thread-safe."""
         return self._binaries.is_asking or self._processes.is_waiting
 
     @property
-    def due(self) -> int:
+    def due_pid(self) -> int:
         """PID of a process to check, or 0 if none is due.
 
-        BPF may use outdated rules for it, because other code can be at the same addresses by now without any unknown
-        address; or it is not known yet whether it runs Python.
+        A process is due if BPF may use outdated rules for it, because other code may be at its addresses by now; or
+        if it is not known yet whether it runs Python.
         """
         now_s = time.monotonic()
         if now_s < self._next_check_s:
             return 0
         pid = next(iter(self._checked), 0)
-        return pid if pid and now_s - self._checked[pid][0] > _OLD_S else self._pythons.due
+        return pid if pid and now_s - self._checked[pid][0] > _CHECK_AGAIN_S else self._pythons.due_pid
 
-    def look(self, pid: int) -> None:
-        """Check a process: update its space in BPF if its code has changed; look for Python."""
-        self._next_check_s = time.monotonic() + _LOOK_S
+    def check_process(self, pid: int) -> None:
+        """Update a process's address space in BPF if its code has changed, and check whether it runs Python."""
+        self._next_check_s = time.monotonic() + _CHECK_INTERVAL_S
         known = self._checked.get(pid)
         try:
             self._processes.check(pid)
-            if known is None or time.monotonic() - known[0] <= _OLD_S:
+            if known is None or time.monotonic() - known[0] <= _CHECK_AGAIN_S:
                 if image := self._processes.image(pid):
                     self._find_python(pid, image)
-                self._pythons.look(pid)
+                self._pythons.check_names(pid)
                 return
             image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
         except TimeoutError:
-            self._pythons.put_off(pid)
+            self._pythons.postpone(pid)
             if known is not None:
                 self._checked[pid] = time.monotonic(), *self._checked.pop(pid)[1:]
             return
         _, space = self._checked.pop(pid)
-        if image is None or self._taught is None:
+        if image is None or self._rule_maps is None:
             return
         if image.space != space:
             with suppress(OSError):
-                self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space))
+                self._rule_maps.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(image.space))
         self._checked[pid] = time.monotonic(), image.space
 
-    def of_thread(
-        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
+    def unwind_thread(
+        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         """Unwind the stack of a blocked thread; None if it has exited or run meanwhile."""
         try:
             self._processes.check(key.pid)
-            return self._of_thread(key, stack, is_narrow, has_run)
+            return self._unwind_thread(key, stack, is_32_bit_program, has_run)
         except TimeoutError:
             return UNREAD
 
-    def _of_thread(
-        self, key: ThreadKey, stack: ScannedStack, is_narrow: bool, has_run: Callable[[], bool]
+    def _unwind_thread(
+        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
     ) -> UnwoundStack | None:
         with Memory(key.tid) as memory:
-            if self._taught is None or is_narrow:
-                addresses = frame_pointers.walk(memory, stack.ip, stack.bp, "i386" if is_narrow else _MACHINE)
+            if self._rule_maps is None or is_32_bit_program:
+                addresses = frame_pointers.unwind(memory, stack.ip, stack.bp, "i386" if is_32_bit_program else _MACHINE)
                 found = UnwoundStack(self._processes.frames(key.pid, addresses), layout.END_LINKED)
-                found = _closed(found) if memory.is_closed else found
-                of_python = self._python_of_thread(key.pid, stack, memory)
-                return None if has_run() else self._with_python(key.pid, found, of_python, memory)
-            of_python = self._python_of_thread(key.pid, stack, memory)
+                found = _mark_forbidden(found) if memory.is_forbidden else found
+                python_frames = self._python_frames_of_thread(key.pid, stack, memory)
+                return None if has_run() else self._with_python(key.pid, found, python_frames, memory)
+            python_frames = self._python_frames_of_thread(key.pid, stack, memory)
             kept = stack.callee_saved[: len(_NATIVE.kept)]
             state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
-            found = self._walked(key.pid, state, memory.stack, memory, has_run)
-            found = _closed(found) if found and memory.is_closed else found
-            return found and self._with_python(key.pid, found, of_python, memory)
+            found = self._unwind(key.pid, state, memory.stack, memory, has_run)
+            found = _mark_forbidden(found) if found and memory.is_forbidden else found
+            return found and self._with_python(key.pid, found, python_frames, memory)
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
-        """Return the frames of addresses that BPF has found."""
+        """Return the frames of addresses from BPF."""
         return self._processes.frames(pid, addresses)
 
-    def of_copy(self, copy: Copy) -> UnwoundStack | None:
+    def unwind_copy(self, copy: Copy) -> UnwoundStack | None:
         """Unwind the stack of a copy.
 
         None if its process has exited or runs another program by now, or the register layout of its program is unknown.
         """
         try:
             self._processes.check(copy.pid)
-            with Memory(copy.pid) as memory:  # only its code is read, which outlives the thread
-                before = self.frames(copy.pid, copy.walked)
-                found = self._walked(copy.pid, copy.state, copy.read, memory, _never, before)
-                found = found and self._with_python(copy.pid, found, copy.of_python, memory)
+            with Memory(copy.pid) as memory:  # to read its code, which is still there if the thread has exited
+                before = self.frames(copy.pid, copy.unwound)
+                found = self._unwind(copy.pid, copy.state, copy.read, memory, _never, before)
+                found = found and self._with_python(copy.pid, found, copy.python_frames, memory)
         except TimeoutError:
             return UNREAD
         if found is None or not found.frames:  # there is no longer any code at its leaf
@@ -228,7 +230,7 @@ class Unwinder:
         end = layout.END_NOT_COPIED if found.end == layout.END_MEMORY else found.end
         return found._replace(end=end, unsure=found.unsure or copy.unsure)
 
-    def _walked(
+    def _unwind(
         self,
         pid: int,
         state: State,
@@ -245,18 +247,18 @@ class Unwinder:
             return self._processes.at(pid, image, address)
 
         self._find_python(pid, image)
-        guess = self._way == "auto"
-        self._rulebook.begin()
+        guess = self._method == "auto"
+        self._rule_cache.begin_stack()
         self._processes.doubts = False
-        walk = step.walk(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
+        result = step.unwind(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
         if has_run():
             return None
-        is_doubted = self._rulebook.doubts or (walk.end == layout.END_BAD_PC and self._processes.doubts)
-        if walk.frames and not is_doubted:
-            self._load_rules(pid, image.space, walk)
-        return UnwoundStack((*before, *walk.frames), walk.end, walk.unsure)
+        is_doubted = self._rule_cache.is_uncertain or (result.end == layout.END_BAD_PC and self._processes.doubts)
+        if result.frames and not is_doubted:
+            self._load_rules(pid, image.space, result)
+        return UnwoundStack((*before, *result.frames), result.end, result.unsure)
 
-    def name(self, pid: int, addresses: Collection[int]) -> None:
+    def read_python_names(self, pid: int, addresses: Collection[int]) -> None:
         """Read the names of Python functions, given the addresses of their code objects."""
         with suppress(TimeoutError):
             self._processes.check(pid)
@@ -269,41 +271,41 @@ class Unwinder:
 
     def _find_python(self, pid: int, image: Image) -> None:
         """Have BPF read Python frames if the process runs Python."""
-        while not self._pythons.meet(pid, image) and (label := self._pythons.unknown(image)):
+        while not self._pythons.load(pid, image) and (label := self._pythons.unexamined_binary(image)):
             file = self._files.get(label)
-            self._pythons.learn(label, self._binaries.python(file) if file else None)
+            self._pythons.add_interpreter(label, self._binaries.python(file) if file else None)
 
-    def _python_of_thread(self, pid: int, stack: ScannedStack, memory: Memory) -> tuple[int, ...]:
+    def _python_frames_of_thread(self, pid: int, stack: ScannedStack, memory: Memory) -> tuple[int, ...]:
         image = self._processes.image(pid)
         if image is None:
             return ()
         self._find_python(pid, image)
-        return self._pythons.of_thread(pid, stack.thread, memory)
+        return self._pythons.frames_of_thread(pid, stack.thread, memory)
 
-    def _with_python(self, pid: int, found: UnwoundStack, of_python: Sequence[int], memory: Memory) -> UnwoundStack:
-        if not of_python:
+    def _with_python(self, pid: int, found: UnwoundStack, python_frames: Sequence[int], memory: Memory) -> UnwoundStack:
+        if not python_frames:
             return found
-        self._pythons.read(pid, code_objects(of_python), memory)
+        self._pythons.read(pid, code_objects(python_frames), memory)
         frames, end, unsure = found
-        if len(frames) + len(of_python) > layout.FRAMES:  # BPF truncates it in the same way
-            frames, end = frames[: layout.FRAMES - len(of_python)], layout.END_TRUNCATED
-        mixed = self._pythons.mixed(pid, frames, of_python, end == layout.END_COMPLETE)
+        if len(frames) + len(python_frames) > layout.FRAMES:  # BPF truncates it in the same way
+            frames, end = frames[: layout.FRAMES - len(python_frames)], layout.END_TRUNCATED
+        mixed = self._pythons.merge(pid, frames, python_frames, end == layout.END_COMPLETE)
         return UnwoundStack(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:
         file = None if frame.name else self._files.get(frame.file)
-        return NO_RULE if file is None else self._rulebook.of(file, frame.offset)
+        return NO_RULE if file is None else self._rule_cache.rule_at(file, frame.offset)
 
-    def _load_rules(self, pid: int, space: int, walk: UnwindResult) -> None:
+    def _load_rules(self, pid: int, space: int, result: UnwindResult) -> None:
         """Load the rules of a stack into BPF, so that BPF can unwind it the next time.
 
-        Rules that were loaded before are loaded again, because BPF may have evicted them: it keeps those that it uses.
+        All rules of the stack are loaded, because BPF may have evicted some that were loaded before.
         """
-        if self._taught is None:
+        if self._rule_maps is None:
             return
-        looked_s = self._checked[pid][0] if pid in self._checked else time.monotonic()
-        self._checked[pid] = looked_s, space
+        checked_s = self._checked[pid][0] if pid in self._checked else time.monotonic()
+        self._checked[pid] = checked_s, space
         with suppress(OSError):  # full at the moment: BPF will send another copy
-            for address, rule in walk.steps:
-                self._taught.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
-            self._taught.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space))
+            for address, rule in result.steps:
+                self._rule_maps.rules.update(layout.RULE_KEY.pack(address, space, 0), rule)
+            self._rule_maps.spaces.update(pid.to_bytes(4, "little"), layout.SPACE.pack(space))

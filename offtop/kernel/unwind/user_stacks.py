@@ -1,7 +1,7 @@
 """The worker that unwinds user stacks in user space.
 
-It handles waits in progress, and waits that have ended if BPF found an address without a rule. It loads the missing
-rules into BPF, so each stack is unwound here only once. No tick waits for it.
+It handles waits in progress, and finished waits for which BPF lacked a rule. It loads the missing rules into BPF, so
+that each stack is unwound here only once. A tick waits for it 20 ms at most.
 
 If a thread runs while its stack is read, the result is discarded: the kernel counts how often the thread was given a
 CPU, and the task scan reported that number.
@@ -29,23 +29,23 @@ from offtop.worker import Rest, Worker
 
 OLD_NS = 3 * NS_PER_S // 10
 """Minimum age of a wait whose stack is unwound while it is in progress."""
-_MOST_ASKED = 20_000
+_MOST_REQUESTED = 20_000
 _MOST_COPIES = 512
 _MOST_A_TICK = 4096
 """Limit of copies per tick, however long that is, because each copied wait is a separate site in BPF."""
 _MOST_REMEMBERED = 4 * _MOST_A_TICK
 """IDs of copies from several ticks, because a thread's record may arrive two ticks after its sites."""
 _LOOK_S = 0.05
-"""Interval of reading copies. A stack that BPF copies again meanwhile is unwound twice."""
+"""Interval between reads of copies. A stack that BPF copies again meanwhile is unwound twice."""
 _REST_S = 0.1
-"""The same while the CPU budget is used up."""
+"""The same interval while the CPU budget is used up."""
 _PATIENCE_S = 0.02
-"""How long a tick waits for the stacks that it has just requested."""
+"""How long a tick waits for the stacks that it has requested."""
 _HUNG_S = 1.0
 """A process whose memory cannot be read for this long, because its mmap_lock is held, is skipped until it can be."""
 _MOST_HUNG = 8
 _CLOSE_S = 2.0
-_MOST_TOLD = 20
+_MOST_LISTED = 20
 _32_BIT_END = 1 << 32
 
 
@@ -90,28 +90,28 @@ class UserStacks:
     def __init__(self, walker: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
         """`copies`: None if BPF does not use rules."""
         self._walker, self._allowance, self._copies = walker, allowance, copies
-        self._met: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        """Start (left_ns) and registers of waits that are still too young."""
-        self._asked: dict[ThreadKey, tuple[int, ScannedStack]] = {}
+        self._young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
+        """Waits that are still too young: their start (left_ns) and registers."""
+        self._requested: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         self._unread: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        """Waits whose process hangs when it is read: they are retried when it no longer does."""
+        """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
         self._unnamed: deque[_Unnamed] = deque()
-        self._is_late = False
-        """Whether names were late in this tick, which then waits for no more of them."""
+        self._names_are_late = False
+        """Whether names were late in this tick: then the tick waits for no more names."""
         self._found: list[ReadStack] = []
         self._of_copies: dict[int, CopyResult] = {}
         """ID of a copy → its result."""
         self._looked_up = set[int]()
-        """IDs of copies that were looked up already: their results no longer change."""
-        self._ended = set[int]()
+        """IDs of copies that were looked up: their results must not change any more."""
+        self._exited = set[int]()
         """Processes that have exited, which the unwinder can forget."""
         self._waits_of_hung = self._late = 0
         self.unread = 0
         """Stacks of processes that were not read in time."""
-        self._filled_ns = self._walked = self._in_tick = 0
+        self._filled_ns = self._unwound = self._in_tick = 0
         self._at: tuple[int, float] | None = None
-        """The process whose memory is being read, and since when."""
+        """The process whose memory is being read, and when that began."""
         self._hung: set[int] = set()
         """Processes on whose memory a thread of offtop hangs."""
         self._was_copy, self._worked_s = False, time.monotonic()
@@ -120,10 +120,10 @@ class UserStacks:
         with self._changed:
             self._worker = self._new_worker()
 
-    def met(self, key: ThreadKey, left_ns: int, stack: ScannedStack) -> None:
+    def note_wait(self, key: ThreadKey, left_ns: int, stack: ScannedStack) -> None:
         """Record a wait in progress that the task scan has found."""
         if stack.sp and stack.pcount:
-            self._met[key] = left_ns, stack
+            self._young[key] = left_ns, stack
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
         """Request the stacks of those `waiting` that are old enough, oldest first.
@@ -133,29 +133,29 @@ class UserStacks:
         """
         asked: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        for key, one in self._met.items():
+        for key, one in self._young.items():
             now = waiting.get(key)
             if now is not None and now.left_ns == one[0]:
                 (asked if now.age_ns(at_ns) >= OLD_NS else young)[key] = one
             elif not are_all:
                 young[key] = one
-        self._met = young
+        self._young = young
         with self._changed:
-            self._leave_hung()
+            self._replace_hung_thread()
             for key in [key for key in self._unread if key not in waiting or not self._walker.hangs(key.pid)]:
-                self._met[key] = self._unread.pop(key)
-            room = _MOST_ASKED - len(self._asked)
+                self._young[key] = self._unread.pop(key)
+            room = _MOST_REQUESTED - len(self._requested)
             allowed = sorted((key for key in asked if key.pid not in self._hung), key=lambda key: asked[key][0])
-            self._asked.update((key, asked[key]) for key in allowed[:room])
+            self._requested.update((key, asked[key]) for key in allowed[:room])
             self._worker.wake()
             if asked:
-                self._changed.wait_for(lambda: not (self._asked or self._worker.is_busy), _PATIENCE_S)
+                self._changed.wait_for(lambda: not (self._requested or self._worker.is_busy), _PATIENCE_S)
             found, self._found = self._found, []
         return found
 
-    def settle(self) -> None:
-        """Read all copies, and wait up to 20 ms until they are unwound. Call this before `copied`."""
-        self._is_late = False
+    def unwind_copies(self) -> None:
+        """Read all copies, and wait up to 20 ms until they are unwound. Call this before `copy_result`."""
+        self._names_are_late = False
         if self._copies is None:
             return
         with self._changed:
@@ -165,22 +165,22 @@ class UserStacks:
             if self._queue:
                 self._changed.wait_for(lambda: not (self._queue or self._worker.is_busy), _PATIENCE_S)
 
-    def name(self, pid: int, addresses: tuple[int, ...]) -> bool:
+    def name_python_functions(self, pid: int, addresses: tuple[int, ...]) -> bool:
         """Request names of Python functions by their code objects.
 
         Return whether they were read within 20 ms.
         """
         work = _Unnamed(pid, addresses, threading.Event())
         with self._changed:
-            self._leave_hung()
-            if self._is_late or pid in self._hung:
+            self._replace_hung_thread()
+            if self._names_are_late or pid in self._hung:
                 return False
             self._unnamed.append(work)
             self._worker.wake()
-        self._is_late = not work.done.wait(_PATIENCE_S)
-        return not self._is_late
+        self._names_are_late = not work.done.wait(_PATIENCE_S)
+        return not self._names_are_late
 
-    def copied(self, raw_id: int) -> CopyResult | None:
+    def copy_result(self, raw_id: int) -> CopyResult | None:
         """Return the result of a copy, or None if it was lost.
 
         Repeated calls return the same result, because a wait has one location.
@@ -196,23 +196,26 @@ class UserStacks:
         """See Unwinder.has_rule."""
         return self._walker.has_rule(frame)
 
-    def ended(self, pid: int) -> None:
+    def note_exit(self, pid: int) -> None:
         """Forget a process that has exited."""
         with self._changed:
-            self._ended.add(pid)
+            self._exited.add(pid)
 
     def about(self) -> list[tuple[str, str]]:
         """Statistics about unwinding, for people."""
         walker = self._walker
         return [
-            ("stacks unwound by offtop", f"{self._walked:,}, in {self._allowance.spent_s:.1f} s of CPU time"),
+            ("stacks unwound by offtop", f"{self._unwound:,}, in {self._allowance.spent_s:.1f} s of CPU time"),
             *([("readers killed or crashed", f"{walker.failures}")] if walker.failures else []),
             *(
                 [("unwound too late, or not at all", f"{self._late:,} waits, shown by frame pointers (~)")]
                 * bool(self._late)
             ),
             *([("processes whose memory cannot be read", self._on_hung())] if self._hung else []),
-            *[("binary", f"{label.rpartition('/')[2]}: {text}") for label, text in walker.ways[:_MOST_TOLD]],
+            *[
+                ("binary", f"{label.rpartition('/')[2]}: {text}")
+                for label, text in walker.unwind_summaries[:_MOST_LISTED]
+            ],
         ]
 
     def fill(self, at_ns: int, cpu_pct: float) -> None:
@@ -265,22 +268,22 @@ class UserStacks:
             self._looked_up.discard(oldest)
 
     def _oldest(self) -> tuple[ThreadKey, tuple[int, ScannedStack]]:
-        key = next(iter(self._asked))
-        return key, self._asked.pop(key)
+        key = next(iter(self._requested))
+        return key, self._requested.pop(key)
 
-    def _leave_hung(self) -> None:
-        """Continue with another thread if the current one hangs."""
+    def _replace_hung_thread(self) -> None:
+        """Start another thread if the current one hangs."""
         if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
             return
-        if self._walker.is_asking or self._worker.is_closing:
+        if self._walker.is_waiting or self._worker.is_closing:
             return
         pid = self._at[0]
         self._hung.add(pid)
-        self._asked = {key: one for key, one in self._asked.items() if key.pid != pid}
+        self._requested = {key: one for key, one in self._requested.items() if key.pid != pid}
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
         self._unnamed.clear()
         self._at = None
-        self._walker = self._walker.another()
+        self._walker = self._walker.clone()
         self._worker.close()
         self._worker = self._new_worker()
 
@@ -292,17 +295,17 @@ class UserStacks:
         """
         self._take()
         is_left = self._allowance.is_left
-        if not (self._unnamed or (is_left and (self._queue or self._asked or walker.due))):
+        if not (self._unnamed or (is_left and (self._queue or self._requested or walker.due_pid))):
             walker.rest(time.monotonic() - self._worked_s)
             return Rest(_LOOK_S if is_left else _REST_S)
-        while self._ended:
-            walker.forget(self._ended.pop())
+        while self._exited:
+            walker.forget(self._exited.pop())
         if self._unnamed:
             work = self._unnamed.popleft()
-        elif self._queue and not (self._was_copy and self._asked):
+        elif self._queue and not (self._was_copy and self._requested):
             work = self._queue.popleft()
         else:
-            work = self._oldest() if self._asked else walker.due
+            work = self._oldest() if self._requested else walker.due_pid
         self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
         self._at = _pid_of(work), self._worked_s
         return work
@@ -312,11 +315,11 @@ class UserStacks:
         for work in worker.requests(partial(self._next, walker)):
             began_s, found = walker.used_s, None
             if isinstance(work, Copy):
-                found = walker.of_copy(work)
+                found = walker.unwind_copy(work)
             elif isinstance(work, int):
-                walker.look(work)
+                walker.check_process(work)
             elif isinstance(work, _Unnamed):
-                walker.name(work.pid, work.addresses)
+                walker.read_python_names(work.pid, work.addresses)
                 work.done.set()
             else:
                 found = _read(walker, *work)
@@ -326,7 +329,7 @@ class UserStacks:
                     self._hung.discard(_pid_of(work))
                     break
                 self._at = None
-                self._walked += not isinstance(work, _Unnamed)
+                self._unwound += not isinstance(work, _Unnamed)
                 if isinstance(found, ReadStack):
                     self._found.append(found)
                     if found.found is UNREAD and not isinstance(work, Copy | _Unnamed | int):
@@ -345,11 +348,11 @@ def _pid_of(work: _Work) -> int:
     return work.pid if isinstance(work, Copy | _Unnamed) else work[0].pid
 
 
-def is_32_bit(stack: ScannedStack) -> bool:
+def is_32_bit_program(stack: ScannedStack) -> bool:
     """Whether this is a 32-bit program on a 64-bit machine.
 
-    Its system calls have other numbers. Its mode tells. If that is unknown, both addresses below 4 GB do: a 64-bit
-    program may have one there, but hardly both.
+    Its system calls have other numbers. If its mode is unknown, its stack pointer and program counter decide: if both
+    are below 4 GB, it is one.
     """
     if stack.mode:
         return layout.is_32_bit_mode(stack.mode)
@@ -358,11 +361,11 @@ def is_32_bit(stack: ScannedStack) -> bool:
 
 def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
     left_ns, stack = one
-    found = walker.of_thread(key, stack, is_32_bit(stack), lambda: _turns(key) != stack.pcount)
+    found = walker.unwind_thread(key, stack, is_32_bit_program(stack), lambda: _pcount(key) != stack.pcount)
     return ReadStack(key, left_ns, found) if found else None
 
 
-def _turns(key: ThreadKey) -> int:
+def _pcount(key: ThreadKey) -> int:
     """Return how often the thread has been given a CPU.
 
     -1 if it has exited, or the kernel does not count that.

@@ -44,13 +44,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the functions that the compiler is called for, from now on."""
     functions: list[str] = []
-    ask: Callable[..., Any] = program._ask_compiler  # pyright: ignore[reportPrivateUsage]
+    ask: Callable[..., Any] = program._compile  # pyright: ignore[reportPrivateUsage]
 
     def recorded(request: Any, shared: Any = ()) -> Any:
         functions.extend((*request["raw_tracepoints"], *request["typed_tracepoints"]))
         return ask(request, shared)
 
-    monkeypatch.setattr(program, "_ask_compiler", recorded)
+    monkeypatch.setattr(program, "_compile", recorded)
     return functions
 
 
@@ -67,7 +67,7 @@ def attached(**defines: int) -> Program:
     """Attach the programs without user stacks, which compile fastest."""
     types = libbpf.KernelTypes()
     defines = {**pid_namespace.defines(types), **defines}
-    return program.attach(features.find(types), defines=defines, unwind=Unwind("off"))
+    return program.attach(features.detect(types), defines=defines, unwind=Unwind("off"))
 
 
 def opened() -> Counter[str]:
@@ -169,7 +169,9 @@ SPOIL: dict[str, Callable[[Path], object]] = {
     "empty": lambda file: file.write_text("{}"),
     "no answer": lambda file: signed(file, lambda told: told.pop("answer")),
     "no programs": lambda file: signed(file, lambda told: told["programs"].clear()),
-    "other makers": lambda file: signed(file, lambda told: told["makers"].update({"/usr/lib/libbcc.so.0": [1, 2]})),
+    "other makers": lambda file: signed(
+        file, lambda told: told["compiler_libraries"].update({"/usr/lib/libbcc.so.0": [1, 2]})
+    ),
     "writable": lambda file: file.chmod(0o622),
     "another's": lambda file: os.chown(file, 65534, 65534),
     "link": lambda file: file.symlink_to(file.rename(file.with_suffix(".old"))),
@@ -207,13 +209,13 @@ def test_another_program_kernel_or_compiler_has_another_file(
     fresh: Compiled, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = fresh.request
-    here = ready.place(request)
+    here = ready.cache_file(request)
     assert here == cache / fresh.file.name
-    assert ready.place({**request, "flags": [*request["flags"], "-DX=1"]}) != here
+    assert ready.cache_file({**request, "flags": [*request["flags"], "-DX=1"]}) != here
     with monkeypatch.context() as patch:
         patch.setattr(ready.platform, "version", lambda: "#2 of another day")
-        assert ready.place(request) != here
-    assert ready.place(request) == here
+        assert ready.cache_file(request) != here
+    assert ready.cache_file(request) == here
 
 
 def test_the_oldest_files_are_evicted_and_foreign_ones_stay(cache: Path) -> None:
@@ -226,7 +228,7 @@ def test_the_oldest_files_are_evicted_and_foreign_ones_stay(cache: Path) -> None
     (cache / ("e" * 64 + ".json")).symlink_to("nowhere")
     os.utime(cache / "mine.json", (0, 0))
     place = os.open(cache, os.O_RDONLY)
-    compiler.make_room(place)
+    compiler.evict_oldest(place)
     os.close(place)
     left = {file.name for file in cache.iterdir()}
     assert {"mine.json", "directory", newest} < left
@@ -271,7 +273,7 @@ def test_an_empty_setting_or_unusable_directory_disables_the_cache(
 ) -> None:
     for where in ("", "cache"):
         monkeypatch.setenv(ready.VARIABLE, where)
-        assert ready.place(fresh.request) is None
+        assert ready.cache_file(fresh.request) is None
     monkeypatch.setenv(ready.VARIABLE, "/proc/nowhere")
     attached().close()
     assert compiled.count("on_switch") == 1

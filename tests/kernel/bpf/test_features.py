@@ -10,21 +10,23 @@ import pytest
 
 from offtop.errors import KernelError
 from offtop.kernel.bpf import features, libbpf
-from offtop.kernel.bpf.features import kprobe_symbol, too_old
+from offtop.kernel.bpf.features import kprobe_symbol, why_too_old
 
 
 def test_kernels_below_5_14_are_refused_with_an_alternative() -> None:
     for release in ("5.13.19-generic", "5.10.0-30-amd64", "4.18.0-553.el8_10.x86_64", "5.4"):
-        assert too_old(release).startswith(f"This kernel is Linux {release}, and offtop traces Linux 5.14 and newer. ")
-        assert too_old(release).endswith("offtop --source proc")
+        assert why_too_old(release).startswith(
+            f"This kernel is Linux {release}, and offtop traces Linux 5.14 and newer. "
+        )
+        assert why_too_old(release).endswith("offtop --source proc")
     for release in ("5.14.0-503.el9.x86_64", "5.15.0-131-generic", "6.1.0-50-cloud-amd64", "7.0-rc1", "10.2", "odd"):
-        assert too_old(release) == ""
+        assert why_too_old(release) == ""
 
 
 def test_the_types_of_an_old_kernel_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features.platform, "release", lambda: "5.10.0-30-amd64")
     with pytest.raises(KernelError, match=r"^This kernel is Linux 5\.10\.0-30-amd64"):
-        features.find(object.__new__(libbpf.KernelTypes))
+        features.detect(object.__new__(libbpf.KernelTypes))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_run_delay_is_found_if_the_kernel_keeps_it() -> None:
     def turns() -> int:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[2])
 
-    if features.find(libbpf.KernelTypes()).run_delay is not None:
+    if features.detect(libbpf.KernelTypes()).run_delay is not None:
         before = turns()
         time.sleep(0.002)
         assert turns() > before

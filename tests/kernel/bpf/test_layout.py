@@ -13,7 +13,7 @@ import pytest
 
 from offtop import paths
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.compile import whole
+from offtop.kernel.bpf.compile import inline_includes
 from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ScannedTask, ThreadRecord, scanned_tasks
 from offtop.model.values import histogram as log2
 from offtop.model.values import wake
@@ -172,6 +172,6 @@ def test_a_bpf_histogram_reads_as_the_models_number() -> None:
 
 
 def test_offcpu_c_and_its_reader_name_the_same_maps() -> None:
-    text = whole(paths.bpf() / "offcpu.c")
+    text = inline_includes(paths.bpf() / "offcpu.c")
     made = set(re.findall(r"^BPF_\w+\((?:\"\w+\", [^,]+, [^,]+, )?(\w+)", text, re.M))
     assert {*layout.SIZES, *layout.UNWIND_SIZES} <= made

@@ -34,7 +34,7 @@ def test_maps_of_a_small_machine_take_little() -> None:
 @pytest.mark.kernel
 def test_each_map_takes_as_much_memory_as_computed() -> None:
     sizes = map_sizes.for_machine()
-    with closing(program.attach(features.find(libbpf.KernelTypes()), waking=True)) as attached:
+    with closing(program.attach(features.detect(libbpf.KernelTypes()), waking=True)) as attached:
         in_hash = not attached.in_task_storage
         computed = dict(map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, in_hash=in_hash, waking=True))
         counted = {name: _memlock(one.fd) for name, one in attached.maps.items()}

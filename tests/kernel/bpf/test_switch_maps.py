@@ -104,13 +104,13 @@ def by_hash(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_hash_is_preallocated(task_storage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not task_storage:
         watch.without(monkeypatch, "task_storage")
-    elif not features.find(libbpf.KernelTypes()).task_storage:
+    elif not features.detect(libbpf.KernelTypes()).task_storage:
         lacks("safe task storage")
     with watch.watching() as live:
         attached = live.source._program  # pyright: ignore[reportPrivateUsage]
         assert attached.in_task_storage == task_storage
         request = {name: value for name, value in attached._request.items() if name != "waking_type"}  # pyright: ignore[reportPrivateUsage]
-        kept = cache.place(request)
+        kept = cache.cache_file(request)
     assert kept
     wait_for(kept.exists, 30)
     maps = json.loads(kept.read_bytes().partition(b"\n")[2])["maps"]
@@ -219,7 +219,7 @@ def test_without_a_ring_buffer_the_rest_counts_and_a_notice_names_the_gap(
 def attach_kernel_stacks(probe: str = "auto") -> program.Program:
     """Attach the programs that watch.watching_kernel_stacks() attaches, too."""
     types = libbpf.KernelTypes()
-    return program.attach(features.find(types), probe, defines=pid_namespace.defines(types), unwind=Unwind("off"))
+    return program.attach(features.detect(types), probe, defines=pid_namespace.defines(types), unwind=Unwind("off"))
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_wakers_need_a_described_tracepoint_or_one_in_use(
     waking_type: int | None,
     verdict: str,
 ) -> None:
-    found = SimpleNamespace(waking=waking, switch_in_probes=switch_in_probes, waking_type=waking_type)
+    found = SimpleNamespace(needs_waking=waking, switch_in_probes=switch_in_probes, waking_type=waking_type)
     monkeypatch.setattr(kernel_checks, "features_found", lambda: found)
     check = kernel_checks.wakers()
     assert check.verdict == verdict
@@ -142,7 +142,7 @@ def test_a_real_time_kernel_with_sleeping_ring_buffers_gets_a_warning(
         found = MapInternals("bpf_mem_alloc", lock, spinlocks_sleep=True)
         monkeypatch.setattr(kernel_checks, "map_internals", lambda _types, found=found: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         monkeypatch.setattr(probes, "ring_buffer", lambda: 0)
-        monkeypatch.setattr(probes, "a_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        monkeypatch.setattr(probes, "array_map", lambda size: 0)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         check = kernel_checks.ring_buffer(frozenset(privileges.NEEDED))
         assert check.verdict == verdict
         assert check.loses.startswith("single outliers, and user stacks by .eh_frame") == (verdict == "warn")
@@ -171,7 +171,7 @@ def test_this_machine_can_run_offtop() -> None:
 def test_kernel_probes_report_what_is_missing() -> None:
     assert probes.raw_tracepoint("sched_switch") == 0
     assert probes.raw_tracepoint("sched_no_such_thing") == errno.ENOENT
-    assert probes.a_map(8) == probes.ring_buffer() == 0
+    assert probes.array_map(8) == probes.ring_buffer() == 0
     assert probes.memory_of(os.getppid()) == 0
     assert probes.memory_of(1 << 22) == errno.ESRCH  # no PID is this high
 
@@ -290,7 +290,7 @@ def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, mon
         (others, "warn", f"none, in {others}: other users can write to it"),
         (file, "warn", f"none, in {file}: it is not a directory"),
         (tmp_path / "link", "warn", f"none, in {tmp_path / 'link'}: it is not a directory"),
-        (new / "deeper", "warn", f"none, in {new / 'deeper'}: it cannot be made there"),
+        (new / "deeper", "warn", f"none, in {new / 'deeper'}: it cannot be created"),
         ("rel", "warn", "none, in rel: its path is not absolute"),
         ("", "ok", "none by OFFTOP_CACHE"),
     ):

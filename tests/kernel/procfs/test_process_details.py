@@ -14,7 +14,7 @@ import pytest
 from offtop.kernel.procfs import process_details as module
 from offtop.kernel.procfs import processes
 from offtop.kernel.procfs.cgroups import Quota, cgroup_of, content_of, mounted
-from offtop.kernel.procfs.process_details import facts
+from offtop.kernel.procfs.process_details import read_details
 from tests.kernel.procfs.test_cgroups import HEADLESS, group
 from tests.kernel.programs import build, running, until
 from tests.kernel.reads import READS
@@ -77,7 +77,7 @@ def giving(value: object) -> Callable[..., object]:
 
 
 def test_our_own_process_has_correct_details() -> None:
-    details = dict(facts(os.getpid(), READS))
+    details = dict(read_details(os.getpid(), READS))
     assert [name for name in NAMES if name in details] == [*details]  # in that order
     assert details["command line"].split()[0] in Path("/proc/self/cmdline").read_text()
     assert details["executable"] == str(Path("/proc/self/exe").readlink())
@@ -92,7 +92,7 @@ def test_our_own_process_has_correct_details() -> None:
 def test_a_child_shows_its_arguments_limit_and_start_time() -> None:
     began = datetime.now()
     with child("sleep", "1000", "0", limit=100) as one:
-        details = dict(facts(one.pid, READS))
+        details = dict(read_details(one.pid, READS))
         assert details["command line"] == "sleep 1000 0"
         assert details["executable"].endswith(("/sleep", "/coreutils", "/busybox"))
         assert details["open files"] == "3, limit 100"
@@ -106,14 +106,14 @@ def test_a_child_shows_its_arguments_limit_and_start_time() -> None:
 
 def test_escape_codes_in_names_are_kept_raw(named: Path) -> None:
     with running([named, ESCAPES, "second\x1b[31m"]) as one:
-        details = dict(facts(one.pid, READS))
+        details = dict(read_details(one.pid, READS))
         assert details["command line"] == f"{named} {ESCAPES} second\x1b[31m"
         assert details["threads"] == "2"
     with child("sh", "-c", 'exec 3>"/proc/$$/comm"; printf "\\033[2J" >&3; sleep 1000; :') as parent:
         until(lambda: [one.name() for one in psutil.Process(parent.pid).children()] == ["sleep"])
         [only] = psutil.Process(parent.pid).children()
         try:
-            assert dict(facts(only.pid, READS))["parent"] == f"{parent.pid} \x1b[2J"
+            assert dict(read_details(only.pid, READS))["parent"] == f"{parent.pid} \x1b[2J"
         finally:
             only.kill()
 
@@ -122,24 +122,24 @@ def test_escape_codes_in_names_are_kept_raw(named: Path) -> None:
 @pytest.mark.parametrize("name", ["Uid:\t0\t0\t0", "Threads:\t77", "State:\tZ", ") Z (", "a\nUid:\t0\t0\t0"])
 def test_a_name_that_looks_like_a_kernel_line_is_not_parsed_as_one(named: Path, name: str) -> None:
     with running([named, name]) as one:
-        details = dict(facts(one.pid, READS))
+        details = dict(read_details(one.pid, READS))
         assert details["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
         assert details["threads"] == "1"
         assert "state" not in details
     program = named.parent / "nobodys"
     with running(["setpriv", "--reuid=65534", "--clear-groups", build(program, NAMED, "-pthread"), name]) as one:
-        assert dict(facts(one.pid, READS))["user"] == f"{pwd.getpwuid(65534).pw_name}, uid 65534"
+        assert dict(read_details(one.pid, READS))["user"] == f"{pwd.getpwuid(65534).pw_name}, uid 65534"
 
 
 @pytest.mark.kernel
 def test_a_process_with_another_effective_user_shows_both(tmp_path: Path) -> None:
     with running([build(tmp_path / "app", "int main(void) { if (seteuid(54321)) return 1; next(); }")]) as one:
-        assert dict(facts(one.pid, READS))["user"] == "uid 54321 (real: root, uid 0)"
+        assert dict(read_details(one.pid, READS))["user"] == "uid 54321 (real: root, uid 0)"
 
 
 @pytest.mark.kernel
 def test_a_kernel_thread_has_neither_program_nor_memory() -> None:
-    details = dict(facts(2, READS))
+    details = dict(read_details(2, READS))
     assert details["user"] == "root, uid 0"
     assert details["threads"] == "1"
     assert not {"command line", "executable", "memory", "parent", "state", "cpu quota"} & {*details}
@@ -149,15 +149,15 @@ def test_a_replaced_program_is_marked_deleted(named: Path) -> None:
     program = build(named.parent / "old", NAMED, "-pthread")
     with running([program, "old"]) as one:
         program.unlink()
-        assert dict(facts(one.pid, READS))["executable"] == f"{program} (deleted)"
+        assert dict(read_details(one.pid, READS))["executable"] == f"{program} (deleted)"
 
 
 def test_an_exited_process_is_reported_as_gone() -> None:
     with child() as one:
-        assert len(facts(one.pid, READS)) > 5
-    assert facts(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
+        assert len(read_details(one.pid, READS)) > 5
+    assert read_details(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
     for pid in (0, -1, 1 << 30, 1 << 31, 1 << 70):
-        assert facts(pid, READS) == (("process", f"{pid} no longer exists"),)
+        assert read_details(pid, READS) == (("process", f"{pid} no longer exists"),)
 
 
 def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +169,14 @@ def test_a_process_that_exits_while_being_read_is_reported_as_gone(monkeypatch: 
             return {}
 
         monkeypatch.setattr(module, "status_of", exits_meanwhile)
-        assert facts(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
+        assert read_details(one.pid, READS) == (("process", f"{one.pid} no longer exists"),)
 
 
 def test_a_zombie_is_reported() -> None:
     with child() as one:
         one.kill()
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
-        details = dict(facts(one.pid, READS))
+        details = dict(read_details(one.pid, READS))
         assert details["state"] == "zombie: it has exited, and its parent has not waited for it"
         assert details["parent"].startswith(f"{os.getpid()} ")
         assert {"user", "started", "threads"} < {*details}
@@ -187,7 +187,7 @@ def test_a_stopped_process_is_reported() -> None:
     with child() as one:
         psutil.Process(one.pid).suspend()
         wait_for_state(one.pid, "T")
-        assert dict(facts(one.pid, READS))["state"] == "stopped"
+        assert dict(read_details(one.pid, READS))["state"] == "stopped"
 
 
 def test_a_process_without_its_main_thread_is_reported(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_process_without_its_main_thread_is_reported(tmp_path: Path) -> None:
         app.go_on_alone()
         wait_for_state(app.pid, "Z")
         until(lambda: len([*Path(f"/proc/{app.pid}/task").iterdir()]) == 2)  # the third exits by itself
-        details = dict(facts(app.pid, READS))
+        details = dict(read_details(app.pid, READS))
         assert details["state"] == "its main thread has exited, other threads still run"
         assert details["threads"] == "2"
         assert details["cgroup"] == cgroup_of(content_of(os.getpid()), mounted())
@@ -210,7 +210,7 @@ def test_unreadable_values_are_reported_as_not_permitted() -> None:
         status = 1
         try:
             os.setuid(65534)
-            details = dict(facts(os.getppid(), READS))
+            details = dict(read_details(os.getppid(), READS))
             assert details["executable"] == details["open files"] == "not permitted"
             assert details["user"] == "root, uid 0"
             assert details["cgroup"]
@@ -224,8 +224,8 @@ def test_unreadable_values_are_reported_as_not_permitted() -> None:
 def test_a_quota_shows_how_much_was_throttled() -> None:
     with group("facts", quota_us=10_000) as place, child("sh", "-c", "while :; do :; done") as one:
         (place / "cgroup.procs").write_text(str(one.pid))
-        until(lambda: not dict(facts(one.pid, READS))["throttled"].startswith("never"))
-        details = dict(facts(one.pid, READS))
+        until(lambda: not dict(read_details(one.pid, READS))["throttled"].startswith("never"))
+        details = dict(read_details(one.pid, READS))
         assert details["cpu quota"].startswith("0.1 CPUs: 10ms in each 100ms")
         count, _, periods, _, time_, *over = details["throttled"].removeprefix("in ").replace(",", "").split()
         assert 1 <= int(count) <= int(periods)
@@ -249,7 +249,7 @@ def test_a_quota_is_described(
 ) -> None:
     monkeypatch.setattr(module, "quota_of", giving(quota))
     monkeypatch.setattr(processes, "cgroup_of", giving("/a"))
-    found = dict(facts(os.getpid(), READS))
+    found = dict(read_details(os.getpid(), READS))
     assert found["cgroup"] == "/a"
     assert "container" not in found
     assert (found.get("cpu quota"), found.get("throttled")) == (expected or (None, None))
@@ -258,5 +258,5 @@ def test_a_quota_is_described(
 def test_a_container_shows_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"/docker/1a2b3c4d5e6f{52 * '0'}"
     monkeypatch.setattr(processes, "cgroup_of", giving(path))
-    details = dict(facts(os.getpid(), READS))
+    details = dict(read_details(os.getpid(), READS))
     assert (details["cgroup"], details["container"]) == (path, "docker 1a2b3c4d5e6f")

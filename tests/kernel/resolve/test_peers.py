@@ -239,7 +239,7 @@ def test_another_network_namespace_is_queried_for_its_connections(worker: PeersW
         number, port = json.loads(process.stdout.readline())
         what = Object("tcp", f"socket:[{number}]", 0, f"127.0.0.1:{port}", "127.0.0.1:4242", "established")
         with sockets_of(OWN) as sockets:
-            assert sockets.other_end("tcp", number, what.local, what.peer) is None, "in our namespace"
+            assert sockets.peer_of("tcp", number, what.local, what.peer) is None, "in our namespace"
         (found,) = peers_of(worker, catalog, what, pid=process.pid)
         assert [(side.role, [one.pid for one in side.processes]) for side in found.sides] == [(PEER, [process.pid])]
         with socket.create_server(("127.0.0.1", 0)) as ours, socket.create_connection(at(ours)) as client:

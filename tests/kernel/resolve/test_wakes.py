@@ -116,14 +116,14 @@ def test_a_half_full_table_is_cleared_and_old_ids_still_resolve() -> None:
 def test_ids_that_are_never_read_fill_a_table_too() -> None:
     held, ids = table(entries=16)
     for raw in (*range(20, 27), *range(20, 27)):
-        ids.meet(raw)
+        ids.note_inserted(raw)
     assert ids.fill == 7 / 16, "each counts once"
     held.put(20, bytes(8))
     ids.read(20)
-    ids.meet(20)
+    ids.note_inserted(20)
     assert ids.fill == 7 / 16, "and still once after it was read"
     assert not ids.make_room(at_once=False)
-    ids.meet(27)
+    ids.note_inserted(27)
     assert ids.make_room(at_once=False)
     assert ids.fill == 0
 

@@ -207,15 +207,15 @@ def test_the_sampling_rate_follows_the_budget_and_is_reported(live: Watch) -> No
 def test_lookups_beyond_the_budget_are_skipped_and_totals_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up: list[ThreadKey] = []
 
-    def seen(root: str, key: ThreadKey) -> threads.Seen | None:
+    def seen(root: str, key: ThreadKey) -> threads.ThreadState | None:
         looked_up.append(key)
         until_s = time.thread_time() + 0.002
         while time.thread_time() < until_s:
             pass
         return see(root, key)
 
-    see = threads.seen
-    monkeypatch.setattr(threads, "seen", seen)
+    see = threads.read_state
+    monkeypatch.setattr(threads, "read_state", seen)
     with started(sys.executable, "-c", _MANY) as pid:
         time.sleep(0.5)
         with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
@@ -367,12 +367,12 @@ def test_an_error_in_the_sampler_reaches_the_reader(
 ) -> None:
     failed = threading.Event()
 
-    def walk(tasks: threads.Tasks) -> None:
+    def walk(tasks: threads.ThreadScanner) -> None:
         failed.set()
         raise failure
 
     with sampling() as sampled:
-        monkeypatch.setattr(threads.Tasks, "walk", walk)
+        monkeypatch.setattr(threads.ThreadScanner, "scan", walk)
         assert failed.wait(60)
         with pytest.raises(raised, match=says):
             sampled.read()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.kernel.procfs.threads import Counters, Seen
+from offtop.kernel.procfs.threads import Counters, ThreadState
 from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -43,7 +43,7 @@ class Looked:
         `place` is None if it is ready. `ran`, `queued` and `turns` are sums since the thread began.
         """
         counters = Counters(round(ran * MS), round(queued * MS), turns)
-        seen = Seen("thread", "R" if place is None else "S", began_ns=round(began * MS))
+        seen = ThreadState("thread", "R" if place is None else "S", began_ns=round(began * MS))
         known = not self.account.must_look(KEY, counters)
         at_ns = round(at * MS)
         self.account.looked(KEY, at_ns, counters, None if known else seen, NO_STACK if place is None else place)

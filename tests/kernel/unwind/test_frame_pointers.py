@@ -37,7 +37,7 @@ def walk(tid: int, ip: int, bp: int, machine: str = MACHINE) -> tuple[int, ...]:
     """Unwind a thread; one that exited, or whose memory is unreadable, has only its leaf."""
     try:
         with Memory(tid) as memory:
-            return frame_pointers.walk(memory, ip, bp, machine)
+            return frame_pointers.unwind(memory, ip, bp, machine)
     except OSError:
         return (ip,)
 
@@ -430,13 +430,13 @@ def leavings() -> Generator[Map]:
         "raw_tracepoints": {"on_switch": "sched_switch"},
         "kprobes": {},
         "iterators": {},
-        "random": [],
+        "random_maps": [],
         "typed_tracepoints": {},
         "uprobes": {},
         "maps": ["left"],
-        "keep": "",
+        "cache_file": "",
     }
-    answer, fds, output = program_module._ask_compiler(request)  # pyright: ignore[reportPrivateUsage]
+    answer, fds, output = program_module._compile(request)  # pyright: ignore[reportPrivateUsage]
     assert "error" not in answer, f"{answer} {output}"
     yield Map(dict(zip(answer["fds"], fds, strict=True))["map left"])
     for fd in fds:

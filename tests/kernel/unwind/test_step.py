@@ -224,7 +224,7 @@ def test_no_jit_function_is_skipped_if_it_returns_to_code_without_a_call(live: W
 def test_code_that_replaces_other_code_is_unwound_by_its_own_rules(
     live: Watch, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unwinder, "_OLD_S", 0.5)
+    monkeypatch.setattr(unwinder, "_CHECK_AGAIN_S", 0.5)
     command = chains.two_of_one_place(directory)
     with watched(live, command, command[0]) as seen:
         path = ["once", "in_library", "alpha", "main"]
