@@ -274,9 +274,9 @@ def _sampling(value: object) -> Sampling | None:
     if value is None:
         return None
     numbers = [checked.integer(one) for one in checked.array(value)]
-    looks, guessed_ns, own_only, lost_known, longest_ns, container_only = [*numbers, *Sampling()[len(numbers) :]]
-    checked.within(np.array([looks, guessed_ns, longest_ns]), 0, checked.MOST_NS)
-    return Sampling(looks, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
+    sample_count, guessed_ns, own_only, lost_known, longest_ns, container_only = [*numbers, *Sampling()[len(numbers) :]]
+    checked.within(np.array([sample_count, guessed_ns, longest_ns]), 0, checked.MOST_NS)
+    return Sampling(sample_count, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
 def _peers_words(what: Object, ends: Peers) -> list[object]:

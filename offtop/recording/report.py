@@ -189,8 +189,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
             lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, cause_finder)
         if longest:
             lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, sorted(longest, reverse=True)), ""]
-        if caught := groups(source.outliers()):
-            lines += [*_outlier_lines(caught, source.names), ""]
+        if outliers := groups(source.outliers()):
+            lines += [*_outlier_lines(outliers, source.names), ""]
         if woken := wakers.lines:
             lines += [*woken, ""]
         if end:
@@ -224,11 +224,11 @@ def _longest_line(one: _Longest) -> str:
     return f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
 
 
-def _outlier_lines(caught: Sequence[Group], names: Names) -> list[str]:
+def _outlier_lines(outliers: Sequence[Group], names: Names) -> list[str]:
     """Return lines for the newest outliers."""
-    shown = caught[-_OUTLIERS:]
-    last = f", the last {len(shown)}" if len(shown) < len(caught) else ""
-    head = f"OUTLIERS: {len(caught):,}{last}; replay --at outlier goes there"
+    shown = outliers[-_OUTLIERS:]
+    last = f", the last {len(shown)}" if len(shown) < len(outliers) else ""
+    head = f"OUTLIERS: {len(outliers):,}{last}; replay --at outlier goes there"
     rows = (f"{_clock(one.first.taken_ns)}  {f'x{one.many:,}' if one.many > 1 else '':>6}  " for one in shown)
     return [head, *(f"{row}{printable(one_line(one.worst, names))}" for row, one in zip(rows, shown, strict=True))]
 

@@ -227,9 +227,9 @@ class OutlierDetector:
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
             site = one.site._replace(user=one.site.user or one.user)
             is_exact = one.bound is Bound.EXACT
-            caught = LongWait(site, began_ns, 0, ready_ns, one.state, program=catalog.process(pid), is_exact=is_exact)
-            if caught.identity not in self._reported and caught.identity not in reported:
-                found[caught.identity] = caught
+            wait = LongWait(site, began_ns, 0, ready_ns, one.state, program=catalog.process(pid), is_exact=is_exact)
+            if wait.identity not in self._reported and wait.identity not in reported:
+                found[wait.identity] = wait
         if len(self._due) > _MOST_DUE * len(snapshot.waiting) + _MOST_IN_TICK:
             self._waiting = {}
         return [*found.values()]
@@ -327,12 +327,12 @@ def _began_ns(one: Waiting) -> int:
     return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
 
 
-def _after(snapshot: Snapshot, caught: LongWait) -> str:
+def _after(snapshot: Snapshot, wait: LongWait) -> str:
     """Return what the thread does at the end of the tick, as Outlier.after."""
-    now = snapshot.waiting.get(caught.site.thread)
+    now = snapshot.waiting.get(wait.site.thread)
     if now is None:
-        return "running" if caught.site.thread in snapshot.threads else "ended"
-    if not caught.ended_ns:
+        return "running" if wait.site.thread in snapshot.threads else "ended"
+    if not wait.ended_ns:
         return ""
     category = SHORT if now.site.kernel in PLACELESS else snapshot.catalog.stack(now.site.kernel).category
     return f"{now.letter} {category}"

@@ -170,8 +170,8 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
         muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
         hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
     right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
-    if caught := len(picture.outliers.groups):
-        right.append((f" {caught} outlier{'s' * (caught != 1)} (O)", "alert"))
+    if number := len(picture.outliers.groups):
+        right.append((f" {number} outlier{'s' * (number != 1)} (O)", "alert"))
     words = counted(picture.newest.facts.filters)
     right += [(f" {words}", "pin")] if words else []
     if picture.filtered_ns:

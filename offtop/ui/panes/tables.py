@@ -184,8 +184,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
         shows_cursor = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
         chosen = index == picture.cursor_row and shows_cursor
-        caught = pen.glyphs.mark if row.key in picture.outliers.marked else " "
-        mark = (">" if chosen else " ") + ("*" if row.pinned else caught)
+        outlier_mark = pen.glyphs.mark if row.key in picture.outliers.marked else " "
+        mark = (">" if chosen else " ") + ("*" if row.pinned else outlier_mark)
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
         if row.storm != NO_STORM:
             lines.append(wakers.storm_line(picture, row, mark, base, pen))
