@@ -115,7 +115,7 @@ def parted(asked: str) -> tuple[str, str]:
 
 
 class _Files:
-    """ViewActions a function up in files, and reads each file once.
+    """Looks a function up in files, and reads each file once.
 
     They stay open until `opened` is closed.
     """
@@ -159,7 +159,7 @@ def _has(fd: int, name: str) -> bool:
 
 
 _Candidate = Callable[[_Files, bool], Function]
-"""ViewActions for the function in one file."""
+"""Looks for the function in one file."""
 
 
 def _functions(files: _Files, candidates: Sequence[tuple[int, Sequence[_Candidate]]], name: str) -> Sequence[Function]:
