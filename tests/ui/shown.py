@@ -25,6 +25,8 @@ from tests.ui.scripted import ScriptedSource
 
 CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
 QUICK_NS = 1_000_000
+_LAYOUT_SECONDS = 0.1
+"""Textual lays out a resized screen when a timer of 60 updates a second says so, not at once."""
 
 
 async def until_idle(*_: float) -> None:
@@ -62,6 +64,10 @@ class SettledPilot(Pilot[Any]):
     async def press(self, *keys: str) -> None:
         await super().press(*keys)
         await self.pause()
+
+    async def resize_terminal(self, width: int, height: int) -> None:
+        await super().resize_terminal(width, height)
+        await self.pause(_LAYOUT_SECONDS)
 
     async def pause(self, delay: float | None = None) -> None:
         await super().pause(delay)
