@@ -167,8 +167,8 @@ def test_a_written_off_thread_reported_half_a_minute_later_counts_once() -> None
 
 
 @pytest.mark.parametrize("in_one_tick", [True, False])
-@pytest.mark.parametrize("anew", [True, False])
-def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: bool, anew: bool) -> None:
+@pytest.mark.parametrize("filter_changed", [True, False])
+def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: bool, filter_changed: bool) -> None:
     ticks = Ticks()
     waits = [Wait(5_000, 14_000, 13_000, False, 3, 13), Wait(18_000, 24_000, 19_000, False, 3, 13)]
     ticks.tick([])
@@ -179,7 +179,7 @@ def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: boo
     assert ticks.counted_ns() == 15_000
     halves = [(KEY, did(A, waits, *span)[1]._replace(left_ns=0)) for span in spans]
     for some in [halves] if in_one_tick else [halves[:1], halves[1:]]:
-        ticks.tick(some, gone={KEY: 30_000}, anew=anew)
+        ticks.tick(some, gone={KEY: 30_000}, filter_changed=filter_changed)
     assert ticks.counted_ns() == 15_000
     whole = between(ticks.at[0], ticks.at[-1])
     assert sum(totals.waits for _, totals in whole.each_thread()) == 2
@@ -196,7 +196,7 @@ def test_written_off_time_is_not_taken_from_the_remaining_wait() -> None:
     ticks.tick([], ended(A, waits, 10_000, 20_000))
     ticks.give_up()
     assert ticks.counted_ns() == 9_000
-    ticks.tick([did(A, waits, 10_000, 20_000)], gone={KEY: ticks.now_ns}, anew=True)
+    ticks.tick([did(A, waits, 10_000, 20_000)], gone={KEY: ticks.now_ns}, filter_changed=True)
     assert ticks.counted_ns(-2) == MIN_NS - 1
     assert ticks.counted_ns() == 9_000 + MIN_NS - 1
 
@@ -424,7 +424,9 @@ def test_after_a_filter_change_only_later_time_of_the_predecessor_counts() -> No
     ticks.tick([did(B, [second], 10_000, 20_000)])
     for _ in range(3):
         ticks.tick([])
-    ticks.tick([did(A, [first], 40_000, 50_000)], ended(A, [first], 40_000, 50_000), gone={KEY: 43_000}, anew=True)
+    ticks.tick(
+        [did(A, [first], 40_000, 50_000)], ended(A, [first], 40_000, 50_000), gone={KEY: 43_000}, filter_changed=True
+    )
     assert ticks.counted_ns(-2) == 2_000 + TICK_NS
 
 

@@ -188,7 +188,7 @@ class Ledger:
         ran: RuntimeSamples | Sequence[RuntimeSample] = (),
         started: Sequence[NewThread] = (),
         primed_ns: int = 0,
-        anew: bool = False,
+        filter_changed: bool = False,
         states: int = 0,
         max_ns: int = 0,
         storms: Mapping[int, Storm] = MappingProxyType({}),
@@ -199,9 +199,9 @@ class Ledger:
 
         `gone` has the threads that exited, and when; `ran` the total CPU time of threads for which it has changed;
         `started` the new threads on their first CPU. `primed_ns` is the start of the task scan if `walked` has every
-        off-CPU thread, 0 otherwise. `anew`: the thread filter has changed, so a wait that was not being counted counts
-        only from the last tick on. `states` and `max_ns` are those of Filters. `threads_lost` is the number of thread
-        records lost so far.
+        off-CPU thread, 0 otherwise. `filter_changed`: the thread filter has changed, so a wait that was not being
+        counted counts only from the last tick on. `states` and `max_ns` are those of Filters. `threads_lost` is the
+        number of thread records lost so far.
 
         `has_snapshot`: a snapshot follows. If not, what a snapshot shows of its last tick (maxima, moves) accumulates
         until there is one, and exited threads are kept until one has shown them.
@@ -216,7 +216,7 @@ class Ledger:
         of_records, of_tasks = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
         of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
         acquired_before_ns = table.tid_acquired_ns[of_samples]
-        tick = _Tick(at_ns, min_ns, states, max_ns, anew, has_snapshot, tasks, table.numbers(of_tasks))
+        tick = _Tick(at_ns, min_ns, states, max_ns, filter_changed, has_snapshot, tasks, table.numbers(of_tasks))
         is_previous = np.zeros(len(records), np.bool_)
         for part in once_each(of_records):
             some = records if len(part) == len(records) else records.of_rows(part)

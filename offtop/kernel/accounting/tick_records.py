@@ -3,7 +3,7 @@
 They are columns, because there may be many thousands; one of them is a NamedTuple.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,10 +54,6 @@ class ThreadRecords:
         packed = b"".join(layout.THREAD.pack(*record) for _, record in every)
         return cls(integers([key for key, _ in every], 2), np.frombuffer(packed, THREAD_ROW))
 
-    @classmethod
-    def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
-        return cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -66,9 +62,6 @@ class ThreadRecords:
 
     def of_rows(self, which: Ints | Mask) -> "ThreadRecords":
         return ThreadRecords(self.ids[which], self.rows[which])
-
-    def without(self, pids: Collection[int]) -> "ThreadRecords":
-        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
 
 
 class OffCpuTask(NamedTuple):
@@ -119,9 +112,6 @@ class OffCpuTasks:
         return OffCpuTasks(
             self.waits.of_rows(which), self.runnable[which], self.queued_ns[which], self.tid_acquired_ns[which]
         )
-
-    def without(self, pids: Collection[int]) -> "OffCpuTasks":
-        return self.of_rows(~np.isin(self.waits.rows[:, 0], [*pids]))
 
 
 NOT_SCANNED = -2
@@ -181,10 +171,6 @@ class RuntimeSamples:
             return samples
         return cls(np.array([tuple(one) for one in samples], SAMPLE_ROW))
 
-    @classmethod
-    def all(cls, parts: Sequence["RuntimeSamples"]) -> "RuntimeSamples":
-        return cls(np.concatenate([one.rows for one in parts]))
-
     @property
     def ids(self) -> Ints:
         """(n, 2): pid, tid"""
@@ -195,9 +181,6 @@ class RuntimeSamples:
 
     def of_rows(self, which: Ints | Mask) -> "RuntimeSamples":
         return RuntimeSamples(self.rows[which])
-
-    def without(self, pids: Collection[int]) -> "RuntimeSamples":
-        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
 
 
 SAMPLE_ROW = np.dtype(

@@ -407,9 +407,6 @@ class KernelTypes:
             return 0
         return (proto.info & 0xFFFF) - 1  # the first is the void * that every tracepoint function takes
 
-    def has_struct(self, name: str) -> bool:
-        return self._find(name, _KIND_STRUCT) is not None
-
     def has_function(self, name: str) -> bool:
         """Whether the kernel has this function. For a BPF helper: whether programs can call it."""
         return self._find(name, _KIND_FUNCTION) is not None

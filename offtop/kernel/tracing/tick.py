@@ -167,7 +167,7 @@ class TickStages:
             ran=records.ran,
             started=records.started,
             primed_ns=flipped.scan_ns if plan.is_prime else 0,
-            anew=plan.filter_changed,
+            filter_changed=plan.filter_changed,
             states=plan.filters.states,
             max_ns=plan.filters.max_ns,
             storms=drain.storms(flipped.buffer) if plan.mode != OFFCPU else {},

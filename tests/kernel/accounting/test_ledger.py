@@ -438,7 +438,7 @@ def test_a_wait_ending_as_its_thread_is_selected_counts_from_the_last_tick() -> 
     ledger.tick(10_000, MIN_NS, [], NOTHING, [])
     a = snapshot(ledger)
     ended = SiteDeltas.of(site_records(key, [wait], 10_000, 20_000))
-    ledger.tick(20_000, MIN_NS, [(key, record)], ended, [], primed_ns=19_000, anew=True)
+    ledger.tick(20_000, MIN_NS, [(key, record)], ended, [], primed_ns=19_000, filter_changed=True)
     window = between(a, snapshot(ledger))
     assert (window.threads[key].offcpu_ns, window.threads[key].runqueue_ns) == (8_000, 2_000)
     assert window.sites[SiteKey(7, 100, 3, 13)] == SiteTotals(1, 8_000, 2_000, 17_000, log2.of(17_000))
