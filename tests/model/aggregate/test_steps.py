@@ -23,7 +23,7 @@ from offtop.model.aggregate.steps import (
     places,
     steps_of,
 )
-from offtop.model.aggregate.tree import MORE, all_paths, flatten, nameless, tree_of
+from offtop.model.aggregate.tree import MORE, Nameless, all_paths, flatten, nameless, tree_of
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import DEEP, KERNEL, LINKED, NO_STACK, NO_WAY, STACK_LOST, Frame, Stack
 from offtop.model.values.table import SITES, integers
@@ -119,18 +119,47 @@ class Renamed(FixedNames):
         return self.names.get(frame.name, super().of(frame))
 
 
+NAMES = ("a", "b", "it+0x9", "[anon]+0x1")
+
+
 @given(
-    st.lists(st.tuples(st.sampled_from(["main", "pthread_cond_wait", "futex_wait"]), st.sampled_from("ab"))),
-    st.sampled_from([Shape(), Shape(inverted=True), Shape(frames="user"), Shape(machinery=True)]),
+    st.lists(
+        st.tuples(st.sampled_from(["main", "pthread_cond_wait", "futex_wait", "serve"]), st.sampled_from(NAMES)),
+        max_size=6,
+    ),
+    st.sampled_from(
+        [Shape(), Shape(inverted=True), Shape(frames="user"), Shape(machinery=True), *(Shape(mode=m) for m in MODES)]
+    ),
 )
-def test_cached_paths_are_the_same_as_new_ones_after_renames(changes: list[tuple[str, str]], shape: Shape) -> None:
-    names, some = Renamed(), [PLACE, (3, NO_STACK, NO_WAKE), (NO_STACK, 4, NO_WAKE)]
+def test_cached_paths_and_counts_are_the_same_as_new_ones_after_renames(
+    changes: list[tuple[str, str]], shape: Shape
+) -> None:
+    names = Renamed()
+    some = [(7, 0, 10)] if shape.mode == WAKEUP else [PLACE, (3, NO_STACK, NO_WAKE), (NO_STACK, 4, NO_WAKE), (3, 4, 10)]
     kept = Steps(BOOK, names, shape)
     for name, other in changes:
         names.names[name] = other
         names.version += 1
         kept.look_again()
-        assert [kept.of(place) for place in some] == [*map(steps_of(BOOK, names, shape), some)]
+        new = Steps(BOOK, names, shape)
+        assert [kept.of(place) for place in some] == [new.of(place) for place in some]
+        assert [kept.nameless(place) for place in some] == [new.nameless(place) for place in some]
+
+
+def test_path_to_a_woken_process_has_its_new_name_at_once() -> None:
+    catalog = Catalog(BOOK.stacks, wakes=dict(BOOK.wakes), processes={7: "shop"})
+    kept = Steps(catalog, FixedNames(), Shape(mode=WAKEUP))
+    assert kept.of((7, 0, 10))[-1].name == "-> shop"
+    catalog.processes[7] = "mall"
+    assert kept.of((7, 0, 10))[-1].name == "-> mall"
+
+
+def test_time_of_functions_without_names_is_summed() -> None:
+    names = Renamed()
+    names.names |= {"main": "it+0x9", "pthread_cond_wait": "[anon]+0x8"}
+    steps = Steps(BOOK, names, Shape())
+    both, one = (1, 10, 10, 0), (1, 5, 5, 0)
+    assert nameless({PLACE: both, (NO_STACK, 4, NO_WAKE): one}, steps.nameless) == Nameless(30, 30, 15)
 
 
 def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
