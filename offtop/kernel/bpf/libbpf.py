@@ -7,6 +7,7 @@ dependency. bcc itself stays in a child process (compile.py), because its compil
 import ctypes as ct
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -155,6 +156,12 @@ class Map:
         self.key_bytes, self.value_bytes = info.key_size, info.value_size
         self._value = ct.create_string_buffer((info.value_size + 7) // 8 * 8 * per_cpu)
         self._allocate(0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Kernel memory that the map takes, as the kernel counts it; 0 if it does not say."""
+        found = re.search(r"^memlock:\s*(\d+)", Path(f"/proc/self/fdinfo/{self.fd}").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def lookup(self, key: bytes) -> bytes | None:
         """Value of `key`, or None if there is none. For a per-CPU map, the values of all CPUs."""

@@ -8,6 +8,7 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.scope.within import Watched
 from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import Catalog
+from offtop.units import size
 
 _PROBES = {"exit": "tracepoint sched_exit_tp"}
 _MAX_HUNG_SHOWN = 10
@@ -33,6 +34,7 @@ def about(
         *([("within", watched.summary)] if watched else []),
         ("compiler", f"bcc {program.bcc_version}"),
         ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['exited_0'].entries:,} per tick"),
+        ("kernel memory", f"{size(sum(one.memory_bytes for one in maps.values()))} in BPF maps"),
         ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
         ("processes that exited before they were read", f"{parts.processes.gone:,}"),
         *([("not read", hung)] if hung else []),

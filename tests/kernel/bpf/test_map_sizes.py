@@ -2,13 +2,13 @@
 
 import re
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from offtop.kernel.bpf import features, libbpf, map_sizes, program
 from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.kernel.doctor.kernel_checks import kernel_memory
+from tests.kernel.watch import Watch
 
 _MB = 1 << 20
 
@@ -37,19 +37,13 @@ def test_each_map_takes_as_much_memory_as_computed() -> None:
     with closing(program.attach(features.detect(libbpf.KernelTypes()), waking=True)) as attached:
         in_hash = not attached.in_task_storage
         computed = dict(map_sizes.maps(sizes, program.possible_cpus(), stack_kb=16, in_hash=in_hash, waking=True))
-        counted = {name: _memlock(one.fd) for name, one in attached.maps.items()}
+        counted = {name: one.memory_bytes for name, one in attached.maps.items()}
     known = computed.keys() & counted.keys()
     assert known >= {"exited_0", "sites_1", "user_stacks", "wakes", "rules", "thresholds", "execs"}
     for name in known:
         assert abs(computed[name] - counted[name]) <= 0.02 * counted[name], name
     others = sum(size for name, size in counted.items() if name not in computed)
     assert others < 0.1 * sum(computed.values()), "maps that are not computed take little"
-
-
-def _memlock(fd: int) -> int:
-    found = re.search(r"^memlock:\s*(\d+)", Path(f"/proc/self/fdinfo/{fd}").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1])
 
 
 def test_unknown_sizes_default_to_the_number_of_threads_and_stacks() -> None:
@@ -68,3 +62,10 @@ def test_the_doctor_tells_how_much_kernel_memory_the_maps_take() -> None:
     told = kernel_memory()
     assert told.verdict == "ok"
     assert re.match(r"BPF maps take [\d.]+MB for [\d,]+ threads and \d+ CPUs, [\d.]+MB more with wakers", told.what)
+
+
+@pytest.mark.kernel
+def test_help_tells_the_kernel_memory_of_the_maps(live: Watch) -> None:
+    told = dict(live.source.about())["kernel memory"]
+    found = re.fullmatch(r"([\d.]+)MB in BPF maps", told)
+    assert found and float(found[1]) > 10
