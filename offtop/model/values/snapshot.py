@@ -10,6 +10,7 @@ from enum import IntEnum
 from operator import add
 from typing import NamedTuple
 
+from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import NO_STACK
@@ -328,3 +329,7 @@ class Snapshot:
     leads: bool = False
     """This snapshot only leads to a moment that was requested, and the next one follows at once: it need not be
     drawn."""
+    blockers: Blockers = field(default_factory=dict[ThreadKey, tuple[Blocker, ...]])
+    """Who must act to end waits in progress, where that is known; as last looked up, at most a few ticks ago."""
+    titles: Mapping[int, str] = field(default_factory=dict[int, str])
+    """pid → title of a process that writes its own: `postgres: bench [local] idle in transaction`. Raw."""

@@ -1,0 +1,46 @@
+"""Blockers: the threads and processes that must act before a wait in progress can end.
+
+They are facts about single waits. Who all waits behind whom follows from them: see classify/wait_graph.py.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from offtop.model.values.catalog import ThreadKey
+
+KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
+PIPE, SOCKET, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "upstream", "file-system"
+CHILD, STOPPED_BY, TITLE, WAKER = "child", "stopped-by", "title", "waker"
+VIA: Mapping[str, str] = {
+    KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
+    FILE_LOCK: "holds the file lock (flock, fcntl)",
+    MUTEX: "is the owner that stands in the mutex",
+    GIL: "holds Python's global interpreter lock",
+    PIPE: "has the other end of the pipe open",
+    SOCKET: "has the other end of the connection open, or listens there",
+    UPSTREAM: "got the last request on a connection of this server, and has not answered it",
+    FILE_SYSTEM: "serves the file system (FUSE)",
+    CHILD: "is a child of the process",
+    STOPPED_BY: "traces or has stopped the thread",
+    TITLE: "says so in its title",
+    WAKER: "ended most of the latest waits for the same",
+}
+"""How it is known who must act."""
+
+
+class Blocker(NamedTuple):
+    """A thread or process that must act to end another thread's wait."""
+
+    pid: int
+    tid: int
+    """0: some thread of the process."""
+    via: str
+    """One of VIA."""
+    is_exact: bool
+    """If not, it is likely: it follows from something other than the thing waited for."""
+    what: str = ""
+    """Name of what is held, as `job.lock`; empty if it has none. Raw."""
+
+
+Blockers = Mapping[ThreadKey, tuple[Blocker, ...]]
+"""Thread that waits → all that are known to hold what it waits for; any of them may be the one that must act."""
