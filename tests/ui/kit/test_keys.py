@@ -449,7 +449,7 @@ async def test_paused_view_stays_while_measuring_continues(key: str) -> None:
         await pilot.press("down")
         assert app.picture is not None and app.picture.newest.number == 3
         await pilot.press(key)
-        assert app.picture.newest.number == 8
+        await until(lambda: app.picture is not None and app.picture.newest.number == 8)
         assert "LIVE" in screen(app)[0]
 
 
