@@ -15,14 +15,15 @@ import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from offtop.kernel.bpf import layout
+from offtop.kernel.procfs.open_files import every_pid, fd_directory, last_part, locks_by, open_in
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.model.values.catalog import Catalog
@@ -54,7 +55,6 @@ _REST_S, _REST_TIMES = 3.0, 50
 """
 _AT_ONCE_S, _PAUSE_TIMES = 0.02, 10
 """After so much CPU time the worker pauses, so many times as long."""
-_PART = 256
 _MOST_FILES = 1_000_000
 """A scan gives up on a machine with more open files than this."""
 _MOST_ASKED = 2_048
@@ -204,7 +204,7 @@ class PeersWorker:
         began_s = time.thread_time()
         if new:
             self._remember({**dict.fromkeys(new, ()), **self._held(new)})
-        lockers = self._lockers_of(locks, _pids()) if locks else {}
+        lockers = self._lockers_of(locks, every_pid()) if locks else {}
         if new or locks:
             self._scanned_at_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
@@ -250,8 +250,8 @@ class PeersWorker:
         held: dict[str, list[Holder]] = {}
         scanned = array("q")
         self._scanned = self._scanned[:0]
-        for pid in _pids():
-            for count, found in _open_in(pid, _is_pipe_or_socket):
+        for pid in every_pid():
+            for count, found in open_in(pid, _is_pipe_or_socket):
                 files += count
                 for one, fd in found:
                     if one in sought:
@@ -273,15 +273,15 @@ class PeersWorker:
         """
         of_names: dict[str, list[Object]] = {}
         for what in locks:
-            of_names.setdefault(_last_part(what.name), []).append(what)
+            of_names.setdefault(last_part(what.name), []).append(what)
         files = 0
         found: dict[Object, list[int]] = {}
         for pid in pids:
-            for count, opened in _open_in(pid, lambda link: _last_part(link) in of_names):
+            for count, opened in open_in(pid, lambda link: last_part(link) in of_names):
                 files += count
                 for link, fd in opened:
                     held = locks_by(pid, fd)
-                    for what in of_names[_last_part(link)]:
+                    for what in of_names[last_part(link)]:
                         if locks[what].line in held and pid not in found.get(what, ()):
                             found.setdefault(what, []).append(pid)
                 self._throttle()
@@ -360,20 +360,12 @@ def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
     }
 
 
-def locks_by(pid: int, fd: str) -> set[str]:
-    """Return the file locks held by this descriptor's open file."""
-    with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
-        lines = file.read(_LOCKS_BYTES).decode().splitlines()
-        return {" ".join(words[2:]) for line in lines if (words := line.split())[:1] == ["lock:"]}
-    return set()
-
-
 def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
     """Return what an epoll watches as (kind, count), most frequent first; () if unknown."""
     with suppress(OSError, KeyError, ValueError):
         if int(status_of(pid)["FDSize"]) > _MOST_WATCHED:
             return ()
-        with _fd_directory(pid) as files:
+        with fd_directory(pid) as files:
             if os.readlink(str(fd), dir_fd=files) != _EVENTPOLL:
                 return ()
             with Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
@@ -401,49 +393,8 @@ def _kind(files: int, fd: str, inode: int) -> str:
     return kind if number == f"{inode}]" else "other"
 
 
-@contextmanager
-def _fd_directory(pid: int) -> Generator[int]:
-    """Open /proc/PID/fd. Raises OSError if the process has exited."""
-    directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def _pids() -> list[int]:
-    return [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]
-
-
-def _open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """Yield a process's wanted open files as (link, descriptor), in parts.
-
-    Each part comes with the number of files that were looked at for it.
-    """
-    with suppress(OSError), _fd_directory(pid) as directory:
-        with os.scandir(directory) as entries:
-            files = [entry.name for entry in entries]
-        for first in range(0, len(files), _PART):
-            part = files[first : first + _PART]
-            yield len(part), [one for one in _links(directory, part) if wanted(one[0])]
-
-
-def _links(directory: int, files: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for fd in files:
-        try:
-            link = os.readlink(fd, dir_fd=directory)
-        except OSError:
-            continue  # closed in the meantime
-        yield link, fd
-
-
 def _is_pipe_or_socket(link: str) -> bool:
     return link.startswith((_PIPE, _SOCKET))
-
-
-def _last_part(path: str) -> str:
-    """The last component of a path: the rest may differ between mount namespaces."""
-    return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
 def _ends(holders: Sequence[Holder], role: str) -> Peers:
