@@ -206,6 +206,7 @@ class LiveSource(LiveFeed):
         records = stages.drain(plan, flipped)
         ended = stages.account(plan, flipped, records)
         stages.evict(ended, self._keep_ns)
+        self._parts.blockers.find(self._parts.ledger.waiting, flipped.at_ns)
         return flipped
 
     def _publish(self, plan: Plan, flipped: Flipped, in_effect: Filters) -> Snapshot:
@@ -218,6 +219,7 @@ class LiveSource(LiveFeed):
         cost, missed = parts.cost.read(at_ns, parts.config.settings.helper_pids)
         parts.user_stacks.fill(at_ns, cost.cpu_pct)
         unread = parts.processes.unread + parts.user_stacks.unread
+        more_lost = {"missed_runs": missed, "unread": unread, "blockers": parts.blockers.skipped}
         outliers, stages.outliers = stages.outliers, []
         cadence = stages.scan_cadence
         return Snapshot(
@@ -227,7 +229,7 @@ class LiveSource(LiveFeed):
             sites=ledger.sites.frozen(),
             waiting=ledger.waiting,
             catalog=parts.catalog,
-            lost=stages.lost | {kind: n for kind, n in (("missed_runs", missed), ("unread", unread)) if n},
+            lost=stages.lost | {kind: n for kind, n in more_lost.items() if n},
             cost=cost._replace(walk_ns=cadence.took_ns, walk_every=cadence.every),
             machine=Machine() if self._watched else flipped.machine,  # only part of a thread's time is counted
             storms=dict(ledger.storms),
@@ -237,6 +239,7 @@ class LiveSource(LiveFeed):
             probe=self._program.probe,
             filters=in_effect,
             calls=stages.calls,
+            blockers=parts.blockers.publish(ledger.waiting),
         )
 
     @contextlib.contextmanager

@@ -16,6 +16,8 @@ static char next(void) { char c = 0; puts("ready"); fflush(stdout); return read(
 """
 """Source at the start of each program: `tell` prints an address, `next` waits."""
 
+PYTHONS = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
+"""Versions of CPython whose frames offtop reads."""
 _SECONDS = 30.0
 
 
@@ -96,3 +98,10 @@ def running(command: Sequence[str | Path]) -> Generator[Program]:
         process.wait(10)
         process.stdin.close()
         process.stdout.close()
+
+
+def interpreters() -> dict[str, Path]:
+    """Return the installed CPythons by version; the tests' own is always among them."""
+    places = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
+    found = {v: place / f"python{v}" for v in PYTHONS for place in reversed(places) if (place / f"python{v}").exists()}
+    return {version: path.resolve() for version, path in found.items()}

@@ -28,9 +28,8 @@ from offtop.model.values.stack import Frame
 from offtop.model.values.wake import WAKEUP
 from offtop.model.windows.window import Window
 from tests.kernel import watch
-from tests.kernel.programs import Program, running
+from tests.kernel.programs import Program, interpreters, running
 
-VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 APP = r"""
 import functools, os, re, sys, threading, time
 wait_s = float(sys.argv[1])
@@ -154,13 +153,6 @@ for _ in iter(lambda: sys.stdin.read(1), ""):
     time.sleep(0.5)
     print("ready", flush=True)
 """
-
-
-def interpreters() -> dict[str, Path]:
-    """Return the installed CPythons by version; the tests' own is always among them."""
-    places = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
-    found = {v: place / f"python{v}" for v in VERSIONS for place in reversed(places) if (place / f"python{v}").exists()}
-    return {version: path.resolve() for version, path in found.items()}
 
 
 HERE = interpreters()

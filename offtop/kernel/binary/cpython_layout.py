@@ -53,6 +53,12 @@ class Layout(NamedTuple):
     """Where the characters of an ASCII string begin."""
     compact_bytes: int
     """Where the characters of any other compact string begin."""
+    gil_locked: int = 0
+    """In an interpreter: whether its GIL is held, 32 bits. Known from 3.13 on, like the next two."""
+    gil_holder: int = 0
+    """In an interpreter: the thread that holds its lock, or held it last."""
+    native_id: int = 0
+    """In a thread: its tid."""
 
 
 _NO_HOLDER = layout.PYTHON_NO_HOLDER
@@ -68,12 +74,13 @@ LAYOUTS = {
     (3, 12): Layout(*(40, _NO_TAGS, 0, 72, 8, 136, 0, 56, 0, 8, 70, layout.PYTHON_CALL_SHIM), *(112, 128, 68, 40, 56)),
 }
 _PUBLISHED = {
-    (3, 13): (_NO_TAGS, (5, 8, 9, 21, 24, 23, 30, 29, 33, 35, 37, 39)),
-    (3, 14): (_NO_TAGS & ~3, (5, 8, 9, 24, 27, 26, 33, 32, 36, 40, 42, 44)),
+    (3, 13): (_NO_TAGS, (5, 8, 9, 21, 24, 23, 30, 29, 33, 35, 37, 39), (17, 18, 25)),
+    (3, 14): (_NO_TAGS & ~3, (5, 8, 9, 24, 27, 26, 33, 32, 36, 40, 42, 44), (18, 19, 28)),
 }
 """Version → which bits of the word in a frame are the code object's address, and at which words of _Py_DebugOffsets
 these offsets are: interpreters_head; next, threads_head of an interpreter; next, thread_id, current_frame of a thread;
-executable, previous, owner of a frame; filename, qualname, firstlineno of a code object."""
+executable, previous, owner of a frame; filename, qualname, firstlineno of a code object. Then gil_runtime_state_locked
+and gil_runtime_state_holder of an interpreter; native_thread_id of a thread."""
 _HAS_FS_BASE = platform.machine() == "x86_64"
 _WITHOUT_NATIVE_ID = (3, 9), (3, 10)
 """Versions without native_thread_id, which is the result of gettid(). It follows thread_id directly since 3.11
@@ -162,11 +169,12 @@ def _published(version: tuple[int, int], raw: bytes) -> Layout | None:
     is_free_threaded = words[1]
     if cookie != _COOKIE or is_free_threaded or (words[0] >> 24, words[0] >> 16 & 0xFF) != version:
         return None
-    mask, where = _PUBLISHED[version]
+    mask, where, of_gil = _PUBLISHED[version]
     head, next_interp, threads, next_thread, id_, frame, code, caller, owner, file_name, name, line = (
         words[at - 1] for at in where
     )
     return Layout(
         *(head, mask, next_interp, threads, next_thread, id_, frame, _NO_HOLDER, code, caller, owner),
-        *(layout.PYTHON_CALL_SHIM, file_name, name, line, *LAYOUTS[3, 12][-2:]),
+        *(layout.PYTHON_CALL_SHIM, file_name, name, line, *LAYOUTS[3, 12][15:17]),
+        *(words[at - 1] for at in of_gil),
     )

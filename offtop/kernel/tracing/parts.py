@@ -17,6 +17,7 @@ from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.program import Program, Unwind
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.peers import PeersWorker
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.user_frames import UserFrames
@@ -86,6 +87,8 @@ class Parts:
         self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls)
         opened.callback(self.peers.close)
+        self.blockers = BlockersWorker(self.catalog, self.names, pythons, reads)
+        opened.callback(self.blockers.close)
         self.config = BpfConfig(maps, loaded.features, self.symbols)
         self.config.find_cgroup(loaded.filters.cgroup)
         self.config.write(Settings(loaded.filters))

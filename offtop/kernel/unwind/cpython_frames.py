@@ -219,6 +219,22 @@ class CPythonFrames:
             return ()
         return tuple(_frames_of(memory, process.interpreter.layout, process.base + process.interpreter.runtime, thread))
 
+    @property
+    def gil_pids(self) -> list[int]:
+        """Processes for which `gil_layout` is known."""
+        with self._lock:
+            return [pid for pid, process in self._processes.items() if process.interpreter.layout.gil_holder]
+
+    def gil_layout(self, pid: int) -> tuple[int, Layout] | None:
+        """Return the address of _PyRuntime in a process, and the layout that leads to who holds its GIL.
+
+        None if the process runs no CPython that publishes that, or has not been examined.
+        """
+        process = self._processes.get(pid)
+        if process is None or not process.interpreter.layout.gil_holder:
+            return None
+        return process.base + process.interpreter.runtime, process.interpreter.layout
+
     def merge(self, pid: int, frames: tuple[Frame, ...], python_frames: Sequence[int], is_whole: bool) -> MergedStack:
         """Insert Python frames, in the format of BPF, into the native stack `frames`.
 

@@ -303,7 +303,8 @@ class Snapshot:
     catalog: Catalog = field(default_factory=Catalog)
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread."""
+    """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread,
+    blockers."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])

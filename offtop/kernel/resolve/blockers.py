@@ -1,0 +1,105 @@
+"""Finds out who must act to end waits in progress, in a worker thread.
+
+Each tick requests it for all waits in progress, and shows what was found for those that still go on. Everything is read
+from outside: /proc, and the memory of processes. A process that cannot be read in time is skipped. The thread sleeps
+while nobody waits for such a thing, and takes at most about 5 % of a CPU: after each round, it rests for as long as it
+must. A round reads the oldest waits, if there are too many.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.resolve.blocked import Blocked, Found, blocked
+from offtop.kernel.resolve.children import Children
+from offtop.kernel.resolve.file_locks import FileLocks
+from offtop.kernel.resolve.gil import Gils
+from offtop.kernel.resolve.mutexes import Mutexes
+from offtop.kernel.unwind.cpython_frames import CPythonFrames
+from offtop.model.values.blockers import Blocker, Blockers
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.stack import Names
+from offtop.model.values.table import integers, thread_codes
+from offtop.model.values.waits import ARGUMENTS, LEFT_NS, Waits
+from offtop.worker import Rest, Worker
+
+_PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
+"""How long a round waits for one read of another process, and for all reads that miss their deadline."""
+_PAUSE_TIMES = 19
+"""The pause after a round, in times of the CPU time that it took; the child that reads takes about as much again."""
+_MOST_WAITS = 2048
+_OLD_S = 5.0
+"""What was found so long ago is not shown any more."""
+
+
+class BlockersWorker:
+    """Finds blockers. `find` and `publish` are for the polling thread."""
+
+    def __init__(self, catalog: Catalog, names: Names, pythons: CPythonFrames, reads: GuardedReads) -> None:
+        self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
+        self._pythons = pythons
+        self._worker = Worker("offtop-blockers", self._run)
+        self._mutexes = Mutexes(self._reads, catalog, names)
+        self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
+            self._mutexes.find,
+            FileLocks().find,
+            Children(self._reads).find,
+            Gils(self._reads, pythons, self._worker.rest).find,
+        )
+        self._asked: list[Blocked] | None = None
+        self._found: Mapping[ThreadKey, Found] = {}
+        self._found_s = 0.0
+        self._skipped = 0
+
+    @property
+    def skipped(self) -> int:
+        """How often a wait was not looked at, because there were too many."""
+        return self._skipped + self._mutexes.unread
+
+    def find(self, waiting: Waits, at_ns: int) -> None:
+        """Request the blockers of all waits in progress. Returns at once."""
+        asked = blocked(waiting, at_ns, self._pythons.gil_pids)
+        if not asked and not self._found:
+            return
+        self._skipped += max(0, len(asked) - _MOST_WAITS)
+        with self._worker.changed:
+            self._asked = asked[:_MOST_WAITS]
+            self._worker.wake()
+
+    def publish(self, waiting: Waits) -> Blockers:
+        """Return what was found for those of the waits that were in progress when it was looked up."""
+        found = self._found
+        if not found or not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
+            return {}
+        at = waiting.rows_of(thread_codes(integers([*found], 2)))
+        rows, known = waiting.list.rows[at].tolist(), np.flatnonzero(at >= 0).tolist()
+        items = [*found.items()]
+        shown: dict[ThreadKey, tuple[Blocker, ...]] = {}
+        for n in known:
+            key, one = items[n]
+            if rows[n][LEFT_NS] == one.left_ns or rows[n][ARGUMENTS] in one.futexes:
+                shown[key] = one.blockers
+        return shown
+
+    def close(self) -> None:
+        """Ask the worker to stop, and return immediately. May be called twice."""
+        self._worker.close()
+
+    def _next(self) -> list[Blocked] | Rest:
+        if self._asked is None:
+            return Rest()
+        asked, self._asked = self._asked, None
+        return asked
+
+    def _run(self, worker: Worker) -> None:
+        for asked in worker.requests(self._next):
+            began_s = time.thread_time()
+            self._reads.refill()
+            found: dict[ThreadKey, Found] = {}
+            for find in self._finders:
+                for key, one in find(asked).items():
+                    found.setdefault(key, one)
+            self._found, self._found_s = found, time.monotonic()
+            worker.rest(_PAUSE_TIMES * (time.thread_time() - began_s))

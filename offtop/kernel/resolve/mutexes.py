@@ -1,0 +1,115 @@
+"""Finds the threads that own the glibc mutexes that other threads wait for.
+
+A mutex has the tid of its owner in it (`__owner`, struct __pthread_mutex_s), which is read from outside. The process
+may have written anything there, so it is believed only if the thread waits in pthread_mutex_lock() or the like, the
+mutex looks like one that is locked and awaited, a second read finds the same, and the owner is another living thread of
+that process. Owners in other processes, which share the memory, are not found. A mutex with priority inheritance is
+known to the kernel: its word is the owner's tid.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from offtop.kernel.procfs.guarded_reads import Channel
+from offtop.kernel.procfs.thread_ids import tid_of
+from offtop.kernel.resolve.blocked import AWAITED, FUTEX, OPERATION, PI_WAITS, WAITERS, WAITS, Blocked, Found
+from offtop.model.values.blockers import MUTEX, Blocker
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.stack import NO_STACK, Names, functions
+
+_MUTEX = struct.Struct("=IIiII")
+"""Word, count, owner, number of users, kind: the same on x86-64 and arm64 (sysdeps/nptl/bits/struct_mutex.h)."""
+_OWNER_DIED, _TID = 1 << 30, (1 << 30) - 1
+"""Like WAITERS, bits of the word of robust mutexes and of those with priority inheritance (FUTEX_*,
+include/uapi/linux/futex.h)."""
+_MOST_KINDS = 1 << 10
+_LOCKING = frozenset(
+    f"{prefix}pthread_mutex_{name}"
+    for prefix in ("", "__", "___")
+    for name in ("lock", "timedlock", "clocklock", "lock_full", "cond_lock")
+)
+_DEEPEST = 4
+"""How many frames are below pthread_mutex_lock() at most: it calls __lll_lock_wait(), which waits."""
+_OTHERS = ("pthread_cond", "__pthread_cond", "sem_", "__new_sem", "pthread_rwlock", "__pthread_rwlock")
+"""These have no owner where a mutex has it."""
+_MOST_MUTEXES = 64
+
+
+class _Mutex(NamedTuple):
+    word: int
+    owner: int
+    """The tid as the process itself sees it; 0 if this is no locked mutex that others wait for."""
+
+
+class Mutexes:
+    """Finds the owners of mutexes. For one thread."""
+
+    def __init__(self, reads: Channel, catalog: Catalog, names: Names) -> None:
+        self._reads, self._catalog, self._names = reads, catalog, names
+        self.unread = 0
+        """How many mutexes were not read, because too many were waited for at once."""
+
+    def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
+        """Return the owner of the mutex that each of these threads waits for, if it is known."""
+        mutexes: dict[tuple[int, int, bool], list[Blocked]] = {}
+        for one in waits:
+            if one.call == FUTEX and (is_pi := self._is_pi(one)) is not None:
+                mutexes.setdefault((one.key.pid, one.arguments[0], is_pi), []).append(one)
+        found: dict[ThreadKey, Found] = {}
+        for (_, address, is_pi), waiters in [*mutexes.items()][:_MOST_MUTEXES]:
+            with suppress(OSError):  # TimeoutError is one
+                if owner := self._owner(waiters[0].key, address, _pi_mutex if is_pi else _mutex):
+                    blockers = (Blocker(waiters[0].key.pid, owner, MUTEX, True),)
+                    found |= {one.key: Found(one.left_ns, blockers) for one in waiters if one.key.tid != owner}
+        self.unread += max(0, len(mutexes) - _MOST_MUTEXES)
+        return found
+
+    def _is_pi(self, wait: Blocked) -> bool | None:
+        """Return whether a thread waits for a mutex with priority inheritance; None if for no mutex."""
+        operation, value = wait.arguments[1] & OPERATION, wait.arguments[2] & 0xFFFFFFFF
+        if operation in PI_WAITS:
+            return True
+        is_mutex = operation in WAITS and (value == AWAITED or value & WAITERS) and self._locks_mutex(wait.user)
+        return False if is_mutex else None
+
+    def _locks_mutex(self, user: int) -> bool:
+        if user == NO_STACK:
+            return False
+        for frame in self._catalog.stack(user).frames[:_DEEPEST]:
+            for name in map(_plain, functions(self._names.of(frame))):
+                if name in _LOCKING or name.startswith(_OTHERS):
+                    return name in _LOCKING
+        return False
+
+    def _owner(self, key: ThreadKey, address: int, parse: Callable[[bytes], _Mutex]) -> int:
+        """Return the tid of the owner, or 0. Raises OSError."""
+        before = self._read(key, address, parse)
+        tid = tid_of(self._reads, key, before.owner)
+        return tid if tid and self._read(key, address, parse) == before else 0
+
+    def _read(self, key: ThreadKey, address: int, parse: Callable[[bytes], _Mutex]) -> _Mutex:
+        path = f"/proc/{key.pid}/task/{key.tid}/mem"
+        raw = self._reads.ask(key.pid, "piece", path, _MUTEX.size, address)
+        return parse(raw)
+
+
+def _plain(name: str) -> str:
+    """Return a function's name without version and ` (inlined)`."""
+    return name.partition("@")[0].partition(" ")[0]
+
+
+def _mutex(raw: bytes) -> _Mutex:
+    if len(raw) < _MUTEX.size:
+        return _Mutex(0, 0)
+    word, _, owner, users, kind = _MUTEX.unpack(raw)
+    is_robust = word & (WAITERS | _OWNER_DIED) == WAITERS and word & _TID == owner
+    is_locked = (word == AWAITED or is_robust) and users > 0 and kind < _MOST_KINDS
+    return _Mutex(word, owner if is_locked and owner > 0 else 0)
+
+
+def _pi_mutex(raw: bytes) -> _Mutex:
+    """It may be any futex with priority inheritance: only the word is known."""
+    word = int.from_bytes(raw[:4], "little")
+    return _Mutex(word, word & _TID if word & (WAITERS | _OWNER_DIED) == WAITERS else 0)

@@ -1,0 +1,367 @@
+"""Test who must act to end a wait, on real children that hold what another thread waits for."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, MUTEX, Blocker
+from offtop.model.values.catalog import ThreadKey
+from tests.kernel import programs, watch
+from tests.kernel.watch import Watch
+
+pytestmark = pytest.mark.kernel
+
+_SECONDS = 30.0
+MUTEXES = r"""
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+static pthread_mutex_t mutex;
+static pthread_barrier_t is_held;
+
+static void *holder(void *unused)
+{
+	tell("holder", (void *)syscall(SYS_gettid));
+	pthread_mutex_lock(&mutex);
+	pthread_barrier_wait(&is_held);
+	pause();
+	return unused;
+}
+
+static void *waiter(void *unused)
+{
+	tell("waiter", (void *)syscall(SYS_gettid));
+	pthread_mutex_lock(&mutex);
+	return unused;
+}
+
+int main(int count, char **words)
+{
+	pthread_t threads[2];
+	pthread_mutexattr_t kind;
+
+	pthread_mutexattr_init(&kind);
+	if (!strcmp(words[1], "recursive"))
+		pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
+	else if (!strcmp(words[1], "robust"))
+		pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+	else if (!strcmp(words[1], "inherits"))
+		pthread_mutexattr_setprotocol(&kind, PTHREAD_PRIO_INHERIT);
+	pthread_mutex_init(&mutex, &kind);
+	pthread_barrier_init(&is_held, 0, 2);
+	pthread_create(&threads[0], 0, holder, 0);
+	pthread_barrier_wait(&is_held);
+	pthread_create(&threads[1], 0, waiter, 0);
+	usleep(100000);
+	next();
+}
+"""
+"""A thread holds a mutex, and another one waits for it."""
+FORGED = r"""
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+static const char *how;
+static pthread_mutex_t *mutex;
+static pthread_barrier_t is_held;
+static int waiter_tid;
+
+static void *holder(void *unused)
+{
+	tell("holder", (void *)syscall(SYS_gettid));
+	pthread_mutex_lock(mutex);
+	pthread_barrier_wait(&is_held);
+	if (strcmp(how, "exited"))
+		pause();
+	return unused;
+}
+
+static void *waiter(void *unused)
+{
+	waiter_tid = syscall(SYS_gettid);
+	tell("waiter", (void *)(long)waiter_tid);
+	if (!strcmp(how, "elsewhere")) { /* looks like a mutex, but is waited for by other code */
+		for (;;)
+			syscall(SYS_futex, mutex, FUTEX_WAIT_PRIVATE, 2, 0, 0, 0);
+	} else if (!strcmp(how, "condition")) {
+		static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
+		static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
+		pthread_mutex_lock(&own);
+		pthread_cond_wait(&never, &own);
+	} else if (!strcmp(how, "semaphore")) {
+		static sem_t never;
+		sem_wait(&never);
+	} else {
+		pthread_mutex_lock(mutex);
+	}
+	return unused;
+}
+
+int main(int count, char **words)
+{
+	pthread_t threads[2];
+
+	how = words[1];
+	mutex = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	pthread_barrier_init(&is_held, 0, 2);
+	pthread_create(&threads[0], 0, holder, 0);
+	pthread_barrier_wait(&is_held);
+	if (!strcmp(how, "elsewhere"))
+		mutex->__data.__lock = 2;
+	pthread_create(&threads[1], 0, waiter, 0);
+	usleep(200000);
+	if (!strcmp(how, "waiter"))
+		mutex->__data.__owner = waiter_tid;
+	else if (!strcmp(how, "unmapped"))
+		munmap(mutex, 4096);
+	else if (!strcmp(how, "word"))
+		mutex->__data.__lock = 1;
+	else if (!strcmp(how, "kind"))
+		mutex->__data.__kind = -1;
+	else if (how[0] == '-' || (how[0] >= '0' && how[0] <= '9'))
+		mutex->__data.__owner = atoi(how);
+	next();
+}
+"""
+"""A thread holds a mutex and another one waits, but what stands in the mutex is made up afterwards."""
+LOCKER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "r+")
+how, *rest = sys.argv[2:]
+if how == "flock":
+    fcntl.flock(file, fcntl.LOCK_EX)
+elif how == "fcntl":
+    fcntl.lockf(file, fcntl.LOCK_EX)
+elif how == "ofd":
+    fcntl.fcntl(file, 38, __import__("struct").pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+print("ready", flush=True)
+if rest:
+    os.set_inheritable(file.fileno(), True)
+    os.spawnvp(os.P_NOWAIT, rest[0], rest)
+    os._exit(0)
+time.sleep(1000)
+"""
+"""Locks a file, or waits for it. With a command, leaves the lock to it and exits."""
+
+PARENT = "import os; sleep = lambda: os.spawnvp(os.P_NOWAIT, 'sleep', ['sleep', '1000'])"
+
+GIL_HELD = """
+import sys, threading, time
+def hold():
+    print(threading.get_native_id(), flush=True)
+    sum(range(10**12))  # one call in C, which does not let go
+def wait():
+    print(threading.get_native_id(), flush=True)
+    while True:
+        time.sleep(0.001)
+threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+threading.Thread(target=hold, daemon=True).start()
+time.sleep(1000)
+"""
+PYTHONS = {version: path for version, path in programs.interpreters().items() if version in ("3.13", "3.14")}
+
+
+@pytest.fixture(scope="module")
+def live() -> Generator[Watch]:
+    with watch.watching() as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def mutexes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("built") / "mutexes", MUTEXES, "-pthread")
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("built") / "forged", FORGED, "-pthread")
+
+
+def found(live: Watch, key: ThreadKey, is_it: Callable[[tuple[Blocker, ...]], bool] = bool) -> tuple[Blocker, ...]:
+    """Tick until the blockers of a thread are what a test waits for, and return them."""
+    deadline = time.monotonic() + _SECONDS
+    while not is_it(blockers := live.last.blockers.get(key, ())):
+        assert time.monotonic() < deadline, f"{blockers}"
+        live.tick(0.2)
+    return blockers
+
+
+def never_found(live: Watch, key: ThreadKey, seconds: float = 3.0) -> None:
+    """Check that for a while nobody is accused of holding up a thread."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        live.tick(0.2)
+        assert key in live.last.waiting
+        assert key not in live.last.blockers
+
+
+@contextmanager
+def child(*command: str | Path) -> Generator[subprocess.Popen[str]]:
+    """Run a child; kill it at the end."""
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout:
+            process.stdout.close()
+
+
+@contextmanager
+def locker(file: Path, how: str, *command: str) -> Generator[subprocess.Popen[str]]:
+    """Run a child that has locked a file."""
+    with child(sys.executable, "-c", LOCKER, file, how, *command) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+@pytest.mark.parametrize("kind", ["normal", "recursive", "robust", "inherits"])
+def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path, kind: str) -> None:
+    with programs.running([mutexes, kind]) as program:
+        waiter = ThreadKey(program.pid, program.at["waiter"])
+
+        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+
+
+@pytest.mark.parametrize("owner", [0, 1, os.getpid(), os.getppid(), -5, 1 << 30, (1 << 31) - 1])
+def test_forged_owner_that_is_no_thread_of_the_process_is_not_believed(live: Watch, forged: Path, owner: int) -> None:
+    with programs.running([forged, str(owner)]) as program:
+        never_found(live, ThreadKey(program.pid, program.at["waiter"]))
+
+
+@pytest.mark.parametrize("how", ["waiter", "exited", "unmapped", "word", "kind", "elsewhere", "condition", "semaphore"])
+def test_no_owner_is_read_from_what_is_no_awaited_mutex(live: Watch, forged: Path, how: str) -> None:
+    with programs.running([forged, how]) as program:
+        never_found(live, ThreadKey(program.pid, program.at["waiter"]))
+
+
+def test_real_owner_is_found_in_the_program_that_forges_others(live: Watch, forged: Path) -> None:
+    with programs.running([forged, "honest"]) as program:
+        waiter = ThreadKey(program.pid, program.at["waiter"])
+
+        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+
+
+def test_owner_in_a_container_is_translated_to_the_id_outside(live: Watch, mutexes: Path) -> None:
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", mutexes, "normal"]
+    with programs.running(inside) as program:
+        (pid,) = (int(one) for one in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split())
+        try:
+            tids = {_inner_tid(pid, int(task.name)): int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
+            waiter, holder = (ThreadKey(pid, tids[program.at[name]]) for name in ("waiter", "holder"))
+
+            assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)
+        finally:
+            os.kill(pid, 9)
+
+
+def _inner_tid(pid: int, tid: int) -> int:
+    lines = Path(f"/proc/{pid}/task/{tid}/status").read_text().splitlines()
+    return next(int(line.split()[-1]) for line in lines if line.startswith("NSpid:"))
+
+
+@pytest.mark.parametrize("how", ["flock", "fcntl", "ofd"])
+def test_holder_of_a_file_lock_is_the_process_that_took_it(live: Watch, tmp_path: Path, how: str) -> None:
+    file = tmp_path / "job.lock"
+    file.touch()
+    with locker(file, how) as holder, child(sys.executable, "-c", LOCKER, file, how) as waiter:
+        blockers = found(live, ThreadKey(waiter.pid, waiter.pid))
+
+    assert blockers == (Blocker(holder.pid, 0, FILE_LOCK, True, "job.lock"),)
+
+
+def test_process_that_inherited_a_lock_holds_it(live: Watch, tmp_path: Path) -> None:
+    file = tmp_path / "job.lock"
+    file.touch()
+    with locker(file, "flock", "sleep", "1000") as parent, child(sys.executable, "-c", LOCKER, file, "flock") as waiter:
+        parent.wait(10)
+        (blocker,) = found(live, ThreadKey(waiter.pid, waiter.pid))
+        comm = Path(f"/proc/{blocker.pid}/comm").read_text()
+        os.kill(blocker.pid, 9)
+
+    assert (comm, *blocker[1:]) == ("sleep\n", 0, FILE_LOCK, True, "job.lock")
+
+
+def test_all_who_share_an_open_file_hold_its_lock(live: Watch, tmp_path: Path) -> None:
+    file = tmp_path / "job.lock"
+    file.touch()
+    with file.open("r+") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        heirs = [subprocess.Popen(["sleep", "1000"], pass_fds=[opened.fileno()]) for _ in range(2)]
+        with child(sys.executable, "-c", LOCKER, file, "flock") as waiter:
+            try:
+                blockers = found(live, ThreadKey(waiter.pid, waiter.pid), lambda some: len(some) == 3)
+            finally:
+                for heir in heirs:
+                    heir.kill()
+                    heir.wait(10)
+
+    assert {one.pid for one in blockers} == {os.getpid(), *(heir.pid for heir in heirs)}
+
+
+def test_readers_of_a_file_all_hold_up_who_wants_to_write(live: Watch, tmp_path: Path) -> None:
+    file = tmp_path / "shared.lock"
+    file.touch()
+    with file.open("r") as first, file.open("r") as second:
+        for one in (first, second):
+            fcntl.flock(one, fcntl.LOCK_SH)
+        heir = subprocess.Popen(["sleep", "1000"], pass_fds=[second.fileno()])
+        second.close()
+        with child(sys.executable, "-c", LOCKER, file, "flock") as waiter:
+            try:
+                blockers = found(live, ThreadKey(waiter.pid, waiter.pid), lambda some: len(some) == 2)
+            finally:
+                heir.kill()
+                heir.wait(10)
+
+    assert {one.pid for one in blockers} == {os.getpid(), heir.pid}
+
+
+@pytest.mark.parametrize("call", ["os.waitpid(child, 0)", "os.wait()", "os.waitid(os.P_PID, child, os.WEXITED)"])
+def test_awaited_child_is_named(live: Watch, call: str) -> None:
+    with child(sys.executable, "-c", f"{PARENT}; print(child := sleep(), flush=True); {call}") as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        blockers = found(live, ThreadKey(parent.pid, parent.pid))
+        os.kill(pid, 9)
+
+    assert blockers == (Blocker(pid, 0, CHILD, True),)
+
+
+def test_any_of_several_children_may_end_a_wait(live: Watch) -> None:
+    with child(sys.executable, "-c", f"{PARENT}; print(sleep(), sleep(), flush=True); os.wait()") as parent:
+        assert parent.stdout
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        blockers = found(live, ThreadKey(parent.pid, parent.pid))
+        for pid in pids:
+            os.kill(pid, 9)
+
+    assert {*blockers} == {Blocker(pid, 0, CHILD, False) for pid in pids}
+
+
+@pytest.mark.parametrize("python", PYTHONS.values(), ids=PYTHONS)
+def test_holder_of_the_gil_is_read_from_the_interpreter(live: Watch, python: Path) -> None:
+    with child(python, "-c", GIL_HELD) as process:
+        assert process.stdout
+        waiter, holder = (int(process.stdout.readline()) for _ in "ab")
+
+        assert found(live, ThreadKey(process.pid, waiter)) == (Blocker(process.pid, holder, GIL, True),)
