@@ -35,6 +35,11 @@ def rules() -> Path:
     return _PACKAGE / "rules.toml"
 
 
+def suspects() -> Path:
+    """The weights by which offtop chooses whom it names first."""
+    return _PACKAGE / "suspects.toml"
+
+
 def demo() -> Path:
     """The recording that `offtop demo` replays."""
     return _PACKAGE / "demo.offtop"

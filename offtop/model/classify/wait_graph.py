@@ -1,0 +1,402 @@
+"""Wait-for graph: who must act before whom can go on, and how much waiting stands behind each.
+
+A node is a thread with a wait in progress, or a process or thread that such a wait depends on. An edge leads from a
+wait to who must act to end it. Waiting is passed along the edges to the last node that is known; what arrives at all
+ends is what waits. Only waits in progress have edges: at one moment a thread waits for one thing only, so a loop in the
+graph is one on the machine.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.model.values.blockers import (
+    FILE_LOCK,
+    GIL,
+    KERNEL_LOCK,
+    MUTEX,
+    PIPE,
+    SOCKET,
+    TITLE,
+    UPSTREAM,
+    WAKER,
+    Blocker,
+)
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.peers import HOLDER, may_have_ends
+from offtop.model.values.peers import PIPE as PIPE_OBJECT
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
+from offtop.model.values.waits import KERNEL, WAKE, WaitList
+from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
+from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Shares
+from offtop.model.windows.stuck import Stuck
+from offtop.model.windows.window import Window
+
+RUNS, IDLE = "runs", "idle"
+"""States of nodes that are not one wait: on a CPU, and waiting for work."""
+LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
+"""A loop of only these edges is a deadlock."""
+MOST_HOPS = 16
+_LEAST_BUSY = 0.05
+"""Threads on average: a process that runs less than that does nothing."""
+_TITLE = re.compile(r"postgres: (?:\S+: )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
+"""Of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
+_HOLDS, _QUEUES = "idle in transaction", " waiting"
+
+_Wakers = Mapping[Object, tuple[Blocker, ...]]
+_NO_WAKERS: _Wakers = {}
+Floats = NDArray[np.float64]
+
+
+class Node(NamedTuple):
+    key: ThreadKey
+    """With tid 0: the process."""
+    row: int
+    """Row of the waits in progress; -1: it is not in a wait of which the age is known to be long."""
+    state: str
+    """Category of the wait, RUNS, IDLE, or `run-queue` or `throttle` for a process that wants a CPU."""
+
+
+class Edge(NamedTuple):
+    source: int
+    target: int
+    share: float
+    """Part of the waiting that is passed to this target; those of all edges of a source add up to 1."""
+    via: str
+    """One of blockers.VIA; empty from a process to one of its threads."""
+    is_exact: bool
+    what: str
+    """Name of what is held; may be empty. Raw."""
+
+
+class WaitGraph(NamedTuple):
+    nodes: Sequence[Node]
+    """The first ones are the rows of the waits in progress, in their order."""
+    edges: Sequence[Edge]
+    waiting: Floats
+    """Threads on average that wait at each node in the window: at all waits of the same thread and category."""
+
+
+class Passed(NamedTuple):
+    """Waiting, passed along the edges."""
+
+    through: Floats
+    """How much came by each node, its own included."""
+    ends: Floats
+    """How much ended at each node. Each loop's is at the first of its nodes."""
+
+
+class Paths:
+    """Where waiting goes in a graph of `count` nodes."""
+
+    def __init__(self, count: int, edges: Sequence[Edge]) -> None:
+        self._count = count
+        self._source = np.array([one.source for one in edges], np.int64)
+        self._target = np.array([one.target for one in edges], np.int64)
+        self._share = np.array([one.share for one in edges], np.float64)
+        self._is_end = np.ones(count, np.bool_)
+        self._is_end[self._source] = False
+        self.loops = self._loops()
+        """Nodes that wait for each other and for nobody else, each loop in the order of the edges."""
+        for loop in self.loops:  # what gets there stays there: who is in it cannot act
+            self._is_end[[*loop]] = True
+
+    def passed(self, own: Floats) -> Passed:
+        """Pass `own` waiting of the nodes along the edges to their ends. The sum of `ends` is the sum of `own`."""
+        through, ends, flow = own.copy(), np.zeros(self._count), own.copy()
+        for _ in range(MOST_HOPS):
+            ends[self._is_end] += flow[self._is_end]
+            flow[self._is_end] = 0
+            if not flow.any():
+                break
+            flow = np.bincount(self._target, flow[self._source] * self._share, self._count)
+            through += flow
+        ends += flow
+        for loop in self.loops:
+            ends[loop[0]] = ends[[*loop]].sum()
+            ends[[*loop[1:]]] = 0
+        return Passed(through, ends)
+
+    def _loops(self) -> list[tuple[int, ...]]:
+        leads = self._is_end.copy()
+        """Nodes from which an end can be reached: from all others, only loops."""
+        known = -1
+        while known != (known := int(np.count_nonzero(leads))):
+            leads[self._source[leads[self._target]]] = True
+        first_target = dict(zip(self._source[::-1].tolist(), self._target[::-1].tolist(), strict=True))
+        found: list[tuple[int, ...]] = []
+        seen = set[int]()
+        for start in np.flatnonzero(~leads).tolist():
+            path: dict[int, int] = {}
+            node = start
+            while node not in seen and node not in path:
+                path[node] = len(path)
+                node = first_target[node]
+            if node in path:
+                found.append(tuple(one for one, at in path.items() if at >= path[node]))
+            seen.update(path)
+        return found
+
+
+def wait_graph(
+    snapshot: Snapshot, blocked: Stuck, every: Shares, span_ns: int, activity: "Activity", peers: "KnownPeers"
+) -> WaitGraph:
+    """Return the graph of the waits `blocked` as of `snapshot`.
+
+    `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf.
+    """
+    return _Builder(snapshot, blocked, every, span_ns, activity, peers).graph()
+
+
+class Activity:
+    """What threads and processes did in the window, in threads on average."""
+
+    def __init__(self, every: Shares, window: Window) -> None:
+        self._every, self._span_ns = every, max(1, window.span_ns)
+        table = table_of(THREADS, window.threads)
+        ids, running = table.ids, table.numbers[:, RUNNING_NS] / self._span_ns
+        self.running = _sums(ids[:, 0], running)
+        """By PID."""
+        self.ready, self.throttled = self._in(RUN_QUEUE), self._in(THROTTLE)
+        """By PID: waiting for a CPU, and for the CPU quota."""
+        self._of_processes: Sequence[Mapping[int, float]] = self.throttled, self.ready, self.running
+        self._of_threads: Sequence[Mapping[int, float]] = ()
+        """The same three by thread code, if a thread was looked up."""
+        self._codes, self._running_ns = thread_codes(ids), running
+
+    def _in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
+        every = self._every
+        leaves = [number for number, leaf in enumerate(every.leaves) if leaf.category == category]
+        rows = np.isin(every.leaf, leaves)
+        codes = thread_codes(every.ids[rows]) if of_threads else every.ids[rows, 0]
+        return _sums(codes, every.total_ns[rows] / self._span_ns)
+
+    def busy(self, key: ThreadKey) -> tuple[str, float]:
+        """Return whether it mostly RUNS, wants a CPU (`run-queue`) or is throttled, and how much of these it does."""
+        parts, code = self._of_processes, key.pid
+        if key.tid:
+            if not self._of_threads:
+                running = _sums(self._codes, self._running_ns)
+                self._of_threads = self._in(THROTTLE, True), self._in(RUN_QUEUE, True), running
+            parts, code = self._of_threads, key.pid << 32 | key.tid
+        if not any(code in one for one in parts):
+            return RUNS, 0.0
+        amounts = dict(zip((THROTTLE, RUN_QUEUE, RUNS), (one.get(code, 0.0) for one in parts), strict=True))
+        return max(amounts, key=amounts.__getitem__), sum(amounts.values())
+
+    def most_blocked(self, key: ThreadKey) -> tuple[str, float]:
+        """Return the category of its waits with most time that are not idle, and that time; empty if there are none."""
+        every = self._every
+        rows = every.ids[:, 0] == key.pid
+        if key.tid:
+            rows &= every.ids[:, 1] == key.tid
+        leaves: list[int] = every.leaf[rows].tolist()
+        ns: list[int] = every.total_ns[rows].tolist()
+        sums: dict[str, int] = {}
+        for number, one_ns in zip(leaves, ns, strict=True):
+            leaf = every.leaves[number]
+            if not leaf.idle and leaf.category not in (RUN_QUEUE, THROTTLE, SHORT):
+                sums[leaf.category] = sums.get(leaf.category, 0) + one_ns
+        if not sums:
+            return "", 0.0
+        most = max(sums, key=sums.__getitem__)
+        return most, sums[most] / self._span_ns
+
+
+def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
+    once, which = np.unique(codes, return_inverse=True)
+    return dict(zip(once.tolist(), np.bincount(which, values, len(once)).tolist(), strict=True))
+
+
+class KnownPeers:
+    """The processes at the other end of what threads wait on, kept as long as the catalog has the same peers."""
+
+    def __init__(self) -> None:
+        self._version = (0, 0)
+        self._known: dict[tuple[int, int], tuple[Blocker, ...]] = {}
+
+    def of(self, catalog: Catalog, kernel: int, wake: int) -> tuple[Blocker, ...]:
+        """Return them for a wait at that kernel stack."""
+        version = id(catalog), catalog.ends_version
+        if version != self._version:
+            self._version, self._known = version, {}
+        known = self._known.get((kernel, wake))
+        if known is None:
+            known = self._known[kernel, wake] = _peers(catalog, kernel, catalog.wake(wake).object)
+        return known
+
+
+class _Builder:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        blocked: Stuck,
+        every: Shares,
+        span_ns: int,
+        activity: Activity,
+        peers: KnownPeers,
+    ) -> None:
+        self._snapshot, self._catalog, self._activity = snapshot, snapshot.catalog, activity
+        self._waits = WaitList.of(blocked.waits)
+        shares = blocked.shares
+        numbers: list[int] = shares.leaf.tolist() if shares else []
+        leaves = [shares.leaves[number] for number in numbers] if shares else []
+        self._categories = [leaf.category for leaf in leaves]
+        self._idle = [leaf.idle for leaf in leaves]
+        self._keys = [*map(THREADS.key, self._waits.rows[:, :2].tolist())]
+        self._row_of = {key: row for row, key in enumerate(self._keys)}
+        self._rows_of: defaultdict[int, list[int]] = defaultdict(list)
+        for row, key in enumerate(self._keys):
+            self._rows_of[key.pid].append(row)
+        self._nodes = [Node(key, row, self._categories[row]) for row, key in enumerate(self._keys)]
+        self._numbers: dict[ThreadKey, int] = {}
+        self._edges: list[Edge] = []
+        self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
+        self._peers = peers
+        self._sessions = _sessions(snapshot.titles)
+        self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
+
+    def graph(self) -> WaitGraph:
+        kernels, wakes = self._waits.rows[:, KERNEL].tolist(), self._waits.rows[:, WAKE].tolist()
+        for row, key in enumerate(self._keys):
+            some = self._blockers(row, key, kernels[row], wakes[row])
+            if some:
+                self._point(row, key, some)
+        waiting = np.zeros(len(self._nodes))
+        waiting[: len(self._waiting)] = self._waiting
+        return WaitGraph(self._nodes, self._edges, waiting)
+
+    def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
+        known = self._snapshot.blockers.get(key, ())
+        holder = self._waits.holders.get(key)
+        if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
+            return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)
+        if known:
+            return known
+        if self._sessions and (holders := self._idle_in_transaction(key.pid)):
+            return holders
+        if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
+            return peers
+        if self._wakers and self._categories[row] == "lock" and wake:
+            return self._wakers.get(self._catalog.wake(wake).object, ())
+        return ()
+
+    def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
+        """Return the sessions of the same database that may hold what a waiting PostgreSQL session waits for."""
+        database, is_waiting = self._sessions.get(pid, ("", False))
+        if not is_waiting:
+            return ()
+        return tuple(
+            Blocker(other, 0, TITLE, False)
+            for other, (of, queues) in self._sessions.items()
+            if of == database and not queues and other != pid
+        )
+
+    def _point(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
+        """Add the edges of a wait."""
+        targets: dict[int, Blocker] = {}
+        for one in some:
+            if one.pid == key.pid and one.tid in (0, key.tid):
+                if not one.tid:  # it holds the other end itself, like the pipe of a make job server: any may act
+                    return
+                continue
+            targets[self._node(ThreadKey(one.pid, one.tid))] = one
+        for target, one in targets.items():
+            self._edges.append(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
+
+    def _node(self, key: ThreadKey) -> int:
+        row = self._row_of.get(key)
+        if row is not None:
+            return row
+        number = self._numbers.get(key)
+        if number is not None:
+            return number
+        rows = self._rows_of.get(key.pid, []) if not key.tid else []
+        state, busy = self._activity.busy(key)
+        acting = [row for row in rows if not self._idle[row] or (self._categories[row] == SLEEP and len(rows) == 1)]
+        if not acting:
+            acting = [row for row in rows if self._asks_others(row)]
+        waiting = sum(self._waiting[row] for row in acting)
+        if busy >= max(_LEAST_BUSY, waiting):
+            acting = []
+        elif not acting:
+            state, blocked = ("", 0.0) if rows else self._activity.most_blocked(key)
+            state = state if blocked >= _LEAST_BUSY else IDLE
+        if len(acting) == 1:
+            self._numbers[key] = acting[0]
+            return acting[0]
+        number = self._numbers[key] = len(self._nodes)
+        at = min(rows, key=lambda one: self._keys[one].tid != key.pid) if rows and state == IDLE else -1
+        self._nodes.append(Node(key, at, state))
+        for one in acting:
+            share = self._waiting[one] / waiting if waiting else 1 / len(acting)
+            self._edges.append(Edge(number, one, share, "", True, ""))
+        return number
+
+    def _asks_others(self, row: int) -> bool:
+        return any(one.via == UPSTREAM for one in self._snapshot.blockers.get(self._keys[row], ()))
+
+
+def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shares, span_ns: int) -> list[float]:
+    """Return how much each thread waited in the window, at all its waits of that category."""
+    if not categories:
+        return []
+    numbers = {name: number for number, name in enumerate({*categories, *(leaf.category for leaf in every.leaves)})}
+    bits = len(numbers).bit_length()
+    of_leaf = np.array([numbers[leaf.category] for leaf in every.leaves], np.int64)
+    codes = thread_codes(every.ids) << bits
+    if len(of_leaf):
+        codes |= of_leaf[every.leaf]
+    once, which = np.unique(codes, return_inverse=True)
+    sums = np.bincount(which, every.total_ns, len(once))
+    own = thread_codes(waits.rows) << bits | np.array([numbers[name] for name in categories], np.int64)
+    at = np.minimum(np.searchsorted(once, own), len(once) - 1)
+    found = np.where(once[at] == own, sums[at], 0) if len(once) else np.zeros(len(own))
+    so_far = np.minimum(waits.ages_ns(at_ns), span_ns)
+    return (np.minimum(np.maximum(found, so_far), span_ns) / max(1, span_ns)).tolist()
+
+
+def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
+    """Return the processes at the other end of what a thread waits on."""
+    if not may_have_ends(what):
+        return ()
+    sides = catalog.ends_of(what).for_who_waits(catalog.stack(kernel))
+    return tuple(
+        Blocker(one.pid, 0, FILE_LOCK, True, what.name.rpartition("/")[2])
+        if side.role == HOLDER
+        else Blocker(one.pid, 0, PIPE if what.kind == PIPE_OBJECT else SOCKET, True)
+        for side in sides
+        for one in side.processes
+    )
+
+
+def _sessions(titles: Mapping[int, str]) -> dict[int, tuple[str, bool]]:
+    """Return PID → database, and whether the session waits for a lock; if not, it is idle in a transaction."""
+    found: dict[int, tuple[str, bool]] = {}
+    for pid, title in titles.items():
+        session = _TITLE.fullmatch(title.strip())
+        if session and session["activity"].endswith(_QUEUES):
+            found[pid] = session["database"], True
+        elif session and session["activity"].startswith(_HOLDS):
+            found[pid] = session["database"], False
+    return found
+
+
+def _wakers(every: Shares, catalog: Catalog) -> _Wakers:
+    """Return for each lock the thread that ended most of the waits for it in the window."""
+    once, which = np.unique(every.ids[:, WAKE], return_inverse=True)
+    counts = np.bincount(which, every.waits, len(once)).tolist()
+    found: defaultdict[Object, dict[ThreadKey, float]] = defaultdict(dict)
+    for wake, many in zip(once.tolist(), counts, strict=True):
+        one = catalog.wake(wake)
+        if many and one.object.kind and one.waker.kind == THREAD and one.waker.tid:
+            by = found[one.object]
+            key = ThreadKey(one.waker.pid, one.waker.tid)
+            by[key] = by.get(key, 0) + many
+    most = {what: max(by, key=by.__getitem__) for what, by in found.items()}
+    return {what: (Blocker(*key, WAKER, False),) for what, key in most.items()}

@@ -1,0 +1,227 @@
+"""Suspects: the end of the chain is named, what has always stood there is not, and a quiet machine accuses nobody."""
+
+import pytest
+
+from offtop import paths
+from offtop.errors import OfftopError
+from offtop.model.classify import suspects
+from offtop.model.classify.suspects import CPU, DEADLOCK, HOLDER, WAIT, Found
+from offtop.model.values.blockers import CHILD, FILE_LOCK, MUTEX, PIPE, SOCKET, TITLE, UPSTREAM, Blocker
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Holder
+from tests.model.machine import CATEGORIES, RULES, WEIGHTS, Machine
+
+_SESSION = "postgres: main: bench shop [local] "
+_ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
+_MUTEX = ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work")
+
+
+def ends(found: Found) -> list[tuple[str, str, int, str]]:
+    """Kind, program, PID and state of each suspect's end."""
+    return [(one.kind, one.end.program, one.end.key.pid, one.end.state) for one in found.suspects]
+
+
+def test_session_idle_in_transaction_is_behind_the_sessions_and_their_clients() -> None:
+    machine = Machine()
+    for number in range(12):
+        session = machine.waits("postgres", 100 + number, "poll", 30, *_ROW_LOCK)
+        machine.titles[session.pid] = f"{_SESSION}UPDATE waiting"
+        client = machine.waits("psql", 200 + number, "poll", 30, "lib:poll", "/usr/lib/libpq.so.5!PQgetResult")
+        machine.held(client, Blocker(session.pid, 0, SOCKET, True))
+    machine.waits("postgres", 300, "poll", 90)
+    machine.titles[300] = f"{_SESSION}idle in transaction"
+    (one,) = machine.found().suspects
+    assert (one.kind, one.end.key, one.end.title) == (HOLDER, ThreadKey(300, 0), machine.titles[300])
+    assert [(hop.program, hop.many, hop.via) for hop in one.hops] == [
+        *(("psql", 12, SOCKET), ("postgres", 12, TITLE)),
+        ("postgres", 1, ""),
+    ]
+    assert (one.is_likely, one.waiting, one.age_ns) == (True, 24, 30_000_000_000)
+
+
+def test_sleep_that_inherited_a_file_lock_is_behind_all_that_want_it() -> None:
+    machine = Machine()
+    for pid in (10, 11, 12):
+        waiter = machine.waits("flock", pid, "lock", 9, kernel="flock_lock_inode_wait")
+        machine.held(waiter, Blocker(20, 0, FILE_LOCK, True, "job.lock"))
+    machine.waits("sleep", 20, "sleep", 5400, before=True)
+    machine.waits("cat", 30, "pipe", 5400, before=True)
+    found = machine.found()
+    assert ends(found) == [(HOLDER, "sleep", 20, "sleep")]
+    assert (found.suspects[0].harm, found.suspects[0].is_likely, found.standing) == (3, False, 1)
+
+
+def test_workers_behind_a_server_that_looks_idle_are_named() -> None:
+    machine = Machine()
+    server = machine.waits("nginx", 20, "poll")
+    for pid in range(30, 38):
+        machine.held(machine.waits("curl", pid, "net-recv", 5), Blocker(20, 0, SOCKET, True))
+    machine.held(server, Blocker(40, 0, UPSTREAM, False))
+    machine.waits("python3", 40, "sleep", 5, "lib:clock_nanosleep", "h (up.py:4)")
+    (one,) = machine.found().suspects
+    assert [(hop.program, hop.many) for hop in one.hops] == [("curl", 8), ("nginx", 1), ("python3", 1)]
+    assert one.is_likely
+
+
+def test_pipe_leads_through_its_reader_to_what_that_waits_for() -> None:
+    machine = Machine()
+    writer = machine.waits("yes", 10, "pipe", 5, kernel="pipe_write")
+    machine.held(writer, Blocker(20, 0, PIPE, True))
+    machine.waits("sleep", 20, "sleep", 5)
+    assert ends(machine.found()) == [(HOLDER, "sleep", 20, "sleep")]
+
+
+def test_reader_that_computes_or_waits_for_its_user_is_not_accused() -> None:
+    machine = Machine()
+    machine.held(machine.waits("tar", 10, "pipe", 5, kernel="pipe_write"), Blocker(20, 0, PIPE, True))
+    machine.runs("gzip", 20, 0.99)
+    machine.held(machine.waits("git", 11, "pipe", 5, kernel="pipe_write"), Blocker(21, 0, PIPE, True))
+    machine.waits("less", 21, "tty", 5)
+    assert ends(machine.found()) == []
+
+
+def test_parent_is_not_a_suspect_its_child_is() -> None:
+    machine = Machine()
+    machine.held(machine.waits("build", 10, "child", 20), Blocker(11, 0, CHILD, True))
+    machine.held(machine.waits("step", 11, "child", 20), Blocker(12, 0, CHILD, True))
+    machine.held(machine.waits("ld", 12, "lock", 20), Blocker(30, 0, FILE_LOCK, True, "out.lock"))
+    machine.waits("vim", 30, "tty", 20)
+    (one,) = machine.found().suspects
+    assert (one.kind, one.end.program) == (HOLDER, "vim")
+    assert [hop.program for hop in one.hops] == ["build", "step", "ld", "vim"]
+    assert one.harm == pytest.approx(1.2)
+
+
+def test_threads_that_want_each_others_locks_are_a_deadlock() -> None:
+    machine = Machine()
+    first = machine.waits("a.py", 10, "lock", 30, kernel="flock_lock_inode_wait")
+    second = machine.waits("b.py", 11, "lock", 30, kernel="flock_lock_inode_wait")
+    machine.held(first, Blocker(11, 0, FILE_LOCK, True, "y.lock"))
+    machine.held(second, Blocker(10, 0, FILE_LOCK, True, "x.lock"))
+    machine.held(machine.waits("c.py", 12, "lock", 9), Blocker(10, 0, FILE_LOCK, True, "x.lock"))
+    (one,) = machine.found().suspects
+    assert (one.kind, one.waiting, {hop.program for hop in one.hops}) == (DEADLOCK, 3, {"a.py", "b.py"})
+    assert not one.is_likely
+
+
+def test_processes_that_read_from_each_other_are_not_a_deadlock() -> None:
+    machine = Machine()
+    machine.held(machine.waits("a", 10, "net-recv", 30), Blocker(11, 0, SOCKET, True))
+    machine.held(machine.waits("b", 11, "net-recv", 30), Blocker(10, 0, SOCKET, True))
+    assert ends(machine.found()) == []
+
+
+def test_mutex_leads_to_its_owner_in_the_same_process() -> None:
+    machine = Machine()
+    for tid in range(11, 15):
+        waiter = machine.waits("java", 10, "lock", 3, *_MUTEX, tid=tid)
+        machine.held(waiter, Blocker(10, 20, MUTEX, True))
+    machine.waits("java", 10, "fsync", 0.5, "lib:fdatasync", "flush", tid=20)
+    (one,) = machine.found().suspects
+    assert (one.kind, one.end.key, one.end.state) == (HOLDER, ThreadKey(10, 20), "fsync")
+    assert one.hops[0].many == 4
+
+
+def test_holder_of_a_kernel_lock_is_named() -> None:
+    machine = Machine()
+    for pid in (10, 11):
+        machine.waits("ls", pid, "kernel-lock", 2, holder=Holder(20, 20, "cp"))
+    machine.waits("cp", 20, "disk-write", 2)
+    assert ends(machine.found()) == [(HOLDER, "cp", 20, "disk-write")]
+
+
+def test_locks_of_which_nobody_knows_the_holder_are_named_without_one() -> None:
+    machine = Machine()
+    for tid in range(11, 22):
+        machine.waits("mariadbd", 10, "lock", 60, "lib:pthread_cond_wait", "MDL_context::acquire_lock", tid=tid)
+    (one,) = machine.found().suspects
+    assert (one.kind, len(one.hops), one.end.many, one.end.state) == (WAIT, 1, 11, "lock")
+
+
+def test_threads_that_wait_for_work_accuse_nobody() -> None:
+    machine = Machine()
+    for tid in range(11, 60):
+        machine.waits("app", 10, "lock", 60, "lib:pthread_cond_wait", "pool", "start_thread", tid=tid)
+    assert ends(machine.found()) == []
+
+
+def test_wait_for_a_cpu_names_the_program_that_has_it_after_three_ticks() -> None:
+    machine = Machine()
+    for pid in range(10, 14):
+        machine.runs("python3", pid, 0.1, ready=0.8)
+    machine.runs("yes", 20, 1.0)
+    assert ends(machine.found()) == []
+    (one,) = machine.found(ticks=3).suspects
+    assert (one.kind, one.hops[0].program, one.hops[0].many, one.end.program) == (CPU, "python3", 4, "yes")
+    assert (one.is_likely, one.waiting) == (True, pytest.approx(3.2))
+
+
+def test_program_that_competes_with_itself_accuses_nobody() -> None:
+    machine = Machine()
+    for pid in range(10, 18):
+        machine.runs("cc1plus", pid, 0.25, ready=0.75)
+    machine.runs("make", 9, 0.02, ready=0.01)
+    assert ends(machine.found(ticks=3)) == []
+
+
+def test_what_has_always_stood_there_is_counted_and_not_accused() -> None:
+    machine = Machine()
+    machine.held(machine.waits("waiter", 10, "child", 4000, before=True), Blocker(11, 0, CHILD, True))
+    machine.waits("daemon", 11, "sleep", 4000, before=True)
+    for pid in range(20, 30):
+        machine.held(machine.waits("tail", pid, "pipe", 61, kernel="pipe_read"), Blocker(40, 0, PIPE, True))
+    machine.waits("logger", 40, "poll", 61)
+    found = machine.found(ticks=3)
+    assert (ends(found), found.standing) == ([], 12)
+
+
+def test_wait_that_has_stood_for_less_than_a_minute_may_be_an_incident() -> None:
+    machine = Machine()
+    for pid in range(20, 30):
+        machine.held(machine.waits("tail", pid, "pipe", 59, kernel="pipe_read"), Blocker(40, 0, PIPE, True))
+    machine.waits("logger", 40, "stopped", 59)
+    assert ends(machine.found()) == [(HOLDER, "logger", 40, "stopped")]
+
+
+def test_never_more_than_five() -> None:
+    machine = Machine()
+    for number in range(9):
+        waiter = machine.waits("flock", 10 + number, "lock", 10 + number, kernel="flock_lock_inode_wait")
+        machine.held(waiter, Blocker(100 + number, 0, FILE_LOCK, True, f"{number}.lock"))
+        machine.waits("sleep", 100 + number, "sleep", 100)
+    assert len(machine.found().suspects) == 5
+
+
+def test_empty_machine_accuses_nobody() -> None:
+    assert Machine().found(ticks=3) == Found([], 0)
+
+
+def test_short_trouble_is_not_shown_until_it_lasts() -> None:
+    machine = Machine()
+    for pid in (10, 11, 12):
+        machine.held(machine.waits("app", pid, "lock", 0.3, *_MUTEX), Blocker(20, 20, MUTEX, True))
+    machine.waits("app", 20, "fsync", 0.3)
+    assert ends(machine.found()) == []
+    assert ends(machine.found(ticks=3)) == [(HOLDER, "app", 20, "fsync")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("harm = 1.0", "harm = -1", "[show] (line 15): `harm` is not a number from 0 up"),
+        ('standing = "60s"', 'standing = "soon"', "[show] (line 15): `standing` is not a duration such as 1s"),
+        ("most = 5", "most = 5\ncolour = 1", "[show] (line 15): `colour` is unknown here"),
+        ("[end]", "[ending]", "the file: `ending` is unknown here"),
+    ],
+)
+def test_broken_weights_are_named(before: str, after: str, message: str) -> None:
+    text = paths.suspects().read_text().replace(before, after)
+    with pytest.raises(OfftopError) as raised:
+        suspects.parse(text)
+    assert message in str(raised.value)
+
+
+def test_weights_name_only_categories_and_causes_that_there_are() -> None:
+    known = {*CATEGORIES.ids}
+    assert known >= {*WEIGHTS.behind, *WEIGHTS.alone, *WEIGHTS.normal}
+    assert {rule.id for rule in RULES.rules} >= {*WEIGHTS.cause}

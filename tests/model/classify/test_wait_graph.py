@@ -1,0 +1,224 @@
+"""The wait-for graph: one edge for each way to know who must act, and no waiting lost on the way to the ends."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.model.classify.wait_graph import IDLE, RUNS, Edge, Paths, WaitGraph
+from offtop.model.values.blockers import (
+    CHILD,
+    FILE_LOCK,
+    GIL,
+    KERNEL_LOCK,
+    MUTEX,
+    PIPE,
+    SOCKET,
+    STOPPED_BY,
+    TITLE,
+    UPSTREAM,
+    WAKER,
+    Blocker,
+)
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
+from offtop.model.values.snapshot import Holder
+from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
+from tests.model.machine import Machine
+
+_BACKEND = "postgres: main: bench shop [local] "
+
+
+def edges_of(graph: WaitGraph, key: ThreadKey) -> list[tuple[ThreadKey, str, bool]]:
+    return [
+        (graph.nodes[one.target].key, one.via, one.is_exact)
+        for one in graph.edges
+        if graph.nodes[one.source].key == key
+    ]
+
+
+def test_kernel_lock_leads_to_its_holder() -> None:
+    machine = Machine()
+    holder = machine.waits("cp", 20, "disk-write")
+    waiter = machine.waits("ls", 10, "kernel-lock", holder=Holder(20, 20, "cp"))
+    assert edges_of(machine.graph(), waiter) == [(holder, KERNEL_LOCK, True)]
+
+
+def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:
+    machine = Machine()
+    waiter = machine.waits("flock", 10, "lock", on=Object("file", "/run/job.lock"))
+    heir, other = machine.waits("sleep", 20, "sleep"), machine.waits("tail", 30, "disk-read")
+    machine.held(waiter, *(Blocker(pid, 0, FILE_LOCK, True, "job.lock") for pid in (20, 30)))
+    graph = machine.graph()
+    assert edges_of(graph, waiter) == [(heir, FILE_LOCK, True), (other, FILE_LOCK, True)]
+    assert [(one.share, one.what) for one in graph.edges] == [(0.5, "job.lock")] * 2
+
+
+@pytest.mark.parametrize(
+    ("category", "kernel", "what", "role", "via"),
+    [
+        ("pipe", "pipe_read", Object("pipe", "pipe:[7]"), WRITER, PIPE),
+        ("pipe", "pipe_write", Object("pipe", "pipe:[7]"), READER, PIPE),
+        ("net-recv", "unix_stream_read_generic", Object("unix", "socket:[8]"), PEER, SOCKET),
+        ("net-recv", "tcp_recvmsg", Object("tcp", "socket:[9]", 0, "127.0.0.1:41000", "127.0.0.1:80"), PEER, SOCKET),
+        ("connect", "inet_stream_connect", Object("tcp", "socket:[9]", 0, "[::1]:4", "[::1]:80"), LISTENER, SOCKET),
+        ("lock", "flock_lock_inode_wait", Object("file", "/run/job.lock"), HOLDER, FILE_LOCK),
+    ],
+)
+def test_pipe_socket_and_file_lead_to_the_process_at_the_other_end(
+    category: str, kernel: str, what: Object, role: str, via: str
+) -> None:
+    machine = Machine()
+    peers = Peers((PeerSide(role, (Process(20, "other"),), 1),))
+    waiter = machine.waits("one", 10, category, kernel=kernel, on=what, peers=peers)
+    other = machine.waits("other", 20, "disk-read")
+    assert edges_of(machine.graph(), waiter) == [(other, via, True)]
+
+
+@pytest.mark.parametrize("via", [MUTEX, GIL, CHILD, STOPPED_BY])
+def test_owner_that_was_read_from_outside_is_who_must_act(via: str) -> None:
+    machine = Machine()
+    waiter, owner = machine.waits("app", 10, "lock"), machine.waits("app", 10, "fsync", tid=11)
+    machine.held(waiter, Blocker(10, 11, via, True))
+    assert edges_of(machine.graph(), waiter) == [(owner, via, True)]
+
+
+def test_lock_without_a_known_owner_leads_to_who_ended_most_waits_for_it_and_says_likely() -> None:
+    machine = Machine(mode=WAKEUP)
+    lock = Object("futex", "0x1000", 10)
+    waiter = machine.waits("app", 10, "lock", on=lock)
+    for number, (tid, waits) in enumerate(((12, 1), (13, 3)), 900):
+        machine.catalog.wakes[number] = Wake(Waker(THREAD, "", 10, tid, "app"), lock)
+        machine.ended(ThreadKey(10, 14), "lock", number, waits)
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(10, 13), WAKER, False)]
+    machine.mode = "offcpu"
+    assert edges_of(machine.graph(), waiter) == []
+
+
+def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_database_wait_for() -> None:
+    machine = Machine()
+    waiter = machine.waits("postgres", 10, "poll", 10, "WaitEventSetWait", "ProcSleep")
+    machine.waits("postgres", 20, "poll", 60)
+    machine.titles = {
+        10: f"{_BACKEND}UPDATE waiting",
+        20: f"{_BACKEND}idle in transaction",
+        30: f"{_BACKEND}idle",
+        40: "postgres: main: bench other [local] idle in transaction",
+        50: "postgres: checkpointer ",
+    }
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(20, 0), TITLE, False)]
+    del machine.titles[20]
+    assert edges_of(machine.graph(), waiter) == []
+
+
+def test_waiting_session_and_holder_need_no_cluster_name_in_their_titles() -> None:
+    machine = Machine()
+    waiter = machine.waits("postgres", 10, "poll")
+    machine.titles = {
+        10: "postgres: bench shop 127.0.0.1(5000) DELETE waiting",
+        20: "postgres: bench shop ::1(50) idle in transaction (aborted)",
+    }
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(20, 0), TITLE, False)]
+
+
+def test_process_stands_for_its_threads_that_wait_for_something() -> None:
+    machine = Machine()
+    waiter = machine.waits("curl", 10, "net-recv")
+    idle, reads = machine.waits("web", 20, "poll"), machine.waits("web", 20, "disk-read", tid=21)
+    machine.held(waiter, Blocker(20, 0, SOCKET, True))
+    assert edges_of(machine.graph(), waiter) == [(reads, SOCKET, True)]
+    machine.waits("web", 20, "lock", tid=22)
+    graph = machine.graph()
+    assert edges_of(graph, waiter) == [(ThreadKey(20, 0), SOCKET, True)]
+    assert [key for key, _, _ in edges_of(graph, ThreadKey(20, 0))] == [reads, ThreadKey(20, 22)]
+    assert idle not in {graph.nodes[one.target].key for one in graph.edges}
+
+
+def test_process_that_only_waits_for_work_is_an_end() -> None:
+    machine = Machine()
+    waiter = machine.waits("curl", 10, "net-recv")
+    machine.waits("web", 20, "poll")
+    machine.held(waiter, Blocker(20, 0, SOCKET, True))
+    graph = machine.graph()
+    assert [graph.nodes[one.target].state for one in graph.edges] == [IDLE]
+
+
+def test_server_that_looks_idle_leads_to_whom_it_asked() -> None:
+    machine = Machine()
+    waiter, server = machine.waits("curl", 10, "net-recv"), machine.waits("nginx", 20, "poll")
+    behind = machine.waits("python3", 30, "sleep")
+    machine.held(waiter, Blocker(20, 0, SOCKET, True))
+    machine.held(server, Blocker(30, 0, UPSTREAM, False))
+    graph = machine.graph()
+    assert edges_of(graph, waiter) == [(server, SOCKET, True)]
+    assert edges_of(graph, server) == [(behind, UPSTREAM, False)]
+
+
+def test_process_that_has_a_cpu_runs_whatever_its_other_threads_wait_for() -> None:
+    machine = Machine()
+    waiter = machine.waits("curl", 10, "net-recv")
+    machine.waits("web", 20, "lock", tid=21)
+    machine.runs("web", 20, 1.5)
+    machine.held(waiter, Blocker(20, 0, SOCKET, True))
+    assert [machine.graph().nodes[one.target].state for one in machine.graph().edges] == [RUNS]
+
+
+def test_who_holds_the_other_end_itself_waits_for_nobody() -> None:
+    machine = Machine()
+    waiter = machine.waits("make", 10, "pipe")
+    machine.held(waiter, Blocker(10, 0, PIPE, True), Blocker(20, 0, PIPE, True))
+    assert machine.graph().edges == []
+
+
+def test_nobody_waits_on_an_empty_machine() -> None:
+    graph = Machine().graph()
+    assert (len(graph.nodes), len(graph.edges), graph.waiting.tolist()) == (0, 0, [])
+    assert Paths(0, []).passed(graph.waiting).ends.tolist() == []
+
+
+def edge(source: int, target: int, share: float = 1.0) -> Edge:
+    return Edge(source, target, share, MUTEX, True, "")
+
+
+def test_waiting_of_a_chain_arrives_at_its_end() -> None:
+    found = Paths(4, [edge(0, 1), edge(1, 2), edge(3, 1)]).passed(np.array([1.0, 0.5, 0.25, 1.0]))
+    assert found.ends.tolist() == [0, 0, 2.75, 0]
+    assert found.through.tolist() == [1.0, 2.5, 2.75, 1.0]
+
+
+def test_loop_is_cut_and_keeps_what_waits_in_it_and_behind_it() -> None:
+    paths = Paths(4, [edge(0, 1), edge(1, 2), edge(2, 1), edge(3, 2)])
+    found = paths.passed(np.ones(4))
+    assert paths.loops == [(1, 2)]
+    assert found.ends.tolist() == [0, 4, 0, 0]
+    assert found.through.tolist() == [1, 2, 2, 1]
+
+
+def test_thread_that_waits_for_one_in_a_loop_and_for_one_outside_is_shared() -> None:
+    paths = Paths(4, [edge(0, 1, 0.5), edge(0, 3, 0.5), edge(1, 2), edge(2, 1)])
+    found = paths.passed(np.array([1.0, 1.0, 1.0, 0.0]))
+    assert found.ends.tolist() == [0, 2.5, 0, 0.5]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[int, list[Edge], list[float]]:
+    count = draw(st.integers(1, 12))
+    edges: list[Edge] = []
+    for source in range(count):
+        others = [one for one in range(count) if one != source]
+        targets = draw(st.lists(st.sampled_from(others), max_size=3, unique=True)) if others else []
+        edges += [edge(source, target, 1 / len(targets)) for target in targets]
+    return count, edges, draw(st.lists(st.floats(0, 5), min_size=count, max_size=count))
+
+
+@given(graphs())
+def test_what_arrives_at_all_ends_is_what_waits(made: tuple[int, Sequence[Edge], list[float]]) -> None:
+    count, edges, own = made
+    paths = Paths(count, edges)
+    found = paths.passed(np.array(own))
+    assert found.ends.sum() == pytest.approx(sum(own))
+    assert (found.ends >= 0).all()
+    assert (found.through >= np.array(own) - 1e-9).all()
+    assert len({node for loop in paths.loops for node in loop}) == sum(map(len, paths.loops))
