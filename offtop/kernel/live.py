@@ -221,6 +221,8 @@ class LiveSource(LiveFeed):
         unread = parts.processes.unread + parts.user_stacks.unread
         more_lost = {"missed_runs": missed, "unread": unread, "blockers": parts.blockers.skipped}
         outliers, stages.outliers = stages.outliers, []
+        blockers = parts.blockers.publish(ledger.waiting)
+        parts.titles.find(ledger.waiting, blockers)
         cadence = stages.scan_cadence
         return Snapshot(
             taken_ns=flipped.taken_ns,
@@ -239,7 +241,8 @@ class LiveSource(LiveFeed):
             probe=self._program.probe,
             filters=in_effect,
             calls=stages.calls,
-            blockers=parts.blockers.publish(ledger.waiting),
+            blockers=blockers,
+            titles=parts.titles.titles,
         )
 
     @contextlib.contextmanager

@@ -175,6 +175,15 @@ time.sleep(0.2)
 threading.Thread(target=hold, daemon=True).start()
 time.sleep(1000)
 """
+TITLED = r"""
+#include <string.h>
+int main(int count, char **words)
+{
+	memset(words[0], 0, words[count - 1] + strlen(words[count - 1]) - words[0]);
+	strcpy(words[0], "titled: idle");
+	next();
+}
+"""
 PYTHONS = {version: path for version, path in programs.interpreters().items() if version in ("3.13", "3.14")}
 
 
@@ -365,3 +374,11 @@ def test_holder_of_the_gil_is_read_from_the_interpreter(live: Watch, python: Pat
         waiter, holder = (int(process.stdout.readline()) for _ in "ab")
 
         assert found(live, ThreadKey(process.pid, waiter)) == (Blocker(process.pid, holder, GIL, True),)
+
+
+def test_title_of_a_process_that_waits_is_read(live: Watch, tmp_path: Path) -> None:
+    with programs.running([programs.build(tmp_path / "titled", TITLED), "room for a title"]) as program:
+        deadline = time.monotonic() + _SECONDS
+        while live.last.titles.get(program.pid) != "titled: idle":
+            assert time.monotonic() < deadline
+            live.tick(0.2)

@@ -20,6 +20,7 @@ from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.peers import PeersWorker
 from offtop.kernel.resolve.stacks import Stacks
+from offtop.kernel.resolve.titles import TitlesWorker
 from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.scope.config import BpfConfig, Settings
@@ -89,6 +90,8 @@ class Parts:
         opened.callback(self.peers.close)
         self.blockers = BlockersWorker(self.catalog, self.names, pythons, reads)
         opened.callback(self.blockers.close)
+        self.titles = TitlesWorker(self.catalog, reads)
+        opened.callback(self.titles.close)
         self.config = BpfConfig(maps, loaded.features, self.symbols)
         self.config.find_cgroup(loaded.filters.cgroup)
         self.config.write(Settings(loaded.filters))
