@@ -226,7 +226,7 @@ static inline __attribute__((always_inline)) void set_identity(struct record *r,
 /* Copy one buffer of an exiting thread to exited_*. Return false if that is full. */
 static inline __attribute__((always_inline)) bool save_buffer(struct exited *exited, struct exited_key *key, u32 which, struct thread *thread, bool is_previous)
 {
-	thread->left_ns = 0;
+	thread->switched_out_ns = 0;
 	thread->is_previous = is_previous;
 	__builtin_memcpy(&exited->thread, thread, sizeof(exited->thread));
 	return !(which ? exited_1.update(key, exited) : exited_0.update(key, exited));
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) bool save_buffer(struct exited *exi
 static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
 {
 	if (from->waits) {
-		to->first_left_ns = from->first_left_ns;
+		to->first_switched_out_ns = from->first_switched_out_ns;
 		to->first_off_ns = from->first_off_ns;
 		to->first_runqueue_ns = from->first_runqueue_ns;
 		to->first_kernel = from->first_kernel;
@@ -401,7 +401,7 @@ static inline __attribute__((always_inline)) void count_in_histogram(u64 *histog
  * Report a wait that reached the lowest outlier threshold, unless it did not reach its own. If user space has not set
  * its own yet, it is reported.
  */
-static inline __attribute__((always_inline)) void report_outlier(struct record *r, void *task, struct site_key *key, u64 left_ns, u64 off_ns, u64 runqueue_ns)
+static inline __attribute__((always_inline)) void report_outlier(struct record *r, void *task, struct site_key *key, u64 switched_out_ns, u64 off_ns, u64 runqueue_ns)
 {
 	u32 zero = 0;
 	struct outlier *o = outlier_scratch.lookup(&zero);
@@ -417,8 +417,8 @@ static inline __attribute__((always_inline)) void report_outlier(struct record *
 	struct threshold *threshold = thresholds.lookup(&o->threshold);
 	if (threshold && off_ns - runqueue_ns < threshold->blocked_ns && runqueue_ns < threshold->runqueue_ns)
 		return;
-	o->left_ns = left_ns;
-	o->back_ns = left_ns + off_ns;
+	o->switched_out_ns = switched_out_ns;
+	o->switched_in_ns = switched_out_ns + off_ns;
 	o->runqueue_ns = runqueue_ns;
 	o->kernel = key->kernel;
 	o->user = key->user;
@@ -438,7 +438,7 @@ static inline __attribute__((always_inline)) void report_outlier(struct record *
  */
 struct ended {
 	struct site_key key;
-	u64 left_ns;
+	u64 switched_out_ns;
 	u64 off_ns;
 	u64 runqueue_ns;
 	u32 which;         /* which buffer of the sites */
@@ -492,14 +492,14 @@ static inline __attribute__((always_inline)) void count_wait(struct thread *thre
 {
 	if (!thread->waits) {
 		thread->first_kind = kind;
-		thread->first_left_ns = e->left_ns;
+		thread->first_switched_out_ns = e->switched_out_ns;
 		thread->first_off_ns = e->off_ns;
 		thread->first_runqueue_ns = e->runqueue_ns;
 		thread->first_kernel = e->key.kernel;
 		thread->first_user = e->key.user;
 		thread->first_wake = e->key.wake;
 	}
-	thread->left_ns = 0;
+	thread->switched_out_ns = 0;
 	thread->waits += 1;
 	thread->offcpu_ns += e->off_ns;
 	thread->runqueue_ns += e->runqueue_ns;
@@ -520,20 +520,20 @@ static inline __attribute__((always_inline)) u64 pcount_of(struct task_struct *t
 
 /*
  * Return how long a thread on its first CPU waited for it. 0: it is not on its first CPU, or the wait was over before
- * the thread was selected. `left_ns`: on entry, since when a task scan has reported this wait, or 0; on return, the
- * start of the wait.
+ * the thread was selected. `switched_out_ns`: on entry, since when a task scan has reported this wait, or 0; on return,
+ * the start of the wait.
  */
-static inline __attribute__((always_inline)) u64 first_cpu_wait_ns(struct config *c, struct task_struct *task, u64 *left_ns)
+static inline __attribute__((always_inline)) u64 first_cpu_wait_ns(struct config *c, struct task_struct *task, u64 *switched_out_ns)
 {
 #ifdef RUN_DELAY
 	if (pcount_of(task) != 1)
 		return 0;
 	u64 ns = MEMBER(u64, task, RUN_DELAY), start_ns = MEMBER(u64, task, START_TIME);
 	if (start_ns > c->since_ns) {
-		*left_ns = *left_ns ? *left_ns : start_ns;
+		*switched_out_ns = *switched_out_ns ? *switched_out_ns : start_ns;
 		return ns;
 	}
-	return *left_ns && start_ns + ns > *left_ns ? start_ns + ns - *left_ns : 0;
+	return *switched_out_ns && start_ns + ns > *switched_out_ns ? start_ns + ns - *switched_out_ns : 0;
 #else
 	return 0;
 #endif
@@ -548,14 +548,14 @@ static inline __attribute__((always_inline)) void begin_record(struct config *c,
 {
 	u32 zero = 0;
 	struct ended *e = ended_scratch.lookup(&zero);
-	u64 left_ns = r->left_ns, off_ns = first_cpu_wait_ns(c, task, &left_ns);
+	u64 switched_out_ns = r->switched_out_ns, off_ns = first_cpu_wait_ns(c, task, &switched_out_ns);
 
-	r->left_ns = 0;
+	r->switched_out_ns = 0;
 	set_identity(r, pid, tid, MEMBER(u64, task, START_TIME));
 	if (!e || !off_ns)
 		return;
 	r->state = RUNNING | TASK_NEW;
-	e->left_ns = left_ns;
+	e->switched_out_ns = switched_out_ns;
 	e->off_ns = e->runqueue_ns = off_ns;
 	e->key.pid = pid;
 	e->key.tid = tid;
@@ -569,7 +569,7 @@ static inline __attribute__((always_inline)) void begin_record(struct config *c,
 	if (!kind) {
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)
-			report_outlier(r, task, &e->key, e->left_ns, e->off_ns, e->off_ns);
+			report_outlier(r, task, &e->key, e->switched_out_ns, e->off_ns, e->off_ns);
 #endif
 		kind = count_at_site(e->which & 1, thread, e);
 	}
@@ -601,11 +601,11 @@ static inline __attribute__((always_inline)) void switch_out(void *ctx, bool pre
 	    is_selected(c, task, true, pid, tid, MEMBER(u32, task, TASK_FLAGS))) {
 		r = exiting_scratch.lookup(&zero); /* its first switch-out is its exit */
 		if (r)
-			r->tid = r->left_ns = 0;
+			r->tid = r->switched_out_ns = 0;
 	}
 	if (!r)
 		return;
-	if (r->left_ns && r->tid) /* its last switch-in was missed */
+	if (r->switched_out_ns && r->tid) /* its last switch-in was missed */
 		count_lost(LOST_EVENTS);
 	struct thread *thread = &r->buffers[which];
 	if (dead) {
@@ -615,7 +615,7 @@ static inline __attribute__((always_inline)) void switch_out(void *ctx, bool pre
 		thread->tid_acquired_ns = r->tid_acquired_ns;
 		thread->exec_ns = MEMBER(u64, task, SUM_EXEC);
 		thread->exec_at_ns = 0;
-		r->left_ns = 0;
+		r->switched_out_ns = 0;
 		if (r->tid) /* tid 0: it was never switched out before, and has no id in this container any more */
 			save_exiting(task, r, which);
 #ifdef RECORDS_IN_HASH
@@ -655,14 +655,14 @@ static inline __attribute__((always_inline)) void switch_out(void *ctx, bool pre
 	r->user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 #endif
 	u64 now_ns = bpf_ktime_get_ns();
-	thread->left_ns = now_ns;
+	thread->switched_out_ns = now_ns;
 	r->began_earlier = 0;
 	if (!(r->state & RUNNING) || r->selection != selection) /* wakeups are missed while a thread is not selected */
 		r->wake = WAKE_UNSEEN & c->wakes;
 	if (!(r->state & RUNNING) && r->storm.at_ns)
 		count_brief_run(r, which, now_ns);
 	r->selection = selection;
-	r->left_ns = now_ns;
+	r->switched_out_ns = now_ns;
 }
 
 /* Handle a switch-in of a thread: count the wait that ends. */
@@ -676,16 +676,16 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 		return;
 	u32 which = *(volatile u32 *)active & 1; /* read once: thread and site must go to the same buffer */
 	u64 now_ns = bpf_ktime_get_ns();
-	u64 left_ns = r->left_ns;
-	r->left_ns = 0;
-	u64 off_ns = now_ns > left_ns ? now_ns - left_ns : 0;
-	e->left_ns = left_ns;
+	u64 switched_out_ns = r->switched_out_ns;
+	r->switched_out_ns = 0;
+	u64 off_ns = now_ns > switched_out_ns ? now_ns - switched_out_ns : 0;
+	e->switched_out_ns = switched_out_ns;
 	e->off_ns = e->runqueue_ns = off_ns;
 	struct thread *thread = &r->buffers[which];
 	thread->state = r->state;
 	thread->tid_acquired_ns = r->tid_acquired_ns;
 	if (!(r->state & RUNNING)) {
-		r->back_ns = now_ns;
+		r->switched_in_ns = now_ns;
 		r->wake &= c->wakes;
 #ifdef WAKING
 		u64 woken_ns = r->run_delay_ns;
@@ -694,7 +694,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 			count_lost(LOST_WAKINGS);
 			woken_ns = now_ns;
 		}
-		e->runqueue_ns = woken_ns < left_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
+		e->runqueue_ns = woken_ns < switched_out_ns ? off_ns : woken_ns < now_ns ? now_ns - woken_ns : 0;
 #else
 		u64 runqueue_ns = MEMBER(u64, task, RUN_DELAY) - r->run_delay_ns;
 		if (runqueue_ns < off_ns)
@@ -728,7 +728,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 #endif
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)
-			report_outlier(r, task, &e->key, e->left_ns, e->off_ns, e->runqueue_ns);
+			report_outlier(r, task, &e->key, e->switched_out_ns, e->off_ns, e->runqueue_ns);
 #endif
 	}
 	e->lane = lane_of(e->off_ns);
@@ -770,10 +770,10 @@ static inline __attribute__((always_inline)) int switch_in_current(void *ctx)
 		return 0;
 	}
 	struct record *r = record_of(task, false);
-	if (!r || !r->left_ns || !r->tid) /* tid 0: it is on its first CPU; begin_record() counts that wait */
+	if (!r || !r->switched_out_ns || !r->tid) /* tid 0: it is on its first CPU; begin_record() counts that wait */
 		return 0;
 	if (r->selection != c->selection && !is_selected(c, task, true, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS))) {
-		r->left_ns = 0;
+		r->switched_out_ns = 0;
 		return 0;
 	}
 	switch_in(ctx, c, r, task);
@@ -796,12 +796,12 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	struct config *c = config.lookup(&zero);
 	struct record *r = record_of(next, false);
 
-	if (!c || !r || !r->left_ns || !r->tid)
+	if (!c || !r || !r->switched_out_ns || !r->tid)
 		return 0;
 	u32 flags = 0;
 	bpf_probe_read_kernel(&flags, sizeof(flags), (char *)next + TASK_FLAGS);
 	if (r->selection != c->selection && !is_selected(c, next, false, r->pid, r->tid, flags)) {
-		r->left_ns = 0;
+		r->switched_out_ns = 0;
 		return 0;
 	}
 	switch_in(ctx, c, r, next);
@@ -868,7 +868,7 @@ int on_waking(struct bpf_raw_tracepoint_args *ctx)
 #ifdef WAKING
 	r->run_delay_ns = bpf_ktime_get_ns(); /* also if it has not been switched out yet, on its way to sleep */
 #endif
-	if (!c->depth || !r->left_ns || r->state & RUNNING)
+	if (!c->depth || !r->switched_out_ns || r->state & RUNNING)
 		return 0;
 	if (r->selection == c->selection || is_selected(c, task, false, r->pid, r->tid, flags))
 		find_waker(ctx, c, r, task);

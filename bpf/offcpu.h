@@ -112,7 +112,7 @@ struct storm {
 
 /* What one thread did in one tick. Blocked time is offcpu_ns - runqueue_ns. */
 struct thread {
-	u64 left_ns;       /* when it was switched out, if it still is at the end of the tick; otherwise 0 */
+	u64 switched_out_ns; /* when it was switched out, if it still is at the end of the tick; otherwise 0 */
 	u64 waits;
 	u64 offcpu_ns;
 	u64 runqueue_ns;
@@ -128,7 +128,7 @@ struct thread {
 	u64 lost_waits;    /* long waits for which there was no room for a site */
 	u64 lost_ns;
 	u64 lost_runqueue_ns;
-	u64 first_left_ns; /* the first wait that ended in this tick; it may have begun in an earlier one */
+	u64 first_switched_out_ns; /* the first wait that ended in this tick; it may have begun in an earlier one */
 	u64 first_off_ns;
 	u64 first_runqueue_ns;
 	u64 first_kernel;
@@ -146,21 +146,21 @@ struct thread {
 };
 
 /*
- * State of one live thread, and what it did in this tick and in the previous one. left_ns is the time of the
- * switch-out, or 0 while the thread runs. tid is 0 until its first switch-out; until then left_ns, if set, is when a
- * task scan found the thread queued for its first CPU.
+ * State of one live thread, and what it did in this tick and in the previous one. switched_out_ns is 0 while the
+ * thread runs. tid is 0 until its first switch-out; until then switched_out_ns, if set, is when a task scan found the
+ * thread queued for its first CPU.
  */
 struct record {
-	u64 left_ns;
+	u64 switched_out_ns;
 	u64 run_delay_ns;  /* sched_info.run_delay at switch-out; with WAKING: time of the wakeup */
-	u64 reported_ns;   /* left_ns of the wait whose stack a scan has already reported */
+	u64 reported_ns;   /* switched_out_ns of the wait whose stack a scan has already reported */
 	u64 holder;        /* holder of the lock that it waits for, as last reported: pid << 32 | tid */
 	u64 kernel;        /* stack ids, if stacks are walked at switch-out */
 	u64 user;
 	u32 state;
 	u32 pid;
 	u32 tid;           /* owner of the buffers: a thread that calls exec takes over the tid of its main thread */
-	u32 began_earlier; /* its wait in progress began before left_ns, when it was first seen */
+	u32 began_earlier; /* its wait in progress began before switched_out_ns, when it was first seen */
 	u32 selection;     /* config.selection at switch-out if the thread was selected then: its wait counts even if
 			    * it moves to another cgroup meanwhile */
 	u32 unused;
@@ -171,7 +171,7 @@ struct record {
 	u64 last_user;
 	struct storm_key storm; /* the burst that woke it; at_ns 0: none */
 	u64 last_burst_ns; /* first_ns of the last burst, by storm.by, that woke it: each burst counts it once */
-	u64 back_ns;       /* when it was switched in after that wakeup */
+	u64 switched_in_ns; /* when it was switched in after that wakeup */
 	struct burst burst; /* its own wakeups of other threads */
 #ifdef NAMESPACE
 	u64 host;          /* the host's pid << 32 | tid, for which `pid` and `tid` are shown */
@@ -226,8 +226,8 @@ struct threshold {
 
 /* An outlier: one wait in full. */
 struct outlier {
-	u64 left_ns;       /* switch-out */
-	u64 back_ns;       /* switch-in */
+	u64 switched_out_ns; /* switch-out */
+	u64 switched_in_ns; /* switch-in */
 	u64 runqueue_ns;
 	u64 kernel;        /* as in struct site_key */
 	u64 user;
@@ -445,12 +445,12 @@ struct copy_head {
  *   SCANNED_THREAD         a struct thread follows
  *   SCANNED_STACK          a struct scanned_stack follows
  *   SCANNED_RAN            it ran, and did nothing else in this tick
- *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before left_ns, when a scan first saw it
+ *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before switched_out_ns, when a scan first saw it
  *   SCANNED_HOLDER         the lock that it waits for has another holder now
- *   SCANNED_STARTED        it is on its first CPU, for which it waited from left_ns on, for first_ns
+ *   SCANNED_STARTED        it is on its first CPU, for which it waited from switched_out_ns on, for first_ns
  */
 struct scanned_task {
-	u64 left_ns;       /* when it was switched out; 0: it runs */
+	u64 switched_out_ns; /* when it was switched out; 0: it runs */
 	u64 queued_ns;     /* scheduler's clock: on the run queue since; 0: not queued */
 	u64 arrived_ns;    /* scheduler's clock: it last got a CPU then; 0: unknown */
 	u64 exec_ns;       /* total run time by the kernel's account; 0: unknown */

@@ -47,9 +47,9 @@ static inline __attribute__((always_inline)) u64 run_time_ns(struct task_struct 
 /* Return how long the wait in progress has lasted at now_ns; 0 if there is none. */
 static inline __attribute__((always_inline)) u64 wait_so_far_ns(struct record *r, u64 now_ns)
 {
-	u64 left_ns = r->left_ns;
+	u64 switched_out_ns = r->switched_out_ns;
 
-	return left_ns && left_ns < now_ns ? now_ns - left_ns : 0;
+	return switched_out_ns && switched_out_ns < now_ns ? now_ns - switched_out_ns : 0;
 }
 
 /* Return whether a thread is queued for its first CPU. */
@@ -80,14 +80,14 @@ static inline __attribute__((always_inline)) u64 queued_since(struct task_struct
  */
 static inline __attribute__((always_inline)) void report_first_cpu(struct config *c, struct task_struct *task, struct scanned_task *out, struct record *r)
 {
-	u64 left_ns = r->left_ns;
+	u64 switched_out_ns = r->switched_out_ns;
 
 	if (r->tid || !is_on_cpu(task))
 		return;
-	out->first_ns = first_cpu_wait_ns(c, task, &left_ns);
+	out->first_ns = first_cpu_wait_ns(c, task, &switched_out_ns);
 	if (!out->first_ns)
 		return;
-	out->left_ns = left_ns;
+	out->switched_out_ns = switched_out_ns;
 	out->flags |= SCANNED_STARTED;
 }
 
@@ -182,7 +182,7 @@ static inline __attribute__((always_inline)) void read_blocked_stack(struct task
  * Fill in the wait in progress of an off-CPU thread: whether it is runnable, and, once the wait has reached the
  * minimum, its kernel stack, which is reported only once. With `prime`, a thread without a known wait counts as
  * switched out now, and every stack is reported. The thread may start to run at any time: the data is valid only for
- * the wait that began at left_ns. Return whether `s` is to be reported.
+ * the wait that began at switched_out_ns. Return whether `s` is to be reported.
  */
 static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r, struct scanned_stack *s, struct config *c, bool prime)
 {
@@ -191,25 +191,25 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 	if (is_on_cpu(task) || out->state & (TASK_DEAD | TASK_NEW))
 		return false;
 	if (!r->tid && is_new(task, out->state)) {
-		if (!r->left_ns) {
+		if (!r->switched_out_ns) {
 			r->began_earlier = MEMBER(u64, task, START_TIME) <= c->since_ns;
 			r->state = RUNNING | TASK_NEW;
 			r->selection = c->selection;
-			r->left_ns = r->began_earlier ? now_ns : queued_since(task);
+			r->switched_out_ns = r->began_earlier ? now_ns : queued_since(task);
 			if (pcount_of(task)) { /* it got its first CPU meanwhile */
-				r->left_ns = 0;
+				r->switched_out_ns = 0;
 				return false;
 			}
 		}
-	} else if (!r->tid && r->left_ns) {
+	} else if (!r->tid && r->switched_out_ns) {
 		/*
 		 * It was switched out while it was not selected; or it is just getting its first CPU, and
-		 * begin_record() needs left_ns.
+		 * begin_record() needs switched_out_ns.
 		 */
 		if (out->state || pcount_of(task) != 1)
-			r->left_ns = 0;
+			r->switched_out_ns = 0;
 		return false;
-	} else if (prime && !r->left_ns) {
+	} else if (prime && !r->switched_out_ns) {
 		if (r->tid != out->tid) /* it called exec, as in switch_out(); or it has no id yet */
 			set_identity(r, out->pid, out->tid, r->tid ? now_ns : MEMBER(u64, task, START_TIME));
 		r->state = state_of(out->state);
@@ -223,16 +223,16 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 		r->wake = WAKE_UNSEEN & c->wakes;
 		r->began_earlier = 1;
 		r->selection = c->selection;
-		r->left_ns = now_ns;
+		r->switched_out_ns = now_ns;
 		if (is_on_cpu(task)) { /* it was switched in meanwhile, and that was missed */
-			r->left_ns = 0;
+			r->switched_out_ns = 0;
 			return false;
 		}
 	}
-	u64 left_ns = r->left_ns;
-	if (!left_ns)
+	u64 switched_out_ns = r->switched_out_ns;
+	if (!switched_out_ns)
 		return false;
-	out->left_ns = left_ns;
+	out->switched_out_ns = switched_out_ns;
 	out->flags |= r->began_earlier ? SCANNED_BEGAN_EARLIER : 0;
 	if (!out->state || r->state & RUNNING) {
 		out->flags |= SCANNED_RUNNABLE;
@@ -241,10 +241,10 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 			out->queued_ns = MEMBER(u64, task, LAST_QUEUED);
 #endif
 	}
-	if (!s || !(prime || (r->reported_ns != left_ns && now_ns - left_ns >= c->min_ns)))
+	if (!s || !(prime || (r->reported_ns != switched_out_ns && now_ns - switched_out_ns >= c->min_ns)))
 		return false;
 	read_blocked_stack(task, s);
-	return r->left_ns == left_ns;
+	return r->switched_out_ns == switched_out_ns;
 }
 
 /* Report a thread in the first scan of a tick: its wait in progress, or that it ran and did nothing else. */
@@ -258,10 +258,10 @@ static inline __attribute__((always_inline)) void report_wait(struct seq_file *s
 	if (fill_wait(task, out, r, s, c, prime))
 		out->flags |= SCANNED_STACK;
 #ifdef HAS_LOCKS
-	u64 holder = out->left_ns ? holder_of(task) : 0;
+	u64 holder = out->switched_out_ns ? holder_of(task) : 0;
 	out->holder_pid = holder >> 32;
 	out->holder_tid = holder;
-	if (out->left_ns && r->reported_ns == out->left_ns && r->holder != holder)
+	if (out->switched_out_ns && r->reported_ns == out->switched_out_ns && r->holder != holder)
 		out->flags |= SCANNED_HOLDER;
 #endif
 	if (exec_ns != r->exec_ns && !now->state)
@@ -280,13 +280,13 @@ static inline __attribute__((always_inline)) void report_wait(struct seq_file *s
 #ifdef LAST_ARRIVAL
 	out->arrived_ns = MEMBER(u64, task, LAST_ARRIVAL);
 #endif
-	out->state = r->left_ns ? r->state : out->state; /* that at switch-out shows whether it was preempted */
+	out->state = r->switched_out_ns ? r->state : out->state; /* that at switch-out shows whether it was preempted */
 	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);
 	long is_full = bpf_seq_write(seq, out, sizeof(*out));
 	if (s && out->flags & SCANNED_STACK && !is_full) {
 		is_full = bpf_seq_write(seq, s, sizeof(*s));
 		if (!is_full)
-			r->reported_ns = out->left_ns;
+			r->reported_ns = out->switched_out_ns;
 	}
 	if (!is_full) {
 		r->exec_ns = exec_ns;
@@ -324,9 +324,9 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 	/*
 	 * A finished wait belongs to the cgroup in which it began, one in progress to the current cgroup of its thread.
 	 */
-	if (is_shown && !selected && is_first && r->left_ns && r->selection == c->selection) {
+	if (is_shown && !selected && is_first && r->switched_out_ns && r->selection == c->selection) {
 		if (prime)
-			r->left_ns = 0;
+			r->switched_out_ns = 0;
 		else
 			selected = true;
 	}

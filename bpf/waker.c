@@ -85,7 +85,7 @@ static inline __attribute__((always_inline)) void add_to_storm(u32 which, struct
  */
 static inline __attribute__((always_inline)) void count_brief_run(struct record *r, u32 which, u64 now_ns)
 {
-	if (now_ns - r->back_ns < BRIEF_RUN_NS)
+	if (now_ns - r->switched_in_ns < BRIEF_RUN_NS)
 		add_to_storm(which, &r->storm, 0, 0, 1, r->storm.is_storm);
 	r->storm.at_ns = 0;
 }
@@ -128,7 +128,7 @@ static inline __attribute__((always_inline)) void add_to_burst(struct record *r,
 	r->storm.by = by;
 	r->storm.at_ns = b->first_ns;
 	r->storm.is_storm = b->wakings >= STORM;
-	r->back_ns = ~0ULL; /* keeps now_ns - back_ns large until it is switched in */
+	r->switched_in_ns = ~0ULL; /* keeps now_ns - switched_in_ns large until it is switched in */
 	if (b->wakings >= STORM)
 		add_to_storm(*(volatile u32 *)active & 1, &r->storm, plain, b->wakings == STORM ? STORM : 1, 0,
 			     true);
@@ -248,7 +248,7 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	struct task_struct *current = current_task();
 	struct waking *w = waking_scratch.lookup(&zero);
 
-	if (now_ns - r->left_ns < c->min_ns) {
+	if (now_ns - r->switched_out_ns < c->min_ns) {
 		r->wake = WAKE_SHORT;
 		return;
 	}

@@ -85,13 +85,13 @@ static inline __attribute__((always_inline)) void drop_missed_wait(u32 which)
 {
 	struct record *r = record_of(current_task(), false);
 
-	if (!r || !r->left_ns)
+	if (!r || !r->switched_out_ns)
 		return;
 	struct thread *thread = which ? &r->buffers[1] : &r->buffers[0];
 	count_lost(LOST_EVENTS);
 	thread->state = r->state;
 	thread->tid_acquired_ns = r->tid_acquired_ns;
-	thread->left_ns = r->left_ns = 0;
+	thread->switched_out_ns = r->switched_out_ns = 0;
 }
 
 /* End a call of the current thread. Sums are per CPU, but added atomically: the thread may lose the CPU meanwhile. */

@@ -63,8 +63,8 @@ class Ticks:
         return sum(totals.offcpu_ns for _, totals in window.each_thread())
 
 
-def sleep(left_ns: int, back_ns: int, kernel: int = 3) -> Wait:
-    return Wait(left_ns, back_ns, back_ns, preempted=False, kernel=kernel, user=kernel + 10)
+def sleep(switched_out_ns: int, switched_in_ns: int, kernel: int = 3) -> Wait:
+    return Wait(switched_out_ns, switched_in_ns, switched_in_ns, preempted=False, kernel=kernel, user=kernel + 10)
 
 
 def did(tid_acquired_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tuple[ThreadKey, ThreadRecord]:
@@ -92,7 +92,7 @@ def test_a_late_report_leaves_the_new_owner_of_the_tid_alone(tick_ns: int, silen
     for _ in range(silent_ticks):
         ticks.tick([], ns=tick_ns)
     ticks.tick([did(A, [first], tick_ns, 2 * tick_ns)], gone={KEY: ticks.now_ns}, ns=tick_ns)
-    assert ticks.ledger.waiting[KEY].left_ns == now.left_ns
+    assert ticks.ledger.waiting[KEY].switched_out_ns == now.switched_out_ns
     for _ in range(2):
         ticks.tick([], ns=tick_ns)
         assert ticks.counted_ns(-2) == tick_ns
@@ -109,9 +109,9 @@ def test_the_first_of_three_owners_may_be_reported_last() -> None:
     ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
     both = [did(B, [second], 20_000, 30_000), did(C, [third], 20_000, 30_000)]
     ticks.tick(both, ended(B, [second], 20_000, 30_000))
-    assert ticks.ledger.waiting[KEY].left_ns == 25_000
+    assert ticks.ledger.waiting[KEY].switched_out_ns == 25_000
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000})
-    assert ticks.ledger.waiting[KEY].left_ns == 25_000
+    assert ticks.ledger.waiting[KEY].switched_out_ns == 25_000
     ticks.tick([])
     assert ticks.counted_ns(-2) == TICK_NS
     assert ticks.counted_ns() == first.off_ns + second.off_ns + 50_000 - 25_000
@@ -146,11 +146,11 @@ def test_a_written_off_thread_whose_tid_was_reused_counts_once(silent_s: int) ->
     for _ in range(silent_s):
         ticks.tick([], ns=NS_PER_S)
     ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
-    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    assert ticks.ledger.waiting[KEY].switched_out_ns == second.switched_out_ns
     assert not ticks.ledger.catalog.life(KEY).to_ns
     ticks.tick([], ns=NS_PER_S)
     assert ticks.counted_ns(-2) == NS_PER_S
-    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
+    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.switched_out_ns
     assert sum(totals.waits for _, totals in between(ticks.at[0], ticks.at[-1]).each_thread()) == 1
 
 
@@ -177,7 +177,7 @@ def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: boo
         ticks.tick([], ended(A, waits, *span))
     ticks.give_up()
     assert ticks.counted_ns() == 15_000
-    halves = [(KEY, did(A, waits, *span)[1]._replace(left_ns=0)) for span in spans]
+    halves = [(KEY, did(A, waits, *span)[1]._replace(switched_out_ns=0)) for span in spans]
     for some in [halves] if in_one_tick else [halves[:1], halves[1:]]:
         ticks.tick(some, gone={KEY: 30_000}, filter_changed=filter_changed)
     assert ticks.counted_ns() == 15_000
@@ -222,7 +222,7 @@ def test_provisional_time_is_subtracted_once_and_from_its_owner_only() -> None:
     ticks.tick([], ended(A, [more], 20_000, 30_000))
     ticks.tick([did(C, [third], 30_000, 40_000)], ended(B, [second], 30_000, 40_000))
     ticks.give_up()
-    goes_on_ns = ticks.now_ns - third.left_ns
+    goes_on_ns = ticks.now_ns - third.switched_out_ns
     assert ticks.counted_ns() == first.off_ns + more.off_ns + second.off_ns + goes_on_ns
 
 
@@ -235,9 +235,9 @@ def test_waits_of_the_old_owner_are_not_shown_for_the_new_one() -> None:
     ticks.tick([], ended(A, [first], 10_000, 20_000))
     ticks.tick([did(B, [second], 20_000, 30_000)])
     ticks.give_up()
-    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    assert ticks.ledger.waiting[KEY].switched_out_ns == second.switched_out_ns
     assert not ticks.ledger.catalog.life(KEY).to_ns, "it is alive"
-    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.left_ns
+    assert ticks.counted_ns() == first.off_ns + ticks.now_ns - second.switched_out_ns
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -247,9 +247,9 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
     The main thread is not reported for a while.
     """
     key = ThreadKey(7, 7)
-    mains = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
-    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
-    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
+    mains = Wait(switched_out_ns=1_500, switched_in_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    others = Wait(switched_out_ns=16_000, switched_in_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
+    going_on = Wait(switched_out_ns=18_000, switched_in_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
     begun, ended, record = (record_of(waits, *span) for waits, span in (
         ([mains], (0, 10_000)), ([mains], (10_000, 20_000)), ([others, going_on], (10_000, 20_000)),
     ))  # fmt: skip
@@ -265,12 +265,12 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
         watch.check_sums(between(at[-2], at[-1]))
 
     tick([(key, begun)])
-    assert ledger.waiting[key].left_ns == 1_500
+    assert ledger.waiting[key].switched_out_ns == 1_500
     tick([(key, record._replace(tid_acquired_ns=5))], sites._replace(tid_acquired_ns=[0, 5]))
-    assert ledger.waiting[key].left_ns == 18_000
+    assert ledger.waiting[key].switched_out_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
     tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
-    assert ledger.waiting[key].left_ns == 18_000
+    assert ledger.waiting[key].switched_out_ns == 18_000
     tick([])
     tick([])
     whole = between(at[0], at[-1])
@@ -284,9 +284,9 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     It still waits for a CPU for its last switch-out.
     """
     key = ThreadKey(7, 7)
-    first = Wait(left_ns=1_500, back_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
-    others = Wait(left_ns=16_000, back_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
-    going_on = Wait(left_ns=18_000, back_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
+    first = Wait(switched_out_ns=1_500, switched_in_ns=14_500, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    others = Wait(switched_out_ns=16_000, switched_in_ns=17_200, ready_ns=17_000, preempted=False, kernel=3, user=13)
+    going_on = Wait(switched_out_ns=18_000, switched_in_ns=90_000, ready_ns=90_000, preempted=False, kernel=4, user=14)
     ended, record = (record_of(waits, 10_000, 20_000) for waits in ([first], [others, going_on]))
     assert ended and record
     both = SiteDeltas.of([*site_records(key, [first], 10_000, 20_000), *site_records(key, [others], 10_000, 20_000)])
@@ -307,18 +307,18 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
         primed_ns=9_000,
         ran=[RuntimeSample(key, 100, 1_200)],
     )
-    assert ledger.waiting[key].left_ns == 1_500
+    assert ledger.waiting[key].switched_out_ns == 1_500
     tick(
         [(key, record._replace(tid_acquired_ns=5))],
         both._replace(tid_acquired_ns=[4, 5]),
         ran=[RuntimeSample(key, 100, 15_000)],
     )
     ledger.begin(key, 15_000)
-    assert ledger.waiting[key].left_ns == 18_000
+    assert ledger.waiting[key].switched_out_ns == 18_000
     tick(
         [(key, ended._replace(tid_acquired_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)]
     )
-    assert ledger.waiting[key].left_ns == 18_000
+    assert ledger.waiting[key].switched_out_ns == 18_000
     assert (ledger.catalog.life(key).from_ns, ledger.catalog.life(key).to_ns) == (15_000, 0)
     tick([], ran=[RuntimeSample(key, 180, 15_000)])
     whole = between(at[0], at[-1]).threads[key]
@@ -331,15 +331,20 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
 def test_a_written_off_thread_that_is_reported_after_all_counts_once(was_shown: bool, in_halves: bool) -> None:
     key = ThreadKey(7, 100)
     waits = [
-        Wait(left_ns=5_000, back_ns=14_000, ready_ns=13_000, preempted=False, kernel=3, user=13),
+        Wait(switched_out_ns=5_000, switched_in_ns=14_000, ready_ns=13_000, preempted=False, kernel=3, user=13),
         Wait(
-            left_ns=15_000, back_ns=15_000 + MIN_NS - 1, ready_ns=15_000 + MIN_NS - 1, preempted=True, kernel=0, user=0
+            switched_out_ns=15_000,
+            switched_in_ns=15_000 + MIN_NS - 1,
+            ready_ns=15_000 + MIN_NS - 1,
+            preempted=True,
+            kernel=0,
+            user=0,
         ),
-        Wait(left_ns=18_000, back_ns=24_000, ready_ns=18_000, preempted=True, kernel=3, user=13),
+        Wait(switched_out_ns=18_000, switched_in_ns=24_000, ready_ns=18_000, preempted=True, kernel=3, user=13),
     ]
     begun = record_of(waits[:1], 0, 10_000)
     spans = [(10_000, 20_000), (20_000, 30_000)] if in_halves else [(10_000, 30_000)]
-    records = [record._replace(left_ns=0) for span in spans if (record := record_of(waits, *span))]
+    records = [record._replace(switched_out_ns=0) for span in spans if (record := record_of(waits, *span))]
     assert begun and len(records) == len(spans)
     ledger = Ledger(0)
     at = [snapshot(ledger)]
@@ -400,7 +405,7 @@ def test_the_new_owner_keeps_waiting_if_the_old_exit_arrives_in_a_full_scan() ->
         OffCpuTask(KEY, 15_000, False, 0, 4, tid_acquired_ns=B),
         primed_ns=19_000,
     )
-    assert ticks.ledger.waiting[KEY].left_ns == second.left_ns
+    assert ticks.ledger.waiting[KEY].switched_out_ns == second.switched_out_ns
     for _ in range(3):
         ticks.tick([])
     ticks.tick([did(B, [second], 50_000, 60_000)], ended(B, [second], 50_000, 60_000))

@@ -212,7 +212,7 @@ def test_a_wait_from_before_offtop_has_a_maximum_age_within_20_ms(built: Path) -
                 fresh.tick(after_s)
                 one = waiting(fresh, child.pid)
                 assert one.bound == Bound.AT_MOST
-                assert one.left_ns >= attached_ns  # it counts from then on
+                assert one.switched_out_ns >= attached_ns  # it counts from then on
                 assert abs(one.since_ns - child.at["asleep"]) <= 20 * MS
                 some = now_stuck(fresh.last)
                 age = next(some.age(row) for row, it in enumerate(some.waits) if it.site.tid == child.pid)
@@ -228,7 +228,7 @@ def test_a_later_wait_has_an_exact_age_and_is_stuck_at_the_next_tick(live: Watch
         some = now_stuck(live.last)
         (row,) = [row for row, one in enumerate(some.waits) if one.site.tid == child.pid]
         assert some.age(row).bound == Bound.EXACT
-        assert 0 <= some.waits[row].left_ns - child.at["asleep"] <= 20 * MS
+        assert 0 <= some.waits[row].switched_out_ns - child.at["asleep"] <= 20 * MS
         assert 0 <= live.last.at_ns - child.at["asleep"] - some.age(row).ns <= 20 * MS
         assert (some.leaf(row).category, some.waits[row].letter) == ("sleep", "S")
         assert (live.last.catalog.calls[some.waits[row].call], names(live, some.waits[row].site.kernel)[0]) == (
@@ -236,7 +236,7 @@ def test_a_later_wait_has_an_exact_age_and_is_stuck_at_the_next_tick(live: Watch
             "do_nanosleep",
         )
         live.tick(0.1)
-        assert waiting(live, child.pid).left_ns == some.waits[row].left_ns
+        assert waiting(live, child.pid).switched_out_ns == some.waits[row].switched_out_ns
 
 
 def test_a_thread_switched_in_is_no_longer_stuck(live: Watch) -> None:
@@ -252,7 +252,7 @@ def test_a_thread_switched_in_is_no_longer_stuck(live: Watch) -> None:
         assert during and after
         was = {one.site.tid: one for one in history.stuck(during).waits}
         assert was[child.tid].letter == "S"
-        assert was[child.tid].left_ns not in {one.left_ns for one in history.stuck(after).waits}
+        assert was[child.tid].switched_out_ns not in {one.switched_out_ns for one in history.stuck(after).waits}
 
 
 # State, category, stacks: the same before and after its end
@@ -298,7 +298,7 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
             leaves = {one.site.tid: some.leaf(row).category for row, one in enumerate(some.waits)}
             for name, child in children.items():
                 one = waiting(live, child.tid)
-                if one.left_ns > began_ns and one.user != NO_STACK:  # which takes a tick longer
+                if one.switched_out_ns > began_ns and one.user != NO_STACK:  # which takes a tick longer
                     assert one.letter in KINDS[name], f"{name}: {one.letter}"
                     during[name] = Seen(leaves[child.tid], names(live, one.site.kernel), names(live, one.user))
         for name, child in children.items():
@@ -538,12 +538,12 @@ def test_a_stack_from_an_earlier_wait_is_not_used_for_a_later_one(live: Watch) -
             live.tick(0.05)
             one = waiting(live, child.tid)
             if live.last.catalog.calls.get(one.call, "").endswith("nanosleep"):  # neither for its go nor for its end
-                seen.setdefault(one.left_ns, []).append((one.age_ns(live.last.at_ns), one.user))
+                seen.setdefault(one.switched_out_ns, []).append((one.age_ns(live.last.at_ns), one.user))
         child.finish()
     assert len(seen) == 2
-    for left_ns in seen:
-        assert all(user == NO_STACK for age_ns, user in seen[left_ns] if age_ns < OLD_NS)
-        read = {user for _, user in seen[left_ns]} - {NO_STACK}
+    for switched_out_ns in seen:
+        assert all(user == NO_STACK for age_ns, user in seen[switched_out_ns] if age_ns < OLD_NS)
+        read = {user for _, user in seen[switched_out_ns]} - {NO_STACK}
         assert [names(live, user)[:5] for user in read] == [child.user]
 
 

@@ -419,7 +419,7 @@ def test_a_wait_in_progress_has_no_waker_yet_and_keeps_its_time(live: Watch) -> 
             total_ns += sum(totals.total_ns for totals in sites.values())
         assert ended == 4
         assert total_ns == pytest.approx(sum(window.span_ns for window in windows), abs=5 * MS)
-        goes_on_ns = live.last.at_ns - live.last.waiting[ThreadKey(child.pid, sleeper)].left_ns
+        goes_on_ns = live.last.at_ns - live.last.waiting[ThreadKey(child.pid, sleeper)].switched_out_ns
         by_waker = Counter[bool]()
         for key, totals in watch.sites_of(merge(windows), sleeper).items():
             by_waker[live.last.catalog.wake(key.wake).has_waker] += totals.total_ns

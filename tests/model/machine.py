@@ -119,7 +119,7 @@ class Machine:
 
     def measured(self) -> tuple[Snapshot, Stuck, Shares, Window]:
         now = self.snapshot()
-        earlier = {key: one for key, one in self.waiting.items() if one.left_ns < AT_NS - SPAN_NS}
+        earlier = {key: one for key, one in self.waiting.items() if one.switched_out_ns < AT_NS - SPAN_NS}
         window = between(Snapshot(0, AT_NS - SPAN_NS, waiting=earlier, catalog=self.catalog), now)
         verdicts = self.causes.verdicts([window.still.ids], self.catalog)
         idle = Idle(CATEGORIES.idle, verdicts=verdicts)

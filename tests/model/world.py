@@ -103,7 +103,7 @@ class World:
             was = self.waiting[thread]
             if SHORT in (was.site.kernel, site.kernel):
                 self._finish(was.site, self.now_ns - was.from_ns, was.runqueue_ns, waits=0)
-                self.waiting[thread] = Waiting(site, was.left_ns, self.now_ns)
+                self.waiting[thread] = Waiting(site, was.switched_out_ns, self.now_ns)
             else:
                 self._move(was, site)
                 self.waiting[thread] = was._replace(site=site)

@@ -38,7 +38,7 @@ class ProvisionalWait(NamedTuple):
     Its record may still arrive: an exiting thread can sit on the run queue for seconds.
     """
 
-    left_ns: int
+    switched_out_ns: int
     """Start of the part that has not been deducted from a site yet (CLOCK_MONOTONIC)."""
     at_ns: int
     """End of the time shown (CLOCK_MONOTONIC)."""
@@ -113,9 +113,9 @@ class DeferredRecords:
                 found.lost.append((site, tid_acquired_ns, one.totals))
         return found
 
-    def keep_shown(self, identity: ThreadIdentity, left_ns: int, at_ns: int) -> None:
+    def keep_shown(self, identity: ThreadIdentity, switched_out_ns: int, at_ns: int) -> None:
         """Note that a wait was shown as in progress until `at_ns`, and no longer is."""
-        self._shown[identity] = ProvisionalWait(left_ns, at_ns)
+        self._shown[identity] = ProvisionalWait(switched_out_ns, at_ns)
         _evict(self._shown)
 
     def shown_of(self, identity: ThreadIdentity) -> ProvisionalWait | None:
@@ -133,9 +133,9 @@ class DeferredRecords:
         _evict(self._written_off)
         waits, total_ns, runqueue_ns, max_ns, histogram = totals
         if shown := self._shown.get(identity):
-            taken_ns = min(total_ns, max(0, shown.at_ns - shown.left_ns))
+            taken_ns = min(total_ns, max(0, shown.at_ns - shown.switched_out_ns))
             total_ns -= taken_ns
-            self._shown[identity] = shown._replace(left_ns=shown.left_ns + taken_ns)
+            self._shown[identity] = shown._replace(switched_out_ns=shown.switched_out_ns + taken_ns)
         return SiteTotals(waits, total_ns, min(runqueue_ns, total_ns), max_ns, histogram)
 
     def of(self, records: ThreadRecords) -> list[tuple[int, ThreadIdentity]]:

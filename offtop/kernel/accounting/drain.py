@@ -196,8 +196,8 @@ class Drain:
             newer.delete(layout.EXITED_KEY.pack(end_ns, *key))
             if key not in self._met:
                 self._note_name(key, comm)
-            if last and last.waits and last.first_left_ns < at_ns:  # it was off CPU at the switch
-                record = record._replace(left_ns=last.first_left_ns)
+            if last and last.waits and last.first_switched_out_ns < at_ns:  # it was off CPU at the switch
+                record = record._replace(switched_out_ns=last.first_switched_out_ns)
             self._note_run(_ran(key, record, start_ns), ended)
             records.append((key, record))
         self._met.clear()
@@ -279,17 +279,17 @@ class Drain:
         if record.flags & layout.SCANNED_BEGAN_EARLIER:
             is_known = record.arrived_ns and clock_offset_ns
             since_ns, bound = (record.arrived_ns + clock_offset_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
-            since_ns = min(since_ns, record.left_ns)
+            since_ns = min(since_ns, record.switched_out_ns)
         if stack is not None:
             call, arguments = self._call(stack)
             if key.pid != OUTSIDE and self._user_stacks:
-                self._user_stacks.note_wait(key, record.left_ns, stack)
+                self._user_stacks.note_wait(key, record.switched_out_ns, stack)
             kernel = self._stacks.walked(stack.frames, stack.words)
             if stack.object.kind and not record.state & layout.RUNNING:
                 wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
         return OffCpuTask(
             key,
-            record.left_ns,
+            record.switched_out_ns,
             bool(record.flags & layout.SCANNED_RUNNABLE),
             record.queued_ns + clock_offset_ns if record.queued_ns and clock_offset_ns else 0,
             kernel,
@@ -336,7 +336,7 @@ class Drain:
             self._note_run(RuntimeSample(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
         if record.flags & layout.SCANNED_STARTED:
             self._begin(key, record.start_ns)
-            started.append(NewThread(key, record.left_ns, record.first_ns, record.tid_acquired_ns))
+            started.append(NewThread(key, record.switched_out_ns, record.first_ns, record.tid_acquired_ns))
 
     def _note_run(self, one: RuntimeSample, ran: list[RuntimeSample]) -> None:
         self._begin(one.key, one.start_ns)
@@ -378,7 +378,7 @@ def _is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
     the thread got no CPU to exit until two ticks later. The sites of that tick are held back until a record arrives. So
     both buffers must come in one tick, or those sites would be counted without their waits.
     """
-    return last.waits > 0 and last.first_left_ns + last.first_off_ns < flipped_ns
+    return last.waits > 0 and last.first_switched_out_ns + last.first_off_ns < flipped_ns
 
 
 def _merge_mixed(ended: list[_Exit], flipped_ns: int) -> list[_Exit]:
@@ -432,9 +432,9 @@ def _without_sites(r: ThreadRecord) -> ThreadRecord:
         preempted_ns=min(r.preempted_ns, runqueue_ns),  # the share at the sites is unknown
         involuntary=min(r.involuntary, waits),
         max_ns=min(r.max_ns, offcpu_ns),
-        left_ns=0,
+        switched_out_ns=0,
         first_kind=0,
-        first_left_ns=0,
+        first_switched_out_ns=0,
         first_off_ns=0,
         first_runqueue_ns=0,
         histogram=(short + others).tobytes(),

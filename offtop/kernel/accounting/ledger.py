@@ -48,12 +48,12 @@ from offtop.model.values.waits import (
     FIELDS,
     FROM_NS,
     KERNEL,
-    LEFT_NS,
     PREEMPTED,
     READ_USER,
     READY_NS,
     SINCE_NS,
     STATE,
+    SWITCHED_OUT_NS,
     USER,
     WAKE,
     Waits,
@@ -112,14 +112,14 @@ class _Tick:
         """Return which waits with that state at switch-out the filter by state excludes."""
         return (state & self.states) == 0 if self.states else np.zeros(len(state), np.bool_)
 
-    def scanned(self, rows: Ints, left_ns: Ints) -> tuple[Ints, Ints]:
+    def scanned(self, rows: Ints, switched_out_ns: Ints) -> tuple[Ints, Ints]:
         """Return the positions in `rows` of waits that the task scan has seen, and their tasks.
 
-        For some threads it may have seen an earlier wait than the one that began at `left_ns`.
+        For some threads it may have seen an earlier wait than the one that began at `switched_out_ns`.
         """
         task = self.task_of[rows]
         at = np.flatnonzero(task >= 0)
-        at = at[self.tasks.waits.rows[task[at], LEFT_NS] == left_ns[at]]
+        at = at[self.tasks.waits.rows[task[at], SWITCHED_OUT_NS] == switched_out_ns[at]]
         return at, task[at]
 
     def add_sites(self, ids: Ints, total_ns: Ints, ready_ns: Ints, waits: Ints | int = 0) -> None:
@@ -221,9 +221,10 @@ class Ledger:
         for part in once_each(of_records):
             some = records if len(part) == len(records) else records.of_rows(part)
             is_previous[part] = self._count(tick, of_records[part], some)
-            has_left = ~is_previous[part] & (some.rows["left_ns"] != 0)
-            left_ns, state = (some.rows[name][has_left].astype(np.int64) for name in ("left_ns", "state"))
-            self._begin(tick, of_records[part][has_left], left_ns, np.minimum(left_ns, at_ns), state)
+            is_off_cpu = ~is_previous[part] & (some.rows["switched_out_ns"] != 0)
+            switched_out_ns = some.rows["switched_out_ns"][is_off_cpu].astype(np.int64)
+            state = some.rows["state"][is_off_cpu].astype(np.int64)
+            self._begin(tick, of_records[part][is_off_cpu], switched_out_ns, np.minimum(switched_out_ns, at_ns), state)
         current = np.flatnonzero(~is_previous)
         returned = np.full(len(table.ids), -1)  # thread → position of its last record of this tick
         returned[of_records[current]] = current
@@ -294,7 +295,7 @@ class Ledger:
         has_record = np.flatnonzero(of_record >= 0)
         did = records.rows[of_record[has_record]]
         off_ns, first_ns = np.zeros((2, len(rows)), np.int64)
-        in_progress_ns = np.where(did["left_ns"], np.maximum(0, tick.at_ns - did["left_ns"]), 0)
+        in_progress_ns = np.where(did["switched_out_ns"], np.maximum(0, tick.at_ns - did["switched_out_ns"]), 0)
         off_ns[has_record] = did["offcpu_ns"] + in_progress_ns
         first_ns[has_record] = np.where(did["first_kind"] & layout.KIND_NEW, did["first_off_ns"], 0)
         lives = self.catalog.lives
@@ -332,10 +333,10 @@ class Ledger:
         if at_ns >= life.from_ns:  # otherwise another thread has its tid
             self.catalog.lives[key] = life._replace(to_ns=at_ns)
 
-    def read_user(self, key: ThreadKey, left_ns: int, user: int) -> None:
+    def read_user(self, key: ThreadKey, switched_out_ns: int, user: int) -> None:
         """Set the user stack of a wait in progress, which was unwound in user space."""
         table, row = self._table, self._table.row(key)
-        if row >= 0 and table.is_waiting[row] and table.waits[row, LEFT_NS] == left_ns:
+        if row >= 0 and table.is_waiting[row] and table.waits[row, SWITCHED_OUT_NS] == switched_out_ns:
             table.waits[row, READ_USER] = user
             table.is_unsettled[row] = True  # its site changes in the next tick
             table.change(np.array([row]))
@@ -435,7 +436,7 @@ class Ledger:
         waits = table.waits[rows]
         table.end(rows[has_ended])
         table.tid_acquired_ns[rows] = np.maximum(acquired_ns, did["tid_acquired_ns"])
-        left_ns = np.where(was_shown, waits[:, LEFT_NS], 0)
+        switched_out_ns = np.where(was_shown, waits[:, SWITCHED_OUT_NS], 0)
         shown_to_ns = np.full(size, self._snapshot_ns)
         is_whole = np.ones(size, np.bool_)
         deferred = self._deferred.of(records)
@@ -447,16 +448,16 @@ class Ledger:
                 did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
             shown = self._deferred.shown_of(identity)
             if shown and not was_shown[at]:
-                left_ns[at], shown_to_ns[at] = shown
+                switched_out_ns[at], shown_to_ns[at] = shown
                 if tick.filter_changed:  # it may not have been counted in between
                     shown_to_ns[at] = self.at_ns
         for at in np.flatnonzero(
             was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["tid_acquired_ns"])
         ).tolist():
             key = ThreadKey(*records.ids[at].tolist())
-            self._deferred.keep_shown((key, int(acquired_ns[at])), int(left_ns[at]), self._snapshot_ns)
+            self._deferred.keep_shown((key, int(acquired_ns[at])), int(switched_out_ns[at]), self._snapshot_ns)
         has_first = (did["waits"] > 0) & is_whole
-        was_known = has_first & (left_ns > 0) & (left_ns == did["first_left_ns"])
+        was_known = has_first & (switched_out_ns > 0) & (switched_out_ns == did["first_switched_out_ns"])
         for at, identity in deferred:
             if was_known[at]:
                 self._deferred.forget_shown(identity)
@@ -471,7 +472,7 @@ class Ledger:
         numbers = np.zeros((size, THREADS.numbers), np.int64)
         numbers[was_shown] = self._settled(tick, waits[was_shown], moved_ns[was_shown], moved_ready_ns[was_shown])
         # Of the first wait: counted in earlier ticks, or settled just now.
-        rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_left_ns"]))
+        rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_switched_out_ns"]))
         rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
         taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
         taken_ready_ns = np.where(was_counted, did["first_runqueue_ns"] - rest_ready_ns, 0)
@@ -606,7 +607,7 @@ class Ledger:
             numbers[:, _THREAD[name]] = values
         return numbers
 
-    def _begin(self, tick: _Tick, rows: Ints, left_ns: Ints, from_ns: Ints, state: Ints) -> None:
+    def _begin(self, tick: _Tick, rows: Ints, switched_out_ns: Ints, from_ns: Ints, state: Ints) -> None:
         """Add waits in progress that no snapshot has shown.
 
         Each is at the stack from the task scan, or short for now.
@@ -614,12 +615,12 @@ class Ledger:
         table, scanned = self._table, tick.tasks.waits.rows
         waits = np.zeros((len(rows), FIELDS), np.int64)
         waits[:, :2], waits[:, KERNEL], waits[:, CALL] = table.ids[rows], SHORT, -1
-        waits[:, LEFT_NS], waits[:, FROM_NS], waits[:, STATE] = left_ns, from_ns, state
+        waits[:, SWITCHED_OUT_NS], waits[:, FROM_NS], waits[:, STATE] = switched_out_ns, from_ns, state
         waits[:, PREEMPTED] = (state & (layout.RUNNING | layout.TASK_NEW)) == layout.RUNNING
         is_filtered = tick.excludes(state)
         waits[is_filtered, KERNEL] = FILTERED
         is_unsettled = np.ones(len(rows), np.bool_)
-        at, task = tick.scanned(rows, left_ns)
+        at, task = tick.scanned(rows, switched_out_ns)
         has_stack = scanned[task, KERNEL] != NOT_SCANNED
         at, task = at[has_stack], task[has_stack]
         waits[at[:, None], _DETAILS] = scanned[task[:, None], _DETAILS]
@@ -652,13 +653,13 @@ class Ledger:
         """
         table, tasks = self._table, tick.tasks
         new = np.flatnonzero(tasks.waits.rows[:, STATE] & layout.TASK_NEW)
-        rows, left_ns = of_tasks[new], tasks.waits.rows[new, LEFT_NS]
-        is_known = table.is_waiting[rows] & (table.waits[rows, LEFT_NS] == left_ns)
+        rows, switched_out_ns = of_tasks[new], tasks.waits.rows[new, SWITCHED_OUT_NS]
+        is_known = table.is_waiting[rows] & (table.waits[rows, SWITCHED_OUT_NS] == switched_out_ns)
         is_known |= _acquired_ns(records, returned[rows]) >= tasks.tid_acquired_ns[new]
-        new, rows, left_ns = new[~is_known], rows[~is_known], left_ns[~is_known]
+        new, rows, switched_out_ns = new[~is_known], rows[~is_known], switched_out_ns[~is_known]
         self._settle_as_shown(tick, rows)
         table.tid_acquired_ns[rows] = tasks.tid_acquired_ns[new]
-        self._begin(tick, rows, left_ns, np.minimum(left_ns, tick.at_ns), tasks.waits.rows[new, STATE])
+        self._begin(tick, rows, switched_out_ns, np.minimum(switched_out_ns, tick.at_ns), tasks.waits.rows[new, STATE])
 
     def _end_new(self, tick: _Tick, one: NewThread, records: ThreadRecords, returned: Ints) -> None:
         """Settle a new thread's wait for its first CPU.
@@ -666,23 +667,23 @@ class Ledger:
         The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
         later: the thread has not been switched out yet.
         """
-        identity, until_ns = (one.key, one.tid_acquired_ns), one.left_ns + one.first_ns
+        identity, until_ns = (one.key, one.tid_acquired_ns), one.switched_out_ns + one.first_ns
         table, rows = self._table, self._table.rows_of(integers([one.key], 2))
         has_returned = _acquired_ns(records, returned[rows])[0] >= one.tid_acquired_ns
         if until_ns > tick.at_ns or has_returned or self._deferred.shown_of(identity):
             return
         tick = replace(tick, task_of=np.full_like(tick.task_of, -1))  # the scan saw an earlier wait, if any
-        if table.is_waiting[rows[0]] and table.waits[rows[0], LEFT_NS] == one.left_ns:
+        if table.is_waiting[rows[0]] and table.waits[rows[0], SWITCHED_OUT_NS] == one.switched_out_ns:
             until_ns = until_ns if table.is_new[rows[0]] else max(until_ns, self._snapshot_ns)
         else:
             self._settle_as_shown(tick, rows)
             table.tid_acquired_ns[rows] = one.tid_acquired_ns
-            left_ns = np.array([one.left_ns])
-            self._begin(tick, rows, left_ns, left_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
+            switched_out_ns = np.array([one.switched_out_ns])
+            self._begin(tick, rows, switched_out_ns, switched_out_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
         self._place(tick, rows, until_ns)
         self._settle(tick, table.waits[rows], until_ns=until_ns)
         table.end(rows)
-        self._deferred.keep_shown(identity, one.left_ns, until_ns)
+        self._deferred.keep_shown(identity, one.switched_out_ns, until_ns)
 
     def _settle_as_shown(self, tick: _Tick, rows: Ints) -> None:
         """Settle the waits in progress of previous owners of a tid, or of written-off threads.
@@ -694,9 +695,12 @@ class Ledger:
         table.end(rows)
         rows = rows[~table.is_new[rows]]
         self._settle(tick, table.waits[rows])
-        left_ns, acquired_ns = table.waits[rows, LEFT_NS].tolist(), np.maximum(0, table.tid_acquired_ns[rows]).tolist()
-        for key, acquired, left in zip(table.keys(rows), acquired_ns, left_ns, strict=True):
-            self._deferred.keep_shown((key, acquired), left, self._snapshot_ns)
+        began_ns, acquired_ns = (
+            table.waits[rows, SWITCHED_OUT_NS].tolist(),
+            np.maximum(0, table.tid_acquired_ns[rows]).tolist(),
+        )
+        for key, acquired, began in zip(table.keys(rows), acquired_ns, began_ns, strict=True):
+            self._deferred.keep_shown((key, acquired), began, self._snapshot_ns)
 
     def _prime(self, tick: _Tick, of_tasks: Ints, records: ThreadRecords, returned: Ints, scan_ns: int) -> None:
         """Adopt the waits in progress from the task scan that began at `scan_ns`.
@@ -706,15 +710,15 @@ class Ledger:
         table, tasks = self._table, tick.tasks
         record = returned[of_tasks]
         is_running = record >= 0
-        is_running[is_running] = records.rows["left_ns"][record[is_running]] == 0
+        is_running[is_running] = records.rows["switched_out_ns"][record[is_running]] == 0
         rows = table.waiting
-        over = rows[~table.flags(of_tasks[~is_running])[rows] & (table.waits[rows, LEFT_NS] < scan_ns)]
+        over = rows[~table.flags(of_tasks[~is_running])[rows] & (table.waits[rows, SWITCHED_OUT_NS] < scan_ns)]
         self._settle_as_shown(tick, over)
         table.is_unsettled[over] = False
         new = ~is_running & ~table.is_waiting[of_tasks] & (tasks.waits.rows[:, KERNEL] != NOT_SCANNED)
         rows, some = of_tasks[new], tasks.waits.rows[new]
         table.tid_acquired_ns[rows] = np.maximum(table.tid_acquired_ns[rows], tasks.tid_acquired_ns[new])
-        self._begin(tick, rows, some[:, LEFT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
+        self._begin(tick, rows, some[:, SWITCHED_OUT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
 
     def _place(self, tick: _Tick, rows: Ints, at_ns: int) -> None:
         """Update waits in progress: their sites as of `at_ns`, and how much of each is run queue."""
@@ -723,9 +727,9 @@ class Ledger:
         table.is_unsettled[rows[~is_waiting]] = False
         rows = rows[is_waiting]
         was, waits = table.waits[rows], table.waits[rows]
-        left_ns, state, kernel = was[:, LEFT_NS], was[:, STATE], waits[:, KERNEL]
-        age_ns = at_ns - left_ns
-        seen, task = tick.scanned(rows, left_ns)
+        switched_out_ns, state, kernel = was[:, SWITCHED_OUT_NS], was[:, STATE], waits[:, KERNEL]
+        age_ns = at_ns - switched_out_ns
+        seen, task = tick.scanned(rows, switched_out_ns)
         has_stack = tasks.waits.rows[task, KERNEL] != NOT_SCANNED
         at, scanned = seen[has_stack], tasks.waits.rows[task[has_stack]]
         is_placeless = np.isin(kernel, [*PLACELESS])
@@ -738,7 +742,7 @@ class Ledger:
         waits[is_filtered, KERNEL], waits[is_filtered, WAKE] = FILTERED, NO_WAKE
         waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, was[:, READ_USER])
         # It may have been switched out just after its first snapshot.
-        waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(left_ns, at_ns))
+        waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(switched_out_ns, at_ns))
         moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
         moves_on &= (waits[:, FROM_NS] < self._snapshot_ns) & ~table.is_new[rows]
         is_settled = moves_on & (np.isin(was[:, KERNEL], [*PLACELESS]) | np.isin(kernel, [*PLACELESS]))
@@ -751,7 +755,7 @@ class Ledger:
         if tick.has_snapshot:
             is_queued = tasks.runnable[task] & (tasks.queued_ns[task] != 0)
             at, queued_ns = seen[is_queued], tasks.queued_ns[task[is_queued]]
-            ready_ns = at_ns - np.maximum(left_ns[at], queued_ns)
+            ready_ns = at_ns - np.maximum(switched_out_ns[at], queued_ns)
             # Time shown as blocked stays blocked.
             grown_ns = waits[at, READY_NS] + at_ns - np.maximum(waits[at, FROM_NS], self._snapshot_ns)
             ready_ns = np.minimum(np.minimum(ready_ns, grown_ns), so_far_ns[at])

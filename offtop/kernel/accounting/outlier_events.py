@@ -43,7 +43,7 @@ class OutlierEvents:
         if marks is not self._thresholds or marks.version != self._version:
             self._thresholds, self._version = marks, marks.version
             self._reload(marks)
-        return [one for one in (self._caught(one, marks) for one in raw) if one]
+        return [one for one in (self._outlier(event, marks) for event in raw) if one]
 
     def forget(self) -> None:
         """Delete all thresholds in BPF.
@@ -57,16 +57,17 @@ class OutlierEvents:
     def close(self) -> None:
         self._ring.close()
 
-    def _caught(self, raw: bytes, marks: Thresholds) -> LongWait | None:
+    def _outlier(self, raw: bytes, marks: Thresholds) -> LongWait | None:
         """Return None if it is below its threshold, which had not been loaded into BPF."""
-        left_ns, back_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.OUTLIER.unpack(raw)
+        began_ns, ended_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.OUTLIER.unpack(raw)
         known = self._loaded.get(key)
         if known is None:
             known = self._load(key, marks)
         program, _, (blocked_ns, ready_ns) = known
-        if back_ns - left_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
+        if ended_ns - began_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
             return None
-        return LongWait(self._locate(pid, tid, kernel, user, wake), left_ns, back_ns, runqueue_ns, state, cpu, program)
+        site = self._locate(pid, tid, kernel, user, wake)
+        return LongWait(site, began_ns, ended_ns, runqueue_ns, state, cpu, program)
 
     def _load(self, key: bytes, marks: Thresholds) -> _Known:
         if len(self._loaded) >= self._map.entries // 2:

@@ -68,7 +68,7 @@ class OffCpuTask(NamedTuple):
     """One off-CPU thread, as the task scan found it."""
 
     key: ThreadKey
-    left_ns: int
+    switched_out_ns: int
     runnable: bool
     queued_ns: int
     """Start of its time on the run queue (CLOCK_MONOTONIC), or 0 if unknown."""
@@ -77,7 +77,7 @@ class OffCpuTask(NamedTuple):
     state: int = 1
     """The task's state as in ThreadRecord: layout.RUNNING, or the kernel's bits."""
     since_ns: int = 0
-    """Start of the wait (CLOCK_MONOTONIC) if it was before left_ns; 0 if it began at left_ns."""
+    """Start of the wait (CLOCK_MONOTONIC) if it was before switched_out_ns; 0 if it began at switched_out_ns."""
     bound: Bound = Bound.EXACT
     call: int = -1
     arguments: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ NOT_SCANNED = -2
 
 def _waiting(one: OffCpuTask) -> Waiting:
     site = SiteKey(*one.key, NOT_SCANNED if one.kernel is None else one.kernel, NO_STACK, one.wake)
-    times = one.left_ns, one.left_ns, 0, False, one.since_ns
+    times = one.switched_out_ns, one.switched_out_ns, 0, False, one.since_ns
     return Waiting(site, *times, one.bound, one.state, one.call, one.arguments, holder=one.holder)
 
 
@@ -131,8 +131,8 @@ class NewThread(NamedTuple):
     """
 
     key: ThreadKey
-    left_ns: int
-    """Start of that wait (CLOCK_MONOTONIC): first_left_ns of the record."""
+    switched_out_ns: int
+    """Start of that wait (CLOCK_MONOTONIC): first_switched_out_ns of the record."""
     first_ns: int
     """Length of that wait."""
     tid_acquired_ns: int

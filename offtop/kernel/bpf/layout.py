@@ -159,7 +159,7 @@ def is_32_bit_mode(mode: int) -> bool:
 class ThreadRecord(NamedTuple):
     """`struct thread`: what one thread did in one tick."""
 
-    left_ns: int
+    switched_out_ns: int
     waits: int
     offcpu_ns: int
     runqueue_ns: int
@@ -175,7 +175,7 @@ class ThreadRecord(NamedTuple):
     lost_waits: int
     lost_ns: int
     lost_runqueue_ns: int
-    first_left_ns: int
+    first_switched_out_ns: int
     first_off_ns: int
     first_runqueue_ns: int
     first_kernel: int
@@ -246,9 +246,9 @@ class ScannedStack(NamedTuple):
 
 
 class ScannedTask(NamedTuple):
-    """`struct walked`: a thread in the task scan, with its record of the tick and its stack."""
+    """`struct scanned_task`: a thread in the task scan, with its record of the tick and its stack."""
 
-    left_ns: int
+    switched_out_ns: int
     queued_ns: int
     arrived_ns: int
     exec_ns: int

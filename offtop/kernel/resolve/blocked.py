@@ -11,7 +11,7 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import Ints, Mask
-from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, LEFT_NS, READ_USER, Waits
+from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READ_USER, SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
 
 FUTEX, FLOCK, FCNTL, WAIT4, WAITID = "futex", "flock", "fcntl", "wait4", "waitid"
@@ -33,7 +33,7 @@ class Blocked(NamedTuple):
     """A wait in progress in a system call."""
 
     key: ThreadKey
-    left_ns: int
+    switched_out_ns: int
     """When it began, which identifies it."""
     call: str
     """Name of the system call."""
@@ -48,7 +48,7 @@ class Blocked(NamedTuple):
 class Found(NamedTuple):
     """Who must act to end a wait."""
 
-    left_ns: int
+    switched_out_ns: int
     """See Blocked."""
     blockers: tuple[Blocker, ...]
     futexes: range = range(0)
@@ -66,11 +66,11 @@ def blocked(waiting: Waits, at_ns: int, pythons: Sequence[int]) -> list[Blocked]
     is_futex = rows[:, CALL] == syscalls.number_of(FUTEX)
     useful = np.where(is_futex, _may_be_locks(rows, pythons), waiting.list.ages_ns(at_ns) >= _YOUNGEST_NS)
     some = rows[known & useful]
-    some = some[np.argsort(some[:, LEFT_NS], kind="stable")]
+    some = some[np.argsort(some[:, SWITCHED_OUT_NS], kind="stable")]
     return [
         Blocked(
             ThreadKey(row[0], row[1]),
-            row[LEFT_NS],
+            row[SWITCHED_OUT_NS],
             numbers[row[CALL]],
             tuple(word & _WORD for word in row[ARGUMENTS:READ_USER]),
             row[KERNEL],

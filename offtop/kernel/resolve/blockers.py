@@ -22,7 +22,7 @@ from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import ARGUMENTS, LEFT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, SWITCHED_OUT_NS, Waits
 from offtop.worker import Rest, Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
@@ -79,7 +79,7 @@ class BlockersWorker:
         shown: dict[ThreadKey, tuple[Blocker, ...]] = {}
         for n in known:
             key, one = items[n]
-            if rows[n][LEFT_NS] == one.left_ns or rows[n][ARGUMENTS] in one.futexes:
+            if rows[n][SWITCHED_OUT_NS] == one.switched_out_ns or rows[n][ARGUMENTS] in one.futexes:
                 shown[key] = one.blockers
         return shown
 

@@ -39,13 +39,13 @@ class Children:
         for one in waits:
             if one.call in (WAIT4, WAITID):
                 before = self._known.get(one.key)
-                if before and before[1].left_ns == one.left_ns and now_s - before[0] < _OLD_S:
+                if before and before[1].switched_out_ns == one.switched_out_ns and now_s - before[0] < _OLD_S:
                     known[one.key] = before
                 else:
                     with suppress(OSError):
                         pids = self._awaited(one)
                         blockers = tuple(Blocker(pid, 0, CHILD, len(pids) == 1) for pid in pids)
-                        known[one.key] = now_s, Found(one.left_ns, blockers)
+                        known[one.key] = now_s, Found(one.switched_out_ns, blockers)
         self._known = known
         return {key: found for key, (_, found) in known.items() if found.blockers}
 

@@ -95,7 +95,7 @@ class FileLocks:
         self._check(dict(list(every.items())[:_MOST_LOCKS]), names)
         self._continue_search(every, names)
         return {
-            one.key: Found(one.left_ns, blockers)
+            one.key: Found(one.switched_out_ns, blockers)
             for one in of_locks
             if (blockers := self._blockers(locks[one.key], names))
         }

@@ -70,7 +70,7 @@ class Gils:
                 with suppress(OSError):
                     tids[self._holder(one)] += 1
         return {
-            one.key: Found(one.left_ns, blockers, gil.futexes)
+            one.key: Found(one.switched_out_ns, blockers, gil.futexes)
             for gil, waiters in gils.items()
             for one in waiters
             if (blockers := _blockers(one.key, held[gil]))

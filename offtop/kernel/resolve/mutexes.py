@@ -62,7 +62,7 @@ class Mutexes:
             with suppress(OSError):  # TimeoutError is one
                 if owner := self._owner(waiters[0].key, address, _pi_mutex if is_pi else _mutex):
                     blockers = (Blocker(waiters[0].key.pid, owner, MUTEX, True),)
-                    found |= {one.key: Found(one.left_ns, blockers) for one in waiters if one.key.tid != owner}
+                    found |= {one.key: Found(one.switched_out_ns, blockers) for one in waiters if one.key.tid != owner}
         self.unread += max(0, len(mutexes) - _MOST_MUTEXES)
         return found
 

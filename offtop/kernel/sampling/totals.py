@@ -452,7 +452,7 @@ class Account:
 
         Its length is the certain part: from the first sample that saw it to the last.
         """
-        lasted_ns = seen_ns - waiting.left_ns
+        lasted_ns = seen_ns - waiting.switched_out_ns
         if self.marks is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
             return
         program = self.catalog.process(key.pid)
@@ -460,7 +460,7 @@ class Account:
             self._caught.append(
                 LongWait(
                     waiting.site,
-                    waiting.left_ns,
+                    waiting.switched_out_ns,
                     seen_ns,
                     waiting.runqueue_ns,
                     waiting.state,

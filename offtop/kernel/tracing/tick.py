@@ -219,7 +219,7 @@ class TickStages:
         """
         ledger = self._parts.ledger
         for one in self._parts.user_stacks.read(ledger.waiting, at_ns, are_all):
-            ledger.read_user(one.key, one.left_ns, self._parts.stacks.user(one.found))
+            ledger.read_user(one.key, one.switched_out_ns, self._parts.stacks.user(one.found))
 
 
 def _trim_memory() -> None:

@@ -53,7 +53,7 @@ class ReadStack(NamedTuple):
     """The user stack of a wait in progress."""
 
     key: ThreadKey
-    left_ns: int
+    switched_out_ns: int
     """When that wait began, which identifies it."""
     found: UnwoundStack
 
@@ -91,7 +91,7 @@ class UserStacks:
         """`copies`: None if BPF does not use rules."""
         self._walker, self._allowance, self._copies = walker, allowance, copies
         self._young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        """Waits that are still too young: their start (left_ns) and registers."""
+        """Waits that are still too young: their start (switched_out_ns) and registers."""
         self._requested: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         self._unread: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
@@ -120,10 +120,10 @@ class UserStacks:
         with self._changed:
             self._worker = self._new_worker()
 
-    def note_wait(self, key: ThreadKey, left_ns: int, stack: ScannedStack) -> None:
+    def note_wait(self, key: ThreadKey, switched_out_ns: int, stack: ScannedStack) -> None:
         """Record a wait in progress that the task scan has found."""
         if stack.sp and stack.pcount:
-            self._young[key] = left_ns, stack
+            self._young[key] = switched_out_ns, stack
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
         """Request the stacks of those `waiting` that are old enough, oldest first.
@@ -135,7 +135,7 @@ class UserStacks:
         young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         for key, one in self._young.items():
             now = waiting.get(key)
-            if now is not None and now.left_ns == one[0]:
+            if now is not None and now.switched_out_ns == one[0]:
                 (asked if now.age_ns(at_ns) >= OLD_NS else young)[key] = one
             elif not are_all:
                 young[key] = one
@@ -360,9 +360,9 @@ def is_32_bit_program(stack: ScannedStack) -> bool:
 
 
 def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
-    left_ns, stack = one
+    switched_out_ns, stack = one
     found = walker.unwind_thread(key, stack, is_32_bit_program(stack), lambda: _pcount(key) != stack.pcount)
-    return ReadStack(key, left_ns, found) if found else None
+    return ReadStack(key, switched_out_ns, found) if found else None
 
 
 def _pcount(key: ThreadKey) -> int:

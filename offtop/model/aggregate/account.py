@@ -152,8 +152,8 @@ def accounts(windows: Sequence[Window], whole: bool = True) -> Accounts:
 def _existed_throughout(codes: Ints, sums: Ints, span_ns: int, end_ns: int, catalog: Catalog) -> Mask:
     """Return which threads existed for the whole span."""
     through = np.ones(len(codes), np.bool_)
-    left_ns = span_ns - sums[:, 0] - sums[:, 2]
-    for row in np.flatnonzero(left_ns > span_ns // _RESIDUE_DIVISOR).tolist():
+    residue_ns = span_ns - sums[:, 0] - sums[:, 2]
+    for row in np.flatnonzero(residue_ns > span_ns // _RESIDUE_DIVISOR).tolist():
         code = int(codes[row])
         life = catalog.life(ThreadKey(code >> 32, code & _TID_MASK))
         through[row] = life.from_ns <= end_ns - span_ns and not 0 < life.to_ns <= end_ns

@@ -32,7 +32,7 @@ from offtop.model.classify.wait_graph import (
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.table import Ints, Mask
-from offtop.model.values.waits import BOUND, LEFT_NS, SINCE_NS, WaitList
+from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.printable import printable
@@ -265,7 +265,9 @@ class _Ends:
             return []
         rows = self._waits.rows
         is_old = np.array(self._ages_ns) >= self._weights.standing_ns
-        is_old |= (rows[:, BOUND] != Bound.EXACT) | ((rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, LEFT_NS]))
+        is_old |= (rows[:, BOUND] != Bound.EXACT) | (
+            (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
+        )
         is_normal = np.array([node.state in self._weights.normal for node in self._graph.nodes[: len(rows)]], np.bool_)
         may = np.flatnonzero(is_old & is_normal & counts[: len(rows)])
         own = counts.astype(np.float64)

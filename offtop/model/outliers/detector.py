@@ -59,7 +59,7 @@ class OutlierDetector:
         self.version = 0
         self._thresholds_ns: dict[tuple[str, str], int] = {}
         self._due: list[tuple[int, int, int, int]] = []
-        """(due_ns, pid, tid, left_ns) of waits in progress that may reach their threshold, earliest first."""
+        """(due_ns, pid, tid, switched_out_ns) of waits in progress that may reach their threshold, earliest first."""
         self._waiting: Mapping[ThreadKey, Waiting] = {}
         self._reported: dict[_Identity, Outlier] = {}
         """Waits reported while in progress."""
@@ -215,9 +215,9 @@ class OutlierDetector:
         reported = {one.identity for one in snapshot.caught}
         found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
-            _, pid, tid, left_ns = heapq.heappop(self._due)
+            _, pid, tid, switched_out_ns = heapq.heappop(self._due)
             one = snapshot.waiting.get(ThreadKey(pid, tid))
-            if one is None or one.left_ns != left_ns or one.site.kernel < FIRST_STACK:
+            if one is None or one.switched_out_ns != switched_out_ns or one.site.kernel < FIRST_STACK:
                 continue
             began_ns = _began_ns(one)
             later = [
@@ -237,7 +237,9 @@ class OutlierDetector:
     def _schedule(self, one: Waiting, threshold_ns: int) -> None:
         """Check a wait when it becomes longer than `threshold_ns`."""
         if threshold_ns != NEVER_NS:
-            heapq.heappush(self._due, (_began_ns(one) + threshold_ns + 1, one.site.pid, one.site.tid, one.left_ns))
+            heapq.heappush(
+                self._due, (_began_ns(one) + threshold_ns + 1, one.site.pid, one.site.tid, one.switched_out_ns)
+            )
 
     def _ended(self, snapshot: Snapshot, kept: HistoryTick, reported: Collection[_Identity]) -> list[Outlier]:
         """Return waits that were reported while in progress and have ended without another report."""
@@ -324,7 +326,7 @@ def _program_and_category(one: Waiting, catalog: Catalog) -> tuple[str, str]:
 
 def _began_ns(one: Waiting) -> int:
     """Return since when the wait is known to last."""
-    return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.left_ns
+    return one.since_ns if one.since_ns and one.bound is Bound.EXACT else one.switched_out_ns
 
 
 def _after(snapshot: Snapshot, wait: LongWait) -> str:

@@ -131,17 +131,17 @@ class Waiting(NamedTuple):
     site: SiteKey
     """Where the thread waits now; `site.kernel` is SHORT while the wait is below the minimum, FILTERED if it is
     excluded."""
-    left_ns: int
+    switched_out_ns: int
     """When the thread was switched out; the time of attaching, for a wait that began before."""
     from_ns: int
-    """Time before this is already in the finished totals of earlier sites. Normally equal to left_ns."""
+    """Time before this is already in the finished totals of earlier sites. Normally equal to switched_out_ns."""
     runqueue_ns: int = 0
     """How much of the time so far the thread was runnable, as of the snapshot."""
     preempted: bool = False
     """The wait began still runnable: all of it is run queue. Not set for a new thread's first wait (is_ready)."""
     since_ns: int = 0
-    """When the wait began, as far as is known: at time t its age is t - since_ns. Earlier than left_ns for a wait that
-    began before offtop was attached."""
+    """When the wait began, as far as is known: at time t its age is t - since_ns. Earlier than switched_out_ns for a
+    wait that began before offtop was attached."""
     bound: Bound = Bound.EXACT
     """Whether that age is exact."""
     state: int = 0
@@ -172,7 +172,7 @@ class Waiting(NamedTuple):
         return "R" if self.preempted or self.runqueue_ns else letter(self.state)
 
     def age_ns(self, at_ns: int) -> int:
-        return max(0, at_ns - (self.since_ns or self.left_ns))
+        return max(0, at_ns - (self.since_ns or self.switched_out_ns))
 
 
 class Move(NamedTuple):

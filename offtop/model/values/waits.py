@@ -14,7 +14,7 @@ from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, Waiting
 from offtop.model.values.state import NEW
 from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, thread_codes
 
-LEFT_NS, FROM_NS, READY_NS, PREEMPTED, SINCE_NS, BOUND, STATE, CALL = range(SITES.width, SITES.width + 8)
+SWITCHED_OUT_NS, FROM_NS, READY_NS, PREEMPTED, SINCE_NS, BOUND, STATE, CALL = range(SITES.width, SITES.width + 8)
 """Columns after those of the site, in the order of Waiting. A call with unknown arguments is stored as -2 - call."""
 ARGUMENTS = CALL + 1
 """The first of six columns, as signed 64-bit integers."""
@@ -47,7 +47,7 @@ class WaitList(Sequence[Waiting]):
         every = list(waits)
         rows = np.empty((len(every), FIELDS), np.int64)
         rows[:, : SITES.width] = integers([one.site for one in every], SITES.width)
-        rows[:, LEFT_NS:CALL] = integers([one[1:8] for one in every], CALL - LEFT_NS)
+        rows[:, SWITCHED_OUT_NS:CALL] = integers([one[1:8] for one in every], CALL - SWITCHED_OUT_NS)
         rows[:, CALL] = [one.call if one.arguments or one.call < 0 else -2 - one.call for one in every]
         words = chain.from_iterable(one.arguments or _NO_ARGUMENTS for one in every)
         rows[:, ARGUMENTS:READ_USER] = np.fromiter(words, np.uint64, 6 * len(every)).view(np.int64).reshape(-1, 6)
@@ -93,10 +93,10 @@ class WaitList(Sequence[Waiting]):
 
     @property
     def began_ns(self) -> Ints:
-        return np.where(self.rows[:, SINCE_NS], self.rows[:, SINCE_NS], self.rows[:, LEFT_NS])
+        return np.where(self.rows[:, SINCE_NS], self.rows[:, SINCE_NS], self.rows[:, SWITCHED_OUT_NS])
 
     def begun_by(self, at_ns: int) -> "WaitList":
-        return self.of_rows(self.rows[:, LEFT_NS] <= at_ns)
+        return self.of_rows(self.rows[:, SWITCHED_OUT_NS] <= at_ns)
 
     def ages_ns(self, at_ns: int) -> Ints:
         return np.maximum(0, at_ns - self.began_ns)
@@ -105,10 +105,10 @@ class WaitList(Sequence[Waiting]):
         site, call = SITES.key(row[: SITES.width]), row[CALL]
         holder = self.holders.get(site.thread, NO_HOLDER) if self.holders else NO_HOLDER
         arguments = tuple(word & _WORD for word in row[ARGUMENTS:READ_USER]) if call >= 0 else ()
-        left_ns, from_ns, ready_ns, preempted, since_ns, bound, state = row[LEFT_NS:CALL]
+        switched_out_ns, from_ns, ready_ns, preempted, since_ns, bound, state = row[SWITCHED_OUT_NS:CALL]
         call = call if call >= -1 else -2 - call
-        fields = site, left_ns, from_ns, ready_ns, preempted != 0, since_ns, _BOUNDS[bound], state, call, arguments
-        return _make_waiting(Waiting, (*fields, row[READ_USER], holder))
+        times = switched_out_ns, from_ns, ready_ns, preempted != 0, since_ns, _BOUNDS[bound]
+        return _make_waiting(Waiting, (site, *times, state, call, arguments, row[READ_USER], holder))
 
 
 NO_WAITS = WaitList.of(())

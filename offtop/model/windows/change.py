@@ -35,13 +35,13 @@ from offtop.model.values.waits import (
     CALL,
     FIELDS,
     FROM_NS,
-    LEFT_NS,
     NO_WAITS,
     PREEMPTED,
     READ_USER,
     READY_NS,
     SINCE_NS,
     STATE,
+    SWITCHED_OUT_NS,
     WAKE,
     Holders,
     WaitList,
@@ -52,7 +52,7 @@ from offtop.model.values.within import NO_CALLS, Calls
 from offtop.model.windows.window import finished
 
 WAITING_FIELDS = 9
-"""pid, tid, kernel, user, left_ns, from_ns, runqueue_ns, preempted, wake."""
+"""pid, tid, kernel, user, switched_out_ns, from_ns, runqueue_ns, preempted, wake."""
 BEGUN_FIELDS = 11
 """since_ns, bound, state, call, six arguments (as signed 64-bit), user stack read from outside. A call with unknown
 arguments is stored as -2 - call."""
@@ -153,7 +153,7 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
     )
 
 
-_WHERE = [*range(WAKE), LEFT_NS, FROM_NS, READY_NS, PREEMPTED, WAKE]
+_WHERE = [*range(WAKE), SWITCHED_OUT_NS, FROM_NS, READY_NS, PREEMPTED, WAKE]
 _HOW = [SINCE_NS, BOUND, STATE, CALL, *range(ARGUMENTS, READ_USER), READ_USER]
 
 

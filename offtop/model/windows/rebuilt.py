@@ -73,7 +73,7 @@ class _RunningTotals:
         self._threads, self._sites = Running(THREADS), Running(SITES)
         known = table_of(SITES, before)
         self._sites.begin_with(known.ids, known.numbers, known.lanes, np.zeros(len(known), np.int64), self.begin_ns)
-        self._not_begun = sorted(waits, key=lambda one: one.wait.left_ns, reverse=True)
+        self._not_begun = sorted(waits, key=lambda one: one.wait.switched_out_ns, reverse=True)
         self._lasting: list[PastWait] = []
         self._waiting: dict[ThreadKey, Waiting] = {}
         self._waiting = {key: seen.wait for key, seen in self._in_progress(self.begin_ns, set()).items()}
@@ -137,14 +137,18 @@ class _RunningTotals:
 
         `still` has the sites where a wait has lasted since the previous snapshot.
         """
-        while self._not_begun and self._not_begun[-1].wait.left_ns <= at_ns:
+        while self._not_begun and self._not_begun[-1].wait.switched_out_ns <= at_ns:
             self._lasting.append(self._not_begun.pop())
         self._lasting = [one for one in self._lasting if one.until_ns >= at_ns]
         found: dict[ThreadKey, _InProgress] = {}
         for one in self._lasting:
             now, key = one.at(at_ns), one.wait.site.thread
             was = self._waiting.get(key)
-            if was and now.site in still and (was.left_ns, was.site, was.runqueue_ns) == (now.left_ns, now.site, 0):
+            if (
+                was
+                and now.site in still
+                and (was.switched_out_ns, was.site, was.runqueue_ns) == (now.switched_out_ns, now.site, 0)
+            ):
                 found[key] = _InProgress(was if was.holder == now.holder else was._replace(holder=now.holder), True)
             else:
                 ready_ns = min(now.runqueue_ns, at_ns - self.begin_ns)

@@ -19,7 +19,7 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.histogram import LANES
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
 from offtop.model.values.table import SITES, Ints, Mask, thread_codes
-from offtop.model.values.waits import KERNEL, LEFT_NS, NO_WAITS, READ_USER, READY_NS, USER, WaitList, Waits
+from offtop.model.values.waits import KERNEL, NO_WAITS, READ_USER, READY_NS, SWITCHED_OUT_NS, USER, WaitList, Waits
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.windows.change import numbers_of, waits_of
 from offtop.units import NS_PER_S, duration
@@ -162,7 +162,7 @@ class PastWaits:
         over = was.list.of_rows(was.changed_since(now))
         row = now.rows_of(thread_codes(over.rows))
         goes_on = row >= 0
-        goes_on[goes_on] = now.list.rows[row[goes_on], LEFT_NS] == over.rows[goes_on, LEFT_NS]
+        goes_on[goes_on] = now.list.rows[row[goes_on], SWITCHED_OUT_NS] == over.rows[goes_on, SWITCHED_OUT_NS]
         ended = over.of_rows(~goes_on & (over.began_ns <= at_ns - LEAST_AGE_NS))
         if len(ended):
             packed = zlib.compress(columns.packed(numbers_of(ended)), 1)

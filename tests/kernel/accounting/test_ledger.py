@@ -34,17 +34,17 @@ NOTHING = SiteDeltas.of(())
 class Wait:
     """One wait, as a kernel would see it."""
 
-    left_ns: int
-    back_ns: int
+    switched_out_ns: int
+    switched_in_ns: int
     ready_ns: int
-    """When the thread was made runnable; equal to left_ns if it was preempted."""
+    """When the thread was made runnable; equal to switched_out_ns if it was preempted."""
     preempted: bool
     kernel: int
     user: int
 
     @property
     def off_ns(self) -> int:
-        return self.back_ns - self.left_ns
+        return self.switched_in_ns - self.switched_out_ns
 
     @property
     def wake(self) -> int:
@@ -58,7 +58,7 @@ class Wait:
 
     @property
     def runqueue_ns(self) -> int:
-        return self.back_ns - self.ready_ns
+        return self.switched_in_ns - self.ready_ns
 
     @property
     def kind(self) -> int:
@@ -87,26 +87,26 @@ def waits_of(steps: list[Step]) -> list[Wait]:
     waits: list[Wait] = []
     now_ns = 1  # 0 means "no time"
     for running_ns, waiting_ns, ready_pct, preempted, stack in steps:
-        left_ns = now_ns + running_ns
-        now_ns = left_ns + waiting_ns
-        ready_ns = left_ns if preempted else now_ns - waiting_ns * ready_pct // 100
-        waits.append(Wait(left_ns, now_ns, ready_ns, preempted, stack, stack + 10))
+        switched_out_ns = now_ns + running_ns
+        now_ns = switched_out_ns + waiting_ns
+        ready_ns = switched_out_ns if preempted else now_ns - waiting_ns * ready_pct // 100
+        waits.append(Wait(switched_out_ns, now_ns, ready_ns, preempted, stack, stack + 10))
         now_ns += 1
     return waits
 
 
 def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | None:
     """Return the `struct thread` contents for the events after from_ns, up to to_ns."""
-    ended = [w for w in waits if from_ns < w.back_ns <= to_ns]
-    left = [w for w in waits if from_ns < w.left_ns <= to_ns or (from_ns == 0 == w.left_ns)]
+    ended = [w for w in waits if from_ns < w.switched_in_ns <= to_ns]
+    left = [w for w in waits if from_ns < w.switched_out_ns <= to_ns or (from_ns == 0 == w.switched_out_ns)]
     if not ended and not left:
         return None
-    current = next((w for w in waits if w.left_ns <= to_ns < w.back_ns), None)
+    current = next((w for w in waits if w.switched_out_ns <= to_ns < w.switched_in_ns), None)
     short = [w for w in ended if w.kind == layout.KIND_SHORT]
     first = ended[0] if ended else None
     state_of = (left or ended)[-1]
     return ThreadRecord(
-        left_ns=(current.left_ns or 1) if current else 0,
+        switched_out_ns=(current.switched_out_ns or 1) if current else 0,
         waits=len(ended),
         offcpu_ns=sum(w.off_ns for w in ended),
         runqueue_ns=sum(w.runqueue_ns for w in ended),
@@ -122,7 +122,7 @@ def record_of(waits: list[Wait], from_ns: int, to_ns: int) -> ThreadRecord | Non
         lost_waits=0,
         lost_ns=0,
         lost_runqueue_ns=0,
-        first_left_ns=(first.left_ns or 1) if first else 0,
+        first_switched_out_ns=(first.switched_out_ns or 1) if first else 0,
         first_off_ns=first.off_ns if first else 0,
         first_runqueue_ns=first.runqueue_ns if first else 0,
         first_kernel=first.kernel if first and first.kind == layout.KIND_SITE else 0,
@@ -144,17 +144,19 @@ def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) ->
     return [
         (SiteKey(*key, w.kernel, w.user, w.wake), SiteTotals(1, w.off_ns, w.runqueue_ns, w.off_ns, log2.of(w.off_ns)))
         for w in waits
-        if from_ns < w.back_ns <= to_ns and w.kind == layout.KIND_SITE
+        if from_ns < w.switched_in_ns <= to_ns and w.kind == layout.KIND_SITE
     ]
 
 
 def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]:
     """Return every thread that is off CPU, with its stack if it has waited long enough."""
     return [
-        OffCpuTask(key, w.left_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on)
+        OffCpuTask(
+            key, w.switched_out_ns or 1, ready := w.ready_ns <= at_ns, w.ready_ns if ready else 0, stack, wake=w.on
+        )
         for w in waits
-        if w.left_ns <= at_ns < w.back_ns
-        for stack in [w.kernel if at_ns - w.left_ns >= MIN_NS else None]
+        if w.switched_out_ns <= at_ns < w.switched_in_ns
+        for stack in [w.kernel if at_ns - w.switched_out_ns >= MIN_NS else None]
     ]
 
 
@@ -171,7 +173,7 @@ def run(
     The task scan is passed in at each `walk_every`-th tick only, and only if a snapshot follows. The map buffers flip
     `lag_ns` after the time of the snapshot.
     """
-    end_ns = max((w.back_ns for waits in all_waits.values() for w in waits), default=0)
+    end_ns = max((w.switched_in_ns for waits in all_waits.values() for w in waits), default=0)
     ledger = Ledger(0)
     taken = [snapshot(ledger)]
     for number, at_ns in enumerate(range(TICK_NS, max(end_ns, 1) + TICK_NS * snapshot_every, TICK_NS)):
@@ -196,7 +198,7 @@ def run(
 
 
 def passed(waits: list[Wait], from_ns: int, to_ns: int) -> int:
-    return sum(max(0, min(w.back_ns, to_ns) - max(w.left_ns, from_ns)) for w in waits)
+    return sum(max(0, min(w.switched_in_ns, to_ns) - max(w.switched_out_ns, from_ns)) for w in waits)
 
 
 def keyed(threads: list[list[Step]]) -> dict[ThreadKey, list[Wait]]:
@@ -212,7 +214,7 @@ def test_each_window_has_the_time_that_passed_in_it(
         totals = dict(window.each_thread())
         for key, waits in all_waits.items():
             off_ns = passed(waits, window.at_ns - window.span_ns, window.at_ns)
-            # a wait that began at 0 is reported as one that began at 1, because no wait has left_ns 0
+            # a wait that began at 0 is reported as one that began at 1, because no wait has switched_out_ns 0
             assert abs(totals.get(key, ThreadTotals()).offcpu_ns - off_ns) <= 1
 
 
@@ -266,7 +268,7 @@ def test_over_all_windows_each_wait_is_at_the_site_where_it_ended(
 
 
 def test_a_wait_of_12_ticks_counts_in_each_and_ends_at_its_full_site() -> None:
-    wait = Wait(left_ns=5_000, back_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=125_000, ready_ns=125_000, preempted=False, kernel=3, user=13)
     key = ThreadKey(7, 100)
     windows = run({key: [wait]})
     assert [dict(w.each_thread()).get(key, ThreadTotals()).offcpu_ns for w in windows] == [
@@ -284,26 +286,26 @@ def test_a_wait_of_12_ticks_counts_in_each_and_ends_at_its_full_site() -> None:
 
 
 def test_a_wait_that_no_scan_saw_is_counted() -> None:
-    wait = Wait(left_ns=5_000, back_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]}, walk_every=100)
     assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 10_000, 5_000]
 
 
 def test_ready_time_counts_as_run_queue_before_the_wait_ends() -> None:
-    wait = Wait(left_ns=1_000, back_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=29_000, ready_ns=14_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 6_000, 9_000]
 
 
 def test_ready_time_counts_as_run_queue_across_ticks_without_a_snapshot() -> None:
-    wait = Wait(left_ns=1_000, back_ns=79_000, ready_ns=44_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=79_000, ready_ns=44_000, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]}, snapshot_every=4)
     assert [dict(w.each_thread())[ThreadKey(7, 100)].runqueue_ns for w in windows] == [0, 35_000]
 
 
 def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> None:
     key, ledger = ThreadKey(7, 100), Ledger(0)
-    wait = Wait(left_ns=1_000, back_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=6_000, ready_ns=6_000, preempted=False, kernel=3, user=13)
     first = snapshot(ledger)
     record = record_of([wait], 0, TICK_NS)
     assert record
@@ -321,9 +323,11 @@ def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> No
 NEW = layout.RUNNING | layout.TASK_NEW
 
 
-def new_thread(left_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> ThreadRecord:
+def new_thread(switched_out_ns: int, off_ns: int, waits: list[Wait], to_ns: int) -> ThreadRecord:
     """Return a record whose first wait was the one for the thread's first CPU."""
-    first = Wait(left_ns, left_ns + off_ns, left_ns, preempted=True, kernel=NO_STACK, user=NO_STACK)
+    first = Wait(
+        switched_out_ns, switched_out_ns + off_ns, switched_out_ns, preempted=True, kernel=NO_STACK, user=NO_STACK
+    )
     record = record_of([first, *waits], 0, to_ns)
     assert record
     kind = record.first_kind | layout.KIND_NEW
@@ -387,7 +391,7 @@ def test_a_new_thread_with_a_reused_tid_keeps_the_old_time_apart() -> None:
     window = between(before, snapshot(ledger))
     check_sums(window)
     assert dict(window.each_thread())[key].offcpu_ns == 5_000
-    assert ledger.waiting[key].left_ns == 15_000
+    assert ledger.waiting[key].switched_out_ns == 15_000
 
 
 def test_no_waits_make_an_empty_window() -> None:
@@ -411,7 +415,7 @@ def test_a_wait_that_began_before_offtop_counts_from_the_start() -> None:
 def test_a_wait_without_a_seen_end_ends_at_the_next_switch_out() -> None:
     ledger = primed()
     a = snapshot(ledger)
-    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
     record = record_of([wait], 2_000, 12_000)
     assert record
     ledger.tick(12_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [])
@@ -431,7 +435,7 @@ def test_changing_the_thread_filter_keeps_what_others_had() -> None:
 
 def test_a_wait_ending_as_its_thread_is_selected_counts_from_the_last_tick() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=1_000, back_ns=18_000, ready_ns=16_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=1_000, switched_in_ns=18_000, ready_ns=16_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 10_000, 20_000)
     assert record
     ledger = Ledger(0)
@@ -445,7 +449,7 @@ def test_a_wait_ending_as_its_thread_is_selected_counts_from_the_last_tick() -> 
 
 
 def test_a_thread_switched_out_during_the_scan_waits_from_then_on() -> None:
-    wait = Wait(left_ns=1_700, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
+    wait = Wait(switched_out_ns=1_700, switched_in_ns=99_000, ready_ns=99_000, preempted=False, kernel=4, user=14)
     record = record_of([wait], 0, 2_000)
     assert record
     ledger = Ledger(1_000)
@@ -456,7 +460,7 @@ def test_a_thread_switched_out_during_the_scan_waits_from_then_on() -> None:
 
 
 def test_a_thread_switched_in_during_the_scan_is_running() -> None:
-    wait = Wait(left_ns=1_500, back_ns=1_900, ready_ns=1_900, preempted=False, kernel=4, user=14)
+    wait = Wait(switched_out_ns=1_500, switched_in_ns=1_900, ready_ns=1_900, preempted=False, kernel=4, user=14)
     record = record_of([wait], 0, 2_000)
     assert record
     ledger = Ledger(1_000)
@@ -467,7 +471,7 @@ def test_a_thread_switched_in_during_the_scan_is_running() -> None:
 
 def test_site_deltas_count_once_the_thread_record_arrives() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -479,7 +483,7 @@ def test_site_deltas_count_once_the_thread_record_arrives() -> None:
 
 def test_after_a_lost_record_sites_count_and_the_thread_is_evicted() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (20_000, 30_000):
@@ -493,7 +497,7 @@ def test_after_a_lost_record_sites_count_and_the_thread_is_evicted() -> None:
 @pytest.mark.parametrize("lost_before", [0, 3])
 def test_site_deltas_wait_for_a_thread_that_waits_for_a_cpu_to_exit(lost_before: int) -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -511,7 +515,7 @@ def test_site_deltas_wait_for_a_thread_that_waits_for_a_cpu_to_exit(lost_before:
 
 def test_an_unreported_loss_is_written_off_in_the_end() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     for at_ns in (4 * 10**9, 8 * 10**9):
@@ -522,7 +526,7 @@ def test_an_unreported_loss_is_written_off_in_the_end() -> None:
 
 
 def test_a_record_lost_in_the_tick_of_its_wait_is_soon_written_off() -> None:
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     ended = SiteDeltas.of(site_records(ThreadKey(7, 100), [wait], 0, TICK_NS))
     ledger = Ledger(0)
     for number, sites in enumerate((ended, NOTHING), 1):
@@ -534,7 +538,7 @@ def test_a_record_lost_in_the_tick_of_its_wait_is_soon_written_off() -> None:
 
 def test_time_shown_before_a_record_was_lost_is_not_counted_again() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=100, back_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=100, switched_in_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
     first = snapshot(ledger)
     walked = OffCpuTask(key, 100, False, 0, 3)
@@ -551,7 +555,7 @@ def test_time_shown_before_a_record_was_lost_is_not_counted_again() -> None:
 
 def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -571,7 +575,7 @@ def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
 
 def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None:
     key, minute_ns = ThreadKey(7, 100), 60 * 10**9
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -587,7 +591,7 @@ def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None
 
 def test_unused_stacks_leave_the_catalog() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -603,7 +607,7 @@ def test_unused_stacks_leave_the_catalog() -> None:
 
 def test_a_wait_found_at_startup_ends_at_the_scanned_site_with_its_waker() -> None:
     key, wake = ThreadKey(7, 100), 33
-    wait = Wait(left_ns=1_500, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=0, user=0)
+    wait = Wait(switched_out_ns=1_500, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=0, user=0)
     record = record_of([wait], 2_000, 12_000)
     assert record
     record = record._replace(first_kind=layout.KIND_SITE, first_kernel=0, first_user=0, first_wake=wake)
@@ -638,7 +642,9 @@ def test_storms_add_up_and_the_largest_is_that_of_the_last_tick() -> None:
 
 def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None:
     key = ThreadKey(7, 100)
-    wait = Wait(left_ns=5_000, back_ns=8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK + 1, user=0)
+    wait = Wait(
+        switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=FIRST_STACK + 1, user=0
+    )
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -663,7 +669,7 @@ def test_wakes_and_their_stacks_leave_the_catalog_with_their_last_user() -> None
 
 def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     key, stack, on = ThreadKey(7, 100), FIRST_STACK, FIRST_WAKE + 7
-    wait = Wait(left_ns=9_500, back_ns=10**9, ready_ns=10**9, preempted=False, kernel=stack, user=0)
+    wait = Wait(switched_out_ns=9_500, switched_in_ns=10**9, ready_ns=10**9, preempted=False, kernel=stack, user=0)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -712,15 +718,17 @@ def test_sites_that_wait_for_a_thread_record_stay_in_the_catalog() -> None:
 
 
 def test_short_waits_have_no_site() -> None:
-    wait = Wait(left_ns=9_500, back_ns=9_900, ready_ns=9_900, preempted=False, kernel=3, user=13)
-    in_progress = Wait(left_ns=9_950, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=9_500, switched_in_ns=9_900, ready_ns=9_900, preempted=False, kernel=3, user=13)
+    in_progress = Wait(
+        switched_out_ns=9_950, switched_in_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13
+    )
     window = run({ThreadKey(7, 100): [wait, in_progress]})[0]
     assert not any(site.kernel == SHORT for site, _ in window.each_site())
     assert dict(window.each_thread())[ThreadKey(7, 100)].short_ns == 450
 
 
 def test_ready_time_shown_while_short_is_not_shown_again() -> None:
-    wait = Wait(left_ns=9_500, back_ns=25_000, ready_ns=9_700, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=9_500, switched_in_ns=25_000, ready_ns=9_700, preempted=False, kernel=3, user=13)
     windows = run({ThreadKey(7, 100): [wait]})
     totals = [dict(w.each_thread())[ThreadKey(7, 100)] for w in windows]
     assert [t.runqueue_ns for t in totals] == [300, 10_000, 5_000]
@@ -738,7 +746,7 @@ def test_names_of_exited_threads_are_bounded() -> None:
 
 
 def test_a_wait_in_progress_in_an_excluded_state_is_filtered_from_its_start() -> None:
-    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -752,7 +760,7 @@ def test_a_wait_in_progress_in_an_excluded_state_is_filtered_from_its_start() ->
 
 
 def test_a_wait_in_progress_is_filtered_once_it_exceeds_the_maximum() -> None:
-    wait = Wait(left_ns=5_000, back_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=99_000, ready_ns=99_000, preempted=False, kernel=3, user=13)
     record = record_of([wait], 0, TICK_NS)
     assert record
     ledger = Ledger(0)
@@ -795,10 +803,14 @@ def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals)
 def test_a_user_stack_read_belongs_to_one_wait_only() -> None:
     ledger, one_key = primed(), ThreadKey(7, 100)
     one = ledger.waiting[one_key]
-    for key, left_ns in ((one_key, one.left_ns - 1), (one_key, one.left_ns + 1), (ThreadKey(7, 101), one.left_ns)):
-        ledger.read_user(key, left_ns, 9)
+    for key, switched_out_ns in (
+        (one_key, one.switched_out_ns - 1),
+        (one_key, one.switched_out_ns + 1),
+        (ThreadKey(7, 101), one.switched_out_ns),
+    ):
+        ledger.read_user(key, switched_out_ns, 9)
         assert ledger.waiting == {one_key: one}
-    ledger.read_user(one_key, one.left_ns, 9)
+    ledger.read_user(one_key, one.switched_out_ns, 9)
     assert ledger.waiting == {one_key: one._replace(user=9)}
     # time already shown stays where it is; from now on time counts at the new site
     a = snapshot(ledger)

@@ -245,7 +245,7 @@ def test_an_overcounted_wait_delays_the_start_of_the_next() -> None:
     waiting, _ = looked.account.end_tick(165 * MS)
     assert waiting == {}, "10 ms of it were counted before"
     waiting, _ = looked.account.end_tick(180 * MS)
-    assert (waiting[KEY].from_ns, waiting[KEY].left_ns) == (170 * MS, 160 * MS)
+    assert (waiting[KEY].from_ns, waiting[KEY].switched_out_ns) == (170 * MS, 160 * MS)
 
 
 def test_without_cpu_ticks_counters_unchanged_for_under_a_second_mean_running() -> None:
@@ -338,7 +338,7 @@ def test_without_time_to_look_it_stays_where_it_was_as_an_estimate() -> None:
     assert of_thread(window).running_ns == 6 * MS
     assert looked.account.guessed_ns == 94 * MS
     one = looked.last.waiting[KEY]
-    assert (one.left_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
+    assert (one.switched_out_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
 
 
 def test_without_time_to_look_a_ready_thread_stays_ready() -> None:
@@ -368,7 +368,7 @@ def test_waits_not_seen_for_the_threshold_are_no_outliers() -> None:
         ms = 1000 * (turns - 2)
         looked.look(ms, 5 + turns, 1, 20 * turns, SLEEP)
         waiting, caught = looked.account.end_tick((ms + 1) * MS)
-        assert (waiting[KEY].left_ns, waiting[KEY].bound, caught) == (ms * MS, Bound.AT_MOST, [])
+        assert (waiting[KEY].switched_out_ns, waiting[KEY].bound, caught) == (ms * MS, Bound.AT_MOST, [])
         assert waiting[KEY].since_ns < ms * MS
 
 

@@ -94,8 +94,8 @@ class Machine:
 
     def going(self, since_ms: int, kernel: int = LOCK, key: ThreadKey = ONE) -> Waiting:
         """A wait in progress that began so long before the next tick."""
-        left_ns = self.at_ns + S - since_ms * MS
-        return Waiting(SiteKey(*key, kernel, NO_STACK), left_ns, left_ns, state=1)
+        switched_out_ns = self.at_ns + S - since_ms * MS
+        return Waiting(SiteKey(*key, kernel, NO_STACK), switched_out_ns, switched_out_ns, state=1)
 
 
 def test_no_triggers_report_nothing() -> None:
@@ -186,7 +186,7 @@ def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -
     assert (one.value, one.is_going_on, one.was_told, one.after) == (2900 * MS, True, False, "")
     assert machine.tick(waiting=[going]) == []
     ended_ns = machine.at_ns + S // 2
-    caught = LongWait(going.site._replace(user=USER, wake=FIRST_WAKE), going.left_ns, ended_ns, 0, 1, 3, "shop")
+    caught = LongWait(going.site._replace(user=USER, wake=FIRST_WAKE), going.switched_out_ns, ended_ns, 0, 1, 3, "shop")
     (end,) = machine.tick(caught=[caught])
     assert (end.value, end.is_going_on, end.was_told, end.after) == (4400 * MS, False, True, "running")
     (kept,) = machine.detector.outliers.every
@@ -212,7 +212,7 @@ def test_now_covers_only_waits_in_progress() -> None:
 def test_wait_that_ends_while_its_end_is_reported_is_reported_once() -> None:
     machine = Machine("lock.max > 1s")
     going = machine.going(1500)
-    ended = LongWait(going.site, going.left_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
+    ended = LongWait(going.site, going.switched_out_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
     assert [one.is_going_on for one in machine.tick(waiting=[going], caught=[ended])] == [False]
 
 
@@ -229,7 +229,7 @@ def test_long_wait_from_before_learning_is_no_outlier_by_what_is_usual() -> None
 def test_bound_is_not_taken_for_an_age() -> None:
     machine = Machine("lock.now > 5s")
     going = machine.going(500)
-    old = going._replace(since_ns=going.left_ns - 60 * S, bound=Bound.AT_MOST)
+    old = going._replace(since_ns=going.switched_out_ns - 60 * S, bound=Bound.AT_MOST)
     assert machine.tick(waiting=[old]) == []
     exact = old._replace(bound=Bound.EXACT)
     assert [one.value for one in machine.tick(waiting=[exact])] == [61_500 * MS]
@@ -257,7 +257,7 @@ def test_counted_waits_are_not_reported_later() -> None:
     assert (len(first), sum(one.more for one in first)) == (50, 30)
     for _ in range(22):
         assert machine.tick(waiting=waits) == []
-    ended = [LongWait(one.site, one.left_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
+    ended = [LongWait(one.site, one.switched_out_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
     last = machine.tick(caught=ended)
     assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
 

@@ -126,7 +126,7 @@ waits = st.builds(
         st.just(NO_STACK),
         st.just(NO_WAKE),
     ),
-    left_ns=st.integers(0, 1 << 60),
+    switched_out_ns=st.integers(0, 1 << 60),
     from_ns=st.integers(0, 1 << 60),
     runqueue_ns=st.integers(0, 1 << 60),
     preempted=st.booleans(),
@@ -178,7 +178,7 @@ def test_second_of_waits_in_progress_contains_only_what_began_or_changed() -> No
     assert [one.machine for one in again] == [Machine(2, n * 3_000_000, n * 1_000_000) for n in range(13)]
     connection = again[-1].waiting[ThreadKey(4242, 4268)]
     assert connection.user in changes[0].stacks  # a recording has it, though no site does
-    assert (connection.arguments[0], connection.since_ns) == (FUTEX, connection.left_ns - 500_000_000)
+    assert (connection.arguments[0], connection.since_ns) == (FUTEX, connection.switched_out_ns - 500_000_000)
 
 
 def test_wait_of_unrecorded_begin_has_an_age_of_at_least() -> None:

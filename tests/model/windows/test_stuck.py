@@ -42,8 +42,8 @@ POLL_IDLE = Idle(frozenset({"poll"}))
 
 
 def wait(tid: int, age_ns: int, kernel: int = LOCK, pid: int = 7, **more: object) -> Waiting:
-    left_ns = NOW_NS - age_ns
-    return Waiting(SiteKey(pid, tid, kernel, NO_STACK), left_ns, left_ns)._replace(**more)  # pyright: ignore[reportArgumentType]
+    switched_out_ns = NOW_NS - age_ns
+    return Waiting(SiteKey(pid, tid, kernel, NO_STACK), switched_out_ns, switched_out_ns)._replace(**more)  # pyright: ignore[reportArgumentType]
 
 
 def tids(some: Sequence[Waiting]) -> list[int]:
@@ -211,11 +211,16 @@ def snapshots(threads: list[Steps], ticks: list[int]) -> list[Snapshot]:
     for number, steps in enumerate(threads):
         now_ns = S
         for running_ms, waiting_ms, is_read, ready_ms in steps:
-            left_ns = now_ns + running_ms * MS
-            now_ns = left_ns + waiting_ms * MS
-            begun = Waiting(SiteKey(7, number + 1, LOCK, NO_STACK), left_ns, left_ns, state=1, call=202)
+            switched_out_ns = now_ns + running_ms * MS
+            now_ns = switched_out_ns + waiting_ms * MS
+            begun = Waiting(SiteKey(7, number + 1, LOCK, NO_STACK), switched_out_ns, switched_out_ns, state=1, call=202)
             waits.append(
-                (begun._replace(arguments=((1 << 64) - 1 - number, 0, 0, 0, 0, left_ns)), now_ns, ready_ms, is_read)
+                (
+                    begun._replace(arguments=((1 << 64) - 1 - number, 0, 0, 0, 0, switched_out_ns)),
+                    now_ns,
+                    ready_ms,
+                    is_read,
+                )
             )
             now_ns += MS
     taken: list[Snapshot] = []
@@ -225,9 +230,9 @@ def snapshots(threads: list[Steps], ticks: list[int]) -> list[Snapshot]:
         at_ns += tick * MS
         waiting: dict[ThreadKey, Waiting] = {}
         for begun, ends_ns, ready_ms, is_read in waits:
-            if begun.left_ns <= at_ns < ends_ns:
+            if begun.switched_out_ns <= at_ns < ends_ns:
                 ready_ns = max(0, ready_ms * MS - (ends_ns - at_ns))
-                one = begun._replace(runqueue_ns=min(ready_ns, at_ns - begun.left_ns), user=USER * is_read)
+                one = begun._replace(runqueue_ns=min(ready_ns, at_ns - begun.switched_out_ns), user=USER * is_read)
                 waiting[begun.site.thread] = one
         for key, one in waiting.items():
             if before.get(key) == one:
