@@ -50,7 +50,7 @@ def after(tmp_path_factory: pytest.TempPathFactory) -> str:
     return recorded(tmp_path_factory.mktemp("after") / "bad.offtop", BUSIER, 8)
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def diff_json(*arguments: str) -> dict[str, Any]:
     ended = call("diff", *arguments, "--json")
     assert (ended.status, ended.err) == (0, "")
     return json.loads(ended.out)
@@ -61,7 +61,7 @@ def changes(made: dict[str, Any], by: str) -> dict[str, float]:
 
 
 def test_changes_are_listed_by_category_cause_process_and_location(before: str, after: str) -> None:
-    made = told(before, after)
+    made = diff_json(before, after)
     assert changes(made, "categories") == {"pipe": 0.5, "disk-read": -0.1}
     assert changes(made, "reasons") == {"room in a pipe": 0.5, "the disk to read": -0.1}
     assert changes(made, "processes") == {"shop": 0.4}
@@ -85,7 +85,7 @@ def test_different_filters_are_reported(before: str, tmp_path: Path) -> None:
     assert lines[3:5] == ["before all threads, minimum 1ms", "after  within shop:serve, minimum 1ms"]
     assert "The minimum of before was 1ms" in call("diff", before, longer).out
     assert "no change" not in call("diff", before, before).out
-    made = told(before, within)
+    made = diff_json(before, within)
     assert (made["before"]["filters"]["within"], made["after"]["filters"]["within"]) == (None, "shop:serve")
 
 
@@ -101,20 +101,20 @@ def test_sampling_is_reported_with_a_warning_if_only_one_side_was_sampled(before
     assert lines[1].endswith("of every.offtop; sampled ~20 Hz")
     assert lines[2] == "Before has own processes only, so some of these differences may not be real."
     assert "no change" not in call("diff", own, own).out
-    made = told(before, own)
+    made = diff_json(before, own)
     assert made["before"]["sampling"] is None
     assert (made["after"]["sampling"]["rate_hz"], made["after"]["sampling"]["own_only"]) == (20.0, True)
 
 
 def test_each_table_has_all_the_time(before: str, after: str) -> None:
-    made = told(before, after)
+    made = diff_json(before, after)
     for end in ("total_ns_before", "total_ns_after"):
         sums = {sum(one[end] for one in made[by]) for by in ("categories", "reasons", "processes", "places")}
         assert len(sums) == 1 and sums != {0}
 
 
 def test_diff_with_itself_shows_no_change(before: str) -> None:
-    made = told(before, before)
+    made = diff_json(before, before)
     assert not any(changes(made, by) for by in ("categories", "reasons", "processes", "places"))
     assert not any(one["new"] or one["gone"] for one in made["places"])
 
@@ -131,9 +131,9 @@ def test_text_rows_have_signs_and_the_rest_is_summed_up(before: str, after: str)
 
 
 def test_filter_applies_to_both_sides(before: str, after: str) -> None:
-    made = told(before, after, "--filter", "proc=bank")
+    made = diff_json(before, after, "--filter", "proc=bank")
     assert {one["name"] for one in made["processes"]} == {"bank"}
-    assert "door" in {one["name"] for one in told(before, after, "-i")["processes"]}
+    assert "door" in {one["name"] for one in diff_json(before, after, "-i")["processes"]}
 
 
 @pytest.mark.parametrize(

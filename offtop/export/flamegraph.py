@@ -123,12 +123,12 @@ def _subtitle(profile: Profile, root: _Node, narrow: int, baseline: Profile | No
     words = [f"{duration(root.ns)} waited in {span}: {_waiting(root.ns, profile)} threads at a time"]
     if baseline:
         gone_ns = sum(node.before_ns for node in _nodes(root) if not node.children and not node.ns)
-        doubt = f" ({', '.join(baseline.doubts)})" if baseline.doubts else ""
+        doubt = f" ({', '.join(baseline.caveats)})" if baseline.caveats else ""
         words.append(f"before {_waiting(round(root.before_ns * scale), profile)}{doubt}")
         words.append(f"gone since {_waiting(round(gone_ns * scale), profile)}")
     if narrow:
         words.append(f"{narrow:,} boxes too narrow to be drawn")
-    words += profile.doubts
+    words += profile.caveats
     return "; ".join(words)
 
 

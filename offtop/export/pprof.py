@@ -43,7 +43,7 @@ def packed(profile: Profile) -> bytes:
         samples.append(b"".join((numbers(1, places), numbers(2, (one.waits, one.total_ns)), *labels, *ids)))
     locations = [number(1, one) + message(4, number(1, one)) for one in functions.values()]
     named = [number(1, one) + number(2, string(name)) for name, one in functions.items()]
-    comments = [string(printable(doubt)) for doubt in profile.doubts]
+    comments = [string(printable(caveat)) for caveat in profile.caveats]
     default, period = string("off_cpu"), value_type("off_cpu", "nanoseconds")
     parts = [
         *(message(_SAMPLE_TYPE, one) for one in types),

@@ -67,7 +67,7 @@ class Profile(NamedTuple):
         return sum(one.total_ns for one in self.samples)
 
     @property
-    def doubts(self) -> list[str]:
+    def caveats(self) -> list[str]:
         """Reasons why the numbers are not exact; empty if nothing was sampled or lost."""
         losses = [f"{kind} {many:,}" for kind, many in self.lost.items() if many]
         lost = f"lost: {', '.join(losses)}" if losses else ""

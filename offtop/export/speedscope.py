@@ -49,7 +49,7 @@ def text(profile: Profile, title: str) -> str:
         {
             "$schema": _SCHEMA,
             "exporter": f"offtop {__version__}",
-            "name": "; ".join((title, *map(printable, profile.doubts))),
+            "name": "; ".join((title, *map(printable, profile.caveats))),
             "activeProfileIndex": 0,
             "shared": {"frames": [{"name": name} for name in frames]},
             "profiles": profiles,

@@ -63,7 +63,7 @@ class Alarm:
     def add(self, outliers: Sequence[Outlier]) -> None:
         """Add the outliers of a tick."""
         for one in outliers:
-            if one.was_told:
+            if one.was_reported:
                 continue
             self.count += 1 + one.more
             if self._command and one.at_ns - self._last_ns.get(one.kind, -APART_NS) >= APART_NS:
@@ -139,7 +139,7 @@ def environment(one: Outlier, user: Person) -> Mapping[str, str]:
         "CATEGORY": one.category,
         "METRIC": one.metric,
         "VALUE": round(one.value, 3),
-        "MARK": round(one.mark, 3),
+        "MARK": round(one.threshold, 3),
         "USUAL_NS": one.usual_ns,
         "PROCESS": one.program,
         "COMM": one.comm,

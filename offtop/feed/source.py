@@ -122,7 +122,7 @@ class Source(Protocol):
         ...
 
     def find_peers(self, waited_on: Mapping[Object, int]) -> None:
-        """Request the peers of objects, which will be in `Catalog.ends` a few ticks later.
+        """Request the peers of objects, which will be in `Catalog.peers` a few ticks later.
 
         `waited_on`: object → a process that waits on it. Does not block. Thread-safe. Call it again while they are
         shown.

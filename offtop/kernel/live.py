@@ -15,7 +15,7 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.scope import within
 from offtop.kernel.scope.config import Change, Settings, check_alive, find_cgroup, is_any_alive
 from offtop.kernel.scope.within import Watched
-from offtop.kernel.symbols.mappings import closed_to_us
+from offtop.kernel.symbols.mappings import denied_access
 from offtop.kernel.symbols.names import NameWorker
 from offtop.kernel.tracing import status
 from offtop.kernel.tracing.parts import Loaded, Parts
@@ -72,7 +72,7 @@ class LiveSource(LiveFeed):
         self._detail_reads = self._reads.channel(_DETAILS_S)
         self._opened = contextlib.ExitStack()
         self._opened.callback(self._reads.close)
-        closed = "" if "CAP_SYS_PTRACE" in capabilities else closed_to_us(self._detail_reads)
+        closed = "" if "CAP_SYS_PTRACE" in capabilities else denied_access(self._detail_reads)
         which = " of waits in progress" if closed == "memory" else ""
         self._inaccessible = _INACCESSIBLE.format(which) if closed else ""
         """What cannot be read of some processes, and how to fix it; "" if everything can."""
@@ -235,7 +235,7 @@ class LiveSource(LiveFeed):
             cost=cost._replace(walk_ns=cadence.took_ns, walk_every=cadence.every),
             machine=Machine() if self._watched else flipped.machine,  # only part of a thread's time is counted
             storms=dict(ledger.storms),
-            caught=outliers,
+            long_waits=outliers,
             moves=ledger.moves,
             mode=plan.mode,
             probe=self._program.probe,

@@ -104,7 +104,7 @@ class Entry:
     lives: Mapping[ThreadKey, ThreadLifetime] = field(default_factory=dict[ThreadKey, ThreadLifetime])
     calls: Mapping[int, str] = field(default_factory=dict[int, str])
     wakes: Mapping[int, Wake] = field(default_factory=dict[int, Wake])
-    ends: Mapping[Object, Peers] = field(default_factory=dict[Object, Peers])
+    peers: Mapping[Object, Peers] = field(default_factory=dict[Object, Peers])
 
 
 def signed(offset: int) -> int:
@@ -154,8 +154,8 @@ def encode(entry: Entry) -> bytes:
         "cgroup": change.filters.cgroup,
         **wake_words(entry.wakes),
     }
-    if entry.ends:
-        words["other_ends"] = [_peers_words(what, ends) for what, ends in entry.ends.items()]
+    if entry.peers:
+        words["other_ends"] = [_peers_words(what, peers) for what, peers in entry.peers.items()]
     if change.filters.within:
         *sums, histogram, now, oldest_ns = change.calls
         words["within"] = change.filters.within
@@ -279,10 +279,10 @@ def _sampling(value: object) -> Sampling | None:
     return Sampling(sample_count, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
 
 
-def _peers_words(what: Object, ends: Peers) -> list[object]:
+def _peers_words(what: Object, peers: Peers) -> list[object]:
     """Encode an object, the processes at its other end, and what it watches (of an epoll)."""
-    sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in ends.sides]
-    return [list(what), sides, [value for member in ends.members for value in member]]
+    sides = [[side.role, side.total, *(value for one in side.processes for value in one)] for side in peers.sides]
+    return [list(what), sides, [value for member in peers.members for value in member]]
 
 
 def _decode_peers(what: object, sides: object, members: object) -> tuple[Object, Peers]:

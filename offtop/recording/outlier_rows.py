@@ -26,7 +26,7 @@ def encode(one: Outlier) -> bytes:
     wait, catalog = one.wait, one.catalog
     head = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
     words: dict[str, object] = {
-        "outlier": [*head, one.value, one.mark, one.usual_ns, one.after, one.was_told, one.more],
+        "outlier": [*head, one.value, one.threshold, one.usual_ns, one.after, one.was_reported, one.more],
         "wait": wait
         and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
@@ -39,7 +39,7 @@ def encode(one: Outlier) -> bytes:
 def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
     """`stack_of` returns a stack by its number in the file. Raises ValueError if `blob` is not an outlier."""
     words = checked.words(checked.decompressed(blob, _MOST_BYTES))
-    at_ns, taken_ns, *texts, value, mark, usual_ns, after, was_told, more = checked.array(
+    at_ns, taken_ns, *texts, value, threshold, usual_ns, after, was_reported, more = checked.array(
         words.get("outlier"), _OUTLIER
     )
     rule, metric, category, program = map(_text, texts)
@@ -56,7 +56,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
         for number in {wait.site.kernel, wait.site.user, *catalog.wake(wait.site.wake).stacks}:
             if number >= FIRST_STACK:
                 catalog.stacks[number] = stack_of(number)
-    numbers = float(checked.number(value)), float(checked.number(mark)), checked.time(usual_ns)
+    numbers = float(checked.number(value)), float(checked.number(threshold)), checked.time(usual_ns)
     times = checked.time(at_ns), checked.time(taken_ns)
     return Outlier(
         *times,
@@ -67,7 +67,7 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
         *numbers,
         wait,
         _text(after),
-        was_told is True,
+        was_reported is True,
         checked.identity(more),
         catalog,
     )

@@ -324,7 +324,7 @@ class RecordedSource:
         return (
             len(catalog.stacks) >= _MOST_NAMES
             or len(catalog.wakes) + len(entry.wakes) > _MOST_WAKES
-            or len(catalog.ends) + len(entry.ends) > _MOST_WAKES
+            or len(catalog.peers) + len(entry.peers) > _MOST_WAKES
             or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (catalog.details, entry.details)))
         )
 
@@ -338,9 +338,9 @@ class RecordedSource:
         if entry.details:
             _add(catalog.details, entry.details, _MOST_NAMES)
             catalog.details_version += 1
-        if entry.ends:
-            _add(catalog.ends, entry.ends, _MOST_WAKES)
-            catalog.ends_version += 1
+        if entry.peers:
+            _add(catalog.peers, entry.peers, _MOST_WAKES)
+            catalog.peers_version += 1
         for ids in (change.threads.ids, change.waiting):
             present = map(ThreadKey._make, ids[:, :2].tolist())
             self._seen_ns.update((key, change.at_ns) for key in present if key in catalog.comms)
@@ -376,8 +376,8 @@ class RecordedSource:
                 del catalog.wakes[wake]
                 self._woke_ns.pop(wake, None)
         known = {wake.object for wake in catalog.wakes.values()}
-        for what in [one for one in catalog.ends if one not in known]:
-            del catalog.ends[what]
+        for what in [one for one in catalog.peers if one not in known]:
+            del catalog.peers[what]
         stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in catalog.wakes.values()))
         stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}

@@ -268,7 +268,7 @@ class Recorder:
         named = whole.wakes
         self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
         self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
-        self._peers = {what: ends for what, ends in self._peers.items() if what in catalog.ends}
+        self._peers = {what: peers for what, peers in self._peers.items() if what in catalog.peers}
         return form.Entry(
             whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._peers
         )
@@ -290,10 +290,10 @@ class Recorder:
         found = waited_on(waits.tolist(), catalog.wakes)
         if not self._past:
             self._source.find_peers({what: pid for what, pid in found.items() if what.kind != EPOLL})
-        if catalog.ends_version == self._peers_version:
+        if catalog.peers_version == self._peers_version:
             return {}
-        self._peers_version = catalog.ends_version
-        new = {what: ends for what, ends in list(catalog.ends.items()) if self._peers.get(what) != ends}
+        self._peers_version = catalog.peers_version
+        new = {what: peers for what, peers in list(catalog.peers.items()) if self._peers.get(what) != peers}
         self._peers |= new
         return new
 

@@ -189,7 +189,7 @@ def run(
             kept = history.look_again() or kept
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
-            if as_json or wanted.filter.needs_ends:
+            if as_json or wanted.filter.needs_peers:
                 source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
             tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
@@ -455,7 +455,7 @@ def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: CauseFinder) -> Iterable[s
 def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
     """Yield a line per kind of outlier: new ones, then those reported earlier that ended."""
     for word, ended in (("outlier", False), ("outlier ended", True)):
-        for group in groups([one for one in outliers if one.was_told is ended])[:_MOST_OUTLIERS]:
+        for group in groups([one for one in outliers if one.was_reported is ended])[:_MOST_OUTLIERS]:
             many = f" x{group.many}" if group.many > 1 else ""
             yield f"{word}{many}: {printable(one_line(group.worst, names))}"
 
@@ -493,7 +493,7 @@ def stuck_line(shown: Stuck, row: int, catalog: Catalog, names: Names, diagnoser
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
     who = printable(catalog.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
-    call = printable(calls.told(catalog.call(one.call), one.arguments)) if one.call >= 0 else ""
+    call = printable(calls.call_text(catalog.call(one.call), one.arguments)) if one.call >= 0 else ""
     place = location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
     place = printable(location.with_rule(catalog, one.place, diagnoser.rule_of(one.place, catalog), place))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"

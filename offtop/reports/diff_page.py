@@ -27,7 +27,7 @@ class Compared(NamedTuple):
     name: str
     taken_ns: int
     """CLOCK_REALTIME of its end."""
-    told: Measured
+    measures: Measured
     filters: Filters
     """What was measured."""
     sampling: Sampling | None
@@ -58,7 +58,7 @@ def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: 
 
 def _lines(before: Compared, after: Compared) -> Iterable[str]:
     for word, one in (("before", before), ("after", after)):
-        measures = one.told
+        measures = one.measures
         whole = (
             f"{word:<7}{threads(measures.waiting):>8} waiting in {duration(measures.span_ns)} of {printable(one.name)}"
         )
@@ -69,7 +69,7 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         for word, one in (("before", before), ("after", after)):
             yield f"{word:<7}{counted_in_full(one.filters)}"
     for by in PARTS:
-        every = changes(before.told, after.told, by)
+        every = changes(before.measures, after.measures, by)
         shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
         yield ""
         yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9} {'p99 was':>7} {'p99 is':>7}      {_HEADS[by]}"
@@ -95,13 +95,13 @@ def _json(before: Compared, after: Compared) -> str:
         word: {
             "file": printable(one.name),
             "taken_ns": one.taken_ns,
-            "span_ns": one.told.span_ns,
+            "span_ns": one.measures.span_ns,
             "filters": tick_json.filters_object(one.filters),
-            "sampling": tick_json.sampling_object(one.sampling, one.told.span_ns),
+            "sampling": tick_json.sampling_object(one.sampling, one.measures.span_ns),
         }
         for word, one in (("before", before), ("after", after))
     }
-    tables = {by: [_change(one) for one in changes(before.told, after.told, by)] for by in PARTS}
+    tables = {by: [_change(one) for one in changes(before.measures, after.measures, by)] for by in PARTS}
     return objects.encode({**ends, **tables})
 
 

@@ -149,7 +149,7 @@ def write_timeline(source: Source, begin_ns: int, end_ns: int, path: str, owner:
 def write(
     form: str, one: Profile, baseline: Profile | None, path: str, title: str, owner: Person, style: Style = AS_BCC
 ) -> None:
-    """Write a profile to a file or to stdout, and its doubts to stderr. Raises OfftopError."""
+    """Write a profile to a file or to stdout, and its caveats to stderr. Raises OfftopError."""
     content = in_form(form, one, title, baseline, style)
     content = content.encode() if isinstance(content, str) else content
     if path:
@@ -159,10 +159,10 @@ def write(
         sys.stdout.buffer.write(content)
     if not one.samples:
         warn("offtop: no waits match, so the output is empty")
-    for doubt in one.doubts:
-        warn(f"offtop: {doubt}")
-    for doubt in baseline.doubts if baseline else []:
-        warn(f"offtop: baseline: {doubt}")
+    for caveat in one.caveats:
+        warn(f"offtop: {caveat}")
+    for caveat in baseline.caveats if baseline else []:
+        warn(f"offtop: baseline: {caveat}")
 
 
 def _check_directory(file: Path) -> None:

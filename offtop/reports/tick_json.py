@@ -188,11 +188,11 @@ def _outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> objec
         category=printable(one.category),
         process=printable(one.program),
         value=round(float(one.value), 3),
-        mark=round(float(one.mark), 3),
+        mark=round(float(one.threshold), 3),
         usual_ns=one.usual_ns or None,
         taken_ns=one.taken_ns,
         more=one.more,
-        was_told=one.was_told,
+        was_told=one.was_reported,
         wait=_wait_object(one, one.wait, names, diagnoser) if one.wait else None,
     )
 
@@ -429,9 +429,9 @@ def _waited_on(site: SiteKey, catalog: Catalog) -> objects.WaitedOn | None:
     what = catalog.wake(site.wake).object
     if what == NO_OBJECT:
         return None
-    ends = catalog.ends_of(what)
-    sides = ends.for_who_waits(catalog.stack(site.kernel))
-    peers = [
+    peers = catalog.peers_of(what)
+    sides = peers.sides_of_wait(catalog.stack(site.kernel))
+    ends = [
         objects.Peer(role=side.role, pid=one.pid, comm=printable(one.comm)) for side in sides for one in side.processes
     ]
     return objects.WaitedOn(
@@ -441,9 +441,9 @@ def _waited_on(site: SiteKey, catalog: Catalog) -> objects.WaitedOn | None:
         local=printable(what.local),
         peer=printable(what.peer),
         state=printable(what.state),
-        ends=peers or None,
-        ends_more=sum(side.total for side in sides) - len(peers),
-        members={printable(kind): count for kind, count in ends.members} or None,
+        ends=ends or None,
+        ends_more=sum(side.total for side in sides) - len(ends),
+        members={printable(kind): count for kind, count in peers.members} or None,
     )
 
 

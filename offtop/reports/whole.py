@@ -56,7 +56,7 @@ def whole_of(
                 break
             if chosen.needs_details:
                 looked_up = look_up(source, kept, looked_up)
-            if chosen.needs_ends:
+            if chosen.needs_peers:
                 source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
             last = kept
             windows.append(kept.window)

@@ -412,7 +412,7 @@ class OfftopApp(MouseActions):
         If a filter needs peers, return those of all rows.
         """
         view, catalog = picture.view, picture.catalog
-        if any(one.needs_ends for one in (view.filter, *view.muted)):
+        if any(one.needs_peers for one in (view.filter, *view.muted)):
             return waited_on(picture.newest.waits, catalog.wakes)
         if view.focus == STUCK:
             sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]]
@@ -695,7 +695,7 @@ class OfftopApp(MouseActions):
         end_ns = self._picture.newest.at_ns if self._picture else None
         stacks = stack_ends.endings(one.window for one in self._history.last(_STACK_COUNT_NS, end_ns))
         about = [
-            *stack_ends.told(stacks),
+            *stack_ends.rows_of(stacks),
             ("theme", self.theme),
             *self._source.about(),
             ("history", self._history_reach()),

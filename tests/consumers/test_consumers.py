@@ -152,11 +152,11 @@ def test_click_zooms_the_flame_graph_and_search_highlights(chromium: str, tmp_pa
         one.querySelector("rect").dispatchEvent(new MouseEvent("click", {bubbles: true}));
         var after = one.querySelector("rect").getAttribute("width");
         document.getElementById("search").dispatchEvent(new MouseEvent("click", {bubbles: true}));
-        var told = "zoomed " + before + " to " + after + "; hits " + document.querySelectorAll("g.hit").length
+        var result = "zoomed " + before + " to " + after + "; hits " + document.querySelectorAll("g.hit").length
             + "; out " + document.querySelectorAll("g.out").length;
         document.getElementById("back").dispatchEvent(new MouseEvent("click", {bubbles: true}));
-        told += "; back " + one.querySelector("rect").getAttribute("width");
-        document.getElementById("says").textContent = told;
+        result += "; back " + one.querySelector("rect").getAttribute("width");
+        document.getElementById("says").textContent = result;
         ]]></script></svg>""",
     )
     (tmp_path / "tried.svg").write_text(tried)

@@ -336,14 +336,14 @@ def test_folded_total_does_not_depend_on_how_it_is_split() -> None:
 
 
 def test_batch_folded_total_does_not_depend_on_how_it_is_split() -> None:
-    def told(*arguments: str) -> dict[str, int]:
+    def us_by_stack(*arguments: str) -> dict[str, int]:
         ended = command.call("replay", str(DEMO), "--folded", "-n", "4", *arguments)
         assert (ended.status, ended.err) == (0, "")
         lines = (line.rpartition(" ") for line in ended.out.splitlines())
         return {stack: int(us) for stack, _, us in lines}
 
-    plain = told()
-    parted = told("--per", "category,thread", "--delimiter")
+    plain = us_by_stack()
+    parted = us_by_stack("--per", "category,thread", "--delimiter")
     assert sum(parted.values()) == pytest.approx(sum(plain.values()), rel=0.001)
     assert all(re.match(r"[a-z-]+;.+-\d+;", stack) for stack in parted)
     joined: dict[str, int] = {}
@@ -444,13 +444,13 @@ def test_empty_export_is_reported_and_missing_directories_are_not_created(tmp_pa
 
 def test_losses_are_reported() -> None:
     lossy = SHOP._replace(lost={"stacks": 2, "wakes": 0})
-    assert lossy.doubts == ["lost: stacks 2"]
-    assert lossy.doubts[0] in flamegraph.svg(lossy)
-    assert json.loads(speedscope.text(lossy, "a title"))["name"] == f"a title; {lossy.doubts[0]}"
+    assert lossy.caveats == ["lost: stacks 2"]
+    assert lossy.caveats[0] in flamegraph.svg(lossy)
+    assert json.loads(speedscope.text(lossy, "a title"))["name"] == f"a title; {lossy.caveats[0]}"
     every = [*fields(gzip.decompress(pprof.packed(lossy)))]
     strings = [text for at, text in every if at == 6]
-    assert [strings[int(text)] for at, text in every if at == 13] == [lossy.doubts[0].encode()]
-    assert SHOP.doubts == []
+    assert [strings[int(text)] for at, text in every if at == 13] == [lossy.caveats[0].encode()]
+    assert SHOP.caveats == []
 
 
 def test_sampling_is_reported_in_the_picture_and_on_stderr(tmp_path: Path) -> None:

@@ -27,7 +27,19 @@ def outlier(
     wait = LongWait(SiteKey(10, 11, 20, 21), at_ns - 1500 * MS, at_ns)
     catalog = Catalog(comms={ThreadKey(10, 11): comm})
     return Outlier(
-        at_ns, at_ns, AUTO, "max", category, "shop", 1.5e9, 1e9, 7, wait, was_told=reported, more=more, catalog=catalog
+        at_ns,
+        at_ns,
+        AUTO,
+        "max",
+        category,
+        "shop",
+        1.5e9,
+        1e9,
+        7,
+        wait,
+        was_reported=reported,
+        more=more,
+        catalog=catalog,
     )
 
 

@@ -24,7 +24,7 @@ _SECONDS = 30.0
 class Program:
     """A running program, and the addresses that it has printed."""
 
-    def __init__(self, process: subprocess.Popen[bytes], told: IO[bytes], asked: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], output: IO[bytes], input_: IO[bytes]) -> None:
         self.pid = process.pid
         self.at: dict[str, int] = {}
         self.took_ns = 0
@@ -32,7 +32,7 @@ class Program:
 
         This is an upper bound for any wait of its threads in between.
         """
-        self._told, self._asked = told, asked
+        self._output, self._input = output, input_
         self.listen()
 
     def go(self) -> None:
@@ -48,12 +48,12 @@ class Program:
 
     def write(self, text: bytes) -> None:
         """Write to its standard input."""
-        self._asked.write(text)
-        self._asked.flush()
+        self._input.write(text)
+        self._input.flush()
 
     def listen(self) -> None:
         """Read its output until it is ready."""
-        while (line := self._told.readline().decode()) != "ready\n":
+        while (line := self._output.readline().decode()) != "ready\n":
             assert line, f"program {self.pid} ended too early"
             name, address = line.split()
             self.at[name] = int(address, 16)

@@ -38,12 +38,12 @@ class Ticks:
         self,
         threads: list[tuple[ThreadKey, ThreadRecord]],
         sites: SiteDeltas = NOTHING,
-        *walked: OffCpuTask,
+        *tasks: OffCpuTask,
         ns: int = TICK_NS,
         **more: Any,
     ) -> None:
         at_ns = self.at[-1].at_ns + ns
-        self.ledger.tick(at_ns, MIN_NS, threads, sites, walked, threads_lost=self.threads_lost, **more)
+        self.ledger.tick(at_ns, MIN_NS, threads, sites, tasks, threads_lost=self.threads_lost, **more)
         self.at.append(snapshot(self.ledger))
         watch.check_sums(between(self.at[-2], self.at[-1]))
 
@@ -294,9 +294,9 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     at = [snapshot(ledger)]
 
     def tick(
-        threads: list[tuple[ThreadKey, ThreadRecord]], sites: SiteDeltas = NOTHING, *walked: OffCpuTask, **more: Any
+        threads: list[tuple[ThreadKey, ThreadRecord]], sites: SiteDeltas = NOTHING, *tasks: OffCpuTask, **more: Any
     ) -> None:
-        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, walked, **more)
+        ledger.tick(len(at) * 10_000, MIN_NS, threads, sites, tasks, **more)
         at.append(snapshot(ledger))
         watch.check_sums(between(at[-2], at[-1]))
 

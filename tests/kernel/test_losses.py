@@ -327,10 +327,10 @@ def test_dropped_sites_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path
 
 
 def test_a_buffer_whose_threads_are_never_read_breaks_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
-    walked = Drain.threads
+    read_threads = Drain.threads
 
     def of_one_half(drain: Drain, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return iter(()) if half else walked(drain, half, *rest)
+        return iter(()) if half else read_threads(drain, half, *rest)
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()

@@ -242,8 +242,8 @@ from tests.kernel import watch
 with watch.watching() as live:  # which holds the laws in each tick
     windows = [live.tick(0.3) for _ in range(4)]
     held = {live.source.names.reader_pid, live.source._parts.user_stacks.reader_pid, os.getpid()}
-    told = [[*key] for window in windows for key, totals in window.each_thread()]
-    print(json.dumps({"own": [key for key in told if key[0] in held], "all": len(told), "readers": len(held)}))
+    counted = [[*key] for window in windows for key, totals in window.each_thread()]
+    print(json.dumps({"own": [key for key in counted if key[0] in held], "all": len(counted), "readers": len(held)}))
 """
     with contained(family) as one:
         found = run_inside(one, script)

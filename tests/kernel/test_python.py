@@ -365,10 +365,10 @@ class Table(Map):
     """A map that keeps the last update."""
 
     def __init__(self) -> None:
-        self.told: dict[bytes, bytes] = {}
+        self.entries: dict[bytes, bytes] = {}
 
     def update(self, key: bytes, value: bytes) -> None:
-        self.told[key] = value
+        self.entries[key] = value
 
 
 class Given(Memory):
@@ -566,10 +566,14 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     assert pythons.due_pid == pid
     pythons.check_names(pid)
-    assert table.told == {pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 0)}
+    assert table.entries == {
+        pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 0)
+    }
     pythons._processes[pid].codes[code] = pythons._processes[pid].codes[code]._replace(identity=(1, 2, 3))  # pyright: ignore[reportPrivateUsage]
     pythons.check_names(pid)
-    assert table.told == {pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 1)}
+    assert table.entries == {
+        pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 1)
+    }
     assert pythons.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
 
 

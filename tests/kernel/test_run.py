@@ -22,7 +22,7 @@ def ends(tmp_path: Path, first: int, second: int = 0) -> tuple[int, int]:
 
     The command exits with `first`, and then with `second`.
     """
-    fake, runs = tmp_path / "pytest", tmp_path / "told"
+    fake, runs = tmp_path / "pytest", tmp_path / "arguments"
     fake.write_text(
         f'#!/bin/sh\necho "$@" >>{runs}\ncase "$*" in *--last-failed*) exit {second};; esac\nexit {first}\n'
     )

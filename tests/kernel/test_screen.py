@@ -143,7 +143,7 @@ def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
     assert shutil.which("tmux"), "packaging/system.sh test installs tmux"
     flags = (f"-DTHREADS={THREADS}", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread")
     binary = programs.build(tmp_path / _NAME, CONVOY, *flags)
-    log = tmp_path / "told"
+    log = tmp_path / "output"
     line = f"exec 3>{log}; stty -g >&3; {command.OFFTOP} 3>&-; echo $? >&3; stty -g >&3; exec sleep 600"
     with programs.running([binary]) as convoy, tmux(width, height, line, tmp_path) as shown:
         shown.until(clock)
@@ -192,7 +192,7 @@ def test_a_mutex_convoy_is_on_top_by_name_and_three_enters_reach_its_stack(
 
 
 def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: Path) -> None:
-    log = tmp_path / "told"
+    log = tmp_path / "output"
     with tmux(100, 30, "PS1='$ ' exec bash --norc --noprofile -i", tmp_path) as shown:
 
         def begin(line: str = f"{command.OFFTOP} --unwind off") -> int:

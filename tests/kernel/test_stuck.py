@@ -303,8 +303,8 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
                     during[name] = Seen(leaves[child.tid], names(live, one.site.kernel), names(live, one.user))
         for name, child in children.items():
             assert during[name].category == child.wait.category
-            told = ("gamma", "beta", "alpha", "main") if name.endswith("-libc") else child.user
-            assert " < ".join(told) in " < ".join(during[name].user)
+            expected = ("gamma", "beta", "alpha", "main") if name.endswith("-libc") else child.user
+            assert " < ".join(expected) in " < ".join(during[name].user)
         for child in children.values():
             child.finish()
         window = live.tick()
@@ -317,8 +317,8 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
                 for category in [live.last.catalog.stack(key.kernel).category]
             }
             but_for_guesses = {one._replace(kernel=tuple(f for f in one.kernel if f not in guessed)) for one in ended}
-            told = during[name]._replace(kernel=tuple(f for f in during[name].kernel if f not in guessed))
-            assert told in but_for_guesses, f"{name}: {told} is none of {but_for_guesses}"
+            without_guesses = during[name]._replace(kernel=tuple(f for f in during[name].kernel if f not in guessed))
+            assert without_guesses in but_for_guesses, f"{name}: {without_guesses} is none of {but_for_guesses}"
             alike += [name] if during[name] in ended else []
         assert len(alike) >= len(KINDS) - 3, alike
 

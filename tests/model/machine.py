@@ -75,7 +75,7 @@ class Machine:
             wake = max([FIRST_WAKE - 1, *self.catalog.wakes]) + 1
             self.catalog.wakes[wake] = Wake(NOT_ASKED, on)
             if peers:
-                self.catalog.ends[on] = peers
+                self.catalog.peers[on] = peers
         frames = [Frame(KERNEL, 0, kernel or f"in_{category}")]
         site = SiteKey(*key, self._stack(frames, category), self._user(*user), wake)
         began_ns = AT_NS - age_ns

@@ -20,7 +20,7 @@ from offtop.person import person
 from offtop.recording import writer
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from tests.model.windows.test_rebuilt import WindowContents, told
+from tests.model.windows.test_rebuilt import WindowContents, contents
 from tests.ui.scripted import SHOP, WAKERS, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
@@ -39,7 +39,7 @@ def demo() -> Generator[tuple[RecordedSource, History]]:
 
 
 def numbers(tick: HistoryTick, begin_ns: int) -> WindowContents:
-    return told(replace(tick.window, catalog=Catalog()), begin_ns)
+    return contents(replace(tick.window, catalog=Catalog()), begin_ns)
 
 
 def test_clip_has_the_numbers_stacks_wakers_and_waits_in_progress_of_its_recording(tmp_path: Path) -> None:

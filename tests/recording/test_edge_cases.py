@@ -159,8 +159,8 @@ def test_new_name_of_a_waiting_thread_applies_from_the_next_full_tick(tmp_path: 
         recorder.add(source.after(second))
     recorder.close()
     played = RecordedSource(tmp_path / "it")
-    told = [snapshot.catalog.comms[probe] for snapshot in iter(played.read, None)]
-    assert (told[6], told[-1]) == ("door", "gate")
+    comms = [snapshot.catalog.comms[probe] for snapshot in iter(played.read, None)]
+    assert (comms[6], comms[-1]) == ("door", "gate")
 
 
 def test_stacks_of_an_endless_wait_are_kept(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.ui.scripted import STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
 
 
-def told(path: Path) -> str:
+def replay_output(path: Path) -> str:
     """Return everything that replay and report print about a file, or their error."""
     out = io.StringIO()
     try:
@@ -50,7 +50,7 @@ def told(path: Path) -> str:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "it.offtop"
     recorded(path, ticks=8, whole_ns=3_000_000_000)
-    assert "lock" in told(path)
+    assert "lock" in replay_output(path)
     return path.read_bytes()
 
 
@@ -66,12 +66,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_other_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "it\x1b[31m.offtop"
     path.write_bytes(content)
-    assert said in told(path)
+    assert said in replay_output(path)
 
 
 def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
-    assert "cannot be read (No such file or directory)" in told(tmp_path / "none")
-    assert "cannot be read (Is a directory)" in told(tmp_path)
+    assert "cannot be read (No such file or directory)" in replay_output(tmp_path / "none")
+    assert "cannot be read (Is a directory)" in replay_output(tmp_path)
 
 
 def changed(path: Path, whole: bytes, *statements: str) -> Path:
@@ -96,7 +96,7 @@ def changed(path: Path, whole: bytes, *statements: str) -> Path:
     ],
 )
 def test_other_tables_are_refused(tmp_path: Path, whole: bytes, statements: list[str], said: str) -> None:
-    assert said in told(changed(tmp_path / "it", whole, *statements))
+    assert said in replay_output(changed(tmp_path / "it", whole, *statements))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_other_tables_are_refused(tmp_path: Path, whole: bytes, statements: list
     ],
 )
 def test_impossible_values_are_skipped(tmp_path: Path, whole: bytes, statement: str) -> None:
-    assert told(changed(tmp_path / "it", whole, statement))
+    assert replay_output(changed(tmp_path / "it", whole, statement))
 
 
 def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
@@ -131,7 +131,7 @@ def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
     with sqlite3.connect(path) as database:
         database.execute("UPDATE ticks SET change = ?, whole = ? WHERE number < 3", (bomb, bomb))
     database.close()
-    assert told(path)
+    assert replay_output(path)
     with pytest.raises(ValueError, match="too large"):
         form.decode(bomb)
 
@@ -140,7 +140,7 @@ def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
 def test_truncated_file_is_refused_or_replayed_as_far_as_possible(tmp_path: Path, whole: bytes, part: int) -> None:
     path = tmp_path / "it"
     path.write_bytes(whole[: len(whole) * part // 20])
-    assert told(path)
+    assert replay_output(path)
 
 
 def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
@@ -152,7 +152,7 @@ def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
             at = chance.randrange(len(spoilt))
             spoilt[at : at + 8] = chance.randbytes(8)
         path.write_bytes(spoilt)
-        assert told(path)
+        assert replay_output(path)
 
 
 @settings(max_examples=300)
@@ -335,7 +335,7 @@ def test_system_call_names_are_escaped(tmp_path: Path) -> None:
     for second in range(4):
         recorder.add(source.after(second))
     recorder.close()
-    assert "fu\\x1b[31mtex" in told(tmp_path / "it")
+    assert "fu\\x1b[31mtex" in replay_output(tmp_path / "it")
     (last,) = in_json(RecordedSource(tmp_path / "it"))[-1:]
     assert "fu\\x1b[31mtex\\x07" in [one["syscall"] for one in cast(list[dict[str, object]], last["still_blocked"])]
 
@@ -352,4 +352,4 @@ def _blob(whole: bytes) -> bytes:
 def test_intact_file_is_not_reported_as_damaged(tmp_path: Path, whole: bytes) -> None:
     path = changed(tmp_path / "it", whole)
     assert all("damaged" not in str(tick) for tick in in_json(RecordedSource(path)))
-    assert "damaged" not in told(path)
+    assert "damaged" not in replay_output(path)

@@ -175,9 +175,9 @@ def test_filter_applies_to_waits_in_progress(tmp_path: Path) -> None:
     chosen = {"comm=mysqld": [4268, 4270], "cat=disk-read": [900], "comm=nobody": [], "pid=700": [700], "": [900, 700]}
     for text, tids in chosen.items():
         last = in_json(RecordedSource(path), batch.Wanted(parse(text)))[-1]
-        told = [one["tid"] for one in last["still_blocked"]]
-        assert told[: len(tids)] == tids
-        assert len(told) == (len(tids) if text else 5)
+        printed_tids = [one["tid"] for one in last["still_blocked"]]
+        assert printed_tids[: len(tids)] == tids
+        assert len(printed_tids) == (len(tids) if text else 5)
 
 
 def test_only_a_thread_that_existed_before_the_tick_has_residue(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_budget_counts_only_idle_waits_as_idle(tmp_path: Path) -> None:
     out = io.StringIO()
     wanted = batch.Wanted(parse("cat=lock"), rate=Rate(100.0))  # the budget counts what the filter hides
     batch.run(source, CATEGORIES, MS, 1, wanted, as_json=False, width=0, out=out)
-    told = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
+    budgets = [line for line in out.getvalue().splitlines() if line.startswith("budget of ")]
     shares = "4 threads: 25% idle, 50% blocked otherwise, 0% ready to run, 25% running"
-    assert told == [
+    assert budgets == [
         f"budget of shop(100): {shares}; 100 requests/s: 10ms CPU + 20ms blocked each",
         "budget of (7): it has ended",
     ]

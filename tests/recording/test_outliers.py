@@ -38,7 +38,7 @@ def outlier(wait: bool = True, ended: bool = True) -> Outlier:
     return Outlier(*about, one if wait else None, "running", False, 4, catalog)
 
 
-def told(one: Outlier) -> object:
+def contents(one: Outlier) -> object:
     """Return an outlier without the reserved entries of its catalog."""
     return one._replace(catalog=Catalog()), one.catalog.comms, one.catalog.processes
 
@@ -46,7 +46,7 @@ def told(one: Outlier) -> object:
 @pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
 def test_outlier_is_read_as_written(one: Outlier) -> None:
     again = outlier_rows.decode(outlier_rows.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
-    assert told(again) == told(one)
+    assert contents(again) == contents(one)
     if one.wait:
         assert again.catalog.wake(FIRST_WAKE) == one.catalog.wake(FIRST_WAKE)
         assert again.catalog.stack(20) == again.catalog.stack(30) == LOCK
@@ -107,7 +107,7 @@ def with_outliers(snapshot: Snapshot, number: int, category: str) -> Snapshot:
     site = next(iter(snapshot.sites))
     wait = LongWait(site, 5 * S, 7 * S if number == 4 else 0, program="shop")
     about = (snapshot.at_ns, snapshot.taken_ns, AUTO, "max", category, "shop", 2e9, 1e9)
-    one = Outlier(*about, wait=wait, was_told=number == 4, catalog=snapshot.catalog)
+    one = Outlier(*about, wait=wait, was_reported=number == 4, catalog=snapshot.catalog)
     return replace(snapshot, outliers=[one])
 
 
@@ -115,7 +115,7 @@ def test_file_has_outliers_by_tick_and_as_a_list(tmp_path: Path) -> None:
     recorded(tmp_path / "it")
     source = RecordedSource(tmp_path / "it")
     (one,) = source.outliers()
-    assert (one.is_going_on, one.was_told, one.length_ns) == (False, False, 2 * S)
+    assert (one.is_going_on, one.was_reported, one.length_ns) == (False, False, 2 * S)
     assert one.at_ns == AT_NS + S
     assert one.wait
     assert [frame.name for frame in one.catalog.stack(one.wait.site.kernel).frames] == ["schedule", "futex_do_wait"]
@@ -140,8 +140,8 @@ def test_invalid_unicode_is_escaped_in_json(tmp_path: Path) -> None:
     recorded(tmp_path / "it", category="l\udcffck")
     out = io.StringIO()
     batch.run(RecordedSource(tmp_path / "it"), CATEGORIES, S, None, batch.Wanted(), as_json=True, width=0, out=out)
-    told = [one["category"] for line in out.getvalue().splitlines() for one in json.loads(line)["outliers"]]
-    assert told == ["l\\udcffck"] * 2
+    categories = [one["category"] for line in out.getvalue().splitlines() for one in json.loads(line)["outliers"]]
+    assert categories == ["l\\udcffck"] * 2
 
 
 def test_damaged_outlier_is_skipped_and_counted(tmp_path: Path) -> None:

@@ -195,13 +195,13 @@ def test_entry_is_read_as_written() -> None:
 
 
 def test_counted_cgroup_is_in_json_and_escaped() -> None:
-    for cgroup, told in (("/a\x1b\udc80", "/a\\x1b\\udc80"), ("", None)):
+    for cgroup, expected in (("/a\x1b\udc80", "/a\\x1b\\udc80"), ("", None)):
         source = ScriptedSource(SHOP, ticks=1, ends=True)
         source.filters = Filters(cgroup=cgroup)
         (tick,) = in_json(source)
         filters = tick["filters"]
         assert isinstance(filters, dict)
-        assert filters["cgroup"] == told
+        assert filters["cgroup"] == expected
 
 
 def test_empty_recording_is_reported(tmp_path: Path) -> None:
@@ -245,8 +245,8 @@ def test_reason_for_a_broken_user_stack_is_replayed(tmp_path: Path) -> None:
     recorder.close()
     played = in_json(RecordedSource(path))
     assert played == in_json(GuessedSource(SHOP, ticks=5, ends=True))
-    told: Any = played[-1]["user_stack_problems"]
-    assert [(one["binary"], one["reason"]) for one in told] == [
+    expected: Any = played[-1]["user_stack_problems"]
+    assert [(one["binary"], one["reason"]) for one in expected] == [
         ("/usr/lib/libshop.so.1", NO_WAY),
         ("/opt/\\x1b[2Jbank", STRIPPED),
         ("/usr/lib/libdesk.so", GUESSED),
@@ -254,8 +254,8 @@ def test_reason_for_a_broken_user_stack_is_replayed(tmp_path: Path) -> None:
     with sqlite3.connect(path) as database:  # as in the first recordings
         database.execute("DROP TABLE nameless")
         database.execute("DROP TABLE guessed")
-    told = in_json(RecordedSource(path))[-1]["user_stack_problems"]
-    assert [(one["binary"], one["reason"]) for one in told] == [
+    expected = in_json(RecordedSource(path))[-1]["user_stack_problems"]
+    assert [(one["binary"], one["reason"]) for one in expected] == [
         ("/usr/lib/libshop.so.1", NO_WAY),
         ("/opt/\\x1b[2Jbank", NOT_KNOWN),
         (None, UNSURE),

@@ -36,7 +36,7 @@ def printed(source: Source, as_json: bool) -> list[str]:
 def test_json_has_sampling_of_each_tick() -> None:
     ticks = [json.loads(line) for line in printed(SampledSource(ends=True), as_json=True)]
     jsonschema.validate(ticks[0], schema())
-    told = {
+    sampling = {
         "rate_hz": 20.0,
         "apart_ns": 50 * MS,
         "guessed_ns": 250 * MS,
@@ -44,7 +44,7 @@ def test_json_has_sampling_of_each_tick() -> None:
         "lost_known": True,
         "container_only": False,
     }
-    assert [one["sampling"] for one in ticks] == [told] * 3
+    assert [one["sampling"] for one in ticks] == [sampling] * 3
     assert json.loads(printed(ScriptedSource(SHOP, ticks=1, ends=True), as_json=True)[0])["sampling"] is None
 
 
@@ -53,9 +53,9 @@ def heads(source: Source) -> list[str]:
 
 
 def test_text_has_sampling_after_the_span_and_its_accuracy_at_the_end() -> None:
-    told = heads(SampledSource(ends=True))
-    assert len(told) == 3
-    for line in told:
+    lines = heads(SampledSource(ends=True))
+    assert len(lines) == 3
+    for line in lines:
         assert " span 1.00s  SAMPLED ~20 Hz  WAITING " in line
         assert line.endswith("  waits up to 100ms shorter, up to 0.25 elsewhere")
 
@@ -98,7 +98,7 @@ def test_longest_gap_between_samples_is_recorded(tmp_path: Path) -> None:
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=known)
     assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == known
     a, b, c = (
-        replace(SampledSource().after(n), sampling=known._replace(longest_ns=n * MS, looks=20 * n)) for n in (3, 4, 1)
+        replace(SampledSource().after(n), sampling=known._replace(longest_ns=n * MS, scans=20 * n)) for n in (3, 4, 1)
     )
     merged = merge([between(a, b), between(b, c)]).sampling
     assert merged

@@ -47,7 +47,7 @@ from offtop.reports import batch
 from offtop.reports.schema import schema
 from offtop.units import NS_PER_S
 from tests.recording import test_recording
-from tests.recording.test_hostile import refused, reworded, told
+from tests.recording.test_hostile import refused, replay_output, reworded
 from tests.recording.woken import ANSWER, ENDS, FIRST_TELLER, KEPT_SECONDS, LOCK, READ, STORMS, TCP, WokenSource
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 from tests.ui.shown import CATEGORIES
@@ -266,16 +266,16 @@ sides = st.builds(
     st.lists(st.builds(Process, ids, st.text(max_size=9)), max_size=NAMED).map(tuple),
     ids,
 )
-ends = st.builds(
+peers = st.builds(
     Peers,
     st.lists(sides, max_size=4).map(tuple),
     st.lists(st.tuples(st.text(max_size=9), ids), max_size=4).map(tuple),
 )
 
 
-@given(st.dictionaries(wakes.map(lambda wake: wake.object), ends, max_size=9))
+@given(st.dictionaries(wakes.map(lambda wake: wake.object), peers, max_size=9))
 def test_peers_are_read_as_written(some: Mapping[Object, Peers]) -> None:
-    assert form.decode(form.encode(form.Entry(WOKEN, ends=some)), whole=True).ends == some
+    assert form.decode(form.encode(form.Entry(WOKEN, peers=some)), whole=True).peers == some
 
 
 @given(st.dictionaries(st.integers(FIRST_WAKE, (1 << 31) - 1), wakes, max_size=9))
@@ -300,11 +300,11 @@ def test_wakes_of_evicted_sites_are_recorded() -> None:
 
 def test_peers_are_written_when_they_change_and_in_each_full_tick(tmp_path: Path) -> None:
     recording = Recording(recorded(tmp_path / "it", 9))
-    found = {number: dict(entry.ends) for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
-    assert {number: ends for number, ends in found.items() if ends} == {2: {TCP: ENDS}}
+    found = {number: dict(entry.peers) for number in range(1, 11) if (entry := recording.tick(number, whole=False))}
+    assert {number: peers for number, peers in found.items() if peers} == {2: {TCP: ENDS}}
     whole = recording.tick(9, whole=True)
     assert whole
-    assert whole.ends == {TCP: ENDS}
+    assert whole.peers == {TCP: ENDS}
     recording.close()
 
 
@@ -408,7 +408,7 @@ def test_impossible_words_of_wakes_are_refused(words: dict[str, object], said: s
 def test_unknown_peer_role_is_skipped() -> None:
     words: dict[str, object] = {"other_ends": [[PIPE, [["ghost", 1, 7, "x"], ["writer", 2, 8, "y"]], []]]}
     entry = form.decode(reworded(form.encode(form.Entry(WOKEN)), words), whole=True)
-    assert entry.ends == {Object("pipe", "pipe:[7]"): Peers((PeerSide("writer", (Process(8, "y"),), 2),))}
+    assert entry.peers == {Object("pipe", "pipe:[7]"): Peers((PeerSide("writer", (Process(8, "y"),), 2),))}
 
 
 def test_unknown_kind_of_waker_is_unknown() -> None:
@@ -466,7 +466,7 @@ def test_unknown_wake_and_stack_ids_are_harmless(tmp_path: Path) -> None:
             words = {**nothing, "storms": [[77_777, number, number, 0, 0]]}
             database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, words), number))
     database.close()
-    assert told(path)
+    assert replay_output(path)
     last = in_json(RecordedSource(path))[-1]
     jsonschema.validate(last, schema(), jsonschema.Draft202012Validator)
     (locked,) = [one for one in last["sites"] if one["comm"] == "worker-2"]
@@ -538,8 +538,8 @@ def test_wakes_in_the_totals_beyond_the_bound_are_lost(tmp_path: Path, monkeypat
     wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in all_of_them["sites"]}
     monkeypatch.setattr(replay, "_MOST_WAKES", len(RESERVED))
     tick = in_json(RecordedSource(path))[-1]
-    told = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in tick["sites"]}
-    assert told == {
+    wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in tick["sites"]}
+    assert wakers == {
         key: name if name is None or name.startswith("(") else "(waker lost)" for key, name in wakers.items()
     }
 
@@ -552,7 +552,7 @@ def test_overwritten_bytes_cause_no_crash(tmp_path: Path) -> None:
             at = chance.randrange(len(spoilt))
             spoilt[at : at + 8] = chance.randbytes(8)
         path.write_bytes(spoilt)
-        assert told(path)
+        assert replay_output(path)
 
 
 @given(st.data())
@@ -565,6 +565,6 @@ def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(data: st.DataObject
 
 
 def test_untrusted_names_are_escaped(tmp_path: Path) -> None:
-    said = told(recorded(tmp_path / "it"))
+    said = replay_output(recorded(tmp_path / "it"))
     assert "worker\\\\x1b[31m\\\\udc80" in said
     assert "/var/\\\\x1b[2Jdata" in said

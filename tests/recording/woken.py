@@ -56,7 +56,7 @@ class WokenSource(ScriptedSource):
 
     def __init__(self, ticks: int = 3, ends: bool = False, begins: int = 0) -> None:
         """`begins`: second from which wakers are collected."""
-        super().__init__(SHOP, ticks=ticks, ends=ends, at_ends={TCP: ENDS})
+        super().__init__(SHOP, ticks=ticks, ends=ends, object_peers={TCP: ENDS})
         self._begins = begins
         self.mode = CHAIN
         stack = self._own

@@ -55,12 +55,12 @@ def test_system_call_names_are_escaped_in_json() -> None:
 
 
 def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> None:
-    source = ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED)
+    source = ScriptedSource([READER], ticks=1, ends=True, object_peers=FILLED)
     lines = printed(source, batch.Wanted(stuck=True))
     assert source.sought[0] == {PIPE}
     peers = "pipe_read (writer: gzip(4242), \\x1b[2J(9), +3) < fill < main"
     assert [peers in line for line in lines if " 60 " in line] == [True, True]
-    (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, at_ends=FILLED), batch.Wanted(), as_json=True)
+    (line,) = printed(ScriptedSource([READER], ticks=1, ends=True, object_peers=FILLED), batch.Wanted(), as_json=True)
     (one,) = json.loads(line)["still_blocked"]
     assert one["object"]["ends"] == [
         {"role": "writer", "pid": 4242, "comm": "gzip"},

@@ -39,14 +39,14 @@ class Storm:
         source = Path(__file__).with_name("storm.c")
         subprocess.run(["gcc", "-O1", "-pthread", "-fno-omit-frame-pointer", "-o", binary, source], check=True)
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.told: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self.listen("ready")
 
     def listen(self, last: str) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
             name, number = line.split()
-            self.told[name] = int(number)
+            self.counts[name] = int(number)
             if name == last:
                 return
         raise AssertionError("the storm exited early")
@@ -102,9 +102,9 @@ def soaked(watcher: subprocess.Popen[str], directory: Path) -> tuple[list[dict[s
             ticks.append(json.loads(watcher.stdout.readline()))
         storm.calm()
         ticks += [json.loads(watcher.stdout.readline()) for _ in range(4)]
-        made = {"soak-child": storm.told["forks"], "soak-worker": storm.told["threads"]}
-        pid = storm.told["switching"]
-        tids = [pid, storm.told["answering"]]
+        made = {"soak-child": storm.counts["forks"], "soak-worker": storm.counts["threads"]}
+        pid = storm.counts["switching"]
+        tids = [pid, storm.counts["answering"]]
         made["switches"] = sum(switches(tid)[0] for tid in tids)
         made["waits"] = sum(tick["by_tid"].get(str(tid), 0) for tick in ticks for tid in tids)
     finally:

@@ -30,5 +30,5 @@ class SampledSource(ScriptedSource):
         return (NOTICE,)
 
     def after(self, seconds: int) -> Snapshot:
-        some = self._seen._replace(looks=20 * seconds, guessed_ns=self._guessed_ns * seconds)
+        some = self._seen._replace(scans=20 * seconds, guessed_ns=self._guessed_ns * seconds)
         return replace(super().after(seconds), sampling=some, probe="proc")

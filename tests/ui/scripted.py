@@ -267,7 +267,7 @@ class ScriptedSource(LiveFeed):
         ends: bool = False,
         who: Mapping[int, Details] | None = None,
         machine: Machine = Machine(),
-        at_ends: Mapping[Object, Peers] | None = None,
+        object_peers: Mapping[Object, Peers] | None = None,
     ) -> None:
         """`machine`: per second, the time that belongs to no thread."""
         self.version = 0
@@ -287,7 +287,7 @@ class ScriptedSource(LiveFeed):
         self._who = who or {}
         self.asked: list[set[int]] = []
         """The PIDs of each call of `describe`."""
-        self._at_ends = at_ends or {}
+        self._object_peers = object_peers or {}
         self.sought: list[set[Object]] = []
         """The objects of each call of `find_peers`."""
         self._named: dict[str, str] = {}
@@ -504,9 +504,9 @@ class ScriptedSource(LiveFeed):
 
     def find_peers(self, waited_on: Mapping[Object, int]) -> None:
         self.sought.append({*waited_on})
-        found = {what: self._at_ends[what] for what in waited_on if what in self._at_ends}
-        self._catalog.ends_version += found != {} and not found.items() <= self._catalog.ends.items()
-        self._catalog.ends.update(found)
+        found = {what: self._object_peers[what] for what in waited_on if what in self._object_peers}
+        self._catalog.peers_version += found != {} and not found.items() <= self._catalog.peers.items()
+        self._catalog.peers.update(found)
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         return [("pid", str(pid)), ("command line", "/opt/shop --open \x1b[31m")]

@@ -359,7 +359,7 @@ async def test_process_with_a_single_pool_is_not_collapsed() -> None:
     "some", [Filters(pids=(100,)), Filters(tids=(100,)), Filters(cgroup="/a.slice"), Filters(who="user")]
 )
 def test_steal_and_unexplained_time_need_every_thread_to_be_counted(some: Filters) -> None:
-    async def told(filters: Filters) -> tuple[int, float]:
+    async def residue(filters: Filters) -> tuple[int, float]:
         source = ScriptedSource(FARM, machine=Machine(2, steal_ns=100_000_000))
         source.filters = filters
         async with shown(source, (160, 50)) as (app, pilot):
@@ -367,9 +367,9 @@ def test_steal_and_unexplained_time_need_every_thread_to_be_counted(some: Filter
             assert app.picture is not None and app.picture.account is not None
             return app.picture.account.left.steal_ns, app.picture.unexplained_pct
 
-    steal_ns, unexplained_pct = asyncio.run(told(Filters()))
+    steal_ns, unexplained_pct = asyncio.run(residue(Filters()))
     assert steal_ns > 0 and unexplained_pct > 0
-    assert asyncio.run(told(some)) == (0, 0)
+    assert asyncio.run(residue(some)) == (0, 0)
 
 
 @asynchronous

@@ -10,7 +10,7 @@ PATH = tuple(Step(name, False) for name in ("main", "serve", "take_order"))
 LEAF = (*PATH, Step("futex_do_wait", True))
 
 
-def told(app: OfftopApp) -> str:
+def box_line(app: OfftopApp) -> str:
     """Return the line below the boxes."""
     return screen(app)[-4].strip()
 
@@ -20,20 +20,20 @@ async def test_arrows_move_between_boxes_and_the_line_below_describes_the_box() 
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g")
         assert "── icicle: all  width = time waiting (1.00 threads) ──" in screen(app)[5]
-        assert told(app) == "main  1.00 waiting (100.0%)  120 waits  max 200ms"
+        assert box_line(app) == "main  1.00 waiting (100.0%)  120 waits  max 200ms"
         seen: list[str] = []
         for key in ("down", "left", "left", "left", "right", "right", "down", "down", "down", "j", "up", "k"):
             await pilot.press(key)
-            seen.append(told(app).split("  ")[0])
+            seen.append(box_line(app).split("  ")[0])
         assert seen == [
             *("serve", "count_money", "ask", "ask", "count_money", "serve"),
             *("take_order", "futex_do_wait", "futex_do_wait", "futex_do_wait", "take_order", "serve"),
         ]
-        assert told(app) == "serve  0.70 waiting (70.0%)  40 waits  max 200ms"
+        assert box_line(app) == "serve  0.70 waiting (70.0%)  40 waits  max 200ms"
         await pilot.press("home")
-        assert told(app).startswith("main ")
+        assert box_line(app).startswith("main ")
         await pilot.press("end")
-        assert told(app).startswith("futex_do_wait  0.60 waiting (60.0%)")
+        assert box_line(app).startswith("futex_do_wait  0.60 waiting (60.0%)")
 
 
 @asynchronous
@@ -93,7 +93,7 @@ async def test_search_highlights_boxes_and_n_steps_through_them() -> None:
         seen: list[str] = []
         for key in ("n", "n", "n", "n", "N"):
             await pilot.press(key)
-            seen.append(told(app).split("  ")[0])
+            seen.append(box_line(app).split("  ")[0])
         assert app.view.focus == FLAME
         assert seen == ["serve", "answer", "take_order", "serve", "take_order"]
 
@@ -123,7 +123,7 @@ async def test_box_title_and_description_stay_consistent_between_redraws() -> No
             await until(lambda: app.picture is not None and app.picture.newest.number == tick)  # noqa: B023
             await pilot.pause()
             assert "(1.00 threads)" in screen(app)[5]
-            assert told(app).startswith("main  1.00 waiting (100.0%)")
+            assert box_line(app).startswith("main  1.00 waiting (100.0%)")
 
 
 @asynchronous
@@ -131,9 +131,9 @@ async def test_new_window_is_drawn_at_once_while_paused() -> None:
     source = ScriptedSource(SHOP, ticks=12)
     async with shown(source) as (app, pilot):
         await pilot.press("g", "space")
-        assert "120 waits" in told(app)
+        assert "120 waits" in box_line(app)
         await pilot.press("w")
-        assert "144 waits" in told(app)
+        assert "144 waits" in box_line(app)
 
 
 @asynchronous

@@ -20,7 +20,7 @@ def title(app: OfftopApp) -> str:
     return next((line for line in screen(app) if "latency of: " in line), "")
 
 
-def told(app: OfftopApp) -> str:
+def cell_line(app: OfftopApp) -> str:
     """Return the line below the heat map."""
     return next((line for line in screen(app) if "most in a cell" in line), "")
 
@@ -140,17 +140,17 @@ async def test_enter_on_a_heat_map_cell_rewinds_all_panes_to_its_time(
 async def test_line_below_the_heat_map_describes_the_cell() -> None:
     async with shown(ScriptedSource(CHANGES, ticks=20), view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", "end", "left")
-        assert told(app).startswith(" 02:00:10-02:00:15  67ms-134ms: 5 waits   most in a cell 10")
+        assert cell_line(app).startswith(" 02:00:10-02:00:15  67ms-134ms: 5 waits   most in a cell 10")
         await pilot.press("up")
-        assert told(app).startswith(" 02:00:10-02:00:15  134ms-268ms: 10 waits")
+        assert cell_line(app).startswith(" 02:00:10-02:00:15  134ms-268ms: 10 waits")
         await pilot.press("up")
-        assert told(app).startswith(" 02:00:10-02:00:15  134ms-268ms: 10 waits")
+        assert cell_line(app).startswith(" 02:00:10-02:00:15  134ms-268ms: 10 waits")
         await pilot.press("left", "left")
-        assert told(app).startswith(" 02:00:00-02:00:05  134ms-268ms: 0 waits")
+        assert cell_line(app).startswith(" 02:00:00-02:00:05  134ms-268ms: 0 waits")
         await pilot.press("left")
-        assert told(app).startswith(" 01:59:55-02:00:00  134ms-268ms: not measured")
+        assert cell_line(app).startswith(" 01:59:55-02:00:00  134ms-268ms: not measured")
         await pilot.press(*["right"] * 9)
-        assert told(app).startswith(" 02:00:15-02:00:20  134ms-268ms: 10 waits")
+        assert cell_line(app).startswith(" 02:00:15-02:00:20  134ms-268ms: 10 waits")
 
 
 @asynchronous
@@ -169,10 +169,10 @@ async def test_heat_map_follows_the_selection() -> None:
     async with shown(ScriptedSource(CHANGES, ticks=20)) as (app, pilot):
         await pilot.press("down", "l", "l")
         assert "latency of: disk-read, last 5m" in title(app)
-        assert "most in a cell 10" in told(app)
+        assert "most in a cell 10" in cell_line(app)
         await pilot.press("shift+tab", "down")
         assert "latency of: lock, last 5m" in title(app)
-        assert "most in a cell 5" in told(app)
+        assert "most in a cell 5" in cell_line(app)
         await pilot.press("tab", "escape")
         assert app.view.focus == CATEGORIES
 
@@ -193,10 +193,10 @@ async def test_heat_map_advances_and_the_cursor_stays_at_its_time() -> None:
     source = ScriptedSource(CHANGES, ticks=12)
     async with shown(source, view=View(delay_ns=QUICK_NS, latency=HEATMAP)) as (app, pilot):
         await pilot.press("tab", "left")
-        assert told(app).startswith(" 02:00:05-02:00:10 ")
+        assert cell_line(app).startswith(" 02:00:05-02:00:10 ")
         source.go_on(to=31)
         await until(lambda: app.picture is not None and app.picture.newest.number == 31)
         await pilot.pause()
-        assert told(app).startswith(" 02:00:05-02:00:10 ")
+        assert cell_line(app).startswith(" 02:00:05-02:00:10 ")
         assert app.picture is not None and app.picture.heat is not None
         assert sum(column is not None for column in app.picture.heat.columns) == 7

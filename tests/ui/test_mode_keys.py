@@ -30,10 +30,10 @@ def gathering(
     mode: str = CHAIN,
     ticks: int = 12,
     table: tuple[Waits, ...] = WAKERS,
-    at_ends: Mapping[Object, Peers] | None = None,
+    object_peers: Mapping[Object, Peers] | None = None,
 ) -> ScriptedSource:
     """Return a source that collects this mode from the start."""
-    source = ScriptedSource(table, ticks=ticks, at_ends=at_ends)
+    source = ScriptedSource(table, ticks=ticks, object_peers=object_peers)
     source.mode = mode
     return source
 
@@ -354,7 +354,7 @@ WRITES = {PIPE: Peers((PeerSide(WRITER, (Process(201, "teller"), Process(9, EVIL
 @pytest.mark.parametrize("width", [80, 100, 160])
 @asynchronous
 async def test_object_list_shows_peers(width: int) -> None:
-    source = gathering(at_ends=WRITES)
+    source = gathering(object_peers=WRITES)
     async with shown(source, (width, 30)) as (app, pilot):
         await pilot.press("2", "G")
         await until(lambda: PIPE in source.sought[-1])
@@ -367,7 +367,7 @@ async def test_object_list_shows_peers(width: int) -> None:
 
 @asynchronous
 async def test_object_filter_matches_peers_once_they_are_known() -> None:
-    source = gathering(at_ends=WRITES)
+    source = gathering(object_peers=WRITES)
     async with shown(source, (160, 30)) as (app, pilot):
         await pilot.press("3", "backslash", *"object=teller", "enter")
         await until(lambda: PIPE in source.sought[-1])

@@ -24,7 +24,7 @@ RULE, OTHER = "lock.max > 3s", "fsync.now > 1s"
 CONNECTION, PURGE = ThreadKey(4242, 4268), ThreadKey(4242, 4270)
 
 
-def caught() -> OutlierActions:
+def outlier_actions() -> OutlierActions:
     """Triggers that report two outliers of STUCK.
 
     These are connection in second 3, after 3.5 s of lock, and purge in second 12, after 2 s of fsync.
@@ -52,7 +52,7 @@ def second(app: OfftopApp) -> int:
 
 @asynchronous
 async def test_outlier_is_announced_once_counted_and_marked_on_row_and_timeline() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=3), (120, 40), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=3), (120, 40), outlier_actions=outlier_actions()) as (app, pilot):
         assert screen(app)[-2].startswith(
             f"outlier: >3.50s lock, {RULE}: connection(4268) of mysqld(4242): futex_do_wait"
         )
@@ -82,7 +82,7 @@ async def test_empty_outlier_list_shows_the_triggers() -> None:
 
 @asynchronous
 async def test_newest_outlier_comes_first_and_the_selected_one_is_described_below() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
         await pilot.press("O")
         assert title(app) == f"outliers: 2, newest first; triggers: {RULE}; {OTHER} (!)"
         assert [row[1:5] for row in rows(app)] == [
@@ -102,7 +102,7 @@ async def test_newest_outlier_comes_first_and_the_selected_one_is_described_belo
 
 @asynchronous
 async def test_enter_opens_an_outlier_and_a_second_enter_rewinds_all_panes() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
         await pilot.press("O", "down", "enter")
         assert title(app) == "an outlier (Enter: all panes as they were then, Esc goes back)"
         assert "   [k] futex_do_wait" in screen(app)
@@ -119,7 +119,7 @@ async def test_enter_opens_an_outlier_and_a_second_enter_rewinds_all_panes() -> 
 
 @asynchronous
 async def test_n_and_N_step_through_outliers() -> None:  # noqa: N802
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
         await pilot.press("n")
         assert "there is no later outlier: N goes back" in screen(app)
         await pilot.press("N")
@@ -139,7 +139,7 @@ async def test_n_and_N_step_through_outliers() -> None:  # noqa: N802
 
 @asynchronous
 async def test_n_follows_an_active_search_instead_of_outliers() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
         await pilot.press("O", "/", *"connection", "enter", "n")
         assert app.picture and app.picture.outliers.cursor == 1
         assert (app.view.focus, second(app)) == (OUTLIERS, 12)
@@ -147,7 +147,7 @@ async def test_n_follows_an_active_search_instead_of_outliers() -> None:
 
 @asynchronous
 async def test_triggers_can_be_edited_and_errors_are_shown() -> None:
-    one = caught()
+    one = outlier_actions()
     async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=one) as (app, pilot):
         await pilot.press("!")
         assert f"outliers (auto; lock.max > 500ms; off): {RULE}; {OTHER}"[:70] in screen(app)[-2]
@@ -193,7 +193,7 @@ async def test_freeze_pauses_at_the_first_outlier() -> None:
 
 @asynchronous
 async def test_clicks_select_and_open_and_the_wheel_moves() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught(), mouse=True) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions(), mouse=True) as (app, pilot):
         await pilot.press("O")
         line = next(number for number, text in enumerate(screen(app)) if "connection" in text)
         await pilot.click(offset=(10, line))
@@ -208,7 +208,7 @@ async def test_clicks_select_and_open_and_the_wheel_moves() -> None:
 
 @asynchronous
 async def test_y_copies_the_whole_outlier() -> None:
-    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource(STUCK, ticks=12), outlier_actions=outlier_actions()) as (app, pilot):
         await pilot.press("O", "y")
         assert app.clipboard.startswith(" >2.00s purge(4270) of mysqld(4242)")
         assert "jbd2_log_wait_commit" in app.clipboard
@@ -218,7 +218,7 @@ async def test_y_copies_the_whole_outlier() -> None:
 async def test_replay_has_the_outliers_and_can_start_at_one(tmp_path: Path) -> None:
     scripted = ScriptedSource(STUCK, ticks=12)
     recorder = Recorder(tmp_path / "it.offtop", scripted, person(), leave_bytes=0)
-    async with shown(scripted, outlier_actions=caught(), recorder=recorder):
+    async with shown(scripted, outlier_actions=outlier_actions(), recorder=recorder):
         pass
     recorder.close()
     source = RecordedSource(tmp_path / "it.offtop", speed=1e6)
@@ -251,7 +251,10 @@ async def test_lines_fit_every_width_and_hostile_names_are_escaped(width: int) -
         bound=Bound.EXACT,
         read=("\x07main",),
     )
-    async with shown(ScriptedSource((*STUCK, evil), ticks=12), (width, 24), outlier_actions=caught()) as (app, pilot):
+    async with shown(ScriptedSource((*STUCK, evil), ticks=12), (width, 24), outlier_actions=outlier_actions()) as (
+        app,
+        pilot,
+    ):
         for keys in ((), ("O",), ("enter",), ("down",), ("enter",)):
             await pilot.press(*keys)
             assert all(len(line) <= width and not CONTROL.search(line) for line in screen(app))

@@ -76,7 +76,7 @@ async def wheel(pilot: Pilot[int], offset: tuple[int, int], down: bool) -> None:
 
 @asynchronous
 async def test_peers_are_shown_in_the_list_and_in_the_full_wait() -> None:
-    source = ScriptedSource((READER,), ticks=12, at_ends=FILLED)
+    source = ScriptedSource((READER,), ticks=12, object_peers=FILLED)
     async with shown(source, (160, 50)) as (app, pilot):
         await pilot.press("5")
         await until(lambda: PIPE in source.sought[-1])

@@ -118,7 +118,7 @@ class Drain:
             if record.state & layout.TASK_NEW:
                 self._begin(key, record.start_ns)
             if record.flags & (layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER):
-                yield self._walked(key, record, clock_offset_ns)
+                yield self._off_cpu_task(key, record, clock_offset_ns)
 
     def flip(self) -> tuple[int, int, int]:
         """Switch the BPF programs to the other buffer, and wait until none writes the old one.
@@ -267,13 +267,13 @@ class Drain:
         for record in layout.scanned_tasks(walk):
             key = ThreadKey(record.pid, record.tid)
             self._met.add(key)
-            self._stacks.runs(key.pid, record.execs)
+            self._stacks.set_program_number(key.pid, record.execs)
             self._note_name(key, record.comm)
             if record.tid == record.pid:
-                self._details.met(record.pid)
+                self._details.note_alive(record.pid)
             yield key, record
 
-    def _walked(self, key: ThreadKey, record: ScannedTask, clock_offset_ns: int) -> OffCpuTask:
+    def _off_cpu_task(self, key: ThreadKey, record: ScannedTask, clock_offset_ns: int) -> OffCpuTask:
         stack, since_ns, bound = record.stack, 0, Bound.EXACT
         call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
         if record.flags & layout.SCANNED_BEGAN_EARLIER:
@@ -284,7 +284,7 @@ class Drain:
             call, arguments = self._call(stack)
             if key.pid != OUTSIDE and self._user_stacks:
                 self._user_stacks.note_wait(key, record.switched_out_ns, stack)
-            kernel = self._stacks.walked(stack.frames, stack.words)
+            kernel = self._stacks.scanned(stack.frames, stack.words)
             if stack.object.kind and not record.state & layout.RUNNING:
                 wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
         return OffCpuTask(

@@ -182,7 +182,7 @@ class Ledger:
         min_ns: int,
         threads: ThreadRecords | Iterable[tuple[ThreadKey, ThreadRecord]],
         sites: SiteDeltas,
-        walked: OffCpuTasks | Sequence[OffCpuTask],
+        off_cpu_tasks: OffCpuTasks | Sequence[OffCpuTask],
         *,
         gone: Mapping[ThreadKey, int] | None = None,
         ran: RuntimeSamples | Sequence[RuntimeSample] = (),
@@ -198,8 +198,8 @@ class Ledger:
         """Add one tick, and return the threads that exited in it and will be evicted.
 
         `gone` has the threads that exited, and when; `ran` the total CPU time of threads for which it has changed;
-        `started` the new threads on their first CPU. `primed_ns` is the start of the task scan if `walked` has every
-        off-CPU thread, 0 otherwise. `filter_changed`: the thread filter has changed, so a wait that was not being
+        `started` the new threads on their first CPU. `primed_ns` is the start of the task scan if `off_cpu_tasks` has
+        every off-CPU thread, 0 otherwise. `filter_changed`: the thread filter has changed, so a wait that was not being
         counted counts only from the last tick on. `states` and `max_ns` are those of Filters. `threads_lost` is the
         number of thread records lost so far.
 
@@ -212,7 +212,7 @@ class Ledger:
         if follows_snapshot:
             self._moves.clear()
             table.is_new[:] = False
-        records, tasks, samples = ThreadRecords.of(threads), OffCpuTasks.of(walked), RuntimeSamples.of(ran)
+        records, tasks, samples = ThreadRecords.of(threads), OffCpuTasks.of(off_cpu_tasks), RuntimeSamples.of(ran)
         of_records, of_tasks = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
         of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
         acquired_before_ns = table.tid_acquired_ns[of_samples]

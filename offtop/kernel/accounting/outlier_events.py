@@ -24,9 +24,11 @@ _Known = tuple[str, int, tuple[int, int]]
 class OutlierEvents:
     """Reads outliers and loads thresholds. For the polling thread; call close() at the end."""
 
-    def __init__(self, ring: Map, marks: Map, catalog: Catalog, locate: Locate, kernel_stack: KernelStack) -> None:
+    def __init__(
+        self, ring: Map, threshold_map: Map, catalog: Catalog, locate: Locate, kernel_stack: KernelStack
+    ) -> None:
         """Open the ring buffer. Raises OSError if it cannot be read."""
-        self._map, self._catalog, self._locate, self._kernel_stack = marks, catalog, locate, kernel_stack
+        self._map, self._catalog, self._locate, self._kernel_stack = threshold_map, catalog, locate, kernel_stack
         self._raw: list[bytes] = []
         self._loaded: dict[bytes, _Known] = {}
         """What is loaded into BPF, by its map key."""
@@ -34,16 +36,16 @@ class OutlierEvents:
         self._version = -1
         self._ring = libbpf.RingBuffer(ring.fd, self._raw.append)
 
-    def take(self, marks: Thresholds | None) -> list[LongWait]:
-        """Return the outliers since the last call. `marks`: the thresholds from now on."""
+    def take(self, thresholds: Thresholds | None) -> list[LongWait]:
+        """Return the outliers since the last call. `thresholds`: the thresholds from now on."""
         self._ring.consume()
         raw, self._raw[:] = [*self._raw], []
-        if marks is None:
+        if thresholds is None:
             return []
-        if marks is not self._thresholds or marks.version != self._version:
-            self._thresholds, self._version = marks, marks.version
-            self._reload(marks)
-        return [one for one in (self._outlier(event, marks) for event in raw) if one]
+        if thresholds is not self._thresholds or thresholds.version != self._version:
+            self._thresholds, self._version = thresholds, thresholds.version
+            self._reload(thresholds)
+        return [one for one in (self._outlier(event, thresholds) for event in raw) if one]
 
     def forget(self) -> None:
         """Delete all thresholds in BPF.
@@ -57,35 +59,35 @@ class OutlierEvents:
     def close(self) -> None:
         self._ring.close()
 
-    def _outlier(self, raw: bytes, marks: Thresholds) -> LongWait | None:
+    def _outlier(self, raw: bytes, thresholds: Thresholds) -> LongWait | None:
         """Return None if it is below its threshold, which had not been loaded into BPF."""
         began_ns, ended_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.OUTLIER.unpack(raw)
         known = self._loaded.get(key)
         if known is None:
-            known = self._load(key, marks)
+            known = self._load(key, thresholds)
         program, _, (blocked_ns, ready_ns) = known
         if ended_ns - began_ns - runqueue_ns < blocked_ns and runqueue_ns < ready_ns:
             return None
         site = self._locate(pid, tid, kernel, user, wake)
         return LongWait(site, began_ns, ended_ns, runqueue_ns, state, cpu, program)
 
-    def _load(self, key: bytes, marks: Thresholds) -> _Known:
+    def _load(self, key: bytes, thresholds: Thresholds) -> _Known:
         if len(self._loaded) >= self._map.entries // 2:
             self.forget()
         raw_kernel, name = layout.THRESHOLD_KEY.unpack(key)
         program, kernel = layout.text_of(name), self._kernel_stack(raw_kernel)
-        thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
+        thresholds_ns = thresholds.thresholds_ns(program, kernel, self._catalog)
         self._map.update(key, layout.THRESHOLD.pack(*thresholds_ns))
         self._loaded[key] = program, kernel, thresholds_ns
         return self._loaded[key]
 
-    def _reload(self, marks: Thresholds) -> None:
+    def _reload(self, thresholds: Thresholds) -> None:
         for key, (program, kernel, loaded_ns) in list(self._loaded.items()):
             if kernel not in self._catalog.stacks:  # evicted: loaded again at its next wait
                 self._map.delete(key)
                 del self._loaded[key]
                 continue
-            thresholds_ns = marks.thresholds_ns(program, kernel, self._catalog)
+            thresholds_ns = thresholds.thresholds_ns(program, kernel, self._catalog)
             if thresholds_ns != loaded_ns:
                 self._map.update(key, layout.THRESHOLD.pack(*thresholds_ns))
                 self._loaded[key] = program, kernel, thresholds_ns

@@ -297,7 +297,7 @@ class _Binary:
             starts |= found.starts
             targets.update(jump.to for jump in found.jumps if jump.to is not None)
             ends.update(found.returns)
-            if (found.begins_anew and function in own) or any(jump.to in first for jump in found.jumps):
+            if (found.jumps_to_start and function in own) or any(jump.to in first for jump in found.jumps):
                 raise UsageError(
                     f"--within: {short(name)} of {self.shown} jumps back to where it begins, so its calls cannot "
                     "be told apart. Name what calls it"

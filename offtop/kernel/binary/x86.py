@@ -54,7 +54,7 @@ class Exits(NamedTuple):
 
     returns: tuple[int, ...]
     jumps: tuple[Jump, ...]
-    begins_anew: bool = False
+    jumps_to_start: bool = False
     """Whether it jumps to its own first instruction."""
     starts: frozenset[int] = frozenset()
     """Addresses of all its instructions."""
@@ -102,7 +102,7 @@ def exits(code: bytes, address: int) -> Exits:
     jumps: list[Jump] = []
     starts: set[int] = set()
     targets: set[int] = set()
-    begins_anew = False
+    jumps_to_start = False
     previous: _Instruction | None = None
     for one in _instructions(code, address):
         starts.add(one.address)
@@ -112,7 +112,7 @@ def exits(code: bytes, address: int) -> Exits:
             to = one.operands[0].imm
             if address <= to < end:
                 targets.add(to)
-                begins_anew |= to == address and one.id != _CALL
+                jumps_to_start |= to == address and one.id != _CALL
             elif one.id != _CALL:
                 jumps.append(Jump(one.address, to, one.id == _JUMP))
         elif one.id == _JUMP and not _is_switch(one, previous):
@@ -120,7 +120,7 @@ def exits(code: bytes, address: int) -> Exits:
         previous = one
     if not targets <= starts:
         raise ValueError("a jump leads into the middle of an instruction")
-    return Exits(tuple(returns), tuple(jumps), begins_anew, frozenset(starts))
+    return Exits(tuple(returns), tuple(jumps), jumps_to_start, frozenset(starts))
 
 
 def _is_switch(jump: _Instruction, previous: _Instruction | None) -> bool:

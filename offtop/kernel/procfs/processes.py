@@ -29,7 +29,7 @@ _BATCH = 20
 _REST_S = 0.1
 """Pause after each batch of reads: 200 reads a second take 1 % of a CPU."""
 _MOST_QUEUED = 4096
-_MOST_TOLD = 20_000
+_MOST_KNOWN = 20_000
 _CMDLINE_S = 1.0
 """Deadline for reading one command line."""
 _LONGEST_CMDLINE = 4096
@@ -82,13 +82,13 @@ class DetailsWorker:
             if self._new or self._stale:
                 self._worker.wake()
 
-    def ended(self, pid: int) -> None:
+    def note_exited(self, pid: int) -> None:
         """Note that the main thread of `pid` has exited, and most likely the process with it."""
         with self._worker.changed:
             if pid in self._known or pid == self._pid:
                 self._ended.add(pid)
 
-    def met(self, pid: int) -> None:
+    def note_alive(self, pid: int) -> None:
         """Note a living main thread: if one with this pid had exited, this is another process."""
         if pid in self._ended:
             with self._worker.changed:
@@ -144,7 +144,7 @@ class DetailsWorker:
         if is_same and details.cmdline in ("", UNREAD):  # not read, or only the main thread has exited
             details = details._replace(cmdline=self._catalog.detail(pid).cmdline or details.cmdline)
         self._known.pop(pid, None)
-        while len(self._known) >= _MOST_TOLD:
+        while len(self._known) >= _MOST_KNOWN:
             self._forget(next(iter(self._known)))
         self._known[pid] = found.began, time.monotonic()
         if self._catalog.details.get(pid) != details:

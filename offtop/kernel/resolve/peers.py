@@ -33,7 +33,7 @@ from offtop.model.values.peers import (
     HOLDER,
     LISTENER,
     NAMED,
-    NO_ENDS,
+    NO_PEERS,
     PEER,
     PIPE,
     READER,
@@ -41,7 +41,7 @@ from offtop.model.values.peers import (
     Peers,
     PeerSide,
     Process,
-    may_have_ends,
+    may_have_peers,
 )
 from offtop.model.values.wake import UNIX, Object
 from offtop.worker import Rest, Worker
@@ -121,14 +121,14 @@ class PeersWorker:
         """The worker's CPU time at its last pause."""
         self._unknown: dict[Object, int] = {}
         """Requests that only a scan of all files can answer."""
-        self._worker = Worker("offtop-ends", self._run)
+        self._worker = Worker("offtop-peers", self._run)
 
     def find(self, waited_on: Mapping[Object, int]) -> None:
         """Request the peers of these objects; the value is a process that waits on the object."""
         now_s = time.monotonic()
         with self._worker.changed:
             for what, pid in waited_on.items():
-                if may_have_ends(what) and now_s >= self._look_s.get(what, 0) and len(self._asked) < _MOST_ASKED:
+                if may_have_peers(what) and now_s >= self._look_s.get(what, 0) and len(self._asked) < _MOST_ASKED:
                     self._asked[what] = pid
             if self._asked:
                 self._worker.wake()
@@ -142,12 +142,12 @@ class PeersWorker:
             return
         with self._worker.changed:
             found, self._found = self._found, {}
-        known = self._catalog.ends
-        for what, ends in found.items():
-            if known.get(what, NO_ENDS) != ends:
-                self._catalog.ends_version += 1
-            if known.pop(what, None) is not None or ends != NO_ENDS:
-                known[what] = ends
+        known = self._catalog.peers
+        for what, peers in found.items():
+            if known.get(what, NO_PEERS) != peers:
+                self._catalog.peers_version += 1
+            if known.pop(what, None) is not None or peers != NO_PEERS:
+                known[what] = peers
         while len(known) > _MOST_TOLD:
             del known[next(iter(known))]
 
@@ -221,7 +221,7 @@ class PeersWorker:
 
     def _put_ends(self, objects: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
         found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
-        self._put({what: found.get(what, NO_ENDS) for what in objects})
+        self._put({what: found.get(what, NO_PEERS) for what in objects})
 
     def _put_lockers(self, found: Mapping[Object, Sequence[int]]) -> None:
         self._put({what: _ends([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
@@ -230,9 +230,9 @@ class PeersWorker:
         now_s = time.monotonic()
         with self._worker.changed:
             self._found |= found
-            for what, ends in found.items():
+            for what, peers in found.items():
                 self._look_s.pop(what, None)
-                self._look_s[what] = now_s + (_NOTHING_S if ends == NO_ENDS else _OLD_S)
+                self._look_s[what] = now_s + (_NOTHING_S if peers == NO_PEERS else _OLD_S)
             while len(self._look_s) > _MOST_LOOKED_AT:
                 del self._look_s[next(iter(self._look_s))]
 

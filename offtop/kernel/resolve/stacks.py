@@ -102,7 +102,7 @@ class Stacks:
         self._scanned_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
         self._execs: dict[int, int] = {}
-        """pid → program number, as `runs` was last called."""
+        """pid → program number, as `set_program_number` was last called."""
         self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
         """tid → raw ids → site."""
         self._exited = set[int]()
@@ -154,7 +154,7 @@ class Stacks:
         """Return the catalog id of a user stack that was unwound in user space."""
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
-    def walked(self, frames: bytes, words: bytes) -> int:
+    def scanned(self, frames: bytes, words: bytes) -> int:
         """Return the catalog id of a kernel stack from the task scan.
 
         bpf_get_task_stack omits __sched functions, so they are added here: they are those words of the thread's kernel
@@ -206,7 +206,7 @@ class Stacks:
             self._user_ids.pop(key.pid, None)
             self._execs.pop(key.pid, None)
 
-    def renamed(self, pid: int) -> None:
+    def forget_names(self, pid: int) -> None:
         """Forget stacks of a process whose mappings or symbols changed.
 
         Its addresses have other names now, so they make other stacks.
@@ -216,7 +216,7 @@ class Stacks:
             tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
         }
 
-    def kernel_renamed(self) -> None:
+    def forget_kernel_names(self) -> None:
         """Forget kernel stacks after symbols changed: their addresses have other names now."""
         self._kernel_ids.clear()
         self._scanned_ids.clear()
@@ -281,7 +281,7 @@ class Stacks:
                 of_process[raw_id] = known
         return known
 
-    def runs(self, pid: int, execs: int) -> None:
+    def set_program_number(self, pid: int, execs: int) -> None:
         """Note a process's program number, which changes with each exec()."""
         self._execs[pid] = execs
 

@@ -125,7 +125,7 @@ class Wakes:
 
         If wakers are not requested, the id stays the same when the wait ends.
         """
-        return self._on(STILL_WAITING if with_wakers else NOT_ASKED, found, pid, is_on_object)[0]
+        return self._id_with_object(STILL_WAITING if with_wakers else NOT_ASKED, found, pid, is_on_object)[0]
 
     def _object(self, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[Object, bool]:
         if not is_on_object and found.kind != layout.OBJECT_LOCK:
@@ -137,12 +137,12 @@ class Wakes:
         if found is None:
             self.unread += 1
             return layout.NO_WAKE
-        known, is_provisional = self._on(NOT_ASKED, found, pid, is_on_object)
+        known, is_provisional = self._id_with_object(NOT_ASKED, found, pid, is_on_object)
         if not is_provisional:
             self._remember(raw_id, tid, is_on_object, known)
         return known
 
-    def _on(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
+    def _id_with_object(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
         """The id of a wait with an unknown waker, and whether its object may be known better later."""
         object_, is_provisional = self._object(found, pid, is_on_object)
         known = self._intern(Wake(waker, object_)) if object_ != NO_OBJECT else layout.NO_WAKE
@@ -201,12 +201,12 @@ class Wakes:
             raw: one for raw, one in self._known_wakers.items() if one.kernel not in stacks and one.user not in stacks
         }
 
-    def renamed(self, pid: int) -> None:
+    def forget_names(self, pid: int) -> None:
         """Forget names in a process whose mappings or symbols have changed."""
         self._ids.clear()
         self._known_wakers = {raw: one for raw, one in self._known_wakers.items() if one.pid != pid}
 
-    def kernel_renamed(self) -> None:
+    def forget_kernel_names(self) -> None:
         """Forget kernel names after symbols have changed."""
         self._ids.clear()
         self._known_wakers.clear()

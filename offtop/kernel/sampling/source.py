@@ -23,7 +23,7 @@ from offtop.kernel.procfs.cgroups import content_of, lines_of, mounted
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.procfs.threads import READY, SchedStat, ThreadScanner, ThreadState, status_of
-from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, Account
+from offtop.kernel.sampling.totals import LATE_NS, LATE_WITHOUT_TICKS_NS, SampledTotals
 from offtop.model.classify.categories import Categories
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.outlier import Thresholds
@@ -36,15 +36,15 @@ from offtop.worker import Worker
 
 PROBE = "proc"
 _ROOT = "/proc"
-_FACTS_S = 1.0
+_DETAILS_S = 1.0
 """How long one read for a process's details may take."""
-_LEAST_S, _MOST_S = 0.01, 10.0
+_MIN_S, _MAX_S = 0.01, 10.0
 """Shortest and longest time between two scans. The former is also the least CPU time for each kind of lookup."""
-_LEAST_PART = 5
+_MIN_PART = 5
 """At least one part in so many of offtop's CPU share is for sampling, whatever the rest needs."""
-_LEAST_TICK_S = 0.2
+_MIN_TICK_S = 0.2
 """In a shorter tick the CPU use of the rest is not representative: it may be the start."""
-_LATEST = 4
+_COST_WEIGHT = 4
 """One scan counts a quarter in the moving average of their cost."""
 _KINDS = 3
 """Kinds of lookup for each thread: its stack, whether it is runnable, and how often it was preempted."""
@@ -104,13 +104,15 @@ class ProcSource(LiveFeed):
         self._filters = self._requested = filters
         _check_there(filters, self.own_only)
         self._initial = filters
-        self._share_pct, self._walk_pct = cpu_pct, cpu_pct
+        self._share_pct, self._sampling_pct = cpu_pct, cpu_pct
         self._catalog = Catalog(has_programs=False)
         self._names = KernelNames()
         self._reads = GuardedReads()
-        self._facts = self._reads.channel(_FACTS_S)
+        self._detail_reads = self._reads.channel(_DETAILS_S)
         self._details = DetailsWorker(self._catalog, self._reads)
-        self._account = Account(self._catalog, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS)
+        self._totals = SampledTotals(
+            self._catalog, time.monotonic_ns(), LATE_NS if _has_ticks() else LATE_WITHOUT_TICKS_NS
+        )
         self._stacks: dict[tuple[Frame, ...], int] = {}
         self._next_stack = FIRST_STACK
         self._tasks = self._tasks_of(filters)
@@ -127,13 +129,13 @@ class ProcSource(LiveFeed):
         """As of the last tick: time, CPU time of sampling and of offtop, and context switches of the machine."""
         self._lost = 0
         """Threads that started and exited between two scans."""
-        self._marks: Thresholds | None = None
+        self._thresholds: Thresholds | None = None
         self._was_last = False
         self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._started_before = _threads_started()
         self._scan(filter_changed=True)
-        self._seen_before = self._account.met
+        self._threads_seen_before = self._totals.threads_seen
         """Counts as of the first scan: of the threads started since, those never seen are lost."""
         self._worker = Worker("offtop-scans", self._run)
         self._worker.wake()
@@ -195,34 +197,36 @@ class ProcSource(LiveFeed):
         self._scan()
         lost_known = self._knows_lost(in_effect)
         if lost_known:
-            self._lost = max(self._lost, started - self._started_before - (self._account.met - self._seen_before))
+            self._lost = max(
+                self._lost, started - self._started_before - (self._totals.threads_seen - self._threads_seen_before)
+            )
         if self._requested != self._filters:
             self._filters = self._requested
             self._tasks.close()
             self._tasks = self._tasks_of(self._filters)
             self._scan(filter_changed=True)
-            self._started_before, self._seen_before = started - self._lost, self._account.met
+            self._started_before, self._threads_seen_before = started - self._lost, self._totals.threads_seen
         self._look_up_details()
         at_ns, taken_ns = time.monotonic_ns(), time.time_ns()
-        self._account.marks = self._marks
-        waiting, caught = self._account.end_tick(at_ns)
-        self._account.age(self._keep_ns)
+        self._totals.thresholds = self._thresholds
+        waiting, long_waits = self._totals.end_tick(at_ns)
+        self._totals.evict_old(self._keep_ns)
         self._details.drop_unnamed()
         return Snapshot(
             taken_ns=taken_ns,
             at_ns=at_ns,
-            threads=self._account.threads.frozen(),
-            sites=self._account.sites.frozen(),
+            threads=self._totals.threads.frozen(),
+            sites=self._totals.sites.frozen(),
             waiting=waiting,
             catalog=self._catalog,
             lost={"threads": self._lost} if self._lost else {},
             cost=self._cost(at_ns),
             machine=Machine() if self.own_only else procfs.machine_times(),
-            caught=caught,
+            long_waits=long_waits,
             probe=PROBE,
             filters=in_effect,
             sampling=Sampling(
-                *(self._scans, self._account.guessed_ns, self.own_only, lost_known, self._account.apart_ns),
+                *(self._scans, self._totals.guessed_ns, self.own_only, lost_known, self._totals.apart_ns),
                 container_only=self._container_only,
             ),
         )
@@ -230,20 +234,20 @@ class ProcSource(LiveFeed):
     def _look_up_details(self) -> None:
         """Look up what the counters do not say, for as many threads as there is time for."""
         began_s = time.thread_time()
-        for key in self._in_time(self._account.standing, self._last_tick[0]):
+        for key in self._in_time(self._totals.maybe_runnable, self._last_tick[0]):
             if procfs.is_ready(_ROOT, key):
-                self._account.is_ready(key, time.monotonic_ns())
-        for key in self._in_time(self._account.moved, self._last_tick[0]):
+                self._totals.mark_runnable(key, time.monotonic_ns())
+        for key in self._in_time(self._totals.stale_switches, self._last_tick[0]):
             switches = procfs.context_switches(_ROOT, key)
             if switches:
-                self._account.switched(key, *switches)
+                self._totals.set_switches(key, *switches)
         self._spend(time.thread_time() - began_s)
 
     def _in_time(self, keys: list[ThreadKey], since_ns: int) -> Iterator[ThreadKey]:
         """Yield as many of these, in random order, as there is CPU time for since `since_ns`."""
         random.shuffle(keys)
-        max_s = (time.monotonic_ns() - since_ns) / NS_PER_S * self._walk_pct / 100 / _KINDS
-        until_s = time.thread_time() + max(_LEAST_S, max_s)
+        max_s = (time.monotonic_ns() - since_ns) / NS_PER_S * self._sampling_pct / 100 / _KINDS
+        until_s = time.thread_time() + max(_MIN_S, max_s)
         for key in keys:
             yield key
             if time.thread_time() > until_s:
@@ -253,14 +257,14 @@ class ProcSource(LiveFeed):
         """Account for CPU time; until it is compensated, only ticks sample."""
         now_s = time.monotonic()
         self._sampling_s += sampling_s
-        self._resume_s = min(max(self._resume_s, now_s) + sampling_s * 100 / self._walk_pct, now_s + _MOST_S)
+        self._resume_s = min(max(self._resume_s, now_s) + sampling_s * 100 / self._sampling_pct, now_s + _MAX_S)
 
     def _run(self, worker: Worker) -> None:
         while worker.rest(self._rest_s):
             with self._lock:
                 if worker.is_closing:
                     return
-                if self._rest_s > _LEAST_S:  # a tick has sampled in the meantime
+                if self._rest_s > _MIN_S:  # a tick has sampled in the meantime
                     continue
                 try:
                     self._scan()
@@ -271,27 +275,27 @@ class ProcSource(LiveFeed):
     @property
     def _rest_s(self) -> float:
         """Seconds until the next scan."""
-        return max(_LEAST_S, self._resume_s - time.monotonic())
+        return max(_MIN_S, self._resume_s - time.monotonic())
 
     def _scan(self, filter_changed: bool = False) -> None:
         """Scan all threads."""
         began_s, before_ns = time.thread_time(), self._scan_ns
         self._scan_ns = time.monotonic_ns()
-        self._account.begin_look(self._scan_ns, filter_changed)
+        self._totals.begin_scan(self._scan_ns, filter_changed)
         found, ended, left = self._tasks.scan()
         if filter_changed:
-            left = [*self._account.alive - {one.key for one in found}]
+            left = [*self._totals.alive - {one.key for one in found}]
         for key in left:
-            self._account.ended(key)
+            self._totals.end_thread(key)
         for key in ended:
             self._end(key)
         new: list[ThreadKey] = []
         moved: dict[ThreadKey, SchedStat] = {}
         for one in found:
             counters = procfs.parse_counters(one.schedstat)
-            if not self._account.must_look(one.key, counters):
-                self._account.looked(one.key, one.at_ns, counters, None, NO_STACK)
-            elif self._account.is_known(one.key):
+            if not self._totals.needs_stack(one.key, counters):
+                self._totals.add_sample(one.key, one.at_ns, counters, None, NO_STACK)
+            elif self._totals.is_known(one.key):
                 moved[one.key] = one
             else:
                 new.append(one.key)
@@ -301,12 +305,12 @@ class ProcSource(LiveFeed):
             self._sample_stack(key)
             del moved[key]
         for one in moved.values():
-            self._account.assume(one.key, one.at_ns, procfs.parse_counters(one.schedstat))
+            self._totals.add_assumed_sample(one.key, one.at_ns, procfs.parse_counters(one.schedstat))
         self._scans += 1
         if not filter_changed:  # the first scan with a filter reads every stack
             took_s = time.thread_time() - began_s
             self._spend(took_s)
-            self._scan_s = self._scan_s + (took_s - self._scan_s) / _LATEST if self._scan_s else took_s
+            self._scan_s = self._scan_s + (took_s - self._scan_s) / _COST_WEIGHT if self._scan_s else took_s
 
     def _sample_stack(self, key: ThreadKey) -> None:
         """Read its stack."""
@@ -314,24 +318,24 @@ class ProcSource(LiveFeed):
         if not task.schedstat or seen is None:
             self._end(key)
             return
-        self._note(key, seen)  # if it has run since, its counters show that at the next scan
+        self._note_names(key, seen)  # if it has run since, its counters show that at the next scan
         self._blocked += seen.state != READY
         self._with_stack += seen.has_stack
         self._with_call += seen.call >= 0
-        place = self._place(seen.frames) if seen.frames else NO_STACK
-        self._account.looked(key, task.at_ns, procfs.parse_counters(task.schedstat), seen, place)
+        kernel = self._stack_id(seen.frames) if seen.frames else NO_STACK
+        self._totals.add_sample(key, task.at_ns, procfs.parse_counters(task.schedstat), seen, kernel)
 
     def _end(self, key: ThreadKey) -> None:
-        self._account.ended(key, time.monotonic_ns())
+        self._totals.end_thread(key, time.monotonic_ns())
         if key.tid == key.pid:
-            self._details.ended(key.pid)
+            self._details.note_exited(key.pid)
 
-    def _note(self, key: ThreadKey, seen: ThreadState) -> None:
+    def _note_names(self, key: ThreadKey, seen: ThreadState) -> None:
         catalog = self._catalog
         catalog.comms[key] = seen.comm
         if key.tid == key.pid:
             catalog.processes[key.pid] = seen.comm
-            self._details.met(key.pid)
+            self._details.note_alive(key.pid)
         elif key.pid not in catalog.processes:
             name = procfs.read_file(f"{_ROOT}/{key.pid}/comm").rstrip(b"\n")
             if name:
@@ -341,7 +345,7 @@ class ProcSource(LiveFeed):
             if name:
                 catalog.calls[seen.call] = name
 
-    def _place(self, frames: tuple[Frame, ...]) -> int:
+    def _stack_id(self, frames: tuple[Frame, ...]) -> int:
         known = self._stacks.get(frames)
         if known is None:
             known = self._stacks[frames] = self._next_stack
@@ -389,8 +393,8 @@ class ProcSource(LiveFeed):
         self._last_tick = at_ns, self._sampling_s, used_s, switches
         tick_s = max(1e-3, (at_ns - last_ns) / NS_PER_S)
         rest_pct = 100 * (used_s - last_used_s - (self._sampling_s - last_sampling_s)) / tick_s
-        if tick_s >= _LEAST_TICK_S:
-            self._walk_pct = max(self._share_pct / _LEAST_PART, self._share_pct - max(0.0, rest_pct))
+        if tick_s >= _MIN_TICK_S:
+            self._sampling_pct = max(self._share_pct / _MIN_PART, self._share_pct - max(0.0, rest_pct))
         return Cost(
             switches=switches - last_switches,
             cpu_pct=100 * (used_s - last_used_s) / tick_s,
@@ -416,7 +420,7 @@ class ProcSource(LiveFeed):
         _check_mode(mode)
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
-        self._marks = thresholds
+        self._thresholds = thresholds
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Nothing to wait for: kernel frames carry their names."""
@@ -433,7 +437,7 @@ class ProcSource(LiveFeed):
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         from offtop.kernel.procfs.process_details import read_details  # as in live.py
 
-        return read_details(pid, self._facts)
+        return read_details(pid, self._detail_reads)
 
     @property
     def _where(self) -> str:
@@ -451,7 +455,7 @@ class ProcSource(LiveFeed):
         return [
             ("kernel", f"{platform.release()} {platform.machine()}"),
             ("switch-in probe", f"{PROBE} (threads are sampled; BPF sees every wait)"),
-            ("scans", f"~{rate_hz:.0f}/s, {len(self._account):,} threads of {processes}"),
+            ("scans", f"~{rate_hz:.0f}/s, {len(self._totals):,} threads of {processes}"),
             ("scan cost", f"{took_pct:.1f}% of a CPU (limit for all of offtop: {self._share_pct:g}%)"),
             ("exact", "run time, run-queue time and number of waits of each thread, from its first scan to its last"),
             ("blocked time", "the rest, including time stolen by the hypervisor or used by interrupts"),

@@ -40,12 +40,12 @@ class _Thread:
     showed a wait that was over: the next wait counts from here."""
     seen_ns: int
     """Time of its last sample."""
-    moved_ns: int
+    changed_ns: int
     """When its counters were first seen with their current values."""
     waiting: Waiting | None = None
     ready_ns: int = 0
     """When that wait was seen to be over except for getting a CPU; 0 if it is still blocked."""
-    passed_over_ns: int = 0
+    maybe_queued_ns: int = 0
     """Part of the time before `base_ns` that may have been run queue, which the kernel adds only when the thread gets a
     CPU."""
     switches: tuple[int, int] | None = None
@@ -68,12 +68,12 @@ class _Part(NamedTuple):
     histogram: int
 
     @classmethod
-    def together(cls, site: SiteKey | None, waits: int, blocked_ns: int, queued_ns: int, together_ns: int) -> "_Part":
+    def of_sum(cls, site: SiteKey | None, waits: int, blocked_ns: int, queued_ns: int, sum_ns: int) -> "_Part":
         """Build the share of several waits of which only the longest possible sum is known."""
-        return cls(site, waits, blocked_ns, queued_ns, together_ns if waits else 0, _at_most(together_ns, waits))
+        return cls(site, waits, blocked_ns, queued_ns, sum_ns if waits else 0, _at_most(sum_ns, waits))
 
 
-class Account:
+class SampledTotals:
     """Totals and the waits in progress, as of the last `end_tick`."""
 
     def __init__(self, catalog: Catalog, began_ns: int, late_ns: int = LATE_NS) -> None:
@@ -83,12 +83,12 @@ class Account:
         self.sites = Running(SITES)
         self.guessed_ns = 0
         """Off-CPU time counted at a site without a sample that saw it there."""
-        self.met = 0
+        self.threads_seen = 0
         """How many threads have been sampled for the first time."""
         self.at_ns = began_ns
         self.apart_ns = self._apart_ns = 0
         """The longest time between two samples of a thread: in the last tick, and since then."""
-        self._look_ns = self._all_met_ns = began_ns
+        self._scan_ns = self._new_after_ns = began_ns
         """When this scan began, and the scan before, by whose end all threads of that time had been seen."""
         self._known: dict[ThreadKey, _Thread] = {}
         self._of_threads: list[tuple[ThreadKey, ThreadTotals]] = []
@@ -98,10 +98,10 @@ class Account:
         self._ended: list[ThreadKey] = []
         self._exited: list[ThreadKey] = []
         """Threads that exited in this tick, and in the tick before."""
-        self._forgotten: dict[ThreadKey, int] = {}
-        self._aged_ns = began_ns
-        self._caught: list[LongWait] = []
-        self.marks: Thresholds | None = None
+        self._kept_names: dict[ThreadKey, int] = {}
+        self._evicted_ns = began_ns
+        self._long_waits: list[LongWait] = []
+        self.thresholds: Thresholds | None = None
         """Thresholds: waits that were seen for longer are reported when they end."""
 
     def __len__(self) -> int:
@@ -110,39 +110,39 @@ class Account:
     def is_known(self, key: ThreadKey) -> bool:
         return key in self._known
 
-    def must_look(self, key: ThreadKey, counters: Counters) -> bool:
+    def needs_stack(self, key: ThreadKey, counters: Counters) -> bool:
         """Return whether its stack has to be read: it has run since, or is runnable."""
         known = self._known.get(key)
         return known is None or known.counters != counters
 
-    def begin_look(self, at_ns: int, filter_changed: bool = False) -> None:
+    def begin_scan(self, at_ns: int, filter_changed: bool = False) -> None:
         """Start a scan. `filter_changed`: the set of threads has changed."""
-        self._all_met_ns = at_ns if filter_changed else self._look_ns
-        self._look_ns = at_ns
+        self._new_after_ns = at_ns if filter_changed else self._scan_ns
+        self._scan_ns = at_ns
 
-    def looked(self, key: ThreadKey, at_ns: int, counters: Counters, seen: ThreadState | None, place: int) -> None:
+    def add_sample(self, key: ThreadKey, at_ns: int, counters: Counters, seen: ThreadState | None, kernel: int) -> None:
         """Add a sample of a thread.
 
-        `seen` is None if the counters have not changed since the last one; `place` is its kernel stack id.
+        `seen` is None if the counters have not changed since the last one; `kernel` is its kernel stack id.
         """
         known = self._known.get(key)
         if known is not None:
             self._apart_ns = max(self._apart_ns, at_ns - known.seen_ns)
         if known is not None and seen is None:
-            self._stands_still(key, known, at_ns)
+            self._add_unchanged(key, known, at_ns)
         elif seen is not None:
-            if known is None or not _goes_on(known, counters, at_ns, self._late_ns):
-                self.ended(key, min(at_ns, seen.began_ns))
-                known = self._meet(key, counters, at_ns, seen.began_ns)
-            is_met = known.seen_ns == at_ns
-            since_ns = self._passed(key, known, counters, at_ns, None if seen.state == READY else place)
+            if known is None or not _may_be_same_thread(known, counters, at_ns, self._late_ns):
+                self.end_thread(key, min(at_ns, seen.began_ns))
+                known = self._add_thread(key, counters, at_ns, seen.began_ns)
+            is_first = known.seen_ns == at_ns
+            since_ns = self._attribute(key, known, counters, at_ns, None if seen.state == READY else kernel)
             if known.waiting is None and seen.state != READY:
                 known.waiting = Waiting(
-                    SiteKey(key.pid, key.tid, place, NO_STACK),
+                    SiteKey(key.pid, key.tid, kernel, NO_STACK),
                     at_ns,
                     max(at_ns, known.base_ns),
                     since_ns=since_ns,
-                    bound=Bound.AT_LEAST if is_met else Bound.AT_MOST,
+                    bound=Bound.AT_LEAST if is_first else Bound.AT_MOST,
                     state=seen.bits,
                     call=seen.call,
                     arguments=seen.arguments,
@@ -150,7 +150,7 @@ class Account:
             known.seen_ns = at_ns
 
     @property
-    def standing(self) -> list[ThreadKey]:
+    def maybe_runnable(self) -> list[ThreadKey]:
         """Threads that were blocked at their last sample and may be on the run queue by now.
 
         Their counters do not change in either case.
@@ -158,11 +158,11 @@ class Account:
         waits = [(key, known.waiting) for key, known in self._known.items() if not known.ready_ns]
         return [key for key, one in waits if one and not one.preempted]
 
-    def is_ready(self, key: ThreadKey, at_ns: int) -> None:
+    def mark_runnable(self, key: ThreadKey, at_ns: int) -> None:
         """Note that a wait is over except for getting a CPU."""
         self._known[key].ready_ns = at_ns
 
-    def assume(self, key: ThreadKey, at_ns: int, counters: Counters) -> None:
+    def add_assumed_sample(self, key: ThreadKey, at_ns: int, counters: Counters) -> None:
         """Assume that a thread is still where it was.
 
         It has run since its last sample, and there is no time for another.
@@ -172,13 +172,13 @@ class Account:
         off_ns = at_ns - known.seen_ns - (counters.run_ns - known.counters.run_ns)
         max_guessed_ns = self.guessed_ns + max(0, off_ns)
         if waiting is None or waiting.preempted:
-            self.looked(key, at_ns, counters, ThreadState("", READY), NO_STACK)
+            self.add_sample(key, at_ns, counters, ThreadState("", READY), NO_STACK)
         else:
             seen = ThreadState("", letter(waiting.state), (), waiting.call, waiting.arguments)
-            self.looked(key, at_ns, counters, seen, waiting.site.kernel)
+            self.add_sample(key, at_ns, counters, seen, waiting.site.kernel)
         self.guessed_ns = max(self.guessed_ns, max_guessed_ns)
 
-    def ended(self, key: ThreadKey, at_ns: int = 0) -> None:
+    def end_thread(self, key: ThreadKey, at_ns: int = 0) -> None:
         """Note that a thread has exited by `at_ns`; 0 if it is no longer counted.
 
         Half of the time since its last sample counts for the wait that was in progress: it ran at some point in
@@ -188,7 +188,7 @@ class Account:
         if known is not None:
             waiting = known.waiting
             if waiting is not None:
-                self._catch(key, waiting, known.seen_ns)
+                self._report_if_outlier(key, waiting, known.seen_ns)
                 certain_ns = max(0, known.seen_ns - waiting.from_ns, self.at_ns - waiting.from_ns)
                 so_far_ns = max(certain_ns, (known.seen_ns + max(known.seen_ns, at_ns)) // 2 - waiting.from_ns)
                 self.guessed_ns += so_far_ns - certain_ns
@@ -197,7 +197,7 @@ class Account:
                 self._finish(key, known, waiting, so_far_ns - queued_ns, queued_ns, 0, 0, longest_ns)
             self._ended.append(key)
 
-    def switched(self, key: ThreadKey, voluntary: int, involuntary: int) -> None:
+    def set_switches(self, key: ThreadKey, voluntary: int, involuntary: int) -> None:
         """Note how often a thread has been switched out voluntarily and involuntarily, in total.
 
         The ratio gives the share of its waits that were preemptions, and most likely their share of its run-queue time;
@@ -210,8 +210,8 @@ class Account:
             yielded, preempted = (max(0, n) for n in (voluntary - known.switches[0], involuntary - known.switches[1]))
             if yielded and known.unseen_ns:
                 self.guessed_ns += known.unseen_ns
-                known.passed_over_ns = 0
-                self._put(key, known, _Part(None, 0, known.unseen_ns, 0, 0, 0))
+                known.maybe_queued_ns = 0
+                self._add_part(key, known, _Part(None, 0, known.unseen_ns, 0, 0, 0))
             if known.waits:
                 new = min(known.waits, preempted)
                 preempted_ns = known.queued_ns * new // known.waits
@@ -220,7 +220,7 @@ class Account:
         known.waits = known.queued_ns = known.unseen_ns = 0
 
     @property
-    def moved(self) -> list[ThreadKey]:
+    def stale_switches(self) -> list[ThreadKey]:
         """Threads that have waited since `switched` was called for them."""
         return [key for key, known in self._known.items() if known.waits or known.unseen_ns or not known.switches]
 
@@ -229,8 +229,8 @@ class Account:
 
         The totals are as of `at_ns` from now on.
         """
-        self._give_back()
-        self._add(at_ns)
+        self._evict_exited()
+        self._flush(at_ns)
         for key in self._ended:
             if key in self._known:  # another thread has its tid
                 continue
@@ -248,26 +248,26 @@ class Account:
                     one = known.waiting = one._replace(runqueue_ns=max(0, at_ns - max(known.ready_ns, one.from_ns)))
                 if one.from_ns <= at_ns:
                     waiting[key] = one
-        caught, self._caught = self._caught, []
-        return waiting, caught
+        long_waits, self._long_waits = self._long_waits, []
+        return waiting, long_waits
 
-    def age(self, keep_ns: int) -> None:
+    def evict_old(self, keep_ns: int) -> None:
         """Once every `keep_ns`, evict sites and names that were not used for that long.
 
         Stacks stay: the sums of evicted sites stay under them, and a kernel does not have many.
         """
-        if self.at_ns - self._aged_ns < keep_ns:
+        if self.at_ns - self._evicted_ns < keep_ns:
             return
-        self._aged_ns, before_ns = self.at_ns, self.at_ns - keep_ns
+        self._evicted_ns, before_ns = self.at_ns, self.at_ns - keep_ns
         in_progress = {known.waiting.site for known in self._known.values() if known.waiting}
         for site in self.sites.not_added_since(before_ns):
             if site.tid and site not in in_progress:
-                self._retire(site)
+                self._evict_site(site)
                 self._sites_of[site.thread].discard(site)
-        for key in [key for key, ns in self._forgotten.items() if ns < before_ns]:
-            self._forget(key)
+        for key in [key for key, ns in self._kept_names.items() if ns < before_ns]:
+            self._drop_name(key)
 
-    def _meet(self, key: ThreadKey, counters: Counters, at_ns: int, began_ns: int) -> _Thread:
+    def _add_thread(self, key: ThreadKey, counters: Counters, at_ns: int, began_ns: int) -> _Thread:
         """Add a thread.
 
         If it began after all others had been seen, everything in its counters counts. That it first got a CPU ended no
@@ -275,9 +275,9 @@ class Account:
         """
         if not self._is_first:
             self.catalog.lives[key] = ThreadLifetime(at_ns)
-        self._forgotten.pop(key, None)
-        self.met += 1
-        if began_ns > self._all_met_ns:
+        self._kept_names.pop(key, None)
+        self.threads_seen += 1
+        if began_ns > self._new_after_ns:
             base_ns = min(began_ns, at_ns - counters.run_ns - counters.ready_ns)
             known = _Thread(Counters(0, 0, min(1, counters.pcount)), base_ns, base_ns, base_ns, switches=(0, 0))
         else:
@@ -285,13 +285,13 @@ class Account:
         self._known[key] = known
         return known
 
-    def _stands_still(self, key: ThreadKey, known: _Thread, at_ns: int) -> None:
+    def _add_unchanged(self, key: ThreadKey, known: _Thread, at_ns: int) -> None:
         """Handle a thread that has neither run nor got a CPU since its last sample.
 
         If it was runnable, that is run-queue time, provided that it is more than the kernel may not have added yet.
         """
         known.seen_ns = at_ns
-        if known.waiting is None and at_ns - known.moved_ns >= self._late_ns:
+        if known.waiting is None and at_ns - known.changed_ns >= self._late_ns:
             site = SiteKey(key.pid, key.tid, NO_STACK, NO_STACK)
             began_ns = known.base_ns
             known.waiting = Waiting(
@@ -299,40 +299,40 @@ class Account:
                 began_ns,
                 began_ns,
                 preempted=True,
-                since_ns=known.moved_ns,
+                since_ns=known.changed_ns,
                 bound=Bound.AT_MOST,
                 state=RUNNING,
             )
 
-    def _passed(self, key: ThreadKey, known: _Thread, counters: Counters, at_ns: int, place: int | None) -> int:
+    def _attribute(self, key: ThreadKey, known: _Thread, counters: Counters, at_ns: int, kernel: int | None) -> int:
         """Attribute the time since the last sample; return the earliest start of the current wait.
 
-        `place` is the stack that it waits at now; None if it does not wait.
+        `kernel` is the stack that it waits at now; None if it does not wait.
         """
         ran_ns = counters.run_ns - known.counters.run_ns
         queued_ns = counters.ready_ns - known.counters.ready_ns
         pcount = counters.pcount - known.counters.pcount
         waiting = known.waiting
         if waiting is not None and not pcount and not ran_ns:  # moved to another CPU's run queue
-            if place is None and not known.ready_ns:
+            if kernel is None and not known.ready_ns:
                 known.ready_ns = at_ns
             return waiting.since_ns
         off_ns = max(0, at_ns - known.base_ns - ran_ns)
-        before_ns = min(known.passed_over_ns, max(0, queued_ns - off_ns))
-        known.base_ns, off_ns, known.passed_over_ns = known.base_ns - before_ns, off_ns + before_ns, 0
+        before_ns = min(known.maybe_queued_ns, max(0, queued_ns - off_ns))
+        known.base_ns, off_ns, known.maybe_queued_ns = known.base_ns - before_ns, off_ns + before_ns, 0
         known.unseen_ns = max(0, known.unseen_ns - before_ns)
         queued_ns = min(queued_ns, off_ns)  # the rest was before its first sample
         if ran_ns:
             self._of_threads.append((key, ThreadTotals(running_ns=ran_ns)))
         since_ns = min(at_ns, known.seen_ns + ran_ns)
-        known.moved_ns, known.counters, known.ready_ns = at_ns, counters, 0
+        known.changed_ns, known.counters, known.ready_ns = at_ns, counters, 0
         if waiting is not None:
             queued_ns = max(queued_ns, waiting.runqueue_ns)
         blocked_ns = max(0, off_ns - queued_ns)
-        if place is None and (waiting is None or waiting.preempted):
+        if kernel is None and (waiting is None or waiting.preempted):
             if blocked_ns >= self._late_ns:  # otherwise it is on a CPU, and the kernel has not added that time yet
                 known.unseen_ns += blocked_ns
-                known.base_ns, known.passed_over_ns = known.base_ns + blocked_ns, blocked_ns
+                known.base_ns, known.maybe_queued_ns = known.base_ns + blocked_ns, blocked_ns
             blocked_ns = 0
         elif waiting is not None:
             shown_ns = max(0, self.at_ns - waiting.from_ns) - waiting.runqueue_ns
@@ -342,19 +342,21 @@ class Account:
         over_ns = max(0, known.base_ns - known.seen_ns)
         known.base_ns += ran_ns + blocked_ns + queued_ns
         if waiting is not None:
-            self._catch(key, waiting, known.seen_ns)
+            self._report_if_outlier(key, waiting, known.seen_ns)
             longest_ns = max(0, at_ns - waiting.since_ns - ran_ns)
-            self._share(key, known, waiting, blocked_ns, queued_ns, pcount, place, (longest_ns, at_ns - since_ns))
+            self._attribute_waits(
+                key, known, waiting, blocked_ns, queued_ns, pcount, kernel, (longest_ns, at_ns - since_ns)
+            )
             known.waiting = None
         else:
             known.base_ns = min(known.base_ns, at_ns + max(over_ns, self._late_ns))  # its CPU has its own clock
             if pcount or blocked_ns or queued_ns:
-                site = None if place is None else SiteKey(key.pid, key.tid, place, NO_STACK)
+                site = None if kernel is None else SiteKey(key.pid, key.tid, kernel, NO_STACK)
                 self.guessed_ns += blocked_ns if pcount else 0
-                self._put(key, known, _Part.together(site, pcount, blocked_ns, queued_ns, at_ns - since_ns))
+                self._add_part(key, known, _Part.of_sum(site, pcount, blocked_ns, queued_ns, at_ns - since_ns))
         return since_ns
 
-    def _share(
+    def _attribute_waits(
         self,
         key: ThreadKey,
         known: _Thread,
@@ -362,7 +364,7 @@ class Account:
         blocked_ns: int,
         queued_ns: int,
         pcount: int,
-        place: int | None,
+        kernel: int | None,
         longest: tuple[int, int],
     ) -> None:
         """Attribute a finished wait and the `pcount` - 1 others after it.
@@ -373,7 +375,7 @@ class Account:
             blocked_ns, max(0, known.seen_ns - waiting.from_ns, self.at_ns - waiting.from_ns - waiting.runqueue_ns)
         )
         rest_ns, others, longest_ns = blocked_ns - certain_ns, max(0, pcount - 1), longest[0] if pcount else -1
-        if place is None or place == waiting.site.kernel:
+        if kernel is None or kernel == waiting.site.kernel:
             self.guessed_ns += rest_ns if others else 0
             self._finish(key, known, waiting, blocked_ns, queued_ns, others, longest[1], longest_ns)
             return
@@ -385,9 +387,9 @@ class Account:
         if others:
             here_queued_ns = max(waiting.runqueue_ns, queued_ns // 2)
         self._finish(key, known, waiting, here_ns, here_queued_ns, others_here, longest[1], longest_ns)
-        site, there = SiteKey(key.pid, key.tid, place, NO_STACK), others - others_here
-        part = _Part.together(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, longest[1])
-        self._put(key, known, part)
+        site, there = SiteKey(key.pid, key.tid, kernel, NO_STACK), others - others_here
+        part = _Part.of_sum(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, longest[1])
+        self._add_part(key, known, part)
 
     def _finish(
         self,
@@ -415,9 +417,9 @@ class Account:
             max(longest_ns, others_ns if others else 0, 0),
             ended + _at_most(others_ns, others),
         )
-        self._put(key, known, part, waiting.runqueue_ns)
+        self._add_part(key, known, part, waiting.runqueue_ns)
 
-    def _put(self, key: ThreadKey, known: _Thread, part: _Part, shown_ns: int = 0) -> None:
+    def _add_part(self, key: ThreadKey, known: _Thread, part: _Part, shown_ns: int = 0) -> None:
         """Add a share to the totals.
 
         `shown_ns`: how much of its run-queue time earlier snapshots have shown.
@@ -447,17 +449,17 @@ class Account:
                 (part.site, SiteTotals(part.waits, total_ns, part.queued_ns, part.max_ns, part.histogram))
             )
 
-    def _catch(self, key: ThreadKey, waiting: Waiting, seen_ns: int) -> None:
+    def _report_if_outlier(self, key: ThreadKey, waiting: Waiting, seen_ns: int) -> None:
         """Report a wait as an outlier if it passed its threshold.
 
         Its length is the certain part: from the first sample that saw it to the last.
         """
         lasted_ns = seen_ns - waiting.switched_out_ns
-        if self.marks is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.marks.lowest_ns:
+        if self.thresholds is None or waiting.site.kernel < FIRST_STACK or lasted_ns < self.thresholds.lowest_ns:
             return
         program = self.catalog.process(key.pid)
-        if lasted_ns >= min(self.marks.thresholds_ns(program, waiting.site.kernel, self.catalog)):
-            self._caught.append(
+        if lasted_ns >= min(self.thresholds.thresholds_ns(program, waiting.site.kernel, self.catalog)):
+            self._long_waits.append(
                 LongWait(
                     waiting.site,
                     waiting.switched_out_ns,
@@ -469,7 +471,7 @@ class Account:
                 )
             )
 
-    def _add(self, at_ns: int) -> None:
+    def _flush(self, at_ns: int) -> None:
         self.threads.begin_tick()
         self.sites.begin_tick()
         if self._of_threads:
@@ -483,7 +485,7 @@ class Account:
         self._of_threads.clear()
         self._of_sites.clear()
 
-    def _give_back(self) -> None:
+    def _evict_exited(self) -> None:
         """Move the sums of threads that exited before the last snapshot to EXITED."""
         changed = {key for key, _ in self._of_threads}
         for key in self._exited:
@@ -491,16 +493,16 @@ class Account:
                 continue
             self.threads.move(key, EXITED)
             for site in self._sites_of.pop(key, ()):
-                self._retire(site)
-            self._forgotten[key] = self.at_ns
-        while len(self._forgotten) > _MOST_NAMES:
-            self._forget(next(iter(self._forgotten)))
+                self._evict_site(site)
+            self._kept_names[key] = self.at_ns
+        while len(self._kept_names) > _MOST_NAMES:
+            self._drop_name(next(iter(self._kept_names)))
 
-    def _retire(self, site: SiteKey) -> None:
+    def _evict_site(self, site: SiteKey) -> None:
         self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
 
-    def _forget(self, key: ThreadKey) -> None:
-        del self._forgotten[key]
+    def _drop_name(self, key: ThreadKey) -> None:
+        del self._kept_names[key]
         self.catalog.comms.pop(key, None)
         self.catalog.lives.pop(key, None)
         if key.tid == key.pid:
@@ -511,7 +513,7 @@ class Account:
         return {*self._known}
 
 
-def _goes_on(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
+def _may_be_same_thread(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
     """Return whether it can be the same thread by its counters, as tids are reused."""
     old_counters = known.counters
     return (
@@ -520,7 +522,7 @@ def _goes_on(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
     )
 
 
-def _at_most(together_ns: int, waits: int) -> int:
+def _at_most(sum_ns: int, waits: int) -> int:
     """Build the histogram of `waits` waits of which only the sum is known.
 
     It underestimates none of them: the longest is no longer than the sum, the second no longer than half of it, and so
@@ -528,7 +530,7 @@ def _at_most(together_ns: int, waits: int) -> int:
     """
     histogram, done = 0, 0
     for lane in reversed(range(log2.LANES)):
-        longer = min(waits, together_ns // max(1, log2.low_ns(lane))) if lane else waits
+        longer = min(waits, sum_ns // max(1, log2.low_ns(lane))) if lane else waits
         histogram += (longer - done) << (log2.LANE_BITS * lane)
         done = longer
     return histogram

@@ -1,4 +1,4 @@
-"""What the BPF programs are told to record: filters, mode, thresholds, and which processes are offtop's own."""
+"""What the BPF programs record: filters, mode, thresholds, and which processes are offtop's own."""
 
 import os
 import time

@@ -117,7 +117,7 @@ class KernelSymbols:
             self._frames[address] = frame
         return frame
 
-    def renamed(self) -> bool:
+    def modules_changed(self) -> bool:
         """Whether the loaded modules have changed, so addresses may belong to other functions now.
 
         If so, the list has been read again. Checks at most once in 10 s.
@@ -225,7 +225,7 @@ class HiddenSymbols:
     def lookup(self, _address: int) -> Frame:
         return HIDDEN
 
-    def renamed(self) -> bool:
+    def modules_changed(self) -> bool:
         return False
 
     def variable(self, _address: int) -> str:

@@ -38,7 +38,7 @@ _CODE = re.compile(
     rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-]x[ps] ([0-9a-f]{1,16}) ([0-9a-f]+:[0-9a-f]+) ([0-9]+) *(.*)$",
     re.MULTILINE,
 )
-_MADE_AT_RUN_TIME = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
+_MAY_BE_JIT = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
 """Paths of memory into which a JIT may write code."""
 _LAST_USER = 1 << 56
 _OLD_NS = 10_000_000_000
@@ -59,8 +59,8 @@ class Image:
     """The code mappings of one process, from one read of /proc/PID/maps."""
 
     __slots__ = (
-        *("ends", "frames", "identity", "labels", "made", "next_ns", "offsets", "old_ns", "perf_map", "space"),
-        *("starts", "told_bytes", "unnamed"),
+        *("ends", "frames", "identity", "is_jit", "labels", "next_ns", "offsets", "old_ns", "perf_map", "space"),
+        *("starts", "searched_bytes", "unnamed"),
     )
 
     def __init__(self, identity: tuple[bytes, ...]) -> None:
@@ -70,13 +70,13 @@ class Image:
         self.offsets = array("Q")
         self.labels: list[str] = []
         """The value of `Frame.file` of each mapping."""
-        self.made = bytearray()
+        self.is_jit = bytearray()
         """1 for each mapping whose code a JIT may have written, so a perf map may name it."""
         self.frames: dict[int, Frame] = {}
         self.perf_map: PerfMap | None = None
         self.unnamed: set[int] = set()
         """Addresses that the perf map did not name."""
-        self.told_bytes = 0
+        self.searched_bytes = 0
         """Size of the perf map when it was last searched for `unnamed`."""
         self.space = 0
         """Number of the address space layout: equal for processes with the same code at the same addresses. Never
@@ -103,7 +103,7 @@ class Processes:
         """Process → until when its memory is assumed to be readable (CLOCK_MONOTONIC)."""
         self._spaces: dict[int, int] = {}
         """Hash of the layout of code → Image.space."""
-        self.doubts = False
+        self.missed_code = False
         """Whether mappings did not cover an address and could not be read again: too soon after the last time, or
         hung."""
 
@@ -175,13 +175,13 @@ class Processes:
         """
         return self._image(pid)
 
-    def look(self, pid: int) -> "Image | None":
+    def reread_image(self, pid: int) -> "Image | None":
         """Return the same, but read it again first. Raises TimeoutError."""
         if pid in self._images:
             self._images[pid].old_ns = 0
         return self._image(pid)
 
-    def at(self, pid: int, image: "Image", address: int) -> Frame | None:
+    def frame_at(self, pid: int, image: "Image", address: int) -> Frame | None:
         """Return the frame of an address; None if there is no code.
 
         This may read the mappings again, which changes `image.space` if the code has changed: read that afterwards.
@@ -189,7 +189,7 @@ class Processes:
         frame = image.frames.get(address) or self._frame(pid, image, address)
         return None if frame is _UNKNOWN else frame
 
-    def renamed(self) -> list[int]:
+    def newly_named(self) -> list[int]:
         """Return processes whose perf map now names more code, so that their frames change."""
         return [pid for pid, image in self._images.items() if image.unnamed and self._has_names(image)]
 
@@ -224,27 +224,27 @@ class Processes:
             if not 0 < address < _LAST_USER:
                 return _UNKNOWN
             if time.monotonic_ns() < image.next_ns:
-                self.doubts = True
+                self.missed_code = True
                 return _UNKNOWN
             try:
                 has_code = self._read(pid, image)
             except TimeoutError:
-                self.doubts = True
+                self.missed_code = True
                 return _UNKNOWN
             if not has_code:
                 return _UNKNOWN
             at = _index(image, address)
             if at < 0:
                 return _UNKNOWN
-        if image.made[at]:
-            return self._made_at_run_time(pid, image, at, address)
+        if image.is_jit[at]:
+            return self._jit_frame(pid, image, at, address)
         if len(image.frames) >= _MOST_FRAMES:
             image.frames.clear()
         frame = Frame(image.labels[at], address - image.starts[at] + image.offsets[at])
         image.frames[address] = frame
         return frame
 
-    def _made_at_run_time(self, pid: int, image: Image, at: int, address: int) -> Frame:
+    def _jit_frame(self, pid: int, image: Image, at: int, address: int) -> Frame:
         """Return the frame of JIT code.
 
         It is not cached, because other code may be there the next time.
@@ -266,9 +266,9 @@ class Processes:
         if perf_map is None:
             return False
         self._files.perf_maps.refresh(perf_map)
-        if perf_map.size_bytes == image.told_bytes:
+        if perf_map.size_bytes == image.searched_bytes:
             return False
-        image.told_bytes = perf_map.size_bytes
+        image.searched_bytes = perf_map.size_bytes
         named = {address for address in image.unnamed if perf_map.known(address)}
         image.unnamed -= named
         return bool(named)
@@ -283,7 +283,7 @@ class Processes:
         if found:
             starts, ends, offsets = array("Q"), array("Q"), array("Q")
             labels: list[str] = []
-            made = bytearray()
+            is_jit = bytearray()
             known = self._labels(pid, found)
             for start_hex, end_hex, offset_hex, device, inode, path in found:
                 start, end = int(start_hex, 16), int(end_hex, 16)
@@ -292,9 +292,15 @@ class Processes:
                 ends.append(end)
                 offsets.append(int(offset_hex, 16))
                 labels.append(label[0])
-                made.append(label[1])
+                is_jit.append(label[1])
             if (starts, ends, offsets, labels) != (image.starts, image.ends, image.offsets, image.labels):
-                image.starts, image.ends, image.offsets, image.labels, image.made = starts, ends, offsets, labels, made
+                image.starts, image.ends, image.offsets, image.labels, image.is_jit = (
+                    starts,
+                    ends,
+                    offsets,
+                    labels,
+                    is_jit,
+                )
                 image.frames.clear()
                 image.space = self._space(image)
         ended_ns = time.monotonic_ns()
@@ -329,12 +335,12 @@ class Processes:
         return {key: self._label(one, seen.get(key)) for key, one in mapped.items()}
 
     def _label(self, mapped: MappedFile, file: File | None) -> tuple[str, bool]:
-        made = is_made_at_run_time(mapped.path)
+        is_jit = may_be_jit(mapped.path)
         if file is not None:
-            return file.label, made
+            return file.label, is_jit
         if mapped.path == VDSO and mapped.mapping.end < 1 << 32:
             return VDSO_32, False
-        return ANONYMOUS if made else printable(mapped.path), made
+        return ANONYMOUS if is_jit else printable(mapped.path), is_jit
 
 
 def is_closed(pid: int) -> bool:
@@ -348,7 +354,7 @@ def is_closed(pid: int) -> bool:
     return False
 
 
-def closed_to_us(reads: Channel) -> Literal["", "memory", "mappings"]:
+def denied_access(reads: Channel) -> Literal["", "memory", "mappings"]:
     """Return what offtop may not read of some process: "mappings", or only its "memory".
 
     Empty if it may read all. With CAP_PERFMON alone, some kernels allow reading the mappings (87ad827a2780).
@@ -364,9 +370,9 @@ def closed_to_us(reads: Channel) -> Literal["", "memory", "mappings"]:
     return found
 
 
-def is_made_at_run_time(path: str) -> bool:
+def may_be_jit(path: str) -> bool:
     """Whether a JIT may have written the code that is mapped from this path."""
-    return _MADE_AT_RUN_TIME.match(path) is not None
+    return _MAY_BE_JIT.match(path) is not None
 
 
 def _index(image: Image, address: int) -> int:

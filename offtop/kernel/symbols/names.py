@@ -15,7 +15,7 @@ from offtop.kernel.binary import dwfl, reader
 from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.debuginfod import DebugFiles
 from offtop.kernel.binary.files import File, Files
-from offtop.kernel.symbols.mappings import is_made_at_run_time
+from offtop.kernel.symbols.mappings import may_be_jit
 from offtop.model.aggregate.stack_problems import NO_MAP, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 from offtop.model.values.stack import Frame, nameless
 from offtop.printable import printable
@@ -85,7 +85,7 @@ class NameWorker:
         if file.retired:
             return OVERWRITTEN
         if file.unreadable:
-            return NO_MAP if is_made_at_run_time(file.path) else file.unreadable
+            return NO_MAP if may_be_jit(file.path) else file.unreadable
         return {reader.YES: NO_SYMBOL, reader.NO: STRIPPED}.get(file.symbols, NOT_KNOWN)
 
     def wait(self, frames: Iterable[Frame], seconds: float) -> bool:

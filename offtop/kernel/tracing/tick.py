@@ -183,7 +183,7 @@ class TickStages:
         for key in ended:
             if key.tid == key.pid:
                 parts.user_frames.forget(key.pid)
-                parts.details.ended(key.pid)
+                parts.details.note_exited(key.pid)
         for key in [*ended, *parts.drain.renamed]:
             parts.stacks.forget_thread(key)
         parts.drain.renamed.clear()
@@ -203,14 +203,14 @@ class TickStages:
     def _forget_renamed(self) -> None:
         """Forget stacks whose addresses have other names now."""
         parts = self._parts
-        if parts.symbols.renamed():
-            parts.stacks.kernel_renamed()
-            parts.wakes.kernel_renamed()
+        if parts.symbols.modules_changed():
+            parts.stacks.forget_kernel_names()
+            parts.wakes.forget_kernel_names()
             if parts.outlier_events:
                 parts.outlier_events.forget()
-        for pid in parts.processes.renamed():
-            parts.stacks.renamed(pid)
-            parts.wakes.renamed(pid)
+        for pid in parts.processes.newly_named():
+            parts.stacks.forget_names(pid)
+            parts.wakes.forget_names(pid)
 
     def _place_user_stacks(self, at_ns: int, are_all: bool) -> None:
         """Request the user stacks of waits in progress, and take those that were read.

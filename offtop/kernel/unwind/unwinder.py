@@ -167,7 +167,7 @@ class Unwinder:
                     self._find_python(pid, image)
                 self._pythons.check_names(pid)
                 return
-            image = self._processes.look(pid) if Path(f"/proc/{pid}").exists() else None
+            image = self._processes.reread_image(pid) if Path(f"/proc/{pid}").exists() else None
         except TimeoutError:
             self._pythons.postpone(pid)
             if known is not None:
@@ -244,16 +244,16 @@ class Unwinder:
             return UnwoundStack(NOT_PERMITTED, layout.END_BAD_PC) if is_closed(pid) else None
 
         def frame_of(address: int) -> Frame | None:
-            return self._processes.at(pid, image, address)
+            return self._processes.frame_at(pid, image, address)
 
         self._find_python(pid, image)
         guess = self._method == "auto"
         self._rule_cache.begin_stack()
-        self._processes.doubts = False
+        self._processes.missed_code = False
         result = step.unwind(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
         if has_run():
             return None
-        is_doubted = self._rule_cache.is_uncertain or (result.end == layout.END_BAD_PC and self._processes.doubts)
+        is_doubted = self._rule_cache.is_uncertain or (result.end == layout.END_BAD_PC and self._processes.missed_code)
         if result.frames and not is_doubted:
             self._load_rules(pid, image.space, result)
         return UnwoundStack((*before, *result.frames), result.end, result.unsure)

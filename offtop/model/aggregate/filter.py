@@ -214,8 +214,8 @@ class Filter:
         )
 
     @property
-    def needs_ends(self) -> bool:
-        """Whether it needs `Catalog.ends`, or causes that depend on them."""
+    def needs_peers(self) -> bool:
+        """Whether it needs `Catalog.peers`, or causes that depend on them."""
         return any(isinstance(one, Text) and not _NEED_PEERS.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
     @property
@@ -320,7 +320,7 @@ class _Matcher:
             "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(catalog.wake(wake).object)),
             "ends": (
                 "wake",
-                lambda wake: () if wake in WITHOUT_WAKE else catalog.ends_of(catalog.wake(wake).object).names,
+                lambda wake: () if wake in WITHOUT_WAKE else catalog.peers_of(catalog.wake(wake).object).names,
             ),
             _WAKER_THREAD: ("wake", lambda wake: (waker_of(catalog, True)(wake).name,)),
             _WAKER_PROCESS: ("wake", lambda wake: (str(waker_of(catalog, False)(wake).pid),)),

@@ -33,17 +33,17 @@ def in_short(catalog: Catalog, kernel: int, user: int, names: Names, wake: int =
 
     Those say nothing that the leaf does not. `wake` is the wake id, to include the peers.
     """
-    ends = ends_of(catalog, kernel, wake)
-    leaf = [f"{name} ({ends})" if ends else name for name in kernel_names(catalog, kernel, names)[:1]]
+    peers = peers_text(catalog, kernel, wake)
+    leaf = [f"{name} ({peers})" if peers else name for name in kernel_names(catalog, kernel, names)[:1]]
     return " < ".join([*leaf, *_own_names(catalog, user, names), *_missing(catalog, user)])
 
 
-def ends_of(catalog: Catalog, kernel: int, wake: int) -> str:
+def peers_text(catalog: Catalog, kernel: int, wake: int) -> str:
     """Return the peers of the object waited on at that kernel stack, or what an epoll watches.
 
     Empty if unknown. Raw.
     """
-    return catalog.ends_of(catalog.wake(wake).object).told(catalog.stack(kernel))
+    return catalog.peers_of(catalog.wake(wake).object).text(catalog.stack(kernel))
 
 
 def of_sleeper(catalog: Catalog, site: SiteKey, names: Names) -> str:
@@ -55,9 +55,9 @@ def of_sleeper(catalog: Catalog, site: SiteKey, names: Names) -> str:
 
 def of_object(catalog: Catalog, site: SiteKey, names: Names) -> str:
     """Return the peers of an object if known, where it is waited on, and the waker."""
-    place, ends = in_short(catalog, site.kernel, site.user, names), ends_of(catalog, site.kernel, site.wake)
+    place, peers = in_short(catalog, site.kernel, site.user, names), peers_text(catalog, site.kernel, site.wake)
     woken = f" <- {catalog.wake(site.wake).waker.label}" if _has_waker(catalog, site) else ""
-    return f"{ends}; {place}{woken}" if ends else f"{place}{woken}"
+    return f"{peers}; {place}{woken}" if peers else f"{place}{woken}"
 
 
 def with_rule(catalog: Catalog, site: SiteKey, rule: Rule | None, place: str) -> str:
@@ -72,7 +72,7 @@ def _identification(catalog: Catalog, site: SiteKey) -> str:
     """Return what identifies the object beyond the rule's text."""
     what = catalog.wake(site.wake).object
     if what.kind == UNIX:
-        return f" of {what.peer}" if what.peer and not catalog.ends_of(what).sides else ""
+        return f" of {what.peer}" if what.peer and not catalog.peers_of(what).sides else ""
     if what.peer:
         return f" at {what.peer}"
     return f" on {what.name}" if what.kind == "file" and what.name.startswith("/") else ""
@@ -99,15 +99,15 @@ def of_storm(storm: Storm, span_ns: int) -> str:
     )
 
 
-def of_convoy(catalog: Catalog, convoy: Convoy, names: Names, told: str = "") -> str:
+def of_convoy(catalog: Catalog, convoy: Convoy, names: Names, cause_name: str = "") -> str:
     """Return how many wait for the same thing, and for what.
 
-    The futex says more than the kernel's leaf. `told` is the name of the cause.
+    The futex says more than the kernel's leaf. `cause_name` is the name of the cause.
     """
     site = convoy.site
     what = ["one futex"] if convoy.futex else kernel_names(catalog, site.kernel, names)[:1]
     place = " < ".join([*what, *_own_names(catalog, site.user, names)])
-    return f"{convoy.waiting}/{convoy.of} {f'{told}: ' if told else ''}{place}"
+    return f"{convoy.waiting}/{convoy.of} {f'{cause_name}: ' if cause_name else ''}{place}"
 
 
 def _has_waker(catalog: Catalog, site: SiteKey) -> bool:

@@ -72,7 +72,7 @@ class FilterCache:
         self._diagnoser = diagnoser
         self._taken: dict[int, FilteredTick] = {}
         self._chosen: dict[int, Parts] = {}
-        self._earlier: dict[int, Parts] = before.told if before and before.selection == selection else {}
+        self._earlier: dict[int, Parts] = before.known_parts if before and before.selection == selection else {}
         """Results of `before`, oldest first."""
         self._masked: dict[int, tuple[Mask, Mask]] = {}
         self._last: dict[int, Shares] = {}
@@ -144,7 +144,7 @@ class FilterCache:
         return {leaf: by_pid[pid] for leaf, by_pid in cut.processes.items() if pid in by_pid}
 
     @property
-    def told(self) -> dict[int, Parts]:
+    def known_parts(self) -> dict[int, Parts]:
         """Tick number → time of the selection, as far as it was computed."""
         of_cuts = {}
         if self.selection.tid is None and not self.selection.path:
@@ -265,7 +265,7 @@ class FilterCaches:
         return (
             self._diagnoser.version if of_names else None,
             catalog.details_version if any(one.needs_details for one in asked) else 0,
-            catalog.ends_version if any(one.needs_ends for one in asked) else 0,
+            catalog.peers_version if any(one.needs_peers for one in asked) else 0,
         )
 
 

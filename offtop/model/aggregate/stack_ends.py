@@ -57,7 +57,7 @@ def endings(windows: Iterable[Window]) -> Endings:
     return Endings(total_ns, whole_ns, tuple(sorted(others.items(), key=lambda one: (-one[1], one[0]))))
 
 
-def told(some: Endings) -> list[tuple[str, str]]:
+def rows_of(some: Endings) -> list[tuple[str, str]]:
     """Return the share of complete stacks and the largest other parts, for display. Raw."""
     if not some.total_ns:
         return []

@@ -227,7 +227,7 @@ class Steps:
         if known is None:
             stack, named = self._catalog.stack(stack_id), self._steps[kernel]
             path: list[Step] = []
-            for frame in stack.frames if self._shape.machinery else stack.told:
+            for frame in stack.frames if self._shape.machinery else stack.displayed:
                 found = named.get(frame)
                 if found is None:
                     found = named[frame] = self._named(frame, kernel)

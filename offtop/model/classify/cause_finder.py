@@ -21,7 +21,7 @@ from offtop.model.classify.causes import (
     subject_of,
 )
 from offtop.model.values.catalog import Catalog, SiteKey
-from offtop.model.values.peers import may_have_ends
+from offtop.model.values.peers import may_have_peers
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
 from offtop.model.values.table import Ints, distinct_rows
@@ -150,7 +150,7 @@ class CauseFinder:
             if kernel in PLACELESS or total_ns <= 0:
                 continue
             rule = self._of_row(row, catalog)
-            if rule and rule.service and may_have_ends(what := catalog.wake(wake).object):
+            if rule and rule.service and may_have_peers(what := catalog.wake(wake).object):
                 unanswered[what] = pid
             name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
             of_name = rules.setdefault(name, {})
@@ -286,13 +286,13 @@ class CauseFinder:
 
     def _peer(self, kernel: int, what: Object, catalog: Catalog) -> tuple[str, str] | None:
         """Return the peer: the name of a local process, or the service of the port."""
-        name = printable(catalog.ends_of(what).name(catalog.stack(kernel)))
+        name = printable(catalog.peers_of(what).name(catalog.stack(kernel)))
         return (name, _slug(name)) if name else self._rules.service(what)
 
     def _drop_outdated(self, catalog: Catalog) -> None:
         """Drop what may have changed."""
         self._rules = self._source.rules  # the reference keeps another object from getting the same id
-        current = (id(catalog), id(self._rules), self.names.version, catalog.ends_version)
+        current = (id(catalog), id(self._rules), self.names.version, catalog.peers_version)
         if current == self._checked:
             return
         if current[:2] != self._checked[:2]:

@@ -27,7 +27,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.peers import HOLDER, may_have_ends
+from offtop.model.values.peers import HOLDER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
@@ -222,7 +222,7 @@ class KnownPeers:
 
     def of(self, catalog: Catalog, kernel: int, wake: int) -> tuple[Blocker, ...]:
         """Return them for a wait at that kernel stack."""
-        version = id(catalog), catalog.ends_version
+        version = id(catalog), catalog.peers_version
         if version != self._version:
             self._version, self._known = version, {}
         known = self._known.get((kernel, wake))
@@ -363,9 +363,9 @@ def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shar
 
 def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
     """Return the processes at the other end of what a thread waits on."""
-    if not may_have_ends(what):
+    if not may_have_peers(what):
         return ()
-    sides = catalog.ends_of(what).for_who_waits(catalog.stack(kernel))
+    sides = catalog.peers_of(what).sides_of_wait(catalog.stack(kernel))
     return tuple(
         Blocker(one.pid, 0, FILE_LOCK, True, what.name.rpartition("/")[2])
         if side.role == HOLDER

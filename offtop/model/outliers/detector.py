@@ -44,7 +44,7 @@ class _Match(NamedTuple):
     rule: str
     metric: str
     category: str
-    mark: float
+    threshold: float
 
 
 class OutlierDetector:
@@ -98,7 +98,7 @@ class OutlierDetector:
         while self._next_triggers:
             self._use_triggers(self._next_triggers.popleft())
             self._waiting = {}
-        found = self._outliers_among([*snapshot.caught, *self._crossed(snapshot)], snapshot, kept)
+        found = self._outliers_among([*snapshot.long_waits, *self._crossed(snapshot)], snapshot, kept)
         found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
         found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
         for one in found:
@@ -148,7 +148,7 @@ class OutlierDetector:
             if one.identity in self._counted:
                 continue
             known = self._reported.get(one.identity)
-            match = _Match(known.rule, known.metric, known.category, known.mark) if known else None
+            match = _Match(known.rule, known.metric, known.category, known.threshold) if known else None
             match = match or self._match(one, category, is_idle, snapshot.threads, kept)
             if match is None:
                 continue
@@ -192,7 +192,7 @@ class OutlierDetector:
         value = _value_ns(one, match.category, kept.at_ns)
         usual_ns = known.usual_ns if known else self._usual.of(one.program, match.category)
         times = kept.at_ns, kept.taken_ns
-        what = match.rule, match.metric, match.category, one.program, value, match.mark
+        what = match.rule, match.metric, match.category, one.program, value, match.threshold
         return Outlier(
             *times,
             *what,
@@ -212,7 +212,7 @@ class OutlierDetector:
         for one in changed(snapshot.waiting, before):
             if one.site.kernel >= FIRST_STACK:
                 self._schedule(one, self._threshold_ns(*_program_and_category(one, catalog)))
-        reported = {one.identity for one in snapshot.caught}
+        reported = {one.identity for one in snapshot.long_waits}
         found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
             _, pid, tid, switched_out_ns = heapq.heappop(self._due)
@@ -257,7 +257,7 @@ class OutlierDetector:
                     "taken_ns": kept.taken_ns,
                     "value": _value_ns(wait, was.category, kept.at_ns),
                 }
-                found.append(was._replace(wait=wait, was_told=True, more=0, **at))
+                found.append(was._replace(wait=wait, was_reported=True, more=0, **at))
         return found
 
     def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
@@ -306,7 +306,7 @@ def excerpt(catalog: Catalog, site: SiteKey) -> Catalog:
         comms={key: comm for key in threads if (comm := catalog.comms.get(key))},
         processes={pid: name for pid in pids if (name := catalog.processes.get(pid))},
         details={pid: reported for pid in pids if (reported := catalog.details.get(pid))},
-        ends={wake.object: ends} if (ends := catalog.ends.get(wake.object)) else {},
+        peers={wake.object: peers} if (peers := catalog.peers.get(wake.object)) else {},
     )
 
 

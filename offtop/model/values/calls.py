@@ -76,7 +76,7 @@ _TIMER_ABSTIME = 1
 _AT_FDCWD = -100
 
 
-def told(name: str, args: Sequence[int]) -> str:
+def call_text(name: str, args: Sequence[int]) -> str:
     """Format the call `name` with the register values `args`.
 
     The result is only the name if the arguments say nothing.

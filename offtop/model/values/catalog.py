@@ -9,7 +9,7 @@ first, and older windows then show them as lost.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from offtop.model.values.peers import NO_ENDS, Peers
+from offtop.model.values.peers import NO_PEERS, Peers
 from offtop.model.values.stack import EMPTY, RESERVED, Stack
 from offtop.model.values.wake import LOST_WAKE, NO_WAKE, Object, Wake
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
@@ -98,11 +98,11 @@ class Catalog:
     any number. With CALL_32_BIT for 32-bit programs."""
     details_version: int = 0
     """Changes whenever `details` has something new about a process."""
-    ends: dict[Object, Peers] = field(default_factory=dict[Object, Peers])
+    peers: dict[Object, Peers] = field(default_factory=dict[Object, Peers])
     """Peers of the objects that were requested (Source.find_peers), if found. Changes only between two ticks, so that a
     recorded tick shows the same."""
-    ends_version: int = 0
-    """Changes whenever `ends` does."""
+    peers_version: int = 0
+    """Changes whenever `peers` does."""
     has_programs: bool = True
     """Whether user stacks and wakers are gathered at all. If not, a wait without them need not be in progress."""
 
@@ -119,8 +119,8 @@ class Catalog:
     def detail(self, pid: int) -> Details:
         return self.details.get(pid, UNKNOWN)
 
-    def ends_of(self, what: Object) -> Peers:
-        return self.ends.get(what, NO_ENDS)
+    def peers_of(self, what: Object) -> Peers:
+        return self.peers.get(what, NO_PEERS)
 
     def life(self, key: ThreadKey) -> ThreadLifetime:
         return self.lives.get(key, ALL_ALONG)

@@ -72,20 +72,20 @@ class Outlier(NamedTuple):
     rule: str
     """AUTO, or the text of a trigger."""
     metric: str
-    """One of trigger.METRICS: what `value` and `mark` measure."""
+    """One of trigger.METRICS: what `value` and `threshold` measure."""
     category: str
     program: str
     """Raw."""
     value: float
     """ns, threads, or a rate per second; for a wait in progress, as of when it was found."""
-    mark: float
+    threshold: float
     usual_ns: int = 0
     """99.9th percentile of that program and category in the minutes before, upper bound; 0: unknown."""
     wait: LongWait | None = None
     """None for a tick."""
     after: str = ""
     """What the thread did at the end of that tick: `running`, or letter and category of its next wait."""
-    was_told: bool = False
+    was_reported: bool = False
     """It was reported before, while in progress, and has ended since."""
     more: int = 0
     """Others of its kind in that tick, which are only counted."""
@@ -170,7 +170,7 @@ def joined(every: Iterable[Outlier]) -> list[Outlier]:
         number = going.pop(one.wait.identity, None) if one.wait else None
         if number is not None:
             was = found[number]
-            found[number] = one._replace(at_ns=was.at_ns, taken_ns=was.taken_ns, was_told=False, more=was.more)
+            found[number] = one._replace(at_ns=was.at_ns, taken_ns=was.taken_ns, was_reported=False, more=was.more)
             continue
         if one.is_going_on and one.wait:
             going[one.wait.identity] = len(found)

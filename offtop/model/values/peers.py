@@ -52,9 +52,9 @@ class PeerSide(NamedTuple):
     @property
     def text(self) -> str:
         """`writer: gzip(4242), cat(4243), +2`; raw."""
-        told = [one.label for one in self.processes[:_MOST_SHOWN]]
-        more = [f"+{self.total - len(told)}"] if self.total > len(told) else []
-        return f"{self.role}: {', '.join([*told, *more])}"
+        shown = [one.label for one in self.processes[:_MOST_SHOWN]]
+        more = [f"+{self.total - len(shown)}"] if self.total > len(shown) else []
+        return f"{self.role}: {', '.join([*shown, *more])}"
 
 
 class Peers(NamedTuple):
@@ -63,7 +63,7 @@ class Peers(NamedTuple):
     """For an epoll: kind of descriptor (`socket`, `pipe`, `eventfd`, `file` and so on) → how many it watches, most
     first."""
 
-    def for_who_waits(self, kernel: Stack) -> tuple[PeerSide, ...]:
+    def sides_of_wait(self, kernel: Stack) -> tuple[PeerSide, ...]:
         """Return the roles that a wait at that stack depends on.
 
         A pipe's reader waits for its writers, for example. If the stack does not say, these are all but the holder of a
@@ -73,10 +73,10 @@ class Peers(NamedTuple):
         role = next((role for part, role in _ROLE_BY_FUNCTION.items() if any(part in name for name in names)), "")
         return tuple(side for side in self.sides if (side.role == role if role else side.role != HOLDER))
 
-    def told(self, kernel: Stack) -> str:
+    def text(self, kernel: Stack) -> str:
         """Return `writer: gzip(4242)` or `57 sockets, 1 eventfd`; empty if unknown. Raw."""
         return "; ".join(
-            [*([self._watched] if self.members else []), *(one.text for one in self.for_who_waits(kernel))]
+            [*([self._watched] if self.members else []), *(one.text for one in self.sides_of_wait(kernel))]
         )
 
     @property
@@ -95,7 +95,7 @@ class Peers(NamedTuple):
 
         It is empty if names differ or are unknown. Raw.
         """
-        sides = self.for_who_waits(kernel)
+        sides = self.sides_of_wait(kernel)
         names = {one.comm for side in sides for one in side.processes}
         are_all = all(side.total == len(side.processes) for side in sides)
         return names.pop() if len(names) == 1 and are_all else ""
@@ -107,10 +107,10 @@ _ROLE_BY_FUNCTION = {
     **dict.fromkeys(("lock_inode_wait", "fcntl_setlk", "do_lock_file_wait"), HOLDER),
 }
 """Part of a function's name → what is waited for."""
-NO_ENDS = Peers()
+NO_PEERS = Peers()
 
 
-def may_have_ends(what: Object) -> bool:
+def may_have_peers(what: Object) -> bool:
     """Return whether a process of this machine may be the peer, or whether it watches others."""
     return what.kind in (PIPE, UNIX, EPOLL, FILE) or (what.kind in _CONNECTIONS and bool(what.peer))
 
@@ -123,6 +123,6 @@ def waited_on(waits: Iterable[Sequence[int]], wakes: Mapping[int, Wake]) -> dict
     found: dict[Object, int] = {}
     for pid, wake in waits:
         known = wakes.get(wake)
-        if known is not None and may_have_ends(known.object):
+        if known is not None and may_have_peers(known.object):
             found[known.object] = pid
     return found

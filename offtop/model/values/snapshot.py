@@ -225,7 +225,7 @@ class Sampling(NamedTuple):
     These are running totals (in a Window: of its span).
     """
 
-    looks: int = 0
+    scans: int = 0
     """How often all threads were polled."""
     guessed_ns: int = 0
     """Off-CPU time between two polls at different places: counted at the earlier or the later one."""
@@ -241,7 +241,7 @@ class Sampling(NamedTuple):
     def plus(self, other: "Sampling") -> "Sampling":
         """The sum of two spans."""
         return Sampling(
-            self.looks + other.looks,
+            self.scans + other.scans,
             self.guessed_ns + other.guessed_ns,
             self.own_only or other.own_only,
             self.lost_known and other.lost_known,
@@ -251,18 +251,18 @@ class Sampling(NamedTuple):
 
     def since(self, earlier: "Sampling | None") -> "Sampling":
         before = earlier or Sampling()
-        looks, guessed_ns = self.looks - before.looks, self.guessed_ns - before.guessed_ns
-        return self._replace(looks=max(0, looks), guessed_ns=max(0, guessed_ns))
+        scans, guessed_ns = self.scans - before.scans, self.guessed_ns - before.guessed_ns
+        return self._replace(scans=max(0, scans), guessed_ns=max(0, guessed_ns))
 
     def rate_hz(self, span_ns: int) -> float:
-        return self.looks * NS_PER_S / max(1, span_ns)
+        return self.scans * NS_PER_S / max(1, span_ns)
 
     def apart_ns(self, span_ns: int) -> int:
         """Longest time between two polls, or the average if that is unknown.
 
         A wait may be too long by so much at each end.
         """
-        return self.longest_ns or span_ns // max(1, self.looks)
+        return self.longest_ns or span_ns // max(1, self.scans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class Snapshot:
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """Running totals by the id of a wake of the waker; `largest` is that of the last tick."""
-    caught: Sequence[LongWait] = ()
+    long_waits: Sequence[LongWait] = ()
     """Waits of the last tick that passed one of the thresholds set at the source."""
     outliers: Sequence[Outlier] = ()
     """Outliers of the last tick, if it was recorded: they are known already."""

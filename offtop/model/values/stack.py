@@ -113,7 +113,7 @@ class Stack(NamedTuple):
         return self.frames[self.tail :]
 
     @property
-    def told(self) -> tuple[Frame, ...]:
+    def displayed(self) -> tuple[Frame, ...]:
         """The frames without the scheduler's and the kernel's entry code: for screens."""
         return self.frames[self.tail : len(self.frames) - self.entry]
 

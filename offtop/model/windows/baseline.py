@@ -112,7 +112,7 @@ def _kept(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
         {key: catalog.comm(key) for key in threads},
         {pid: catalog.process(pid) for pid in pids},
         {pid: details for pid in pids if (details := catalog.details.get(pid)) is not None},
-        ends=dict(catalog.ends),
+        peers=dict(catalog.peers),
     )
 
 

@@ -179,11 +179,11 @@ def _summary_lines(one: Outlier, pen: Pen) -> list[Line]:
         )
     )
     usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "not known"
-    trigger = f"{AUTO}, from {value_text(one.metric, one.mark)}" if one.rule == AUTO else one.rule
+    trigger = f"{AUTO}, from {value_text(one.metric, one.threshold)}" if one.rule == AUTO else one.rule
     lines.append(line(f"   trigger {trigger}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.catalog.wake(wait.site.wake)
     on = [f"on {wake.object.label}"] if wake.object.kind else []
-    on += filter(None, [location.ends_of(one.catalog, wait.site.kernel, wait.site.wake)])
+    on += filter(None, [location.peers_text(one.catalog, wait.site.kernel, wait.site.wake)])
     on.append(f"woken by {wake.waker.label}" if wake.has_waker else "" if one.is_going_on else _no_waker(one.catalog))
     lines.append(line(f"   {'; '.join(filter(None, on))}"))
     return lines

@@ -110,7 +110,7 @@ def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, 
 
 def call_of(one: Waiting, catalog: Catalog) -> str:
     """Return its system call, as `futex(0x7f12…, WAIT)`, unescaped; empty if in none."""
-    return calls.told(catalog.call(one.call), one.arguments) if one.call >= 0 else ""
+    return calls.call_text(catalog.call(one.call), one.arguments) if one.call >= 0 else ""
 
 
 def text_of(picture: Picture, row: int, names: Names) -> str:
@@ -198,7 +198,7 @@ def _stacks_of(one: Waiting, catalog: Catalog, names: Names) -> NamedStacks:
 
 
 def named_stacks(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -> NamedStacks:
-    kernel = () if kernel_id in PLACELESS else catalog.stack(kernel_id).told
+    kernel = () if kernel_id in PLACELESS else catalog.stack(kernel_id).displayed
     user = catalog.stack(user_id)
     named = location.names_of(user.frames, names)
     return (
@@ -241,7 +241,7 @@ def _summary_lines(picture: Picture, row: int, pen: Pen) -> list[Line]:
     what = catalog.wake(one.site.wake).object
     if what.kind:
         held = f", held by {one.holder.label}" if one.holder.tid else ""
-        on = [f"on {what.label}{held}", location.ends_of(catalog, one.site.kernel, one.site.wake)]
+        on = [f"on {what.label}{held}", location.peers_text(catalog, one.site.kernel, one.site.wake)]
         lines.append(plain(fit(f"   {'  '.join(filter(None, on))}", pen.width, pen.glyphs), "text"))
     process = "  ".join(filter(None, (label(details.cgroup), details.user, details.cmdline)))
     if process:

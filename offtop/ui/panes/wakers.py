@@ -33,7 +33,9 @@ def columns(picture: Picture, pen: Pen, numbers: Sequence[Column]) -> list[Colum
     if view.lists_objects and left < _LEAST_FOR_ENDS:
 
         def with_ends(row: Row) -> str:
-            return "  ".join(filter(None, (row.name, location.ends_of(picture.catalog, row.top.kernel, row.top.wake))))
+            return "  ".join(
+                filter(None, (row.name, location.peers_text(picture.catalog, row.top.kernel, row.top.wake)))
+            )
 
         chosen = [replace(one, text_of=with_ends) if one.sort == "NAME" else one for one in chosen]
     if left >= 8:

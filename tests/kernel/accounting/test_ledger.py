@@ -148,7 +148,7 @@ def site_records(key: ThreadKey, waits: list[Wait], from_ns: int, to_ns: int) ->
     ]
 
 
-def walked_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]:
+def off_cpu_tasks_of(key: ThreadKey, waits: list[Wait], at_ns: int) -> list[OffCpuTask]:
     """Return every thread that is off CPU, with its stack if it has waited long enough."""
     return [
         OffCpuTask(
@@ -187,7 +187,7 @@ def run(
             SiteDeltas.of(
                 site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)
             ),
-            [one for key, w in all_waits.items() for one in walked_of(key, w, at_ns)]
+            [one for key, w in all_waits.items() for one in off_cpu_tasks_of(key, w, at_ns)]
             if number % walk_every == 0 and has_snapshot
             else [],
             has_snapshot=has_snapshot,
@@ -345,15 +345,15 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
     def tick(
         threads: list[tuple[ThreadKey, ThreadRecord]],
         sites: SiteDeltas = NOTHING,
-        walked: Sequence[OffCpuTask] = (),
+        scanned_tasks: Sequence[OffCpuTask] = (),
         started: Sequence[NewThread] = (),
     ) -> Window:
-        ledger.tick(taken[-1].at_ns + TICK_NS, MIN_NS, threads, sites, walked, started=started)
+        ledger.tick(taken[-1].at_ns + TICK_NS, MIN_NS, threads, sites, scanned_tasks, started=started)
         taken.append(snapshot(ledger))
         return between(taken[-2], taken[-1])
 
     waits_now = OffCpuTask(key, 2_000, True, 0, 9, NEW, tid_acquired_ns=500)
-    windows = [tick([], walked=[waits_now] if scanned else [])]
+    windows = [tick([], scanned_tasks=[waits_now] if scanned else [])]
     if scanned:
         assert ledger.waiting[key].is_ready
         assert not ledger.waiting[key].preempted
@@ -464,8 +464,8 @@ def test_a_thread_switched_in_during_the_scan_is_running() -> None:
     record = record_of([wait], 0, 2_000)
     assert record
     ledger = Ledger(1_000)
-    walked = OffCpuTask(ThreadKey(7, 100), 1_500, False, 0, 4)
-    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [walked], primed_ns=1_400)
+    scanned_task = OffCpuTask(ThreadKey(7, 100), 1_500, False, 0, 4)
+    ledger.tick(2_000, MIN_NS, [(ThreadKey(7, 100), record)], NOTHING, [scanned_task], primed_ns=1_400)
     assert ledger.waiting == {}
 
 
@@ -541,9 +541,9 @@ def test_time_shown_before_a_record_was_lost_is_not_counted_again() -> None:
     wait = Wait(switched_out_ns=100, switched_in_ns=3_500, ready_ns=3_500, preempted=False, kernel=3, user=13)
     ledger = Ledger(0)
     first = snapshot(ledger)
-    walked = OffCpuTask(key, 100, False, 0, 3)
-    ledger.tick(1_000, MIN_NS, [], NOTHING, [walked], primed_ns=900)
-    ledger.tick(3_000, MIN_NS, [], NOTHING, [walked])
+    scanned_task = OffCpuTask(key, 100, False, 0, 3)
+    ledger.tick(1_000, MIN_NS, [], NOTHING, [scanned_task], primed_ns=900)
+    ledger.tick(3_000, MIN_NS, [], NOTHING, [scanned_task])
     ledger.tick(4_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, 4_000)), [])
     for at_ns in (5_000, 6_000, 7_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=1)
@@ -581,8 +581,8 @@ def test_a_thread_whose_exit_was_lost_is_evicted_after_a_silent_minute() -> None
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert ledger.tick(minute_ns, MIN_NS, [], NOTHING, [], primed_ns=minute_ns - 1) == []
-    walked = OffCpuTask(key, 20_000, False, 0, 3)
-    assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [walked], primed_ns=minute_ns + 1) == []
+    scanned_task = OffCpuTask(key, 20_000, False, 0, 3)
+    assert ledger.tick(minute_ns + 10_001, MIN_NS, [], NOTHING, [scanned_task], primed_ns=minute_ns + 1) == []
     assert ledger.tick(3 * minute_ns, MIN_NS, [], NOTHING, [], primed_ns=3 * minute_ns - 1) == [key]
     ledger.tick(3 * minute_ns + 10_000, MIN_NS, [], NOTHING, [])
     assert set(ledger.threads) == {EXITED}
@@ -768,7 +768,7 @@ def test_a_wait_in_progress_is_filtered_once_it_exceeds_the_maximum() -> None:
     for number in (1, 2, 3):
         at_ns = number * TICK_NS
         records = [(ThreadKey(7, 100), record)] if number == 1 else []
-        ledger.tick(at_ns, MIN_NS, records, NOTHING, walked_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
+        ledger.tick(at_ns, MIN_NS, records, NOTHING, off_cpu_tasks_of(ThreadKey(7, 100), [wait], at_ns), max_ns=12_000)
         taken.append(snapshot(ledger))
     windows = [between(a, b) for a, b in pairwise(taken)]
     assert [dict(w.each_thread())[ThreadKey(7, 100)].filtered_ns for w in windows] == [0, 10_000, 10_000]

@@ -64,7 +64,7 @@ class Every(Fixed):
 
 
 def caught_of(live: watch.Watch, tid: int) -> list[LongWait]:
-    return [one for one in live.last.caught if one.site.tid == tid]
+    return [one for one in live.last.long_waits if one.site.tid == tid]
 
 
 @pytest.mark.parametrize("probe", ["exit", "switch"])
@@ -77,24 +77,24 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
         window = live.tick()
         catalog = window.catalog
         asleep = [one for one in caught_of(live, child.tid) if catalog.stack(one.site.kernel).category == "sleep"]
-        caught = sorted(asleep, key=lambda one: one.began_ns)
+        long_waits = sorted(asleep, key=lambda one: one.began_ns)
         unseen = most_unseen(probe, 23)
-        assert 23 - unseen <= len(caught) <= 23
-        users = {one.site.user for one in caught}
+        assert 23 - unseen <= len(long_waits) <= 23
+        users = {one.site.user for one in long_waits}
         live.source.wait_for_names({frame for user in users for frame in catalog.stack(user).frames}, 30)
         for user in users:  # the first of them may have been unwound by frame pointers
             names = location.user_names(catalog, user, live.source.names)
             assert (names[0], "main" in names) == (child.user[0], True)
-        for one in caught:
+        for one in long_waits:
             assert one.length_ns(one.ended_ns) >= 20 * MS
             assert 0 <= one.runqueue_ns <= one.length_ns(one.ended_ns)
             assert (one.site.pid, one.program, one.state & 1) == (child.pid, catalog.process(child.pid), 1)
             assert one.cpu in os.sched_getaffinity(0)
-        assert all(a.ended_ns < b.began_ns for a, b in pairwise(caught))
+        assert all(a.ended_ns < b.began_ns for a, b in pairwise(long_waits))
         sites = watch.sites_of(window, child.tid)
-        assert sum(sites[site].waits for site in {one.site for one in caught}) == len(caught)
-        those_ns = sum(sites[site].total_ns for site in {one.site for one in caught})
-        assert those_ns == sum(one.ended_ns - one.began_ns for one in caught)
+        assert sum(sites[site].waits for site in {one.site for one in long_waits}) == len(long_waits)
+        those_ns = sum(sites[site].total_ns for site in {one.site for one in long_waits})
+        assert those_ns == sum(one.ended_ns - one.began_ns for one in long_waits)
 
 
 def test_without_thresholds_no_outlier_arrives() -> None:
@@ -104,7 +104,7 @@ def test_without_thresholds_no_outlier_arrives() -> None:
         child.go()
         child.finish()
         live.tick()
-        assert live.last.caught == []
+        assert live.last.long_waits == []
 
 
 def test_bpf_gets_the_threshold_of_each_stack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_outliers_without_room_are_counted() -> None:
             if live.last.lost:
                 break
         assert live.last.lost["outliers"] > 0
-        assert len(live.last.caught) > 1000
+        assert len(live.last.long_waits) > 1000
 
 
 def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_thresholds_follow_a_stack_whose_functions_changed(
     assert catcher.take(marks) == []
     assert loaded == {of: layout.THRESHOLD.pack(100 * MS, NEVER_NS)}
     del names[0]
-    stacks.kernel_renamed()
+    stacks.forget_kernel_names()
     catcher.forget()
     assert loaded == {}
     assert [one.ended_ns for one in catcher.take(marks)] == [5 * MS]

@@ -68,8 +68,8 @@ def test_a_table_jump_is_not_a_tail_jump() -> None:
 
 def test_a_jump_to_the_first_instruction_is_reported_and_a_call_is_not() -> None:
     assert x86.exits(b"\x90\x75\xfd\xc3", _ADDRESS)[:3] == ((_ADDRESS + 3,), (), True)
-    assert not x86.exits(b"\x90\x90\x75\xfd\xc3", _ADDRESS).begins_anew
-    assert not x86.exits(b"\x90\xe8\xfa\xff\xff\xff\xc3", _ADDRESS).begins_anew
+    assert not x86.exits(b"\x90\x90\x75\xfd\xc3", _ADDRESS).jumps_to_start
+    assert not x86.exits(b"\x90\xe8\xfa\xff\xff\xff\xc3", _ADDRESS).jumps_to_start
 
 
 @pytest.mark.parametrize(

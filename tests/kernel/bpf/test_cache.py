@@ -167,10 +167,10 @@ SPOIL: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-40]),
     "other sizes": resized,
     "empty": lambda file: file.write_text("{}"),
-    "no answer": lambda file: signed(file, lambda told: told.pop("answer")),
-    "no programs": lambda file: signed(file, lambda told: told["programs"].clear()),
+    "no answer": lambda file: signed(file, lambda words: words.pop("answer")),
+    "no programs": lambda file: signed(file, lambda words: words["programs"].clear()),
     "other makers": lambda file: signed(
-        file, lambda told: told["compiler_libraries"].update({"/usr/lib/libbcc.so.0": [1, 2]})
+        file, lambda words: words["compiler_libraries"].update({"/usr/lib/libbcc.so.0": [1, 2]})
     ),
     "writable": lambda file: file.chmod(0o622),
     "another's": lambda file: os.chown(file, 65534, 65534),

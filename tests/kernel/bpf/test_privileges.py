@@ -129,9 +129,9 @@ def test_without_cap_dac_read_search_waiting_callers_are_not_permitted(
 
 CLOSED = """
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.kernel.symbols.mappings import closed_to_us
+from offtop.kernel.symbols.mappings import denied_access
 reads = GuardedReads()
-print(closed_to_us(reads.channel(5)) and 'closed', flush=True)
+print(denied_access(reads.channel(5)) and 'closed', flush=True)
 reads.close()
 """
 ROOT_WITHOUT = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")

@@ -180,8 +180,8 @@ def test_nothing_is_read_without_a_request(catalog: Catalog) -> None:
     worker = DetailsWorker(catalog, read=lambda pid: read.append(pid))
     before = {*threading.enumerate()}  # some of them may still exit
     worker.describe([])
-    worker.met(1)
-    worker.ended(1)
+    worker.note_alive(1)
+    worker.note_exited(1)
     worker.drop_unnamed()
     assert not {*threading.enumerate()} - before
     worker.close()
@@ -211,10 +211,10 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
         headless = reading(READS, app.pid)
         assert headless is not None
         assert headless.details == before._replace(cmdline="")
-        worker.ended(app.pid)
+        worker.note_exited(app.pid)
         ask_again(worker, reads, app.pid)
         assert catalog.details[app.pid] == before
-        worker.met(app.pid)  # its main thread does not come back
+        worker.note_alive(app.pid)  # its main thread does not come back
         assert catalog.details == {}
 
 
@@ -222,7 +222,7 @@ def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, catalog: 
     with child() as one:
         catalog.processes[one.pid] = "sh"
         first = details_of(worker, catalog, one.pid)
-    worker.ended(one.pid)
+    worker.note_exited(one.pid)
     worker.drop_unnamed()
     ask_again(worker, reads, one.pid)
     worker.drop_unnamed()
@@ -251,21 +251,21 @@ def test_a_reused_pid_does_not_show_the_old_process(catalog: Catalog) -> None:
     began, user = [b"100"], ["first"]
     worker = DetailsWorker(catalog, read=lambda _: Reading(began[0], Details(user[0])))
     assert details_of(worker, catalog, 7).user == "first"
-    worker.met(7)  # it is still alive
+    worker.note_alive(7)  # it is still alive
     assert catalog.details[7].user == "first"
-    worker.ended(7)
+    worker.note_exited(7)
     assert catalog.details[7].user == "first"
-    worker.met(7)
+    worker.note_alive(7)
     assert 7 not in catalog.details
 
     began[0], user[0] = b"200", "second"
     assert details_of(worker, catalog, 7).user == "second"
-    worker.met(7)
-    worker.ended(7)
+    worker.note_alive(7)
+    worker.note_exited(7)
     began[0], user[0] = b"300", "third"
     worker.describe([7])
     until(lambda: catalog.details[7].user == "third")
-    worker.met(7)  # no longer an exited one
+    worker.note_alive(7)  # no longer an exited one
     assert catalog.details[7].user == "third"
     worker.close()
 
@@ -283,8 +283,8 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(catalog: Catalog)
     worker = DetailsWorker(catalog, read=slowly)
     worker.describe([7])
     at.acquire()
-    worker.ended(7)
-    worker.met(7)
+    worker.note_exited(7)
+    worker.note_alive(7)
     released.release()
     until(lambda: worker.describe([7]) is None and at.acquire(blocking=False))
     assert catalog.details == {}
@@ -298,7 +298,7 @@ def test_a_reading_in_progress_is_dropped_if_its_pid_is_reused(catalog: Catalog)
 def test_a_reused_pid_on_a_real_kernel(worker: DetailsWorker, catalog: Catalog) -> None:
     with child((*WAITS, "first")) as one:
         assert details_of(worker, catalog, one.pid).cmdline.endswith("first")
-    worker.ended(one.pid)
+    worker.note_exited(one.pid)
     with child_with_pid(one.pid, (*WAITS, "second")):
         worker.describe([one.pid])
         until(lambda: catalog.details[one.pid].cmdline.endswith("second"))
@@ -332,8 +332,8 @@ def test_a_process_that_never_answers_blocks_nothing(catalog: Catalog) -> None:
     worker.describe([1])
     assert stuck.wait(SECONDS)
     worker.describe([1, 2])
-    worker.ended(1)
-    worker.met(1)
+    worker.note_exited(1)
+    worker.note_alive(1)
     worker.drop_unnamed()
     worker.close()
     assert not released.is_set()
@@ -345,7 +345,7 @@ def test_a_process_that_never_answers_blocks_nothing(catalog: Catalog) -> None:
 def test_the_queue_and_the_details_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_REST_S", 0.0)
     monkeypatch.setattr(processes, "_MOST_QUEUED", 30)
-    monkeypatch.setattr(processes, "_MOST_TOLD", 10)
+    monkeypatch.setattr(processes, "_MOST_KNOWN", 10)
     first, released = threading.Event(), threading.Event()
     read: list[int] = []
 

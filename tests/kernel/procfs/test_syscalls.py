@@ -14,7 +14,7 @@ import pytest
 from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.bpf.layout import CALLEE_SAVED, OBJECT, ObjectRecord, ScannedStack
 from offtop.kernel.procfs.syscalls import name_of
-from offtop.model.values.calls import told
+from offtop.model.values.calls import call_text
 from offtop.model.values.catalog import CALL_32_BIT, Catalog
 
 NOTHING = ObjectRecord.of(bytes(OBJECT.size))
@@ -104,4 +104,4 @@ def test_a_child_in_read_shows_read() -> None:
 def in_words(text: str) -> str:
     """Return the call in /proc/PID/syscall of a thread that is off CPU."""
     number, *args = (int(word, 0) for word in text.split())
-    return told(name_of(number), args[:6])
+    return call_text(name_of(number), args[:6])

@@ -20,7 +20,7 @@ from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.resolve import peers as module
 from offtop.kernel.resolve.peers import PeersWorker, watched
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.peers import LISTENER, NO_ENDS, PEER, READER, WRITER, Peers, Process, waited_on
+from offtop.model.values.peers import LISTENER, NO_PEERS, PEER, READER, WRITER, Peers, Process, waited_on
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.stack import Stack
 from offtop.model.values.wake import Object
@@ -134,7 +134,7 @@ def inode(one: socket.socket) -> int:
 def peers_of(worker: PeersWorker, catalog: Catalog, *objects: Object, pid: int = OWN) -> list[Peers]:
     """Return the peers of these objects, once all have been looked up."""
     ask(worker, dict.fromkeys(objects, pid))
-    return [catalog.ends_of(one) for one in objects]
+    return [catalog.peers_of(one) for one in objects]
 
 
 def ask(worker: PeersWorker, waited_on: dict[Object, int]) -> None:
@@ -179,7 +179,7 @@ def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, ca
     nowhere = Object("tcp", "socket:[1]", 0, "127.0.0.1:1", "127.0.0.1:2")
     unheard = Object("tcp", "socket:[1]", 0, "*:1", "127.0.0.1:2")
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
-    assert (catalog.ends, catalog.ends_version) == ({}, 0)
+    assert (catalog.peers, catalog.peers_version) == ({}, 0)
     worker.find({Object("futex", "0x7f00", OWN): OWN, Object("tcp", "socket:[1]", 0, "*:80"): OWN})
     assert not worker._asked, "these have no peer"  # pyright: ignore[reportPrivateUsage]
 
@@ -261,7 +261,7 @@ def test_an_epoll_lists_its_descriptors_by_kind(
         epolls[what] = epoll.fileno()
         (found,) = peers_of(worker, catalog, what)
         assert found.members == (("socket", 3), ("eventfd", 1), ("pipe", 1))
-        assert found.told(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
+        assert found.text(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
     assert watched(OWN, read) == (), "no epoll"
     assert watched(OWN, 1 << 20) == (), "no descriptor"
     for one in (read, write, eventfd):
@@ -287,11 +287,11 @@ def test_files_are_read_once_for_all_requests_until_they_change(
         peers_of(worker, catalog, first, second)
         assert readings == [{first.name, second.name}]
         before = peers_of(worker, catalog, first, second)
-        assert (len(readings), catalog.ends_version) == (1, 2)
+        assert (len(readings), catalog.peers_version) == (1, 2)
         os.kill(writers[0].pid, 9)
         until(lambda: not Path(f"/proc/{writers[0].pid}/fd/1").exists())
         after = peers_of(worker, catalog, first, second)
-        assert (readings[1:], catalog.ends_version) == ([{second.name}], 3)
+        assert (readings[1:], catalog.peers_version) == ([{second.name}], 3)
         assert (after[0], after[1].sides) == (before[0], before[1].sides[:1])
 
 
@@ -310,7 +310,7 @@ def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
             until(lambda: not Path(f"/proc/{gone[0].pid}/fd/1").exists())
             worker.find({third: OWN})
             peers_of(worker, catalog, first, second)
-            assert (catalog.ends_of(newer), catalog.ends_of(third)) == (NO_ENDS, NO_ENDS)
+            assert (catalog.peers_of(newer), catalog.peers_of(third)) == (NO_PEERS, NO_PEERS)
             assert readings == [{first.name}]
 
 
@@ -339,7 +339,7 @@ def test_with_too_many_files_on_the_machine_no_peers_are_found(
 ) -> None:
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     with pipe_of(1, 1) as (pipe, _, _):
-        assert peers_of(worker, catalog, pipe) == [NO_ENDS]
+        assert peers_of(worker, catalog, pipe) == [NO_PEERS]
 
 
 def test_the_worker_pauses_between_reads_and_closes_at_once(
@@ -359,7 +359,7 @@ def test_the_worker_pauses_between_reads_and_closes_at_once(
     assert at.acquire(timeout=SECONDS)
     assert at.acquire(timeout=SECONDS)
     worker.close()
-    until(lambda: not any(thread.name == "offtop-ends" for thread in threading.enumerate()))
+    until(lambda: not any(thread.name == "offtop-peers" for thread in threading.enumerate()))
     worker.find({Object("pipe", "pipe:[2]"): OWN})
 
 
@@ -371,7 +371,7 @@ def test_requests_and_results_are_bounded(
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
         for one in (first, second, third):
             ask(worker, {one: OWN})
-        assert [*catalog.ends] == [second, third]
+        assert [*catalog.peers] == [second, third]
         assert len(worker._look_s) <= 2 >= len(worker._holders)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -456,7 +456,7 @@ def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None
 
 
 def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, catalog: Catalog, tmp_path: Path) -> None:
-    assert peers_of(worker, catalog, Object("file", str(tmp_path / "lock"))) == [NO_ENDS]
+    assert peers_of(worker, catalog, Object("file", str(tmp_path / "lock"))) == [NO_PEERS]
 
 
 @pytest.mark.kernel
@@ -500,7 +500,7 @@ def waits_for(pid: int) -> list[str]:
             if one is not None and (on := waited_on([(pid, one.site.wake)], catalog.wakes)):
                 live.source.find_peers(on)
                 if texts := [
-                    text for what in on if (text := catalog.ends_of(what).told(catalog.stack(one.site.kernel)))
+                    text for what in on if (text := catalog.peers_of(what).text(catalog.stack(one.site.kernel)))
                 ]:
                     return texts
     return []

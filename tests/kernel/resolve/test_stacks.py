@@ -114,7 +114,7 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
         return Frame("[module]", 0, names[address])
 
     def shown() -> list[str]:
-        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.walked(address.to_bytes(8, "little"), b"")
+        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.scanned(address.to_bytes(8, "little"), b"")
         return [catalog.stack(one).frames[0].name for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
@@ -122,7 +122,7 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     assert shown() == ["nfs_wait"] * 2
     names[address] = "dlm_wait"
     assert shown() == ["nfs_wait"] * 2
-    stacks.kernel_renamed()
+    stacks.forget_kernel_names()
     assert shown() == ["dlm_wait"] * 2
 
 
@@ -137,7 +137,7 @@ def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top:
 
     stacks = made(cast(Map, None), catalog, frame, sched_text=(first, end), signed=signed)
     words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
-    found = stacks.walked((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
+    found = stacks.scanned((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
     assert [frame.name for frame in catalog.stacks[found].frames] == [*top, "vfs_write"]
 
 

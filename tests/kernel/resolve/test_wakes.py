@@ -382,5 +382,5 @@ def test_a_waker_stack_is_another_after_a_module_change() -> None:
 
     assert function() == "nfs_wake"
     del found[0]
-    table.kernel_renamed()
+    table.forget_kernel_names()
     assert function() == "dlm_wake"

@@ -228,21 +228,21 @@ def test_lookups_beyond_the_budget_are_skipped_and_totals_hold(monkeypatch: pyte
             assert within(_sum(totals).offcpu_ns, 0.1, 200 * window.span_ns)
 
 
-def test_expensive_ticks_reduce_the_number_of_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_ticks_reduce_the_number_of_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow_check(root: str, key: ThreadKey) -> bool:
         until_s = time.thread_time() + 0.01
         while time.thread_time() < until_s:
             pass
         return False
 
-    looks: list[int] = []
+    scans: list[int] = []
     with started("sleep", "60") as pid:
         for _ in range(2):
             with sampling(Filters(pids=(pid,)), cpu_pct=5) as sampled:
                 windows = [sampled.tick(0.05) for _ in range(20)]
-                looks.append(sum(one.sampling.looks for one in windows if one.sampling))
+                scans.append(sum(one.sampling.scans for one in windows if one.sampling))
             monkeypatch.setattr(threads, "is_ready", slow_check)
-    assert looks[0] > 1.5 * looks[1]
+    assert scans[0] > 1.5 * scans[1]
 
 
 def test_a_wait_across_many_looks_is_one_wait_and_ages_with_the_clock() -> None:

@@ -58,15 +58,15 @@ def test_a_module_loaded_over_another_has_its_own_names(
     listed_now = MODULES.replace(*names or ("nfs", "not read"))
     kallsyms_path.write_text(CORE + listed_now)
     modules_path.write_text(modules_path.read_text().replace(*modules))
-    assert not symbols.renamed(), "too early"
+    assert not symbols.modules_changed(), "too early"
     now_ns = time.monotonic_ns() + 10 * NS_PER_S
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
-    assert symbols.renamed() is (names is not None)
+    assert symbols.modules_changed() is (names is not None)
     module, name = "nfs", "nfs_wait"
     if names:
         module, name = module.replace(*names), name.replace(*names)
     assert symbols.lookup(0xFFFFFFFFC0001010) == Frame(f"[{module}]", 0, name)
-    assert not symbols.renamed()
+    assert not symbols.modules_changed()
 
 
 def test_a_list_that_cannot_be_read_now_is_read_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,10 @@ def test_a_list_that_cannot_be_read_now_is_read_next_time(tmp_path: Path, monkey
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
     now_ns += 10 * NS_PER_S
-    assert not symbols.renamed()
+    assert not symbols.modules_changed()
     kallsyms_path.write_text(CORE + MODULES.replace("nfs", "dlm"))
     now_ns += 10 * NS_PER_S
-    assert symbols.renamed()
+    assert symbols.modules_changed()
     assert symbols.lookup(0xFFFFFFFFC0001010) == Frame("[dlm]", 0, "dlm_wait")
 
 

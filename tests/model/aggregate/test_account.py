@@ -155,11 +155,11 @@ def test_parts_of_each_thread_add_up_to_its_span_and_sums_add_up(
     each = every.by_thread()
     assert {*each} == {*keys}
     for key, of_thread in zip(keys, threads, strict=True):
-        told = [(cuts, length) for cuts, length in zip(of_thread, lengths, strict=False)]
+        measured = [(cuts, length) for cuts, length in zip(of_thread, lengths, strict=False)]
         assert each[key].sum_ns == every.span_ns
-        assert each[key].running_ns == sum(cuts[0] * length for cuts, length in told)
-        assert each[key].ready_ns == sum((cuts[1] - cuts[0]) * length for cuts, length in told)
-        assert each[key].residue_ns == sum((cuts[2] - cuts[1]) * length for cuts, length in told)
+        assert each[key].running_ns == sum(cuts[0] * length for cuts, length in measured)
+        assert each[key].ready_ns == sum((cuts[1] - cuts[0]) * length for cuts, length in measured)
+        assert each[key].residue_ns == sum((cuts[2] - cuts[1]) * length for cuts, length in measured)
     assert every.of(None) == added(each.values())
     for pid, one in every.by_process().items():
         assert one == every.of(pid) == added(each[key] for key in keys if key.pid == pid)

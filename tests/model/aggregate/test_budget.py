@@ -11,18 +11,24 @@ BUSY = Account(threads=16, through=16, running_ns=2 * S, blocked_ns=14 * S)
 
 
 def test_without_a_rate_only_the_shares_of_the_threads_are_shown() -> None:
-    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=None)
-    assert told is not None
-    assert (told.threads, told.running, told.blocked, told.idle, told.expected) == (16.0, 2.0, 10.0, 4.0, None)
-    assert told.lines == ["16 threads: 25% idle, 62% blocked otherwise, 0% ready to run, 12% running"]
-    assert told.verdict == ""
+    result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=None)
+    assert result is not None
+    assert (result.threads, result.running, result.blocked, result.idle, result.expected) == (
+        16.0,
+        2.0,
+        10.0,
+        4.0,
+        None,
+    )
+    assert result.lines == ["16 threads: 25% idle, 62% blocked otherwise, 0% ready to run, 12% running"]
+    assert result.verdict == ""
 
 
 def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
-    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0))
-    assert told is not None
-    assert (told.cpu_ns, told.blocked_ns, told.expected) == (2 * MS, 10 * MS, None)
-    assert told.lines[1:] == ["1.0k requests/s: 2.0ms CPU + 10ms blocked each"]
+    result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0))
+    assert result is not None
+    assert (result.cpu_ns, result.blocked_ns, result.expected) == (2 * MS, 10 * MS, None)
+    assert result.lines[1:] == ["1.0k requests/s: 2.0ms CPU + 10ms blocked each"]
 
 
 @pytest.mark.parametrize(
@@ -35,22 +41,22 @@ def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
     ],
 )
 def test_measured_value_is_compared_with_the_expected_one(cpu_ns: int, expected: float, verdict: str) -> None:
-    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, cpu_ns))
-    assert told is not None and told.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
-    assert told.off_cpu == 14.0
-    assert told.verdict == verdict
+    result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, cpu_ns))
+    assert result is not None and result.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
+    assert result.off_cpu == 14.0
+    assert result.verdict == verdict
 
 
 def test_requests_that_need_more_cpus_than_threads_are_reported_as_wrong_input() -> None:
-    told = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
-    assert told is not None and told.verdict == "one of the numbers is wrong"
-    assert told.lines[1].endswith("; R*C is 65.0, more than the threads: one of the numbers is wrong")
+    result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
+    assert result is not None and result.verdict == "one of the numbers is wrong"
+    assert result.lines[1].endswith("; R*C is 65.0, more than the threads: one of the numbers is wrong")
 
 
 def test_runnable_threads_are_neither_blocked_nor_idle() -> None:
     busy = Account(threads=4, through=4, running_ns=1 * S, ready_ns=2 * S, blocked_ns=1 * S)
-    told = budget(busy, idle_ns=0, span_ns=S, rate=None)
-    assert told is not None and told.lines == ["4 threads: 0% idle, 25% blocked, 50% ready to run, 25% running"]
+    result = budget(busy, idle_ns=0, span_ns=S, rate=None)
+    assert result is not None and result.lines == ["4 threads: 0% idle, 25% blocked, 50% ready to run, 25% running"]
 
 
 @pytest.mark.parametrize("rate", [Rate(1500.0), Rate(0.25, 1_500_000), Rate(2_000_000.0, 1)])

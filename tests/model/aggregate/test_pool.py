@@ -47,27 +47,27 @@ def test_family_is_the_name_without_its_numbers() -> None:
 
 
 def test_four_threads_of_a_family_are_a_pool_and_three_are_not() -> None:
-    told = catalog()
-    assert pools([MAIN, *WORKERS, EXITED], told) == {POOL: WORKERS}
-    assert pools([MAIN, *WORKERS[:4]], told) == {POOL: WORKERS[:4]}
-    assert pools([MAIN, *WORKERS[:3]], told) == {}
+    names = catalog()
+    assert pools([MAIN, *WORKERS, EXITED], names) == {POOL: WORKERS}
+    assert pools([MAIN, *WORKERS[:4]], names) == {POOL: WORKERS[:4]}
+    assert pools([MAIN, *WORKERS[:3]], names) == {}
 
 
 def test_thread_with_the_name_of_a_pool_is_not_in_it() -> None:
-    told = catalog()
-    told.comms[MAIN] = "worker-*"
-    assert pools([MAIN, *WORKERS], told) == {POOL: WORKERS}
+    names = catalog()
+    names.comms[MAIN] = "worker-*"
+    assert pools([MAIN, *WORKERS], names) == {POOL: WORKERS}
     _, name = of_pool(POOL).waits
     assert isinstance(name, Text)
-    assert [name.matches(told.comm(key)) for key in (MAIN, *WORKERS)] == [False, *[True] * 5]
-    assert all(POOL.holds(key, told) for key in WORKERS) and not POOL.holds(MAIN, told)
+    assert [name.matches(names.comm(key)) for key in (MAIN, *WORKERS)] == [False, *[True] * 5]
+    assert all(POOL.holds(key, names) for key in WORKERS) and not POOL.holds(MAIN, names)
 
 
 def test_same_names_in_two_processes_are_two_pools() -> None:
-    told = catalog()
+    names = catalog()
     others = [ThreadKey(8, 200 + n) for n in range(4)]
-    told.comms |= {key: f"worker-{n}" for n, key in enumerate(others)}
-    assert set(pools([*WORKERS, *others], told)) == {POOL, Pool(8, "worker-*")}
+    names.comms |= {key: f"worker-{n}" for n, key in enumerate(others)}
+    assert set(pools([*WORKERS, *others], names)) == {POOL, Pool(8, "worker-*")}
 
 
 def test_table_by_thread_has_one_row_for_a_pool() -> None:
@@ -100,9 +100,9 @@ def test_convoy_without_a_futex_has_the_kernel_function_in_common() -> None:
 
 
 def test_two_threads_are_no_convoy_and_preempted_threads_do_not_count() -> None:
-    told = catalog()
-    assert convoys([waits_at(key) for key in WORKERS[:2]], lambda _: 7, {7: 5}, told) == {}
+    names = catalog()
+    assert convoys([waits_at(key) for key in WORKERS[:2]], lambda _: 7, {7: 5}, names) == {}
     aside = [waits_at(key)._replace(preempted=True) for key in WORKERS]
-    assert convoys(aside, lambda _: 7, {7: 5}, told) == {}
-    assert convoys([waits_at(key) for key in WORKERS], lambda _: None, {7: 5}, told) == {}
-    assert convoys([], lambda _: 7, {}, told) == {}
+    assert convoys(aside, lambda _: 7, {7: 5}, names) == {}
+    assert convoys([waits_at(key) for key in WORKERS], lambda _: None, {7: 5}, names) == {}
+    assert convoys([], lambda _: 7, {}, names) == {}

@@ -188,7 +188,7 @@ OF_FIVE = Breakdown(
     {Leaf("lock"): Part(15, 15 * SECOND, 50)},
     {Leaf("lock"): {pid: Part(pid, pid * SECOND, 10 * pid, log2.of(10 * pid)) for pid in range(1, 6)}},
 )
-"""Five processes, of which nobody has told of the last."""
+"""Five processes, the last of which has no details."""
 
 
 def test_cgroups_are_containers_and_units_with_everything_in_them() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model.aggregate.stack_ends import Ending, endings, told
+from offtop.model.aggregate.stack_ends import Ending, endings, rows_of
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.snapshot import SiteTotals
 from offtop.model.values.stack import ENDS, FIRST_STACK, LINKED, NO_STACK, NO_WAY, WHOLE, Frame, Stack
@@ -41,7 +41,7 @@ def test_complete_share_comes_first_and_the_rest_by_binary() -> None:
         (Ending(LINKED, False, ""), 10 * S),
         (Ending(WHOLE, True, "/bin/it"), 10 * S),
     )
-    assert told(some) == [
+    assert rows_of(some) == [
         ("user stacks whole", "60.0% of the time with a user stack"),
         ("20.0% not", "no unwind information in libfoo.so"),
         ("10.0% not", "frame pointers, not checked"),
@@ -57,9 +57,9 @@ def test_wait_that_went_on_counts_with_the_whole_span() -> None:
 
 
 def test_no_waits_have_no_text() -> None:
-    assert told(endings([])) == told(endings([window((None, S))])) == []
+    assert rows_of(endings([])) == rows_of(endings([window((None, S))])) == []
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_each_way_to_end_has_a_text(end: str) -> None:
-    assert told(endings([window((of(end), S))]))[0][1].startswith("100.0%" if end == WHOLE else "0.0%")
+    assert rows_of(endings([window((of(end), S))]))[0][1].startswith("100.0%" if end == WHOLE else "0.0%")

@@ -61,7 +61,7 @@ BOOK.stacks[3] = Stack(
 BOOK.stacks[4] = Stack((Frame("/lib/libc.so.6", 8, "pthread_cond_wait"), Frame("/bin/it", 9, "main")))
 
 
-def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, catalog: Catalog = BOOK) -> str:
+def path_text(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, catalog: Catalog = BOOK) -> str:
     return written(steps_of(catalog, FixedNames(), shape)(place))
 
 
@@ -80,22 +80,22 @@ def told(place: tuple[int, ...], shape: Shape = FROM_THE_ROOT, catalog: Catalog 
     ],
 )
 def test_path_begins_at_the_root_or_at_the_leaf(shape: Shape, path: str) -> None:
-    assert told(PLACE, shape) == path
+    assert path_text(PLACE, shape) == path
 
 
 def test_wait_in_progress_has_kernel_frames_and_is_marked() -> None:
-    assert told((3, NO_STACK, NO_WAKE)) == "(still waiting) [k]sys_futex [k]futex_wait"
-    assert told((3, NO_STACK, NO_WAKE), Shape(frames="kernel")) == "[k]sys_futex [k]futex_wait"
+    assert path_text((3, NO_STACK, NO_WAKE)) == "(still waiting) [k]sys_futex [k]futex_wait"
+    assert path_text((3, NO_STACK, NO_WAKE), Shape(frames="kernel")) == "[k]sys_futex [k]futex_wait"
 
 
 def test_kernel_thread_has_only_kernel_frames() -> None:
     frames = tuple(Frame(KERNEL, 0, name) for name in ("schedule", "worker_thread", "kthread", "ret_from_fork"))
     catalog = Catalog({3: Stack(frames, tail=1, entry=1)})
-    assert told((3, NO_STACK, NO_WAKE), catalog=catalog) == "[k]kthread [k]worker_thread"
+    assert path_text((3, NO_STACK, NO_WAKE), catalog=catalog) == "[k]kthread [k]worker_thread"
 
 
 def test_lost_stack_is_marked() -> None:
-    assert told((3, STACK_LOST, NO_WAKE), Shape(frames="user")) == "[stack lost]"
+    assert path_text((3, STACK_LOST, NO_WAKE), Shape(frames="user")) == "[stack lost]"
 
 
 def test_time_without_any_frame_is_kept() -> None:
@@ -103,7 +103,7 @@ def test_time_without_any_frame_is_kept() -> None:
         {PLACE: (1, 30, 30, 0), (3, NO_STACK, NO_WAKE): (0, 70, 0, 0)}, BOOK, FixedNames(), Shape(frames="user")
     )
     assert shown(flatten(root, (), 0)) == ["  (no frames) 70", "  main › pthread_cond_wait 30"]
-    assert told((3, NO_STACK, NO_WAKE), Shape(frames="user")) == ""
+    assert path_text((3, NO_STACK, NO_WAKE), Shape(frames="user")) == ""
     assert passes((), (NO_FRAMES,))
     assert not passes((), path_of("main"))
 
@@ -232,32 +232,32 @@ BY_DISK = f"-- who had waited -- {OWN} -- woken by -- [k]blk_mq_end_request [k]n
 
 def test_wakeup_path_is_the_waker_from_its_outermost_function_and_the_woken_process() -> None:
     shape = Shape(mode=WAKEUP)
-    assert told((7, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> shop"
-    assert told((8, 0, 17), shape) == "irq (nvme_irq) [k]nvme_irq [k]blk_mq_end_request -> bank"
-    assert told((8, 0, 18), shape) == "softirq (net_rx) [k][stack lost] -> bank"
-    assert told((8, 0, 19), shape) == "clerk [k]futex_wake -> bank"  # the stack could not be unwound
-    assert told((9, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> ?"
-    assert told((0, 0, 10), shape).endswith("-> (exited)")
+    assert path_text((7, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> shop"
+    assert path_text((8, 0, 17), shape) == "irq (nvme_irq) [k]nvme_irq [k]blk_mq_end_request -> bank"
+    assert path_text((8, 0, 18), shape) == "softirq (net_rx) [k][stack lost] -> bank"
+    assert path_text((8, 0, 19), shape) == "clerk [k]futex_wake -> bank"  # the stack could not be unwound
+    assert path_text((9, 0, 10), shape) == "clerk serve unlock [k]futex_wake -> ?"
+    assert path_text((0, 0, 10), shape).endswith("-> (exited)")
 
 
 def test_wakeup_path_ignores_the_chain() -> None:
-    assert {told((7, 0, wake), Shape(mode=WAKEUP)) for wake in range(11, 17)} == {
+    assert {path_text((7, 0, wake), Shape(mode=WAKEUP)) for wake in range(11, 17)} == {
         "clerk serve unlock [k]futex_wake -> shop"
     }
 
 
 def test_off_wake_path_joins_both_stacks_in_the_middle() -> None:
-    assert told((3, 4, 10), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
-    assert told((3, 4, 11), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
-    assert told((3, NO_STACK, 10), Shape(mode=OFFWAKE)) == f"(still waiting) [k]sys_futex [k]futex_wait {BY_CLERK}"
+    assert path_text((3, 4, 10), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
+    assert path_text((3, 4, 11), Shape(mode=OFFWAKE)) == f"{OWN} {BY_CLERK}"
+    assert path_text((3, NO_STACK, 10), Shape(mode=OFFWAKE)) == f"(still waiting) [k]sys_futex [k]futex_wait {BY_CLERK}"
 
 
 def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> None:
     shape = Shape(mode=CHAIN)
-    assert told((3, 4, 11), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} {BY_DISK}"
-    assert told((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (there is more than --depth)"
+    assert path_text((3, 4, 11), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} {BY_DISK}"
+    assert path_text((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (there is more than --depth)"
     round_again = f"-- who had waited -- {OWN} {BY_CLERK}"
-    assert told((3, 4, 13), shape) == (
+    assert path_text((3, 4, 13), shape) == (
         f"{OWN} {BY_CLERK} {BY_TELLER} {round_again} (the last waker is already in the chain)"
     )
     ends = {
@@ -265,8 +265,8 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
         15: "(the last waker's own wait was not seen)",
         16: "(the rest was lost)",
     }
-    assert {wake: told((3, 4, wake), shape).removeprefix(f"{OWN} {BY_CLERK} ") for wake in ends} == ends
-    assert told((3, 4, 17), shape) == f"{OWN} {BY_DISK.removeprefix(f'-- who had waited -- {OWN} ')}"
+    assert {wake: path_text((3, 4, wake), shape).removeprefix(f"{OWN} {BY_CLERK} ") for wake in ends} == ends
+    assert path_text((3, 4, 17), shape) == f"{OWN} {BY_DISK.removeprefix(f'-- who had waited -- {OWN} ')}"
 
 
 @pytest.mark.parametrize("mode", [OFFWAKE, CHAIN])
@@ -282,15 +282,15 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
     ],
 )
 def test_unknown_waker_is_marked_after_the_sleeper_s_stack(mode: str, wake: int, said: str) -> None:
-    assert told((3, 4, wake), Shape(mode=mode)) == f"{OWN} {said}"
+    assert path_text((3, 4, wake), Shape(mode=mode)) == f"{OWN} {said}"
 
 
 def test_wait_in_progress_is_marked_once() -> None:
     for mode in (OFFCPU, OFFWAKE, CHAIN):
-        assert told((3, NO_STACK, NO_WAKE), Shape(mode=mode)) == "(still waiting) [k]sys_futex [k]futex_wait"
-    assert told((7, 0, NO_WAKE), Shape(mode=WAKEUP)) == "(still waiting) -> shop"
+        assert path_text((3, NO_STACK, NO_WAKE), Shape(mode=mode)) == "(still waiting) [k]sys_futex [k]futex_wait"
+    assert path_text((7, 0, NO_WAKE), Shape(mode=WAKEUP)) == "(still waiting) -> shop"
     kernel_only = Shape(mode=OFFWAKE, frames="kernel")
-    assert told((3, NO_STACK, NO_WAKE), kernel_only) == "[k]sys_futex [k]futex_wait (still waiting)"
+    assert path_text((3, NO_STACK, NO_WAKE), kernel_only) == "[k]sys_futex [k]futex_wait (still waiting)"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -307,16 +307,16 @@ def test_frames_can_be_only_kernel_or_only_user_with_or_without_machinery() -> N
     user, of_kernel, all_of_it = (
         Shape(False, *what, OFFWAKE) for what in (("user", False), ("kernel", False), ("both", True))
     )
-    assert told((3, 4, 10), user) == "main pthread_cond_wait -- woken by -- unlock serve clerk"
-    assert told((3, 4, 10), of_kernel) == "[k]sys_futex [k]futex_wait -- woken by -- [k]futex_wake clerk"
+    assert path_text((3, 4, 10), user) == "main pthread_cond_wait -- woken by -- unlock serve clerk"
+    assert path_text((3, 4, 10), of_kernel) == "[k]sys_futex [k]futex_wait -- woken by -- [k]futex_wake clerk"
     own = "main pthread_cond_wait [k]do_syscall_64 [k]sys_futex [k]futex_wait [k]__schedule"
     waking = "-- woken by -- [k]try_to_wake_up [k]wake_up_q [k]futex_wake unlock serve clerk"
-    assert told((3, 4, 10), all_of_it) == f"{own} {waking}"
+    assert path_text((3, 4, 10), all_of_it) == f"{own} {waking}"
 
 
 def test_waker_is_shown_even_without_frames() -> None:
-    assert told((3, NO_STACK, 17), Shape(frames="user", mode=OFFWAKE)) == "-- woken by -- irq (nvme_irq)"
-    assert told((8, 0, 17), Shape(frames="user", mode=WAKEUP)) == "irq (nvme_irq) -> bank"
+    assert path_text((3, NO_STACK, 17), Shape(frames="user", mode=OFFWAKE)) == "-- woken by -- irq (nvme_irq)"
+    assert path_text((8, 0, 17), Shape(frames="user", mode=WAKEUP)) == "irq (nvme_irq) -> bank"
 
 
 # ---- what paths are made of

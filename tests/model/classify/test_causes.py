@@ -58,7 +58,7 @@ def frames(*functions: str, file: str = "/opt/prog") -> tuple[Frame, ...]:
     return tuple(made)
 
 
-def told(
+def cause_of(
     program: str, category: str, *functions: str, kernel: Sequence[str] = ("futex_wait",), what: Object | None = None
 ) -> str:
     """Return the id of the rule that matches."""
@@ -167,7 +167,7 @@ def test_rules_name_what_real_programs_wait_for(
     expected: str, program: str, category: str, functions: tuple[str, ...], kernel: tuple[str, ...]
 ) -> None:
     what = Object("udp", "socket:[1]", local="10.0.0.9:40000", peer="10.0.0.1:53") if expected == "dns-server" else None
-    assert told(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
+    assert cause_of(program, category, *functions, kernel=kernel or ("do_wait",), what=what) == expected
 
 
 def test_texts_of_shipped_rules_are_short_and_complete() -> None:
@@ -483,9 +483,9 @@ def test_hint_about_wakers_says_where_they_are_not_available() -> None:
 
 def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
     rules = parsed('[[rule]]\nid = "a"\nname = "a"\nsays = "It is."\nnext = "who does: key 2"\nown = ["work"]\n').rules
-    told = CauseShare(rules[0], 5, 0.5, 7)
-    assert told.in_full(catalog(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
-    without = told.in_full(catalog(), with_process=False, with_keys=False)
+    share = CauseShare(rules[0], 5, 0.5, 7)
+    assert share.in_full(catalog(), with_process=False) == "50% wait for a: It is. Next: who does: key 2."
+    without = share.in_full(catalog(), with_process=False, with_keys=False)
     assert without == "50% wait for a: It is. Next: who does: --mode wakeup."
 
 
@@ -494,12 +494,12 @@ def test_another_program_of_the_same_process_is_matched_again() -> None:
     diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
     site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
-    told: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     for program in ("bash", "psql", "bash"):
         some.processes[7] = program
         rule = diagnoser.rule_of(site, some)
-        told.append((rule.id if rule else "", int(diagnoser.verdicts([ids], some).of(ids)[0])))
-    assert told == [("launcher", 1), ("child", 0), ("launcher", 1)]
+        found.append((rule.id if rule else "", int(diagnoser.verdicts([ids], some).of(ids)[0])))
+    assert found == [("launcher", 1), ("child", 0), ("launcher", 1)]
 
 
 def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
@@ -525,11 +525,11 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     assert unanswered(*what) == {what[10]: 7, what[12]: 7, what[13]: 7}
     assert unanswered(11, 12) == {what[12]: 7}, "the others are over"
     of = {10: (PEER, "My App\x1b"), 11: (PEER, "proxy"), 13: (WRITER, "gzip")}
-    some.ends = {
+    some.peers = {
         what[n]: Peers((PeerSide(role, (Process(5, name), Process(6, name)), 2),)) for n, (role, name) in of.items()
     }
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")], "until the next tick"
-    some.ends_version += 1
+    some.peers_version += 1
     assert found() == [
         ("answer-my-app-x1b", "an answer from My App\\x1b"),
         *(("answer-proxy", "an answer from proxy"), before[0]),

@@ -21,7 +21,7 @@ LOCK, FSYNC, POLL, SLEEP, USER = 20, 21, 22, 23, 30
 IDS = ("lock", "fsync", "poll", "sleep", "run-queue")
 ONE, TWO = ThreadKey(10, 11), ThreadKey(10, 12)
 USUALLY = log2.high_ns(log2.lane_of(3 * MS))
-MARK_NS = TIMES_USUAL * USUALLY
+THRESHOLD_NS = TIMES_USUAL * USUALLY
 """Of who usually waits 3 ms: 84 ms."""
 
 
@@ -54,7 +54,7 @@ class Machine:
         waits_ms: Sequence[int] = (),
         kernel: int = LOCK,
         waiting: Sequence[Waiting] = (),
-        caught: Sequence[LongWait] = (),
+        long_waits: Sequence[LongWait] = (),
         short: int = 0,
     ) -> Sequence[Outlier]:
         """A second in which worker waited like that."""
@@ -76,7 +76,7 @@ class Machine:
             dict(self._sites),
             in_progress,
             self.catalog,
-            caught=caught,
+            long_waits=long_waits,
         )
         kept = self._history.add(snapshot)
         return self.detector.tick(snapshot, kept) if kept else ()
@@ -101,7 +101,7 @@ class Machine:
 def test_no_triggers_report_nothing() -> None:
     machine = Machine()
     assert machine.detector.lowest_ns == NEVER_NS
-    assert machine.tick(caught=[machine.wait(90_000)]) == []
+    assert machine.tick(long_waits=[machine.wait(90_000)]) == []
     assert machine.detector.outliers.every == ()
 
 
@@ -110,11 +110,11 @@ def test_trigger_reports_only_what_is_longer() -> None:
     assert machine.detector.lowest_ns == 500 * MS
     assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (500 * MS, NEVER_NS)
     assert machine.detector.thresholds_ns("shop", FSYNC, machine.catalog) == (NEVER_NS, NEVER_NS)
-    caught = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
-    (one,) = machine.tick(caught=caught)
+    long_waits = [machine.wait(500), machine.wait(501), machine.wait(900, FSYNC)]
+    (one,) = machine.tick(long_waits=long_waits)
     assert (one.rule, one.metric, one.category, one.program) == ("lock.max > 500ms", "max", "lock", "shop")
-    assert (one.value, one.mark, one.usual_ns, one.length_ns) == (501 * MS, 500 * MS, 0, 501 * MS)
-    assert (one.comm, one.is_going_on, one.was_told, one.more) == ("worker", False, False, 0)
+    assert (one.value, one.threshold, one.usual_ns, one.length_ns) == (501 * MS, 500 * MS, 0, 501 * MS)
+    assert (one.comm, one.is_going_on, one.was_reported, one.more) == ("worker", False, False, 0)
     assert one.catalog.stack(LOCK).category == "lock"
     assert one.catalog.wake(FIRST_WAKE).waker.comm == "clerk"
     assert one.catalog.processes == {10: "shop"}
@@ -123,22 +123,22 @@ def test_trigger_reports_only_what_is_longer() -> None:
 
 def test_trigger_may_name_the_program_and_any_category_that_is_not_idle() -> None:
     machine = Machine("comm:sh* any.max > 1s")
-    assert [one.category for one in machine.tick(caught=[machine.wait(1500), machine.wait(1500, POLL, TWO)])] == [
+    assert [one.category for one in machine.tick(long_waits=[machine.wait(1500), machine.wait(1500, POLL, TWO)])] == [
         "lock"
     ]
     machine.catalog.processes[10] = "bank"
-    assert machine.tick(caught=[machine.wait(1500)._replace(program="bank")]) == []
+    assert machine.tick(long_waits=[machine.wait(1500)._replace(program="bank")]) == []
     named = Machine("poll.max > 1s")
-    assert [one.category for one in named.tick(caught=[named.wait(1500, POLL)])] == ["poll"]
+    assert [one.category for one in named.tick(long_waits=[named.wait(1500, POLL)])] == ["poll"]
 
 
 def test_run_queue_part_of_a_wait_is_judged_by_itself() -> None:
     machine = Machine("lock.max > 500ms", "runq.max > 200ms")
     assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (500 * MS, 200 * MS)
-    (one,) = machine.tick(caught=[machine.wait(600, ready_ms=300)])
+    (one,) = machine.tick(long_waits=[machine.wait(600, ready_ms=300)])
     assert (one.category, one.value) == ("run-queue", 300 * MS)
-    assert machine.tick(caught=[machine.wait(600, ready_ms=199)]) == []
-    (other,) = machine.tick(caught=[machine.wait(800, ready_ms=199)])
+    assert machine.tick(long_waits=[machine.wait(600, ready_ms=199)]) == []
+    (other,) = machine.tick(long_waits=[machine.wait(800, ready_ms=199)])
     assert (other.category, other.value, other.length_ns) == ("lock", 601 * MS, 800 * MS)
 
 
@@ -146,35 +146,35 @@ def test_auto_reports_nothing_until_it_knows_what_is_usual() -> None:
     machine = Machine(AUTO)
     assert machine.detector.lowest_ns == LEAST_AUTO_NS
     assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (NEVER_NS, NEVER_NS)
-    assert machine.tick(caught=[machine.wait(90_000)]) == []
+    assert machine.tick(long_waits=[machine.wait(90_000)]) == []
     version = machine.detector.version
     machine.learn(3, 3, 3)
     assert machine.detector.version > version
-    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (MARK_NS, NEVER_NS)
-    assert machine.tick(caught=[machine.wait(MARK_NS // MS)]) == []
-    (one,) = machine.tick(caught=[machine.wait(MARK_NS // MS + 1)])
-    assert (one.rule, one.mark, one.usual_ns) == (AUTO, MARK_NS, USUALLY)
+    assert machine.detector.thresholds_ns("shop", LOCK, machine.catalog) == (THRESHOLD_NS, NEVER_NS)
+    assert machine.tick(long_waits=[machine.wait(THRESHOLD_NS // MS)]) == []
+    (one,) = machine.tick(long_waits=[machine.wait(THRESHOLD_NS // MS + 1)])
+    assert (one.rule, one.threshold, one.usual_ns) == (AUTO, THRESHOLD_NS, USUALLY)
 
 
 def test_auto_ignores_idle_waits_and_those_of_intended_length() -> None:
     for kernel in (POLL, SLEEP):
         machine = Machine(AUTO)
         machine.learn(3, 3, 3, kernel=kernel)
-        assert machine.tick(caught=[machine.wait(90_000, kernel)]) == []
+        assert machine.tick(long_waits=[machine.wait(90_000, kernel)]) == []
 
 
 def test_wait_among_short_ones_is_judged_by_those() -> None:
     machine = Machine(AUTO)
     machine.learn(short=1000)
-    (one,) = machine.tick(caught=[machine.wait(1500)])
+    (one,) = machine.tick(long_waits=[machine.wait(1500)])
     assert (one.rule, one.usual_ns) == (AUTO, log2.high_ns(log2.lane_of(MS)))
-    assert machine.tick(caught=[machine.wait(1500, key=TWO)]) == []  # which has made none
+    assert machine.tick(long_waits=[machine.wait(1500, key=TWO)]) == []  # which has made none
 
 
 def test_wait_that_began_before_learning_is_not_judged_by_what_is_usual() -> None:
     machine = Machine(AUTO)
     machine.learn(3, 3, 3)
-    assert machine.tick(caught=[machine.wait(60_000)]) == []
+    assert machine.tick(long_waits=[machine.wait(60_000)]) == []
 
 
 def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -> None:
@@ -183,14 +183,16 @@ def test_wait_in_progress_is_reported_when_it_crosses_and_again_when_it_ends() -
     assert machine.tick(waiting=[going]) == []
     assert machine.tick(waiting=[going]) == []
     (one,) = machine.tick(waiting=[going])
-    assert (one.value, one.is_going_on, one.was_told, one.after) == (2900 * MS, True, False, "")
+    assert (one.value, one.is_going_on, one.was_reported, one.after) == (2900 * MS, True, False, "")
     assert machine.tick(waiting=[going]) == []
     ended_ns = machine.at_ns + S // 2
-    caught = LongWait(going.site._replace(user=USER, wake=FIRST_WAKE), going.switched_out_ns, ended_ns, 0, 1, 3, "shop")
-    (end,) = machine.tick(caught=[caught])
-    assert (end.value, end.is_going_on, end.was_told, end.after) == (4400 * MS, False, True, "running")
+    long_waits = LongWait(
+        going.site._replace(user=USER, wake=FIRST_WAKE), going.switched_out_ns, ended_ns, 0, 1, 3, "shop"
+    )
+    (end,) = machine.tick(long_waits=[long_waits])
+    assert (end.value, end.is_going_on, end.was_reported, end.after) == (4400 * MS, False, True, "running")
     (kept,) = machine.detector.outliers.every
-    assert (kept.at_ns, kept.length_ns, kept.was_told) == (one.at_ns, 4400 * MS, False)
+    assert (kept.at_ns, kept.length_ns, kept.was_reported) == (one.at_ns, 4400 * MS, False)
     assert machine.tick() == []
 
 
@@ -201,19 +203,19 @@ def test_wait_without_an_end_record_ends_at_the_tick() -> None:
     assert one.metric == "now"
     (end,) = machine.tick()
     assert end.wait
-    assert (end.wait.is_exact, end.length_ns, end.was_told) == (False, 2500 * MS, True)
+    assert (end.wait.is_exact, end.length_ns, end.was_reported) == (False, 2500 * MS, True)
 
 
 def test_now_covers_only_waits_in_progress() -> None:
     machine = Machine("lock.now > 1s")
-    assert machine.tick(caught=[machine.wait(5000)]) == []
+    assert machine.tick(long_waits=[machine.wait(5000)]) == []
 
 
-def test_wait_that_ends_while_its_end_is_reported_is_reported_once() -> None:
+def test_wait_thobject_peers_while_its_end_is_reported_is_reported_once() -> None:
     machine = Machine("lock.max > 1s")
     going = machine.going(1500)
     ended = LongWait(going.site, going.switched_out_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
-    assert [one.is_going_on for one in machine.tick(waiting=[going], caught=[ended])] == [False]
+    assert [one.is_going_on for one in machine.tick(waiting=[going], long_waits=[ended])] == [False]
 
 
 def test_long_wait_from_before_learning_is_no_outlier_by_what_is_usual() -> None:
@@ -245,7 +247,7 @@ def test_wait_with_only_a_bound_is_not_exact() -> None:
 
 def test_longest_of_many_of_a_kind_are_reported_and_others_counted() -> None:
     machine = Machine("lock.max > 100ms")
-    found = machine.tick(caught=[machine.wait(200 + n) for n in range(80)])
+    found = machine.tick(long_waits=[machine.wait(200 + n) for n in range(80)])
     assert len(found) == 50
     assert (found[0].length_ns, found[0].more, found[1].more) == (279 * MS, 30, 0)
 
@@ -258,8 +260,8 @@ def test_counted_waits_are_not_reported_later() -> None:
     for _ in range(22):
         assert machine.tick(waiting=waits) == []
     ended = [LongWait(one.site, one.switched_out_ns, machine.at_ns + 1, 0, 1, 3, "shop") for one in waits]
-    last = machine.tick(caught=ended)
-    assert (len(last), {one.was_told for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
+    last = machine.tick(long_waits=ended)
+    assert (len(last), {one.was_reported for one in last}, sum(one.more for one in last)) == (50, {True}, 0)
 
 
 def test_wait_is_not_judged_by_itself() -> None:
@@ -267,7 +269,7 @@ def test_wait_is_not_judged_by_itself() -> None:
         machine = Machine(AUTO)
         for _ in range(ticks):
             machine.tick((3, 3, 3))
-        assert len(machine.tick((1500,), caught=[machine.wait(1500)._replace(began_ns=machine.at_ns - S)])) == 1
+        assert len(machine.tick((1500,), long_waits=[machine.wait(1500)._replace(began_ns=machine.at_ns - S)])) == 1
 
 
 def test_waits_that_last_for_days_are_never_unusual() -> None:
@@ -280,7 +282,7 @@ def test_triggers_may_change_at_run_time() -> None:
     machine = Machine("lock.max > 100ms")
     version = machine.detector.version
     machine.detector.set_triggers(rules("fsync.max > 100ms"))
-    assert [one.category for one in machine.tick(caught=[machine.wait(200), machine.wait(200, FSYNC)])] == ["fsync"]
+    assert [one.category for one in machine.tick(long_waits=[machine.wait(200), machine.wait(200, FSYNC)])] == ["fsync"]
     assert machine.detector.version > version
 
 
@@ -297,7 +299,7 @@ def test_tick_is_judged_by_percentile_threads_and_rate() -> None:
 
 def test_trigger_for_ticks_may_have_a_duration_and_reports_once() -> None:
     machine = Machine("lock.p99 > 50ms for 3s")
-    told = [len(machine.tick([90])) for _ in range(5)]
-    assert told == [0, 0, 1, 0, 0]
+    counts = [len(machine.tick([90])) for _ in range(5)]
+    assert counts == [0, 0, 1, 0, 0]
     assert machine.tick([3]) == []
     assert [len(machine.tick([90])) for _ in range(3)] == [0, 0, 1]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offtop.model.values.calls import ARGUMENTS, told
+from offtop.model.values.calls import ARGUMENTS, call_text
 
 MINUS_1 = (1 << 64) - 1
 """As a register has it."""
@@ -52,7 +52,7 @@ GARBAGE = 0xDEAD_BEEF_0000_0000
     ],
 )
 def test_arguments_are_shown_by_call(name: str, args: tuple[int, ...], text: str) -> None:
-    assert told(name, args + (0,) * (ARGUMENTS - len(args))) == text
+    assert call_text(name, args + (0,) * (ARGUMENTS - len(args))) == text
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_arguments_are_shown_by_call(name: str, args: tuple[int, ...], text: str
     ],
 )
 def test_futex_shows_the_lock_and_the_operation(operation: int, text: str) -> None:
-    assert told("futex", (0x7F12_0000_4040, operation, 2, 0, 0, 0)) == f"futex(0x7f1200004040, {text}, 2)"
+    assert call_text("futex", (0x7F12_0000_4040, operation, 2, 0, 0, 0)) == f"futex(0x7f1200004040, {text}, 2)"
 
 
 def test_names_of_32_bit_variants_are_treated_alike() -> None:
-    assert told("futex_time64", (0x4040, 128, 2, 0, 0, 0)) == "futex_time64(0x4040, WAIT_PRIVATE, 2)"
-    assert told("clock_nanosleep_time64", (1, 0, 0, 0, 0, 0)) == "clock_nanosleep_time64(MONOTONIC)"
+    assert call_text("futex_time64", (0x4040, 128, 2, 0, 0, 0)) == "futex_time64(0x4040, WAIT_PRIVATE, 2)"
+    assert call_text("clock_nanosleep_time64", (1, 0, 0, 0, 0, 0)) == "clock_nanosleep_time64(MONOTONIC)"
 
 
 def test_call_with_only_pointers_shows_its_name() -> None:
     args = (0x7FFE_0000_0000,) * ARGUMENTS
-    assert [told(name, args) for name in ("nanosleep", "pause", "munmap", "syscall 999", "")] == [
+    assert [call_text(name, args) for name in ("nanosleep", "pause", "munmap", "syscall 999", "")] == [
         "nanosleep",
         "pause",
         "munmap",
@@ -90,8 +90,8 @@ def test_call_with_only_pointers_shows_its_name() -> None:
 
 
 def test_call_without_arguments_shows_its_name() -> None:
-    assert told("read", ()) == "read"
-    assert told("", ()) == ""
+    assert call_text("read", ()) == "read"
+    assert call_text("", ()) == ""
 
 
 @given(
@@ -99,7 +99,7 @@ def test_call_without_arguments_shows_its_name() -> None:
     st.lists(st.integers(), max_size=8),
 )
 def test_numbers_of_a_recording_are_harmless(name: str, args: list[int]) -> None:
-    text = told(name, args)
+    text = call_text(name, args)
     assert text.startswith(name)
     assert text.isascii() and text.isprintable()
     assert len(text) < 120

@@ -20,7 +20,7 @@ def ended(was: Outlier, at_s: int) -> Outlier:
     assert was.wait
     wait = was.wait._replace(ended_ns=at_s * S)
     length_ns = float(wait.length_ns(at_s * S))
-    return was._replace(at_ns=at_s * S, wait=wait, value=length_ns, was_told=True)
+    return was._replace(at_ns=at_s * S, wait=wait, value=length_ns, was_reported=True)
 
 
 def test_list_may_be_empty() -> None:
@@ -41,7 +41,7 @@ def test_ended_outlier_replaces_itself() -> None:
     found = joined([first, other, ended(first, 12)])
     assert [one.at_ns // S for one in found] == [10, 11]
     assert [one.length_ns // S for one in found] == [5, 1]
-    assert not found[0].was_told
+    assert not found[0].was_reported
     again = outlier(20, 3, going=True)  # another wait of the same thread
     assert len(joined([first, ended(first, 12), again])) == 2
 

@@ -111,7 +111,7 @@ def test_changes_of_a_list_add_up_to_the_change_of_the_whole(mode: str, view: di
     assert len(picture.categories.rows) <= limit
 
 
-def told(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
+def changes_of(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
     found: dict[str, tuple[float, str]] = {}
     for row in rows:
         assert row.change
@@ -122,15 +122,15 @@ def told(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
 
 def test_restarted_process_is_matched_by_name_and_new_and_gone_ones_are_marked() -> None:
     made, baseline = changed_there()
-    of_processes = told(shown(made, replace(ALL_OF_IT, baseline=baseline)).rows.rows)
+    of_processes = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).rows.rows)
     assert of_processes["bank"] == (round(0.15 - 0.16, 2), "")
     assert of_processes["thief"] == (0.3, "new")
     assert of_processes["web"] == (-0.12, "")
     assert of_processes["brief"] == (0.0, "")
-    of_threads = told(shown(made, replace(ALL_OF_IT, baseline=baseline, threads=True, unfolded=True)).rows.rows)
+    of_threads = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline, threads=True, unfolded=True)).rows.rows)
     assert of_threads["teller"] == (0.02, "")
     assert of_threads["worker-5"] == (-0.05, "gone")
-    of_categories = told(shown(made, replace(ALL_OF_IT, baseline=baseline)).categories.rows)
+    of_categories = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).categories.rows)
     assert of_categories["sleep"] == (-0.05, "gone")
     assert of_categories["disk-read"] == (0.02, "")
 
@@ -140,7 +140,7 @@ def test_recording_of_another_boot_is_compared_by_names_only() -> None:
     baseline, made = normal(machine(then), "good.offtop"), machine(THEN)
     for view in LISTS[:4]:
         rows = shown(made, replace(ALL_OF_IT, baseline=baseline, **view)).rows.rows
-        assert {mark for _, mark in told(rows).values()} == {""}
+        assert {mark for _, mark in changes_of(rows).values()} == {""}
         assert every_change(rows) == pytest.approx(0, abs=1e-6)
 
 
@@ -149,11 +149,11 @@ def test_selection_is_compared_with_its_own_past(file: str) -> None:
     made, baseline = changed_there()
     baseline = replace(baseline, file=file)
     bank = View(focus=LIST, idle_shown=True, pid=210, baseline=baseline, diff=True)
-    assert told(shown(made, bank).categories.rows)["disk-read"] == (0.02, "")
+    assert changes_of(shown(made, bank).categories.rows)["disk-read"] == (0.02, "")
     teller = replace(bank, thread=ThreadKey(210, 211), focus=TREE)
-    assert told(shown(made, teller).categories.rows) == {"disk-read": (0.02, "")}
+    assert changes_of(shown(made, teller).categories.rows) == {"disk-read": (0.02, "")}
     shop = shown(made, replace(bank, pid=100, wakers=()))
-    assert told(shop.rows.rows)["worker-1"][0] == 0.4
+    assert changes_of(shop.rows.rows)["worker-1"][0] == 0.4
 
 
 def test_each_row_leads_to_panes_with_its_own_change() -> None:

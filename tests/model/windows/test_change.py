@@ -24,7 +24,7 @@ def replayed(taken: list[Snapshot]) -> list[Snapshot]:
     return [made.add(change(before, now)) for before, now in pairwise([NOTHING, *taken])]
 
 
-def told(window: Window) -> dict[str, object]:
+def contents(window: Window) -> dict[str, object]:
     """All of a window, to compare."""
     return {
         "span": (window.taken_ns, window.at_ns, window.span_ns),
@@ -49,8 +49,8 @@ def test_windows_between_replayed_snapshots_are_the_original_ones(
     taken = snapshots(given_stretches)
     first = data.draw(st.integers(0, len(taken) - 1))
     again = replayed(taken[first:])
-    assert [told(between(a, b)) for a, b in pairwise(again)] == [
-        told(between(a, b)) for a, b in pairwise(taken[first:])
+    assert [contents(between(a, b)) for a, b in pairwise(again)] == [
+        contents(between(a, b)) for a, b in pairwise(taken[first:])
     ]
     assert totals(again[-1]) == totals(taken[-1])
     assert again[-1].waiting == taken[-1].waiting
@@ -68,8 +68,10 @@ def test_change_over_skipped_ticks_includes_their_moves(
     made = Replayed(BOOK)
     a = made.add(change(NOTHING, taken[first]))
     b = made.add(change(taken[first], taken[last], reaching_back))
-    assert told(between(a, b)) == told(between(taken[first], taken[last], reaching_back))
-    assert told(between(taken[first], taken[last], reaching_back)) == told(between(taken[first], taken[last], moves))
+    assert contents(between(a, b)) == contents(between(taken[first], taken[last], reaching_back))
+    assert contents(between(taken[first], taken[last], reaching_back)) == contents(
+        between(taken[first], taken[last], moves)
+    )
 
 
 @given(stretches)

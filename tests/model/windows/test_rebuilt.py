@@ -37,7 +37,7 @@ class WindowContents(NamedTuple):
     moves: frozenset[tuple[object, ...]]
 
 
-def told(window: Window, begin_ns: int = 0) -> WindowContents:
+def contents(window: Window, begin_ns: int = 0) -> WindowContents:
     threads, sites = dict(window.each_thread()), dict(window.each_site())
     empty = replace(window, threads={}, sites={}, still=type(window.still)(window.still.ids[:0]), moves=Moves.of(()))
     return WindowContents(empty, threads, sites, frozenset(window.moves.after(begin_ns)))
@@ -52,7 +52,7 @@ def same(ticks: Sequence[HistoryTick], made: Sequence[Snapshot]) -> None:
     assert [one.at_ns for one in made] == [begin_ns, *(tick.at_ns for tick in ticks)]
     remade = [between(a, b) for a, b in pairwise(made)]
     for tick, window in zip(ticks, remade, strict=True):
-        assert told(window) == told(tick.window, begin_ns)
+        assert contents(window) == contents(tick.window, begin_ns)
     whole, was = merge(remade), merge([tick.window for tick in ticks])
     assert (dict(whole.each_site()), dict(whole.each_thread())) == (dict(was.each_site()), dict(was.each_thread()))
 

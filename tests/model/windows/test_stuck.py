@@ -326,8 +326,10 @@ def test_thread_that_is_runnable_at_the_end_was_not_before_its_wakeup() -> None:
     past = PastWaits()
     for number, snapshot in enumerate(taken):
         past.add(snapshot)
-        told = [[(one.letter, one.runqueue_ns // MS) for one in past.at(tick.at_ns)] for tick in taken[: number + 1]]
-        assert told == [[("S", 0)], [("R", 50)], []][: number + 1]
+        in_progress = [
+            [(one.letter, one.runqueue_ns // MS) for one in past.at(tick.at_ns)] for tick in taken[: number + 1]
+        ]
+        assert in_progress == [[("S", 0)], [("R", 50)], []][: number + 1]
 
 
 def test_lock_holder_of_now_is_not_assumed_for_the_past() -> None:

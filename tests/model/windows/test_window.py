@@ -247,8 +247,8 @@ def test_machine_time_is_known_only_if_each_window_has_it() -> None:
     def window(machine: Machine) -> Window:
         return replace(between(Snapshot(0, 0), Snapshot(1_000, 1_000)), machine=machine)
 
-    told, more, untold = (window(one) for one in (Machine(2, 30, 10), Machine(4, 5, 7), Machine(0, 0, 0)))
-    assert machine_over([told]) == Machine(2, 30, 10)
-    assert machine_over([told, more]) == Machine(4, 35, 17)  # a CPU came
-    for windows in ([told, untold], [untold, told], [told, untold, more], [untold]):
+    known, more, unknown = (window(one) for one in (Machine(2, 30, 10), Machine(4, 5, 7), Machine(0, 0, 0)))
+    assert machine_over([known]) == Machine(2, 30, 10)
+    assert machine_over([known, more]) == Machine(4, 35, 17)  # a CPU came
+    for windows in ([known, unknown], [unknown, known], [known, unknown, more], [unknown]):
         assert machine_over(windows) == merge(windows).machine == Machine()
