@@ -101,7 +101,7 @@ class _Unwinds:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._walker = Unwinder(Files(), "auto", None)
+        self._unwinder = Unwinder(Files(), "auto", None)
         self._received: list[tuple[Copy, int]] = []
         self._count = Counter[str]()
         self._lock = threading.Lock()
@@ -128,15 +128,15 @@ class _Unwinds:
             self._count.clear()
         found: list[Wait] = []
         for copy, unwind_end in received:
-            kernels = self._walker.frames(copy.pid, copy.unwound)
-            copys = self._walker.unwind_copy(copy._replace(unwound=()))
+            kernels = self._unwinder.frames(copy.pid, copy.unwound)
+            copys = self._unwinder.unwind_copy(copy._replace(unwound=()))
             if copys is None or not kernels or unwind_end & 0xFF == layout.END_MEMORY:
                 continue
             found.append(_wait(self._servers.named[copy.pid], kernels, copys))
         return found
 
     def end(self) -> None:
-        self._walker.end()
+        self._unwinder.end()
 
 
 def _wait(of: str, kernels: tuple[Frame, ...], copys: UnwoundStack) -> Wait:

@@ -50,23 +50,23 @@ class Runs:
     """Context switches: the run count of the most frequent program, which runs at each."""
     switch_ns: int
     """Run time of the programs that run at a switch."""
-    walked: int
+    scanned: int
     """Threads visited by task scans."""
-    walk_ns: int
+    scan_ns: int
     """Run time of task scans."""
 
     def since(self, before: "Runs") -> "Runs":
         return Runs(
             self.switches - before.switches,
             self.switch_ns - before.switch_ns,
-            self.walked - before.walked,
-            self.walk_ns - before.walk_ns,
+            self.scanned - before.scanned,
+            self.scan_ns - before.scan_ns,
         )
 
     @property
     def ns_per_switch(self) -> float:
         """Run time of all programs per switch."""
-        return (self.switch_ns + self.walk_ns) / max(1, self.switches)
+        return (self.switch_ns + self.scan_ns) / max(1, self.switches)
 
 
 def command(tool: str, min_us: int) -> list[str]:
@@ -159,7 +159,7 @@ def wait_until_attached(process: subprocess.Popen[bytes]) -> None:
 def runs(pid: int) -> Runs:
     """Return the statistics so far of the programs that a process holds."""
     programs: dict[str, tuple[int, int]] = {}
-    walkers: set[str] = set()
+    iterators: set[str] = set()
     for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
         try:
             lines = descriptor.read_text().splitlines()
@@ -169,14 +169,14 @@ def runs(pid: int) -> Runs:
         if "run_cnt" in fields:
             programs[fields["prog_id"]] = int(fields["run_cnt"]), int(fields["run_time_ns"])
         elif fields.get("link_type") == "iter":
-            walkers.add(fields["prog_id"])
-    at_switch = [taken for program, taken in programs.items() if program not in walkers]
-    in_walks = [taken for program, taken in programs.items() if program in walkers]
+            iterators.add(fields["prog_id"])
+    at_switch = [taken for program, taken in programs.items() if program not in iterators]
+    in_scans = [taken for program, taken in programs.items() if program in iterators]
     return Runs(
         max((count for count, _ in at_switch), default=0),
         sum(ns for _, ns in at_switch),
-        sum(count for count, _ in in_walks),
-        sum(ns for _, ns in in_walks),
+        sum(count for count, _ in in_scans),
+        sum(ns for _, ns in in_scans),
     )
 
 

@@ -160,17 +160,17 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
         stack.callback(program.close)
         copies = Copies(program.maps["copies"], program.maps["copies_left"], a_second=_ALL)
         stack.callback(copies.close)
-        walker = Unwinder(Files(), "auto", RuleMaps(program.maps["rules"], program.maps["spaces"]))
-        stack.callback(walker.end)
-        walker.start()
+        unwinder = Unwinder(Files(), "auto", RuleMaps(program.maps["rules"], program.maps["spaces"]))
+        stack.callback(unwinder.end)
+        unwinder.start()
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=plain.parent)))
         cold: list[float] = []
         for number in range(_BINARIES):
             binary = Path(shutil.copy(plain, directory / f"{number}"))
-            cold += _walked(program, copies, walker, Stacks(binary, "same", 1, _DEEP, _COPY_WAIT_US), 1)
+            cold += _walked(program, copies, unwinder, Stacks(binary, "same", 1, _DEEP, _COPY_WAIT_US), 1)
         del cold[0]
         new, fresh = (
-            _walked(program, copies, walker, Stacks(plain, kind, 1, _DEEP, _COPY_WAIT_US), _COPIES)[1:]
+            _walked(program, copies, unwinder, Stacks(plain, kind, 1, _DEEP, _COPY_WAIT_US), _COPIES)[1:]
             for kind in ("new", "fresh")
         )
         copy_us, kb = _copied(program, copies, Stacks(plain, "same", 10, _DEEP, _COPY_WAIT_US // 2))
@@ -193,7 +193,7 @@ def _of_new(plain: Path, found: features.Features) -> Answer:
     return Answer("What a new stack costs", lines, bars, figures)
 
 
-def _walked(program: Program, copies: Copies, walker: Unwinder, threads: Stacks, most: int) -> list[float]:
+def _walked(program: Program, copies: Copies, unwinder: Unwinder, threads: Stacks, most: int) -> list[float]:
     """Return the CPU of unwinding each of `most` copies, including the reader, in µs."""
     took: list[float] = []
     with threads:
@@ -201,18 +201,18 @@ def _walked(program: Program, copies: Copies, walker: Unwinder, threads: Stacks,
         until = time.monotonic() + _PATIENCE_S
         while len(took) < most:
             for copy in copies.take(_ALL):
-                before_ns = _cpu_ns(walker)
-                if walker.unwind_copy(copy):
-                    took.append((_cpu_ns(walker) - before_ns) / 1000)
+                before_ns = _cpu_ns(unwinder)
+                if unwinder.unwind_copy(copy):
+                    took.append((_cpu_ns(unwinder) - before_ns) / 1000)
             if time.monotonic() > until:
                 raise UnanswerableError(f"{len(took)} copies of {most} came in {_PATIENCE_S:.0f} s")
             time.sleep(_LOOK_S)
     return took[:most]
 
 
-def _cpu_ns(walker: Unwinder) -> int:
+def _cpu_ns(unwinder: Unwinder) -> int:
     """Return the CPU time of this thread and of the reader."""
-    reader_ns = Path(f"/proc/{walker.reader_pid}/schedstat").read_text().split()[0] if walker.reader_pid else 0
+    reader_ns = Path(f"/proc/{unwinder.reader_pid}/schedstat").read_text().split()[0] if unwinder.reader_pid else 0
     return time.thread_time_ns() + int(reader_ns)
 
 

@@ -31,10 +31,10 @@ def ask(waits: Path) -> Answer:
                 before, cpu_before_s = tools.runs(process.pid), sum(tools.cpu_s(process.pid))
                 time.sleep(_SECONDS)
                 taken, cpu_s = tools.runs(process.pid).since(before), sum(tools.cpu_s(process.pid)) - cpu_before_s
-        if not taken.walked:
+        if not taken.scanned:
             raise UnanswerableError(f"offtop -b scanned no threads in {_SECONDS} s")
-        thread_ns, ticks = taken.walk_ns / taken.walked, taken.walked / (2 * _THREADS)
-        walk_ms, cpu_ms = taken.walk_ns / 1e6 / ticks, 1e3 * cpu_s / ticks
+        thread_ns, ticks = taken.scan_ns / taken.scanned, taken.scanned / (2 * _THREADS)
+        walk_ms, cpu_ms = taken.scan_ns / 1e6 / ticks, 1e3 * cpu_s / ticks
         rows.append((f"{_THREADS:,} threads, {name}", f"{walk_ms:.1f}", f"{thread_ns:.0f}", f"{cpu_ms:.0f}"))
         bars.append(Bar(f"both scans of {_THREADS:,} threads, {name}", walk_ms, _MOST_WALK_MS, " ms"))
         figures[name] = {"walk_ms": walk_ms, "ns_per_thread": thread_ns, "cpu_ms": cpu_ms}

@@ -232,7 +232,7 @@ class LiveSource(LiveFeed):
             waiting=ledger.waiting,
             catalog=parts.catalog,
             lost=stages.lost | {kind: n for kind, n in more_lost.items() if n},
-            cost=cost._replace(walk_ns=cadence.took_ns, walk_every=cadence.every),
+            cost=cost._replace(scan_ns=cadence.took_ns, scan_every=cadence.every),
             machine=Machine() if self._watched else flipped.machine,  # only part of a thread's time is counted
             storms=dict(ledger.storms),
             long_waits=outliers,

@@ -209,7 +209,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
     _check_numbers(threads, sites, waiting, begun, whole)
     pids, tids, who, states, min_ns, max_ns = checked.array(words.get("filters"), 6)
     cost = [float(checked.number(value)) for value in checked.array(words.get("cost"), _COSTS)]
-    walk_ns, walk_every = map(checked.integer, checked.array(words.get("walk", [-1, 1]), 2))
+    scan_ns, scan_every = map(checked.integer, checked.array(words.get("walk", [-1, 1]), 2))
     machine = [checked.integer(one) for one in checked.array(words.get("machine", [0, 0, 0]), 3)]
     checked.within(np.array(machine), 0, checked.MOST_NS)
     return Entry(
@@ -222,7 +222,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             begun,
             ended,
             {checked.word(kind): checked.integer(n) for kind, n in checked.object_of(words.get("lost")).items()},
-            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), walk_ns, walk_every),
+            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every),
             Machine(*machine),
             mode if (mode := checked.word(words.get("mode"))) in MODES else OFFCPU,
             checked.word(words.get("door")),

@@ -162,8 +162,8 @@ def run(
     Return whether the source ended before that. `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after
     it. Errors of the source and of `out` are passed on.
     """
-    diagnoser, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    cause_finder, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
     pace = Pace(
         source,
         history,
@@ -191,10 +191,10 @@ def run(
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             if as_json or wanted.filter.needs_peers:
                 source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
-            tick = passing(kept, wanted.filter, diagnoser, blocked, accounted=as_json)
+            tick = passing(kept, wanted.filter, cause_finder, blocked, accounted=as_json)
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
-            moved = passing(shifted, wanted.filter, diagnoser) if shifted else None
+            moved = passing(shifted, wanted.filter, cause_finder) if shifted else None
             gathered = gathers(kept.facts.mode, wanted.mode)
             if wanted.folded and not gathered:
                 ungathered += 1
@@ -208,12 +208,12 @@ def run(
 
                 source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
                 made = tick_json.tick_object(
-                    tick, source.names, diagnoser, moved, problems, pace.outliers, comparison, source.notices
+                    tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices
                 )
                 out.write(f"{objects.encode(made)}\n")  # one write, so that ctrl-C does not leave half a line
             else:
                 ever = history.since_start() if wanted.sort == "TOTAL" else None
-                lifetime = passing(ever, wanted.filter, diagnoser) if ever else None
+                lifetime = passing(ever, wanted.filter, cause_finder) if ever else None
                 if comparison:
                     comparison.select(_view(wanted), NOTHING, now_of(tick))
                 listed = waiters(tick, wanted, lifetime, comparison)
@@ -222,14 +222,14 @@ def run(
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
-                source.find_peers({**diagnoser.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
+                source.find_peers({**cause_finder.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
                 text = tick_text(
                     tick,
                     listed,
                     source.names,
                     width,
                     wanted,
-                    diagnoser,
+                    cause_finder,
                     problems,
                     lifetime,
                     pace.outliers,
@@ -367,7 +367,7 @@ def tick_text(
     names: Names,
     width: int,
     wanted: Wanted,
-    diagnoser: CauseFinder,
+    cause_finder: CauseFinder,
     problems: Problems,
     lifetime: Tick | None = None,
     outliers: Sequence[Outlier] = (),
@@ -376,7 +376,7 @@ def tick_text(
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
     catalog = tick.kept.window.catalog
     shown = tick.stuck.in_scope(wanted.scope)
-    in_full = _stuck_table(tick, shown, names, diagnoser) if wanted.stuck else ()
+    in_full = _stuck_table(tick, shown, names, cause_finder) if wanted.stuck else ()
     categories = category_rows(
         tick.cut,
         wanted.order._replace(compare=comparison.categories() if comparison else None),
@@ -389,7 +389,7 @@ def tick_text(
         if row.storm != NO_STORM:
             return location.of_storm(row.storm, row.span_ns)
         of = location.of_waker if wanted.mode == WAKEUP else location.of_sleeper
-        rule = diagnoser.rule_of(row.top, catalog) if wanted.mode != WAKEUP and row.top != NOWHERE else None
+        rule = cause_finder.rule_of(row.top, catalog) if wanted.mode != WAKEUP and row.top != NOWHERE else None
         return (
             ""
             if row.top == NOWHERE
@@ -407,7 +407,7 @@ def tick_text(
         f"{_head(tick.kept, wanted.idle_shown)}{_filtered(tick, wanted)}",
         *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
         *([_compared(comparison)] if comparison else []),
-        *_diagnosis(tick, wanted, diagnoser),
+        *_diagnosis(tick, wanted, cause_finder),
         *_stack_problem(tick, wanted, problems),
         *_outlier_lines(outliers, names),
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
@@ -445,9 +445,9 @@ def _compared(comparison: Comparison) -> str:
     return "; ".join(filter(None, (text, comparison.lacks, comparison.doubt)))
 
 
-def _diagnosis(tick: Tick, wanted: Wanted, diagnoser: CauseFinder) -> Iterable[str]:
+def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterable[str]:
     catalog = tick.kept.window.catalog
-    diagnosis = most(diagnoser.rules_of(by_site(tick.shares, wanted.scope), catalog))
+    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog))
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
 
@@ -468,14 +468,14 @@ def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[s
         yield worst.in_full
 
 
-def _stuck_table(tick: Tick, shown: Stuck, names: Names, diagnoser: CauseFinder) -> Iterable[str]:
+def _stuck_table(tick: Tick, shown: Stuck, names: Names, cause_finder: CauseFinder) -> Iterable[str]:
     """Yield a table of the waits in progress, oldest first, with syscalls and stacks."""
     every = tick.stuck.of_age(tick.filter.keeps_age)
     shown = shown.of_age(tick.filter.keeps_age)
     yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
     yield STUCK_HEAD
     for row in range(len(shown.waits)):
-        yield stuck_line(shown, row, tick.kept.window.catalog, names, diagnoser)
+        yield stuck_line(shown, row, tick.kept.window.catalog, names, cause_finder)
     yield ""
 
 
@@ -488,14 +488,14 @@ def stuck_threads(every: Stuck, shown: Stuck) -> str:
 STUCK_HEAD = f"{'AGE':>8} {'PID':>7} {'TID':>7} {'COMMAND':<16} S {'CATEGORY':<15} {'SYSCALL':<24}  STACK"
 
 
-def stuck_line(shown: Stuck, row: int, catalog: Catalog, names: Names, diagnoser: CauseFinder) -> str:
+def stuck_line(shown: Stuck, row: int, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> str:
     """Format one wait in progress; STUCK_HEAD is the heading."""
     one, leaf, age = shown.waits[row], shown.leaf(row), shown.age(row).text
     who = printable(catalog.comm(one.site.thread))[:16]
     category = f"{'~' if leaf.idle else ''}{leaf.category}"
     call = printable(calls.call_text(catalog.call(one.call), one.arguments)) if one.call >= 0 else ""
     place = location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
-    place = printable(location.with_rule(catalog, one.place, diagnoser.rule_of(one.place, catalog), place))
+    place = printable(location.with_rule(catalog, one.place, cause_finder.rule_of(one.place, catalog), place))
     return f"{age:>8} {one.site.pid:>7} {one.site.tid:>7} {who:<16} {one.letter} {category:<15} {call:<24}  {place}"
 
 

@@ -40,10 +40,10 @@ def compared(
     source: Source, name: str, categories: Categories, rules: RuleSource, chosen: Filter, idle: bool, delay_ns: int
 ) -> Compared:
     """Read and measure one recording. Raises OfftopError if it has no whole tick."""
-    diagnoser = CauseFinder(source.names, rules)
-    whole = whole_of(source, categories, diagnoser, delay_ns, chosen=chosen)
-    tick = passing(whole, chosen, diagnoser)
-    measures = measured(tick.shares, whole.span_ns, whole.window.catalog, diagnoser, idle)
+    cause_finder = CauseFinder(source.names, rules)
+    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen)
+    tick = passing(whole, chosen, cause_finder)
+    measures = measured(tick.shares, whole.span_ns, whole.window.catalog, cause_finder, idle)
     window = whole.window
     lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
     return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost)

@@ -60,11 +60,11 @@ def profile(
 
     Raises OfftopError if there is no whole tick, or if `mode` needs wakers and they were not recorded.
     """
-    diagnoser = CauseFinder(source.names, rules)
-    whole = whole_of(source, categories, diagnoser, delay_ns, iterations, end_ns, chosen)
+    cause_finder = CauseFinder(source.names, rules)
+    whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen)
     if not gathers(whole.facts.mode, mode):
         raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")
-    shares = passing(whole, chosen, diagnoser).shares
+    shares = passing(whole, chosen, cause_finder).shares
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)
 
 

@@ -38,11 +38,11 @@ def write(
 
     `iterations`: how many; None: until the source ends.
     """
-    diagnoser = CauseFinder(source.names, files)
-    whole = whole_of(source, categories, diagnoser, delay_ns, iterations)
+    cause_finder = CauseFinder(source.names, files)
+    whole = whole_of(source, categories, cause_finder, delay_ns, iterations)
     catalog = whole.window.catalog
     sites = by_site(whole.shares, Scope(ALL))
-    matched = diagnoser.rules_of(sites, catalog, apart=True)
+    matched = cause_finder.rules_of(sites, catalog, apart=True)
     out.write(f"what rules match in {duration(whole.span_ns)}, idle waits included:\n")
     out.write(f"{'WAITING':>8} {'%':>4}  {'RULE':<24} {'WAITS FOR':<34} MOSTLY\n")
     for one in matched:
@@ -53,7 +53,7 @@ def write(
     for one in matched:
         if not one.rule:
             out.write(f"{_numbers(one, whole)}  (no rule)\n")
-    unknown = [(part[1], site) for site, part in sites.items() if diagnoser.is_unknown(site, catalog)]
+    unknown = [(part[1], site) for site, part in sites.items() if cause_finder.is_unknown(site, catalog)]
     for ns, (kernel, user, _, pid) in sorted(unknown, reverse=True)[:_MOST_UNKNOWN]:
         words = printable(location.in_short(catalog, kernel, user, source.names))
         out.write(f"{threads(ns / whole.span_ns):>8}       {printable(catalog.process(pid))}({pid}): {words}\n")

@@ -44,7 +44,11 @@ def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
 
 
 def passing(
-    kept: HistoryTick, chosen: Filter, diagnoser: CauseFinder, blocked: Stuck = NOTHING_STUCK, accounted: bool = False
+    kept: HistoryTick,
+    chosen: Filter,
+    cause_finder: CauseFinder,
+    blocked: Stuck = NOTHING_STUCK,
+    accounted: bool = False,
 ) -> Tick:
     """Return what of a tick passes the filter. Values that are not known yet do not match."""
     every, catalog = kept.shares, kept.window.catalog
@@ -53,10 +57,10 @@ def passing(
         each = accounts([kept.window]).by_thread()
     if not chosen.chooses_waits:
         return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)
-    some = every.of(chosen.mask(every, catalog, diagnoser))
+    some = every.of(chosen.mask(every, catalog, cause_finder))
     left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
     if blocked.shares is not None:
-        blocked = blocked.of(chosen.mask(blocked.shares, catalog, diagnoser))
+        blocked = blocked.of(chosen.mask(blocked.shares, catalog, cause_finder))
     return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)
 
 

@@ -48,7 +48,7 @@ from offtop.reports.tick import Tick, now_of, passing_sites, sites
 def tick_object(
     tick: Tick,
     names: Names,
-    diagnoser: CauseFinder,
+    cause_finder: CauseFinder,
     moved: Tick | None = None,
     problems: Problems | None = None,
     outliers: Sequence[Outlier] = (),
@@ -69,7 +69,7 @@ def tick_object(
         leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
-    causes = _Causes(listed_sites, leaf_of, diagnoser, catalog)
+    causes = _Causes(listed_sites, leaf_of, cause_finder, catalog)
     stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), catalog)
     changes = _Changes(tick, listed_sites, names, comparison) if comparison else None
     return objects.Tick(
@@ -144,7 +144,7 @@ def tick_object(
         ],
         diagnoses=causes.all,
         still_blocked=[
-            _blocked_object(tick.stuck, row, catalog, names, diagnoser) for row in range(len(tick.stuck.waits))
+            _blocked_object(tick.stuck, row, catalog, names, cause_finder) for row in range(len(tick.stuck.waits))
         ],
         storms=[
             objects.Storm(
@@ -157,7 +157,7 @@ def tick_object(
             )
             for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
         ],
-        outliers=[_outlier_object(one, names, diagnoser) for one in outliers],
+        outliers=[_outlier_object(one, names, cause_finder) for one in outliers],
         user_stacks=_callers_object(endings([window])),
         user_stack_problems=[_problem_object(one) for one in stacks.problems],
         machine=objects.Machine(
@@ -176,12 +176,12 @@ def _cost_object(cost: Cost) -> objects.Cost:
         cpu_pct=round(cost.cpu_pct, 2) if cost.cpu_pct >= 0 else None,
         bpf_pct=round(cost.bpf_pct, 2) if cost.bpf_pct >= 0 else None,
         rss_bytes=cost.rss_bytes if cost.rss_bytes >= 0 else None,
-        walk_ns=cost.walk_ns if cost.walk_ns >= 0 else None,
-        walk_every=cost.walk_every,
+        walk_ns=cost.scan_ns if cost.scan_ns >= 0 else None,
+        walk_every=cost.scan_every,
     )
 
 
-def _outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> objects.Outlier:
+def _outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> objects.Outlier:
     return objects.Outlier(
         rule=printable(one.rule),
         metric=one.metric,
@@ -193,13 +193,13 @@ def _outlier_object(one: Outlier, names: Names, diagnoser: CauseFinder) -> objec
         taken_ns=one.taken_ns,
         more=one.more,
         was_told=one.was_reported,
-        wait=_wait_object(one, one.wait, names, diagnoser) if one.wait else None,
+        wait=_wait_object(one, one.wait, names, cause_finder) if one.wait else None,
     )
 
 
-def _wait_object(one: Outlier, wait: LongWait, names: Names, diagnoser: CauseFinder) -> objects.LongWait:
+def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: CauseFinder) -> objects.LongWait:
     site, catalog = wait.site, one.catalog
-    rule = diagnoser.apart().rule_of(site, catalog)
+    rule = cause_finder.apart().rule_of(site, catalog)
     return objects.LongWait(
         *_who(site.thread, catalog),
         began_ns=one.taken_ns - (one.at_ns - wait.began_ns),
@@ -349,9 +349,11 @@ def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
 _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
 
 
-def _blocked_object(some: Stuck, row: int, catalog: Catalog, names: Names, diagnoser: CauseFinder) -> objects.Blocked:
+def _blocked_object(
+    some: Stuck, row: int, catalog: Catalog, names: Names, cause_finder: CauseFinder
+) -> objects.Blocked:
     one, age, leaf = some.waits[row], some.age(row), some.leaf(row)
-    rule, holder = diagnoser.rule_of(one.place, catalog), one.holder
+    rule, holder = cause_finder.rule_of(one.place, catalog), one.holder
     return objects.Blocked(
         *_who(one.site.thread, catalog),
         age_ns=age.ns,
@@ -384,17 +386,17 @@ class _Causes:
         self,
         those: Sequence[tuple[SiteKey, SiteTotals]],
         leaf_of: Mapping[SiteKey, Leaf],
-        diagnoser: CauseFinder,
+        cause_finder: CauseFinder,
         catalog: Catalog,
     ) -> None:
-        self._rules = {key: diagnoser.rule_of(key, catalog) for key, _ in those}
+        self._rules = {key: cause_finder.rule_of(key, catalog) for key, _ in those}
         self._ns: dict[str, Counter[str]] = {}
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
         self.all: list[objects.Cause] = []
         """Most time first."""
         whole: dict[Rule, int] = {}
         for key, totals in those:
-            (queued,) = diagnoser.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], catalog)
+            (queued,) = cause_finder.rules_at([(QUEUED, NO_STACK, NO_WAKE, key.pid)], catalog)
             of_cpu_ns = 0 if leaf_of[key].category == THROTTLE else totals.runqueue_ns
             parts = (
                 (self._rules[key], leaf_of[key].category, totals.total_ns - of_cpu_ns),

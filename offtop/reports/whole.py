@@ -33,7 +33,7 @@ EVER_NS = 1 << 62
 def whole_of(
     source: Source,
     categories: Categories,
-    diagnoser: CauseFinder,
+    cause_finder: CauseFinder,
     delay_ns: int,
     iterations: int | None = None,
     end_ns: int = 0,
@@ -45,7 +45,7 @@ def whole_of(
     first tick taken after it. After ctrl-C, the result holds everything up to the last tick. Raises OfftopError if
     there is no whole tick, or if `chosen` needs wakers and they were not recorded.
     """
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
     windows: list[Window] = []
     looked_up = set[int]()
@@ -75,12 +75,14 @@ def whole_of(
     return HistoryTick.of(window, (history.look_again() or last).idle)
 
 
-def baseline_in(source: Source, file: str, categories: Categories, diagnoser: CauseFinder, delay_ns: int) -> Baseline:
+def baseline_in(
+    source: Source, file: str, categories: Categories, cause_finder: CauseFinder, delay_ns: int
+) -> Baseline:
     """Return a recording as a baseline named `file`.
 
     Raises OfftopError if it has no whole tick.
     """
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None
     parts: list[list[Window]] = [[] for _ in range(PARTS)]

@@ -786,10 +786,10 @@ def a_tick() -> Generator[tuple[HistoryTick, Names]]:
 )
 def test_matches_and_the_rest_add_up_to_everything(a_tick: tuple[HistoryTick, Names], words: str) -> None:
     kept, names = a_tick
-    diagnoser = CauseFinder(names, WITHOUT_RULES)
+    cause_finder = CauseFinder(names, WITHOUT_RULES)
     negated = words.replace("=", "!=") if "=" in words else f"!{words or 'waits'}"
-    passed = [passing(kept, parse(text), diagnoser) for text in ("", words, negated)]
-    every, tick, others = [msgspec.to_builtins(tick_object(one, names, diagnoser)) for one in passed]
+    passed = [passing(kept, parse(text), cause_finder) for text in ("", words, negated)]
+    every, tick, others = [msgspec.to_builtins(tick_object(one, names, cause_finder)) for one in passed]
     check_laws(every)
     assert (every["filter"], every["left_out_ns"]) == (None, 0)
     all_ns, passing_ns = total_ns(every), total_ns(tick)

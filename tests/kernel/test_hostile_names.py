@@ -133,9 +133,9 @@ def in_cgroup(pid: int) -> Generator[None]:
 def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
     """Any 16 bytes, as the kernel stores them."""
     with napping(tmp_path, ["x"] * 8) as child, watch.watching(Filters(pids=(child.pid,))) as live:
-        diagnoser = CauseFinder(live.source.names, WITHOUT_RULES)
+        cause_finder = CauseFinder(live.source.names, WITHOUT_RULES)
         problems = Problems(live.source.names, live.source.why_nameless)
-        history = History(watch.rules().idle, is_periodic, verdicts=diagnoser.verdicts)
+        history = History(watch.rules().idle, is_periodic, verdicts=cause_finder.verdicts)
         history.add(live.last)
 
         @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -147,10 +147,12 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
             assert kept
             for threads in (False, True):
                 wanted = Wanted(idle_shown=True, threads=threads, stuck=True)
-                tick = passing(kept, NOTHING, diagnoser, history.stuck(kept), accounted=True)
-                text = batch.tick_text(tick, waiters(tick, wanted), live.source.names, 0, wanted, diagnoser, problems)
+                tick = passing(kept, NOTHING, cause_finder, history.stuck(kept), accounted=True)
+                text = batch.tick_text(
+                    tick, waiters(tick, wanted), live.source.names, 0, wanted, cause_finder, problems
+                )
                 assert not CONTROL.search(text), text
-            every = msgspec.json.encode(tick_object(tick, live.source.names, diagnoser, problems=problems)).decode()
+            every = msgspec.json.encode(tick_object(tick, live.source.names, cause_finder, problems=problems)).decode()
             assert not CONTROL.search(every), every
 
         check()

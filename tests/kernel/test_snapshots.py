@@ -66,13 +66,13 @@ def numbers(tick: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_json(
-    history: History, kept: HistoryTick, since_ns: int, diagnoser: CauseFinder, source: LiveSource
+    history: History, kept: HistoryTick, since_ns: int, cause_finder: CauseFinder, source: LiveSource
 ) -> dict[str, Any]:
-    tick = passing(kept, NOTHING, diagnoser, history.stuck(kept), accounted=True)
+    tick = passing(kept, NOTHING, cause_finder, history.stuck(kept), accounted=True)
     shifted = moved_in([kept], since_ns)
-    moved = passing(shifted, NOTHING, diagnoser) if shifted else None
+    moved = passing(shifted, NOTHING, cause_finder) if shifted else None
     problems = Problems(source.names, source.why_nameless)
-    return json.loads(objects.encode(tick_object(tick, source.names, diagnoser, moved, problems)))
+    return json.loads(objects.encode(tick_object(tick, source.names, cause_finder, moved, problems)))
 
 
 @pytest.mark.parametrize("mode", ["offcpu", "chain"])
@@ -80,11 +80,11 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
     rules = watch.rules()
     files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)
     with closing(LiveSource(rules, Filters(), mode=mode)) as source:
-        diagnoser = CauseFinder(source.names, files)
-        history = History(rules.idle, is_periodic, verdicts=diagnoser.verdicts)
+        cause_finder = CauseFinder(source.names, files)
+        history = History(rules.idle, is_periodic, verdicts=cause_finder.verdicts)
         pace = Pace(source, history, _DELAY_NS, first_tick_ns=_DELAY_NS)
         for kept, _ in zip(pace.ticks(), range(_TICKS), strict=False):
-            stacks = stacks_of(passing(kept, NOTHING, diagnoser, history.stuck(kept)))
+            stacks = stacks_of(passing(kept, NOTHING, cause_finder, history.stuck(kept)))
             source.wait_for_names({frame for one in stacks for frame in kept.facts.catalog.stack(one).frames}, 30)
         ticks = history.last(1 << 62)[2:-1]
         recorder = clip_file.new_clip(source, person(), tmp_path, "all", ticks[-1].taken_ns)
@@ -92,7 +92,7 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
         for one in history.again(ticks[-1].at_ns - since_ns, ticks[-1].at_ns):  # on a busy machine ticks are longer
             recorder.add(one)
         assert recorder.close().startswith(f"recorded {len(ticks)} ticks")
-        shown = [as_json(history, kept, since_ns, diagnoser, source) for kept in ticks]
+        shown = [as_json(history, kept, since_ns, cause_finder, source) for kept in ticks]
     ended = run("replay", str(recorder.path), "--json")
     assert (ended.status, ended.err) == (0, "")
     again = [json.loads(line) for line in ended.out.splitlines()]

@@ -424,7 +424,7 @@ def stack_of(tid: int) -> ScannedStack:
 
 
 class Watched(Unwinder):
-    """A walker that calls `before` before it unwinds each thread, and `after` afterwards."""
+    """An Unwinder that calls `before` before it unwinds each thread, and `after` afterwards."""
 
     def __init__(self, before: Callable[[int], object], after: Callable[[], object]) -> None:
         super().__init__(Files(GUARDED), "fp", None)

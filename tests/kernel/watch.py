@@ -84,9 +84,9 @@ class Watch:
         """
         for _ in range(50):
             self.tick(0.1)
-            if self.last.cost.walk_every == 1:
+            if self.last.cost.scan_every == 1:
                 return
-        raise AssertionError(f"The walk takes {self.last.cost.walk_ns:,} ns")
+        raise AssertionError(f"The scan takes {self.last.cost.scan_ns:,} ns")
 
     def _read(self) -> Snapshot:
         snapshot = self.source.read()

@@ -287,6 +287,6 @@ def test_clock_set_back_neither_speeds_up_a_replay_nor_hides_ticks(tmp_path: Pat
     played.close()
     ticks = in_json(RecordedSource(tmp_path / "it"))
     assert [(tick["taken_ns"], tick["span_ns"]) for tick in ticks] == [(ns, NS_PER_S) for ns in taken_ns[1:]]
-    diagnoser = CauseFinder(played.names, WITHOUT_RULES)
-    baseline = baseline_in(RecordedSource(tmp_path / "it"), "it", CATEGORIES, diagnoser, NS_PER_S)
+    cause_finder = CauseFinder(played.names, WITHOUT_RULES)
+    baseline = baseline_in(RecordedSource(tmp_path / "it"), "it", CATEGORIES, cause_finder, NS_PER_S)
     assert [span_ns // NS_PER_S for span_ns in baseline.spans_ns] == [1, 1, 1, 1, 1, 2]

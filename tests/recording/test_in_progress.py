@@ -142,7 +142,7 @@ def test_last_part_of_an_entry_is_read_as_written() -> None:
         lives={ThreadKey(7, 8): ThreadLifetime(5, 1 << 60), ThreadKey(7, 9): ThreadLifetime()},
         calls={202: "futex", (1 << 30) | 240: "futex_time64"},
     )
-    cost = Cost(1.5, 2, 3.5, 4.5, 5, walk_ns=6_000, walk_every=7)
+    cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7)
     entry = replace(entry, change=replace(entry.change, cost=cost))
     again = form.decode(form.encode(entry), whole=True)
     assert (again.lives, again.calls, again.change.cost) == (entry.lives, entry.calls, cost)

@@ -92,8 +92,8 @@ class Recorder:
         where["SP"] = (at["thread"] or 0) + (types.offset("thread_struct", "sp") or 0)
         flags = [f"-DTASK_{name}={offset}" for name, offset in where.items()]
         self._program: Any = bcc.BPF(src_file=str(Path(__file__).with_name("stacks.c")), cflags=flags)
-        walker = self._program.load_func("bpf_iter__task", _TRACING)
-        self._walk_fd: int = libbcc.lib.bcc_iter_attach(walker.fd, None, 0)
+        iterator = self._program.load_func("bpf_iter__task", _TRACING)
+        self._walk_fd: int = libbcc.lib.bcc_iter_attach(iterator.fd, None, 0)
         self.symbols = Symbols()
 
     def clear(self) -> None:

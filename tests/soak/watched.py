@@ -40,8 +40,8 @@ _SLEEPERS = ("soak-child", "soak-worker")
 def main() -> None:
     ends_s = time.monotonic() + float(sys.argv[1])
     source = LiveSource(watch.rules(), Filters(min_ns=NS_PER_S // 1000), unwind=Unwind(), keep_ns=KEEP_NS)
-    diagnoser = CauseFinder(source.names, WITHOUT_RULES)
-    history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=diagnoser.verdicts)
+    cause_finder = CauseFinder(source.names, WITHOUT_RULES)
+    history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=cause_finder.verdicts)
     ticks = count()
     try:
         while time.monotonic() < ends_s:
@@ -50,7 +50,7 @@ def main() -> None:
             assert snapshot is not None
             took_s = time.monotonic() - began_s
             if kept := history.add(snapshot):
-                tick = tick_object(passing(kept, NOTHING, diagnoser), source.names, diagnoser)
+                tick = tick_object(passing(kept, NOTHING, cause_finder), source.names, cause_finder)
                 line = {**counted(kept), **held(source, took_s), "sites": len(tick.sites)}
                 line["entries"] = entries(source) if next(ticks) % _COUNTED == 0 else None
                 print(json.dumps(line), flush=True)

@@ -89,7 +89,7 @@ class Drain:
 
         `begin` is called with each thread seen and its start time.
         """
-        self._maps, self._walk_links = program.maps, program.scan_links
+        self._maps, self._scan_links = program.maps, program.scan_links
         self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
         self._user_stacks, self._begin = user_stacks, begin
         self.with_wakers = False
@@ -104,7 +104,7 @@ class Drain:
     def walk(self, mode: int) -> bytes:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
         self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        return b"".join(map(libbpf.read_iterator, self._walk_links))
+        return b"".join(map(libbpf.read_iterator, self._scan_links))
 
     def waits(self, walk: bytes, ran: list[RuntimeSample], started: list[NewThread]) -> Iterator[OffCpuTask]:
         """Yield the waits in progress that changed; all of them if priming.

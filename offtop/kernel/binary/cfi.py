@@ -69,7 +69,7 @@ class _Item(NamedTuple):
     more: int = 0
 
 
-class _OddError(Exception):
+class _UnrepresentableError(Exception):
     """An expression that no Value can represent."""
 
 
@@ -119,7 +119,7 @@ class Unwinding:
                 continue
             try:
                 return _rule(frame, self._machine, address)
-            except _OddError:
+            except _UnrepresentableError:
                 return NO_RULE
             finally:
                 _libc().free(frame)
@@ -179,7 +179,7 @@ def _register(frame: ct.c_void_p, number: int, address: int) -> Value:
         return Value(ops[0].number)
     place = _worked_out(ops[: count.value], address)
     if place.is_at:
-        raise _OddError
+        raise _UnrepresentableError
     return Value(place.base, place.offset, True)
 
 
@@ -187,7 +187,7 @@ def _worked_out(ops: Sequence[_Op], address: int) -> Value:
     """Evaluate an expression, as far as that is possible without the registers' values.
 
     At one address, a rule depends on one register, even if it computes with the address first (as in the PLT).
-    Raises _OddError if no Value can represent the result.
+    Raises _UnrepresentableError if no Value can represent the result.
     """
     stack: list[_Item] = []
     for op in ops:
@@ -210,9 +210,9 @@ def _worked_out(ops: Sequence[_Op], address: int) -> Value:
             right, left = stack.pop(), stack.pop()
             stack.append(_sum(left, right) if atom == _PLUS else _Item(_CONSTANT, _computed(atom, left, right)))
         else:
-            raise _OddError
+            raise _UnrepresentableError
     if not stack or stack[-1].more or stack[-1].base == _CONSTANT:  # libdw pushes the CFA before a register rule
-        raise _OddError
+        raise _UnrepresentableError
     return Value(*stack[-1][:3])
 
 
@@ -220,7 +220,7 @@ def _sum(left: _Item, right: _Item) -> _Item:
     if left.base == _CONSTANT:
         left, right = right, left
     if right.base != _CONSTANT:
-        raise _OddError
+        raise _UnrepresentableError
     if left.is_at:
         return left._replace(more=_wrapped(left.more + right.offset))
     return left._replace(offset=_wrapped(left.offset + right.offset))
@@ -228,7 +228,7 @@ def _sum(left: _Item, right: _Item) -> _Item:
 
 def _computed(atom: int, left: _Item, right: _Item) -> int:
     if (left.base, right.base) != (_CONSTANT, _CONSTANT):
-        raise _OddError
+        raise _UnrepresentableError
     a, b = left.offset, right.offset
     results = {
         _AND: a & b,
@@ -245,7 +245,7 @@ def _computed(atom: int, left: _Item, right: _Item) -> int:
         _NE: a != b,
     }
     if atom not in results:
-        raise _OddError
+        raise _UnrepresentableError
     return _wrapped(int(results[atom]))
 
 

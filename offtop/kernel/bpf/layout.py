@@ -221,7 +221,7 @@ class ObjectRecord(NamedTuple):
 
 
 class ScannedStack(NamedTuple):
-    """`struct walked_stack`: where a thread that is off CPU waits."""
+    """`struct scanned_stack`: where a thread that is off CPU waits."""
 
     pcount: int
     """How often the thread got a CPU. If the number differs later, the thread has run meanwhile."""

@@ -19,7 +19,7 @@ from offtop.model.classify import wakers
 from offtop.model.classify.categories import OTHER, Categories
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import (
-    ASTRAY,
+    BAD_PC,
     CLOSED,
     DEEP,
     ENDED,
@@ -58,7 +58,7 @@ _ENDS = {
     layout.END_LINKED: LINKED,
     layout.END_TRUNCATED: DEEP,
     layout.END_MEMORY: NOT_IN_MEMORY,
-    layout.END_BAD_PC: ASTRAY,
+    layout.END_BAD_PC: BAD_PC,
     layout.END_NO_UNWIND_INFO: NO_WAY,
     layout.END_CFA_UNSUPPORTED: NOT_FOLLOWED,
     layout.END_NOT_COPIED: NOT_COPIED,

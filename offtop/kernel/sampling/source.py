@@ -399,7 +399,7 @@ class ProcSource(LiveFeed):
             switches=switches - last_switches,
             cpu_pct=100 * (used_s - last_used_s) / tick_s,
             rss_bytes=procfs.own_rss_bytes(_ROOT),
-            walk_ns=round(self._scan_s * NS_PER_S),
+            scan_ns=round(self._scan_s * NS_PER_S),
         )
 
     def set_filters(self, filters: Filters) -> None:

@@ -39,7 +39,7 @@ class Allowance:
         `tick_s`: its length. `used_s`: the CPU time that all of offtop used in it, unwinding included.
         """
         with self._lock:
-            walked_s, self._since_s = self._spent_s - self._since_s, self._spent_s
+            unwinding_s, self._since_s = self._spent_s - self._since_s, self._spent_s
             share_s = self.share_pct / 100 * tick_s
-            rest_s = share_s - max(0.0, used_s - walked_s)
+            rest_s = share_s - max(0.0, used_s - unwinding_s)
             self._left_s = min(_SAVED_S, self._left_s + max(rest_s, share_s / _LEAST_PART))

@@ -87,9 +87,9 @@ class UserStacks:
     For use by the polling thread, except `about` and `close`.
     """
 
-    def __init__(self, walker: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
+    def __init__(self, unwinder: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
         """`copies`: None if BPF does not use rules."""
-        self._walker, self._allowance, self._copies = walker, allowance, copies
+        self._unwinder, self._allowance, self._copies = unwinder, allowance, copies
         self._young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
         """Waits that are still too young: their start (switched_out_ns) and registers."""
         self._requested: dict[ThreadKey, tuple[int, ScannedStack]] = {}
@@ -142,7 +142,7 @@ class UserStacks:
         self._young = young
         with self._changed:
             self._replace_hung_thread()
-            for key in [key for key in self._unread if key not in waiting or not self._walker.hangs(key.pid)]:
+            for key in [key for key in self._unread if key not in waiting or not self._unwinder.hangs(key.pid)]:
                 self._young[key] = self._unread.pop(key)
             room = _MOST_REQUESTED - len(self._requested)
             allowed = sorted((key for key in asked if key.pid not in self._hung), key=lambda key: asked[key][0])
@@ -194,7 +194,7 @@ class UserStacks:
 
     def has_rule(self, frame: Frame) -> bool:
         """See Unwinder.has_rule."""
-        return self._walker.has_rule(frame)
+        return self._unwinder.has_rule(frame)
 
     def note_exit(self, pid: int) -> None:
         """Forget a process that has exited."""
@@ -203,10 +203,10 @@ class UserStacks:
 
     def about(self) -> list[tuple[str, str]]:
         """Statistics about unwinding, for people."""
-        walker = self._walker
+        unwinder = self._unwinder
         return [
             ("stacks unwound by offtop", f"{self._unwound:,}, in {self._allowance.spent_s:.1f} s of CPU time"),
-            *([("readers killed or crashed", f"{walker.failures}")] if walker.failures else []),
+            *([("readers killed or crashed", f"{unwinder.failures}")] if unwinder.failures else []),
             *(
                 [("unwound too late, or not at all", f"{self._late:,} waits, shown by frame pointers (~)")]
                 * bool(self._late)
@@ -214,7 +214,7 @@ class UserStacks:
             *([("processes whose memory cannot be read", self._on_hung())] if self._hung else []),
             *[
                 ("binary", f"{label.rpartition('/')[2]}: {text}")
-                for label, text in walker.unwind_summaries[:_MOST_LISTED]
+                for label, text in unwinder.unwind_summaries[:_MOST_LISTED]
             ],
         ]
 
@@ -236,7 +236,7 @@ class UserStacks:
     @property
     def reader_pid(self) -> int:
         """PID of the process that reads unwind rules, or 0 if it is not running."""
-        return self._walker.reader_pid
+        return self._unwinder.reader_pid
 
     def close(self) -> None:
         """End the thread. Idempotent."""
@@ -246,7 +246,7 @@ class UserStacks:
             self._copies = None
 
     def _new_worker(self) -> Worker:
-        worker = Worker("offtop-userstacks", partial(self._run, self._walker), self._changed)
+        worker = Worker("offtop-userstacks", partial(self._run, self._unwinder), self._changed)
         worker.wake()
         return worker
 
@@ -275,7 +275,7 @@ class UserStacks:
         """Start another thread if the current one hangs."""
         if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
             return
-        if self._walker.is_waiting or self._worker.is_closing:
+        if self._unwinder.is_waiting or self._worker.is_closing:
             return
         pid = self._at[0]
         self._hung.add(pid)
@@ -283,11 +283,11 @@ class UserStacks:
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
         self._unnamed.clear()
         self._at = None
-        self._walker = self._walker.clone()
+        self._unwinder = self._unwinder.clone()
         self._worker.close()
         self._worker = self._new_worker()
 
-    def _next(self, walker: Unwinder) -> _Work | Rest:
+    def _next(self, unwinder: Unwinder) -> _Work | Rest:
         """Return the next work item.
 
         Names come first, because a tick waits for them; then copies and waits in progress in turn; and if there is
@@ -295,35 +295,35 @@ class UserStacks:
         """
         self._take()
         is_left = self._allowance.is_left
-        if not (self._unnamed or (is_left and (self._queue or self._requested or walker.due_pid))):
-            walker.rest(time.monotonic() - self._worked_s)
+        if not (self._unnamed or (is_left and (self._queue or self._requested or unwinder.due_pid))):
+            unwinder.rest(time.monotonic() - self._worked_s)
             return Rest(_LOOK_S if is_left else _REST_S)
         while self._exited:
-            walker.forget(self._exited.pop())
+            unwinder.forget(self._exited.pop())
         if self._unnamed:
             work = self._unnamed.popleft()
         elif self._queue and not (self._was_copy and self._requested):
             work = self._queue.popleft()
         else:
-            work = self._oldest() if self._requested else walker.due_pid
+            work = self._oldest() if self._requested else unwinder.due_pid
         self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
         self._at = _pid_of(work), self._worked_s
         return work
 
-    def _run(self, walker: Unwinder, worker: Worker) -> None:
-        walker.start()
-        for work in worker.requests(partial(self._next, walker)):
-            began_s, found = walker.used_s, None
+    def _run(self, unwinder: Unwinder, worker: Worker) -> None:
+        unwinder.start()
+        for work in worker.requests(partial(self._next, unwinder)):
+            began_s, found = unwinder.used_s, None
             if isinstance(work, Copy):
-                found = walker.unwind_copy(work)
+                found = unwinder.unwind_copy(work)
             elif isinstance(work, int):
-                walker.check_process(work)
+                unwinder.check_process(work)
             elif isinstance(work, _Unnamed):
-                walker.read_python_names(work.pid, work.addresses)
+                unwinder.read_python_names(work.pid, work.addresses)
                 work.done.set()
             else:
-                found = _read(walker, *work)
-            self._allowance.spend(max(0.0, walker.used_s - began_s))
+                found = _read(unwinder, *work)
+            self._allowance.spend(max(0.0, unwinder.used_s - began_s))
             with self._changed:
                 if worker is not self._worker:  # another thread has taken over
                     self._hung.discard(_pid_of(work))
@@ -338,7 +338,7 @@ class UserStacks:
                 elif isinstance(work, Copy) and found is not None and work.id not in self._looked_up:
                     self.unread += found is UNREAD
                     self._of_copies[work.id] = CopyResult(work.execs, work.fallback, found)
-        walker.end()
+        unwinder.end()
 
 
 def _pid_of(work: _Work) -> int:
@@ -359,9 +359,9 @@ def is_32_bit_program(stack: ScannedStack) -> bool:
     return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
 
 
-def _read(walker: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
+def _read(unwinder: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
     switched_out_ns, stack = one
-    found = walker.unwind_thread(key, stack, is_32_bit_program(stack), lambda: _pcount(key) != stack.pcount)
+    found = unwinder.unwind_thread(key, stack, is_32_bit_program(stack), lambda: _pcount(key) != stack.pcount)
     return ReadStack(key, switched_out_ns, found) if found else None
 
 

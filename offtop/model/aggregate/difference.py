@@ -59,11 +59,11 @@ class Change(NamedTuple):
         return not self.after.total_ns
 
 
-def measured(some: Shares, span_ns: int, catalog: Catalog, diagnoser: CauseFinder, idle: bool) -> Measured:
+def measured(some: Shares, span_ns: int, catalog: Catalog, cause_finder: CauseFinder, idle: bool) -> Measured:
     """Group some waits for the comparison; `idle`: include idle waits."""
     scope = Scope(ALL, idle=idle)
     chosen, table = some.in_scope(scope), by_site(some, scope)
-    reasons = dict(zip(table, diagnoser.reasons_at([*table], catalog), strict=True))
+    reasons = dict(zip(table, cause_finder.reasons_at([*table], catalog), strict=True))
     categories = [leaf.category for leaf in chosen.leaves]
     return Measured(
         span_ns,
@@ -72,18 +72,18 @@ def measured(some: Shares, span_ns: int, catalog: Catalog, diagnoser: CauseFinde
             "reasons": _summed((reasons[site].name, part) for site, part in table.items()),
             "processes": _summed((process_name(pid, catalog), part) for pid, part in chosen.by(chosen.ids[:, 0])),
             "places": _summed(
-                (_place(site, reasons[site].name, catalog, diagnoser), part) for site, part in table.items()
+                (_place(site, reasons[site].name, catalog, cause_finder), part) for site, part in table.items()
             ),
         },
     )
 
 
-def _place(site: tuple[int, ...], reason: str, catalog: Catalog, diagnoser: CauseFinder) -> str:
+def _place(site: tuple[int, ...], reason: str, catalog: Catalog, cause_finder: CauseFinder) -> str:
     kernel, user, _, pid = site
     process = process_name(pid, catalog)
     if kernel == stack.QUEUED or kernel in stack.PLACELESS:
         return f"{process}: {reason}"
-    return f"{process}: {location.in_short(catalog, kernel, user, diagnoser.names)}"
+    return f"{process}: {location.in_short(catalog, kernel, user, cause_finder.names)}"
 
 
 def _summed(parts: Iterable[tuple[str, Added]]) -> dict[str, Part]:

@@ -231,13 +231,13 @@ class Filter:
         """
         return any(isinstance(one, Text) and not _NEED_NAMES.isdisjoint(_MATCHED_TEXTS[one.key]) for one in self.waits)
 
-    def mask(self, shares: Shares, catalog: Catalog, diagnoser: CauseFinder) -> Mask:
+    def mask(self, shares: Shares, catalog: Catalog, cause_finder: CauseFinder) -> Mask:
         """Return which rows of `shares` are of waits that it chooses.
 
         Unknown texts, like a user not looked up yet, are empty; waits below the minimum and filtered ones have no
         frames.
         """
-        matcher = _Matcher(shares, catalog, diagnoser)
+        matcher = _Matcher(shares, catalog, cause_finder)
         chosen = np.ones(len(shares.leaf), np.bool_)
         for one in self.waits:
             chosen &= matcher.matching(one) != one.excludes
@@ -287,10 +287,10 @@ def of_reason(reason: Reason) -> Filter:
 class _Matcher:
     """Rows of a Shares; each thread, process, stack and category is matched once."""
 
-    def __init__(self, shares: Shares, catalog: Catalog, diagnoser: CauseFinder) -> None:
-        name: Callable[[Frame], str] = cache(diagnoser.names.of)
+    def __init__(self, shares: Shares, catalog: Catalog, cause_finder: CauseFinder) -> None:
+        name: Callable[[Frame], str] = cache(cause_finder.names.of)
         called: Callable[[str], set[str]] = cache(_function_names)
-        self._shares, self._catalog, self._diagnoser = shares, catalog, diagnoser
+        self._shares, self._catalog, self._cause_finder = shares, catalog, cause_finder
         self._ids = shares.ids
         self._columns = {
             "thread": thread_codes(shares.ids),
@@ -347,7 +347,7 @@ class _Matcher:
                 values, which = np.unique(whole, return_inverse=True)
                 self._distinct[column] = values.tolist(), which
             values, which = self._distinct[column]
-            known = self._diagnoser.matched((one, what)) if what in _OF_FUNCTIONS else {}
+            known = self._cause_finder.matched((one, what)) if what in _OF_FUNCTIONS else {}
             for value in values:
                 if value not in known:
                     known[value] = any(map(matches, texts(value)))
@@ -358,8 +358,8 @@ class _Matcher:
     def _sites(self) -> "_Sites":
         """Costs more than the other columns."""
         sites, which = sites_of(self._shares)
-        diagnoser, catalog = self._diagnoser, self._catalog
-        return _Sites(which, diagnoser.rules_at(sites, catalog), diagnoser.reasons_at(sites, catalog))
+        cause_finder, catalog = self._cause_finder, self._catalog
+        return _Sites(which, cause_finder.rules_at(sites, catalog), cause_finder.reasons_at(sites, catalog))
 
 
 class _Sites(NamedTuple):

@@ -63,13 +63,13 @@ class FilteredTick(NamedTuple):
 class FilterCache:
     """Cache of what one selection leaves of each tick."""
 
-    def __init__(self, selection: Selection, diagnoser: CauseFinder, before: "FilterCache | None" = None) -> None:
+    def __init__(self, selection: Selection, cause_finder: CauseFinder, before: "FilterCache | None" = None) -> None:
         """Create an empty cache; `before` is the one until now.
 
         Since that was made, more became known about processes or functions.
         """
         self.selection = selection
-        self._diagnoser = diagnoser
+        self._cause_finder = cause_finder
         self._taken: dict[int, FilteredTick] = {}
         self._chosen: dict[int, Parts] = {}
         self._earlier: dict[int, Parts] = before.known_parts if before and before.selection == selection else {}
@@ -104,9 +104,9 @@ class FilterCache:
         """Return which rows are not muted, and which pass the filters."""
         unmuted = passing = np.ones(len(every.leaf), np.bool_)
         for one in self.selection.muted:
-            unmuted = unmuted & ~one.mask(every, catalog, self._diagnoser)
+            unmuted = unmuted & ~one.mask(every, catalog, self._cause_finder)
         for one in self.selection.filters:
-            passing = passing & one.mask(every, catalog, self._diagnoser)
+            passing = passing & one.mask(every, catalog, self._cause_finder)
         return unmuted, passing
 
     def taken(self, tick: HistoryTick) -> FilteredTick:
@@ -117,8 +117,8 @@ class FilterCache:
     def _take(self, tick: HistoryTick) -> FilteredTick:
         every = tick.shares
         unmuted, passing = self._masks_at(tick, every)
-        all_heard = every.of(unmuted)
-        parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_heard.by(all_heard.leaf)}
+        all_unmuted = every.of(unmuted)
+        parts = {every.leaves[leaf]: Part(*part) for leaf, part in all_unmuted.by(all_unmuted.leaf)}
         kept = every.of(unmuted & passing)
         self._remember(tick, kept)
         muted_ns = int(every.total_ns[~unmuted].sum())
@@ -161,7 +161,7 @@ class FilterCache:
 
     def _through(self, ids: Ints, tick: HistoryTick) -> Mask:
         selection = self.selection
-        return through(ids, tick.facts.catalog, self._diagnoser.names, selection.shape, selection.path)
+        return through(ids, tick.facts.catalog, self._cause_finder.names, selection.shape, selection.path)
 
     def stuck(self, every: Stuck, tick: HistoryTick) -> Stuck:
         """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
@@ -235,35 +235,35 @@ class FilterCaches:
     are always filtered with everything known by then.
     """
 
-    def __init__(self, diagnoser: CauseFinder) -> None:
-        self._diagnoser = diagnoser
-        self._sieve: FilterCache | None = None
-        self._knew: tuple[object, ...] = ()
+    def __init__(self, cause_finder: CauseFinder) -> None:
+        self._cause_finder = cause_finder
+        self._cache: FilterCache | None = None
+        self._known_before: tuple[object, ...] = ()
         self._made = self._seen = 0
         """Number of the newest tick when it was made, and when it was last requested."""
         self._patience = 1
 
     def of(self, selection: Selection, newest: HistoryTick, *, held: bool) -> FilterCache:
         """Return the FilterCache; `held`: perhaps no later tick will be drawn."""
-        before, known = self._sieve, self._known(selection, newest.facts.catalog)
+        before, known = self._cache, self._known(selection, newest.facts.catalog)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:
             early = self._made <= newest.number < self._made + self._patience
-            if known == self._knew or (early and not stands):
+            if known == self._known_before or (early and not stands):
                 return before
             self._patience = min(2 * self._patience, _MOST_PATIENCE)
         else:
             self._patience = 1
-        self._knew, self._made = known, newest.number
-        self._sieve = FilterCache(selection, self._diagnoser, before)
-        return self._sieve
+        self._known_before, self._made = known, newest.number
+        self._cache = FilterCache(selection, self._cause_finder, before)
+        return self._cache
 
     def _known(self, selection: Selection, catalog: Catalog) -> tuple[object, ...]:
         """Return a value that changes whenever more is known of what `selection` needs."""
         asked = (*selection.filters, *selection.muted)
         of_names = selection.path or any(one.needs_names for one in asked)
         return (
-            self._diagnoser.version if of_names else None,
+            self._cause_finder.version if of_names else None,
             catalog.details_version if any(one.needs_details for one in asked) else 0,
             catalog.peers_version if any(one.needs_peers for one in asked) else 0,
         )

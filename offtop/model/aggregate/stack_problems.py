@@ -13,7 +13,7 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import (
     ANONYMOUS,
-    ASTRAY,
+    BAD_PC,
     CLOSED,
     DEEP,
     ENDED,
@@ -38,7 +38,7 @@ from offtop.model.values.stack import (
 from offtop.model.windows.breakdown import Added
 from offtop.printable import printable
 
-GUESSED, LED_ASTRAY, UNSURE = "guessed", "guessed-astray", "unsure"
+GUESSED, GUESSED_BAD_PC, UNSURE = "guessed", "guessed-astray", "unsure"
 STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF = "stripped", "no-symbol", "no-perf-map", "no-elf-file"
 OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN = (
     *("overwritten", "file-gone", "unreadable", "too-slow", "not-confined"),
@@ -46,14 +46,14 @@ OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN = (
 )
 REASONS: Mapping[str, str] = {
     NO_WAY: "callers missing: no unwind information",
-    LED_ASTRAY: "callers missing: no unwind information, and a guess failed",
+    GUESSED_BAD_PC: "callers missing: no unwind information, and a guess failed",
     GUESSED: "callers guessed: no unwind information",
     UNSURE: "callers unsure: which ones is unknown",
     LINKED: "callers unchecked: frame pointers",
     NOT_COPIED: "callers missing: too little of the stack was copied",
     NOT_FOLLOWED: "callers missing: a needed register is unknown",
     NOT_IN_MEMORY: "callers missing: the stack is not in memory",
-    ASTRAY: "callers missing: the caller's address is not code",
+    BAD_PC: "callers missing: the caller's address is not code",
     DEEP: "callers missing: more than 127 frames",
     ENDED: "all missing: the process exited before it was read",
     NOT_PERMITTED: "all missing: offtop may not read the process",
@@ -80,13 +80,13 @@ _CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, NOT_READ, *REASONS.keys() - _
 _BUILD_UNWINDABLE = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
 _REMEDIES: Mapping[str, str] = {
     NO_WAY: _BUILD_UNWINDABLE,
-    LED_ASTRAY: _BUILD_UNWINDABLE,
+    GUESSED_BAD_PC: _BUILD_UNWINDABLE,
     GUESSED: _BUILD_UNWINDABLE,
     LINKED: "use a larger --cpu-budget, and not --unwind fp",
     NOT_COPIED: "copy more of each stack with --unwind-bytes 64K",
     NOT_FOLLOWED: "build it with -fno-omit-frame-pointer",
     NOT_IN_MEMORY: "add memory, so that stacks are not swapped out",
-    ASTRAY: "its unwind information is wrong there; assembly code needs .cfi directives",
+    BAD_PC: "its unwind information is wrong there; assembly code needs .cfi directives",
     NOT_PERMITTED: "run it with sudo, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
     NOT_READ: "find what blocks it: its threads in D state are in mode 1; its stacks return when it goes on",
     STRIPPED: "install its debug symbols (a -dbgsym, -dbg or -debuginfo package), or try --debuginfod; leave your own "
@@ -282,8 +282,8 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
         yield _Flaw(UNREAD, NOT_READ)
     elif stack.end == LINKED:
         yield _Flaw("", LINKED)
-    elif stack.end == ASTRAY and stack.is_unsure and stack.guessed_in:
-        yield _Flaw(stack.guessed_in, LED_ASTRAY)
+    elif stack.end == BAD_PC and stack.is_unsure and stack.guessed_in:
+        yield _Flaw(stack.guessed_in, GUESSED_BAD_PC)
         return
     elif stack.end != WHOLE:
         file = _outermost(stack.frames).file
@@ -328,7 +328,7 @@ def _process(pid: int, catalog: Catalog) -> str:
 def _remedy(flaw: _Flaw, runtime: str) -> str:
     if flaw.reason == NO_MAP:
         return _MAPS.get(runtime, _REMEDIES[NO_MAP])
-    if flaw.reason in (GUESSED, LED_ASTRAY, NO_WAY):
+    if flaw.reason in (GUESSED, GUESSED_BAD_PC, NO_WAY):
         is_made = flaw.binary[:1] == "["
         maker = _KEEPS_FRAME_POINTERS.get(runtime if is_made else _runtime(flaw.binary.rpartition("/")[2]))
         if maker and flaw.reason == GUESSED:

@@ -213,9 +213,9 @@ class Cost(NamedTuple):
     bpf_pct: float = -1.0
     """Its BPF programs, in percent of one CPU."""
     rss_bytes: int = -1
-    walk_ns: int = -1
+    scan_ns: int = -1
     """CPU time of one task scan, which finds the waits in progress."""
-    walk_every: int = 1
+    scan_every: int = 1
     """A task scan runs every so many ticks, if it would cost too much otherwise."""
 
 

@@ -40,7 +40,7 @@ FIRST_STACK = 3
 """Ids from here on are real stacks."""
 
 
-WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, ASTRAY, NO_WAY, ENDED = (
+WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, BAD_PC, NO_WAY, ENDED = (
     *("whole", "frame-pointers", "too-deep", "not-copied", "not-followed", "not-in-memory", "astray", "no-unwind-info"),
     "process-ended",
 )
@@ -52,7 +52,7 @@ ENDS: Mapping[str, str] = {
     NOT_COPIED: "too little of the stack was copied",
     NOT_FOLLOWED: "a needed register is unknown",
     NOT_IN_MEMORY: "the stack is not in memory",
-    ASTRAY: "the caller's address is not code",
+    BAD_PC: "the caller's address is not code",
     NO_WAY: "no unwind information",
     ENDED: "the process exited before it was read",
     NOT_PERMITTED: "offtop may not read the process",

@@ -228,8 +228,8 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     wrong: Spans = []
     if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
         wrong.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
-    if cost.walk_every > 1:
-        wrong.append((f"  waits scanned every {cost.walk_every} ticks", "lost"))
+    if cost.scan_every > 1:
+        wrong.append((f"  waits scanned every {cost.scan_every} ticks", "lost"))
     own = [
         f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
         f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",

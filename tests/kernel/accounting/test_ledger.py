@@ -166,11 +166,11 @@ def snapshot(ledger: Ledger) -> Snapshot:
 
 
 def run(
-    all_waits: dict[ThreadKey, list[Wait]], walk_every: int = 1, lag_ns: int = 0, snapshot_every: int = 1
+    all_waits: dict[ThreadKey, list[Wait]], scan_every: int = 1, lag_ns: int = 0, snapshot_every: int = 1
 ) -> list[Window]:
     """Return windows of `snapshot_every` ticks of TICK_NS, until every wait has ended.
 
-    The task scan is passed in at each `walk_every`-th tick only, and only if a snapshot follows. The map buffers flip
+    The task scan is passed in at each `scan_every`-th tick only, and only if a snapshot follows. The map buffers flip
     `lag_ns` after the time of the snapshot.
     """
     end_ns = max((w.switched_in_ns for waits in all_waits.values() for w in waits), default=0)
@@ -188,7 +188,7 @@ def run(
                 site for key, waits in all_waits.items() for site in site_records(key, waits, from_ns, to_ns)
             ),
             [one for key, w in all_waits.items() for one in off_cpu_tasks_of(key, w, at_ns)]
-            if number % walk_every == 0 and has_snapshot
+            if number % scan_every == 0 and has_snapshot
             else [],
             has_snapshot=has_snapshot,
         )
@@ -207,10 +207,10 @@ def keyed(threads: list[list[Step]]) -> dict[ThreadKey, list[Wait]]:
 
 @given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
 def test_each_window_has_the_time_that_passed_in_it(
-    threads: list[list[Step]], walk_every: int, snapshot_every: int
+    threads: list[list[Step]], scan_every: int, snapshot_every: int
 ) -> None:
     all_waits = keyed(threads)
-    for window in run(all_waits, walk_every, snapshot_every=snapshot_every):
+    for window in run(all_waits, scan_every, snapshot_every=snapshot_every):
         totals = dict(window.each_thread())
         for key, waits in all_waits.items():
             off_ns = passed(waits, window.at_ns - window.span_ns, window.at_ns)
@@ -220,9 +220,9 @@ def test_each_window_has_the_time_that_passed_in_it(
 
 @given(threads_of_steps, st.integers(1, 3), st.integers(0, TICK_NS // 2), st.integers(1, 4))
 def test_sites_and_short_waits_add_up_to_each_thread(
-    threads: list[list[Step]], walk_every: int, lag_ns: int, snapshot_every: int
+    threads: list[list[Step]], scan_every: int, lag_ns: int, snapshot_every: int
 ) -> None:
-    for window in run(keyed(threads), walk_every, lag_ns, snapshot_every):
+    for window in run(keyed(threads), scan_every, lag_ns, snapshot_every):
         of_sites: dict[ThreadKey, int] = {}
         for site, totals in window.each_site():
             assert 0 <= totals.runqueue_ns <= totals.total_ns
@@ -251,10 +251,10 @@ def test_totals_match_the_kernel_once_every_wait_has_ended(
 
 @given(threads_of_steps, st.integers(1, 3), st.integers(1, 4))
 def test_over_all_windows_each_wait_is_at_the_site_where_it_ended(
-    threads: list[list[Step]], walk_every: int, snapshot_every: int
+    threads: list[list[Step]], scan_every: int, snapshot_every: int
 ) -> None:
     all_waits = keyed(threads)
-    found = dict(merge(run(all_waits, walk_every, snapshot_every=snapshot_every)).sites)
+    found = dict(merge(run(all_waits, scan_every, snapshot_every=snapshot_every)).sites)
     for key, waits in all_waits.items():
         ended: dict[SiteKey, list[Wait]] = {}
         for w in waits:
@@ -287,7 +287,7 @@ def test_a_wait_of_12_ticks_counts_in_each_and_ends_at_its_full_site() -> None:
 
 def test_a_wait_that_no_scan_saw_is_counted() -> None:
     wait = Wait(switched_out_ns=5_000, switched_in_ns=25_000, ready_ns=25_000, preempted=False, kernel=3, user=13)
-    windows = run({ThreadKey(7, 100): [wait]}, walk_every=100)
+    windows = run({ThreadKey(7, 100): [wait]}, scan_every=100)
     assert [sum(t.total_ns for _, t in w.each_site()) for w in windows] == [5_000, 10_000, 5_000]
 
 

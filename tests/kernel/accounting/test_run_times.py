@@ -150,8 +150,8 @@ def test_late_run_time_of_an_old_thread_leaves_the_new_one_alone() -> None:
 
 
 def test_a_thread_that_began_during_the_scan_counts_a_tick_later() -> None:
-    ledger, walk_ns = Ledger(0), NS_PER_S // 20
-    began_during_scan = RuntimeSample(ONE, 500, NS_PER_S - walk_ns)
+    ledger, scan_ns = Ledger(0), NS_PER_S // 20
+    began_during_scan = RuntimeSample(ONE, 500, NS_PER_S - scan_ns)
     other = RuntimeSample(ThreadKey(7, 101), 500, NS_PER_S // 2)
     ledger.tick(NS_PER_S, MIN_NS, [], NOTHING, [])
     ledger.tick(2 * NS_PER_S, MIN_NS, [], NOTHING, [], ran=[began_during_scan, other])

@@ -198,7 +198,7 @@ def test_an_expression_is_a_register_plus_offset_or_unsupported(
     value: Value | None,
 ) -> None:
     if value is None:
-        with pytest.raises(cfi._OddError):  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(cfi._UnrepresentableError):  # pyright: ignore[reportPrivateUsage]
             cfi._worked_out(expression, 0)  # pyright: ignore[reportPrivateUsage]
     else:
         assert cfi._worked_out(expression, 0) == value  # pyright: ignore[reportPrivateUsage]

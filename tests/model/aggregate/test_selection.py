@@ -215,11 +215,11 @@ class Late(Plain):
 
 def test_filter_finds_a_late_name_in_ticks_that_were_filtered_before() -> None:
     names = Late()
-    diagnoser, chosen = CauseFinder(names, WITHOUT_RULES), Selection((parse("stack=late"),))
+    cause_finder, chosen = CauseFinder(names, WITHOUT_RULES), Selection((parse("stack=late"),))
     tick, by_serve = of_shop("stack=serve")
-    assert not sums([FilterCache(chosen, diagnoser).chosen(tick)])
+    assert not sums([FilterCache(chosen, cause_finder).chosen(tick)])
     names.version = 1
-    found = sums([FilterCache(chosen, diagnoser).chosen(tick)])
+    found = sums([FilterCache(chosen, cause_finder).chosen(tick)])
     assert found == sums([by_serve.chosen(tick)]) != {}
 
 
@@ -287,9 +287,9 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
     looked: list[int] = []
     mask = Filter.mask
 
-    def counted(one: Filter, every: Shares, catalog: Catalog, diagnoser: CauseFinder) -> Mask:
+    def counted(one: Filter, every: Shares, catalog: Catalog, cause_finder: CauseFinder) -> Mask:
         looked.append(len(every.leaf))
-        return mask(one, every, catalog, diagnoser)
+        return mask(one, every, catalog, cause_finder)
 
     monkeypatch.setattr(Filter, "mask", counted)
     first, sieve = of_shop("stack=serve")
@@ -303,8 +303,8 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
 class _Looking(FilterCache):
     """Names the ticks that it filters."""
 
-    def __init__(self, selection: Selection, diagnoser: CauseFinder, before: FilterCache) -> None:
-        super().__init__(selection, diagnoser, before)
+    def __init__(self, selection: Selection, cause_finder: CauseFinder, before: FilterCache) -> None:
+        super().__init__(selection, cause_finder, before)
         self.looked: list[int] = []
 
     def chosen(self, tick: HistoryTick) -> Parts:

@@ -4,7 +4,7 @@ import pytest
 
 from offtop.model.aggregate.stack_problems import (
     GUESSED,
-    LED_ASTRAY,
+    GUESSED_BAD_PC,
     NO_MAP,
     NOT_KNOWN,
     OVERWRITTEN,
@@ -19,7 +19,7 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import (
     ANONYMOUS,
-    ASTRAY,
+    BAD_PC,
     DEEP,
     ENDED,
     ENDS,
@@ -145,12 +145,12 @@ def test_result_of_a_guess_is_listed_under_the_binary_that_required_it() -> None
     machine = Machine()
     frames = named(LIBC), Frame(LIBRARY, 1), Frame(APP, 2)
     machine.names.known = {frames[1]: "in_library", frames[2]: "work"}
-    machine.waits(Stack(frames, end=ASTRAY, is_unsure=True, guessed_in=LIBRARY), 3 * S)
-    machine.waits(Stack(frames, end=ASTRAY), 2 * S)
+    machine.waits(Stack(frames, end=BAD_PC, is_unsure=True, guessed_in=LIBRARY), 3 * S)
+    machine.waits(Stack(frames, end=BAD_PC), 2 * S)
     machine.waits(Stack(frames, end=NO_WAY, is_unsure=True, guessed_in=APP), S)
     assert [(one.binary, one.reason) for one in machine.summary.problems] == [
-        (LIBRARY, LED_ASTRAY),
-        (APP, ASTRAY),
+        (LIBRARY, GUESSED_BAD_PC),
+        (APP, BAD_PC),
         (APP, NO_WAY),
     ]
 

@@ -290,7 +290,7 @@ def test_compiler_suffixes_are_removed_from_functions() -> None:
     assert subject.modules == ("libc.so.6", "prog")
 
 
-# ---- the diagnoser
+# ---- the cause_finder
 
 LOCK, POLL = 3, 4
 WORKER, LATE, LOOP = 5, 6, 7
@@ -328,8 +328,8 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
         *((SiteKey(7, 71, LOCK, WORKER), 30), (SiteKey(7, 72, LOCK, 9), 10), (SiteKey(8, 81, LOCK, 8), 50)),
         *((SiteKey(8, 82, LOCK, NO_STACK), 10), (SiteKey(8, 83, SHORT, NO_STACK), 0)),
     )
-    diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
-    found = diagnoser.rules_of(by_site(shares(some, Idle()), Scope()), some.catalog)
+    cause_finder = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    found = cause_finder.rules_of(by_site(shares(some, Idle()), Scope()), some.catalog)
     assert [(one.rule and one.rule.name, one.total_ns, one.pid) for one in found] == [
         ("plain", 50, 8),
         ("it", 40, 7),
@@ -339,32 +339,32 @@ def test_largest_cause_comes_first_and_rules_of_one_name_are_one_cause() -> None
     assert found[0].in_short(some.catalog, with_process=True) == "50% wait for plain (db)"
     assert found[1].in_full(some.catalog, with_process=False) == "40% wait for it: It is so."
     assert most(found[2:]) is None
-    assert diagnoser.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.catalog) is None
+    assert cause_finder.rule_of(SiteKey(8, 83, SHORT, NO_STACK), some.catalog) is None
 
 
 def test_wait_is_matched_again_when_its_functions_get_names() -> None:
     names, some = FixedNames(), catalog()
-    diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
+    cause_finder = CauseFinder(names, Fixed(IDLE_RULES))
     site = SiteKey(7, 71, LOCK, LATE)
-    assert diagnoser.rule_of(site, some) is None
+    assert cause_finder.rule_of(site, some) is None
     ids = np.array([site], np.int64)
-    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [0]
     names.later[LATE_FRAME] = "serve"
-    assert diagnoser.rule_of(site, some) is None, "nobody said that there are other names"
+    assert cause_finder.rule_of(site, some) is None, "nobody said that there are other names"
     names.version += 1
-    rule = diagnoser.rule_of(site, some)
+    rule = cause_finder.rule_of(site, some)
     assert rule and rule.id == "it"
-    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1]
 
 
 def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
-    diagnoser, some = CauseFinder(FixedNames(), source), catalog()
+    cause_finder, some = CauseFinder(FixedNames(), source), catalog()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
-    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1]
+    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1]
     source.rules = NO_RULES
-    assert diagnoser.rule_of(SiteKey(7, 71, LOCK, WORKER), some) is None
-    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [0]
+    assert cause_finder.rule_of(SiteKey(7, 71, LOCK, WORKER), some) is None
+    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [0]
 
 
 class _Changing:
@@ -381,28 +381,28 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
         (SiteKey(7, 73, POLL, WORKER), 30),
         (SiteKey(7, 74, LOCK, 8), 40),
     )
-    diagnoser = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    cause_finder = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
-    idle = Idle({"poll"}, verdicts=diagnoser.verdicts([ids], some.catalog))
+    idle = Idle({"poll"}, verdicts=cause_finder.verdicts([ids], some.catalog))
     parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
     assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
     assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
 
 
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
-    some, diagnoser = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
+    some, cause_finder = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
-    assert diagnoser.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
+    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
     more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
-    diagnoser.verdicts([more], some)
+    cause_finder.verdicts([more], some)
     another = np.array([(7, 74, POLL, WORKER, 0)], np.int64)
-    assert diagnoser.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
+    assert cause_finder.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
 
 
 def test_tick_keeps_the_verdicts_of_its_time() -> None:
     names, made = FixedNames(), catalog()
-    diagnoser = CauseFinder(names, Fixed(IDLE_RULES))
-    history = History((), never, verdicts=diagnoser.verdicts)
+    cause_finder = CauseFinder(names, Fixed(IDLE_RULES))
+    history = History((), never, verdicts=cause_finder.verdicts)
     site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
     for second in range(3):
         if second == 2:
@@ -417,14 +417,14 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
 
 
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
-    diagnoser, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), catalog()
+    cause_finder, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), catalog()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
-    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+    assert cause_finder.verdicts([first], some).of(first).tolist() == [1]
     for n in range(100):
         more = np.array([(1000 + n, 1, LOCK, WORKER, 0)], np.int64)
-        diagnoser.verdicts([more], some)
-    assert len(diagnoser._program_at) < 10  # pyright: ignore[reportPrivateUsage]
-    assert diagnoser.verdicts([first], some).of(first).tolist() == [1]
+        cause_finder.verdicts([more], some)
+    assert len(cause_finder._program_at) < 10  # pyright: ignore[reportPrivateUsage]
+    assert cause_finder.verdicts([first], some).of(first).tolist() == [1]
 
 
 def never(lanes: Ints) -> Mask:
@@ -443,15 +443,15 @@ def test_peer_is_named_by_its_port() -> None:
     some.stacks[10] = Stack((Frame(KERNEL, 0, "tcp_recvmsg"),), 0, "net-recv")
     peers = {10: "10.0.0.5:5432", 11: "[::1]:6379", 12: "10.0.0.5:9999", 13: ""}
     some.wakes |= {n: Wake(object=Object("tcp", f"socket:[{n}]", peer=peer)) for n, peer in peers.items()}
-    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
-    found = [diagnoser.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
+    cause_finder = CauseFinder(FixedNames(), Fixed(PACKAGED))
+    found = [cause_finder.rule_of(SiteKey(7, 71, 10, 8, wake), some) for wake in peers]
     assert [(rule.id, rule.name) for rule in found if rule] == [
         ("answer-5432", "an answer from PostgreSQL"),
         ("answer-6379", "an answer from Redis"),
         ("answer", "an answer over the network"),
         ("answer", "an answer over the network"),
     ]
-    assert diagnoser.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
+    assert cause_finder.rule_of(SiteKey(7, 72, 10, 9, 10), some) is found[0]
 
 
 def test_client_is_not_named_by_its_port() -> None:
@@ -464,12 +464,12 @@ def test_text_of_a_cause_is_that_of_the_rule_with_most_of_its_time() -> None:
     rule = '[[rule]]\nid = "{}"\nname = "it"\nsays = "{}"\nown = ["{}"]\n'
     rules = parsed(rule.format("a", "Little.", "work") + rule.format("b", "Much.", "other"))
     some = window((SiteKey(7, 71, LOCK, 8), 10), (SiteKey(7, 72, LOCK, 9), 90))
-    diagnoser = CauseFinder(FixedNames(), Fixed(rules))
+    cause_finder = CauseFinder(FixedNames(), Fixed(rules))
     table = by_site(shares(some, Idle()), Scope())
-    assert [one.in_full(some.catalog, with_process=False) for one in diagnoser.rules_of(table, some.catalog)] == [
+    assert [one.in_full(some.catalog, with_process=False) for one in cause_finder.rules_of(table, some.catalog)] == [
         "100% wait for it: Much."
     ]
-    apart = diagnoser.rules_of(table, some.catalog, apart=True)
+    apart = cause_finder.rules_of(table, some.catalog, apart=True)
     assert [(one.rule and one.rule.id, one.total_ns) for one in apart] == [("b", 90), ("a", 10)]
 
 
@@ -491,14 +491,14 @@ def test_hint_about_wakers_names_the_option_if_there_are_no_keys() -> None:
 
 def test_another_program_of_the_same_process_is_matched_again() -> None:
     some = catalog()
-    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
+    cause_finder = CauseFinder(FixedNames(), Fixed(PACKAGED))
     some.stacks[12] = Stack((Frame(KERNEL, 0, "do_wait"),), 0, "child")
     site, ids = SiteKey(7, 71, 12, NO_STACK), np.array([(7, 71, 12, 0, 0)], np.int64)
     found: list[tuple[str, int]] = []
     for program in ("bash", "psql", "bash"):
         some.processes[7] = program
-        rule = diagnoser.rule_of(site, some)
-        found.append((rule.id if rule else "", int(diagnoser.verdicts([ids], some).of(ids)[0])))
+        rule = cause_finder.rule_of(site, some)
+        found.append((rule.id if rule else "", int(cause_finder.verdicts([ids], some).of(ids)[0])))
     assert found == [("launcher", 1), ("child", 0), ("launcher", 1)]
 
 
@@ -510,15 +510,15 @@ def test_process_at_the_other_end_is_named_if_the_port_is_unknown() -> None:
     what = {n: Object("tcp", f"socket:[{n}]", local="[::1]:40000", peer=peer) for n, peer in peers.items()}
     what[13] = Object("pipe", "pipe:[13]")
     some.wakes |= {n: Wake(object=one) for n, one in what.items()}
-    diagnoser = CauseFinder(FixedNames(), Fixed(PACKAGED))
+    cause_finder = CauseFinder(FixedNames(), Fixed(PACKAGED))
 
     def found() -> list[tuple[str, str]]:
-        rules = [diagnoser.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
+        rules = [cause_finder.rule_of(SiteKey(7, 71, 11 if wake == 13 else 10, 8, wake), some) for wake in what]
         return [(rule.id, rule.name) for rule in rules if rule]
 
     def unanswered(*wakes: int) -> dict[Object, int]:
-        diagnoser.rules_of({(11 if wake == 13 else 10, 8, wake, 7): Part(1, 10) for wake in wakes}, some)
-        return diagnoser.unanswered
+        cause_finder.rules_of({(11 if wake == 13 else 10, 8, wake, 7): Part(1, 10) for wake in wakes}, some)
+        return cause_finder.unanswered
 
     before = [("answer", "an answer over the network"), ("answer-5432", "an answer from PostgreSQL")]
     assert found() == [*before, before[0], ("pipe-empty", "data from a pipe")]
