@@ -46,9 +46,9 @@ from offtop.model.values.peers import (
 from offtop.model.values.wake import UNIX, Object
 from offtop.worker import Rest, Worker
 
-_OLD_S = 10.0
+_MAX_AGE_S = 10.0
 """Age at which a result is checked again on request."""
-_NOTHING_S = 60.0
+_NEGATIVE_MAX_AGE_S = 60.0
 """The same if nothing was found."""
 _REST_S, _REST_TIMES = 3.0, 50
 """Time from one scan of all files to the next: at least so many seconds, and so many times the CPU time that it took.
@@ -57,9 +57,9 @@ _AT_ONCE_S, _PAUSE_TIMES = 0.02, 10
 """After so much CPU time the worker pauses, so many times as long."""
 _MOST_FILES = 1_000_000
 """A scan gives up on a machine with more open files than this."""
-_MOST_ASKED = 2_048
-_MOST_TOLD, _MOST_LOOKED_AT = 4_096, 16_384
-_MOST_MET = 200_000
+_MOST_REQUESTS = 2_048
+_MOST_KNOWN, _MOST_RETRIES = 4_096, 16_384
+_MOST_SCANNED = 200_000
 """How many pipes and sockets are remembered, at 24 bytes each; if more are open, none are."""
 _MOST_WATCHED = 1_024
 """The epolls of a process that may have more files open are not read: the kernel keeps the epoll locked while fdinfo is
@@ -103,15 +103,15 @@ class PeersWorker:
     def __init__(self, catalog: Catalog, epolls: Mapping[Object, int]) -> None:
         """`epolls`: epoll → the descriptor by which its process waits on it."""
         self._catalog, self._epolls = catalog, epolls
-        self._asked: dict[Object, int] = {}
+        self._requests: dict[Object, int] = {}
         """Requested objects, each with a process that waits on it."""
-        self._look_s: dict[Object, float] = {}
+        self._retry_s: dict[Object, float] = {}
         """Object → when it may be looked up again (time.monotonic())."""
         self._found: dict[Object, Peers] = {}
         """Results that are not in the catalog yet."""
         self._holders: dict[str, Sequence[Holder]] = {}
         """Holders of the requested pipes and sockets, by link text in /proc/PID/fd."""
-        self._lockers: dict[Object, Sequence[int]] = {}
+        self._lock_holders: dict[Object, Sequence[int]] = {}
         """Processes that held locks taken by others, as of the last scan."""
         self._scanned = np.zeros((0, 3), np.int64)
         """All pipes and sockets of the last scan: `_code`, process and descriptor."""
@@ -128,9 +128,13 @@ class PeersWorker:
         now_s = time.monotonic()
         with self._worker.changed:
             for what, pid in waited_on.items():
-                if may_have_peers(what) and now_s >= self._look_s.get(what, 0) and len(self._asked) < _MOST_ASKED:
-                    self._asked[what] = pid
-            if self._asked:
+                if (
+                    may_have_peers(what)
+                    and now_s >= self._retry_s.get(what, 0)
+                    and len(self._requests) < _MOST_REQUESTS
+                ):
+                    self._requests[what] = pid
+            if self._requests:
                 self._worker.wake()
 
     def publish(self) -> None:
@@ -148,16 +152,16 @@ class PeersWorker:
                 self._catalog.peers_version += 1
             if known.pop(what, None) is not None or peers != NO_PEERS:
                 known[what] = peers
-        while len(known) > _MOST_TOLD:
+        while len(known) > _MOST_KNOWN:
             del known[next(iter(known))]
 
     def close(self) -> None:
-        """Ask the worker to stop, and return immediately. May be called twice."""
+        """Stop the worker. Returns immediately; may be called twice."""
         self._worker.close()
 
     def _run(self, worker: Worker) -> None:
-        for asked in worker.requests(self._next):
-            self._unknown |= self._look_up(asked)
+        for requests in worker.requests(self._next):
+            self._unknown |= self._look_up(requests)
             if self._unknown and not worker.is_closing and self._scan_in_s <= 0:
                 self._scan(self._unknown)
                 self._unknown = {}
@@ -165,76 +169,78 @@ class PeersWorker:
     def _next(self) -> dict[Object, int] | Rest:
         """Return the requests; none if only the scan is due."""
         scan_in_s = self._scan_in_s if self._unknown else None
-        if not self._asked and (scan_in_s is None or scan_in_s > 0):
+        if not self._requests and (scan_in_s is None or scan_in_s > 0):
             return Rest(scan_in_s)
-        asked, self._asked = self._asked, {}
-        self._look_s |= dict.fromkeys(asked, float("inf"))
-        return asked
+        requests, self._requests = self._requests, {}
+        self._retry_s |= dict.fromkeys(requests, float("inf"))
+        return requests
 
     @property
     def _scan_in_s(self) -> float:
         """Time until the next scan of all files may start."""
         return self._scanned_at_s + self._rest_s - time.monotonic()
 
-    def _look_up(self, asked: Mapping[Object, int]) -> dict[Object, int]:
+    def _look_up(self, requests: Mapping[Object, int]) -> dict[Object, int]:
         """Publish what is known without a scan; return the rest."""
-        epolls = {what: fd for what in asked if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
+        epolls = {what: fd for what in requests if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
         for what, fd in epolls.items():
             self._put({what: Peers(members=watched(what.pid, fd))})
             self._throttle()
-        files = {what: pid for what, pid in asked.items() if what.kind == FILE}
+        files = {what: pid for what, pid in requests.items() if what.kind == FILE}
         locks = awaited_locks(files)
-        likely = {pid for what, lock in locks.items() for pid in (lock.pid, *self._lockers.get(what, ()))}
-        lockers = self._lockers_of(locks, likely)
-        self._put_lockers({what: lockers.get(what, ()) for what in files if what in lockers or what not in locks})
-        sought = other_ends(asked)
+        likely = {pid for what, lock in locks.items() for pid in (lock.pid, *self._lock_holders.get(what, ()))}
+        lock_holders = self._find_lock_holders(locks, likely)
+        self._put_lock_holders(
+            {what: lock_holders.get(what, ()) for what in files if what in lock_holders or what not in locks}
+        )
+        wanted = other_ends(requests)
         self._throttle()
-        self._remember(self._scanned_holders({one for one, _ in sought.values() if not self._is_unchanged(one)}))
-        new = {what for what, (one, _) in sought.items() if not self._is_unchanged(one)}
+        self._remember(self._scanned_holders({one for one, _ in wanted.values() if not self._is_unchanged(one)}))
+        new = {what for what, (one, _) in wanted.items() if not self._is_unchanged(one)}
         handled = {*epolls, *files, *new}
-        self._put_ends([what for what in asked if what not in handled], sought)
-        return {what: asked[what] for what in {*new, *locks}.difference(lockers)}
+        self._put_peers([what for what in requests if what not in handled], wanted)
+        return {what: requests[what] for what in {*new, *locks}.difference(lock_holders)}
 
     def _scan(self, unknown: Mapping[Object, int]) -> None:
         """Scan all files, and publish the peers of these objects."""
         files = {what: pid for what, pid in unknown.items() if what.kind == FILE}
         others = {what: pid for what, pid in unknown.items() if what not in files}
-        sought, locks = other_ends(others), awaited_locks(files)
-        new = {one for one, _ in sought.values() if not self._is_unchanged(one)}
+        wanted, locks = other_ends(others), awaited_locks(files)
+        new = {one for one, _ in wanted.values() if not self._is_unchanged(one)}
         began_s = time.thread_time()
         if new:
-            self._remember({**dict.fromkeys(new, ()), **self._held(new)})
-        lockers = self._lockers_of(locks, every_pid()) if locks else {}
+            self._remember({**dict.fromkeys(new, ()), **self._scan_for_holders(new)})
+        lock_holders = self._find_lock_holders(locks, every_pid()) if locks else {}
         if new or locks:
             self._scanned_at_s = time.monotonic()
             self._rest_s = max(_REST_S, _REST_TIMES * (time.thread_time() - began_s))
-        self._lockers |= lockers
-        while len(self._lockers) > _MOST_TOLD:
-            del self._lockers[next(iter(self._lockers))]
-        self._put_lockers({what: lockers.get(what, ()) for what in files})
-        self._put_ends(others, sought)
+        self._lock_holders |= lock_holders
+        while len(self._lock_holders) > _MOST_KNOWN:
+            del self._lock_holders[next(iter(self._lock_holders))]
+        self._put_lock_holders({what: lock_holders.get(what, ()) for what in files})
+        self._put_peers(others, wanted)
 
     def _remember(self, holders: Mapping[str, Sequence[Holder]]) -> None:
         self._holders |= holders
-        while len(self._holders) > _MOST_TOLD:
+        while len(self._holders) > _MOST_KNOWN:
             del self._holders[next(iter(self._holders))]
 
-    def _put_ends(self, objects: Iterable[Object], sought: Mapping[Object, tuple[str, str]]) -> None:
-        found = {what: _ends(self._holders.get(one, ()), role) for what, (one, role) in sought.items()}
+    def _put_peers(self, objects: Iterable[Object], wanted: Mapping[Object, tuple[str, str]]) -> None:
+        found = {what: _peers(self._holders.get(one, ()), role) for what, (one, role) in wanted.items()}
         self._put({what: found.get(what, NO_PEERS) for what in objects})
 
-    def _put_lockers(self, found: Mapping[Object, Sequence[int]]) -> None:
-        self._put({what: _ends([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
+    def _put_lock_holders(self, found: Mapping[Object, Sequence[int]]) -> None:
+        self._put({what: _peers([Holder(pid, "") for pid in pids], HOLDER) for what, pids in found.items()})
 
     def _put(self, found: Mapping[Object, Peers]) -> None:
         now_s = time.monotonic()
         with self._worker.changed:
             self._found |= found
             for what, peers in found.items():
-                self._look_s.pop(what, None)
-                self._look_s[what] = now_s + (_NOTHING_S if peers == NO_PEERS else _OLD_S)
-            while len(self._look_s) > _MOST_LOOKED_AT:
-                del self._look_s[next(iter(self._look_s))]
+                self._retry_s.pop(what, None)
+                self._retry_s[what] = now_s + (_NEGATIVE_MAX_AGE_S if peers == NO_PEERS else _MAX_AGE_S)
+            while len(self._retry_s) > _MOST_RETRIES:
+                del self._retry_s[next(iter(self._retry_s))]
 
     def _is_unchanged(self, one: str) -> bool:
         """Return whether all known holders still have it open."""
@@ -244,7 +250,7 @@ class PeersWorker:
             return bool(holders) and all(str(link) == one for link in links)
         return False
 
-    def _held(self, sought: Collection[str]) -> dict[str, list[Holder]]:
+    def _scan_for_holders(self, wanted: Collection[str]) -> dict[str, list[Holder]]:
         """Scan for the holders of each of these; {} if there are too many files."""
         files = 0
         held: dict[str, list[Holder]] = {}
@@ -254,18 +260,18 @@ class PeersWorker:
             for count, found in open_in(pid, _is_pipe_or_socket):
                 files += count
                 for one, fd in found:
-                    if one in sought:
+                    if one in wanted:
                         held.setdefault(one, []).append(Holder(pid, fd))
-                    if len(scanned) <= 3 * _MOST_MET:
+                    if len(scanned) <= 3 * _MOST_SCANNED:
                         scanned.extend((_code(one), pid, int(fd)))
                 self._throttle()
                 if self._worker.is_closing or files > _MOST_FILES:
                     return {}
-        if len(scanned) <= 3 * _MOST_MET:
+        if len(scanned) <= 3 * _MOST_SCANNED:
             self._scanned = np.array(scanned, np.int64).reshape(-1, 3)
         return held
 
-    def _lockers_of(self, locks: Mapping[Object, Lock], pids: Iterable[int]) -> dict[Object, list[int]]:
+    def _find_lock_holders(self, locks: Mapping[Object, Lock], pids: Iterable[int]) -> dict[Object, list[int]]:
         """Find which of these processes hold each lock.
 
         All processes that share the open file by which it was taken hold it, whichever took it (`lock:` in fdinfo,
@@ -289,9 +295,9 @@ class PeersWorker:
                     return {}
         return found
 
-    def _scanned_holders(self, sought: Collection[str]) -> dict[str, list[Holder]]:
+    def _scanned_holders(self, wanted: Collection[str]) -> dict[str, list[Holder]]:
         """The holders of each of these as of the last scan."""
-        of_codes = {_code(one): one for one in sought}
+        of_codes = {_code(one): one for one in wanted}
         held: dict[str, list[Holder]] = {}
         for code, pid, fd in self._scanned[np.isin(self._scanned[:, 0], [*of_codes])].tolist():
             held.setdefault(of_codes[code], []).append(Holder(pid, str(fd)))
@@ -397,7 +403,7 @@ def _is_pipe_or_socket(link: str) -> bool:
     return link.startswith((_PIPE, _SOCKET))
 
 
-def _ends(holders: Sequence[Holder], role: str) -> Peers:
+def _peers(holders: Sequence[Holder], role: str) -> Peers:
     """`role`: that of all holders; "" for a pipe."""
     if role:
         return Peers(_side(role, holders))

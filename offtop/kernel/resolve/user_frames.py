@@ -29,7 +29,7 @@ class UserFrames:
         return self._user_stacks.has_rule(frame)
 
     def program_number(self, pid: int) -> int | None:
-        """Return how often the process has called exec(), as Stacks.runs; None if it has not."""
+        """Return how often the process has called exec(), as Stacks.set_program_number; None if it has not."""
         known = self._execs.lookup(pid.to_bytes(4, "little"))
         return None if known is None else int.from_bytes(known[:4], "little")
 

@@ -226,7 +226,7 @@ class ProcSource(LiveFeed):
             probe=PROBE,
             filters=in_effect,
             sampling=Sampling(
-                *(self._scans, self._totals.guessed_ns, self.own_only, lost_known, self._totals.apart_ns),
+                *(self._scans, self._totals.guessed_ns, self.own_only, lost_known, self._totals.max_gap_ns),
                 container_only=self._container_only,
             ),
         )

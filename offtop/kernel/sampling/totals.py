@@ -3,8 +3,8 @@
 The kernel's counters say exactly how long a thread has run, how long it was runnable, and how often it got a CPU. The
 rest of its time it was blocked. Where it was blocked is known at each sample, and between two samples if the counters
 did not change: then it is one and the same wait. Time whose location is unknown is split evenly between the location
-before and the one after, and counted as guessed. This module reads no clock and opens no file, so that a test can play
-the kernel.
+before and the one after, and counted as guessed. This module reads no clock and opens no file, so tests can pass in any
+counters and times.
 """
 
 from collections.abc import Iterable
@@ -86,10 +86,10 @@ class SampledTotals:
         self.threads_seen = 0
         """How many threads have been sampled for the first time."""
         self.at_ns = began_ns
-        self.apart_ns = self._apart_ns = 0
+        self.max_gap_ns = self._max_gap_ns = 0
         """The longest time between two samples of a thread: in the last tick, and since then."""
         self._scan_ns = self._new_after_ns = began_ns
-        """When this scan began, and the scan before, by whose end all threads of that time had been seen."""
+        """When this scan began, and when the one before did, which sampled all threads of that time."""
         self._known: dict[ThreadKey, _Thread] = {}
         self._of_threads: list[tuple[ThreadKey, ThreadTotals]] = []
         self._of_sites: list[tuple[SiteKey, SiteTotals]] = []
@@ -111,7 +111,7 @@ class SampledTotals:
         return key in self._known
 
     def needs_stack(self, key: ThreadKey, counters: Counters) -> bool:
-        """Return whether its stack has to be read: it has run since, or is runnable."""
+        """Return whether its stack has to be read: it is new, has run since its last sample, or is runnable."""
         known = self._known.get(key)
         return known is None or known.counters != counters
 
@@ -127,7 +127,7 @@ class SampledTotals:
         """
         known = self._known.get(key)
         if known is not None:
-            self._apart_ns = max(self._apart_ns, at_ns - known.seen_ns)
+            self._max_gap_ns = max(self._max_gap_ns, at_ns - known.seen_ns)
         if known is not None and seen is None:
             self._add_unchanged(key, known, at_ns)
         elif seen is not None:
@@ -163,9 +163,9 @@ class SampledTotals:
         self._known[key].ready_ns = at_ns
 
     def add_assumed_sample(self, key: ThreadKey, at_ns: int, counters: Counters) -> None:
-        """Assume that a thread is still where it was.
+        """Add a sample of a thread that has run, but whose stack there was no time to read.
 
-        It has run since its last sample, and there is no time for another.
+        It is assumed to wait where it waited at its last sample.
         """
         known = self._known[key]
         waiting = known.waiting
@@ -179,10 +179,10 @@ class SampledTotals:
         self.guessed_ns = max(self.guessed_ns, max_guessed_ns)
 
     def end_thread(self, key: ThreadKey, at_ns: int = 0) -> None:
-        """Note that a thread has exited by `at_ns`; 0 if it is no longer counted.
+        """Finish a thread that exited by `at_ns`, or that is no longer counted (0).
 
-        Half of the time since its last sample counts for the wait that was in progress: it ran at some point in
-        between, to exit.
+        Half of the time since its last sample counts for the wait that was in progress, because the thread ran at some
+        point in between, to exit.
         """
         known = self._known.pop(key, None)
         if known is not None:
@@ -198,10 +198,10 @@ class SampledTotals:
             self._ended.append(key)
 
     def set_switches(self, key: ThreadKey, voluntary: int, involuntary: int) -> None:
-        """Note how often a thread has been switched out voluntarily and involuntarily, in total.
+        """Set how often a thread has been switched out voluntarily and involuntarily, in total.
 
-        The ratio gives the share of its waits that were preemptions, and most likely their share of its run-queue time;
-        and whether it can have been blocked at all.
+        The ratio is the share of its waits that were preemptions, and most likely of its run-queue time. Without
+        voluntary switches, it was never blocked.
         """
         known = self._known.get(key)
         if known is None:
@@ -221,7 +221,7 @@ class SampledTotals:
 
     @property
     def stale_switches(self) -> list[ThreadKey]:
-        """Threads that have waited since `switched` was called for them."""
+        """Threads that have waited since their last `set_switches`."""
         return [key for key, known in self._known.items() if known.waits or known.unseen_ns or not known.switches]
 
     def end_tick(self, at_ns: int) -> tuple[dict[ThreadKey, Waiting], list[LongWait]]:
@@ -237,7 +237,7 @@ class SampledTotals:
             self.catalog.lives[key] = self.catalog.life(key)._replace(to_ns=at_ns)
         self._exited, self._ended = self._ended, []
         self.at_ns, self._is_first = at_ns, False
-        self.apart_ns, self._apart_ns = self._apart_ns, 0
+        self.max_gap_ns, self._max_gap_ns = self._max_gap_ns, 0
         waiting: dict[ThreadKey, Waiting] = {}
         for key, known in self._known.items():
             one = known.waiting
@@ -254,7 +254,7 @@ class SampledTotals:
     def evict_old(self, keep_ns: int) -> None:
         """Once every `keep_ns`, evict sites and names that were not used for that long.
 
-        Stacks stay: the sums of evicted sites stay under them, and a kernel does not have many.
+        Stacks stay, because the sums of evicted sites refer to them. A kernel does not have many.
         """
         if self.at_ns - self._evicted_ns < keep_ns:
             return
@@ -270,8 +270,8 @@ class SampledTotals:
     def _add_thread(self, key: ThreadKey, counters: Counters, at_ns: int, began_ns: int) -> _Thread:
         """Add a thread.
 
-        If it began after all others had been seen, everything in its counters counts. That it first got a CPU ended no
-        wait.
+        If it started while offtop was running, everything in its counters counts, except the switch-in that began its
+        first run: it ended no wait.
         """
         if not self._is_first:
             self.catalog.lives[key] = ThreadLifetime(at_ns)
@@ -288,7 +288,8 @@ class SampledTotals:
     def _add_unchanged(self, key: ThreadKey, known: _Thread, at_ns: int) -> None:
         """Handle a thread that has neither run nor got a CPU since its last sample.
 
-        If it was runnable, that is run-queue time, provided that it is more than the kernel may not have added yet.
+        If it was runnable, it has been on the run queue, unless the time is so short that the kernel may just not have
+        updated its run time yet.
         """
         known.seen_ns = at_ns
         if known.waiting is None and at_ns - known.changed_ns >= self._late_ns:
@@ -365,19 +366,19 @@ class SampledTotals:
         queued_ns: int,
         pcount: int,
         kernel: int | None,
-        longest: tuple[int, int],
+        max_ns: tuple[int, int],
     ) -> None:
         """Attribute a finished wait and the `pcount` - 1 others after it.
 
-        `longest`: upper bounds for the length of this wait, and for the sum of the others.
+        `max_ns`: upper bounds for the length of this wait, and for the sum of the others.
         """
         certain_ns = min(
             blocked_ns, max(0, known.seen_ns - waiting.from_ns, self.at_ns - waiting.from_ns - waiting.runqueue_ns)
         )
-        rest_ns, others, longest_ns = blocked_ns - certain_ns, max(0, pcount - 1), longest[0] if pcount else -1
+        rest_ns, others, longest_ns = blocked_ns - certain_ns, max(0, pcount - 1), max_ns[0] if pcount else -1
         if kernel is None or kernel == waiting.site.kernel:
             self.guessed_ns += rest_ns if others else 0
-            self._finish(key, known, waiting, blocked_ns, queued_ns, others, longest[1], longest_ns)
+            self._finish(key, known, waiting, blocked_ns, queued_ns, others, max_ns[1], longest_ns)
             return
         self.guessed_ns += rest_ns
         here_ns, here_queued_ns = certain_ns + rest_ns // 2, queued_ns
@@ -386,9 +387,9 @@ class SampledTotals:
         others_here = others - others // 2
         if others:
             here_queued_ns = max(waiting.runqueue_ns, queued_ns // 2)
-        self._finish(key, known, waiting, here_ns, here_queued_ns, others_here, longest[1], longest_ns)
+        self._finish(key, known, waiting, here_ns, here_queued_ns, others_here, max_ns[1], longest_ns)
         site, there = SiteKey(key.pid, key.tid, kernel, NO_STACK), others - others_here
-        part = _Part.of_sum(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, longest[1])
+        part = _Part.of_sum(site, there, blocked_ns - here_ns, queued_ns - here_queued_ns, max_ns[1])
         self._add_part(key, known, part)
 
     def _finish(
@@ -422,7 +423,7 @@ class SampledTotals:
     def _add_part(self, key: ThreadKey, known: _Thread, part: _Part, shown_ns: int = 0) -> None:
         """Add a share to the totals.
 
-        `shown_ns`: how much of its run-queue time earlier snapshots have shown.
+        `shown_ns`: how much of its run-queue time was already in earlier snapshots.
         """
         total_ns = part.blocked_ns + part.queued_ns
         short = (0, 0, 0) if part.site else (part.waits, total_ns, part.queued_ns)
@@ -514,7 +515,7 @@ class SampledTotals:
 
 
 def _may_be_same_thread(known: _Thread, now: Counters, at_ns: int, late_ns: int) -> bool:
-    """Return whether it can be the same thread by its counters, as tids are reused."""
+    """Return whether the counters can be those of the same thread: tids are reused."""
     old_counters = known.counters
     return (
         all(new >= old for new, old in zip(now, old_counters, strict=True))

@@ -48,7 +48,7 @@ class KernelSymbols:
         self._names = b"\n"
         self._frames: dict[int, Frame] = {}
         self._functions: dict[int, Frame] = {}
-        self._hopeless: set[int] = set()
+        self._not_listed: set[int] = set()
         """Addresses that a fresh list does not cover either, so it is not read again for them."""
         self._read_ns = 0
         self.refresh()
@@ -107,13 +107,13 @@ class KernelSymbols:
             if not frame.name and self._may_be_new(address):
                 if time.monotonic_ns() - self._read_ns < _REREAD_NS:
                     return frame
-                self._hopeless.add(address)
+                self._not_listed.add(address)
                 with suppress(OfftopError):  # the previous list is still right about the rest
                     self.refresh()
                 frame = self._find(address)
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-                self._hopeless.clear()
+                self._not_listed.clear()
             self._frames[address] = frame
         return frame
 
@@ -129,7 +129,7 @@ class KernelSymbols:
         modules = self._loaded_modules()
         if modules == self._modules:
             return False
-        self._hopeless.clear()
+        self._not_listed.clear()
         try:
             self.refresh()
         except OfftopError:
@@ -216,7 +216,7 @@ class KernelSymbols:
     def _may_be_new(self, address: int) -> bool:
         """Whether `address` may belong to something that was loaded since the last read."""
         first, end = self._core
-        return address >= _KERNEL_HALF and not first <= address < end and address not in self._hopeless
+        return address >= _KERNEL_HALF and not first <= address < end and address not in self._not_listed
 
 
 class HiddenSymbols:

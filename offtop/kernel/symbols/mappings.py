@@ -1,8 +1,8 @@
 """Maps user addresses to (file, offset), which is still valid after the process exits.
 
-/proc/PID/maps is read once for each image of a process, because a read takes 0.2 ms and more. It is read again when the
-image changes (exec), when it does not cover an address (dlopen), and when it is 10 s old (dlclose, and another library
-in its place).
+/proc/PID/maps is read once per program that a process runs, because a read takes 0.2 ms or more. It is read again after
+an exec, when it does not cover an address (dlopen), and when it is 10 s old (dlclose, then another library at the same
+address).
 """
 
 import errno
@@ -41,25 +41,25 @@ _CODE = re.compile(
 _MAY_BE_JIT = re.compile(r"$|\[anon|\[heap\]|\[stack|//|/memfd:|/dev/zero|/dev/shm/|/SYSV|anon_inode:")
 """Paths of memory into which a JIT may write code."""
 _LAST_USER = 1 << 56
-_OLD_NS = 10_000_000_000
-_THRIFT = 50
+_LIFETIME_NS = 10_000_000_000
+_PAUSE_FACTOR = 50
 """After a read, no read for uncovered addresses for 50 times as long, so they take 2% of the time at most."""
 _MOST_IMAGES = 4096
 _MOST_FILES = 2048
 """Of one process; others have no names."""
 _MOST_FRAMES = 4096
 _CHECKED_NS = 1_000_000_000
-_PATIENCE_S = 0.5
+_DEADLINE_S = 0.5
 """Deadline for reading the mappings of one process."""
 _SPACES = itertools.count(1)
-"""Numbers are unique across all instances and never reused, because they identify rules in BPF."""
+"""Unique across all instances and never reused, because BPF finds unwind rules by them."""
 
 
 class Image:
     """The code mappings of one process, from one read of /proc/PID/maps."""
 
     __slots__ = (
-        *("ends", "frames", "identity", "is_jit", "labels", "next_ns", "offsets", "old_ns", "perf_map", "space"),
+        *("ends", "frames", "identity", "is_jit", "labels", "retry_ns", "offsets", "expires_ns", "perf_map", "space"),
         *("starts", "searched_bytes", "unnamed"),
     )
 
@@ -79,11 +79,11 @@ class Image:
         self.searched_bytes = 0
         """Size of the perf map when it was last searched for `unnamed`."""
         self.space = 0
-        """Number of the address space layout: equal for processes with the same code at the same addresses. Never
+        """Number of the address space layout: the same for processes with the same code at the same addresses. Never
         reused."""
-        self.old_ns = 0
+        self.expires_ns = 0
         """When it must be read again (CLOCK_MONOTONIC)."""
-        self.next_ns = 0
+        self.retry_ns = 0
         """Earliest time of a read for an uncovered address."""
 
 
@@ -92,20 +92,20 @@ class Processes:
 
     def __init__(self, files: Files, reads: Channel | None = None) -> None:
         """`reads`: used to read mappings; by default, a new channel."""
-        self.gone = 0
+        self.exited = 0
         """Stacks whose process exited before its mappings were read."""
         self.unread = 0
         """Stacks of processes whose mappings were not read in time."""
         self._files = files
-        self._reads = reads or files.reads.channel(_PATIENCE_S)
+        self._reads = reads or files.reads.channel(_DEADLINE_S)
         self._images: dict[int, Image] = {}
         self._checked_ns: dict[int, int] = {}
         """Process → until when its memory is assumed to be readable (CLOCK_MONOTONIC)."""
         self._spaces: dict[int, int] = {}
         """Hash of the layout of code → Image.space."""
         self.missed_code = False
-        """Whether mappings did not cover an address and could not be read again: too soon after the last time, or
-        hung."""
+        """Whether an address was not covered and the mappings could not be read again, because the last read was too
+        recent, or because it hung."""
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
         """Return the frames of a user stack, leaf first.
@@ -124,7 +124,7 @@ class Processes:
         if image is None and is_closed(pid):
             return NOT_PERMITTED
         if image is None:
-            self.gone += 1
+            self.exited += 1
             return _GONE
         known, frames, call = image.frames, list[Frame](), 0
         for address in addresses:
@@ -142,14 +142,13 @@ class Processes:
         return self._reads.is_waiting
 
     def close_reads(self) -> None:
-        """Give up the channel by which processes are read."""
+        """Stop reading processes."""
         self._reads.close()
 
     def check(self, pid: int) -> None:
-        """Check that the memory of a process can be read.
+        """Check that a read of a process's memory returns, at most once per second.
 
-        Nothing is done if that was checked within the last second. Raises TimeoutError if not, because its mmap_lock is
-        held.
+        Raises TimeoutError if it does not, because the mmap_lock is held.
         """
         now_ns = time.monotonic_ns()
         if now_ns < self._checked_ns.get(pid, 0):
@@ -176,21 +175,21 @@ class Processes:
         return self._image(pid)
 
     def reread_image(self, pid: int) -> "Image | None":
-        """Return the same, but read it again first. Raises TimeoutError."""
+        """Return the same after reading it again. Raises TimeoutError."""
         if pid in self._images:
-            self._images[pid].old_ns = 0
+            self._images[pid].expires_ns = 0
         return self._image(pid)
 
     def frame_at(self, pid: int, image: "Image", address: int) -> Frame | None:
         """Return the frame of an address; None if there is no code.
 
-        This may read the mappings again, which changes `image.space` if the code has changed: read that afterwards.
+        This may read the mappings again and change `image.space`, so read that afterwards.
         """
         frame = image.frames.get(address) or self._frame(pid, image, address)
         return None if frame is _UNKNOWN else frame
 
     def newly_named(self) -> list[int]:
-        """Return processes whose perf map now names more code, so that their frames change."""
+        """Return processes whose perf map has new names for addresses that had none."""
         return [pid for pid, image in self._images.items() if image.unnamed and self._has_names(image)]
 
     def forget(self, pid: int) -> None:
@@ -211,7 +210,7 @@ class Processes:
             if len(self._images) >= _MOST_IMAGES:
                 del self._images[next(iter(self._images))]
             self._images[pid] = image
-        elif time.monotonic_ns() > image.old_ns:
+        elif time.monotonic_ns() > image.expires_ns:
             with suppress(TimeoutError):  # keep what was read before
                 self._read(pid, image)
             if image.perf_map:
@@ -223,7 +222,7 @@ class Processes:
         if at < 0:
             if not 0 < address < _LAST_USER:
                 return _UNKNOWN
-            if time.monotonic_ns() < image.next_ns:
+            if time.monotonic_ns() < image.retry_ns:
                 self.missed_code = True
                 return _UNKNOWN
             try:
@@ -304,8 +303,8 @@ class Processes:
                 image.frames.clear()
                 image.space = self._space(image)
         ended_ns = time.monotonic_ns()
-        image.next_ns = ended_ns + _THRIFT * (ended_ns - began_ns)
-        image.old_ns = ended_ns + _OLD_NS
+        image.retry_ns = ended_ns + _PAUSE_FACTOR * (ended_ns - began_ns)
+        image.expires_ns = ended_ns + _LIFETIME_NS
         return bool(found)
 
     def _space(self, image: Image) -> int:
@@ -355,9 +354,9 @@ def is_closed(pid: int) -> bool:
 
 
 def denied_access(reads: Channel) -> Literal["", "memory", "mappings"]:
-    """Return what offtop may not read of some process: "mappings", or only its "memory".
+    """Return what the kernel does not let offtop read of some process: "mappings", or only its "memory".
 
-    Empty if it may read all. With CAP_PERFMON alone, some kernels allow reading the mappings (87ad827a2780).
+    Empty if it may read everything. With CAP_PERFMON alone, some kernels allow reading the mappings (87ad827a2780).
     """
     found: Literal["", "mappings"] = ""
     listed = {int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal()}

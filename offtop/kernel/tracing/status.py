@@ -36,7 +36,7 @@ def about(
         ("maps", f"sites {maps['sites_0'].entries:,}, exited threads {maps['exited_0'].entries:,} per tick"),
         ("kernel memory", f"{size(sum(one.memory_bytes for one in maps.values()))} in BPF maps"),
         ("stacks", f"kernel {kernel_fill:.0%}, user {user_fill:.0%} of {maps['user_stacks'].entries:,}"),
-        ("processes that exited before they were read", f"{parts.processes.gone:,}"),
+        ("processes that exited before they were read", f"{parts.processes.exited:,}"),
         *([("not read", hung)] if hung else []),
         ("user stacks", _user_stacks(parts)),
         *parts.user_stacks.about(),

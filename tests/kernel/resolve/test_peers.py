@@ -81,13 +81,13 @@ def worker(catalog: Catalog, epolls: dict[Object, int], monkeypatch: pytest.Monk
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Return what was looked for, each time that the files of all processes were read."""
     found: list[set[str]] = []
-    held = PeersWorker._held  # pyright: ignore[reportPrivateUsage]
+    held = PeersWorker._scan_for_holders  # pyright: ignore[reportPrivateUsage]
 
     def counted(self: PeersWorker, sought: set[str]) -> object:
         found.append({*sought})
         return held(self, sought)
 
-    monkeypatch.setattr(PeersWorker, "_held", counted)
+    monkeypatch.setattr(PeersWorker, "_scan_for_holders", counted)
     return found
 
 
@@ -140,7 +140,7 @@ def peers_of(worker: PeersWorker, catalog: Catalog, *objects: Object, pid: int =
 def ask(worker: PeersWorker, waited_on: dict[Object, int]) -> None:
     """Return once all of these have been looked up and are in the catalog."""
     worker.find(waited_on)
-    until(lambda: not worker._asked and all(worker._look_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
+    until(lambda: not worker._requests and all(worker._retry_s[what] < float("inf") for what in waited_on))  # pyright: ignore[reportPrivateUsage]
     worker.publish()
 
 
@@ -181,7 +181,7 @@ def test_an_object_that_no_process_has_open_has_no_peers(worker: PeersWorker, ca
     ask(worker, dict.fromkeys([Object("pipe", "pipe:[1]"), Object("unix", "socket:[1]"), nowhere, unheard], OWN))
     assert (catalog.peers, catalog.peers_version) == ({}, 0)
     worker.find({Object("futex", "0x7f00", OWN): OWN, Object("tcp", "socket:[1]", 0, "*:80"): OWN})
-    assert not worker._asked, "these have no peer"  # pyright: ignore[reportPrivateUsage]
+    assert not worker._requests, "these have no peer"  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -282,7 +282,7 @@ def test_an_epoll_with_too_many_files_is_skipped(monkeypatch: pytest.MonkeyPatch
 def test_files_are_read_once_for_all_requests_until_they_change(
     worker: PeersWorker, catalog: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_OLD_S", 0.0)
+    monkeypatch.setattr(module, "_MAX_AGE_S", 0.0)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, writers):
         peers_of(worker, catalog, first, second)
         assert readings == [{first.name, second.name}]
@@ -303,7 +303,7 @@ def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
         peers_of(worker, catalog, first)
         with pipe_of(1, 1) as (newer, _, _):
             worker.find({newer: OWN})
-            until(lambda: not worker._asked)  # pyright: ignore[reportPrivateUsage]
+            until(lambda: not worker._requests)  # pyright: ignore[reportPrivateUsage]
             (found,) = peers_of(worker, catalog, second)
             assert by_role(found) == {READER: {*readers}, WRITER: {*writers}}
             os.kill(gone[0].pid, 9)
@@ -318,7 +318,7 @@ def test_known_files_answer_at_once_and_new_ones_at_the_next_read(
 def test_with_too_many_open_pipes_and_sockets_none_is_cached(
     most: int, worker: PeersWorker, catalog: Catalog, readings: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_MET", most)
+    monkeypatch.setattr(module, "_MOST_SCANNED", most)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _):
         peers_of(worker, catalog, first)
         (found,) = peers_of(worker, catalog, second)
@@ -366,13 +366,13 @@ def test_the_worker_pauses_between_reads_and_closes_at_once(
 def test_requests_and_results_are_bounded(
     worker: PeersWorker, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_TOLD", 2)
-    monkeypatch.setattr(module, "_MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(module, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(module, "_MOST_RETRIES", 2)
     with pipe_of(1, 1) as (first, _, _), pipe_of(1, 1) as (second, _, _), pipe_of(1, 1) as (third, _, _):
         for one in (first, second, third):
             ask(worker, {one: OWN})
         assert [*catalog.peers] == [second, third]
-        assert len(worker._look_s) <= 2 >= len(worker._holders)  # pyright: ignore[reportPrivateUsage]
+        assert len(worker._retry_s) <= 2 >= len(worker._holders)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.kernel

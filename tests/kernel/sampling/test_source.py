@@ -245,7 +245,7 @@ def test_expensive_ticks_reduce_the_number_of_scans(monkeypatch: pytest.MonkeyPa
     assert scans[0] > 1.5 * scans[1]
 
 
-def test_a_wait_across_many_looks_is_one_wait_and_ages_with_the_clock() -> None:
+def test_a_wait_across_many_samples_is_one_wait_and_ages_with_the_clock() -> None:
     with started("sleep", "60") as pid, sampling(Filters(pids=(pid,))) as sampled:
         time.sleep(0.2)
         first = sampled.tick()
@@ -313,7 +313,7 @@ def test_the_sums_hold_while_threads_come_and_go() -> None:
             sampled.tick(0.1)
 
 
-def test_threads_that_come_and_go_between_looks_are_counted_as_lost() -> None:
+def test_threads_that_come_and_go_between_samples_are_counted_as_lost() -> None:
     with sampling(cpu_pct=0.1) as sampled:
         sampled.tick()
         for _ in range(50):

@@ -89,16 +89,16 @@ def test_unchanged_counters_are_one_wait_and_nothing_is_estimated() -> None:
     assert one_thread.tick(300).still == [SiteKey(*KEY, SLEEP, NO_STACK)]
 
 
-def test_the_longest_gap_between_looks_is_reported_per_tick() -> None:
+def test_the_longest_gap_between_samples_is_reported_per_tick() -> None:
     one_thread = begun()
     one_thread.sample(130, 5, 1, 2, SLEEP)
     one_thread.sample(190, 15, 1, 3, LOCK)
     one_thread.sample(200, 15, 1, 3, LOCK)
     one_thread.tick(200)
-    assert one_thread.totals.apart_ns == 60 * MS
+    assert one_thread.totals.max_gap_ns == 60 * MS
     one_thread.sample(240, 15, 1, 3, LOCK)
     one_thread.tick(240)
-    assert one_thread.totals.apart_ns == 40 * MS
+    assert one_thread.totals.max_gap_ns == 40 * MS
 
 
 def test_the_age_of_a_wait_found_at_startup_is_a_minimum() -> None:
@@ -107,7 +107,7 @@ def test_the_age_of_a_wait_found_at_startup_is_a_minimum() -> None:
     assert (one.since_ns, one.bound, one.state) == (100 * MS, Bound.AT_LEAST, 1)
 
 
-def test_the_age_of_a_wait_that_began_between_looks_is_a_maximum() -> None:
+def test_the_age_of_a_wait_that_began_between_samples_is_a_maximum() -> None:
     one_thread = begun()
     one_thread.sample(140, 25, 1, 3, LOCK)
     one = one_thread.totals.end_tick(150 * MS)[0][KEY]
@@ -143,7 +143,7 @@ def test_waits_are_split_between_the_locations_before_and_after() -> None:
     assert of_thread(window).waits == 41
 
 
-def test_if_both_looks_find_it_ready_only_run_queue_time_is_known() -> None:
+def test_if_both_samples_find_it_ready_only_run_queue_time_is_known() -> None:
     one_thread = begun(None)
     one_thread.sample(200, 55, 46, 12, None)
     window = one_thread.tick(200)
@@ -220,7 +220,7 @@ def test_a_wait_is_run_queue_once_it_is_seen_ready() -> None:
     assert one_thread.totals.guessed_ns == 800 * MS
 
 
-def test_run_queue_time_before_the_first_look_is_not_counted() -> None:
+def test_run_queue_time_before_the_first_sample_is_not_counted() -> None:
     one_thread = begun(None)
     one_thread.sample(150, 15, 9001, 3, SLEEP)
     assert of_thread(one_thread.tick(150))[1:3] == (40 * MS, 40 * MS)
@@ -268,7 +268,7 @@ def test_an_exited_thread_keeps_its_time_and_then_joins_the_exited_ones() -> Non
     assert one_thread.totals.catalog.life(KEY).to_ns == 200 * MS
 
 
-def test_a_thread_that_exits_between_looks_waits_for_half_the_gap_as_an_estimate() -> None:
+def test_a_thread_that_exits_between_samples_waits_for_half_the_gap_as_an_estimate() -> None:
     one_thread = begun()
     one_thread.sample(140, 5, 1, 2, SLEEP)
     one_thread.totals.end_thread(KEY, 200 * MS)
@@ -277,7 +277,7 @@ def test_a_thread_that_exits_between_looks_waits_for_half_the_gap_as_an_estimate
     assert one_thread.totals.guessed_ns == 30 * MS
 
 
-def test_a_thread_that_began_since_the_last_look_counts_in_full() -> None:
+def test_a_thread_that_began_since_the_last_sample_counts_in_full() -> None:
     """It began at 130, was in the run queue for 5 ms, ran for 10 ms in 3 turns, and sleeps."""
     one_thread = OneThread()
     for ms in (100, 120, 200):
@@ -331,7 +331,7 @@ class FixedThresholds(NamedTuple):
         return self.lowest_ns, self.lowest_ns
 
 
-def test_without_time_to_look_it_stays_where_it_was_as_an_estimate() -> None:
+def test_without_time_to_read_its_stack_a_thread_is_assumed_to_wait_where_it_did() -> None:
     """From 100 on it sleeps, is ready for 4 ms, runs for 6 ms, and waits again."""
     one_thread = begun()
     one_thread.totals.add_assumed_sample(KEY, 200 * MS, Counters(11 * MS, 5 * MS, 3))
@@ -343,7 +343,7 @@ def test_without_time_to_look_it_stays_where_it_was_as_an_estimate() -> None:
     assert (one.switched_out_ns, one.site.kernel, one.letter) == (200 * MS, SLEEP, "S")
 
 
-def test_without_time_to_look_a_ready_thread_stays_ready() -> None:
+def test_without_time_to_read_its_stack_a_ready_thread_stays_ready() -> None:
     one_thread = begun(None)
     one_thread.totals.add_assumed_sample(KEY, 200 * MS, Counters(55 * MS, 46 * MS, 12))
     assert of_thread(one_thread.tick(200))[:3] == (10, 45 * MS, 45 * MS)

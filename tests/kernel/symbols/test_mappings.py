@@ -68,7 +68,7 @@ int main(void) {
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read again at once what is otherwise read again only now and then."""
-    monkeypatch.setattr(mappings, "_THRIFT", 0)
+    monkeypatch.setattr(mappings, "_PAUSE_FACTOR", 0)
     monkeypatch.setattr(perfmap, "_PATIENCE_S", 10)
     monkeypatch.setattr(files, "_MOMENT_NS", -1)
 
@@ -106,7 +106,7 @@ def bytes_at(frame: Frame) -> bytes:
 
 def test_an_empty_stack_has_no_frames_and_reads_no_process(processes: Processes) -> None:
     assert processes.frames(1 << 30, []) == ()
-    assert processes.gone == 0
+    assert processes.exited == 0
 
 
 def test_the_file_at_the_offset_matches_the_memory_at_the_address(one: Path, processes: Processes) -> None:
@@ -139,7 +139,7 @@ def test_a_process_that_exited_before_it_was_read_is_counted(processes: Processe
     ended = subprocess.Popen(["true"])
     ended.wait(10)
     assert processes.frames(ended.pid, [0x401000, 0x402000]) == (Frame("[gone]", 0),)
-    assert processes.gone == 1
+    assert processes.exited == 1
 
 
 def test_a_zombie_has_no_mappings(processes: Processes) -> None:
@@ -192,7 +192,7 @@ def test_other_threads_stay_readable_after_the_main_thread_exits(tmp_path: Path,
 def test_two_programs_at_one_path_are_two_files(
     one: Path, tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mappings, "_OLD_NS", 0)
+    monkeypatch.setattr(mappings, "_LIFETIME_NS", 0)
     path = tmp_path / "app"
     shutil.copy(one, path)
     with running([path]) as first:
@@ -346,7 +346,7 @@ def test_no_maps_make_it_fail(parts: list[bytes], addresses: list[int]) -> None:
 
 
 def test_invalid_addresses_do_not_reread_the_maps(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mappings, "_THRIFT", 1_000_000)
+    monkeypatch.setattr(mappings, "_PAUSE_FACTOR", 1_000_000)
     read, readings = mappings._maps, itertools.count()  # pyright: ignore[reportPrivateUsage]
 
     def counted(reads: Channel, pid: int) -> bytes:
@@ -362,7 +362,7 @@ def test_invalid_addresses_do_not_reread_the_maps(one: Path, monkeypatch: pytest
 
 
 def test_old_mappings_are_read_again(one: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mappings, "_OLD_NS", 0)
+    monkeypatch.setattr(mappings, "_LIFETIME_NS", 0)
     text = b"400000-401000 r-xp 00000000 08:01 12 /bin/%s\n"
     with running([one]) as program:
         for name in (b"before", b"after"):
