@@ -152,11 +152,11 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--mouse=no", "ignored explicit argument 'no'"),
         ("--config /nosuch/file", "--config names /nosuch/file, which "),
         ("--config", "expected one argument"),
-        ("--nosuch", "unrecognized arguments: --nosuch"),
-        ("--bat", "unrecognized arguments: --bat"),
-        ("nosuch", "unrecognized arguments: nosuch"),
-        ("doctor --nosuch", "unrecognized arguments: --nosuch. See: offtop doctor --help"),
-        ("schema nosuch", "unrecognized arguments: nosuch. See: offtop schema --help"),
+        ("--nosuch", "offtop does not take '--nosuch'. See: offtop --help"),
+        ("--bat", "offtop does not take '--bat'. See: offtop --help"),
+        ("nosuch", "offtop does not take 'nosuch'. For what matches a word: --filter nosuch. See: offtop --help"),
+        ("doctor --nosuch", "offtop doctor does not take '--nosuch'. See: offtop doctor --help"),
+        ("schema nosuch", "offtop schema does not take 'nosuch'. See: offtop schema --help"),
     ],
 )
 def test_invalid_argument_is_one_sentence_and_status_2(arguments: str, error: str) -> None:

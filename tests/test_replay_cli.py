@@ -73,7 +73,7 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
         (["--filter", "colour=red"], "--filter: "),
         (["--mode", "x"], '\'x\' is not one of "offcpu", "wakeup", "offwake", "chain". See: offtop replay --help'),
         (["--depth", "0"], "'0' is not a whole number from 2 to 8. See: offtop replay --help"),
-        (["-p", "1"], "unrecognized arguments: -p 1. See: offtop replay --help"),
+        (["-p", "1"], "offtop replay does not take '-p 1'. See: offtop replay --help"),
     ],
 )
 def test_invalid_argument_is_refused_with_status_2(file: str, arguments: list[str], error: str) -> None:

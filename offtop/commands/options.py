@@ -5,6 +5,7 @@ An option that is also a setting has no default here; offtop/settings/config.py 
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -44,6 +45,11 @@ T = TypeVar("T")
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        if unknown:
+            is_word = self.prog == "offtop" and not unknown.startswith("-")
+            filter_hint = f". For what matches a word: --filter {shlex.quote(unknown)}" if is_word else ""
+            message = f"{self.prog} does not take '{unknown}'{filter_hint}"
         raise UsageError(f"{message}. See: {self.prog} --help")
 
 

@@ -110,7 +110,7 @@ def _boxes(root: _Node) -> tuple[list[_Box], int]:
         for node in sorted(box.node.children.values(), key=lambda one: one.step):
             width = room * node.ns / root.ns
             if width >= _LEAST:
-                woke = node.step == steps.WOKEN_BY or (box.woke and node.step != steps.WHO_WAITED)
+                woke = node.step == steps.WOKEN_BY or (box.woke and node.step != steps.LAST_WAIT)
                 boxes.append(_Box(node, box.depth + 1, x, width, woke))
             elif node.ns:
                 narrow += 1

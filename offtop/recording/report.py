@@ -37,7 +37,7 @@ from offtop.units import NS_PER_S, average, count, duration, threads
 _ROWS = 10
 _LONGEST = 5
 _WAKERS = 5
-_NOBODY = NOBODY, "(not known)"
+_UNKNOWN = NOBODY, "(unknown)"
 _IN_PROGRESS = "in progress at the end"
 _PLACES = 10_000
 """Most wakers' stacks whose names are cached."""
@@ -112,10 +112,10 @@ class _Wakers:
     @property
     def lines(self) -> list[str]:
         """The lines to print; empty if wakers were not recorded."""
-        known = [item for item in self._every.items() if item[0] != _NOBODY]
+        known = [item for item in self._every.items() if item[0] != _UNKNOWN]
         ended = nlargest(_WAKERS, known, key=lambda item: item[1].blocked_ns)
-        if _NOBODY in self._every:
-            ended.append((_NOBODY, self._every[_NOBODY]))
+        if _UNKNOWN in self._every:
+            ended.append((_UNKNOWN, self._every[_UNKNOWN]))
         rows = [_waker_line(self._shown(*key), one) for key, one in ended if one.wakeups]
         if rows and self._in_progress_ns > 0:
             rows.append(f"{duration(self._in_progress_ns):>8} {'':>8} {'(still waiting)':<24} {_IN_PROGRESS}")
@@ -125,7 +125,7 @@ class _Wakers:
         return [*(head if rows else []), *rows, *(["WAKEUP STORMS"] if storms else []), *storms]
 
     def _of(self, waker: Waker) -> _Ended:
-        key = _NOBODY if waker.kind == NOBODY else (waker.kind, printable(waker.label))
+        key = _UNKNOWN if waker.kind == NOBODY else (waker.kind, printable(waker.label))
         return self._every.setdefault(key, _Ended())
 
     def _shown(self, kind: str, name: str) -> str:

@@ -36,7 +36,7 @@ from offtop.model.aggregate.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, how_sampled, how_sure
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
 from offtop.model.aggregate.waker_rows import (
@@ -532,7 +532,7 @@ def _head(kept: HistoryTick, idle_shown: bool) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items())
     is_lost_known = window.sampling is None or window.sampling.lost_known
-    lost = f"lost {lost or 0}" if lost or is_lost_known else LOST_NOT_KNOWN
+    lost = f"lost {lost or 0}" if lost or is_lost_known else LOST_UNKNOWN
     left_out = f"filtered {threads(filtered_ns / span_ns)}  " if filtered_ns else ""
     cost = window.cost
     some = window.sampling

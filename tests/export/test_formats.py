@@ -19,7 +19,7 @@ from offtop import paths
 from offtop.export import flamegraph, folded, pprof, speedscope, table
 from offtop.export.folded import Style
 from offtop.export.profile import BELOW, Profile, Sample
-from offtop.model.aggregate.steps import WHO_WAITED, WOKEN_BY, Step
+from offtop.model.aggregate.steps import LAST_WAIT, WOKEN_BY, Step
 from offtop.model.values.snapshot import Sampling
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from tests import command
@@ -245,7 +245,7 @@ def test_each_mode_has_its_own_colours() -> None:
 
 
 def test_waker_frames_have_wakeup_colours_and_waiter_frames_off_cpu_colours() -> None:
-    steps = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), WHO_WAITED, *path("outer", "k:io_wait"))
+    steps = (*path("main", "k:wait"), WOKEN_BY, *path("k:wake", "unlock"), LAST_WAIT, *path("outer", "k:io_wait"))
     drawn = boxes(flamegraph.svg(profile(replaced(steps), mode=CHAIN)))
     colour = {title.partition(" (")[0]: fill for title, (_, fill) in drawn.items()}
     of_wakeups = boxes(flamegraph.svg(profile(replaced(path("unlock", "k:wake")), mode=WAKEUP)))

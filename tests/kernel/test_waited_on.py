@@ -13,7 +13,7 @@ from offtop.kernel.bpf import layout, map_sizes
 from offtop.kernel.bpf.map_sizes import Sizes
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Filters
-from offtop.model.values.wake import NO_OBJECT, NOT_ASKED, OFFCPU, OFFWAKE, STILL_WAITING, Object
+from offtop.model.values.wake import NO_OBJECT, NOT_GATHERED, OFFCPU, OFFWAKE, STILL_WAITING, Object
 from offtop.model.windows.window import Window, merge
 from tests.kernel import wakings, watch
 from tests.kernel.programs import Program
@@ -82,7 +82,7 @@ def test_23_waits_on_an_object_are_23_waits_on_it_without_a_waker(live: Watch, k
         if not what.pid:
             assert what.name in descriptors(child.pid)
         wakers = {window.catalog.wake(key.wake).waker for key in watch.sites_of(window, tid)}
-        assert wakers <= {NOT_ASKED, STILL_WAITING}
+        assert wakers <= {NOT_GATHERED, STILL_WAITING}
         assert window.lost == {}
         if kind == "unix":
             assert what.peer == f"wakings({child.pid})"
@@ -225,7 +225,7 @@ def test_objects_without_room_are_unknown_and_counted(monkeypatch: pytest.Monkey
         assert found[NO_OBJECT] >= 60 - 8
         assert sum(found.values()) == pytest.approx(61, abs=2)
         assert {window.catalog.wake(key.wake).waker for key in watch.sites_of(window, child.pid)} <= {
-            *(NOT_ASKED, STILL_WAITING),
+            *(NOT_GATHERED, STILL_WAITING),
         }
 
 

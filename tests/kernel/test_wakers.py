@@ -35,7 +35,7 @@ from offtop.model.values.wake import (
     FIRST_WAKE,
     LOOP,
     NO_OBJECT,
-    NOT_ASKED,
+    NOT_GATHERED,
     OFFCPU,
     OFFWAKE,
     SIGNAL,
@@ -478,7 +478,7 @@ def test_modes_change_during_waits_and_the_laws_hold(live: Watch) -> None:
             assert ended
             if mode == OFFCPU:
                 assert waking_links(live.source) == []
-                assert {live.last.catalog.wake(wake).waker for wake in ended} == {NOT_ASKED}
+                assert {live.last.catalog.wake(wake).waker for wake in ended} == {NOT_GATHERED}
             else:
                 assert len(waking_links(live.source)) == 1
                 waker_tids = {live.last.catalog.wake(wake).waker.tid for wake in ended if wake >= FIRST_WAKE}

@@ -151,7 +151,7 @@ def test_report_lists_top_wakers_and_wakeup_storms(tmp_path: Path) -> None:
         "   1.00s       10 irq (nvme_irq)           nvme_irq",
         "   1.00s       50 door                     sock_def_readable < send < main",
         "   1.00s       10 exit (child)             do_exit",
-        "   5.00s       40 (not known)",
+        "   5.00s       40 (unknown)",
         "WAKEUP STORMS",
         storms,
     ]
@@ -168,15 +168,15 @@ def test_wakers_of_the_same_name_but_different_kind_are_two_rows(tmp_path: Path)
     wakes, door = source.after(0).catalog.wakes, source.worker._replace(comm="door")
     wakes[LOCK] = Wake(source.worker._replace(comm="timeout"))
     wakes[READ] = Wake(Waker(TIMEOUT))
-    wakes[ANSWER] = Wake(source.worker._replace(comm="(not known)"))
+    wakes[ANSWER] = Wake(source.worker._replace(comm="(unknown)"))
     wakes[STORMS] = Wake(source.worker._replace(comm="timeout", tid=999))
     wakers = wakers_in(tmp_path / "it", source)
     assert [line[:42].rstrip().split(maxsplit=2) for line in wakers[1:6]] == [
         ["2.00s", "10", "timeout (thread)"],
         ["1.00s", "10", "timeout"],
-        ["1.00s", "50", "(not known) (thread)"],
+        ["1.00s", "50", "(unknown) (thread)"],
         ["1.00s", "10", "exit (child)"],
-        ["5.00s", "40", "(not known)"],
+        ["5.00s", "40", "(unknown)"],
     ]
     assert wakers[7].startswith("timeout (thread): 10 storms woke 1,000 threads")
     wakes[READ] = Wake(door)

@@ -34,7 +34,7 @@ from offtop.model.values.wake import (
     NO_STORM,
     NO_WAKE,
     NOBODY,
-    NOT_ASKED,
+    NOT_GATHERED,
     OFFCPU,
     STILL_WAITING,
     THREAD,
@@ -312,7 +312,7 @@ class ScriptedSource(LiveFeed):
         read = self._id(_stack_of(row.read)) if row.read else NO_STACK
         on, holder = row.held or (NO_OBJECT, NO_HOLDER)
         if row.held:
-            wake = Wake(NOT_ASKED, on)
+            wake = Wake(NOT_GATHERED, on)
             number = self._wakes.setdefault(wake, FIRST_WAKE + len(self._wakes))
             self._catalog.wakes[number] = wake
             key = key._replace(wake=number)

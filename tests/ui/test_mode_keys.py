@@ -196,7 +196,7 @@ async def test_2_lists_wakers_and_then_waits_without_a_known_waker() -> None:
         first = next(number for number, line in enumerate(screen(app)) if "WAKER" in line) + 1
         assert [line[11:39].split("  ")[0].strip() for line in screen(app)[first : first + 9]] == [
             *("storm: shop", "shop", "bank", "irq (nvme_irq)", "timeout"),
-            *("(still waiting)", "(nobody saw who woke it)", "(woken before the minimum)", "(waits below the minimum)"),
+            *("(still waiting)", "(wakeup not recorded)", "(woken before the minimum)", "(waits below the minimum)"),
         ]
         assert line_with(app, " 100 shop").split()[2:9] == ["0.50", "28%", "0.10", "3", "400ms", "400ms", "futex_wake"]
         assert "2/s wake up to 12; 90% sleep again" in line_with(app, "storm: shop")
@@ -435,8 +435,8 @@ async def test_site_shows_the_waker_above_the_waiter() -> None:
         assert lines[first + 2 : first + 25] == [
             "mostly on futex 0x7f4040 of 100",
             *("irq (nvme_irq)", "[k] nvme_irq", "[k] blk_mq_end_request", "-- woken by --", "[k] io_wait", "main"),
-            *("-- who had waited --", "teller", "main", "pay", "[k] pipe_write", "-- woken by --"),
-            *("[k] pipe_read", "ask", "main", "-- who had waited --", "clerk", "main", "serve", "unlock"),
+            *("-- its last wait --", "teller", "main", "pay", "[k] pipe_write", "-- woken by --"),
+            *("[k] pipe_read", "ask", "main", "-- its last wait --", "clerk", "main", "serve", "unlock"),
             *("[k] futex_wake", "-- woken by --"),
         ]
 
@@ -448,7 +448,7 @@ async def test_icicle_in_each_mode(key: str) -> None:
         await pilot.press(key, "g")
         text = "\n".join(screen(app))
         assert ("-- woken by --" in text) is (key != "2")
-        assert ("-- who had waited --" in text) is (key == "4")
+        assert ("-- its last wait --" in text) is (key == "4")
         assert ("-> shop" in text) is (key == "2")
         await pilot.press("down", "right", "enter", "y", "escape")
         assert app.clipboard

@@ -91,7 +91,7 @@ async def test_newest_outlier_comes_first_and_the_selected_one_is_described_belo
         ]
         text = "\n".join(screen(app))
         assert " >2.00s purge(4270) of mysqld(4242)  from 02:00:10.000 (in progress)" in text
-        assert f"trigger {OTHER}; usual: not known (mysqld, fsync)" in text
+        assert f"trigger {OTHER}; usual: unknown (mysqld, fsync)" in text
         assert "D: waits, not woken by signals" in text
         assert "[k]jbd2_log_wait_commit" in text
         await pilot.press("down")

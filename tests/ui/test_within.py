@@ -34,7 +34,7 @@ async def test_no_within_means_no_line() -> None:
 @asynchronous
 async def test_header_says_that_no_call_has_returned() -> None:
     async with shown(CallingSource(calls=Calls(), ticks=2), (100, 24)) as (app, _):
-        expected = "no call has returned: calls that began before offtop are not known"
+        expected = "no call has returned: calls that began before offtop are unknown"
         assert screen(app)[2].rstrip() == f"Within shop:Cart::pay  {expected}"
     async with shown(CallingSource(calls=Calls(now=1, oldest_ns=7 * 10**9), ticks=2), (100, 24)) as (app, _):
         assert screen(app)[2].rstrip() == "Within shop:Cart::pay  no call has returned  1 now, oldest 7.00s"

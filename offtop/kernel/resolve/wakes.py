@@ -20,7 +20,7 @@ from offtop.model.values.wake import (
     LOOP,
     LOST,
     NO_OBJECT,
-    NOT_ASKED,
+    NOT_GATHERED,
     SIGNAL,
     STILL_WAITING,
     THREAD,
@@ -125,7 +125,7 @@ class Wakes:
 
         If wakers are not requested, the id stays the same when the wait ends.
         """
-        return self._id_with_object(STILL_WAITING if with_wakers else NOT_ASKED, found, pid, is_on_object)[0]
+        return self._id_with_object(STILL_WAITING if with_wakers else NOT_GATHERED, found, pid, is_on_object)[0]
 
     def _object(self, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[Object, bool]:
         if not is_on_object and found.kind != layout.OBJECT_LOCK:
@@ -137,7 +137,7 @@ class Wakes:
         if found is None:
             self.unread += 1
             return layout.NO_WAKE
-        known, is_provisional = self._id_with_object(NOT_ASKED, found, pid, is_on_object)
+        known, is_provisional = self._id_with_object(NOT_GATHERED, found, pid, is_on_object)
         if not is_provisional:
             self._remember(raw_id, tid, is_on_object, known)
         return known

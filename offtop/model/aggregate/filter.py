@@ -32,7 +32,7 @@ from offtop.model.values.container import names as container_names
 from offtop.model.values.container import place
 from offtop.model.values.stack import INLINED, Frame, functions
 from offtop.model.values.table import Ints, Mask, thread_codes
-from offtop.model.values.wake import NOT_ASKED, Object, object_names, waker_names
+from offtop.model.values.wake import NOT_GATHERED, Object, object_names, waker_names
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, Shares, sites_of
 from offtop.printable import printable
 from offtop.units import count, duration, parse_duration, threads
@@ -374,7 +374,7 @@ def _waker_names(catalog: Catalog, wake: int) -> tuple[str, ...]:
     if wake in WITHOUT_WAKE:
         return (waker_of(catalog, True)(wake).name,)
     waker = catalog.wake(wake).waker
-    if waker == NOT_ASKED:
+    if waker == NOT_GATHERED:
         return ()
     return (*waker_names(waker), *([catalog.process(waker.pid)] if waker.pid else []))
 

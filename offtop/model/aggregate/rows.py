@@ -527,7 +527,7 @@ STORM_OF = "storm: "
 
 def wake_name(key: WakerKey | Object | Reason) -> str:
     """Raw."""
-    return (key.label or "(not known)") if isinstance(key, Object) else key.name
+    return (key.label or "(unknown)") if isinstance(key, Object) else key.name
 
 
 def kept_rows(ranking: Ranking, keeps: Callable[[Row], bool], limit: int) -> Ranking:
@@ -582,7 +582,7 @@ def cgroup_of(pid: int, catalog: Catalog) -> str:
 
 def cgroup_name(path: str) -> str:
     """Return the usual name of a cgroup, or its path. Raw."""
-    return "(not known)" if path == NO_CGROUP else label(path) or path
+    return "(unknown)" if path == NO_CGROUP else label(path) or path
 
 
 def thread_name(thread: ThreadKey, catalog: Catalog) -> str:

@@ -11,7 +11,7 @@ from offtop.units import average, duration, span, threads
 
 _OWN_ONLY = "own processes only"
 _CONTAINER_ONLY = "this container only"
-LOST_NOT_KNOWN = "lost: not known"
+LOST_UNKNOWN = "lost: unknown"
 """If threads that came and went between two polls are not counted."""
 _FEW_IDS = 3
 

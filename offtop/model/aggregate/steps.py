@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 
 Path = tuple[Step, ...]
-NO_THING = Step("(not known on what)", False, is_object=True)
+NO_THING = Step("(unknown object)", False, is_object=True)
 NO_FRAMES = Step("(no frames)", False)
 """Stands for a stack of which the shape leaves nothing."""
 STILL = Step("(still waiting)", False)
@@ -39,10 +39,10 @@ GUESSED = Step("~", False)
 """Marks a stack whose callers were found by frame pointers or guesses, not by unwind information."""
 WOKEN_BY = Step("-- woken by --", False)
 """Separates where a thread waits from what ended the wait; from here on, callers follow their callees."""
-WHO_WAITED = Step("-- who had waited --", False)
+LAST_WAIT = Step("-- its last wait --", False)
 """Separates a waker from its own last wait."""
-TURNS = frozenset({WOKEN_BY, WHO_WAITED})
-_MARKS = frozenset({NO_FRAMES, STILL, GUESSED, WOKEN_BY, WHO_WAITED})
+TURNS = frozenset({WOKEN_BY, LAST_WAIT})
+_MARKS = frozenset({NO_FRAMES, STILL, GUESSED, WOKEN_BY, LAST_WAIT})
 WOKE = "-> "
 """Prefix of the step that names the woken process."""
 _MOST_CACHED = 20_000
@@ -209,7 +209,7 @@ class Steps:
         if self._shape.mode != CHAIN:
             return tuple(path)
         for link in wake.links:
-            path += [WHO_WAITED, *self.sleeper((link.kernel, link.user, 0))]
+            path += [LAST_WAIT, *self.sleeper((link.kernel, link.user, 0))]
             path += [WOKEN_BY, *self._of_waker(link.waker), _label(link.waker)]
         if wake.end != WHOLE:
             path.append(Step(f"({CHAIN_ENDS[wake.end]})", False))

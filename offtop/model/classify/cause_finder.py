@@ -55,8 +55,8 @@ class CauseShare(NamedTuple):
     def in_short(self, catalog: Catalog, with_process: bool) -> str:
         """Return `88% wait for Python's GIL (gunicorn)`."""
         process = printable(catalog.process(self.pid)) if with_process else ""
-        name = self.rule.name if self.rule else "what no rule knows"
-        return f"{100 * self.share:.0f}% wait for {name}{f' ({process})' if process else ''}"
+        what = f"wait for {self.rule.name}" if self.rule else "match no cause rule"
+        return f"{100 * self.share:.0f}% {what}{f' ({process})' if process else ''}"
 
     def in_full(self, catalog: Catalog, with_process: bool, with_keys: bool = True) -> str:
         """Return the same with an explanation and what to look at next.

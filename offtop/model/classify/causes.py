@@ -148,7 +148,7 @@ class Reason(NamedTuple):
     """As Rule.name, from the user's rules or ours."""
 
 
-NO_REASON = Reason("(what no rule knows)")
+NO_REASON = Reason("(no cause rule matches)")
 BELOW_REASON = Reason("(waits below the minimum)")
 
 

@@ -134,7 +134,7 @@ class Link(NamedTuple):
 WHOLE, DEPTH, LOOP, BRIEF, UNSEEN, LOST = "whole", "depth", "loop", "short", "unseen", "lost"
 CHAIN_ENDS: Mapping[str, str] = {
     WHOLE: "whole: the last waker is not a thread",
-    DEPTH: "there is more than --depth",
+    DEPTH: "deeper than --depth",
     LOOP: "the last waker is already in the chain",
     BRIEF: "the last waker's own wait was below the minimum",
     UNSEEN: "the last waker's own wait was not seen",
@@ -157,7 +157,7 @@ class Wake(NamedTuple):
 
         False if wakers are not gathered, the wait goes on, or the thread only waited for a CPU.
         """
-        return self.waker not in (STILL_WAITING, NOT_ASKED, CPU_ALONE)
+        return self.waker not in (STILL_WAITING, NOT_GATHERED, CPU_ONLY)
 
     @property
     def stacks(self) -> set[int]:
@@ -168,10 +168,10 @@ class Wake(NamedTuple):
         return found
 
 
-NOT_ASKED = Waker(NOBODY, "(nobody asked who woke it)")
-"""If wakers are not gathered, but the object waited on is known."""
+NOT_GATHERED = Waker(NOBODY, "(nobody asked who woke it)")
+"""If wakers are not gathered, but the object waited on is known. The name is never shown; recordings have it."""
 STILL_WAITING = Waker(NOBODY, "(still waiting)")
-CPU_ALONE = Waker(NOBODY, "(it waited for a CPU alone)")
+CPU_ONLY = Waker(NOBODY, "(waited only for a CPU)")
 NO_WAKE = 0
 """Id: wakers are not gathered, or the wait goes on; and the object waited on is unknown."""
 WAKE_LOST, WAKE_SHORT, WAKE_UNSEEN, WAKE_CPU = 1, 2, 3, 4
@@ -182,8 +182,8 @@ RESERVED: Mapping[int, Wake] = {
     NO_WAKE: Wake(STILL_WAITING),
     WAKE_LOST: LOST_WAKE,
     WAKE_SHORT: Wake(Waker(NOBODY, "(woken before the minimum)")),
-    WAKE_UNSEEN: Wake(Waker(NOBODY, "(nobody saw who woke it)")),
-    WAKE_CPU: Wake(CPU_ALONE),
+    WAKE_UNSEEN: Wake(Waker(NOBODY, "(wakeup not recorded)")),
+    WAKE_CPU: Wake(CPU_ONLY),
 }
 
 

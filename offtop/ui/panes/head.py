@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.aggregate.scope_text import LOST_NOT_KNOWN, counted, how_sure, rate, whose
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, whose
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Cost
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
@@ -196,7 +196,7 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
     left = [(f"  {count(calls.left)} did not return", "lost")] if calls.left else []
     if not calls.returned:
-        none = "" if calls.now or calls.left else ": calls that began before offtop are not known"
+        none = "" if calls.now or calls.left else ": calls that began before offtop are unknown"
         lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]
         return _fitting([*lefts, within], [], layout.width)
     rate = f"  {three(calls.returned * NS_PER_S / picture.span_ns)}/s"
@@ -256,7 +256,7 @@ def lost(picture: Picture) -> Spans:
     """Return the counts of lost records, by kind."""
     if not picture.lost:
         is_known = picture.sampling is None or picture.sampling.lost_known
-        return [("lost 0" if is_known else LOST_NOT_KNOWN, "text")]
+        return [("lost 0" if is_known else LOST_UNKNOWN, "text")]
     kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
     return [(f"lost {kinds}", "lost")]
 

@@ -71,18 +71,18 @@ thread that the interrupt hit is not the waker.
 timer timeout  woken by a timer; timeout: by the wait's own timer, so it slept as long as it asked for, or nothing \
 arrived in time.
 signal exit  woken by a signal (in brackets: its sender), or by the exit of a thread or process.
-(still waiting)  a wait in progress: nobody has ended it yet.
-(it waited for a CPU alone)  the thread was preempted and never blocked, so it has no waker.
+(still waiting)  a wait in progress: it has no waker yet.
+(waited only for a CPU)  the thread was preempted and never blocked, so it has no waker.
 (woken before the minimum)  it was woken too early for offtop to record the waker, then waited for a CPU. A lower \
 minimum (m) records it.
-(nobody saw who woke it) (waker lost)  the wakeup came before offtop started to record wakers, or there was no room to \
+(wakeup not recorded) (waker lost)  the wakeup came before offtop started to record wakers, or there was no room to \
 store it (counted as lost).
 (exited)     threads that exited: their time remains, but not their wakers.
 storm        one waker that woke many threads, most of which slept again within 1 ms: two wasted context switches each.
 -- woken by --  in stacks of modes 3 and 4: the waiting thread before it, its waker's stack after it.
--- who had waited --  in chains (4): where that waker itself had waited before, and then who ended that wait.
+-- its last wait --  in chains (4): where that waker had waited before, and then who ended that wait.
 -> name      in stacks of mode 2: the thread that was woken.
-WAITED ON    with G: the lock, pipe, socket or file. (not known): a wait in progress, or one without an object.
+WAITED ON    with G: the lock, pipe, socket or file. (unknown): a wait in progress, or one without an object.
 """
 """One term and its meaning per line, for help and manual."""
 FILTERS = """

@@ -178,7 +178,7 @@ def _summary_lines(one: Outlier, pen: Pen) -> list[Line]:
             )
         )
     )
-    usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "not known"
+    usual = f"99.9 % take <={duration(one.usual_ns)}" if one.usual_ns else "unknown"
     trigger = f"{AUTO}, from {value_text(one.metric, one.threshold)}" if one.rule == AUTO else one.rule
     lines.append(line(f"   trigger {trigger}; usual: {usual} ({one.program}, {one.category})"))
     wake = one.catalog.wake(wait.site.wake)

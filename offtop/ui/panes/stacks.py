@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.rows import Place, Row
-from offtop.model.aggregate.steps import TURNS, WHO_WAITED, WOKEN_BY, Shape, Step, begins_line
+from offtop.model.aggregate.steps import LAST_WAIT, TURNS, WOKEN_BY, Shape, Step, begins_line
 from offtop.model.aggregate.tree import MORE, Branch
 from offtop.model.classify.cause_finder import advice, most
 from offtop.model.values.catalog import Catalog
@@ -282,7 +282,7 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
     above = [*_waker(catalog, wake.waker, names), *own]
     for link in wake.links if mode == CHAIN else ():
         waited = _of_stacks(catalog, link.kernel, link.user, names)
-        above = [*_waker(catalog, link.waker, names), *waited, (WHO_WAITED.name, "   ", "dim"), *above]
+        above = [*_waker(catalog, link.waker, names), *waited, (LAST_WAIT.name, "   ", "dim"), *above]
     if mode == CHAIN and wake.end != WHOLE:
         above.insert(0, (f"({CHAIN_ENDS[wake.end]})", "   ", "dim"))
     return above

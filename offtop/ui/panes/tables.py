@@ -162,12 +162,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     if view.lists_wakers and view.thread is not None:
         inside = view.thread
     of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
-    about = f" waiting on: {view.category if view.category != ALL else 'anything'}"
-    if view.lists_account:
-        about = ": where each second went"
-    elif not view.lists_sleepers:
-        about = f": {view.category if view.category != ALL else 'all categories'}"
-    title = f"{what}{of}{about}"
+    category = view.category if view.category != ALL else "all categories"
+    title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
     if picture.uncompared or picture.doubt:
         title += f"  ({picture.uncompared or picture.doubt})"
     lines = [rule(title, pen)]

@@ -194,7 +194,7 @@ OF_FIVE = Breakdown(
 def test_cgroups_are_containers_and_units_with_everything_in_them() -> None:
     ranking = cgroup_rows(OF_FIVE, Scope("lock"), IN_CGROUPS, processes=[1, 2, 3, 4, 9, 10])
     assert [(row.key, row.name, row.threads, row.waiting, row.part.max_ns) for row in ranking.rows] == [
-        (NO_CGROUP, "(not known)", 2, 5.0, 50),
+        (NO_CGROUP, "(unknown)", 2, 5.0, 50),
         (SERVICE, "mysql.service", 2, 5.0, 30),
         (f"/docker/{ID}", "docker 1a2b3c4d5e6f", 1, 4.0, 40),
         ("/", "/", 1, 1.0, 10),

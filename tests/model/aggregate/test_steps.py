@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from offtop.model.aggregate import steps as module
 from offtop.model.aggregate.steps import (
+    LAST_WAIT,
     NO_FRAMES,
     STILL,
-    WHO_WAITED,
     WOKEN_BY,
     Path,
     Shape,
@@ -226,8 +226,8 @@ WAKES = {
 BOOK.wakes |= WAKES
 OWN = "main pthread_cond_wait [k]sys_futex [k]futex_wait"
 BY_CLERK = "-- woken by -- [k]futex_wake unlock serve clerk"
-BY_TELLER = "-- who had waited -- serve ask [k]pipe_read -- woken by -- [k]pipe_write pay teller"
-BY_DISK = f"-- who had waited -- {OWN} -- woken by -- [k]blk_mq_end_request [k]nvme_irq irq (nvme_irq)"
+BY_TELLER = "-- its last wait -- serve ask [k]pipe_read -- woken by -- [k]pipe_write pay teller"
+BY_DISK = f"-- its last wait -- {OWN} -- woken by -- [k]blk_mq_end_request [k]nvme_irq irq (nvme_irq)"
 
 
 def test_wakeup_path_is_the_waker_from_its_outermost_function_and_the_woken_process() -> None:
@@ -255,8 +255,8 @@ def test_off_wake_path_joins_both_stacks_in_the_middle() -> None:
 def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> None:
     shape = Shape(mode=CHAIN)
     assert path_text((3, 4, 11), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} {BY_DISK}"
-    assert path_text((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (there is more than --depth)"
-    round_again = f"-- who had waited -- {OWN} {BY_CLERK}"
+    assert path_text((3, 4, 12), shape) == f"{OWN} {BY_CLERK} {BY_TELLER} (deeper than --depth)"
+    round_again = f"-- its last wait -- {OWN} {BY_CLERK}"
     assert path_text((3, 4, 13), shape) == (
         f"{OWN} {BY_CLERK} {BY_TELLER} {round_again} (the last waker is already in the chain)"
     )
@@ -266,7 +266,7 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
         16: "(the rest was lost)",
     }
     assert {wake: path_text((3, 4, wake), shape).removeprefix(f"{OWN} {BY_CLERK} ") for wake in ends} == ends
-    assert path_text((3, 4, 17), shape) == f"{OWN} {BY_DISK.removeprefix(f'-- who had waited -- {OWN} ')}"
+    assert path_text((3, 4, 17), shape) == f"{OWN} {BY_DISK.removeprefix(f'-- its last wait -- {OWN} ')}"
 
 
 @pytest.mark.parametrize("mode", [OFFWAKE, CHAIN])
@@ -275,8 +275,8 @@ def test_chain_path_continues_with_the_waker_s_wait_and_says_how_it_ends() -> No
     [
         (WAKE_LOST, "(waker lost)"),
         (WAKE_SHORT, "(woken before the minimum)"),
-        (WAKE_UNSEEN, "(nobody saw who woke it)"),
-        (WAKE_CPU, "(it waited for a CPU alone)"),
+        (WAKE_UNSEEN, "(wakeup not recorded)"),
+        (WAKE_CPU, "(waited only for a CPU)"),
         (NO_WAKE, "(still waiting)"),
         (99, "(waker lost)"),  # dropped
     ],
@@ -337,7 +337,7 @@ def test_only_functions_count_among_the_program_s_frames() -> None:
     assert [step.name for step in path if is_function(step)] == [
         *("main", "pthread_cond_wait", "unlock", "serve", "serve", "ask", "pay")
     ]
-    assert not any(map(is_function, (NO_FRAMES, STILL, WOKEN_BY, WHO_WAITED, Step("-> shop", False))))
+    assert not any(map(is_function, (NO_FRAMES, STILL, WOKEN_BY, LAST_WAIT, Step("-> shop", False))))
     assert is_function(Step("clerk", False))
     assert not is_function(Step("clerk", False, True))
     steps = Steps(BOOK, FixedNames(), Shape(mode=OFFWAKE))
@@ -364,15 +364,15 @@ def test_line_begins_where_the_path_turns_to_the_waker_or_to_its_wait() -> None:
     assert lines_of(Shape(mode=CHAIN), {(3, 4, 12): (1, 10, 10, 0)}) == [
         "- main › pthread_cond_wait › [k]sys_futex › [k]futex_wait 10",
         "  - -- woken by -- › [k]futex_wake › unlock › serve › clerk 10",
-        "    - -- who had waited -- › serve › ask › [k]pipe_read 10",
-        "        -- woken by -- › [k]pipe_write › pay › teller › (there is more than --depth) 10",
+        "    - -- its last wait -- › serve › ask › [k]pipe_read 10",
+        "        -- woken by -- › [k]pipe_write › pay › teller › (deeper than --depth) 10",
     ]
     assert lines_of(Shape(mode=WAKEUP), {(7, 0, 10): (1, 10, 10, 0), (8, 0, 10): (2, 30, 20, 0)}) == [
         "- clerk › serve › unlock › [k]futex_wake 40",
         "    -> bank 30",
         "    -> shop 10",
     ]
-    assert [begins_line(step) for step in (WOKEN_BY, WHO_WAITED, Step("-> shop", False), NO_FRAMES, MORE)] == [
+    assert [begins_line(step) for step in (WOKEN_BY, LAST_WAIT, Step("-> shop", False), NO_FRAMES, MORE)] == [
         *(True, True, True, False, False)
     ]
 

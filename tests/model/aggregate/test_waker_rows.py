@@ -162,7 +162,7 @@ def test_wakers_are_threads_processes_or_no_thread() -> None:
     others = {
         WakerKey("irq (nvme_irq)"): 7,
         WakerKey("(still waiting)"): 1000,
-        WakerKey("(nobody saw who woke it)"): 20,
+        WakerKey("(wakeup not recorded)"): 20,
         EXITED_WAKER: 40,
         BELOW: 30,
     }

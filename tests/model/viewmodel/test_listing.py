@@ -36,7 +36,7 @@ SHOP, BANK, DISK, TIMEOUT = (
     WakerKey("timeout"),
 )
 CLERK, TELLER = WakerKey("clerk", 100, 103), WakerKey("teller", 200, 201)
-GOES_ON, UNSEEN = WakerKey("(still waiting)"), WakerKey("(nobody saw who woke it)")
+GOES_ON, UNSEEN = WakerKey("(still waiting)"), WakerKey("(wakeup not recorded)")
 BRIEF = WakerKey("(woken before the minimum)")
 ALL_OF_IT = View(focus=LIST, idle_shown=True)
 
@@ -117,7 +117,7 @@ def test_objects_have_all_blocked_time_too() -> None:
             NO_OBJECT: 1160,
         }
         assert picture.rows.whole.total_ns == 17_700 * MS
-        assert names(picture)[-2:] == ["(not known)", "(waits below the minimum)"]
+        assert names(picture)[-2:] == ["(unknown)", "(waits below the minimum)"]
 
 
 RULES = causes.parse(
@@ -139,7 +139,7 @@ def test_causes_have_all_time_with_the_run_queue_as_a_cpu() -> None:
     assert found[Reason("a CPU")] == picture.ready_ns // MS // 10 > 0
     by_category = {row.key: row.part.total_ns // MS // 10 for row in picture.categories.rows}
     assert found[Reason("a lock")] == by_category["lock"]
-    assert names(picture)[-2:] == ["(what no rule knows)", "(waits below the minimum)"]
+    assert names(picture)[-2:] == ["(no cause rule matches)", "(waits below the minimum)"]
     blocked = machine.shown(replace(ALL_OF_IT, reasons=True), WAKEUP)
     assert ms_a_second(blocked) == {key: ms for key, ms in found.items() if key != Reason("a CPU")}
     chosen = machine.shown(replace(ALL_OF_IT, filter=parse("why='a lock',b")), OFFCPU)
@@ -451,7 +451,7 @@ def test_icicle_has_a_box_for_each_function_in_each_mode(mode: str) -> None:
     boxes = {box.name for box in picture.flame.boxes}
     first = {WAKEUP: {"clerk", "teller", "-> shop"}, OFFCPU: {"main", "take_order"}}
     assert first.get(mode, {"main", "take_order", "-- woken by --", "clerk"}) <= boxes
-    assert ("-- who had waited --" in boxes) is (mode == CHAIN)
+    assert ("-- its last wait --" in boxes) is (mode == CHAIN)
     assert picture.flame.whole_ns in (17_600 * MS, 12 * 1_760 * MS, 18_600 * MS, 12 * 1_860 * MS)
 
 

@@ -115,11 +115,11 @@ DOES: dict[str, Does] = {
     "back": Does(lambda after: after.app.view.pid is None and after.app.view.focus == LIST, ("enter", "enter")),
     "right": Does(lambda after: after.app.view.pid == 100, ("enter",)),
     "left": Does(lambda after: after.app.view.focus == CATEGORIES, ("enter",)),
-    "threads": Does(says("threads waiting on: anything")),
-    "cgroups": Does(says("cgroups waiting on: anything")),
+    "threads": Does(says("threads: all categories")),
+    "cgroups": Does(says("cgroups: all categories")),
     "account": Does(says("where each second went")),
     "tree": Does(lambda after: after.app.view.focus == TREE),
-    "offcpu": Does(says("processes waiting on"), ("5",)),
+    "offcpu": Does(says("processes: all categories"), ("5",)),
     "wakeup": Does(says("wakers: all categories")),
     "offwake": Does(says("|3 off-wake|")),
     "chain": Does(says("|4 chain|")),
@@ -130,7 +130,7 @@ DOES: dict[str, Does] = {
     "reasons": Does(says("causes: all categories")),
     "flame": Does(lambda after: after.app.view.focus == FLAME),
     "latency": Does(lambda after: after.app.view.latency == HISTOGRAM),
-    "zoom": Does(lambda after: not says("processes waiting on")(after)),
+    "zoom": Does(lambda after: not says("processes: all categories")(after)),
     "open": Does(says("greeting"), ("t", "end", "up")),
     "close": Does(
         lambda after: after.app.picture and after.app.picture.tree and len(after.app.picture.tree.branches) == 1, ("t",)
@@ -185,7 +185,7 @@ DOES: dict[str, Does] = {
     "palette": Does(on(CommandPalette)),
     "screenshot": Does(lambda after: after.files.written and after.files.written[0].startswith("<svg ")),
     "help": Does(on(Help)),
-    "redraw": Does(says("processes waiting on: anything")),
+    "redraw": Does(says("processes: all categories")),
     "suspend": Does(lambda after: after.app.is_running),  # test_terminal.py really suspends it
     "quit": Does(lambda after: after.app.return_code == 0),
     "interrupt": Does(lambda after: after.app.return_code == 0),
@@ -228,7 +228,7 @@ async def test_down_and_up_select_a_category_and_the_list_follows() -> None:
         assert app.view.category == ""
         await pilot.press("down")
         assert app.view.category == "lock"
-        assert any("processes waiting on: lock" in line for line in screen(app))
+        assert any("processes: lock" in line for line in screen(app))
         await pilot.press("j", "j", "k")
         assert app.view.category == "fsync"
         await pilot.press("end")
@@ -244,7 +244,7 @@ async def test_enter_drills_down_to_a_thread_and_escape_goes_back() -> None:
         assert (app.view.focus, app.view.pid) == (LIST, None)
         await pilot.press("enter")
         assert app.view.pid == 4242
-        assert any("threads of mysqld(4242) waiting on: lock" in line for line in screen(app))
+        assert any("threads of mysqld(4242): lock" in line for line in screen(app))
         await pilot.press("enter")
         assert app.view.thread == CONNECTION
         assert screen(app)[4].startswith("All > lock > mysqld(4242) > connection(4268)")

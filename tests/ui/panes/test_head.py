@@ -66,13 +66,13 @@ async def test_own_processes_only_comes_first(width: int, end: str) -> None:
 async def test_container_shows_its_limited_view_and_unknown_losses() -> None:
     seen = Sampling(lost_known=False, container_only=True)
     async with shown(SampledSource(ticks=12, seen=seen), (160, 24)) as (app, pilot):
-        assert "lost: not known" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
+        assert "lost: unknown" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
         await pilot.press("1")
         assert any("wakers (2) need BPF" in line for line in screen(app))
     source = SampledSource(ticks=12, seen=seen._replace(own_only=True), lost={"threads": 3})
     async with shown(source, (160, 24)) as (app, _):
         assert (
-            "not known" not in screen(app)[2]
+            "lost: unknown" not in screen(app)[2]
             and " threads  " in screen(app)[2]
             and "own processes only" in screen(app)[2]
         )
