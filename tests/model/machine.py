@@ -13,7 +13,7 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import Peers
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Stack, nameless
-from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOT_ASKED, OFFCPU, Object, Wake
+from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOT_GATHERED, OFFCPU, Object, Wake
 from offtop.model.windows.breakdown import Idle, Shares, shares
 from offtop.model.windows.stuck import Stuck, stuck
 from offtop.model.windows.window import Window, between
@@ -73,7 +73,7 @@ class Machine:
         wake = NO_WAKE
         if on:
             wake = max([FIRST_WAKE - 1, *self.catalog.wakes]) + 1
-            self.catalog.wakes[wake] = Wake(NOT_ASKED, on)
+            self.catalog.wakes[wake] = Wake(NOT_GATHERED, on)
             if peers:
                 self.catalog.peers[on] = peers
         frames = [Frame(KERNEL, 0, kernel or f"in_{category}")]
