@@ -4,9 +4,10 @@ Each keeps its own time, in any order of reports. A thread that was reaped, or l
 still wait for a CPU for its last switch-out.
 """
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from offtop.kernel.accounting import deferred
@@ -75,7 +76,7 @@ def did(tid_acquired_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> tu
 
 def ended(tid_acquired_ns: int, waits: list[Wait], from_ns: int, to_ns: int) -> SiteDeltas:
     sites = SiteDeltas.of(site_records(KEY, waits, from_ns, to_ns))
-    return sites._replace(tid_acquired_ns=[tid_acquired_ns] * len(sites.keys))
+    return sites._replace(tid_acquired_ns=np.full(len(sites.ids), tid_acquired_ns))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
 
     tick([(key, begun)])
     assert ledger.waiting[key].switched_out_ns == 1_500
-    tick([(key, record._replace(tid_acquired_ns=5))], sites._replace(tid_acquired_ns=[0, 5]))
+    tick([(key, record._replace(tid_acquired_ns=5))], sites._replace(tid_acquired_ns=np.array([0, 5])))
     assert ledger.waiting[key].switched_out_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
     tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
@@ -310,7 +311,7 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     assert ledger.waiting[key].switched_out_ns == 1_500
     tick(
         [(key, record._replace(tid_acquired_ns=5))],
-        both._replace(tid_acquired_ns=[4, 5]),
+        both._replace(tid_acquired_ns=np.array([4, 5])),
         ran=[RuntimeSample(key, 100, 15_000)],
     )
     ledger.begin(key, 15_000)
@@ -461,9 +462,11 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
 
 
 def test_excluded_sites_do_not_take_others_time_with_them() -> None:
-    sites = SiteDeltas.of(site_records(KEY, [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)], 0, 10_000))
-    both = sites._replace(tid_acquired_ns=[A, B])
-    assert (both.without([0]).keys, both.without([0]).tid_acquired_ns) == (sites.keys[1:], [B])
+    waits = [sleep(1_000, 3_000), sleep(4_000, 9_000, kernel=4)]
+    entries = zip((KEY, ThreadKey(8, 108)), waits, strict=True)
+    sites = SiteDeltas.of(chain.from_iterable(site_records(key, [wait], 0, 10_000) for key, wait in entries))
+    left = sites._replace(tid_acquired_ns=np.array([A, B])).without([KEY.pid])
+    assert (left.key(0), left.totals(0).total_ns, left.tid_acquired_ns.tolist()) == (sites.key(1), 5_000, [B])
 
 
 def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ import pytest
 
 from offtop.feed.pace import Pace
 from offtop.kernel.accounting.drain import Drain
-from offtop.kernel.accounting.tick_records import SiteDeltas
+from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
 from offtop.kernel.bpf import map_sizes
-from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.live import LiveSource
 from offtop.kernel.scope.config import BpfConfig, Settings
 from offtop.model.classify.categories import is_periodic
@@ -296,8 +295,7 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
 
     This is by table, for all tables with entries by thread.
     """
-    ledger, stacks = source._parts.ledger, source._parts.stacks  # pyright: ignore[reportPrivateUsage]
-    sites = [site for of_thread in stacks._sites.values() for site in of_thread.values()]  # pyright: ignore[reportPrivateUsage]
+    ledger = source._parts.ledger  # pyright: ignore[reportPrivateUsage]
     kept: dict[str, Iterable[tuple[int, ...]]] = {
         "threads": ledger.threads,
         "sites": ledger.sites,
@@ -305,7 +303,6 @@ def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
         "sites of threads": ledger._sites_of,  # pyright: ignore[reportPrivateUsage]
         "late": [*ledger._deferred.sites()],  # pyright: ignore[reportPrivateUsage]
         "rows": [(code >> 32, code & 0xFFFFFFFF) for code in ledger._table._row_of],  # pyright: ignore[reportPrivateUsage]
-        "sites by raw stacks": sites,
     }
     return {place: sum(key[0] == pid != key[1] for key in keys) for place, keys in kept.items()}
 
@@ -329,8 +326,8 @@ def test_dropped_sites_break_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path
 def test_a_buffer_whose_threads_are_never_read_breaks_a_law(monkeypatch: pytest.MonkeyPatch, binary: Path) -> None:
     read_threads = Drain.threads
 
-    def of_one_half(drain: Drain, half: int, *rest: Any) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        return iter(()) if half else read_threads(drain, half, *rest)
+    def of_one_half(drain: Drain, half: int, *rest: Any) -> ThreadRecords:
+        return ThreadRecords.of(()) if half else read_threads(drain, half, *rest)
 
     with sleepers(binary, threads=20, sleeps=10_000, each_us=2000) as child, watching_only(child) as live:
         child.go_on_alone()

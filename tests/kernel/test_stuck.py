@@ -13,10 +13,12 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from offtop.kernel.binary.files import Files
-from offtop.kernel.bpf.layout import CALLEE_SAVED, OBJECT, ObjectRecord, ScannedStack
+from offtop.kernel.bpf.layout import ScannedStack
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.kernel.unwind import user_stacks
 from offtop.kernel.unwind.cpu_allowance import Allowance
@@ -27,6 +29,7 @@ from offtop.model.classify.categories import is_periodic
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot, Waiting
 from offtop.model.values.stack import NO_STACK
+from offtop.model.values.waits import WaitList
 from offtop.model.windows.breakdown import Idle
 from offtop.model.windows.history import History
 from offtop.model.windows.stuck import Stuck, stuck
@@ -36,8 +39,6 @@ from tests.kernel.procfs.test_processes import child_with_pid
 from tests.kernel.reads import GUARDED
 from tests.kernel.test_counts import wait_until_asleep
 from tests.kernel.watch import MS, S, Watch
-
-NOTHING = ObjectRecord.of(bytes(OBJECT.size))
 
 pytestmark = pytest.mark.kernel
 
@@ -402,25 +403,14 @@ def test_400_threads_on_one_futex_are_400_lines_with_one_address(live: Watch, bu
 # Threads that ran while their stack was read
 
 
-def stack_of(tid: int) -> ScannedStack:
+def registers_of(tid: int) -> Rows:
     """Return what the scan would report of a thread that is in a system call."""
     number, *arguments, sp, ip = Path(f"/proc/{tid}/syscall").read_text().split()
-    turns = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
-    words = tuple(int(word, 16) for word in arguments)
-    return ScannedStack(
-        turns,
-        int(number),
-        words,
-        int(ip, 16),
-        int(sp, 16),
-        0,
-        (0,) * CALLEE_SAVED,
-        0,
-        0,
-        NOTHING,
-        b"",
-        b"",
-    )
+    registers = np.zeros(1, REGISTERS_ROW)
+    registers["pcount"] = int(Path(f"/proc/{tid}/schedstat").read_text().split()[2])
+    registers["call"], registers["sp"], registers["ip"] = int(number), int(sp, 16), int(ip, 16)
+    registers["arguments"] = [int(word, 16) for word in arguments]
+    return registers
 
 
 class Watched(Unwinder):
@@ -457,7 +447,7 @@ def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[i
 
     reader = UserStacks(Watched(lambda _: None, walked), Allowance(5))
     one = Waiting(watch.SiteKey(tid, tid, 3, NO_STACK), 5 * S, 5 * S)
-    reader.note_wait(key, 5 * S, stack_of(tid))
+    reader.note_waits(WaitList.of([one]).rows, registers_of(tid))
     found = reader.read({key: one}, 5 * S + age_ns)
     if goes_on.wait(1 if age_ns >= S // 5 else 0.1):
         for _ in range(100):
@@ -511,8 +501,8 @@ def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
         }
 
         def read() -> set[int]:
-            for key in waiting:
-                reader.note_wait(key, 5 * S, stack_of(key.tid))
+            for key, one in waiting.items():
+                reader.note_waits(WaitList.of([one]).rows, registers_of(key.tid))
             return {one.key.pid for one in reader.read(waiting, 7 * S)}
 
         assert read() == set()

@@ -103,7 +103,7 @@ class Watch:
         stacks = self.source._parts.user_stacks  # pyright: ignore[reportPrivateUsage]
         deadline = time.monotonic() + _NAMES_S
         self.tick()
-        while stacks._queue or stacks._requested:  # pyright: ignore[reportPrivateUsage]
+        while stacks._queue or len(stacks._requested.ids):  # pyright: ignore[reportPrivateUsage]
             assert time.monotonic() < deadline, "stacks of other processes are still being unwound"
             self.tick(0.02)
         try:

@@ -7,7 +7,7 @@ are all that is known of the thread.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import SiteTotals
-from offtop.model.values.table import THREADS
+from offtop.model.values.table import THREADS, Mask
 from offtop.units import NS_PER_S
 
 _MAX_HELD_TICKS = 2
@@ -87,22 +87,30 @@ class DeferredRecords:
         """Yield the sites of everything held back."""
         return (site for site, _ in self._held)
 
-    def sort(self, ended: SiteDeltas, reported: Set[tuple[int, int, int]], at_ns: int, threads_lost: int) -> Sorted:
+    def sort(
+        self, ended: SiteDeltas, is_reported: Mask, records: ThreadRecords, at_ns: int, threads_lost: int
+    ) -> Sorted:
         """Sort finished waits by whether their thread's record has arrived.
 
-        `reported` is (pid, tid, tid_acquired_ns) of every record in this tick, `threads_lost` the number of lost thread
-        records so far.
+        `is_reported` says which of `ended` are of the thread of the last record of their tid, `records` are all records
+        of this tick, `threads_lost` is the number of lost thread records so far.
         """
         held, self._held = self._held, {}
-        born = ended.tid_acquired_ns or [0] * len(ended.keys)
-        rows = enumerate(zip(ended.keys, born, strict=True))
-        absent = [row for row, (site, tid_acquired_ns) in rows if (site[0], site[1], tid_acquired_ns) not in reported]
-        for row in absent:
-            key = ended.keys[row], born[row]
-            entry = held.get(key, _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
-            held[key] = entry._replace(totals=entry.totals.plus(ended.totals(row)))
+        if is_reported.all() and not held:
+            self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
+            return Sorted(ended, [], [])
+        columns = *records.ids.T.tolist(), records.rows["tid_acquired_ns"].tolist()
+        reported = {*zip(*columns, strict=True)}
+        is_absent = ~is_reported
+        for row in np.flatnonzero(is_absent).tolist():
+            site, acquired_ns = ended.key(row), int(ended.tid_acquired_ns[row])
+            if (site.pid, site.tid, acquired_ns) in reported:
+                is_absent[row] = False
+                continue
+            entry = held.get((site, acquired_ns), _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
+            held[site, acquired_ns] = entry._replace(totals=entry.totals.plus(ended.totals(row)))
         self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
-        found = Sorted(ended.without(absent) if absent else ended, [], [])
+        found = Sorted(ended.of_rows(~is_absent), [], [])
         for (site, tid_acquired_ns), one in held.items():
             min_held_ns = 0 if threads_lost > one.threads_lost else _MAX_HELD_NS
             if (site.pid, site.tid, tid_acquired_ns) in reported:

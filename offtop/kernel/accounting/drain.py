@@ -1,27 +1,52 @@
 """Drains the BPF maps and task scans of one tick, and resolves raw ids, for the ledger."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
+from offtop.kernel.accounting.tick_records import (
+    NOT_SCANNED,
+    SAMPLE_ROW,
+    NewThread,
+    OffCpuTasks,
+    RuntimeSample,
+    RuntimeSamples,
+    SiteDeltas,
+    ThreadRecords,
+)
 from offtop.kernel.bpf import layout, libbpf
-from offtop.kernel.bpf.layout import ScannedStack, ScannedTask, ThreadRecord
+from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.bpf.program import Program
+from offtop.kernel.bpf.scan_rows import SITE_KEY_ROW, Rows, Scan, calls_of, ids_of, is_32_bit_program, kinds_of, scan_of
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.kernel.symbols.kallsyms import HIDDEN
-from offtop.kernel.unwind import user_stacks as userstacks
 from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Catalog, SiteKey, ThreadKey
-from offtop.model.values.snapshot import NO_HOLDER, OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
-from offtop.model.values.table import Ints, integers
+from offtop.model.values.snapshot import OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, distinct, integers
+from offtop.model.values.waits import (
+    ARGUMENTS,
+    BOUND,
+    CALL,
+    FIELDS,
+    FROM_NS,
+    KERNEL,
+    READ_USER,
+    SINCE_NS,
+    STATE,
+    SWITCHED_OUT_NS,
+    WAKE,
+    WaitList,
+)
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS, Calls
 
@@ -53,10 +78,27 @@ class Sites:
         site = self._stacks.site(pid, tid, kernel, user)
         return self._with_wake(site, wake) if wake else site
 
-    def every(self, raw: Sequence[tuple[int, int, int, int, int]]) -> list[SiteKey]:
-        """Resolve many raw keys at once."""
+    def every(self, raw: NDArray[np.uint64]) -> Ints:
+        """Resolve many raw keys at once: rows of pid, tid, kernel stack, user stack and wake."""
         sites = self._stacks.sites(raw)
-        return [self._with_wake(site, key[-1]) if key[-1] else site for site, key in zip(sites, raw, strict=True)]
+        at = np.flatnonzero(raw[:, WAKE])
+        if not len(at):
+            return sites
+        wakes, of_wakes = np.unique(raw[at, WAKE], return_inverse=True)
+        # What a thread waits on depends on its process only; who woke it may be part of a loop that it closes.
+        is_of_process = (raw[at, WAKE] < layout.FIRST_ID) | (raw[at, WAKE] >= layout.OBJECT_ID_BIT)
+        rows = np.empty((len(at), 4), np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 3] = of_wakes, sites[at, 0], self.are_on_object(sites[at, KERNEL])
+        rows[:, 2] = np.where(is_of_process, sites[at, 0], sites[at, 1])
+        kinds, which = distinct(rows)
+        found = [self._wakes.id_of(int(wakes[one]), pid, tid, bool(is_on)) for one, pid, tid, is_on in kinds.tolist()]
+        sites[at, WAKE] = np.array(found, np.int64)[which]
+        return sites
+
+    def are_on_object(self, kernels: Ints) -> Mask:
+        """Return which waits at these stacks (catalog ids) are on what their system call names."""
+        distinct_ones, which = np.unique(kernels, return_inverse=True)
+        return np.array([self.is_on_object(one) for one in distinct_ones.tolist()], np.bool_)[which]
 
     def is_on_object(self, kernel: int) -> bool:
         """Return whether a wait at this stack (catalog id) is on what its system call names."""
@@ -66,6 +108,15 @@ class Sites:
     def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
         pid, tid, kernel, user, _ = site
         return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel)))
+
+
+class Exits(NamedTuple):
+    """The threads that exited."""
+
+    records: ThreadRecords
+    ran: RuntimeSamples
+    ends_ns: dict[ThreadKey, int]
+    """When each of them exited; without those whose tid is in use again."""
 
 
 class Drain:
@@ -83,11 +134,11 @@ class Drain:
         sites: Sites,
         details: DetailsWorker,
         user_stacks: UserStacks | None,
-        begin: Callable[[ThreadKey, int], None],
+        begin: Callable[[Ints, Ints], None],
     ) -> None:
         """`user_stacks` reads the user stacks of waits in progress; None if they are off.
 
-        `begin` is called with each thread seen and its start time.
+        `begin` is called with the ids (pid, tid) of threads and their start times.
         """
         self._maps, self._scan_links = program.maps, program.scan_links
         self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
@@ -98,27 +149,27 @@ class Drain:
         """Main threads whose name has changed; the caller clears the list."""
         self._buffer = self._flipped_ns = 0
         self._clock_offset_ns = 0
-        self._met: set[ThreadKey] = set()
-        """Threads seen by the task scans of this tick."""
+        self._named: list[Ints] = []
+        """Ids of the threads in the task scans of this tick."""
 
     def walk(self, mode: int) -> bytes:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
         self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         return b"".join(map(libbpf.read_iterator, self._scan_links))
 
-    def waits(self, walk: bytes, ran: list[RuntimeSample], started: list[NewThread]) -> Iterator[OffCpuTask]:
-        """Yield the waits in progress that changed; all of them if priming.
+    def waits(self, walk: bytes, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
+        """Return the waits in progress that changed; all of them if priming.
 
         These are new, became runnable, or wait for a lock with another holder. Appends to `ran` the CPU time of threads
         that did nothing but run, and to `started` new threads on their first CPU.
         """
         clock_offset_ns = self._update_clock_offset()
-        for key, record in self._records(walk):
-            self._note_running(key, record, ran, started)
-            if record.state & layout.TASK_NEW:
-                self._begin(key, record.start_ns)
-            if record.flags & (layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER):
-                yield self._off_cpu_task(key, record, clock_offset_ns)
+        scan = scan_of(walk)
+        self._note(scan.tasks, ran, started)
+        new = scan.tasks[scan.tasks["state"] & layout.TASK_NEW != 0]
+        self._begin(ids_of(new), new["start_ns"])
+        changes = layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER
+        return self._off_cpu(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
 
     def flip(self) -> tuple[int, int, int]:
         """Switch the BPF programs to the other buffer, and wait until none writes the old one.
@@ -134,82 +185,90 @@ class Drain:
         maps["barrier"].update(_ZERO, maps["barrier_inner"].fd.to_bytes(4, "little"))
         return drained, at_ns, taken_ns
 
-    def threads(
-        self, buffer: int, ran: list[RuntimeSample], started: list[NewThread], alone: bool
-    ) -> Iterator[tuple[ThreadKey, ThreadRecord]]:
-        """Yield each thread's record from a buffer, and clear it.
+    def threads(self, buffer: int, ran: list[RuntimeSamples], started: list[NewThread], alone: bool) -> ThreadRecords:
+        """Return each thread's record from a buffer, and clear it.
 
         `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress.
         """
-        for key, record in self._records(self.walk(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0))):
-            self._note_running(key, record, ran, started)
-            if record.thread is not None:
-                self._note_run(_ran(key, record.thread, record.start_ns), ran)
-                yield key, record.thread
+        scan = scan_of(self.walk(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)))
+        self._note(scan.tasks, ran, started)
+        tasks, records = scan.tasks[scan.of_threads], scan.threads
+        ids = ids_of(tasks)
+        self._note_runs(ids, tasks["start_ns"], records["exec_ns"], records["exec_at_ns"], records["exec_off_ns"], ran)
+        return ThreadRecords(ids, records)
 
     def sites(self, buffer: int) -> SiteDeltas:
         """Drain the finished waits by site from a buffer.
 
         Call it after the task scan, which reports the program that each process runs.
         """
-        found, tid_acquired_ns, parts = list[SiteKey](), list[int](), list[Ints]()
+        parts = [SiteDeltas.of(())]
         for keys, values in self._maps[f"sites_{buffer}"].drain():
-            found += self._sites.every([*layout.SITE_KEY_HEAD.iter_unpack(keys)])
-            tid_acquired_ns += (
-                np.frombuffer(keys, np.uint64).reshape(len(keys) // layout.SITE_KEY.size, -1)[:, -1].tolist()
+            raw = np.frombuffer(keys, SITE_KEY_ROW)
+            words = np.column_stack([raw[name] for name in SITE_KEY_ROW.names or ()])
+            numbers = np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES)
+            parts.append(
+                SiteDeltas(
+                    self._sites.every(words[:, : SITES.width]),
+                    numbers[:, : layout.SITE_NUMBERS].copy(),
+                    numbers[:, layout.SITE_NUMBERS :].copy(),
+                    words[:, SITES.width].astype(np.int64),
+                )
             )
-            parts.append(np.frombuffer(values, np.int64).reshape(-1, layout.SITE_NUMBERS + layout.LANES).copy())
-        columns = np.concatenate(parts) if parts else integers([], layout.SITE_NUMBERS + layout.LANES)
-        return SiteDeltas(found, columns[:, : layout.SITE_NUMBERS], columns[:, layout.SITE_NUMBERS :], tid_acquired_ns)
+        return SiteDeltas(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def gone(
-        self, buffer: int, at_ns: int, threads: list[tuple[ThreadKey, ThreadRecord]], ran: list[RuntimeSample]
-    ) -> dict[ThreadKey, int]:
-        """Return when each thread exited that did until `at_ns`.
+    def exits(self, buffer: int, at_ns: int, threads: ThreadRecords) -> Exits:
+        """Return what is known of the threads that exited until `at_ns`.
 
-        Their records are put before `threads`, because a tid may be in use again, also by a thread that called exec()
-        and took over its main thread's tid. Includes the part up to `at_ns` of threads that exited after it, before the
-        task scan reached them.
+        Includes the part up to `at_ns` of threads that exited after it, before the task scan reached them. `threads`
+        are those that the scan has found: of one with the same tid the exit is not shown, because the tid is in use
+        again, maybe by a thread that called exec() and took over its main thread's tid.
         """
-        alive = {key for key, _ in threads}
         found = _merge_mixed(_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
-        records: list[tuple[ThreadKey, ThreadRecord]] = []
-        ended: list[RuntimeSample] = []
-        for _, key, comm, start_ns, record in found:
-            if key not in self._met:  # otherwise it has that name already, or another thread has its tid
-                self._note_name(key, comm)
-            # If it exited after the task scan, the older buffer has its CPU time up to then, the newer one its total.
-            run = _ran(key, record, start_ns)._replace(
-                at_ns=0, ended=not record.exec_at_ns, tid_acquired_ns=record.tid_acquired_ns
-            )
-            self._note_run(run, ended)
-            records.append((key, record))
         newer = self._maps[f"exited_{1 - buffer}"]
         exited_later = {
             (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _exits(newer.read())
         }
+        named = set[ThreadKey]()
+        if found or exited_later:
+            named.update(map(THREADS.key, np.concatenate(self._named).tolist()))
+        self._named.clear()
+        records: list[tuple[ThreadKey, ThreadRecord]] = []
+        ended: list[RuntimeSample] = []
+
+        def add(key: ThreadKey, comm: bytes, record: ThreadRecord, run: RuntimeSample) -> None:
+            if key not in named:  # otherwise it has that name already, or another thread has its tid
+                self._note_name(key, comm)
+            self._begin(integers([key], 2), np.array([run.start_ns]))
+            if run.exec_ns:
+                ended.append(run)
+            records.append((key, record))
+
+        for _, key, comm, start_ns, record in found:
+            # If it exited after the task scan, the older buffer has its CPU time up to then, the newer one its total.
+            run = _ran(key, record, start_ns)._replace(
+                at_ns=0, ended=not record.exec_at_ns, tid_acquired_ns=record.tid_acquired_ns
+            )
+            add(key, comm, record, run)
         for (end_ns, key), (comm, start_ns, record) in exited_later.items():
             *_, last = exited_later.get((end_ns + 1, key), (None,))
             if not record.is_previous or (last and _is_mixed(last, at_ns)):
                 continue
             newer.delete(layout.EXITED_KEY.pack(end_ns, *key))
-            if key not in self._met:
-                self._note_name(key, comm)
             if last and last.waits and last.first_switched_out_ns < at_ns:  # it was off CPU at the switch
                 record = record._replace(switched_out_ns=last.first_switched_out_ns)
-            self._note_run(_ran(key, record, start_ns), ended)
-            records.append((key, record))
-        self._met.clear()
-        threads[:0] = records
-        ran[:0] = ended
-        return {key: end_ns for end_ns, key, *_ in found if key not in alive}
+            add(key, comm, record, _ran(key, record, start_ns))
+        alive = set(map(THREADS.key, threads.ids.tolist() if found else ()))
+        ends_ns = {key: end_ns for end_ns, key, *_ in found if key not in alive}
+        return Exits(ThreadRecords.of(records), RuntimeSamples.of(ended), ends_ns)
 
-    def unnamed(self, buffer: int) -> list[tuple[ThreadKey, ThreadRecord]]:
-        """Return one record for all threads of the tick whose exit records were lost.
+    def unnamed(self, buffer: int) -> ThreadRecords:
+        """Return one record a CPU for all threads of the tick whose exit records were lost.
 
-        Returns [] if none were. The record has none of their waits at sites: each site has its thread's id, and is
-        counted in the thread if its record has not arrived after some ticks (offtop/kernel/accounting/deferred.py).
+        There are none if no record was lost. They have none of those threads' waits at sites: each site has its
+        thread's id, and is counted in the thread if its record has not arrived after some ticks
+        (offtop/kernel/accounting/deferred.py).
         """
         maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["exited_sums"].lookup(key) or b""
@@ -219,7 +278,7 @@ class Drain:
             maps["exited_sums"].update(key, bytes(len(raw)))
             self._catalog.comms[UNNAMED] = self._catalog.processes[UNNAMED.pid] = UNNAMED_NAME
             self._catalog.details[UNNAMED.pid] = UNKNOWN
-        return [(UNNAMED, one) for one in rest]
+        return ThreadRecords.of((UNNAMED, one) for one in rest)
 
     def storms(self, buffer: int) -> dict[int, Storm]:
         """Drain the storms of one tick; see Wakes.storms."""
@@ -263,85 +322,111 @@ class Drain:
         per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
         return sum(memoryview(per_cpu).cast("Q"))
 
-    def _records(self, walk: bytes) -> Iterator[tuple[ThreadKey, ScannedTask]]:
-        for record in layout.scanned_tasks(walk):
-            key = ThreadKey(record.pid, record.tid)
-            self._met.add(key)
-            self._stacks.set_program_number(key.pid, record.execs)
-            self._note_name(key, record.comm)
-            if record.tid == record.pid:
-                self._details.note_alive(record.pid)
-            yield key, record
+    def _note(self, tasks: Rows, ran: list[RuntimeSamples], started: list[NewThread]) -> None:
+        """Note the names and programs of the threads of a scan, and that they run."""
+        ids = ids_of(tasks)
+        self._named.append(ids)
+        keys, comms = list(map(THREADS.key, ids.tolist())), tasks["comm"].tolist()
+        self._stacks.set_program_numbers(dict(zip(tasks["pid"].tolist(), tasks["execs"].tolist(), strict=True)))
+        known = map(self._catalog.comms.get, keys)
+        for key, name, raw in zip(keys, known, comms, strict=True):
+            if name != layout.text_of(raw):
+                self._note_name(key, raw)
+        for pid in ids[ids[:, 0] == ids[:, 1], 0].tolist():
+            self._details.note_alive(pid)
+        some = tasks[tasks["flags"] & layout.SCANNED_RAN != 0]
+        self._note_runs(ids_of(some), some["start_ns"], some["exec_ns"], some["exec_at_ns"], np.int64(0), ran)
+        some = tasks[tasks["flags"] & layout.SCANNED_STARTED != 0]
+        self._begin(ids_of(some), some["start_ns"])
+        times = (some[name].tolist() for name in ("switched_out_ns", "first_ns", "tid_acquired_ns"))
+        started += map(NewThread, map(THREADS.key, ids_of(some).tolist()), *times)
 
-    def _off_cpu_task(self, key: ThreadKey, record: ScannedTask, clock_offset_ns: int) -> OffCpuTask:
-        stack, since_ns, bound = record.stack, 0, Bound.EXACT
-        call, arguments, kernel, wake = -1, (), None, layout.NO_WAKE
-        if record.flags & layout.SCANNED_BEGAN_EARLIER:
-            is_known = record.arrived_ns and clock_offset_ns
-            since_ns, bound = (record.arrived_ns + clock_offset_ns, Bound.AT_MOST) if is_known else (0, Bound.AT_LEAST)
-            since_ns = min(since_ns, record.switched_out_ns)
-        if stack is not None:
-            call, arguments = self._call(stack)
-            if key.pid != OUTSIDE and self._user_stacks:
-                self._user_stacks.note_wait(key, record.switched_out_ns, stack)
-            kernel = self._stacks.scanned(stack.frames, stack.words)
-            if stack.object.kind and not record.state & layout.RUNNING:
-                wake = self._wakes.waiting_on(stack.object, key.pid, self.with_wakers, self._sites.is_on_object(kernel))
-        return OffCpuTask(
-            key,
-            record.switched_out_ns,
-            bool(record.flags & layout.SCANNED_RUNNABLE),
-            record.queued_ns + clock_offset_ns if record.queued_ns and clock_offset_ns else 0,
-            kernel,
-            record.state,
-            since_ns,
-            bound,
-            call,
-            arguments,
-            wake,
-            self._holder(record),
-            record.tid_acquired_ns,
-        )
+    def _note_runs(
+        self, ids: Ints, start_ns: Ints, exec_ns: Ints, at_ns: Ints, off_ns: Ints | np.int64, ran: list[RuntimeSamples]
+    ) -> None:
+        self._begin(ids, start_ns)
+        samples = np.zeros(len(ids), SAMPLE_ROW)
+        samples["key"], samples["start_ns"], samples["exec_ns"] = ids, start_ns, exec_ns
+        samples["at_ns"], samples["off_ns"] = at_ns, off_ns
+        ran.append(RuntimeSamples(samples[exec_ns != 0]))
 
-    def _holder(self, record: ScannedTask) -> Holder:
-        """The lock's holder with its name.
+    def _off_cpu(self, scan: Scan, which: Ints, clock_offset_ns: int) -> OffCpuTasks:
+        """Return those tasks of a scan with what is known of their waits."""
+        tasks = scan.tasks[which]
+        rows = np.zeros((len(tasks), FIELDS), np.int64)
+        rows[:, :2], rows[:, KERNEL], rows[:, CALL] = ids_of(tasks), NOT_SCANNED, -1
+        rows[:, SWITCHED_OUT_NS] = rows[:, FROM_NS] = tasks["switched_out_ns"]
+        rows[:, STATE] = tasks["state"]
+        is_older = tasks["flags"] & layout.SCANNED_BEGAN_EARLIER != 0
+        is_known = is_older & (tasks["arrived_ns"] != 0) & (clock_offset_ns != 0)
+        arrived_ns = np.minimum(tasks["arrived_ns"] + clock_offset_ns, tasks["switched_out_ns"])
+        rows[:, SINCE_NS] = np.where(is_known, arrived_ns, 0)
+        rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
+        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan.stacks)
+        is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
+        queued_ns = np.where(is_queued, tasks["queued_ns"] + clock_offset_ns, 0)
+        held = tasks[tasks["holder_tid"] != 0]
+        pairs = zip(held["holder_pid"].tolist(), held["holder_tid"].tolist(), strict=True)
+        holders = dict(zip(map(THREADS.key, ids_of(held).tolist()), map(self._holder, pairs), strict=True))
+        runnable = tasks["flags"] & layout.SCANNED_RUNNABLE != 0
+        return OffCpuTasks(WaitList(rows, holders), runnable, queued_ns, tasks["tid_acquired_ns"])
+
+    def _fill_stacks(self, rows: Ints, at: Ints, stacks: Rows) -> None:
+        """Fill in what a scan says of the waits at these positions, and note them for unwinding their user stacks."""
+        if not len(at):
+            return
+        registers = stacks["registers"]
+        kernel = self._stacks.scanned(stacks)
+        calls, has_arguments = self._calls(registers)
+        rows[at, KERNEL], rows[at, WAKE] = kernel, self._wakes_of(rows[at], kernel, stacks["object"])
+        rows[at, CALL] = np.where(has_arguments | (calls < 0), calls, -2 - calls)
+        rows[at[has_arguments], ARGUMENTS:READ_USER] = registers["arguments"][has_arguments].view(np.int64)
+        if self._user_stacks:
+            own = rows[at, 0] != OUTSIDE
+            self._user_stacks.note_waits(rows[at[own]], registers[own])
+
+    def _wakes_of(self, waits: Ints, kernel: Ints, objects: NDArray[np.uint64]) -> Ints:
+        """Return the catalog ids of what waits in progress at these kernel stacks are on."""
+        found = np.full(len(waits), layout.NO_WAKE)
+        at = np.flatnonzero(objects.any(axis=1) & (waits[:, STATE] & layout.RUNNING == 0))
+        if not len(at):
+            return found
+        is_on_object = self._sites.are_on_object(kernel[at])
+        objects, pids = objects[at], waits[at, 0]
+        ones, which = kinds_of((objects, np.column_stack((pids, is_on_object))))
+        wakes: list[int] = []
+        for words, pid, is_on in zip(objects[ones], pids[ones].tolist(), is_on_object[ones].tolist(), strict=True):
+            record = layout.object_of(words.tobytes())
+            has_kind = record.kind != 0
+            wakes.append(self._wakes.waiting_on(record, pid, self.with_wakers, is_on) if has_kind else layout.NO_WAKE)
+        found[at] = np.array(wakes, np.int64)[which]
+        return found
+
+    def _holder(self, thread: tuple[int, int]) -> Holder:
+        """A lock's holder with its name.
 
         The name is read from /proc if the thread is not one of those counted.
         """
-        pid, tid = record.holder_pid, record.holder_tid
-        if not tid:
-            return NO_HOLDER
+        pid, tid = thread
         comm = self._catalog.comms.get(ThreadKey(pid, tid), "")
         if not comm:
             with suppress(OSError):
                 comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
         return Holder(pid, tid, comm)
 
-    def _call(self, stack: ScannedStack) -> tuple[int, tuple[int, ...]]:
-        """The system call as the catalog numbers it, and its arguments; -1 if there is none."""
-        if stack.call < 0:
-            return -1, ()
-        is_32_bit = userstacks.is_32_bit_program(stack)
-        call = stack.call | CALL_32_BIT if is_32_bit else stack.call
-        if call not in self._catalog.calls:
-            name = syscalls.name_of(stack.call, syscalls.MACHINE_32_BIT) if is_32_bit else syscalls.name_of(stack.call)
-            if name:
-                self._catalog.calls[call] = name
-        return call, () if is_32_bit else stack.arguments
-
-    def _note_running(
-        self, key: ThreadKey, record: ScannedTask, ran: list[RuntimeSample], started: list[NewThread]
-    ) -> None:
-        if record.flags & layout.SCANNED_RAN:
-            self._note_run(RuntimeSample(key, record.exec_ns, record.start_ns, record.exec_at_ns), ran)
-        if record.flags & layout.SCANNED_STARTED:
-            self._begin(key, record.start_ns)
-            started.append(NewThread(key, record.switched_out_ns, record.first_ns, record.tid_acquired_ns))
-
-    def _note_run(self, one: RuntimeSample, ran: list[RuntimeSample]) -> None:
-        self._begin(one.key, one.start_ns)
-        if one.exec_ns:
-            ran.append(one)
+    def _calls(self, registers: Rows) -> tuple[Ints, Mask]:
+        """Return the system calls as the catalog numbers them, -1 if there is none, and which have known arguments."""
+        numbers, is_32_bit = calls_of(registers), is_32_bit_program(registers)
+        has_call, names = numbers >= 0, self._catalog.calls
+        has_arguments = has_call & ~is_32_bit
+        for number in set(numbers[has_arguments].tolist()).difference(names):
+            if name := syscalls.name_of(number):
+                names[number] = name
+        for number in set(numbers[has_call & is_32_bit].tolist()):
+            if number | CALL_32_BIT not in names and (name := syscalls.name_of(number, syscalls.MACHINE_32_BIT)):
+                names[number | CALL_32_BIT] = name
+        calls = np.where(is_32_bit, numbers | CALL_32_BIT, numbers)
+        return np.where(has_call, calls, -1), has_arguments
 
     def _note_name(self, key: ThreadKey, raw: bytes) -> None:
         comm = layout.text_of(raw)

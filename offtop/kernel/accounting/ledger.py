@@ -16,13 +16,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offtop.kernel.accounting.deferred import DeferredRecords
 from offtop.kernel.accounting.run_times import RunTimes
 from offtop.kernel.accounting.thread_table import UNKNOWN_NS, ThreadTable, once_each
 from offtop.kernel.accounting.tick_records import (
     NOT_SCANNED,
-    Columns,
     NewThread,
     OffCpuTask,
     OffCpuTasks,
@@ -30,10 +30,10 @@ from offtop.kernel.accounting.tick_records import (
     RuntimeSamples,
     SiteDeltas,
     ThreadRecords,
-    record_of,
 )
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import Rows, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, Moves
@@ -73,8 +73,8 @@ _DETAILS = [SINCE_NS, BOUND, CALL, *range(ARGUMENTS, READ_USER)]
 """Columns of a wait that come from the task scan alone."""
 _THREAD = {name: column for column, name in enumerate(ThreadTotals._fields)}
 
-Locate = Callable[[Sequence[tuple[int, int, int, int, int]]], list[SiteKey]]
-"""(pid, tid, raw kernel stack id, raw user stack id, raw wake id) → site, for many."""
+Locate = Callable[[NDArray[np.uint64]], Ints]
+"""Rows of pid, tid, raw kernel stack id, raw user stack id and raw wake id → rows of sites."""
 
 
 class Dropped(NamedTuple):
@@ -135,7 +135,7 @@ class Ledger:
     def __init__(
         self,
         at_ns: int,
-        locate: Locate = lambda raw: [*map(SiteKey._make, raw)],
+        locate: Locate = lambda raw: raw.astype(np.int64),
         catalog: Catalog | None = None,
         is_alive: Callable[[ThreadKey], bool] = lambda _: False,
     ) -> None:
@@ -231,7 +231,7 @@ class Ledger:
         self._begin_new(tick, of_tasks, records, returned)
         for one in started:
             self._end_new(tick, one, records, returned)
-        sites, lost = self._hold_back(tick, sites, records, threads_lost)
+        sites, lost = self._hold_back(tick, sites, records, returned, threads_lost)
         silent: list[ThreadKey] = []
         if primed_ns:  # every counted thread has been reported
             is_reported = (returned >= 0) | (tick.task_of >= 0)
@@ -327,6 +327,12 @@ class Ledger:
         """
         if from_ns > max(self._began_ns, self.catalog.life(key).from_ns):
             self.catalog.lives[key] = ThreadLifetime(from_ns)
+
+    def begin_all(self, ids: Ints, start_ns: Ints) -> None:
+        """Note when threads (pid, tid) began, as `begin` does."""
+        new = start_ns > self._began_ns
+        for key, from_ns in zip(map(THREADS.key, ids[new].tolist()), start_ns[new].tolist(), strict=True):
+            self.begin(key, from_ns)
 
     def _end(self, key: ThreadKey, at_ns: int) -> None:
         life = self.catalog.life(key)
@@ -505,15 +511,15 @@ class Ledger:
         tick.add_sites(sites[at], (moved_ns - taken_ns)[at], (moved_ready_ns - taken_ready_ns)[at])
         return is_previous
 
-    def _first_sites(self, ids: Ints, did: Columns, wanted: Mask) -> tuple[Ints, Mask]:
+    def _first_sites(self, ids: Ints, did: Rows, wanted: Mask) -> tuple[Ints, Mask]:
         """Return the sites of the first waits of those records that are `wanted`, and which of them have one."""
         kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
         is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
         sites = np.zeros((len(did), SITES.width), np.int64)
         sites[is_lost] = _lost_sites(ids[is_lost])
-        some, threads = did[is_located], ids[is_located].T.tolist()
-        raw = (some[name].tolist() for name in ("first_kernel", "first_user", "first_wake"))
-        sites[is_located] = integers(self._locate([*zip(*threads, *raw, strict=True)]), SITES.width)
+        some = did[is_located]
+        raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
+        sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
         return sites, is_lost | is_located
 
     @staticmethod
@@ -550,14 +556,15 @@ class Ledger:
         self._retired_wakes.update(dict.fromkeys(np.unique(sites[:, WAKE]).tolist(), at_ns))
 
     def _hold_back(
-        self, tick: _Tick, ended: SiteDeltas, records: ThreadRecords, threads_lost: int
+        self, tick: _Tick, ended: SiteDeltas, records: ThreadRecords, returned: Ints, threads_lost: int
     ) -> tuple[SiteDeltas, set[ThreadKey]]:
         """Hold back the sites of threads whose record has not arrived.
 
         Returns the rest, and the written-off threads.
         """
-        reported = {*zip(*records.ids.T.tolist(), records.rows["tid_acquired_ns"].tolist(), strict=True)}
-        found = self._deferred.sort(ended, reported, tick.at_ns, threads_lost)
+        acquired_ns = _acquired_ns(records, np.append(returned, -1)[self._table.known_rows_of(ended.ids)])
+        is_reported = acquired_ns == ended.tid_acquired_ns
+        found = self._deferred.sort(ended, is_reported, records, tick.at_ns, threads_lost)
         tick.late += found.late
         lost: set[ThreadKey] = set()
         for site, tid_acquired_ns, totals in found.lost:
@@ -773,20 +780,24 @@ class Ledger:
             self.sites.begin_tick()
         if tick.ended:
             ids, numbers, lanes = (np.concatenate(parts) for parts in zip(*tick.ended, strict=True))
-            self.threads.add([*map(THREADS.key, ids.tolist())], numbers, lanes, at_ns)
+            self.threads.add(ids, numbers, lanes, at_ns)
         if tick.settled:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.settled, strict=True))
-            self.threads.add([*map(THREADS.key, ids.tolist())], numbers, None, at_ns)
+            self.threads.add(ids, numbers, None, at_ns)
         late = SiteDeltas.of(tick.late)
-        self._add_sites(tick, counted.keys, counted.numbers, counted.lanes)
+        self._add_sites(tick, counted.ids, counted.numbers, counted.lanes)
         if tick.sites:
             ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
-            self._add_sites(tick, [*map(SITES.key, ids.tolist())], numbers, None)
-        self._add_sites(tick, late.keys, late.numbers, late.lanes)
+            self._add_sites(tick, ids, numbers, None)
+        self._add_sites(tick, late.ids, late.numbers, late.lanes)
 
-    def _add_sites(self, tick: _Tick, keys: list[SiteKey], numbers: Ints, lanes: Ints | None) -> None:
-        renamed = [tick.renamed.get(key, key) for key in keys] if tick.renamed else keys
-        for key in self.sites.add(renamed, numbers, lanes, tick.at_ns):
+    def _add_sites(self, tick: _Tick, ids: Ints, numbers: Ints, lanes: Ints | None) -> None:
+        if tick.renamed:
+            ids = ids.copy()
+            for row in np.flatnonzero(ids[:, KERNEL] == NO_STACK).tolist():
+                key = SITES.key(ids[row].tolist())
+                ids[row] = tick.renamed.get(key, key)
+        for key in map(SITES.key, self.sites.add(ids, numbers, lanes, tick.at_ns).tolist()):
             if key.tid:
                 self._sites_of.setdefault(key.thread, []).append(key)
 

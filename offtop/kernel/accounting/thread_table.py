@@ -51,6 +51,11 @@ class ThreadTable:
             found = list(map(self._row_of.get, codes))
         return np.array(found, np.int64)
 
+    def known_rows_of(self, ids: Ints) -> Ints:
+        """Return the row of each of the threads (pid, tid), or -1."""
+        codes: list[int] = thread_codes(ids).tolist()
+        return np.array([self._row_of.get(code, -1) for code in codes], np.int64)
+
     def row(self, key: ThreadKey) -> int:
         """Return the row of a thread, or -1 if it has none."""
         return self._row_of.get(key.pid << 32 | key.tid, -1)

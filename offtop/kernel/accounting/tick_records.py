@@ -3,14 +3,14 @@
 They are columns, because there may be many thousands; one of them is a NamedTuple.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.scan_rows import THREAD_ROW, Rows, record_of
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Waiting
@@ -19,29 +19,11 @@ from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers
 from offtop.model.values.waits import WaitList
 from offtop.model.values.wake import NO_WAKE
 
-Columns = NDArray[np.void]
-"""A structured array."""
-
-
-_UNSIGNED = ("first_kernel", "first_user", "first_wake")
-"""Ids, which may have bit 63 set. Times and counts do not; as signed integers they can be subtracted."""
-THREAD_ROW = np.dtype(
-    [(name, np.uint64 if name in _UNSIGNED else np.int64) for name in ThreadRecord._fields[:26]]
-    + [(name, np.uint32) for name in ThreadRecord._fields[26:30]]
-    + [("histogram", np.int64, log2.LANES)]
-)
-"""A ThreadRecord in an array. It is not in layout.py, which the sandboxed readers import, without NumPy."""
-
-
-def record_of(row: np.void) -> ThreadRecord:
-    """Return a THREAD_ROW as a ThreadRecord."""
-    return ThreadRecord._make(layout.THREAD.unpack(row.tobytes()))
-
 
 class ThreadRecords:
     """What threads did in the tick. A thread may have several, the earliest first."""
 
-    def __init__(self, ids: Ints, rows: Columns) -> None:
+    def __init__(self, ids: Ints, rows: Rows) -> None:
         """`ids` is (n, 2): pid, tid. `rows` is of THREAD_ROW."""
         self.ids, self.rows = ids, rows
 
@@ -54,6 +36,10 @@ class ThreadRecords:
         packed = b"".join(layout.THREAD.pack(*record) for _, record in every)
         return cls(integers([key for key, _ in every], 2), np.frombuffer(packed, THREAD_ROW))
 
+    @classmethod
+    def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
+        return cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -62,6 +48,9 @@ class ThreadRecords:
 
     def of_rows(self, which: Ints | Mask) -> "ThreadRecords":
         return ThreadRecords(self.ids[which], self.rows[which])
+
+    def without(self, pids: Collection[int]) -> "ThreadRecords":
+        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
 
 
 class OffCpuTask(NamedTuple):
@@ -113,6 +102,9 @@ class OffCpuTasks:
             self.waits.of_rows(which), self.runnable[which], self.queued_ns[which], self.tid_acquired_ns[which]
         )
 
+    def without(self, pids: Collection[int]) -> "OffCpuTasks":
+        return self.of_rows(~np.isin(self.waits.rows[:, 0], [*pids]))
+
 
 NOT_SCANNED = -2
 """Instead of a stack id."""
@@ -160,7 +152,7 @@ class RuntimeSample(NamedTuple):
 class RuntimeSamples:
     """CPU times of threads. A thread may have several, the earliest first."""
 
-    def __init__(self, rows: Columns) -> None:
+    def __init__(self, rows: Rows) -> None:
         """`rows` is of SAMPLE_ROW."""
         self.rows = rows
 
@@ -170,6 +162,10 @@ class RuntimeSamples:
         if isinstance(samples, RuntimeSamples):
             return samples
         return cls(np.array([tuple(one) for one in samples], SAMPLE_ROW))
+
+    @classmethod
+    def all(cls, parts: Sequence["RuntimeSamples"]) -> "RuntimeSamples":
+        return cls(np.concatenate([one.rows for one in parts]))
 
     @property
     def ids(self) -> Ints:
@@ -182,6 +178,9 @@ class RuntimeSamples:
     def of_rows(self, which: Ints | Mask) -> "RuntimeSamples":
         return RuntimeSamples(self.rows[which])
 
+    def without(self, pids: Collection[int]) -> "RuntimeSamples":
+        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))
+
 
 SAMPLE_ROW = np.dtype(
     [
@@ -193,27 +192,31 @@ SAMPLE_ROW = np.dtype(
 
 
 class SiteDeltas(NamedTuple):
-    """Finished waits of one tick by site: one row for each of `keys`, which may repeat."""
+    """Finished waits of one tick by site: one row for each site, which may repeat."""
 
-    keys: list[SiteKey]
+    ids: Ints
+    """(n, 5) as in SiteKey"""
     numbers: Ints
     """(n, 4): the fields of SiteTotals except the histogram."""
     lanes: Ints
     """(n, 40)"""
-    tid_acquired_ns: Sequence[int] = ()
-    """One value per row, as in layout.ThreadRecord. Empty if all are 0."""
+    tid_acquired_ns: Ints
+    """As in layout.ThreadRecord; 0 if unknown."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "SiteDeltas":
         keys, totals = [list(column) for column in zip(*entries, strict=True)] or ([], [])
-        return cls(keys, integers([one[:-1] for one in totals], 4), log2.to_lanes([one[-1] for one in totals]))
+        ids, numbers = integers(keys, SITES.width), integers([one[:-1] for one in totals], 4)
+        return cls(ids, numbers, log2.to_lanes([one[-1] for one in totals]), np.zeros(len(keys), np.int64))
+
+    def key(self, row: int) -> SiteKey:
+        return SITES.key(self.ids[row].tolist())
 
     def totals(self, row: int) -> SiteTotals:
         return SITES.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
 
-    def without(self, rows: Sequence[int]) -> "SiteDeltas":
-        left = np.delete(np.arange(len(self.keys)), rows)
-        tid_acquired_ns = [self.tid_acquired_ns[row] for row in left.tolist()] if self.tid_acquired_ns else ()
-        return SiteDeltas(
-            [self.keys[row] for row in left.tolist()], self.numbers[left], self.lanes[left], tid_acquired_ns
-        )
+    def of_rows(self, which: Ints | Mask) -> "SiteDeltas":
+        return SiteDeltas(*(column[which] for column in self))
+
+    def without(self, pids: Collection[int]) -> "SiteDeltas":
+        return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))

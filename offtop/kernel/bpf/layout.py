@@ -2,9 +2,8 @@
 
 import platform
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from functools import lru_cache
+from typing import NamedTuple
 
 LANES = 40
 FRAMES = 127
@@ -28,8 +27,6 @@ THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
 EXITED_KEY = struct.Struct("=QII")
 EXITED = struct.Struct(f"=16sQ{THREAD.size}s")
 SITE_KEY = struct.Struct("=IIQQQQ")
-SITE_KEY_HEAD = struct.Struct("=IIQQQ8x")
-"""A SITE_KEY without its last member, tid_acquired_ns."""
 SITE_NUMBERS = 4
 """Number of u64 before the lanes of `struct site`."""
 SITE = struct.Struct(f"={SITE_NUMBERS}Q{LANES * 8}s")
@@ -221,7 +218,7 @@ class ObjectRecord(NamedTuple):
 
 
 class ScannedStack(NamedTuple):
-    """`struct scanned_stack`: where a thread that is off CPU waits."""
+    """System call and user registers of a thread that is off CPU: the first part of `struct scanned_stack`."""
 
     pcount: int
     """How often the thread got a CPU. If the number differs later, the thread has run meanwhile."""
@@ -238,74 +235,12 @@ class ScannedStack(NamedTuple):
     """Mode of the program: x86-64's code segment, arm64's pstate; 0 if unknown."""
     thread: int
     """Value of pthread_self() in the thread, on arm64 of gettid(); 0 if unknown."""
-    object: ObjectRecord
-    words: bytes
-    """Top of the thread's kernel stack, as u64 words."""
-    frames: bytes
-    """Addresses as u64, leaf first."""
-
-
-class ScannedTask(NamedTuple):
-    """`struct scanned_task`: a thread in the task scan, with its record of the tick and its stack."""
-
-    switched_out_ns: int
-    queued_ns: int
-    arrived_ns: int
-    exec_ns: int
-    exec_at_ns: int
-    start_ns: int
-    tid_acquired_ns: int
-    first_ns: int
-    pid: int
-    tid: int
-    state: int
-    flags: int
-    execs: int
-    holder_pid: int
-    holder_tid: int
-    unused: int
-    comm: bytes
-    thread: ThreadRecord | None
-    stack: ScannedStack | None
-
-
-_FIRST_REGISTER = 3 + ARGUMENTS
-"""Index of the first register in SCANNED_STACK_LAYOUT."""
-_make = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]
-_make_thread: Callable[[Iterable[object]], ThreadRecord] = partial(_make, ThreadRecord)
-_make_task: Callable[[Iterable[object]], ScannedTask] = partial(_make, ScannedTask)
 
 
 @lru_cache(maxsize=65_536)
 def object_of(value: bytes) -> ObjectRecord:
     """Parse an object. Cached, because most threads wait on the same object again."""
     return ObjectRecord.of(value)
-
-
-def scanned_tasks(data: bytes) -> Iterator[ScannedTask]:
-    """Parse the output of one task scan."""
-    at = 0
-    while at < len(data):
-        head = SCANNED_TASK.unpack_from(data, at)
-        flags: int = head[11]
-        at += SCANNED_TASK.size
-        thread = stack = None
-        if flags & SCANNED_THREAD:
-            thread = _make_thread(THREAD.unpack_from(data, at))
-            at += THREAD.size
-        if flags & SCANNED_STACK:
-            depth, pcount, call, *_ = fields = SCANNED_STACK_LAYOUT.unpack_from(data, at)
-            at += SCANNED_STACK_LAYOUT.size
-            call = (call & 0xFFFFFFFF) - ((call & 0x80000000) << 1)  # 32 bits on some machines
-            ip, sp, bp = fields[_FIRST_REGISTER : _FIRST_REGISTER + 3]
-            callee_saved = fields[_FIRST_REGISTER + 3 : _FIRST_REGISTER + 3 + CALLEE_SAVED]
-            mode, of_thread, found, words, frames = fields[-5:]
-            arguments = fields[_FIRST_REGISTER - ARGUMENTS : _FIRST_REGISTER]
-            stack = ScannedStack(
-                *(pcount, call, arguments, ip, sp, bp, callee_saved, mode, of_thread, object_of(found), words),
-                frames[: 8 * depth],
-            )
-        yield _make_task((*head, thread, stack))
 
 
 @lru_cache(maxsize=65_536)

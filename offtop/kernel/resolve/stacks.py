@@ -6,11 +6,15 @@ wherever its libraries are mapped. So forked workers share their stacks.
 
 import platform
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.id_table import IdTable
 from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.scan_rows import Rows, kinds_of
 from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.kernel.symbols.kallsyms import HIDDEN, HiddenSymbols, KernelSymbols
 from offtop.kernel.unwind.unwinder import UnwoundStack
@@ -39,6 +43,8 @@ from offtop.model.values.stack import (
     Frame,
     Stack,
 )
+from offtop.model.values.table import SITES, Ints, distinct
+from offtop.model.values.wake import NO_WAKE
 
 _TRACER_FRAMES = 12
 _MAX_SCANNED = 16_384
@@ -48,6 +54,7 @@ _SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
 """Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
 ones."""
 
+_NO_PID = -1
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION_SHIFT - layout.END_PYTHON_SHIFT) - 1
 _STACK_HEAD = struct.Struct("=QQ")
@@ -102,45 +109,35 @@ class Stacks:
         self._scanned_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
         self._execs: dict[int, int] = {}
-        """pid → program number, as `set_program_number` was last called."""
-        self._sites: dict[int, dict[tuple[int, int], SiteKey]] = {}
-        """tid → raw ids → site."""
+        """pid → program number, as `runs` was last called."""
         self._exited = set[int]()
         """Processes found to have exited in this tick: their memory cannot be read any more."""
         self._unread_pids = set[int]()
         """Processes that could not be read in time in this tick; they may be in the next."""
-        self._this_tick_only: list[tuple[int, tuple[int, int]]] = []
-        """Cached sites that are valid in this tick only.
+        self._this_tick_only: dict[tuple[int, int], int] = {}
+        """(pid, raw id) → id of stacks that are cached in this tick only: a record's first site is resolved twice.
 
         They come from a stack copy, or from a process that exited (another may soon have its pid) or could not be read
-        in time.
+        in time; or the kernel no longer had them. Kernel stacks have _NO_PID.
         """
         self.unread = 0
         """Stacks that a record refers to but the kernel no longer had: their time is under [stack lost]."""
 
     def site(self, pid: int, tid: int, kernel: int, user: int) -> SiteKey:
         """Return the site for a record's raw ids."""
-        of_thread = self._sites.get(tid)
-        if of_thread is None:
-            of_thread = self._sites[tid] = {}
-        site = of_thread.get((kernel, user))
-        if site is None or site.pid != pid:  # within a tick, several processes may use a tid in turn
-            site = SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
-            of_thread[kernel, user] = site
-            if (
-                user & layout.COPIED or pid in self._exited or pid in self._unread_pids
-            ):  # a record's first site is resolved twice
-                self._this_tick_only.append((tid, (kernel, user)))
-        return site
+        return SiteKey(pid, tid, self._kernel_id(kernel), self._user_id(pid, user))
 
-    def sites(self, raw: Iterable[tuple[int, int, int, int, int]]) -> list[SiteKey]:
-        """Return the sites of many records: (pid, tid, kernel stack, user stack, wake), all raw."""
-        known, found = self._sites, list[SiteKey]()
-        for pid, tid, kernel, user, _ in raw:
-            of_thread = known.get(tid)
-            site = of_thread.get((kernel, user)) if of_thread is not None else None
-            found.append(site if site is not None and site[0] == pid else self.site(pid, tid, kernel, user))
-        return found
+    def sites(self, raw: NDArray[np.uint64]) -> Ints:
+        """Return the sites of many records, each row with its pid, tid, raw kernel stack id and raw user stack id."""
+        sites = np.full((len(raw), SITES.width), NO_WAKE)
+        sites[:, :2] = raw[:, :2]
+        kernels, which = np.unique(raw[:, 2], return_inverse=True)
+        sites[:, 2] = np.array([self._kernel_id(one) for one in kernels.tolist()], np.int64)[which]
+        users, of_users = np.unique(raw[:, 3], return_inverse=True)
+        pairs, which = distinct(np.column_stack((sites[:, 0], of_users)))
+        stacks = zip(pairs[:, 0].tolist(), users[pairs[:, 1]].tolist(), strict=True)
+        sites[:, 3] = np.array([self._user_id(pid, one) for pid, one in stacks], np.int64)[which]
+        return sites
 
     def kernel(self, raw_id: int) -> int:
         """Return the catalog id of a kernel stack by its raw id."""
@@ -154,31 +151,30 @@ class Stacks:
         """Return the catalog id of a user stack that was unwound in user space."""
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
-    def scanned(self, frames: bytes, words: bytes) -> int:
-        """Return the catalog id of a kernel stack from the task scan.
+    def scanned(self, stacks: Rows) -> Ints:
+        """Return the catalog ids of kernel stacks from the task scan.
 
         bpf_get_task_stack omits __sched functions, so they are added here: they are those words of the thread's kernel
         stack that are in the __sched section and above the first frame that it does return.
         """
         first, end = self._sched_text
-        leaf = int.from_bytes(frames[:8], "little")
-        on_top: list[int] = []
-        for word in map(self._signed.__or__, memoryview(words).cast("Q")):
-            if word == leaf:
-                break
-            if first <= word < end:
-                on_top.append(word)
-        given = (*on_top, frames)
-        known = self._scanned_ids.get(given)
-        if known is None:
-            addresses = (*on_top, *memoryview(frames).cast("Q"))
-            known = self._scanned_ids[given] = self._intern_kernel(addresses)
-        return known
+        frames = stacks["frames"] * (np.arange(layout.SCAN_FRAMES) < stacks["depth"][:, None])
+        words = stacks["words"] | np.uint64(self._signed)
+        is_below = np.logical_or.accumulate(words == frames[:, :1], axis=1)
+        words[is_below | (words < first) | (words >= end)] = 0
+        ones, which = kinds_of((frames, words))
+        found: list[int] = []
+        for depth, frame_row, word_row in zip(stacks["depth"][ones].tolist(), frames[ones], words[ones], strict=True):
+            given = (*word_row[word_row != 0].tolist(), frame_row[:depth].tobytes())
+            known = self._scanned_ids.get(given)
+            if known is None:
+                addresses = (*given[:-1], *frame_row[:depth].tolist())
+                known = self._scanned_ids[given] = self._intern_kernel(addresses)
+            found.append(known)
+        return np.array(found, np.int64)[which]
 
     def make_room(self, at_once: bool) -> None:
         """Keep the kernel's tables from filling up; call it once per tick. `at_once`: one is full."""
-        for tid, raw in self._this_tick_only:
-            self._sites.get(tid, {}).pop(raw, None)
         self._this_tick_only.clear()
         self._exited.clear()
         self._unread_pids.clear()
@@ -186,10 +182,8 @@ class Stacks:
             self._scanned_ids.clear()
         if self._kernel.make_room(at_once):
             self._kernel_ids.clear()
-            self._sites.clear()
         if self._user.make_room(at_once):
             self._user_ids.clear()
-            self._sites.clear()
 
     @property
     def fill(self) -> tuple[float, float]:
@@ -201,7 +195,6 @@ class Stacks:
 
         For a main thread, also forget its process, which may have called exec() instead.
         """
-        self._sites.pop(key.tid, None)
         if key.tid == key.pid:
             self._user_ids.pop(key.pid, None)
             self._execs.pop(key.pid, None)
@@ -212,15 +205,13 @@ class Stacks:
         Its addresses have other names now, so they make other stacks.
         """
         self._user_ids.pop(pid, None)
-        self._sites = {
-            tid: sites for tid, sites in self._sites.items() if all(one.pid != pid for one in sites.values())
-        }
+        self._this_tick_only.clear()
 
     def forget_kernel_names(self) -> None:
         """Forget kernel stacks after symbols changed: their addresses have other names now."""
         self._kernel_ids.clear()
         self._scanned_ids.clear()
-        self._sites.clear()
+        self._this_tick_only.clear()
 
     def forget(self, dropped: set[int]) -> None:
         """Forget ids that were evicted from the catalog."""
@@ -228,21 +219,34 @@ class Stacks:
         self._kernel_ids.clear()
         self._scanned_ids.clear()
         self._user_ids.clear()
-        self._sites.clear()
+        self._this_tick_only.clear()
 
     def _kernel_id(self, raw_id: int) -> int:
         if raw_id < layout.FIRST_ID:
             return raw_id
-        known = self._kernel_ids.get(raw_id)
+        known = self._kernel_ids.get(raw_id) or self._this_tick_only.get((_NO_PID, raw_id))
         if known is None:
             found = self._kernel.read(raw_id)
             if found is None:
                 self.unread += 1
+                self._this_tick_only[_NO_PID, raw_id] = STACK_LOST
                 return STACK_LOST
             known = self._kernel_ids[raw_id] = self._intern_kernel(_addresses(found[0]))
         return known
 
     def _user_id(self, pid: int, raw_id: int) -> int:
+        if raw_id < layout.FIRST_ID:
+            return raw_id
+        of_process = self._user_ids.get(pid)
+        known = of_process.get(raw_id) if of_process else None
+        if known is None:
+            known = self._this_tick_only.get((pid, raw_id))
+        if known is None:
+            known = self._this_tick_only[pid, raw_id] = self._resolve_user(pid, raw_id)
+        return known
+
+    def _resolve_user(self, pid: int, raw_id: int) -> int:
+        """Return the catalog id of a user stack, and keep it if it will be the same in later ticks."""
         if raw_id & layout.COPIED:
             copy = self._user_frames.copied(raw_id) or CopyResult(0, STACK_LOST)
             raw_id = copy.fallback
@@ -281,9 +285,9 @@ class Stacks:
                 of_process[raw_id] = known
         return known
 
-    def set_program_number(self, pid: int, execs: int) -> None:
-        """Note a process's program number, which changes with each exec()."""
-        self._execs[pid] = execs
+    def set_program_numbers(self, execs: Mapping[int, int]) -> None:
+        """Note processes' program numbers by pid; they change with each exec()."""
+        self._execs.update(execs)
 
     def _has_execed(self, pid: int, execs: int) -> bool:
         """Return whether the process has called exec() since.

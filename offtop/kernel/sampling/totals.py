@@ -478,11 +478,11 @@ class SampledTotals:
         if self._of_threads:
             keys, totals = zip(*self._of_threads, strict=True)
             numbers = integers([one[:-1] for one in totals], THREADS.numbers)
-            self.threads.add(keys, numbers, _lanes(one[-1] for one in totals), at_ns)
+            self.threads.add(integers(keys, THREADS.width), numbers, _lanes(one[-1] for one in totals), at_ns)
         if self._of_sites:
             sites, of_sites = zip(*self._of_sites, strict=True)
             numbers = integers([one[:-1] for one in of_sites], SITES.numbers)
-            self.sites.add(sites, numbers, _lanes(one[-1] for one in of_sites), at_ns)
+            self.sites.add(integers(sites, SITES.width), numbers, _lanes(one[-1] for one in of_sites), at_ns)
         self._of_threads.clear()
         self._of_sites.clear()
 

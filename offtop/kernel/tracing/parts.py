@@ -100,7 +100,7 @@ class Parts:
         self.ledger = Ledger(now_ns, sites.every, self.catalog, _is_alive)
         scanned = self.user_stacks if unwind.way != "off" else None
         self.drain = Drain(
-            program, self.catalog, self.stacks, self.wakes, sites, self.details, scanned, self.ledger.begin
+            program, self.catalog, self.stacks, self.wakes, sites, self.details, scanned, self.ledger.begin_all
         )
         self.outlier_events: OutlierEvents | None = None
         """None if this kernel has no ring buffer."""

@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from offtop.kernel.accounting.drain import ScanCadence
-from offtop.kernel.accounting.tick_records import NewThread, OffCpuTask, RuntimeSample, SiteDeltas
+from offtop.kernel.accounting.tick_records import NewThread, OffCpuTasks, RuntimeSamples, SiteDeltas, ThreadRecords
 from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.kernel.procfs import threads as procfs
 from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import ThreadKey
@@ -53,9 +52,9 @@ class Flipped:
     """CPU times of the machine as of then."""
     scan_ns: int
     """When the task scan began."""
-    off_cpu: list[OffCpuTask]
+    off_cpu: OffCpuTasks
     """Waits in progress from the task scan."""
-    ran: list[RuntimeSample]
+    ran: list[RuntimeSamples]
     started: list[NewThread]
 
 
@@ -63,24 +62,24 @@ class Flipped:
 class Records:
     """What happened in a tick, with resolved ids."""
 
-    threads: list[tuple[ThreadKey, ThreadRecord]]
+    threads: ThreadRecords
     sites: SiteDeltas
     exited: dict[ThreadKey, int]
     """When each thread exited that did."""
     outliers: list[LongWait]
-    off_cpu: list[OffCpuTask]
-    ran: list[RuntimeSample]
+    off_cpu: OffCpuTasks
+    ran: RuntimeSamples
     started: list[NewThread]
 
     def without(self, pids: Collection[int]) -> "Records":
         """Leave out what is of these processes."""
         return replace(
             self,
-            threads=[(key, record) for key, record in self.threads if key.pid not in pids],
-            sites=self.sites.without([row for row, key in enumerate(self.sites.keys) if key.pid in pids]),
+            threads=self.threads.without(pids),
+            sites=self.sites.without(pids),
             outliers=[one for one in self.outliers if one.site.pid not in pids],
-            off_cpu=[one for one in self.off_cpu if one.key.pid not in pids],
-            ran=[one for one in self.ran if one.key.pid not in pids],
+            off_cpu=self.off_cpu.without(pids),
+            ran=self.ran.without(pids),
             started=[one for one in self.started if one.key.pid not in pids],
         )
 
@@ -123,9 +122,9 @@ class TickStages:
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()
         machine = procfs.machine_times()
-        ran, started = list[RuntimeSample](), list[NewThread]()
+        ran, started = list[RuntimeSamples](), list[NewThread]()
         began_ns = time.thread_time_ns()
-        off_cpu = list(drain.waits(scan, ran, started))
+        off_cpu = drain.waits(scan, ran, started)
         took_ns += time.thread_time_ns() - began_ns
         if plan.has_snapshot and not plan.is_prime:  # priming is rare, and reads every stack
             self.scan_cadence.add(took_ns if plan.is_scanned else -1, at_ns - self.snapshot_ns)
@@ -138,16 +137,18 @@ class TickStages:
         self._forget_renamed()
         if self._has_calls:
             parts.program.maps["within_now"].update(_ZERO, bytes(layout.CALLS_NOW.size))
-        threads = list(drain.threads(buffer, flipped.ran, flipped.started, not plan.is_scanned))
+        threads = drain.threads(buffer, flipped.ran, flipped.started, not plan.is_scanned)
         if self._has_calls:
             calls = drain.calls(buffer, flipped.at_ns)
             max_ns = calls.max_ns if parts.ledger.follows_snapshot else max(calls.max_ns, self.calls.max_ns)
             self.calls = self.calls.plus(calls)._replace(max_ns=max_ns)
         sites = drain.sites(buffer)
         outliers = parts.outlier_events.take(self.thresholds) if parts.outlier_events else []
-        exited = drain.gone(buffer, flipped.at_ns, threads, flipped.ran)
-        threads += drain.unnamed(buffer)
-        records = Records(threads, sites, exited, outliers, flipped.off_cpu, flipped.ran, flipped.started)
+        exits = drain.exits(buffer, flipped.at_ns, threads)
+        # Exits come first, because another thread may have the tid by now.
+        threads = ThreadRecords.all([exits.records, threads, drain.unnamed(buffer)])
+        ran = RuntimeSamples.all([exits.ran, *flipped.ran])
+        records = Records(threads, sites, exits.ends_ns, outliers, flipped.off_cpu, ran, flipped.started)
         new_helpers = set(parts.helper_pids).difference(plan.helper_pids)  # BPF has counted them in this tick
         return records.without(new_helpers) if new_helpers else records
 

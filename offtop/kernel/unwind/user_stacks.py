@@ -11,25 +11,29 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from offtop.kernel.bpf import layout
-from offtop.kernel.bpf.layout import ScannedStack
+import numpy as np
+
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows, is_32_bit_program, stack_of
 from offtop.kernel.unwind.cpu_allowance import Allowance
 from offtop.kernel.unwind.stack_copies import Copies, Copy
 from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Waiting
 from offtop.model.values.stack import Frame
+from offtop.model.values.table import THREADS, Ints, Mask, integers, thread_codes
+from offtop.model.values.waits import SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
 from offtop.worker import Rest, Worker
 
 OLD_NS = 3 * NS_PER_S // 10
 """Minimum age of a wait whose stack is unwound while it is in progress."""
-_MOST_REQUESTED = 20_000
+_MOST_REQUESTED = 4_096
+"""Limit of the queue; what has no room is requested again in the next tick."""
 _MOST_COPIES = 512
 _MOST_A_TICK = 4096
 """Limit of copies per tick, however long that is, because each copied wait is a separate site in BPF."""
@@ -46,7 +50,6 @@ _HUNG_S = 1.0
 _MOST_HUNG = 8
 _CLOSE_S = 2.0
 _MOST_LISTED = 20
-_32_BIT_END = 1 << 32
 
 
 class ReadStack(NamedTuple):
@@ -78,7 +81,40 @@ class _Unnamed(NamedTuple):
     done: threading.Event
 
 
-_Work = Copy | tuple[ThreadKey, tuple[int, ScannedStack]] | _Unnamed | int
+class _Waits(NamedTuple):
+    """Waits in progress as the task scan has found them, as columns."""
+
+    ids: Ints
+    """(n, 2): pid, tid"""
+    switched_out_ns: Ints
+    """When they began."""
+    registers: Rows
+    """Of REGISTERS_ROW."""
+
+    @classmethod
+    def all(cls, parts: Sequence["_Waits"]) -> "_Waits":
+        """Join `parts`; of a thread, keep only the last."""
+        ids, switched_out_ns, registers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        _, last = np.unique(thread_codes(ids)[::-1], return_index=True)
+        return cls(ids, switched_out_ns, registers).of(np.sort(len(ids) - 1 - last))
+
+    def of(self, which: Ints | Mask | slice) -> "_Waits":
+        return _Waits(self.ids[which], self.switched_out_ns[which], self.registers[which])
+
+    def of_pids(self, pids: Collection[int]) -> Mask:
+        return np.isin(self.ids[:, 0], [*pids])
+
+    def in_progress(self, waiting: Waits) -> tuple[Mask, Ints]:
+        """Return which of them are in `waiting`, and when those began, as far as that is known."""
+        row = waiting.rows_of(thread_codes(self.ids))
+        is_there = row >= 0
+        is_there[is_there] = waiting.list.rows[row[is_there], SWITCHED_OUT_NS] == self.switched_out_ns[is_there]
+        return is_there, waiting.list.of_rows(row[is_there]).began_ns
+
+
+_NO_WAITS = _Waits(integers([], 2), integers([], 1)[:, 0], np.zeros(0, REGISTERS_ROW))
+_Work = Copy | _Waits | _Unnamed | int
+"""_Waits: one."""
 
 
 class UserStacks:
@@ -90,10 +126,10 @@ class UserStacks:
     def __init__(self, unwinder: Unwinder, allowance: Allowance, copies: Copies | None = None) -> None:
         """`copies`: None if BPF does not use rules."""
         self._unwinder, self._allowance, self._copies = unwinder, allowance, copies
-        self._young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        """Waits that are still too young: their start (switched_out_ns) and registers."""
-        self._requested: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        self._unread: dict[ThreadKey, tuple[int, ScannedStack]] = {}
+        self._young = [_NO_WAITS]
+        """Waits that are still too young."""
+        self._requested = _NO_WAITS
+        self._unread = [_NO_WAITS]
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
         self._unnamed: deque[_Unnamed] = deque()
@@ -120,10 +156,13 @@ class UserStacks:
         with self._changed:
             self._worker = self._new_worker()
 
-    def note_wait(self, key: ThreadKey, switched_out_ns: int, stack: ScannedStack) -> None:
-        """Record a wait in progress that the task scan has found."""
-        if stack.sp and stack.pcount:
-            self._young[key] = switched_out_ns, stack
+    def note_waits(self, waits: Ints, registers: Rows) -> None:
+        """Record waits in progress that the task scan has found.
+
+        `waits` are rows of a WaitList, `registers` those of their threads.
+        """
+        some = (registers["sp"] != 0) & (registers["pcount"] != 0)
+        self._young.append(_Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], registers[some]))
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
         """Request the stacks of those `waiting` that are old enough, oldest first.
@@ -131,27 +170,34 @@ class UserStacks:
         Return what was read since the last call. Waits up to 20 ms for them. `are_all`: other waits that the task scan
         has found before have ended.
         """
-        asked: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        young: dict[ThreadKey, tuple[int, ScannedStack]] = {}
-        for key, one in self._young.items():
-            now = waiting.get(key)
-            if now is not None and now.switched_out_ns == one[0]:
-                (asked if now.age_ns(at_ns) >= OLD_NS else young)[key] = one
-            elif not are_all:
-                young[key] = one
-        self._young = young
+        known, young = Waits.of(waiting), _Waits.all(self._young)
+        is_there, began_ns = young.in_progress(known)
+        is_old = np.zeros(len(is_there), np.bool_)
+        is_old[is_there] = at_ns - began_ns >= OLD_NS
+        asked, is_young = young.of(is_old), is_there & ~is_old
+        self._young = [young.of(is_young if are_all else is_young | ~is_there)]
         with self._changed:
             self._replace_hung_thread()
-            for key in [key for key in self._unread if key not in waiting or not self._unwinder.hangs(key.pid)]:
-                self._young[key] = self._unread.pop(key)
-            room = _MOST_REQUESTED - len(self._requested)
-            allowed = sorted((key for key in asked if key.pid not in self._hung), key=lambda key: asked[key][0])
-            self._requested.update((key, asked[key]) for key in allowed[:room])
+            self._retry(known)
+            asked = asked.of(~asked.of_pids(self._hung))
+            asked = asked.of(np.argsort(asked.switched_out_ns, kind="stable"))
+            every = _Waits.all([self._requested, asked])
+            every = every.of(every.in_progress(known)[0])
+            self._requested = every.of(slice(_MOST_REQUESTED))
+            self._young.append(every.of(slice(_MOST_REQUESTED, None)))
             self._worker.wake()
-            if asked:
-                self._changed.wait_for(lambda: not (self._requested or self._worker.is_busy), _PATIENCE_S)
+            if is_old.any():
+                self._changed.wait_for(lambda: not (len(self._requested.ids) or self._worker.is_busy), _PATIENCE_S)
             found, self._found = self._found, []
         return found
+
+    def _retry(self, waiting: Waits) -> None:
+        """Read the stacks again that could not be read in time, if they can be by now, or the wait is over."""
+        unread = _Waits.all(self._unread)
+        hung = [pid for pid in np.unique(unread.ids[:, 0]).tolist() if self._unwinder.hangs(pid)]
+        is_hung = unread.of_pids(hung) & (waiting.rows_of(thread_codes(unread.ids)) >= 0)
+        self._unread = [unread.of(is_hung)]
+        self._young.append(unread.of(~is_hung))
 
     def unwind_copies(self) -> None:
         """Read all copies, and wait up to 20 ms until they are unwound. Call this before `copy_result`."""
@@ -267,9 +313,10 @@ class UserStacks:
             del self._of_copies[oldest]
             self._looked_up.discard(oldest)
 
-    def _oldest(self) -> tuple[ThreadKey, tuple[int, ScannedStack]]:
-        key = next(iter(self._requested))
-        return key, self._requested.pop(key)
+    def _oldest(self) -> _Waits:
+        every = self._requested
+        self._requested = every.of(slice(1, None))
+        return every.of(slice(1))
 
     def _replace_hung_thread(self) -> None:
         """Start another thread if the current one hangs."""
@@ -279,7 +326,7 @@ class UserStacks:
             return
         pid = self._at[0]
         self._hung.add(pid)
-        self._requested = {key: one for key, one in self._requested.items() if key.pid != pid}
+        self._requested = self._requested.of(~self._requested.of_pids((pid,)))
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
         self._unnamed.clear()
         self._at = None
@@ -294,18 +341,18 @@ class UserStacks:
         nothing else, a process whose code may have changed.
         """
         self._take()
-        is_left = self._allowance.is_left
-        if not (self._unnamed or (is_left and (self._queue or self._requested or unwinder.due_pid))):
+        is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
+        if not (self._unnamed or (is_left and (self._queue or has_waits or unwinder.due_pid))):
             unwinder.rest(time.monotonic() - self._worked_s)
             return Rest(_LOOK_S if is_left else _REST_S)
         while self._exited:
             unwinder.forget(self._exited.pop())
         if self._unnamed:
             work = self._unnamed.popleft()
-        elif self._queue and not (self._was_copy and self._requested):
+        elif self._queue and not (self._was_copy and has_waits):
             work = self._queue.popleft()
         else:
-            work = self._oldest() if self._requested else unwinder.due_pid
+            work = self._oldest() if has_waits else unwinder.due_pid
         self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
         self._at = _pid_of(work), self._worked_s
         return work
@@ -322,7 +369,7 @@ class UserStacks:
                 unwinder.read_python_names(work.pid, work.addresses)
                 work.done.set()
             else:
-                found = _read(unwinder, *work)
+                found = _read(unwinder, work)
             self._allowance.spend(max(0.0, unwinder.used_s - began_s))
             with self._changed:
                 if worker is not self._worker:  # another thread has taken over
@@ -332,9 +379,9 @@ class UserStacks:
                 self._unwound += not isinstance(work, _Unnamed)
                 if isinstance(found, ReadStack):
                     self._found.append(found)
-                    if found.found is UNREAD and not isinstance(work, Copy | _Unnamed | int):
+                    if found.found is UNREAD and isinstance(work, _Waits):
                         self.unread += 1
-                        self._unread[found.key] = work[1]
+                        self._unread.append(work)
                 elif isinstance(work, Copy) and found is not None and work.id not in self._looked_up:
                     self.unread += found is UNREAD
                     self._of_copies[work.id] = CopyResult(work.execs, work.fallback, found)
@@ -345,24 +392,14 @@ def _pid_of(work: _Work) -> int:
     """Return the process whose memory the work item reads."""
     if isinstance(work, int):
         return work
-    return work.pid if isinstance(work, Copy | _Unnamed) else work[0].pid
+    return int(work.ids[0, 0]) if isinstance(work, _Waits) else work.pid
 
 
-def is_32_bit_program(stack: ScannedStack) -> bool:
-    """Whether this is a 32-bit program on a 64-bit machine.
-
-    Its system calls have other numbers. If its mode is unknown, its stack pointer and program counter decide: if both
-    are below 4 GB, it is one.
-    """
-    if stack.mode:
-        return layout.is_32_bit_mode(stack.mode)
-    return 0 < stack.sp < _32_BIT_END and stack.ip < _32_BIT_END
-
-
-def _read(unwinder: Unwinder, key: ThreadKey, one: tuple[int, ScannedStack]) -> ReadStack | None:
-    switched_out_ns, stack = one
-    found = unwinder.unwind_thread(key, stack, is_32_bit_program(stack), lambda: _pcount(key) != stack.pcount)
-    return ReadStack(key, switched_out_ns, found) if found else None
+def _read(unwinder: Unwinder, wait: _Waits) -> ReadStack | None:
+    key, stack = THREADS.key(wait.ids[0].tolist()), stack_of(wait.registers)
+    is_32_bit = bool(is_32_bit_program(wait.registers)[0])
+    found = unwinder.unwind_thread(key, stack, is_32_bit, lambda: _pcount(key) != stack.pcount)
+    return ReadStack(key, int(wait.switched_out_ns[0]), found) if found else None
 
 
 def _pcount(key: ThreadKey) -> int:

@@ -1,6 +1,6 @@
 """Running totals of threads or sites, added to at each tick and copied for snapshots."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Generic
 
 import numpy as np
@@ -18,7 +18,8 @@ class Running(Mapping[K, V], Generic[K, V]):
 
     def __init__(self, kind: Kind[K, V]) -> None:
         self._kind = kind
-        self._rows: dict[K, int] = {}
+        self._rows: dict[bytes, int] = {}
+        """Packed key → row."""
         self._used = 0
         self._next_serial = 0
         self._serials = np.zeros(_FIRST_ROOM, np.int64)
@@ -33,26 +34,28 @@ class Running(Mapping[K, V], Generic[K, V]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._rows)
+        return map(self._kind.key, self._ids[self._present].tolist())
 
     def __getitem__(self, key: K) -> V:
-        row = self._rows[key]
+        row = self._rows[_packed(key)]
         return self._kind.totals((*self._numbers[row].tolist(), *log2.of_lanes(self._lanes[row : row + 1])))
 
     def begin_tick(self) -> None:
         self._numbers[: self._used, MAX_NS] = 0
 
-    def add(self, keys: Sequence[K], numbers: Ints, lanes: Ints | None, at_ns: int) -> list[K]:
-        """Add a row of `numbers`, and of `lanes` if given, to each of `keys`, which may repeat.
+    def add(self, ids: Ints, numbers: Ints, lanes: Ints | None, at_ns: int) -> Ints:
+        """Add a row of `numbers`, and of `lanes` if given, to each key, which may repeat.
 
-        Returns the keys that are new.
+        `ids` is (n, fields of a key). Returns those of the keys that are new.
         """
-        found = list(map(self._rows.get, keys))
-        new: list[K] = []
+        packed: list[bytes] = np.ascontiguousarray(ids).view(f"V{ids.shape[1] * ids.itemsize}")[:, 0].tolist()
+        found = list(map(self._rows.get, packed))
+        new = ids[:0]
         if None in found:
-            new = list(dict.fromkeys(key for key, row in zip(keys, found, strict=True) if row is None))
-            self._append(new)
-            found = list(map(self._rows.get, keys))
+            first = {key: at for at, (key, row) in enumerate(zip(packed, found, strict=True)) if row is None}
+            new = ids[[*first.values()]]
+            self._append([*first], new)
+            found = list(map(self._rows.get, packed))
         rows = np.array(found, np.int64)
         maxima = numbers[:, MAX_NS]
         if len(rows) and np.bincount(rows).max() > 1:
@@ -74,17 +77,17 @@ class Running(Mapping[K, V], Generic[K, V]):
 
         `longest_ns` is the maximum of each since its source began.
         """
-        self.add(list(map(self._kind.key, ids.tolist())), numbers, lanes, at_ns)
+        self.add(ids, numbers, lanes, at_ns)
         self._longest_ns[: len(ids)] = longest_ns
 
     def move(self, key: K, to: K) -> None:
         """Evict `key` and add its totals to those of `to`. Does nothing if `key` is unknown."""
-        row = self._rows.pop(key, None)
+        row, to_packed = self._rows.pop(_packed(key), None), _packed(to)
         if row is None:
             return
-        if to not in self._rows:
-            self._append([to])
-        target = self._rows[to]
+        if to_packed not in self._rows:
+            self._append([to_packed], np.array([to]))
+        target = self._rows[to_packed]
         self._numbers[target, :MAX_NS] += self._numbers[row, :MAX_NS]
         self._lanes[target] += self._lanes[row]
         for maxima in (self._numbers[:, MAX_NS], self._longest_ns, self._added_ns):
@@ -94,12 +97,12 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._present[row] = False
 
     def not_added_since(self, at_ns: int) -> list[K]:
-        return [key for key, row in self._rows.items() if self._added_ns[row] < at_ns]
+        rows = self._present & (self._added_ns < at_ns)
+        return list(map(self._kind.key, self._ids[rows].tolist()))
 
     def added(self) -> list[tuple[K, int]]:
         """Return each key with the time when it was last added to."""
-        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
-        return list(zip(self._rows, self._added_ns[rows].tolist(), strict=True))
+        return list(zip(self, self._added_ns[self._present].tolist(), strict=True))
 
     def frozen(self) -> Table[K, V]:
         """Return a copy as of now, for a snapshot."""
@@ -117,13 +120,11 @@ class Running(Mapping[K, V], Generic[K, V]):
             serials=self._serials[:n],
         )
 
-    def _append(self, keys: Sequence[K]) -> None:
-        if not keys:
-            return
+    def _append(self, keys: list[bytes], ids: Ints) -> None:
         first, end = self._used, self._used + len(keys)
         if end > len(self._ids):
             self._take(np.arange(first), max(end, 2 * len(self._ids)))
-        self._ids[first:end] = keys
+        self._ids[first:end] = ids
         self._present[first:end] = True
         self._serials[first:end] = np.arange(self._next_serial, self._next_serial + len(keys))
         self._next_serial += len(keys)
@@ -144,3 +145,7 @@ class Running(Mapping[K, V], Generic[K, V]):
             new = np.zeros((room, *old.shape[1:]), old.dtype)
             new[: len(rows)] = old[rows]
             setattr(self, name, new)
+
+
+def _packed(key: tuple[int, ...]) -> bytes:
+    return np.array(key, np.int64).tobytes()

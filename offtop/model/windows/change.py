@@ -248,4 +248,4 @@ def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> No
     for ids in rows.gone.tolist():
         running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
     running.begin_tick()
-    running.add(list(map(kind.key, rows.ids.tolist())), rows.numbers, rows.lanes, at_ns)
+    running.add(rows.ids, rows.numbers, rows.lanes, at_ns)

@@ -51,7 +51,7 @@ def ended_before(latest: Mapping[SiteKey, SiteTotals], windows: Iterable[Window]
         table = table_of(SITES, entries)
         numbers = np.zeros((len(table), SITES.numbers), np.int64)
         numbers[:, WAITS] = sign * table.numbers[table.present, WAITS]
-        every.add([*table], numbers, sign * table.lanes[table.present], 0)
+        every.add(table.ids[table.present], numbers, sign * table.lanes[table.present], 0)
     left = every.frozen()
     some = (left.numbers[:, WAITS] > 0) & (left.lanes >= 0).all(axis=1)
     return Table(SITES, left.ids[some], left.numbers[some], left.lanes[some])
@@ -162,5 +162,5 @@ def _add(
     """Add a window's entries, and rows without a histogram."""
     table = table_of(kind, entries)
     running.begin_tick()
-    running.add([*table], table.numbers, table.lanes, at_ns)
-    running.add(list(map(kind.key, ids.tolist())), numbers, None, at_ns)
+    running.add(table.ids, table.numbers, table.lanes, at_ns)
+    running.add(ids, numbers, None, at_ns)

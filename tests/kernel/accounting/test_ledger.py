@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -367,7 +368,7 @@ def test_first_wait_of_a_new_thread_counts_as_run_queue_in_the_right_ticks(scann
         *site_records(key, [preempted], 0, taken[-1].at_ns + TICK_NS),
         (SiteKey(*key, NO_STACK, NO_STACK), SiteTotals(1, 21_000, 21_000, 21_000, log2.of(21_000))),
     ]
-    sites = SiteDeltas.of(ended)._replace(tid_acquired_ns=[500] * len(ended))
+    sites = SiteDeltas.of(ended)._replace(tid_acquired_ns=np.full(len(ended), 500))
     windows.append(tick([(key, record)], sites, started=[started]))
     for window in windows:
         check_sums(window)
@@ -797,7 +798,7 @@ def test_a_reused_site_starts_from_zero_after_eviction() -> None:
 
 def add(running: Running[SiteKey, SiteTotals], key: SiteKey, totals: SiteTotals) -> None:
     ended = SiteDeltas.of([(key, totals)])
-    running.add(ended.keys, ended.numbers, ended.lanes, 0)
+    running.add(ended.ids, ended.numbers, ended.lanes, 0)
 
 
 def test_a_user_stack_read_belongs_to_one_wait_only() -> None:

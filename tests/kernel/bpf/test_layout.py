@@ -14,7 +14,8 @@ import pytest
 from offtop import paths
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.compile import inline_includes
-from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ScannedTask, ThreadRecord, scanned_tasks
+from offtop.kernel.bpf.layout import ObjectRecord, ScannedStack, ThreadRecord
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, STACK_ROW, TASK_ROW, THREAD_ROW, record_of, scan_of, stack_of
 from offtop.model.values import histogram as log2
 from offtop.model.values import wake
 
@@ -133,9 +134,15 @@ def step_bytes(form: struct.Struct) -> Iterator[int]:
 
 def test_record_fields_are_in_the_order_of_the_header() -> None:
     assert list(ThreadRecord._fields) == fields_of("thread")
-    assert [*fields_of("scanned_task"), "thread", "stack"] == list(ScannedTask._fields)
+    rows = {"thread": THREAD_ROW, "scanned_task": TASK_ROW}
+    assert {name: fields_of(name) for name in rows} == {name: [*(row.names or ())] for name, row in rows.items()}
+    assert [row.itemsize for row in rows.values()] == [FORMATS[name][0].size for name in rows]
+    registers = list(ScannedStack._fields)
+    assert [*(REGISTERS_ROW.names or ())] == registers
+    assert [*(STACK_ROW.names or ())] == ["depth", "registers", "object", "words", "frames"]
+    assert fields_of("scanned_stack") == ["depth", *registers, "object", "words", "frames"]
+    assert STACK_ROW.itemsize == FORMATS["scanned_stack"][0].size
     assert list(ObjectRecord._fields) == fields_of("object")
-    assert fields_of("scanned_stack") == ["depth", *ScannedStack._fields]
 
 
 def test_constants_agree_with_the_header(measured: dict[str, int]) -> None:
@@ -161,7 +168,28 @@ def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) ->
 
 
 def test_an_empty_scan_has_no_records() -> None:
-    assert list(scanned_tasks(b"")) == []
+    assert [len(part) for part in scan_of(b"")] == [0] * 5
+
+
+def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
+    record = ThreadRecord._make([*range(1, 31), bytes(range(200)) + bytes(120)])
+    frames = [7, 8, *[0] * (layout.SCAN_FRAMES - 2)]
+    numbers = 2, 5, -1, *range(6), 11, 12, 13, *range(11), 14, 15
+    end = bytes(layout.OBJECT.size), bytes(8 * layout.SCAN_WORDS), struct.pack(f"={layout.SCAN_FRAMES}Q", *frames)
+    thread, stack = layout.THREAD.pack(*record), layout.SCANNED_STACK_LAYOUT.pack(*numbers, *end)
+    data = b""
+    for tid, flags in enumerate((0, 2, 4, 6, 0, 6)):
+        numbers_of_task = *[1 << 40] * 8, 7, tid, 1, flags | layout.SCANNED_RUNNABLE, 0, 0, 0, 0
+        data += layout.SCANNED_TASK.pack(*numbers_of_task, b"sh") + thread * bool(flags & 2) + stack * bool(flags & 4)
+    scan = scan_of(data)
+    assert scan.tasks["tid"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert {*scan.tasks["comm"].tolist()} == {b"sh"}
+    assert (scan.of_threads.tolist(), scan.of_stacks.tolist()) == ([1, 3, 5], [2, 3, 5])
+    assert [*map(record_of, scan.threads)] == [record] * 3
+    assert scan.stacks["depth"].tolist() == [2, 2, 2]
+    assert scan.stacks["frames"].tolist() == [frames] * 3
+    of_last = stack_of(scan.stacks["registers"][2:])
+    assert of_last == (5, -1, (0, 1, 2, 3, 4, 5), 11, 12, 13, tuple(range(11)), 14, 15)
 
 
 def test_a_bpf_histogram_reads_as_the_models_number() -> None:

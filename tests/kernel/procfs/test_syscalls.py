@@ -9,15 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from offtop.kernel.accounting.drain import Drain
-from offtop.kernel.bpf.layout import CALLEE_SAVED, OBJECT, ObjectRecord, ScannedStack
+from offtop.kernel.bpf.scan_rows import REGISTERS_ROW
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.model.values.calls import call_text
 from offtop.model.values.catalog import CALL_32_BIT, Catalog
-
-NOTHING = ObjectRecord.of(bytes(OBJECT.size))
 
 REMOVED = {
     "_sysctl",
@@ -67,10 +66,14 @@ def test_an_unknown_call_keeps_its_number() -> None:
 def test_only_calls_with_a_name_are_kept() -> None:
     drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
     drain._catalog = Catalog()  # pyright: ignore[reportPrivateUsage]
+    numbers = [*range(3_000), (1 << 29) - 1]
+    registers = np.zeros(len(numbers), REGISTERS_ROW)
+    registers["call"], registers["ip"] = numbers, 1 << 20
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
-        for number in (*range(3_000), (1 << 29) - 1):
-            stack = ScannedStack(1, number, (0,) * 6, 1 << 20, sp, 0, (0,) * CALLEE_SAVED, 0, 0, NOTHING, b"", b"")
-            assert drain._call(stack)[0] == number | flag  # pyright: ignore[reportPrivateUsage]
+        registers["sp"] = sp
+        calls, has_arguments = drain._calls(registers)  # pyright: ignore[reportPrivateUsage]
+        assert calls.tolist() == [number | flag for number in numbers]
+        assert has_arguments.all() == (flag == 0)
     names = drain._catalog.calls  # pyright: ignore[reportPrivateUsage]
     assert 600 < len(names) < 1_200
     assert not any(name.startswith("syscall ") for name in names.values())

@@ -1,18 +1,20 @@
 """Test the IDs of stacks and sites, against made-up BPF maps."""
 
-from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.scan_rows import STACK_ROW, Rows
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.user_frames import UserFrames
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.stack import GONE, KERNEL, NO_STACK, STACK_LOST, Frame
+from offtop.model.values.table import SITES
 from tests.kernel import watch
 
 
@@ -55,6 +57,20 @@ def made(
     return Stacks(maps, catalog, watch.rules(), symbols, user_frames or FixedFrames(), **options)
 
 
+def scanned_rows(*parts: list[int]) -> Rows:
+    """Return stacks of a task scan from their frames and words in turn; beyond them, buffers have old contents."""
+    rows = np.full(len(parts) // 2, 7, np.uint64).astype(STACK_ROW)
+    for row, (frames, words) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+        rows["depth"][row] = len(frames)
+        rows["frames"][row] = row + 1
+        rows["frames"][row, : len(frames)], rows["words"][row, : len(words)] = frames, words
+    return rows
+
+
+def resolved(stacks: Stacks, *raw: tuple[int, ...]) -> list[SiteKey]:
+    return [*map(SITES.key, stacks.sites(np.array(raw, np.uint64)).tolist())]
+
+
 def test_a_tid_reused_in_another_process_has_another_site() -> None:
     stacks = made(cast(Map, None), Catalog())  # IDs that mean "no stack" are not looked up
     assert stacks.site(7, 100, NO_STACK, NO_STACK) == SiteKey(7, 100, NO_STACK, NO_STACK)
@@ -66,7 +82,7 @@ def test_a_lost_stack_copy_counts_once_per_tick() -> None:
     stacks = made(cast(Map, SimpleNamespace(entries=100)), Catalog())
     raw = (7, 100, NO_STACK, layout.COPIED | 5)
     for tick in (1, 2):
-        sites = [stacks.site(*raw), *stacks.sites([(*raw, 0)])]  # as a first wait, and as the site where it ended
+        sites = [stacks.site(*raw), *resolved(stacks, (*raw, 0))]  # as a first wait, and as the site where it ended
         assert sites == [SiteKey(7, 100, NO_STACK, STACK_LOST)] * 2
         assert stacks.unread == tick
         stacks.make_room(at_once=False)
@@ -114,7 +130,8 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
         return Frame("[module]", 0, names[address])
 
     def shown() -> list[str]:
-        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, stacks.scanned(address.to_bytes(8, "little"), b"")
+        scanned = stacks.scanned(scanned_rows([address], []))
+        ids = stacks.site(7, 100, layout.FIRST_ID, NO_STACK).kernel, *scanned
         return [catalog.stack(one).frames[0].name for one in ids]
 
     kept = cast(Map, SimpleNamespace(entries=100, value_bytes=len(value), lookup=lookup))
@@ -137,7 +154,8 @@ def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top:
 
     stacks = made(cast(Map, None), catalog, frame, sched_text=(first, end), signed=signed)
     words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
-    found = stacks.scanned((end + 8).to_bytes(8, "little"), array("Q", words).tobytes())
+    found, again = stacks.scanned(scanned_rows([end + 8], words, [end + 8], words[1:])).tolist()
+    assert again == found
     assert [frame.name for frame in catalog.stacks[found].frames] == [*top, "vfs_write"]
 
 
@@ -156,6 +174,6 @@ def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
     stacks = made(kept, catalog, user_frames=FixedFrames(frames))
     for file in (GONE, "/bin/it", "/bin/it"):
         files[:] = [file]
-        sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *stacks.sites([(7, 7, NO_STACK, layout.FIRST_ID, 0)])]
+        sites = [stacks.site(7, 7, NO_STACK, layout.FIRST_ID), *resolved(stacks, (7, 7, NO_STACK, layout.FIRST_ID, 0))]
         assert [catalog.stack(site.user).frames[0].file for site in sites] == [file, file]
         stacks.make_room(at_once=False)

@@ -1,0 +1,163 @@
+"""Task scans and keys of sites as arrays, because there may be many thousands of rows.
+
+The types are not in layout.py, which the sandboxed readers import, without NumPy.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import ScannedStack, ThreadRecord
+from offtop.model.values import histogram as log2
+from offtop.model.values.table import Ints, Mask
+
+Rows = NDArray[np.void]
+"""A structured array."""
+
+_UNSIGNED = ("first_kernel", "first_user", "first_wake")
+"""Ids, which may have bit 63 set. Times and counts do not; as signed integers they can be subtracted."""
+THREAD_ROW = np.dtype(
+    [(name, np.uint64 if name in _UNSIGNED else np.int64) for name in ThreadRecord._fields[:26]]
+    + [(name, np.uint32) for name in ThreadRecord._fields[26:30]]
+    + [("histogram", np.int64, log2.LANES)]
+)
+"""A ThreadRecord in an array."""
+TASK_ROW = np.dtype(
+    [(name, np.int64) for name in ("switched_out_ns", "queued_ns", "arrived_ns", "exec_ns", "exec_at_ns")]
+    + [(name, np.int64) for name in ("start_ns", "tid_acquired_ns", "first_ns")]
+    + [(name, np.uint32) for name in ("pid", "tid", "state", "flags", "execs", "holder_pid", "holder_tid", "unused")]
+    + [("comm", "S16")]
+)
+"""`struct scanned_task`: a thread in a task scan."""
+REGISTERS_ROW = np.dtype(
+    [("pcount", np.int64), ("call", np.int64), ("arguments", np.uint64, layout.ARGUMENTS)]
+    + [(name, np.uint64) for name in ("ip", "sp", "bp")]
+    + [("callee_saved", np.uint64, layout.CALLEE_SAVED), ("mode", np.uint64), ("thread", np.uint64)]
+)
+"""A ScannedStack in an array; its call may have more than 32 bits."""
+STACK_ROW = np.dtype(
+    [
+        ("depth", np.int64),
+        ("registers", REGISTERS_ROW),
+        ("object", np.uint64, layout.OBJECT.size // 8),
+        ("words", np.uint64, layout.SCAN_WORDS),
+        ("frames", np.uint64, layout.SCAN_FRAMES),
+    ]
+)
+"""`struct scanned_stack`: where a thread that is off CPU waits.
+
+`words` is the top of its kernel stack. `frames` are that stack's addresses, leaf first, of which `depth` are valid."""
+
+SITE_KEY_ROW = np.dtype(
+    [(name, np.uint32) for name in ("pid", "tid")]
+    + [(name, np.uint64) for name in ("kernel", "user", "wake", "tid_acquired_ns")]
+)
+"""`struct site_key`."""
+
+_FLAGS_AT = struct.calcsize("=8Q3I")
+"""Offset of the flags in a `struct scanned_task`."""
+_32_BIT_END = 1 << 32
+_FACTORS = np.random.default_rng().integers(0, 1 << 64, (2, 64), np.uint64) | np.uint64(1)
+_ALIGNMENT = 8
+"""All structs of a scan begin at multiples of this."""
+
+
+class Scan(NamedTuple):
+    """The output of a task scan."""
+
+    tasks: Rows
+    """Of TASK_ROW."""
+    of_threads: Ints
+    """Positions in `tasks` of those with a record of the tick."""
+    threads: Rows
+    """Their records, of THREAD_ROW."""
+    of_stacks: Ints
+    """Positions in `tasks` of those with a stack."""
+    stacks: Rows
+    """Their stacks, of STACK_ROW."""
+
+
+def scan_of(data: bytes) -> Scan:
+    """Parse the output of a task scan."""
+    thread_bytes, stack_bytes = layout.THREAD.size, layout.SCANNED_STACK_LAYOUT.size
+    sizes = [
+        layout.SCANNED_TASK.size
+        + bool(flags & layout.SCANNED_THREAD) * thread_bytes
+        + bool(flags & layout.SCANNED_STACK) * stack_bytes
+        for flags in range(2 * layout.SCANNED_STACK)
+    ]
+    words, position, flags_at, mask = memoryview(data).cast("I"), 0, _FLAGS_AT // 4, len(sizes) - 1
+    begins: list[int] = []
+    while position < len(data):
+        begins.append(position)
+        position += sizes[words[position // 4 + flags_at] & mask]
+    at = np.array(begins, np.int64)
+    tasks = _rows_at(data, at, TASK_ROW)
+    has_thread, has_stack = (tasks["flags"] & flag != 0 for flag in (layout.SCANNED_THREAD, layout.SCANNED_STACK))
+    after = at + layout.SCANNED_TASK.size
+    threads = _rows_at(data, after[has_thread], THREAD_ROW)
+    stacks = _rows_at(data, (after + has_thread * thread_bytes)[has_stack], STACK_ROW)
+    return Scan(tasks, np.flatnonzero(has_thread), threads, np.flatnonzero(has_stack), stacks)
+
+
+def _rows_at(data: bytes, at: Ints, kind: np.dtype[np.void]) -> Rows:
+    """Return the rows that begin at these positions."""
+    if not len(at):
+        return np.empty(0, kind)
+    overlapping = np.ndarray((len(data) - kind.itemsize) // _ALIGNMENT + 1, kind, data, strides=_ALIGNMENT)
+    return overlapping[at // _ALIGNMENT]
+
+
+def ids_of(tasks: Rows) -> Ints:
+    """Return pid and tid of each task."""
+    return np.column_stack((tasks["pid"], tasks["tid"])).astype(np.int64)
+
+
+def record_of(row: np.void) -> ThreadRecord:
+    """Return a THREAD_ROW as a ThreadRecord."""
+    return ThreadRecord._make(layout.THREAD.unpack(row.tobytes()))
+
+
+def calls_of(registers: Rows) -> Ints:
+    """Return the system call of each thread, or -1: 32 bits of a register on some machines."""
+    return registers["call"].astype(np.int32).astype(np.int64)
+
+
+def is_32_bit_program(registers: Rows) -> Mask:
+    """Return which are threads of a 32-bit program on a 64-bit machine.
+
+    Its system calls have other numbers. If its mode is unknown, its stack pointer and program counter decide: if both
+    are below 4 GB, it is one.
+    """
+    mode, sp, ip = (registers[name] for name in ("mode", "sp", "ip"))
+    is_low = (sp > 0) & (sp < _32_BIT_END) & (ip < _32_BIT_END)
+    return np.where(mode != 0, mode & np.uint64(layout.MODE_MASK) == layout.MODE_32_BIT, is_low)
+
+
+def stack_of(registers: Rows) -> ScannedStack:
+    """Return the first of `registers`."""
+    (pcount, _, arguments, ip, sp, bp, callee_saved, mode, thread), *_ = registers[:1].tolist()
+    (call,) = calls_of(registers[:1]).tolist()
+    kept = tuple(callee_saved.tolist())
+    return ScannedStack(pcount, call, tuple(arguments.tolist()), ip, sp, bp, kept, mode, thread)
+
+
+def kinds_of(columns: Sequence[NDArray[np.generic]]) -> tuple[Ints, Ints]:
+    """Group equal rows of up to two matrices of 64-bit integers, of up to 64 columns each.
+
+    It compares 64-bit hashes: two of 100,000 rows collide once in 10^9. Returns the position of the first row of each
+    kind, in order, and for each row the index of its kind.
+    """
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    for column, factors in zip(columns, _FACTORS, strict=False):
+        words = column.view(np.uint64)
+        hashes += words @ factors[: words.shape[1]]
+    _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return first[order], rank[which]
