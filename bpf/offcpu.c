@@ -343,6 +343,7 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
+#include "thinning.c"
 #include "userstack.c"
 
 static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack *stack, u32 depth)
@@ -446,6 +447,14 @@ struct ended {
 };
 BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
 
+static inline __attribute__((always_inline)) u32 count_short(struct thread *thread, struct ended *e)
+{
+	thread->short_waits += 1;
+	thread->short_ns += e->off_ns;
+	thread->short_runqueue_ns += e->runqueue_ns;
+	return KIND_SHORT;
+}
+
 /*
  * Count a wait that gets no stack because it is filtered out or short. Return its kind, or KIND_NONE if it gets one.
  */
@@ -457,12 +466,8 @@ static inline __attribute__((always_inline)) u32 count_without_site(struct confi
 		thread->filtered_runqueue_ns += e->runqueue_ns;
 		return KIND_FILTERED;
 	}
-	if (e->off_ns < c->min_ns) {
-		thread->short_waits += 1;
-		thread->short_ns += e->off_ns;
-		thread->short_runqueue_ns += e->runqueue_ns;
-		return KIND_SHORT;
-	}
+	if (e->off_ns < c->requested_min_ns)
+		return count_short(thread, e);
 	return KIND_NONE;
 }
 
@@ -716,6 +721,9 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 
 	READ_AGAIN;
 	u32 kind = count_without_site(c, r->state, thread, e);
+	struct thinning *t = thinning_of_cpu();
+	if (!kind && t && is_thinned(c, t, now_ns, e->off_ns))
+		kind = count_short(thread, e);
 	if (!kind) {
 #ifdef PROBE_SWITCH
 		e->key.kernel = r->kernel;
@@ -725,6 +733,8 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 			e->key.wake = object_id_of_wait(which, thread, task);
 		e->key.kernel = kernel_stack(ctx);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
+		if (t)
+			charge_stack(c, t, now_ns);
 #endif
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)

@@ -35,6 +35,10 @@
 #define TASK_NOLOAD 0x400  /* with TASK_UNINTERRUPTIBLE: idle, as kernel threads wait */
 #define TASK_HELD 0xc      /* stopped or traced: also set if the thread itself does not wait */
 #define PF_KTHREAD 0x200000
+#define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
+#define THIN_BELOW_NS 64000000ULL /* a wait of this length always gets its stack, however busy the CPU is */
+#define THIN_SAMPLE_NS 16000000ULL /* one wait per CPU and this time gets a stack below the raised minimum, too */
+#define LOWEST_MIN_NS 1024 /* the minimum of a busy CPU doubles from this, if it is lower */
 #define MAX_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */
 
 enum lost {
@@ -70,7 +74,7 @@ struct code {
 };
 
 struct config {
-	u64 min_ns;        /* waits of at least this length get a stack */
+	u64 min_ns;        /* waits of at least this length get a stack; a busy CPU raises it further (thinning.c) */
 	u64 max_ns;        /* longer waits are filtered out; all ones: no limit */
 	u32 states;        /* waits that began in a state outside this mask are filtered out; all ones: none are */
 	u32 select;        /* enum select; 0: every thread */
@@ -85,8 +89,25 @@ struct config {
 	u64 least_threshold_ns; /* the lowest outlier threshold; all ones: outliers are off */
 	u64 since_ns;      /* when this selection took effect: the first wait of a thread that started earlier is not
 			    * counted */
+	u64 requested_min_ns; /* the minimum that the user wants; min_ns is higher if offtop is over its CPU budget */
+	u64 stacks_ns;     /* time that a CPU may spend on stacks in THIN_PERIOD_NS; all ones: no limit */
 	struct code interrupts[INTERRUPTS]; /* entry code of interrupts */
 	struct code returns[RETURNS]; /* code that a thread runs on its return to user space after an interrupt */
+};
+
+/*
+ * How one CPU limits its time for stacks: each time that it has used up its time, it doubles the minimum. It goes back
+ * after a period in which it would have kept well below the limit with half the minimum, too.
+ */
+struct thinning {
+	u64 since_ns;      /* start of the current period */
+	u64 stacks_ns;     /* time for stacks since then */
+	u64 stacks;        /* waits that got one since then */
+	u64 next_waits;    /* waits since then that would get one if the minimum were half as high */
+	u64 sampled_ns;    /* when a wait below the minimum got a stack */
+	u64 level;         /* the minimum is config.min_ns << level, but at most THIN_BELOW_NS */
+	u64 waits;         /* since the start: waits without a stack that reached config.requested_min_ns */
+	u64 waits_ns;      /* their off-CPU time */
 };
 
 /* Consecutive wakeups by one waker through one code path: the current burst. */

@@ -248,7 +248,9 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	struct task_struct *current = current_task();
 	struct waking *w = waking_scratch.lookup(&zero);
 
-	if (now_ns - r->switched_out_ns < c->min_ns) {
+	u64 off_ns = now_ns - r->switched_out_ns;
+	struct thinning *t = thinning_of_cpu();
+	if (off_ns < c->requested_min_ns || (t && off_ns < raised_min_ns(c, t->level) && off_ns < c->least_threshold_ns)) {
 		r->wake = WAKE_SHORT;
 		return;
 	}
@@ -274,6 +276,8 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		if (of_waker && (of_waker->selection != c->selection || !is_selected(c, current, true, pid, tid, flags)))
 			of_waker = 0;
 	}
+	if (t)
+		charge_stack(c, t, now_ns);
 	w->wake.waker = w->wake.plain = keep_waker(&w->waker);
 	if (w->wake.waker == WAKE_LOST)
 		return;

@@ -378,7 +378,13 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
         type=_percent,
         default=5.0,
         metavar="PCT",
-        help="CPU for all of offtop, in percent of one CPU (default 5): unwinding and sampling use what is left of it",
+        help="CPU for all of offtop, in percent of one CPU (default 5): unwinding and sampling use what is left of it, "
+        "and beyond it short waits get no stacks",
+    )
+    add(
+        "--exact-stacks",
+        action="store_true",
+        help="take the stack of every wait that reaches the minimum, whatever that costs",
     )
 
 
@@ -490,6 +496,7 @@ def options_ignored_without_bpf(args: argparse.Namespace) -> list[str]:
         "--debuginfod": args.debuginfod is not None,
         "--unwind": args.unwind != UNWIND_METHODS[0],
         "--unwind-bytes": args.unwind_bytes != _STACK_BYTES,
+        "--exact-stacks": args.exact_stacks,
         "--depth": args.depth != DEFAULT_DEPTH,
     }
     return [option for option, is_given in given.items() if is_given]

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import os
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
@@ -116,6 +117,7 @@ def _traced(
         mode=loaded.settings.mode,
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
+        budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
     )
 
 

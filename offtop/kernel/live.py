@@ -1,6 +1,7 @@
 """Data source for this machine: drains the BPF maps, adds up, and hands out snapshots."""
 
 import contextlib
+import math
 import platform
 import threading
 import time
@@ -18,6 +19,7 @@ from offtop.kernel.scope.within import Watched
 from offtop.kernel.symbols.mappings import denied_access
 from offtop.kernel.symbols.names import NameWorker
 from offtop.kernel.tracing import status
+from offtop.kernel.tracing.budget import BudgetControl, ThinnedMeter
 from offtop.kernel.tracing.parts import Loaded, Parts
 from offtop.kernel.tracing.tick import Flipped, Plan, TickStages
 from offtop.model.classify.categories import Categories
@@ -59,11 +61,13 @@ class LiveSource(LiveFeed):
         debuginfod: Sequence[str] = (),
         mode: str = OFFCPU,
         depth: int = DEFAULT_DEPTH,
+        budget_pct: float = math.inf,
     ) -> None:
         """Load and attach the BPF programs.
 
-        `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. Raises an OfftopError that says what is
-        missing and how to get it; nothing stays attached then.
+        `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. `budget_pct`: percent of one CPU for
+        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. Raises an OfftopError
+        that says what is missing and how to get it; nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)
@@ -99,7 +103,8 @@ class LiveSource(LiveFeed):
             self._opened.callback(self._program.close)
             loaded = Loaded(self._program, found, unwind, filters)
             self._parts = Parts(loaded, self._reads, categories, debuginfod, self._opened)
-            self._stages = TickStages(self._parts, has_calls=self._watched is not None)
+            self._budget, self._thinned = BudgetControl(budget_pct, time.monotonic_ns()), ThinnedMeter()
+            self._stages = TickStages(self._parts, self._watched is not None, self._budget)
             if self._defines:
                 catalog = self._parts.catalog
                 catalog.processes[OUTSIDE], catalog.details[OUTSIDE] = "(outside)", UNKNOWN
@@ -168,18 +173,20 @@ class LiveSource(LiveFeed):
             if is_open and self._stages.snapshot_ns:
                 settings, is_prime = self._parts.config.settings, self._stages.must_prime
                 mode = self._mode[0]
-                self._tick(Plan(settings.filters, mode, is_prime, is_prime, settings.helper_pids, has_snapshot=False))
+                min_ns, helper_pids = settings.min_ns, settings.helper_pids
+                self._tick(Plan(settings.filters, min_ns, mode, is_prime, is_prime, helper_pids, has_snapshot=False))
 
     def _configure(self) -> Plan:
         """Apply what was requested since the last tick, and say what this one has to do."""
         stages, mode, helper_pids = self._stages, self._mode[0], self._parts.config.settings.helper_pids
         change = self._apply(self._parts.helper_pids)
         stages.must_prime = stages.must_prime or change.must_prime
-        filters = self._parts.config.settings.filters
+        settings = self._parts.config.settings
+        filters = settings.filters
         every_ns = _PRIME_CGROUP_NS if filters.cgroup else _PRIME_NS
         is_prime = stages.must_prime or time.monotonic_ns() - stages.primed_ns > every_ns
         is_scanned = is_prime or stages.scan_cadence.is_due
-        return Plan(filters, mode, is_prime, is_scanned, helper_pids, change.thread_filter)
+        return Plan(filters, settings.min_ns, mode, is_prime, is_scanned, helper_pids, change.thread_filter)
 
     def _apply(self, helper_pids: tuple[int, int, int]) -> Change:
         """Attach what the requested mode needs, detach the rest, and configure the BPF programs."""
@@ -191,7 +198,9 @@ class LiveSource(LiveFeed):
         self._stages.thresholds = thresholds = self._thresholds
         lowest_ns = thresholds.lowest_ns if thresholds else NEVER_NS
         depth = 0 if mode == OFFCPU else depth if mode == CHAIN else 1
-        change = parts.config.apply(Settings(self._requested, helper_pids, depth, lowest_ns))
+        min_ns = self._budget.min_ns(self._requested.min_ns)
+        settings = Settings(self._requested, helper_pids, depth, lowest_ns, min_ns, self._budget.stacks_ns)
+        change = parts.config.apply(settings)
         if is_changed:
             parts.drain.with_wakers = mode != OFFCPU
             if mode == OFFCPU:
@@ -218,6 +227,8 @@ class LiveSource(LiveFeed):
         at_ns = stages.snapshot_ns = flipped.at_ns
         cost, missed = parts.cost.read(at_ns, parts.config.settings.helper_pids)
         parts.user_stacks.fill(at_ns, cost.cpu_pct)
+        thinned = self._thinned.read(at_ns, self._budget, in_effect.min_ns, parts.drain.thinning())
+        self._budget.add(at_ns, cost.cpu_pct - parts.cost.drawing_pct)
         unread = parts.processes.unread + parts.user_stacks.unread
         more_lost = {"missed_runs": missed, "unread": unread, "blockers": parts.blockers.skipped}
         outliers, stages.outliers = stages.outliers, []
@@ -232,7 +243,7 @@ class LiveSource(LiveFeed):
             waiting=ledger.waiting,
             catalog=parts.catalog,
             lost=stages.lost | {kind: n for kind, n in more_lost.items() if n},
-            cost=cost._replace(scan_ns=cadence.took_ns, scan_every=cadence.every),
+            cost=cost._replace(scan_ns=cadence.took_ns, scan_every=cadence.every, thinned=thinned),
             machine=Machine() if self._watched else flipped.machine,  # only part of a thread's time is counted
             storms=dict(ledger.storms),
             long_waits=outliers,

@@ -18,7 +18,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.values.peers import NAMED, ROLES, Peers, PeerSide, Process
-from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling
+from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling, Thinned
 from offtop.model.values.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
 from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.values.wake import (
@@ -150,7 +150,7 @@ def encode(entry: Entry) -> bytes:
         "lives": [[*key, *life] for key, life in entry.lives.items()],
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
-        "walk": list(change.cost[_COSTS:]),
+        "walk": [change.cost.scan_ns, change.cost.scan_every],
         "cgroup": change.filters.cgroup,
         **wake_words(entry.wakes),
     }
@@ -162,6 +162,8 @@ def encode(entry: Entry) -> bytes:
         words["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.sampling:
         words["sampling"] = [int(one) for one in change.sampling]
+    if change.cost.thinned.since_ns:
+        words["thinned"] = [int(one) for one in change.cost.thinned]
     if change.storms:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
@@ -222,7 +224,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
             begun,
             ended,
             {checked.word(kind): checked.integer(n) for kind, n in checked.object_of(words.get("lost")).items()},
-            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every),
+            Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(words)),
             Machine(*machine),
             mode if (mode := checked.word(words.get("mode"))) in MODES else OFFCPU,
             checked.word(words.get("door")),
@@ -277,6 +279,15 @@ def _sampling(value: object) -> Sampling | None:
     sample_count, guessed_ns, own_only, lost_known, longest_ns, container_only = [*numbers, *Sampling()[len(numbers) :]]
     checked.within(np.array([sample_count, guessed_ns, longest_ns]), 0, checked.MOST_NS)
     return Sampling(sample_count, guessed_ns, bool(own_only), bool(lost_known), longest_ns, bool(container_only))
+
+
+def _thinned(words: Mapping[str, object]) -> Thinned:
+    if "thinned" not in words:
+        return Thinned()
+    numbers = [checked.integer(one) for one in checked.array(words["thinned"], len(Thinned()))]
+    checked.within(np.array(numbers), 0, checked.MOST_NS)
+    thinned = Thinned._make(numbers)
+    return thinned._replace(is_over=bool(thinned.is_over))
 
 
 def _peers_words(what: Object, peers: Peers) -> list[object]:

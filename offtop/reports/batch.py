@@ -36,7 +36,7 @@ from offtop.model.aggregate.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, thinned_words
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
 from offtop.model.aggregate.waker_rows import (
@@ -538,13 +538,14 @@ def _head(kept: HistoryTick, idle_shown: bool) -> str:
     some = window.sampling
     sampled = f"SAMPLED {how_sampled(some, span_ns)}  " if some else ""
     sure = f"  {', '.join(how_sure(some, span_ns))}" if some else ""
+    fewer = "".join(f"  {word}" for word in thinned_words(cost, window.machine, cost.thinned.waits_ns, every))
     own = f"  cost {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     return (
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
         f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}  {left_out}{lost}  "
-        f"min {duration(window.filters.min_ns) or '0'}{own}{sure}"
+        f"min {duration(window.filters.min_ns) or '0'}{fewer}{own}{sure}"
     )
 
 

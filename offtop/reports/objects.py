@@ -138,6 +138,23 @@ class Cost(Struct, frozen=True, kw_only=True):
     """There is one scan per this many ticks."""
 
 
+class Detail(Struct, frozen=True, kw_only=True):
+    """What offtop leaves out to keep to its CPU budget. Totals are not affected: waits without a stack are short."""
+
+    level: Count
+    """0: all; up to 4 while offtop exceeds its CPU budget, with a higher minimum and fewer scans at each."""
+    stacks_from_ns: Count
+    """Waits of this length get a stack on every CPU; the minimum of the filters if nothing is left out."""
+    cpus: Count
+    """CPUs with a raised minimum."""
+    thinned_waits: Count
+    """Waits in this tick that reached the minimum and have no stack all the same."""
+    thinned_ns: Count
+    """Their off-CPU time."""
+    over_budget: bool
+    """offtop exceeds its CPU budget at the highest level, too."""
+
+
 class Change(Struct, frozen=True, kw_only=True):
     """The same category, thread or site in the baseline, whatever its pid was, and how it differs."""
 
@@ -573,6 +590,7 @@ class Tick(Struct, frozen=True, kw_only=True):
     named], except for waits with stacks, which keep their own ids. unread: user stacks that were not read in time ([not
     read])."""
     cost: Cost
+    detail: Detail
     categories: list[Category]
     """Only what matches the filter."""
     threads: list[Thread]

@@ -18,7 +18,7 @@ from offtop.model.classify.causes import Rule
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import LongWait, Outlier
-from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Sampling, SiteTotals, ThreadTotals
+from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Sampling, SiteTotals, Thinned, ThreadTotals
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
 from offtop.model.values.state import letter
 from offtop.model.values.wake import CHAIN, NO_OBJECT, NO_WAKE, Waker
@@ -87,6 +87,7 @@ def tick_object(
         left_out_ns=tick.left_out_ns,
         lost=dict(window.lost),
         cost=_cost_object(window.cost),
+        detail=_detail_object(window.cost.thinned, window.filters.min_ns),
         categories=[
             objects.Category(
                 name=name,
@@ -178,6 +179,17 @@ def _cost_object(cost: Cost) -> objects.Cost:
         rss_bytes=cost.rss_bytes if cost.rss_bytes >= 0 else None,
         walk_ns=cost.scan_ns if cost.scan_ns >= 0 else None,
         walk_every=cost.scan_every,
+    )
+
+
+def _detail_object(thinned: Thinned, min_ns: int) -> objects.Detail:
+    return objects.Detail(
+        level=thinned.level,
+        stacks_from_ns=thinned.stacks_from_ns or min_ns,
+        cpus=thinned.cpus,
+        thinned_waits=thinned.waits,
+        thinned_ns=thinned.waits_ns,
+        over_budget=thinned.is_over,
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from offtop.kernel.accounting.drain import Drain, ScanCadence
+from offtop.kernel.accounting.drain import Drain
+from offtop.kernel.tracing.budget import ScanCadence
 from tests.kernel import watch
 
 MS = 1_000_000

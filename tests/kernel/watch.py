@@ -10,6 +10,7 @@ with watch.watching() as live:
 """
 
 import functools
+import math
 import os
 import time
 from collections.abc import Generator, Mapping
@@ -148,6 +149,7 @@ def watching(
     unwind: Unwind = _UNWIND,
     mode: str = OFFCPU,
     depth: int = DEFAULT_DEPTH,
+    budget_pct: float = math.inf,
 ) -> Generator[Watch]:
     """Run a live source; close it at the end.
 
@@ -156,7 +158,10 @@ def watching(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(user_stacks, "_PATIENCE_S", _PATIENCE_S)
         source = LiveSource(
-            rules(), filters, probe=probe, waking=waking, unwind=unwind, keep_ns=keep_ns, mode=mode, depth=depth
+            *(rules(), filters, probe, waking, unwind, keep_ns),
+            mode=mode,
+            depth=depth,
+            budget_pct=budget_pct,
         )
         try:
             yield Watch(source)

@@ -20,6 +20,7 @@ from offtop.model.values.snapshot import (
     Machine,
     SiteTotals,
     Snapshot,
+    Thinned,
     ThreadTotals,
     Waiting,
 )
@@ -282,6 +283,8 @@ class ScriptedSource(LiveFeed):
         self._table = table
         self.ticks = ticks
         self._lost = lost or {}
+        self.thinned = Thinned()
+        """What it leaves out from now on."""
         self._error = error
         self._ends = ends
         self._who = who or {}
@@ -447,7 +450,7 @@ class ScriptedSource(LiveFeed):
             waiting=self._in_progress(seconds),
             catalog=self._catalog,
             lost={kind: seconds * n for kind, n in self._lost.items()} if seconds else {},
-            cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000),
+            cost=Cost(212.0, 81_200, 1.9, 0.6, 62_000_000, thinned=self.thinned),
             machine=Machine(self._machine.cpus, *(seconds * ns for ns in self._machine[1:])),
             storms=self._storms(seconds),
             mode=self._modes.get(seconds, self.mode),

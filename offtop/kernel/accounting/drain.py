@@ -20,7 +20,7 @@ from offtop.kernel.accounting.tick_records import (
     ThreadRecords,
 )
 from offtop.kernel.bpf import layout, libbpf
-from offtop.kernel.bpf.layout import ThreadRecord
+from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.program import Program
 from offtop.kernel.bpf.scan_rows import SITE_KEY_ROW, Rows, Scan, calls_of, ids_of, is_32_bit_program, kinds_of, scan_of
 from offtop.kernel.procfs import syscalls
@@ -52,11 +52,6 @@ from offtop.model.values.within import NO_CALLS, Calls
 
 FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
 """Categories of waits that any system call may run into, whatever it waits for otherwise."""
-_SCAN_SHARE = 20
-"""The scan of waits in progress may take one part in 20 of the time between two ticks: 50 ms of a second."""
-_SCAN_EVERY_MAX = 10
-_SCAN_WEIGHT = 4
-"""One scan counts a quarter in the average, so that one that was held up changes little."""
 _ZERO = bytes(4)
 _SUMMED = (
     *("waits", "offcpu_ns", "runqueue_ns", "preempted_ns", "involuntary", "short_waits", "short_ns"),
@@ -303,6 +298,10 @@ class Drain:
         now, began_ns, _ = layout.CALLS_NOW.unpack(maps["within_now"].lookup(_ZERO) or bytes(layout.CALLS_NOW.size))
         return of_tick._replace(now=now, oldest_ns=max(0, at_ns - began_ns) if now else 0)
 
+    def thinning(self) -> list[Thinning]:
+        """Return how each CPU limits its time for stacks."""
+        return [Thinning._make(one) for one in layout.THINNING.iter_unpack(self._maps["thinning"].lookup(_ZERO) or b"")]
+
     def lost(self) -> dict[str, int]:
         """Everything that was lost since the start, by kind."""
         lost: dict[str, int] = {}
@@ -528,30 +527,3 @@ def _without_sites(r: ThreadRecord) -> ThreadRecord:
 
 def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> RuntimeSample:
     return RuntimeSample(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)
-
-
-class ScanCadence:
-    """How often waits in progress are scanned: each tick, or less often if it costs much."""
-
-    def __init__(self) -> None:
-        self.took_ns = -1
-        """Moving average of a scan's cost; -1 before the first one."""
-        self.every = 1
-        """One scan in this many ticks."""
-        self._left = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self._left <= 0
-
-    def add(self, took_ns: int, tick_ns: int) -> None:
-        """Account for a tick of `tick_ns` whose scan took `took_ns`; -1 if it had none."""
-        if took_ns < 0:
-            self._left -= 1
-            return
-        if self.took_ns < 0:
-            self.took_ns = took_ns
-        else:
-            self.took_ns += (took_ns - self.took_ns) // _SCAN_WEIGHT
-        self.every = max(1, min(_SCAN_EVERY_MAX, -(-self.took_ns * _SCAN_SHARE // max(1, tick_ns))))
-        self._left = self.every - 1

@@ -1,6 +1,7 @@
 """Measure offtop's own cost: its BPF programs by the kernel's statistics, its processes by psutil."""
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,9 @@ class CostMeter:
         self._counted_from_ns = at_ns
         self._at_ns, self._switches, self._cpu_s = at_ns, context_switches(), self._usage()[0]
         self._before = self._count()
+        self.drawing_pct = 0.0
+        """CPU use of the main thread between the last two calls, if another thread reads; in percent of one CPU."""
+        self._drawing_s = 0.0
         self._start_counting(at_ns)
 
     def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
@@ -74,6 +78,9 @@ class CostMeter:
 
         switches, (cpu_s, rss_bytes) = context_switches(), self._usage()
         used_s = sum(now_s - self._cpu_s.get(pid, 0.0) for pid, now_s in cpu_s.items())
+        drawing_s = _drawing_s()
+        self.drawing_pct = 100e9 * (drawing_s - self._drawing_s) / max(1, at_ns - self._at_ns)
+        self._drawing_s = drawing_s
         cost = Cost(
             bpf_ns_per_switch=per_switch,
             switches=switches - self._switches,
@@ -138,6 +145,14 @@ class CostMeter:
             else:
                 cpu_s[pid] = times.user + times.system if pid else time.process_time()  # psutil's resolution is 10 ms
         return cpu_s, rss_bytes
+
+
+def _drawing_s() -> float:
+    """CPU time of the main thread, which draws if another thread reads; otherwise 0."""
+    main = threading.main_thread()
+    if threading.current_thread() is main or main.ident is None:
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(main.ident))
 
 
 def context_switches() -> int:

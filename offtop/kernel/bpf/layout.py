@@ -13,6 +13,7 @@ SCAN_WORDS = 64
 KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST = 1, 2, 3, 4
 KIND_NEW = 0x10
 RUNNING = 1 << 31
+THIN_BELOW_NS, LOWEST_MIN_NS = 64_000_000, 1024
 TASK_NEW = 0x800
 SCANNED_RUNNABLE, SCANNED_THREAD, SCANNED_STACK, SCANNED_RAN, SCANNED_BEGAN_EARLIER = 1, 2, 4, 8, 16
 SCANNED_HOLDER, SCANNED_STARTED = 32, 64
@@ -22,7 +23,7 @@ SCAN_ALONE = 16
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "chains")
 
-CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQ12Q")
+CONFIG = struct.Struct("=QQIIIIIIIIQIIQQQQQ12Q")
 THREAD = struct.Struct(f"=26Q4I{LANES * 8}s")
 EXITED_KEY = struct.Struct("=QII")
 EXITED = struct.Struct(f"=16sQ{THREAD.size}s")
@@ -70,6 +71,7 @@ OBJECT = struct.Struct("=4Q4I5H6s16s16s")
 WAKE = struct.Struct(f"=QQ{OBJECT.size}sHHI{3 * LINKS}Q")
 STORM_KEY = struct.Struct("=QII")
 STORM = struct.Struct("=4Q")
+THINNING = struct.Struct("=8Q")
 CALLS_WITHIN = struct.Struct(f"=6Q{LANES}Q")
 CALLS_NOW = struct.Struct("=QQQ")
 CALLS = 512
@@ -109,6 +111,7 @@ SIZES = {
     "clock_offset": (4, 8),
     "scratch": (4, STACK.size + 8 * (HASH_KEYS + 2)),
     "lost": (4, 8),
+    "thinning": (4, THINNING.size),
     "only_pids": (4, 4),
     "only_tids": (4, 4),
     "only_cgroup": (4, 4),
@@ -145,7 +148,7 @@ PYTHON_SIZES = {"python_processes": (4, PYTHON_LAYOUT.size)}
 """Key and value bytes of the maps that exist only if Python frames are read."""
 WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_NOW.size)}
 """Key and value bytes of the maps that exist only if just the waits inside one function are counted."""
-PER_CPU = ("lost", "exited_sums", "within_calls")
+PER_CPU = ("lost", "exited_sums", "thinning", "within_calls")
 
 
 def is_32_bit_mode(mode: int) -> bool:
@@ -190,6 +193,19 @@ class ThreadRecord(NamedTuple):
     is_previous: int
     """Set if the thread has exited, and this is from the previous tick, for which no task scan has reported it."""
     histogram: bytes
+
+
+class Thinning(NamedTuple):
+    """`struct thinning`: how one CPU limits its time for stacks."""
+
+    since_ns: int
+    stacks_ns: int
+    stacks: int
+    next_waits: int
+    sampled_ns: int
+    level: int
+    waits: int
+    waits_ns: int
 
 
 class ObjectRecord(NamedTuple):

@@ -50,6 +50,10 @@ class Settings(NamedTuple):
     depth: int = 0
     """Number of wakers to record."""
     lowest_threshold_ns: int = NEVER_NS
+    min_ns: int = 0
+    """The minimum in effect, which the CPU budget may have raised above that of the filters."""
+    stacks_ns: int = _ALL_ONES
+    """Time that a CPU may spend on stacks per second."""
 
 
 class Change(NamedTuple):
@@ -126,10 +130,16 @@ class BpfConfig:
         maps["config"].update(
             _ZERO,
             layout.CONFIG.pack(
-                *(filters.min_ns, filters.max_ns or _ALL_ONES, filters.states or 0xFFFFFFFF, select),
+                *(
+                    max(settings.min_ns, filters.min_ns),
+                    filters.max_ns or _ALL_ONES,
+                    filters.states or 0xFFFFFFFF,
+                    select,
+                ),
                 *(os.getpid(), *settings.helper_pids),
                 *(self._filter_version & 0xFFFFFFFF, settings.depth, *of_cgroup),
                 *(_ALL_ONES if settings.depth else 0, settings.lowest_threshold_ns, self._filter_changed_ns),
+                *(filters.min_ns, settings.stacks_ns),
                 *self._symbol_ranges,
             ),
         )

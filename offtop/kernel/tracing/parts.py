@@ -94,7 +94,7 @@ class Parts:
         opened.callback(self.titles.close)
         self.config = BpfConfig(maps, loaded.features, self.symbols)
         self.config.find_cgroup(loaded.filters.cgroup)
-        self.config.write(Settings(loaded.filters))
+        self.config.write(Settings(loaded.filters, min_ns=loaded.filters.min_ns))
         now_ns = time.monotonic_ns()
         sites = Sites(self.stacks, self.wakes, self.catalog)
         self.ledger = Ledger(now_ns, sites.every, self.catalog, _is_alive)

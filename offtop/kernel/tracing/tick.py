@@ -6,10 +6,10 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from offtop.kernel.accounting.drain import ScanCadence
 from offtop.kernel.accounting.tick_records import NewThread, OffCpuTasks, RuntimeSamples, SiteDeltas, ThreadRecords
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs import threads as procfs
+from offtop.kernel.tracing.budget import BudgetControl, ScanCadence
 from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import LongWait, Thresholds
@@ -26,6 +26,8 @@ class Plan:
 
     filters: Filters
     """In effect from this tick on."""
+    min_ns: int
+    """The minimum in effect."""
     mode: str
     """One of wake.MODES, in effect during the tick."""
     is_prime: bool
@@ -87,10 +89,11 @@ class Records:
 class TickStages:
     """The stages of a tick. For the polling thread."""
 
-    def __init__(self, parts: Parts, has_calls: bool) -> None:
+    def __init__(self, parts: Parts, has_calls: bool, budget: BudgetControl) -> None:
         """`has_calls`: BPF records the calls of a function (--within)."""
         self._parts, self._has_calls = parts, has_calls
         self.scan_cadence = ScanCadence()
+        self.budget = budget
         self.thresholds: Thresholds | None = None
         """Those for outliers."""
         self.must_prime = True
@@ -127,7 +130,8 @@ class TickStages:
         off_cpu = drain.waits(scan, ran, started)
         took_ns += time.thread_time_ns() - began_ns
         if plan.has_snapshot and not plan.is_prime:  # priming is rare, and reads every stack
-            self.scan_cadence.add(took_ns if plan.is_scanned else -1, at_ns - self.snapshot_ns)
+            share = self.budget.scan_share
+            self.scan_cadence.add(took_ns if plan.is_scanned else -1, at_ns - self.snapshot_ns, share)
         return Flipped(buffer, at_ns, taken_ns, machine, scan_ns, off_cpu, ran, started)
 
     def drain(self, plan: Plan, flipped: Flipped) -> Records:
@@ -160,7 +164,7 @@ class TickStages:
         self._place_user_stacks(at_ns, are_all=False)
         ended = self._parts.ledger.tick(
             at_ns,
-            plan.filters.min_ns,
+            plan.min_ns,
             records.threads,
             records.sites,
             records.off_cpu,

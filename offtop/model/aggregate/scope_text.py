@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling
 from offtop.model.values.state import letters
 from offtop.printable import printable
-from offtop.units import average, duration, span, threads
+from offtop.units import average, duration, percent, span, threads
 
 _OWN_ONLY = "own processes only"
 _CONTAINER_ONLY = "this container only"
@@ -60,6 +60,25 @@ def how_sure(sampling: Sampling, span_ns: int) -> list[str]:
     """
     shorter, elsewhere = span(2 * sampling.apart_ns(span_ns)), threads(average(sampling.guessed_ns, span_ns))
     return [f"waits up to {shorter} shorter", f"up to {elsewhere} elsewhere"]
+
+
+def thinned_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) -> list[str]:
+    """Return what offtop leaves out to keep to its CPU budget; empty if it leaves out nothing.
+
+    `thinned_ns`: part of `total_ns` that has no stack for that reason.
+    """
+    words: list[str] = []
+    thinned = cost.thinned
+    if thinned.stacks_from_ns:
+        some = "" if thinned.level or thinned.cpus >= machine.cpus else f" on {thinned.cpus} of {machine.cpus} CPUs"
+        words.append(f"stacks from {span(thinned.stacks_from_ns)} up{some}")
+    if share_pct := round(percent(thinned_ns, total_ns)):
+        words.append(f"{share_pct}% of the time without")
+    if cost.scan_every > 1:
+        words.append(f"waits scanned every {cost.scan_every} ticks")
+    if thinned.is_over:
+        words.append("over budget: -p watches less")
+    return words
 
 
 def rate(sampling: Sampling, span_ns: int) -> str:

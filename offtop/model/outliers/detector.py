@@ -107,7 +107,8 @@ class OutlierDetector:
             elif one.wait:
                 self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
-        if self._usual.learn(kept.cut, snapshot.catalog.processes, snapshot.filters.min_ns, kept.at_ns):
+        min_ns = max(snapshot.filters.min_ns, snapshot.cost.thinned.stacks_from_ns)
+        if self._usual.learn(kept.cut, snapshot.catalog.processes, min_ns, kept.at_ns):
             self._clear_thresholds()
             self._waiting = {}
         return found

@@ -201,6 +201,25 @@ class Machine(NamedTuple):
     """Time in hard and soft interrupts."""
 
 
+class Thinned(NamedTuple):
+    """What offtop leaves out to keep to its CPU budget. No total is affected: waits without a stack are short waits."""
+
+    level: int = 0
+    """0; up to 4 while offtop's processes are over budget. Each CPU limits its time for stacks at any level."""
+    stacks_from_ns: int = 0
+    """Waits of this length get a stack on every CPU; 0: the minimum of the filters is in effect everywhere."""
+    cpus: int = 0
+    """Number of CPUs with a raised minimum."""
+    waits: int = 0
+    """Waits since the last snapshot that have no stack for that reason."""
+    waits_ns: int = 0
+    """Off-CPU time of these waits."""
+    since_ns: int = 0
+    """Since when something is left out (CLOCK_MONOTONIC); 0: nothing is."""
+    is_over: bool = False
+    """offtop is over budget all the same."""
+
+
 class Cost(NamedTuple):
     """What offtop itself costs. Negative: not known yet."""
 
@@ -217,6 +236,7 @@ class Cost(NamedTuple):
     """CPU time of one task scan, which finds the waits in progress."""
     scan_every: int = 1
     """A task scan runs every so many ticks, if it would cost too much otherwise."""
+    thinned: Thinned = Thinned()
 
 
 class Sampling(NamedTuple):

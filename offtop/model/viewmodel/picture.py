@@ -165,6 +165,8 @@ class Picture:
     """Calls of the --within function in the span."""
     sampling: Sampling | None
     """How waits were sampled in the span; None: every wait was recorded."""
+    thinned_ns: int
+    """Off-CPU time without a stack, to keep to the CPU budget."""
     switches_per_s: float
     """Context switches per second of the machine, in the span or, if that is everything since the start, in the last
     10 s; negative: unknown."""
@@ -376,6 +378,7 @@ class Pictures:
             lost=_added(tick.facts.lost for tick in ticks),
             calls=calls_over(tick.facts for tick in ticks),
             sampling=sampling,
+            thinned_ns=sum(tick.facts.cost.thinned.waits_ns for tick in ticks),
             switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
             catalog=newest.facts.catalog,
             categories=categories,

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, whose
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, whose
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Cost
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
@@ -225,11 +225,11 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     A part that does not fit is dropped, because half of a number would read as another one.
     """
     cost: Cost = picture.newest.facts.cost
-    wrong: Spans = []
+    wrong: list[str] = []
     if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
-        wrong.append((f"  {picture.unexplained_pct:.0f}% of cpu time unexplained", "lost"))
-    if cost.scan_every > 1:
-        wrong.append((f"  waits scanned every {cost.scan_every} ticks", "lost"))
+        wrong.append(f"{picture.unexplained_pct:.0f}% of cpu time unexplained")
+    facts, all_ns = picture.newest.facts, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
+    wrong += thinned_words(cost, facts.machine, picture.thinned_ns, all_ns)
     own = [
         f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
         f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
@@ -240,23 +240,32 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     def left(*parts: str, of_wrong: int = len(wrong)) -> Spans:
         text = "".join(parts)
         costs: Spans = [(f"  Cost{text}", "text")] if text else []
-        return [*lost(picture), *wrong[:of_wrong], *costs]
+        return [*_trust(picture, wrong, of_wrong), *costs]
 
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
     right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
     if picture.sampling:
         parts = [*filter(None, [whose(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
-        while parts[1:] and width_of(lost(picture)) + len(", ".join(parts)) >= layout.width:
+        while parts[1:] and width_of(_trust(picture, wrong, 0)) + len(", ".join(parts)) >= layout.width:
             parts.pop()
         right = [(", ".join(parts), "alert")]
-    return _fitting([*lefts, lost(picture)], right, layout.width)
+    return _fitting([*lefts, _trust(picture, wrong, 0)], right, layout.width)
+
+
+def _trust(picture: Picture, wrong: Sequence[str], shown: int) -> Spans:
+    """Return how far the numbers can be trusted: `exact`, or what is lost and the first `shown` things in `wrong`."""
+    sampling = picture.sampling
+    if picture.lost:
+        first = lost(picture)
+    elif sampling is None and not wrong:
+        first = [("exact", "text")]
+    else:
+        first = [("lost 0" if sampling is None or sampling.lost_known else LOST_UNKNOWN, "text")]
+    return [*first, *((f"  {word}", "lost") for word in wrong[:shown])]
 
 
 def lost(picture: Picture) -> Spans:
     """Return the counts of lost records, by kind."""
-    if not picture.lost:
-        is_known = picture.sampling is None or picture.sampling.lost_known
-        return [("lost 0" if is_known else LOST_UNKNOWN, "text")]
     kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
     return [(f"lost {kinds}", "lost")]
 

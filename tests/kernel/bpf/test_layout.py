@@ -21,6 +21,7 @@ from offtop.model.values import wake
 
 FORMATS = {
     "config": (layout.CONFIG, 0),
+    "thinning": (layout.THINNING, 0),
     "thread": (layout.THREAD, 0),
     "exited_key": (layout.EXITED_KEY, 0),
     "exited": (layout.EXITED, 0),

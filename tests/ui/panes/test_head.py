@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model.values.snapshot import Machine, Sampling, Snapshot
+from offtop.model.values.snapshot import Machine, Sampling, Snapshot, Thinned
 from tests.ui.sampled import NOTICE, SampledSource
-from tests.ui.scripted import ScriptedSource, Waits
+from tests.ui.scripted import MS, ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown, until
 
 BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,), running_ms=500)
@@ -29,6 +29,23 @@ async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width:
     async with shown(ScriptedSource([BUSY], machine=Machine(2)), (width, 24)) as (app, _):
         shown_line = screen(app)[2]
         assert shown_line.endswith("min 1ms") and shown_line.removesuffix("min 1ms").rstrip() == line
+
+
+@pytest.mark.parametrize(
+    ("thinned", "line"),
+    [
+        (Thinned(), "exact"),
+        (Thinned(0, 4 * MS, 1, 50, 150 * MS), "lost 0  stacks from 4ms up on 1 of 2 CPUs  30% of the time without"),
+        (Thinned(3, 64 * MS, 2, 0, 0, is_over=True), "lost 0  stacks from 64ms up  over budget: -p watches less"),
+    ],
+)
+@asynchronous
+async def test_what_is_left_out_is_said_before_the_cost(thinned: Thinned, line: str) -> None:
+    half = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (250, 250), running_ms=500)
+    source = ScriptedSource([half], machine=Machine(2))
+    source.thinned = thinned
+    async with shown(source, (160, 24)) as (app, _):
+        assert screen(app)[2].split("  Cost")[0] == line
 
 
 @pytest.mark.parametrize("width", [*range(40, 110, 3), 160])

@@ -1,0 +1,152 @@
+"""Keeps offtop to its CPU budget: fewer stacks and task scans while it uses more, all of them again afterwards."""
+
+from collections.abc import Sequence
+from math import ceil, isinf
+
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.layout import Thinning
+from offtop.model.values.snapshot import Thinned
+from offtop.units import NS_PER_S
+
+NO_LIMIT_NS = (1 << 64) - 1
+STACK_SHARE = 0.1
+"""Part of the budget that stacks may take on each CPU: with the default of 5 %, 5 ms per CPU and second, some 600."""
+_MIN_DOUBLINGS = 2
+"""Each level raises the minimum to four times that of the level below."""
+_SCAN_SHARES = (0.05, 0.05, 0.05, 0.02, 0.01)
+"""Share of the time that task scans may take, by level."""
+HIGHEST_LEVEL = len(_SCAN_SHARES) - 1
+_SCAN_EVERY_MAX = 10
+_SCAN_WEIGHT = 4
+"""One scan counts a quarter in the average, so that one that was held up changes little."""
+_START_S = 5.0
+"""At the start all names and stacks are new, which costs more than the budget for a few seconds."""
+_AVERAGE_S = 4.0
+"""Time constant of the moving average of the CPU use."""
+_UP_AFTER_S = 1.5
+"""Time that a level gets to show its effect before the next one is tried."""
+_DOWN_AFTER_S = 4.0
+_DOWN_BELOW = 0.7
+"""Part of the budget below which the level is lowered."""
+_CALM_BELOW = 0.35
+"""Part of the budget below which the load has changed, so that earlier attempts to lower the level say nothing."""
+_TOO_SOON_S = 10.0
+"""A level that has to be raised again so soon after it was lowered was lowered in vain."""
+_LONGEST_S = 300.0
+
+
+class BudgetControl:
+    """Chooses a level of detail from offtop's own CPU use, 0 for all of it.
+
+    Each attempt to lower the level in vain doubles the time before the next one, so that it does not go back and forth.
+    """
+
+    def __init__(self, budget_pct: float, at_ns: int) -> None:
+        """`budget_pct`: percent of one CPU for all of offtop; math.inf: no limit."""
+        self._budget_pct = budget_pct
+        self.level = 0
+        self._at_ns = self._changed_ns = at_ns
+        self._lowered_ns = 0
+        """When the level was lowered last."""
+        self._warm_ns = at_ns + int(_START_S * NS_PER_S)
+        self._average_pct = 0.0
+        self._hold_s = _DOWN_AFTER_S
+
+    @property
+    def stacks_ns(self) -> int:
+        """Time per second that each CPU may spend on stacks."""
+        return NO_LIMIT_NS if isinf(self._budget_pct) else int(STACK_SHARE * self._budget_pct / 100 * NS_PER_S)
+
+    @property
+    def scan_share(self) -> float:
+        """Share of the time that task scans may take."""
+        return _SCAN_SHARES[self.level]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether offtop uses more than its budget even at the highest level."""
+        return self.level == HIGHEST_LEVEL and self._average_pct > self._budget_pct
+
+    def min_ns(self, requested_ns: int) -> int:
+        """Return the minimum at this level. Waits of layout.THIN_BELOW_NS or more always get stacks."""
+        return _raised_min_ns(requested_ns, _MIN_DOUBLINGS * self.level)
+
+    def add(self, at_ns: int, used_pct: float) -> None:
+        """Account for a tick that ended at `at_ns`, in which offtop used `used_pct` of a CPU."""
+        tick_s, self._at_ns = (at_ns - self._at_ns) / NS_PER_S, at_ns
+        self._average_pct += (used_pct - self._average_pct) * min(1.0, tick_s / _AVERAGE_S)
+        held_s = (at_ns - self._changed_ns) / NS_PER_S
+        if at_ns < self._warm_ns or isinf(self._budget_pct):
+            return
+        if self._average_pct < _CALM_BELOW * self._budget_pct:
+            self._hold_s = _DOWN_AFTER_S
+        if min(self._average_pct, used_pct) > self._budget_pct and held_s >= _UP_AFTER_S and self.level < HIGHEST_LEVEL:
+            if self._lowered_ns == self._changed_ns and held_s < _TOO_SOON_S:
+                self._hold_s = min(_LONGEST_S, 2 * self._hold_s)
+            self.level, self._changed_ns = self.level + 1, at_ns
+        elif (
+            self.level and max(self._average_pct, used_pct) < _DOWN_BELOW * self._budget_pct and held_s >= self._hold_s
+        ):
+            self.level, self._changed_ns = self.level - 1, at_ns
+            self._lowered_ns = at_ns
+
+
+class ScanCadence:
+    """How often waits in progress are scanned: each tick, or less often if it costs much."""
+
+    def __init__(self) -> None:
+        self.took_ns = -1
+        """Moving average of a scan's cost; -1 before the first one."""
+        self.every = 1
+        """One scan in this many ticks."""
+        self._left = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._left <= 0
+
+    def add(self, took_ns: int, tick_ns: int, share: float = _SCAN_SHARES[0]) -> None:
+        """Account for a tick of `tick_ns` whose scan took `took_ns`; -1 if it had none.
+
+        Scans may take `share` of the time.
+        """
+        if took_ns < 0:
+            self._left -= 1
+            return
+        if self.took_ns < 0:
+            self.took_ns = took_ns
+        else:
+            self.took_ns += (took_ns - self.took_ns) // _SCAN_WEIGHT
+        self.every = max(1, min(_SCAN_EVERY_MAX, ceil(self.took_ns / (share * max(1, tick_ns)))))
+        self._left = self.every - 1
+
+
+class ThinnedMeter:
+    """Measures what is left out."""
+
+    def __init__(self) -> None:
+        self._waits = self._waits_ns = 0
+        self._since_ns = 0
+
+    def read(self, at_ns: int, control: BudgetControl, requested_ns: int, cpus: Sequence[Thinning]) -> Thinned:
+        """Return what was left out since the last call. `requested_ns`: the minimum of the filters."""
+        min_ns = control.min_ns(requested_ns)
+        raised = [raised_ns for one in cpus if (raised_ns := _raised_min_ns(min_ns, _level(one, at_ns))) > requested_ns]
+        waits, waits_ns = sum(one.waits for one in cpus), sum(one.waits_ns for one in cpus)
+        new, self._waits, self._waits_ns = (waits - self._waits, waits_ns - self._waits_ns), waits, waits_ns
+        if not raised and not control.level and not new[0]:
+            self._since_ns = 0
+        elif not self._since_ns:
+            self._since_ns = at_ns
+        return Thinned(control.level, max(raised, default=0), len(raised), *new, self._since_ns, control.is_over)
+
+
+def _level(one: Thinning, at_ns: int) -> int:
+    """Return the level of a CPU, which is lowered only at the next wait there."""
+    return max(0, one.level - max(0, at_ns - one.since_ns) // NS_PER_S)
+
+
+def _raised_min_ns(min_ns: int, level: int) -> int:
+    """Return the minimum of a CPU that has doubled it `level` times, as raised_min_ns() in bpf/thinning.c."""
+    raised_ns = max(min_ns, layout.LOWEST_MIN_NS) << level
+    return min(raised_ns, max(min_ns, layout.THIN_BELOW_NS)) if level else min_ns
