@@ -66,8 +66,8 @@ class LiveSource(LiveFeed):
         """Load and attach the BPF programs.
 
         `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. `budget_pct`: percent of one CPU for
-        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. Raises an OfftopError
-        that says what is missing and how to get it; nothing stays attached then.
+        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. Raises an
+        OfftopError that says what is missing and how to get it; nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)

@@ -52,8 +52,8 @@ counted in the header.
 muted        what you muted with X; counted in the header.
 exact        in the header: nothing was lost or left out. Otherwise it says what is missing.
 lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact.
-stacks from 4ms up  there are so many waits that stacks would cost more than --cpu-budget allows: shorter waits count as \
-short. Sums stay exact, and waits of 64ms always have stacks. --exact-stacks takes all.
+stacks from 4ms up  there are so many waits that stacks would cost more than --cpu-budget allows: shorter waits count \
+as short. Sums stay exact, and waits of 64ms always have stacks. --exact-stacks takes all.
 over budget  offtop uses more than --cpu-budget although it leaves out what it can: watch less, with -p.
 Cost         CPU used by offtop: its BPF programs and its processes, in percent of one CPU.
 SAMPLED      in the header: no BPF here, so offtop samples /proc, this often. Run and ready time and the number of \
