@@ -13,7 +13,7 @@ from offtop import paths
 from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.aggregate.rows import CHANGE
-from offtop.model.classify import categories
+from offtop.model.classify import categories, suspects
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
@@ -40,6 +40,11 @@ def load(args: argparse.Namespace) -> "tuple[Loaded, Person]":
 def category_rules() -> categories.Categories:
     """Return the category rules that come with offtop."""
     return categories.parse(paths.categories().read_text(encoding="utf-8"))
+
+
+def suspect_weights() -> suspects.Weights:
+    """Return the weights of suspects that come with offtop."""
+    return suspects.parse(paths.suspects().read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

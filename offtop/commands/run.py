@@ -175,6 +175,7 @@ def _view_of_outlier(view: "View", group: "Group", rules: categories.Categories)
 def record(args: argparse.Namespace) -> int:
     """Record this machine to a file, without output."""
     from offtop.feed.pace import Pace
+    from offtop.feed.suspect_watch import SuspectWatch
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
 
@@ -190,7 +191,8 @@ def record(args: argparse.Namespace) -> int:
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
         history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=cause_finder.verdicts)
-        pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector)
+        suspects = SuspectWatch(source, choices.suspect_weights(), files)
+        pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
         pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:
             warn(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
@@ -309,7 +311,8 @@ def export(args: argparse.Namespace) -> int:
                 return 0
             if args.format == exports.LINES:
                 delay_ns = settings.delay_ns
-                exports.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, owner)
+                weights = choices.suspect_weights()
+                exports.write_lines(source, known, files, chosen, delay_ns, ticks, end_ns, out, owner, weights)
                 return 0
             profile = profile_of(source, ticks, end_ns)
         exports.write(args.format, profile, baseline, out, args.title, owner, style)
@@ -410,6 +413,7 @@ def _batch(
             recorder=recorder,
             rules=files,
             outlier_actions=outlier_actions,
+            weights=choices.suspect_weights(),
         )
     if ended and source.recorded is None:
         warn("offtop: all measured processes have exited")

@@ -7,6 +7,8 @@ from time import monotonic_ns
 from typing import Protocol
 
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
+from offtop.model.classify.suspects import NOTHING_FOUND
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import Snapshot
@@ -40,10 +42,15 @@ class Pace:
         delay_ns: int,
         first_tick_ns: int = FIRST_TICK_NS,
         detector: OutlierDetector | None = None,
+        suspects: SuspectWatch | None = None,
     ) -> None:
-        """`detector`: finds outliers; None: there are no triggers, or this is a recording."""
+        """`detector`: finds outliers; None: there are no triggers, or this is a recording.
+
+        `suspects`: finds who everybody waits behind; None: that is not needed.
+        """
         self._source = source
         self._detector = detector
+        self._suspects = suspects
         self.alarm: Alarm | None = None
         """Receives the outliers of each tick."""
         self.outliers: Sequence[Outlier] = ()
@@ -63,8 +70,9 @@ class Pace:
         """
         for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
+            found = self._suspects.tick(snapshot, kept) if kept and self._suspects else NOTHING_FOUND
             if kept is not None and self._detector is not None:
-                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, kept))
+                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, kept, found))
             recorder = self.recorder
             if recorder is not None:
                 recorder.add(snapshot)

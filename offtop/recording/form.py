@@ -15,6 +15,7 @@ import numpy as np
 
 from offtop.model.values import columns
 from offtop.model.values import histogram as log2
+from offtop.model.values.blockers import VIA, Blocker
 from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.values.peers import NAMED, ROLES, Peers, PeerSide, Process
@@ -168,6 +169,10 @@ def encode(entry: Entry) -> bytes:
         words["storms"] = [[wake, *storm] for wake, storm in change.storms.items()]
     if change.holders:
         words["holders"] = [[*key, *holder] for key, holder in change.holders.items()]
+    if change.blockers:
+        words["blockers"] = [[*key, *map(list, some)] for key, some in change.blockers.items()]
+    if change.titles:
+        words["titles"] = [[pid, title] for pid, title in change.titles.items()]
     head = json.dumps(words, separators=(",", ":")).encode()
     threads = change.threads
     first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
@@ -248,6 +253,8 @@ def decode(blob: object, whole: bool = False) -> Entry:
                 for pid, tid, of, by, comm in checked.arrays(words.get("holders", []), 5)
             },
             _sampling(words.get("sampling")),
+            dict(_blockers(checked.array(row)) for row in checked.array(words.get("blockers", []))),
+            {checked.identity(pid): checked.name(title) for pid, title in checked.arrays(words.get("titles", []), 2)},
         ),
         {
             ThreadKey(checked.integer(pid), checked.integer(tid)): checked.text(comm)
@@ -288,6 +295,17 @@ def _thinned(words: Mapping[str, object]) -> Thinned:
     checked.within(np.array(numbers), 0, checked.MOST_NS)
     thinned = Thinned._make(numbers)
     return thinned._replace(is_over=bool(thinned.is_over))
+
+
+def _blockers(row: Sequence[object]) -> tuple[ThreadKey, tuple[Blocker, ...]]:
+    """Decode a thread and who must act to end its wait; how a newer offtop knows it may be unknown."""
+    pid, tid = checked.array(row[:2], 2)
+    some = [checked.array(one, len(Blocker._fields)) for one in row[2:]]
+    return ThreadKey(checked.identity(pid), checked.identity(tid)), tuple(
+        Blocker(checked.identity(of), checked.identity(by), via, is_exact is True, checked.name(what))
+        for of, by, via, is_exact, what in some
+        if checked.word(via) in VIA
+    )
 
 
 def _peers_words(what: Object, peers: Peers) -> list[object]:

@@ -16,6 +16,7 @@ from offtop.export.folded import AS_BCC, Style
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace, Recorder
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate import location
 from offtop.model.aggregate.account import accounts
 from offtop.model.aggregate.budget import Rate, budget
@@ -39,6 +40,7 @@ from offtop.model.aggregate.rows import (
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, thinned_words
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.aggregate.waker_rows import (
     WakerKey,
     by_wake,
@@ -52,6 +54,7 @@ from offtop.model.aggregate.waker_rows import (
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.suspects import NOTHING_FOUND, Found, Weights
 from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -156,20 +159,23 @@ def run(
     rules: RuleSource = WITHOUT_RULES,
     outlier_actions: OutlierActions | None = None,
     end_ns: int = 0,
+    weights: Weights | None = None,
 ) -> bool:
     """Print `iterations` ticks (None: until the source ends).
 
     Return whether the source ended before that. `end_ns` (CLOCK_REALTIME, 0: none): stop at the first tick taken after
-    it. Errors of the source and of `out` are passed on.
+    it. `weights`: of suspects; None: do not look for any. Errors of the source and of `out` are passed on.
     """
     cause_finder, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
     history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
+    suspects = SuspectWatch(source, weights, rules, wanted.baseline) if weights and not wanted.folded else None
     pace = Pace(
         source,
         history,
         delay_ns,
         first_tick_ns=delay_ns,
         detector=outlier_actions.detector if outlier_actions else None,
+        suspects=suspects,
     )
     pace.alarm = outlier_actions.alarm if outlier_actions else None
     pace.recorder = _EndsFinder(source, recorder) if as_json or wanted.stuck else recorder
@@ -196,6 +202,7 @@ def run(
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
             moved = passing(shifted, wanted.filter, cause_finder) if shifted else None
             gathered = gathers(kept.facts.mode, wanted.mode)
+            found = suspects.at(kept.number) if suspects else NOTHING_FOUND
             if wanted.folded and not gathered:
                 ungathered += 1
             elif wanted.folded:
@@ -206,9 +213,9 @@ def run(
             elif as_json:
                 from offtop.reports import objects, tick_json  # here, so that tables start sooner
 
-                source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
+                source.wait_for_names(_unnamed(kept.window, stacks_of(tick) | stacks_of_suspects(found)), patience_s)
                 made = tick_json.tick_object(
-                    tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices
+                    tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices, found
                 )
                 out.write(f"{objects.encode(made)}\n")  # one write, so that ctrl-C does not leave half a line
             else:
@@ -218,6 +225,7 @@ def run(
                     comparison.select(_view(wanted), NOTHING, now_of(tick))
                 listed = waiters(tick, wanted, lifetime, comparison)
                 stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.catalog)}
+                stacks |= stacks_of_suspects(found)
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
                 source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
@@ -234,6 +242,7 @@ def run(
                     lifetime,
                     pace.outliers,
                     comparison,
+                    found,
                 )
                 out.write(text)
             out.flush()
@@ -372,6 +381,7 @@ def tick_text(
     lifetime: Tick | None = None,
     outliers: Sequence[Outlier] = (),
     comparison: Comparison | None = None,
+    suspects: Found = NOTHING_FOUND,
 ) -> str:
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
     catalog = tick.kept.window.catalog
@@ -407,6 +417,7 @@ def tick_text(
         f"{_head(tick.kept, wanted.idle_shown)}{_filtered(tick, wanted)}",
         *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
         *([_compared(comparison)] if comparison else []),
+        *suspect_lines(suspects, catalog, names, cause_finder),
         *_diagnosis(tick, wanted, cause_finder),
         *_stack_problem(tick, wanted, problems),
         *_outlier_lines(outliers, names),
@@ -443,6 +454,19 @@ def _compared(comparison: Comparison) -> str:
     waiting = threads(comparison.waiting)
     text = f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}"
     return "; ".join(filter(None, (text, comparison.lacks, comparison.doubt)))
+
+
+def suspect_lines(found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> Iterable[str]:
+    """Yield a sentence for each suspect."""
+    texts = SuspectTexts(catalog, names, cause_finder)
+    for one in found.suspects:
+        yield f"suspect: {printable(texts.sentence(one).in_full)}"
+
+
+def stacks_of_suspects(found: Found) -> set[int]:
+    """Return the ids of the stacks that their chains show."""
+    sites = (hop.site for one in found.suspects for hop in one.hops if hop.site)
+    return {stack for site in sites for stack in (site.kernel, site.user)}
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterable[str]:

@@ -15,6 +15,7 @@ from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
+from offtop.model.classify.suspects import Weights
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs, writing_theirs
@@ -101,6 +102,7 @@ def write_lines(
     end_ns: int,
     path: str,
     owner: Person,
+    weights: Weights,
 ) -> None:
     """Write each tick like --json, to a file or to stdout. Raises OfftopError."""
     with contextlib.ExitStack() as opened:
@@ -121,6 +123,7 @@ def write_lines(
                 recorder=_WakersCheck(chosen),
                 rules=rules,
                 end_ns=end_ns,
+                weights=weights,
             )
         except KeyboardInterrupt:
             if source.recorded:

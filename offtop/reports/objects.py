@@ -12,7 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from offtop.model.aggregate.stack_problems import REASONS
+from offtop.model.classify.suspects import KINDS as SUSPECT_KINDS
 from offtop.model.outliers.trigger import METRICS
+from offtop.model.values.blockers import VIA
 from offtop.model.values.peers import NAMED, ROLES
 from offtop.model.values.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
 from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
@@ -552,6 +554,53 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """The same for threads; threads of one name count as one."""
 
 
+class Hop(Struct, frozen=True, kw_only=True):
+    """Threads in a chain of waits that do the same."""
+
+    pid: Count
+    tid: Count
+    """The thread of them with the oldest wait; 0: some thread of the process."""
+    comm: str
+    process: str
+    title: str | None
+    """What that process says that it does; null: it does not write a title of its own."""
+    threads: Count
+    """How many they are."""
+    processes: Count
+    """Of how many processes."""
+    state: str
+    """Category of their wait; runs: they are on a CPU; idle: they wait for work."""
+    diagnosis: CauseId
+    age_ns: Count
+    """Age of the oldest wait; 0: unknown."""
+    kernel: Frames
+    user: Frames
+    via: Annotated[str | None, _meaning(VIA, null="the last of the chain, or the kernel's scheduler")]
+    """How it is known that the next of the chain must act."""
+    exact: bool
+    """false: that is likely."""
+    what: str | None
+    """Name of what the next of the chain holds; null: none, or unknown."""
+
+
+class Suspect(Struct, frozen=True, kw_only=True):
+    """Who others wait behind."""
+
+    kind: Annotated[str, _meaning(SUSPECT_KINDS)]
+    text: str
+    """Who waits for what, held by whom, in one sentence; and what to look at next."""
+    harm: Annotated[float, Meta(ge=0)]
+    """Average threads that wait behind it, each by its weight, over the last ticks."""
+    waiting: Annotated[float, Meta(ge=0)]
+    """Average threads that wait behind it in this tick."""
+    age_ns: Count
+    """Age of the oldest wait; 0: there are only short ones."""
+    likely: bool
+    """Not every hop is exact."""
+    hops: list[Hop]
+    """From those who wait longest behind others to who must act; of a deadlock, its threads in the order of waiting."""
+
+
 class Tick(Struct, frozen=True, kw_only=True):
     """One tick.
 
@@ -609,6 +658,10 @@ class Tick(Struct, frozen=True, kw_only=True):
     outliers: list[Outlier]
     """Outliers of this tick: waits and ticks that a trigger matched, or that were far longer than usual; not filtered.
     """
+    suspects: list[Suspect]
+    """Who others wait behind, most harm first; empty: nothing stands out. Not filtered."""
+    standing: Count
+    """Waits that are normal and have always stood there, so that they are behind no suspect."""
     user_stacks: UserStacks
     user_stack_problems: list[StackProblem]
     """What the user stacks of matching waits lack, most time first. A stack counts under each problem that it has."""

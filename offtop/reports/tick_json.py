@@ -13,8 +13,10 @@ from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import Row
 from offtop.model.aggregate.stack_ends import Endings, endings
 from offtop.model.aggregate.stack_problems import Problem, Problems
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
+from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import LongWait, Outlier
@@ -54,6 +56,7 @@ def tick_object(
     outliers: Sequence[Outlier] = (),
     comparison: Comparison | None = None,
     notices: Sequence[str] = (),
+    suspects: Found = NOTHING_FOUND,
 ) -> objects.Tick:
     """Return a tick as the JSON object that `offtop schema` describes.
 
@@ -70,6 +73,7 @@ def tick_object(
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
     causes = _Causes(listed_sites, leaf_of, cause_finder, catalog)
+    texts = SuspectTexts(catalog, names, cause_finder)
     stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), catalog)
     changes = _Changes(tick, listed_sites, names, comparison) if comparison else None
     return objects.Tick(
@@ -159,6 +163,8 @@ def tick_object(
             for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
         ],
         outliers=[_outlier_object(one, names, cause_finder) for one in outliers],
+        suspects=[_suspect_object(one, texts, catalog, names) for one in suspects.suspects],
+        standing=suspects.standing,
         user_stacks=_callers_object(endings([window])),
         user_stack_problems=[_problem_object(one) for one in stacks.problems],
         machine=objects.Machine(
@@ -190,6 +196,39 @@ def _detail_object(thinned: Thinned, min_ns: int) -> objects.Detail:
         thinned_waits=thinned.waits,
         thinned_ns=thinned.waits_ns,
         over_budget=thinned.is_over,
+    )
+
+
+def _suspect_object(one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names) -> objects.Suspect:
+    return objects.Suspect(
+        kind=one.kind,
+        text=printable(texts.sentence(one).in_full),
+        harm=round(one.harm, 3),
+        waiting=round(one.waiting, 3),
+        age_ns=one.age_ns,
+        likely=one.is_likely,
+        hops=[_hop_object(hop, texts, catalog, names) for hop in one.hops],
+    )
+
+
+def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> objects.Hop:
+    rule, (kernel, user) = texts.rule(hop), (hop.site.kernel, hop.site.user) if hop.site else (NO_STACK, NO_STACK)
+    return objects.Hop(
+        pid=hop.key.pid,
+        tid=hop.key.tid,
+        comm=printable(catalog.comm(hop.key)),
+        process=printable(hop.program),
+        title=printable(hop.title) or None,
+        threads=hop.many,
+        processes=hop.pids,
+        state=hop.state,
+        diagnosis=rule.id if rule else None,
+        age_ns=hop.age_ns,
+        kernel=_printable(location.kernel_names(catalog, kernel, names)),
+        user=_printable(location.user_names(catalog, user, names)),
+        via=hop.via or None,
+        exact=hop.is_exact,
+        what=printable(hop.what) or None,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from offtop.model.aggregate.pool import Convoy
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, SiteKey
-from offtop.model.values.stack import Frame, Names, functions
+from offtop.model.values.stack import Frame, Names, functions, nameless
 from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOBODY, UNIX, Storm
 from offtop.units import count, percent
 
@@ -128,6 +128,12 @@ def _own_names(catalog: Catalog, user: int, names: Names) -> list[str]:
     frames = catalog.stack(user).frames
     own = names_of([frame for frame in frames if not _is_libc(frame)], names)
     return [name for name in own if name != _ENTRY] or names_of(frames, names)
+
+
+def own_function(catalog: Catalog, user: int, names: Names) -> str:
+    """Return the innermost function of the program outside of the C library; empty if none has a name."""
+    frames = [frame for frame in catalog.stack(user).frames if not _is_libc(frame)]
+    return next((name for frame in frames for name in functions(names.of(frame)) if name != nameless(frame)), "")
 
 
 def _is_libc(frame: Frame) -> bool:

@@ -130,10 +130,19 @@ class Rule:
     """The name to use if the peer is known, with `{}` for the peer."""
     origin: str = ""
     """The file that it is from, and where in it."""
+    without_peer: "Rule | None" = None
+    """If it has the peer's name: the rule without it."""
+
+    @property
+    def general(self) -> "Rule":
+        """The rule without the peer's name."""
+        return self.without_peer or self
 
     def at(self, service: str, word: str) -> "Rule":
         """Return the rule with the peer's name. `word` is the port, or what else distinguishes it."""
-        return replace(self, id=f"{self.id}-{word}", name=self.service.replace("{}", service), service="")
+        return replace(
+            self, id=f"{self.id}-{word}", name=self.service.replace("{}", service), service="", without_peer=self
+        )
 
     def matches(self, subject: Subject) -> bool:
         return all(condition.holds(subject) for condition in self.conditions) and (

@@ -7,7 +7,7 @@ data, in `offtop/suspects.toml`, which explains them.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ KINDS: Mapping[str, str] = {
     WAIT: "waits of which nobody is known to hold what they wait for",
 }
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
+_PIPE = "pipe"
 _LEAST = 0.01
 """Harm that is worth a look at the end's chain."""
 _MOST_ENDS = 20
@@ -77,7 +78,7 @@ class Weights:
     def of(self, category: str, rule: Rule | None, is_known: bool) -> float:
         """Return the weight of a wait. `is_known`: whether it is known who must act."""
         own = (self.behind if is_known else self.alone).get(category, 0.0)
-        return max(own, self.cause.get(rule.id, 0.0)) if rule else own
+        return max(own, self.cause.get(rule.general.id, 0.0)) if rule else own
 
 
 class Hop(NamedTuple):
@@ -145,18 +146,15 @@ class Found(NamedTuple):
 
 
 NOTHING_FOUND = Found()
-Usual = Callable[[str, str], float]
+Usual = Mapping[tuple[str, str], float]
 """(raw program, category) → how many threads on average wait that way when all is well."""
-
-
-def _nothing(program: str, category: str) -> float:
-    return 0.0
+_NOTHING: Usual = {}
 
 
 class SuspectFinder:
     """Finds the suspects of each tick, of one source. Not thread-safe."""
 
-    def __init__(self, weights: Weights, causes: CauseFinder, usual: Usual = _nothing) -> None:
+    def __init__(self, weights: Weights, causes: CauseFinder, usual: Usual = _NOTHING) -> None:
         self._weights, self._causes, self._usual = weights, causes, usual
         self._latest: deque[Mapping[tuple[str, ...], float]] = deque(maxlen=weights.ticks)
         self._peers = KnownPeers()
@@ -194,7 +192,7 @@ def suspects(
     weights: Weights,
     causes: CauseFinder,
     peers: KnownPeers,
-    usual: Usual = _nothing,
+    usual: Usual = _NOTHING,
 ) -> Found:
     """Return all that others wait behind, most harm first, however little harm it does."""
     graph = wait_graph(snapshot, blocked, every, span_ns, activity, peers)
@@ -252,11 +250,14 @@ class _Ends:
     def _counted(self) -> Mask:
         """Return which nodes' own waiting counts: rows that do not look idle.
 
-        Waits for a CPU and for a quota are counted by the window, because they are short.
+        Waits for a CPU and for a quota are counted by the window, because they are short. Short waits for a pipe are
+        how programs that work together take turns.
         """
         counts = np.zeros(len(self._graph.nodes), np.bool_)
-        for row, idle in enumerate(self._idle):
-            counts[row] = not idle and self._graph.nodes[row].state not in _RESOURCES
+        least_ns = self._weights.least_age_ns
+        for row, (idle, age_ns) in enumerate(zip(self._idle, self._ages_ns, strict=True)):
+            state = self._graph.nodes[row].state
+            counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
         return counts
 
     def _standing(self, counts: Mask) -> list[int]:
@@ -288,7 +289,7 @@ class _Ends:
 
     def _unusual(self, found: Floats, own: Floats) -> Floats:
         """Lower the weight of waits that are usual for the program and category."""
-        if self._usual is _nothing:
+        if not self._usual:
             return found
         sums: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for row in np.flatnonzero(found).tolist():
@@ -296,7 +297,7 @@ class _Ends:
             sums[self._catalog.process(node.key.pid), node.state].append(row)
         for (program, category), rows in sums.items():
             now = float(own[rows].sum())
-            found[rows] *= max(0.0, now - self._usual(program, category)) / now
+            found[rows] *= max(0.0, now - self._usual.get((program, category), 0.0)) / now
         return found
 
     def _is_kernel_thread(self, row: int) -> bool:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, Trigger
+from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, SUSPECT, WAITING, Trigger
 from offtop.model.outliers.usual import ENOUGH_SHORT, Usual
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -65,6 +66,8 @@ class OutlierDetector:
         """Waits reported while in progress."""
         self._counted: set[_Identity] = set()
         """Waits in progress that were only counted."""
+        self._suspects: set[tuple[str, ...]] = set()
+        """Keys of the suspects of the last tick."""
         self._true_since: dict[tuple[str, str], int] = {}
         """(trigger text, program) → since when the trigger's condition holds."""
         self._next_triggers = deque[Collection[Trigger | None]]()
@@ -90,8 +93,8 @@ class OutlierDetector:
         own_ns = self._threshold_ns(program, category)
         return own_ns, own_ns if category == THROTTLE else self._threshold_ns(program, RUN_QUEUE)
 
-    def tick(self, snapshot: Snapshot, kept: HistoryTick) -> Sequence[Outlier]:
-        """Return the outliers of a tick.
+    def tick(self, snapshot: Snapshot, kept: HistoryTick, suspects: Found = NOTHING_FOUND) -> Sequence[Outlier]:
+        """Return the outliers of a tick; `suspects` are those of the same tick.
 
         Those reported while in progress are reported again when they end.
         """
@@ -101,6 +104,7 @@ class OutlierDetector:
         found = self._outliers_among([*snapshot.long_waits, *self._crossed(snapshot)], snapshot, kept)
         found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
         found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
+        found += self._new_suspects(suspects, kept)
         for one in found:
             if one.is_going_on and one.wait:
                 self._reported[one.wait.identity] = one
@@ -261,9 +265,21 @@ class OutlierDetector:
                 found.append(was._replace(wait=wait, was_reported=True, more=0, **at))
         return found
 
+    def _new_suspects(self, suspects: Found, kept: HistoryTick) -> list[Outlier]:
+        """Return the suspects that were not there in the tick before, if a trigger wants them."""
+        before, self._suspects = self._suspects, {one.key for one in suspects.suspects}
+        if not any(one.metric == HARM for one in self._triggers):
+            return []
+        times = kept.at_ns, kept.taken_ns
+        return [
+            Outlier(*times, SUSPECT, HARM, one.hops[0].state, one.end.program, one.harm, 0.0)
+            for one in suspects.suspects
+            if one.key not in before
+        ]
+
     def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
         """Apply a trigger for ticks: to each program that it names, or to all together."""
-        if trigger.is_of_waits:
+        if trigger.is_of_waits or trigger.metric == HARM:
             return []
         found: list[Outlier] = []
         parts = _parts(trigger, snapshot.catalog, kept)

@@ -14,7 +14,9 @@ from offtop.printable import printable
 from offtop.units import duration, parse_duration, three
 
 ANY = "any"
-MAX, NOW, WAITING, EVENTS = "max", "now", "waiting", "events"
+MAX, NOW, WAITING, EVENTS, HARM = "max", "now", "waiting", "events", "harm"
+SUSPECT = "suspect"
+"""The trigger that reports each new suspect."""
 _PERCENTS: Mapping[str, float] = MappingProxyType({"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9})
 METRICS: Mapping[str, str] = MappingProxyType(
     {
@@ -23,6 +25,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(_PERCENTS, "the percentile of a tick's waits"),
         WAITING: "average waiting threads over a tick",
         EVENTS: "waits per second",
+        HARM: "threads that wait behind a new suspect, weighed; only of the trigger `suspect`",
     }
 )
 _ALIASES: Mapping[str, str] = MappingProxyType(
@@ -33,7 +36,7 @@ _FORM = re.compile(
     r"(?:\s+for\s+(?P<time>[\d.]+\s*[a-z]+))?",
     re.ASCII,
 )
-_EXAMPLES = "'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s', or auto"
+_EXAMPLES = "'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s', suspect, or auto"
 _LONGEST = 200
 _LEAST_NS = 1000
 
@@ -77,7 +80,7 @@ class Trigger(NamedTuple):
 
 def value_text(metric: str, value: float) -> str:
     """Format a value of a metric: `1.84s`, `12.0 threads`, `950/s`."""
-    if metric == WAITING:
+    if metric in (WAITING, HARM):
         return f"{three(value)} threads"
     return f"{three(value)}/s" if metric == EVENTS else duration(round(value)) or "0"
 
@@ -87,13 +90,16 @@ def parse(text: str, categories: Collection[str], groups: Mapping[str, Collectio
     normalized = " ".join(text.split())
     if normalized == AUTO:
         return None
+    if normalized == SUSPECT:
+        return Trigger(SUSPECT, "", None, HARM, 0.0)
     found = _FORM.fullmatch(normalized) if len(normalized) <= _LONGEST else None
     shown = printable(normalized[:_LONGEST])
     if found is None:
         raise TriggerError(f"'{shown}' is not a trigger. Try {_EXAMPLES}")
     metric = _ALIASES.get(found["metric"], found["metric"])
-    if metric not in METRICS:
-        raise TriggerError(f"'{shown}': unknown metric {printable(found['metric'])}. Known: {', '.join(METRICS)}")
+    if metric not in METRICS or metric == HARM:
+        known = ", ".join(one for one in METRICS if one != HARM)
+        raise TriggerError(f"'{shown}': unknown metric {printable(found['metric'])}. Known: {known}")
     what = _ALIASES.get(found["what"], found["what"])
     if what != ANY and what not in groups and what not in categories:
         near = ", ".join(sorted({*groups, *categories}))

@@ -8,9 +8,11 @@ Its size depends on what happened, not on what exists. A complete snapshot is a 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
+from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.moves import NO_MOVES, NOW, SINCE, WAS, Moves
 from offtop.model.values.running import Running
@@ -51,6 +53,8 @@ from offtop.model.values.wake import NO_WAKE, Storm
 from offtop.model.values.within import NO_CALLS, Calls
 from offtop.model.windows.window import finished
 
+A = TypeVar("A")
+B = TypeVar("B")
 WAITING_FIELDS = 9
 """pid, tid, kernel, user, switched_out_ns, from_ns, runqueue_ns, preempted, wake."""
 BEGUN_FIELDS = 11
@@ -104,6 +108,10 @@ class Change:
     """Holders of the kernel locks that threads in `waiting` wait for, if known."""
     sampling: Sampling | None = None
     """Running totals, as in the snapshot."""
+    blockers: Blockers = field(default_factory=dict[ThreadKey, tuple[Blocker, ...]])
+    """Those of the snapshot that are new or changed; empty for a thread that has none any more."""
+    titles: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Those of the snapshot that are new or changed; empty for a process that has none any more."""
 
     @property
     def wakes(self) -> set[int]:
@@ -150,7 +158,22 @@ def change(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = No
         later.calls,
         waiting.own_holders,
         later.sampling,
+        _changed(earlier.blockers, later.blockers, ()),
+        _changed(earlier.titles, later.titles, ""),
     )
+
+
+def _changed(earlier: Mapping[A, B], later: Mapping[A, B], none: B) -> dict[A, B]:
+    """Return what is new or changed in `later`, and `none` for what is no longer there."""
+    if earlier is later:
+        return {}
+    new = {key: value for key, value in later.items() if earlier.get(key) != value}
+    return new | {key: none for key in earlier if key not in later}
+
+
+def _applied(before: Mapping[A, B], changed: Mapping[A, B]) -> Mapping[A, B]:
+    """Return `before` with what `_changed` returned."""
+    return {key: value for key, value in {**before, **changed}.items() if value} if changed else before
 
 
 _WHERE = [*range(WAKE), SWITCHED_OUT_NS, FROM_NS, READY_NS, PREEMPTED, WAKE]
@@ -198,6 +221,8 @@ class Replayed:
         self._threads: Running[ThreadKey, ThreadTotals] = Running(THREADS)
         self._sites = Running(SITES)
         self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
+        self._blockers: Blockers = {}
+        self._titles: Mapping[int, str] = {}
         self._versions = 0
         """How many there have been of all waits."""
 
@@ -207,6 +232,7 @@ class Replayed:
         _add(self._threads, THREADS, one.threads, one.at_ns)
         _add(self._sites, SITES, one.sites, one.at_ns)
         self._waiting = self._after(one)
+        self._blockers, self._titles = _applied(self._blockers, one.blockers), _applied(self._titles, one.titles)
         return Snapshot(
             taken_ns=one.taken_ns,
             at_ns=one.at_ns,
@@ -225,6 +251,8 @@ class Replayed:
             calls=one.calls,
             sampling=one.sampling,
             epoch=epoch,
+            blockers=self._blockers,
+            titles=self._titles,
         )
 
     def _after(self, one: Change) -> Waits:

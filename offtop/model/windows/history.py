@@ -51,6 +51,8 @@ _CUT_KEPT_NS = 60 * NS_PER_S
 """How long breakdowns by process are kept: as long as the longest rolling span."""
 
 _KEPT_BYTES = 4_000
+_BLOCKED_BYTES = 300
+"""Memory of who must act to end one wait, and of one title."""
 _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
@@ -464,6 +466,7 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
 
 def _bytes_of(kept: HistoryTick) -> int:
     held, own = kept.held, _KEPT_BYTES
+    own += _BLOCKED_BYTES * (len(kept.facts.blockers) + len(kept.facts.titles))
     if isinstance(held, Packed):
         own += len(held.columns)
     else:

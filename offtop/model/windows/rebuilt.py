@@ -130,6 +130,8 @@ class _RunningTotals:
             probe=window.probe,
             filters=window.filters,
             sampling=self._sampling,
+            blockers=window.blockers,
+            titles=window.titles,
         )
 
     def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _InProgress]:

@@ -13,6 +13,7 @@ from functools import reduce
 import numpy as np
 
 from offtop.model.values import histogram as log2
+from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.moves import NO_MOVES, NOW, WAS, Moves
 from offtop.model.values.snapshot import (
@@ -89,6 +90,10 @@ class Window:
     """Calls in this span of the function in filters.within."""
     sampling: Sampling | None = None
     """None: every wait was recorded."""
+    blockers: Blockers = field(default_factory=dict[ThreadKey, tuple[Blocker, ...]])
+    """As of its end, as in Snapshot."""
+    titles: Mapping[int, str] = field(default_factory=dict[int, str])
+    """As of its end, as in Snapshot."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
         """Iterate over every thread that waited, including those of `still`."""
@@ -138,6 +143,8 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         filters=later.filters,
         calls=later.calls.since(earlier.calls),
         sampling=later.sampling.since(earlier.sampling) if later.sampling else None,
+        blockers=earlier.blockers if later.blockers == earlier.blockers else later.blockers,
+        titles=earlier.titles if later.titles == earlier.titles else later.titles,
     )
 
 

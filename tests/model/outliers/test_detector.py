@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from offtop.model.classify.suspects import HOLDER, NOTHING_FOUND, Found, Hop, Suspect
 from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDetector
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2
@@ -56,6 +57,7 @@ class Machine:
         waiting: Sequence[Waiting] = (),
         long_waits: Sequence[LongWait] = (),
         short: int = 0,
+        suspects: Found = NOTHING_FOUND,
     ) -> Sequence[Outlier]:
         """A second in which worker waited like that."""
         self.at_ns += S
@@ -79,7 +81,7 @@ class Machine:
             long_waits=long_waits,
         )
         kept = self._history.add(snapshot)
-        return self.detector.tick(snapshot, kept) if kept else ()
+        return self.detector.tick(snapshot, kept, suspects) if kept else ()
 
     def learn(self, *waits_ms: int, kernel: int = LOCK, short: int = 0) -> None:
         """11 s in which nothing else happens."""
@@ -303,3 +305,20 @@ def test_trigger_for_ticks_may_have_a_duration_and_reports_once() -> None:
     assert counts == [0, 0, 1, 0, 0]
     assert machine.tick([3]) == []
     assert [len(machine.tick([90])) for _ in range(3)] == [0, 0, 1]
+
+
+def test_suspect_trigger_reports_each_suspect_once_while_it_lasts() -> None:
+    machine = Machine("suspect")
+    hop = Hop(ThreadKey(20, 0), "flock", 3, 3, "lock", None, 9 * S, what="job.lock")
+    one = Suspect(HOLDER, (hop, hop._replace(program="sleep", state="sleep", what="")), 3.0, 3.0)
+    other = one._replace(hops=(hop._replace(what="other.lock"), one.end), harm=2.0)
+    seen = [
+        [
+            (reported.rule, reported.category, reported.program, reported.value)
+            for reported in machine.tick(suspects=found)
+        ]
+        for found in (Found((one,)), Found((one,)), Found((one, other)), Found(), Found((one,)))
+    ]
+    first, second = ("suspect", "lock", "sleep", 3.0), ("suspect", "lock", "sleep", 2.0)
+    assert seen == [[first], [], [second], [], [first]]
+    assert Machine("auto").tick(suspects=Found((one,))) == []

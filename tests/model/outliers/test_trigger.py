@@ -2,7 +2,7 @@
 
 import pytest
 
-from offtop.model.outliers.trigger import EVENTS, MAX, NOW, WAITING, TriggerError, parse, value_text
+from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, WAITING, TriggerError, parse, value_text
 from offtop.units import NS_PER_S
 
 IDS = ("lock", "disk-read", "fsync", "run-queue", "poll")
@@ -39,6 +39,14 @@ def test_examples_of_the_help_mean_what_they_say() -> None:
     four = parse("runq.waiting >= 4", IDS, GROUPS)
     assert four
     assert (four.categories, four.metric, four.value) == (frozenset({"run-queue"}), WAITING, 4.0)
+
+
+def test_suspect_is_a_trigger_without_a_value() -> None:
+    one = parse(" suspect ", IDS, GROUPS)
+    assert one
+    assert (one.text, one.metric, one.is_of_waits) == ("suspect", HARM, False)
+    assert "unknown metric harm" in said("lock.harm > 3")
+    assert value_text(HARM, 3.2) == "3.20 threads"
 
 
 @pytest.mark.parametrize(("word", "metric"), [("blocked", WAITING), ("ev/s", EVENTS), ("p99.9", "p999")])

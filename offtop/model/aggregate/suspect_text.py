@@ -1,0 +1,189 @@
+"""A suspect in one sentence: who waits for what, held by whom, who does what; and what to look at next.
+
+The texts are raw: escape them before they are shown.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from offtop.model.aggregate import location
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.causes import Rule
+from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Hop, Suspect
+from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS
+from offtop.model.values.blockers import FILE_LOCK, GIL, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
+from offtop.model.values.catalog import Catalog
+from offtop.model.values.stack import Names
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
+from offtop.units import duration, threads
+
+NOTHING = "nothing stands out"
+_IN_TRANSACTION = "idle in transaction"
+_DOES: Mapping[str, str] = {
+    RUNS: "runs",
+    IDLE: "waits for work",
+    RUN_QUEUE: "wants a CPU",
+    THROTTLE: "waits for its CPU quota",
+    "stopped": "is stopped",
+    "tty": "waits for its terminal",
+    "child": "waits for a child process",
+    "signal": "waits for a signal",
+}
+_WAITS: Mapping[str, str] = {
+    "lock": "a lock",
+    "kernel-lock": "a lock inside the kernel",
+    "net-recv": "an answer",
+    "net-send": "room in the send buffer",
+    "connect": "a connection",
+    "pipe": "a process on this machine",
+    "poll": "an event",
+    "child": "a child process",
+    "disk-read": "the disk to read",
+    "disk-write": "the disk to write",
+    "fsync": "data to be durable",
+    "page-fault": "a mapped file",
+    "swap": "swap",
+    "reclaim": "free memory",
+    RUN_QUEUE: "a CPU",
+    THROTTLE: "its CPU quota",
+}
+_HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
+_HELD = LOCKS | {WAKER}
+_PIPE_IS_FULL = "pipe-full"
+_PRIORITY = "its priority (nice), or a CPU quota for it"
+_OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
+
+
+class Sentence(NamedTuple):
+    """All texts are raw."""
+
+    says: str
+    next: str
+    """What to look at next; empty for nothing."""
+
+    @property
+    def in_full(self) -> str:
+        return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
+
+
+class SuspectTexts:
+    """Describes suspects of one source, with the names of functions that are known by now."""
+
+    def __init__(self, catalog: Catalog, names: Names, causes: CauseFinder) -> None:
+        self._catalog, self._names, self._causes = catalog, names, causes
+
+    def sentence(self, one: Suspect) -> Sentence:
+        if one.kind in (DEADLOCK, LOOP):
+            return self._circle(one)
+        if one.kind == QUOTA:
+            return self._quota(one)
+        first = self._first(one)
+        waiter = one.hops[first]
+        says = f"{self.who(waiter)} wait{'s' * (waiter.many == 1)} for {self.what(waiter)}{self._extent(one, first)}"
+        for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
+            says += self._link(hop, after, one.kind)
+            if after is not one.end:
+                says += f", which wait{'s' * (after.many == 1)} for {self.what(after)}"
+        if first < len(one.hops) - 1:
+            says += f", {self.does(one.end)}" if _title(one.end) else f", which {self.does(one.end)}"
+        return Sentence(says, self._next(one, waiter))
+
+    def who(self, hop: Hop) -> str:
+        """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
+        if hop.many > 1:
+            return f"{hop.many} {hop.program}" if hop.pids > 1 else f"{hop.many} threads of {hop.program}"
+        tid = hop.key.tid or hop.key.pid
+        name = hop.program if tid == hop.key.pid else self._catalog.comm(hop.key) or hop.program
+        return f"{name}({tid})"
+
+    def what(self, hop: Hop) -> str:
+        """Return what a hop waits for."""
+        if hop.via == FILE_LOCK and hop.what:
+            return hop.what
+        if hop.via == UPSTREAM:
+            return "an answer"
+        rule = self.rule(hop)
+        if rule and hop.via:  # the next hop is named anyway
+            rule = rule.general
+        return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)
+
+    def does(self, hop: Hop) -> str:
+        """Return what the last of a chain does, so that others must wait."""
+        if title := _title(hop):
+            return title
+        if hop.state == SLEEP:
+            place = self._function(hop)
+            return f"sleeps in {place}" if place else "sleeps"
+        if hop.state in _DOES:
+            return _DOES[hop.state]
+        return f"waits for {self.what(hop)}"
+
+    def rule(self, hop: Hop) -> Rule | None:
+        """Return the cause rule of its wait."""
+        return self._causes.rule_of(hop.site, self._catalog) if hop.site else None
+
+    def _first(self, one: Suspect) -> int:
+        """Return the hop with which the sentence begins: who waits for a lock itself, else who waits longest."""
+        last = len(one.hops) - 2
+        return last if last > 0 and one.hops[last].via in _HELD else 0
+
+    def _extent(self, one: Suspect, first: int) -> str:
+        """Return how long, and how many others are behind."""
+        age = duration(one.hops[first].age_ns)
+        behind = one.hops[first - 1] if first else None
+        more = f"{behind.many} {behind.program} behind" if behind else ""
+        if one.kind == CPU:
+            more = f"{threads(one.waiting)} threads on average"
+        text = ", ".join(filter(None, (age, more)))
+        return f" ({text})" if text else ""
+
+    def _link(self, hop: Hop, after: Hop, kind: str) -> str:
+        likely = "" if hop.is_exact else "likely "
+        if kind == CPU:
+            return f", {likely}taken by {self.who(after)}"
+        if hop.via in _HELD:
+            return f", {likely}held by {self.who(after)}"
+        if hop.via == STOPPED_BY:
+            return f", {likely}stopped by {self.who(after)}"
+        rule = self.rule(hop)
+        preposition = "to" if rule and rule.general.id == _PIPE_IS_FULL else "from"
+        return f", likely {preposition} {self.who(after)}" if likely else f" {preposition} {self.who(after)}"
+
+    def _circle(self, one: Suspect) -> Sentence:
+        some = [self.who(hop) for hop in one.hops]
+        locks = [hop.what for hop in one.hops if hop.what]
+        age = duration(min(hop.age_ns for hop in one.hops))
+        what = f"locks {', '.join(locks)}" if locks else "locks"
+        extent = f"{what}, {age}" if one.kind == DEADLOCK else age
+        word = "a deadlock" if one.kind == DEADLOCK else "each other"
+        joined = f"{', '.join(some[:-1])} and {some[-1]}"
+        return Sentence(f"{joined} wait for each other: {word} ({extent})", _OWN_LOCKS)
+
+    def _quota(self, one: Suspect) -> Sentence:
+        cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]
+        of = f" of cgroup {cgroup}" if cgroup else ""
+        share = f"{100 * one.waiting / max(1, one.end.many):.0f}% of the time"
+        waits = f"{self.who(one.end)} wait{'s' * (one.end.many == 1)}"
+        return Sentence(f"{waits} for the CPU quota{of} ({share})", "the quota, and how many threads share it")
+
+    def _next(self, one: Suspect, waiter: Hop) -> str:
+        if one.kind == CPU:
+            return _PRIORITY
+        end, rule = one.end, self.rule(one.end)
+        if len(one.hops) > 1 and waiter.via != TITLE:
+            own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
+            return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
+        rule = self.rule(waiter)
+        return rule.next if rule else ""
+
+    def _function(self, hop: Hop) -> str:
+        """Return the innermost function of the program in its stack; empty if it is unknown."""
+        if hop.site is None:
+            return ""
+        return location.own_function(self._catalog, hop.site.user, self._names)
+
+
+def _title(hop: Hop) -> str:
+    """Return what a session says that it does, if that is why others wait."""
+    at = hop.title.find(_IN_TRANSACTION)
+    return hop.title[at:] if at >= 0 else ""

@@ -1,0 +1,147 @@
+"""A suspect's sentence names program, reason and holder, and says where it is only likely."""
+
+from offtop.model.aggregate.suspect_text import SuspectTexts
+from offtop.model.values.blockers import FILE_LOCK, GIL, KERNEL_LOCK, MUTEX, SOCKET, UPSTREAM, WAKER, Blocker
+from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.peers import READER, Peers, PeerSide, Process
+from offtop.model.values.snapshot import Holder
+from offtop.model.values.wake import Object
+from tests.model.machine import Machine, OwnNames
+
+_ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
+_MUTEX = ("lib:__lll_lock_wait", "lib:pthread_mutex_lock", "work")
+
+
+def sentences(machine: Machine, ticks: int = 1) -> list[tuple[str, str]]:
+    texts = SuspectTexts(machine.catalog, OwnNames(), machine.causes)
+    made = [texts.sentence(one) for one in machine.found(ticks).suspects]
+    return [(one.says, one.next) for one in made]
+
+
+def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted() -> None:
+    machine = Machine()
+    for number in range(12):
+        session = machine.waits("postgres", 100 + number, "poll", 34, *_ROW_LOCK)
+        machine.titles[session.pid] = "postgres: main: bench shop [local] UPDATE waiting"
+        client = machine.waits("psql", 200 + number, "poll", 34, "lib:poll", "/usr/lib/libpq.so.5!PQgetResult")
+        machine.held(client, Blocker(session.pid, 0, SOCKET, True))
+    machine.waits("postgres", 30499, "poll", 90)
+    machine.titles[30499] = "postgres: main: bench shop [local] idle in transaction"
+    ((says, then),) = sentences(machine)
+    assert says == (
+        "12 postgres wait for a row or table lock (34.0s, 12 psql behind), likely held by postgres(30499), "
+        "idle in transaction"
+    )
+    assert then.startswith("select pid, pg_blocking_pids(pid)")
+
+
+def test_file_lock_has_its_name() -> None:
+    machine = Machine()
+    for pid in (10, 11, 12):
+        waiter = machine.waits("flock", pid, "lock", 9, kernel="flock_lock_inode_wait")
+        machine.held(waiter, Blocker(31822, 0, FILE_LOCK, True, "job.lock"))
+    machine.waits("sleep", 31822, "sleep", 5400, "lib:clock_nanosleep", before=True)
+    assert sentences(machine) == [
+        (
+            "3 flock wait for job.lock (9.00s), held by sleep(31822), which sleeps",
+            "why it sleeps: to poll for something, to retry, or to limit its rate",
+        )
+    ]
+
+
+def test_each_server_on_the_way_is_named() -> None:
+    machine = Machine()
+    server = machine.waits("nginx", 20, "poll")
+    for pid in range(30, 38):
+        client = machine.waits("curl", pid, "poll", 12, "lib:poll", "/usr/lib/libcurl.so.4!curl_multi_wait")
+        machine.held(client, Blocker(20, 0, SOCKET, True))
+    machine.held(server, Blocker(32107, 0, UPSTREAM, False))
+    machine.waits("python3", 32107, "sleep", 12, "lib:clock_nanosleep", "h (up.py:4)")
+    ((says, _),) = sentences(machine)
+    assert says == (
+        "8 curl wait for an HTTP response (12.0s) from nginx(20), which waits for an answer, likely from "
+        "python3(32107), which sleeps in h (up.py:4)"
+    )
+
+
+def test_single_waiter_and_a_thread_as_holder() -> None:
+    machine = Machine()
+    waiter = machine.waits("java", 10, "lock", 3, *_MUTEX, tid=11)
+    other = machine.waits("java", 10, "lock", 2, *_MUTEX, tid=12)
+    for one in (waiter, other):
+        machine.held(one, Blocker(10, 20, MUTEX, True))
+    machine.waits("java", 10, "fsync", 3, "lib:fdatasync", tid=20)
+    machine.catalog.comms[ThreadKey(10, 20)] = "worker-3"
+    ((says, then),) = sentences(machine)
+    assert says == (
+        "2 threads of java wait for a mutex (3.00s), held by worker-3(20), which waits for data to be durable"
+    )
+    assert then.startswith("the latency of the disk") or then
+
+
+def test_what_the_end_does_is_said_for_every_state() -> None:
+    for category, does in (
+        ("stopped", "is stopped"),
+        ("run-queue", "wants a CPU"),
+        ("disk-read", "waits for the disk"),
+    ):
+        machine = Machine()
+        machine.waits("ls", 10, "kernel-lock", 3, holder=Holder(20, 20, "cp"))
+        machine.waits("cp", 20, category, 3)
+        ((says, _),) = sentences(machine)
+        assert says.startswith(f"ls(10) waits for a lock inside the kernel (3.00s), held by cp(20), which {does}"), says
+    machine = Machine()
+    machine.held(machine.waits("ls", 10, "kernel-lock", 3), Blocker(20, 0, KERNEL_LOCK, False))
+    machine.runs("cp", 20)
+    ((says, _),) = sentences(machine)
+    assert says.endswith("likely held by cp(20), which runs")
+
+
+def test_deadlock_names_all_threads_and_locks() -> None:
+    machine = Machine()
+    for pid, other, lock in ((10, 11, "y.lock"), (11, 10, "x.lock")):
+        waiter = machine.waits("python3", pid, "lock", 30, kernel="flock_lock_inode_wait")
+        machine.held(waiter, Blocker(other, 0, FILE_LOCK, True, lock))
+    ((says, then),) = sentences(machine)
+    assert says == "python3(10) and python3(11) wait for each other: a deadlock (locks y.lock, x.lock, 30.0s)"
+    assert then.startswith("in which order they take their locks")
+
+
+def test_cpu_names_who_has_it_and_quota_the_cgroup() -> None:
+    machine = Machine()
+    for pid in range(10, 14):
+        machine.runs("python3", pid, 0.1, ready=0.8)
+    machine.runs("yes", 20, 1.0)
+    ((says, then),) = sentences(machine, 3)
+    assert says == "4 python3 wait for a CPU (3.20 threads on average), likely taken by yes(20), which runs"
+    assert "nice" in then
+    machine = Machine()
+    machine.throttled("svc", 30, 0.54)
+    machine.catalog.details[30] = Details(cgroup="/system.slice/svc")
+    ((says, then),) = sentences(machine, 3)
+    assert says == "svc(30) waits for the CPU quota of cgroup svc (54% of the time)"
+    assert "quota" in then
+
+
+def test_who_ended_most_waits_is_likely() -> None:
+    machine = Machine()
+    for tid in (11, 12, 13):
+        machine.held(machine.waits("app", 10, "lock", 3, *_MUTEX, tid=tid), Blocker(10, 20, WAKER, False))
+    machine.waits("app", 10, "sleep", 3, "lib:nanosleep", "nap", tid=20)
+    assert sentences(machine)[0][0].endswith("likely held by app(20), which sleeps in nap")
+
+
+def test_gil_and_pipe_say_what_is_waited_for() -> None:
+    machine = Machine()
+    for tid in (11, 12, 13):
+        machine.held(machine.waits("python3", 10, "lock", 3, "take_gil", tid=tid), Blocker(10, 10, GIL, True))
+    machine.runs("python3", 10)
+    assert (
+        sentences(machine)[0][0]
+        == "3 threads of python3 wait for Python's GIL (3.00s), held by python3(10), which runs"
+    )
+    machine = Machine()
+    peers = Peers((PeerSide(READER, (Process(20, "sleep"),), 1),))
+    machine.waits("yes", 10, "pipe", 5, kernel="pipe_write", on=Object("pipe", "pipe:[7]"), peers=peers)
+    machine.waits("sleep", 20, "sleep", 5)
+    assert sentences(machine)[0][0] == "yes(10) waits for room in a pipe (5.00s) to sleep(20), which sleeps"
