@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, MUTEX, Blocker
+from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, MUTEX, UPSTREAM, Blocker
 from offtop.model.values.catalog import ThreadKey
 from tests.kernel import programs, watch
 from tests.kernel.watch import Watch
@@ -382,3 +383,131 @@ def test_title_of_a_process_that_waits_is_read(live: Watch, tmp_path: Path) -> N
         while live.last.titles.get(program.pid) != "titled: idle":
             assert time.monotonic() < deadline
             live.tick(0.2)
+
+
+FRONT = """
+import selectors, socket, sys
+how, backend_port = sys.argv[1], int(sys.argv[2])
+front, polls = socket.create_server(("127.0.0.1", 0)), selectors.DefaultSelector()
+polls.register(front, selectors.EVENT_READ)
+subscribed = socket.create_connection(("127.0.0.1", backend_port))
+subscribed.sendall(b"subscribe")
+polls.register(subscribed, selectors.EVENT_READ)
+print(front.getsockname()[1], flush=True)
+kept = []
+while True:
+    for key, _ in polls.select():
+        if key.fileobj is front:
+            client, _ = front.accept()
+            kept.append(client)
+            polls.register(client, selectors.EVENT_READ)
+        elif key.fileobj in kept:
+            key.fileobj.recv(100)
+            if how == "asks":
+                upstream = socket.create_connection(("127.0.0.1", backend_port))
+                upstream.sendall(b"request")
+                kept.append(upstream)
+"""
+"""A server that asks another one for each request, or does not answer by itself; it has also subscribed there."""
+BACKEND = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+kept = []
+while True:
+    kept.append(server.accept())
+"""
+
+
+@contextmanager
+def front_and_backend(how: str) -> Generator[tuple[int, int, int]]:
+    """Run both, and a client that waits for the front; yield both PIDs and the port of the backend."""
+    with child(sys.executable, "-c", BACKEND) as backend:
+        assert backend.stdout
+        port = int(backend.stdout.readline())
+        with child(sys.executable, "-c", FRONT, how, str(port)) as front:
+            assert front.stdout
+            at = "127.0.0.1", int(front.stdout.readline())
+            time.sleep(0.5)  # the subscription is older than the request
+            with socket.create_connection(at) as client:
+                client.sendall(b"GET /")
+                yield front.pid, backend.pid, port
+
+
+def test_server_that_waits_for_another_one_names_it(live: Watch) -> None:
+    with front_and_backend("asks") as (front, backend, port):
+        assert found(live, ThreadKey(front, front)) == (Blocker(backend, 0, UPSTREAM, False, f"127.0.0.1:{port}"),)
+
+
+def test_server_with_only_an_old_subscription_waits_for_nobody(live: Watch) -> None:
+    with front_and_backend("silent") as (front, _, _):
+        never_found(live, ThreadKey(front, front), 5.0)
+
+
+THREADS_LOCK = """
+import fcntl, sys, threading
+def lock(name, start, has_printed):
+    print(threading.get_native_id(), flush=True)
+    has_printed.set()
+    fcntl.lockf(open(name, "r+"), fcntl.LOCK_EX, 1, int(start))
+places = [word.rsplit(":", 1) for word in sys.argv[1:]]
+for name, start in places:
+    has_printed = threading.Event()
+    threading.Thread(target=lock, args=(name, start, has_printed)).start()
+    has_printed.wait()
+"""
+"""Threads of one process that lock a byte each, at FILE:OFFSET."""
+
+
+def test_threads_of_one_process_wait_for_different_files(live: Watch, tmp_path: Path) -> None:
+    files = [tmp_path / "a.lock", tmp_path / "b.lock"]
+    for file in files:
+        file.touch()
+    with (
+        locker(files[0], "fcntl") as first,
+        locker(files[1], "fcntl") as second,
+        child(sys.executable, "-c", THREADS_LOCK, *(f"{file}:0" for file in files)) as waiters,
+    ):
+        assert waiters.stdout
+        tids = [int(waiters.stdout.readline()) for _ in files]
+        blockers = [found(live, ThreadKey(waiters.pid, tid)) for tid in tids]
+
+    assert blockers == [
+        (Blocker(first.pid, 0, FILE_LOCK, True, "a.lock"),),
+        (Blocker(second.pid, 0, FILE_LOCK, True, "b.lock"),),
+    ]
+
+
+def test_nobody_is_named_if_threads_wait_for_different_locks_on_a_file(live: Watch, tmp_path: Path) -> None:
+    file = tmp_path / "ranges.lock"
+    file.touch()
+    hold = "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); "
+    hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, int(sys.argv[2])); print(flush=True); time.sleep(1000)"
+    with (
+        child(sys.executable, "-c", hold, file, "0") as first,
+        child(sys.executable, "-c", hold, file, "5") as second,
+    ):
+        for one in (first, second):
+            assert one.stdout
+            one.stdout.readline()
+        with child(sys.executable, "-c", THREADS_LOCK, f"{file}:0", f"{file}:5") as waiters:
+            assert waiters.stdout
+            for tid in [int(waiters.stdout.readline()) for _ in "ab"]:
+                time.sleep(0.3)
+                never_found(live, ThreadKey(waiters.pid, tid), 2.0)
+
+
+def test_who_has_a_lease_holds_up_who_opens_the_file(live: Watch, tmp_path: Path) -> None:
+    file = tmp_path / "leased"
+    file.touch()
+    hold = (
+        "import fcntl, signal, sys, time; signal.signal(signal.SIGIO, signal.SIG_IGN); file = open(sys.argv[1], 'r+'); "
+    )
+    hold += "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK); print(flush=True); time.sleep(1000)"
+    with child(sys.executable, "-c", hold, file) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        with child("cat", file) as waiter:
+            blockers = found(live, ThreadKey(waiter.pid, waiter.pid))
+
+    assert blockers == (Blocker(holder.pid, 0, FILE_LOCK, True, "leased"),)

@@ -1,4 +1,5 @@
-"""Find the peer of a socket with sock_diag(7): one query per socket, however many sockets there are.
+"""Find the peer of a socket with sock_diag(7): one query per socket, however many sockets there are. Or list all TCP
+connections, with what passed on them.
 
 Each network namespace has its own addresses, so the query is made in the namespace of the process that has the socket.
 """
@@ -6,7 +7,7 @@ Each network namespace has its own addresses, so the query is made in the namesp
 import ctypes
 import socket
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 _NETLINK_SOCK_DIAG = 4
 _BY_FAMILY = 20
-_REQUEST = 1
+_REQUEST, _DUMP = 1, 0x300
+_DONE, _ERROR = 3, 2
 _HEADER = struct.Struct("=IHHII")
 _INET = struct.Struct("=BBBxI2s2s16s16sI8s")
 """`struct inet_diag_req_v2`, include/uapi/linux/inet_diag.h."""
@@ -22,17 +24,24 @@ _INET_ANSWER = struct.Struct("=BB2x2s2s16s16sI8s16xI")
 """`struct inet_diag_msg`."""
 _UNIX = struct.Struct("=BBHIII8s")
 _UNIX_ANSWER = struct.Struct("=4xI8s")
-_ATTRIBUTE = struct.Struct("=HHI")
+_ATTRIBUTE = struct.Struct("=HH")
 _WANTS_PEER, _PEER = 4, 2
+_INET_QUEUES = struct.Struct("=BBxx2s2s16s16sI8s4xIIxxxxI")
+"""The same with the lengths of both queues."""
+_INFO = 2
+"""INET_DIAG_INFO: `struct tcp_info`, include/uapi/linux/tcp.h."""
+_TIMES, _SEGMENTS = struct.Struct("=44xIxxxxI"), struct.Struct("=152xII")
+"""In it: ms since data was last sent and received; how many segments with data were received and sent."""
 _NO_COOKIE = b"\xff" * 8
 _ALL_STATES = (1 << 32) - 1
 _PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP}
 _ESTABLISHED, _SYN_RECV, _LISTEN = 1, 3, 10
-_ANSWER_BYTES = 4096
+_ANSWER_BYTES, _DUMP_BYTES = 4096, 1 << 16
 _TIMEOUT_S = 1.0
 _NEW_NET = 0x40000000
 _NOWHERE = "", 0
 _ANY = "*"
+_MAPPED = bytes(10) + b"\xff\xff"
 
 
 class _SocketEntry(NamedTuple):
@@ -47,6 +56,25 @@ class PeerSocket(NamedTuple):
     inode: int
     listens: bool
     """True if this is the listening socket, because the connection has not been accepted yet."""
+
+
+class Connection(NamedTuple):
+    """A TCP socket that is connected, or listens."""
+
+    inode: int
+    """0: no process has it (yet)."""
+    local: tuple[bytes, int]
+    peer: tuple[bytes, int]
+    """Address, 4 or 16 bytes, and port."""
+    listens: bool
+    unread_bytes: int = 0
+    """How much arrived that the process has not read."""
+    sent_ms: int = 0
+    received_ms: int = 0
+    """Age of the last data that was sent and received, or of the connection."""
+    sends: int = 0
+    receives: int = 0
+    """How many segments with data were sent and received."""
 
 
 class Sockets:
@@ -77,16 +105,39 @@ class Sockets:
         listener = self._find(protocol, peer_address, _NOWHERE) if is_pending else None
         return PeerSocket(listener.inode, True) if listener and listener.inode else None
 
+    def connections(self, most: int) -> list[Connection]:
+        """Return the established TCP connections and the sockets that listen; none if there are more than `most`.
+
+        Raises OSError.
+        """
+        found: list[Connection] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            states = 1 << _ESTABLISHED | 1 << _LISTEN
+            nowhere = bytes(2), bytes(2), bytes(16), bytes(16), 0, _NO_COOKIE
+            request = _INET.pack(family, socket.IPPROTO_TCP, 1 << _INFO - 1, states, *nowhere)
+            header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST | _DUMP, 0, 0)
+            self._netlink.send(header + request)
+            for message in self._dump():
+                if len(found) < most:
+                    found.append(_connection(message))
+        return found if len(found) < most else []
+
+    def _dump(self) -> Iterator[bytes]:
+        """Yield the messages of a dump, without their headers. All must be taken."""
+        while True:
+            part = self._netlink.recv(_DUMP_BYTES)
+            at = 0
+            while at + _HEADER.size <= len(part):
+                length, kind, *_ = _HEADER.unpack_from(part, at)
+                if kind in (_DONE, _ERROR):
+                    return
+                yield part[at + _HEADER.size : at + length]
+                at += max(length + 3 & ~3, _HEADER.size)
+
     def unix_peer(self, inode: int) -> int:
         """Inode of the peer of a Unix socket; 0 if there is none, or it is not accepted yet."""
         answer = self._answer(_UNIX.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, inode, _WANTS_PEER, _NO_COOKIE))
-        at = _UNIX_ANSWER.size
-        while at + _ATTRIBUTE.size <= len(answer):
-            length, kind, value = _ATTRIBUTE.unpack_from(answer, at)
-            if kind == _PEER:
-                return value
-            at += max(length + 3 & ~3, _ATTRIBUTE.size)
-        return 0
+        return int.from_bytes(_attributes(answer, _UNIX_ANSWER.size).get(_PEER, b"")[:4], "little")
 
     def _find(self, protocol: str, local: tuple[str, int], peer: tuple[str, int]) -> _SocketEntry | None:
         """Find the socket with these addresses, or else one that listens at `local`."""
@@ -109,6 +160,36 @@ class Sockets:
         answer = self._netlink.recv(_ANSWER_BYTES)
         kind = _HEADER.unpack_from(answer)[1]
         return answer[_HEADER.size :] if kind == _BY_FAMILY else b""
+
+
+def _connection(message: bytes) -> Connection:
+    family, state, port, peer_port, address, peer_address, _, _, unread, _, inode = _INET_QUEUES.unpack_from(message)
+    local, peer = (
+        (_plain(family, one), int.from_bytes(number, "big"))
+        for one, number in ((address, port), (peer_address, peer_port))
+    )
+    info = _attributes(message, _INET_QUEUES.size).get(_INFO, b"")
+    if state == _LISTEN or len(info) < _SEGMENTS.size:
+        return Connection(inode, local, peer, state == _LISTEN)
+    (sent_ms, received_ms), (receives, sends) = _TIMES.unpack_from(info), _SEGMENTS.unpack_from(info)
+    return Connection(inode, local, peer, False, unread, sent_ms, received_ms, sends, receives)
+
+
+def _plain(family: int, address: bytes) -> bytes:
+    """Return the bytes of an address: four for IPv4, also if it is mapped into IPv6."""
+    if family == socket.AF_INET:
+        return address[:4]
+    return address[12:] if address.startswith(_MAPPED) else address
+
+
+def _attributes(message: bytes, at: int) -> dict[int, bytes]:
+    """Return the attributes of a message that begin at `at`, by kind."""
+    found: dict[int, bytes] = {}
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        found[kind] = message[at + _ATTRIBUTE.size : at + length]
+        at += max(length + 3 & ~3, _ATTRIBUTE.size)
+    return found
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Waits in progress for which somebody else must act, as the finders of blockers get them."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,13 +12,13 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import Ints, Mask
-from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READ_USER, SWITCHED_OUT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, CALL, READ_USER, READY_NS, SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
 
 FUTEX, FLOCK, FCNTL, WAIT4, WAITID = "futex", "flock", "fcntl", "wait4", "waitid"
 OPENS = ("open", "openat", "openat2", "creat", "truncate", "ftruncate")
 """Calls that wait until a lease on the file has been given up."""
-_CALLS = (FUTEX, FLOCK, FCNTL, WAIT4, WAITID, *OPENS)
+POLLS = ("epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect6")
 OPERATION = 127
 """Mask of futex()'s second argument."""
 WAITS, PI_WAITS = (0, 9), (6, 13)
@@ -25,8 +26,10 @@ WAITS, PI_WAITS = (0, 9), (6, 13)
 AWAITED, WAITERS = 2, 1 << 31
 """Word of a locked glibc mutex that others wait for; the bit in its place if it is robust."""
 _YOUNGEST_NS = NS_PER_S // 20
-"""Minimum age of a wait, except for a futex: it has ended before anyone could look."""
-_WORD = (1 << 64) - 1
+"""Minimum age of a wait: a shorter one has ended before anyone could look. Not for a futex, and not for a lease, for
+which a thread waits a few ms at a time."""
+_MOST, _MOST_POLLS = 2048, 512
+WORD = (1 << 64) - 1
 
 
 class Blocked(NamedTuple):
@@ -39,8 +42,6 @@ class Blocked(NamedTuple):
     """Name of the system call."""
     arguments: tuple[int, ...]
     """Six of them, unsigned."""
-    kernel: int
-    """Stack id."""
     user: int
     """Stack id; NO_STACK if it has not been unwound."""
 
@@ -53,31 +54,50 @@ class Found(NamedTuple):
     blockers: tuple[Blocker, ...]
     futexes: range = range(0)
     """The thread's later waits are for the same if they are for a futex at one of these addresses."""
+    arguments: tuple[int, ...] = ()
+    """The same if they are in a call with these arguments: the kernel may wake a thread, and let it wait again."""
 
 
-def blocked(waiting: Waits, at_ns: int, pythons: Sequence[int]) -> list[Blocked]:
-    """Return the waits for which a finder may find a blocker, oldest first.
+def blocked(waiting: Waits, at_ns: int, pythons: Sequence[int]) -> tuple[list[Blocked], int]:
+    """Return the waits for which a finder may find a blocker, and how many there are more.
 
-    `pythons`: processes that run CPython and show who holds its GIL.
+    `pythons`: processes that run CPython and show who holds its GIL. The oldest ones are returned; but of waits for any
+    of several descriptors, which are mostly those of idle servers, the newest.
     """
-    rows = waiting.list.rows
-    numbers = {number: name for name in _CALLS if (number := syscalls.number_of(name)) >= 0}
-    known = np.isin(rows[:, CALL], [*numbers]) & ~np.isin(rows[:, 0], [*PSEUDO_PIDS]) & ~waiting.list.is_ready
-    is_futex = rows[:, CALL] == syscalls.number_of(FUTEX)
-    useful = np.where(is_futex, _may_be_locks(rows, pythons), waiting.list.ages_ns(at_ns) >= _YOUNGEST_NS)
-    some = rows[known & useful]
-    some = some[np.argsort(some[:, SWITCHED_OUT_NS], kind="stable")]
-    return [
+    rows, names = waiting.list.rows, _names()
+    in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
+    is_old = waiting.list.ages_ns(at_ns) >= _YOUNGEST_NS
+    is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, pythons)
+    is_lock |= _in_calls(rows, *OPENS) | (_in_calls(rows, FLOCK, FCNTL, WAIT4, WAITID) & is_old)
+    locks = _by_age(rows[in_progress & is_lock])
+    polls = _by_age(rows[in_progress & is_old & _in_calls(rows, *POLLS)])
+    found = [
         Blocked(
             ThreadKey(row[0], row[1]),
             row[SWITCHED_OUT_NS],
-            numbers[row[CALL]],
-            tuple(word & _WORD for word in row[ARGUMENTS:READ_USER]),
-            row[KERNEL],
+            names[row[CALL]],
+            tuple(word & WORD for word in row[ARGUMENTS:READ_USER]),
             row[READ_USER],
         )
-        for row in some.tolist()
+        for row in (*locks[:_MOST].tolist(), *polls[-_MOST_POLLS:].tolist())
     ]
+    return found, max(0, len(locks) - _MOST)
+
+
+@cache
+def _names() -> dict[int, str]:
+    """Return the calls by their numbers on this machine."""
+    calls = FUTEX, FLOCK, FCNTL, WAIT4, WAITID, *OPENS, *POLLS
+    return {number: name for name in calls if (number := syscalls.number_of(name)) >= 0}
+
+
+def _in_calls(rows: Ints, *calls: str) -> Mask:
+    return np.isin(rows[:, CALL], [number for number, name in _names().items() if name in calls])
+
+
+def _by_age(rows: Ints) -> Ints:
+    """Return the rows, oldest wait first."""
+    return rows[np.argsort(rows[:, SWITCHED_OUT_NS], kind="stable")]
 
 
 def _may_be_locks(rows: Ints, pythons: Sequence[int]) -> Mask:

@@ -12,24 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.kernel.resolve.blocked import Blocked, Found, blocked
+from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
 from offtop.kernel.resolve.file_locks import FileLocks
 from offtop.kernel.resolve.gil import Gils
 from offtop.kernel.resolve.mutexes import Mutexes
+from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import ARGUMENTS, SWITCHED_OUT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, READ_USER, READY_NS, SWITCHED_OUT_NS, Waits
 from offtop.worker import Rest, Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
 """How long a round waits for one read of another process, and for all reads that miss their deadline."""
 _PAUSE_TIMES = 19
 """The pause after a round, in times of the CPU time that it took; the child that reads takes about as much again."""
-_MOST_WAITS = 2048
+_LONGEST_PAUSE_S = 3.0
 _OLD_S = 5.0
 """What was found so long ago is not shown any more."""
 
@@ -46,6 +47,7 @@ class BlockersWorker:
             self._mutexes.find,
             FileLocks().find,
             Children(self._reads).find,
+            Upstreams().find,
             Gils(self._reads, pythons, self._worker.rest).find,
         )
         self._asked: list[Blocked] | None = None
@@ -60,12 +62,12 @@ class BlockersWorker:
 
     def find(self, waiting: Waits, at_ns: int) -> None:
         """Request the blockers of all waits in progress. Returns at once."""
-        asked = blocked(waiting, at_ns, self._pythons.gil_pids)
+        asked, skipped = blocked(waiting, at_ns, self._pythons.gil_pids)
         if not asked and not self._found:
             return
-        self._skipped += max(0, len(asked) - _MOST_WAITS)
+        self._skipped += skipped
         with self._worker.changed:
-            self._asked = asked[:_MOST_WAITS]
+            self._asked = asked
             self._worker.wake()
 
     def publish(self, waiting: Waits) -> Blockers:
@@ -79,7 +81,7 @@ class BlockersWorker:
         shown: dict[ThreadKey, tuple[Blocker, ...]] = {}
         for n in known:
             key, one = items[n]
-            if rows[n][SWITCHED_OUT_NS] == one.switched_out_ns or rows[n][ARGUMENTS] in one.futexes:
+            if not rows[n][READY_NS] and _is_same(rows[n], one):  # otherwise it only waits for a CPU
                 shown[key] = one.blockers
         return shown
 
@@ -102,4 +104,11 @@ class BlockersWorker:
                 for key, one in find(asked).items():
                     found.setdefault(key, one)
             self._found, self._found_s = found, time.monotonic()
-            worker.rest(_PAUSE_TIMES * (time.thread_time() - began_s))
+            worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
+
+
+def _is_same(row: Sequence[int], found: Found) -> bool:
+    """Return whether the wait of a row of a WaitList is the one for which this was found."""
+    if row[SWITCHED_OUT_NS] == found.switched_out_ns or row[ARGUMENTS] in found.futexes:
+        return True
+    return bool(found.arguments) and tuple(word & WORD for word in row[ARGUMENTS:READ_USER]) == found.arguments

@@ -15,15 +15,13 @@ from typing import NamedTuple
 
 from offtop.kernel.procfs.open_files import every_pid, last_part, locks_by, open_in
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
+from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker
 from offtop.model.values.catalog import ThreadKey
 
 _LOCKS_BYTES = 1 << 20
-_REST_S, _REST_TIMES = 3.0, 50
-"""Time from one search to the next: at least so many seconds, and so many times the CPU time that it took."""
 _OLD_S = 10.0
 """Age at which the holders of a lock are searched for again: meanwhile it may have been inherited."""
-_SLICE_S = 0.02
 _MOST_LOCKS = 256
 _KINDS = {FLOCK: ("FLOCK",), FCNTL: ("POSIX", "OFDLCK"), **dict.fromkeys(OPENS, ("LEASE", "DELEG"))}
 """System call → the locks that it may wait for."""
@@ -31,6 +29,8 @@ _OF_RANGES = ("POSIX", "OFDLCK")
 _SETLKW, _OFD_SETLKW = 7, 38
 """Commands of fcntl() that wait (include/uapi/asm-generic/fcntl.h)."""
 _END = 1 << 63
+_INODE = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
+"""Reported since 3845f256a8b5, 5.14."""
 
 
 class LockLine(NamedTuple):
@@ -73,16 +73,13 @@ class FileLocks:
         """Text of a lock → when all processes were last searched for its holders (time.monotonic())."""
         self._checked: set[str] = set()
         """Texts of locks for which the process that took them has been checked."""
-        self._search: Iterator[None] | None = None
-        self._search_cpu_s = 0.0
-        self._next_search_s = float("-inf")
+        self._search = SlicedWork()
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the holders of what each of these threads waits for, as far as they are known by now."""
         of_locks = [one for one in waits if one.call in _KINDS]
         if not of_locks:
-            self._forget([*self._holders])
-            self._search = None
+            self._forget([*self._holders, *self._searched_s])
             return {}
         held, awaited = read_locks()
         names: dict[str, str] = {}
@@ -95,18 +92,22 @@ class FileLocks:
         self._check(dict(list(every.items())[:_MOST_LOCKS]), names)
         self._continue_search(every, names)
         return {
-            one.key: Found(one.switched_out_ns, blockers)
+            one.key: Found(one.switched_out_ns, blockers, arguments=one.arguments if one.call in OPENS else ())
             for one in of_locks
             if (blockers := self._blockers(locks[one.key], names))
         }
 
     def _blockers(self, locks: Iterable[LockLine], names: Mapping[str, str]) -> tuple[Blocker, ...]:
-        pids = {pid: names[lock.text] for lock in locks for pid in self._holders.get(lock.text, ())}
+        pids = {
+            pid: names[lock.text] or _name(pid, fd)
+            for lock in locks
+            for pid, fd in self._holders.get(lock.text, {}).items()
+        }
         return tuple(Blocker(pid, 0, FILE_LOCK, True, name) for pid, name in pids.items())
 
     def _check(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
         """Forget who no longer holds a lock, and see whether the process that took it does."""
-        self._forget(self._holders.keys() - locks.keys())
+        self._forget((self._holders.keys() | self._searched_s.keys()) - locks.keys())
         for text, lock in locks.items():
             holders = self._holders.setdefault(text, {})
             for pid, fd in [*holders.items()]:
@@ -119,31 +120,22 @@ class FileLocks:
 
     def _forget(self, texts: Iterable[str]) -> None:
         for text in texts:
-            del self._holders[text]
+            self._holders.pop(text, None)
             self._searched_s.pop(text, None)
             self._checked.discard(text)
 
     def _continue_search(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
         """Search all processes for holders of locks that several processes may hold, a slice at a time."""
-        now_s = time.monotonic()
-        if self._search is None:
+        if self._search.may_begin:
+            now_s = time.monotonic()
             due = {
                 text: names[text]
                 for text, lock in locks.items()
                 if lock.kind != "POSIX" and now_s - self._searched_s.get(text, float("-inf")) >= _OLD_S
             }
-            if not due or now_s < self._next_search_s:
-                return
-            self._search, self._search_cpu_s = _holding(every_pid(), due, self._holders, self._searched_s), 0.0
-        began_s = time.thread_time()
-        done = object()
-        while next(self._search, done) is not done:
-            if time.thread_time() - began_s > _SLICE_S:
-                self._search_cpu_s += time.thread_time() - began_s
-                return
-        self._search_cpu_s += time.thread_time() - began_s
-        self._search = None
-        self._next_search_s = time.monotonic() + max(_REST_S, _REST_TIMES * self._search_cpu_s)
+            if due:
+                self._search.begin(_holding(every_pid(), due, self._holders, self._searched_s))
+        self._search.advance()
 
 
 def _holding(
@@ -166,6 +158,13 @@ def _holding(
             yield
     if searched_s is not None:
         searched_s |= dict.fromkeys(names, time.monotonic())
+
+
+def _name(pid: int, fd: str) -> str:
+    """Return the name of an open file, "" if it was closed."""
+    with suppress(OSError):
+        return last_part(str(Path(f"/proc/{pid}/fd/{fd}").readlink()))
+    return ""
 
 
 def _is_path(link: str) -> bool:
@@ -202,10 +201,10 @@ def _file_of(wait: Blocked) -> tuple[str, str]:
     """Return inode number and name of the file that a thread waits to lock, "" if unknown."""
     if wait.call in OPENS:
         return "", ""
-    place = f"/proc/{wait.key.pid}/%s/{wait.arguments[0] & 0xFFFFFFFF}"
+    pid, fd = wait.key.pid, str(wait.arguments[0] & 0xFFFFFFFF)
     with suppress(OSError):
-        inode = re.search(r"^ino:\t(\d+)$", Path(place % "fdinfo").read_text(errors="replace"), re.MULTILINE)
-        return inode[1] if inode else "", last_part(str(Path(place % "fd").readlink()))
+        inode = _INODE.search(Path(f"/proc/{pid}/fdinfo/{fd}").read_bytes())
+        return inode[1].decode() if inode else "", _name(pid, fd)
     return "", ""
 
 

@@ -1,0 +1,185 @@
+"""Finds the processes that servers wait for while their own clients wait: `nginx` waits for `python3` on :8099.
+
+Such a server looks idle: it waits in epoll_wait() for any of its connections. It is likely to wait for an answer on a
+connection that it made, if it sent something last there, after a client sent it a request that it has not answered. The
+kernel has for each TCP connection when data was last sent and received. Other connections without an answer are older
+than the request (a subscription), or never get one (a log).
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.kernel.procfs.open_files import every_pid, open_in
+from offtop.kernel.procfs.sock_diag import Connection, sockets_of
+from offtop.kernel.resolve.blocked import POLLS, Blocked, Found
+from offtop.kernel.resolve.slices import SlicedWork
+from offtop.model.values.blockers import UPSTREAM, Blocker
+from offtop.model.values.catalog import ThreadKey
+
+_REST_TIMES = 50
+"""The sockets are listed again after so many times the CPU time that this took."""
+_MOST_SOCKETS = 20_000
+"""In a network namespace with more sockets, nothing is found."""
+_MOST_OWNED = 200_000
+_MOST_NAMESPACES = 8
+_NAMESPACE_OLD_S = 60.0
+_MOST_QUICK = 16
+"""How many processes are searched for new connections at once."""
+_LEAST_MS = 50
+"""A request that was sent so recently is still on its way."""
+_SLACK_MS = 100
+_ONE_WAY = 16
+"""A connection on which so many segments were sent, and nothing was received, never has an answer."""
+_SOCKET = "socket:["
+
+
+class _Owner(NamedTuple):
+    """A process that has a socket open."""
+
+    pid: int
+    fd: str
+
+
+class Upstreams:
+    """Finds the upstreams of servers. For one thread."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, list[_Owner]] = {}
+        """Inode of a socket → who has it open."""
+        self._search = SlicedWork()
+        self._namespaces: dict[int, tuple[float, int]] = {}
+        """PID → its network namespace, and when that was read (time.monotonic())."""
+        self._next_s = float("-inf")
+        self._found: Mapping[int, tuple[Blocker, ...]] = {}
+        """By PID of the server."""
+
+    def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
+        """Return the processes that each of these threads is likely to wait for in epoll_wait() and the like."""
+        polls = [one for one in waits if one.call in POLLS]
+        if polls and time.monotonic() >= self._next_s:
+            began_s = time.thread_time()
+            self._found = self._upstreams({one.key.pid for one in polls})
+            self._next_s = time.monotonic() + _REST_TIMES * (time.thread_time() - began_s)
+        self._search.advance()
+        found = {one: self._found.get(one.key.pid, ()) for one in polls}
+        return {one.key: Found(one.switched_out_ns, some) for one, some in found.items() if some}
+
+    def _upstreams(self, pids: Collection[int]) -> dict[int, tuple[Blocker, ...]]:
+        found: dict[int, tuple[Blocker, ...]] = {}
+        for members in self._by_namespace(pids)[:_MOST_NAMESPACES]:
+            with suppress(OSError), sockets_of(members[0]) as sockets:
+                table = _Table(sockets.connections(_MOST_SOCKETS))
+                if table.requests and table.awaited:
+                    found |= self._of_namespace(table, members)
+        return found
+
+    def _by_namespace(self, pids: Collection[int]) -> list[list[int]]:
+        now_s = time.monotonic()
+        self._namespaces = {pid: one for pid, one in self._namespaces.items() if pid in pids}
+        members: dict[int, list[int]] = {}
+        for pid in pids:
+            read_s, namespace = self._namespaces.get(pid, (float("-inf"), 0))
+            if now_s - read_s > _NAMESPACE_OLD_S:
+                with suppress(OSError):
+                    namespace = Path(f"/proc/{pid}/ns/net").stat().st_ino
+                self._namespaces[pid] = now_s, namespace
+            if namespace:
+                members.setdefault(namespace, []).append(pid)
+        return [*members.values()]
+
+    def _of_namespace(self, table: "_Table", pids: Collection[int]) -> dict[int, tuple[Blocker, ...]]:
+        far = {one: table.far_end(one) for one in table.awaited}
+        listeners = {table.listener(one.local) for one in table.requests} | {*far.values()}
+        sought = {one.inode for one in (*table.requests, *table.awaited)} | listeners
+        self._look_for(sought - {0}, listeners, pids)
+        requests: dict[int, int] = {}
+        """PID → age of the oldest request that it has not answered."""
+        for one in table.requests:
+            for pid in self._pids_of(one.inode):
+                requests[pid] = max(requests.get(pid, 0), one.received_ms)
+        found: dict[int, dict[Blocker, None]] = {}
+        for one in table.awaited:
+            others = self._pids_of(far[one])
+            for pid in self._pids_of(one.inode):
+                if pid in pids and pid in requests and one.sent_ms <= requests[pid] + _SLACK_MS:
+                    what = f"{ip_address(one.peer[0])}:{one.peer[1]}"
+                    of_pid = found.setdefault(pid, {})
+                    of_pid |= {Blocker(other, 0, UPSTREAM, False, what): None for other in others if other != pid}
+        return {pid: tuple(some) for pid, some in found.items()}
+
+    def _pids_of(self, inode: int) -> list[int]:
+        """Return who still has a socket open."""
+        link = f"{_SOCKET}{inode}]"
+        found: list[int] = []
+        for owner in self._owners.get(inode, ()):
+            with suppress(OSError):
+                if str(Path(f"/proc/{owner.pid}/fd/{owner.fd}").readlink()) == link:
+                    found.append(owner.pid)
+        return found
+
+    def _look_for(self, inodes: Collection[int], listeners: Iterable[int], pids: Collection[int]) -> None:
+        """Search for the owners of sockets: at once in processes that listen, a slice at a time in all others."""
+        if not (unknown := {inode for inode in inodes if not self._pids_of(inode)}):
+            return
+        if len(self._owners) > _MOST_OWNED:
+            self._owners.clear()
+        likely = dict.fromkeys(owner.pid for inode in listeners for owner in self._owners.get(inode, ()))
+        for _ in self._owning([*likely][:_MOST_QUICK], self._owners):
+            pass
+        unknown = {inode for inode in unknown if inode not in self._owners}
+        if unknown and self._search.may_begin:
+            self._search.begin(self._owning_all([*pids, *(pid for pid in every_pid() if pid not in pids)]))
+            self._search.advance()
+
+    def _owning_all(self, pids: Iterable[int]) -> Iterator[None]:
+        owners: dict[int, list[_Owner]] = {}
+        yield from self._owning(pids, owners)
+        self._owners = owners
+
+    def _owning(self, pids: Iterable[int], owners: dict[int, list[_Owner]]) -> Iterator[None]:
+        """Add the sockets of these processes to `owners`. Yields after each part of the work."""
+        for pid in pids:
+            for _, opened in open_in(pid, lambda link: link.startswith(_SOCKET)):
+                for link, fd in opened:
+                    some = owners.setdefault(int(link[len(_SOCKET) : -1]), [])
+                    if all(owner.pid != pid for owner in some):
+                        some.append(_Owner(pid, fd))
+                yield
+
+
+class _Table:
+    """The TCP sockets of a network namespace."""
+
+    def __init__(self, sockets: Sequence[Connection]) -> None:
+        self._listeners = {one.local[1]: one.inode for one in sockets if one.listens}
+        connected = [one for one in sockets if not one.listens]
+        self._by_ends = {(one.local, one.peer): one.inode for one in connected}
+        own = [one for one in connected if one.inode]
+        self.requests = [one for one in own if one.local[1] in self._listeners and _has_request(one)]
+        """Connections of clients that have sent something and got no answer."""
+        self.awaited = [one for one in own if one.local[1] not in self._listeners and _awaits_answer(one)]
+        """Connections to others on which an answer is due."""
+
+    def listener(self, local: tuple[bytes, int]) -> int:
+        """Return the inode of the socket that accepts connections at a port; 0 if there is none."""
+        return self._listeners.get(local[1], 0)
+
+    def far_end(self, one: Connection) -> int:
+        """Return the inode of the socket at the other end, or of the one that has not accepted it yet; 0 if unknown."""
+        inode = self._by_ends.get((one.peer, one.local))
+        return 0 if inode is None else inode or self.listener(one.peer)
+
+
+def _has_request(one: Connection) -> bool:
+    return one.receives > 0 and (one.sends == 0 or one.received_ms < one.sent_ms)
+
+
+def _awaits_answer(one: Connection) -> bool:
+    """Return whether something was sent last, and nothing came back that was not read."""
+    is_one_way = one.receives == 0 and one.sends >= _ONE_WAY
+    is_sent_last = one.sends > 0 and (one.receives == 0 or one.sent_ms < one.received_ms)
+    return is_sent_last and not one.unread_bytes and not is_one_way and one.sent_ms >= _LEAST_MS
