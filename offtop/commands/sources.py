@@ -49,7 +49,7 @@ def _within(args: argparse.Namespace) -> str:
         raise UsageError("--rate needs all of a thread's time, and --within counts only a part. Omit one of them")
     from offtop.kernel.scope import within
 
-    within.parted(args.within)
+    within.split_spec(args.within)
     return args.within
 
 

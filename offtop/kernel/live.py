@@ -15,7 +15,7 @@ from offtop.kernel.bpf.program import DEFAULT_UNWIND, Unwind, attach
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.scope import within
 from offtop.kernel.scope.config import Change, Settings, check_alive, find_cgroup, is_any_alive
-from offtop.kernel.scope.within import Watched
+from offtop.kernel.scope.within import WatchedFunctions
 from offtop.kernel.symbols.mappings import denied_access
 from offtop.kernel.symbols.names import NameWorker
 from offtop.kernel.tracing import status
@@ -87,7 +87,7 @@ class LiveSource(LiveFeed):
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._keep_ns = keep_ns
         self._closed = self._was_last = False
-        self._watched: Watched | None = None
+        self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
         try:
             types = libbpf.KernelTypes()
@@ -126,7 +126,7 @@ class LiveSource(LiveFeed):
         """Find the function of --within, and return the filters with its processes."""
         if why := within.lacking(found):
             raise KernelError(f"--within: {why}. Use -p or --filter stack= instead")
-        self._watched = Watched(filters.within, filters.pids, self._detail_reads)
+        self._watched = WatchedFunctions(filters.within, filters.pids, self._detail_reads)
         self._opened.callback(self._watched.close)
         return self._watched.narrowed(filters)
 

@@ -38,8 +38,8 @@ def functions(path: Path) -> Mapping[int, int]:
     found: dict[int, int] = {}
     fd = os.open(path, os.O_RDONLY)
     try:
-        for one in elf.named(fd):
-            if one.kind == _FUNCTION and one.is_here and one.size_bytes:
+        for one in elf.symbol_entries(fd):
+            if one.kind == _FUNCTION and one.is_defined and one.size_bytes:
                 found[one.address] = one.address + one.size_bytes
     finally:
         os.close(fd)
@@ -73,7 +73,7 @@ def compare(path: Path, some: Iterable[tuple[int, int]]) -> Comparison:
         for begins, behind in some:
             count += 1
             try:
-                found = x86.exits(elf.at(fd, begins, behind - begins), begins)
+                found = x86.exits(elf.read_at(fd, begins, behind - begins), begins)
             except ValueError:
                 refused += 1
                 continue

@@ -80,9 +80,9 @@ def file_of(content: bytes) -> Generator[int]:
 def test_a_broken_file_is_read_or_refused(whole: bytes, some: list[tuple[str, float, bytes]], length: float) -> None:
     reads: list[Callable[[int], object]] = [
         elf.sections,
-        lambda fd: [*elf.named(fd)],
+        lambda fd: [*elf.symbol_entries(fd)],
         lambda fd: elf.symbols(fd, (b"outer", b"main")),
-        lambda fd: elf.at(fd, 0x1000, 64),
+        lambda fd: elf.read_at(fd, 0x1000, 64),
         lambda fd: cpython_layout.interpreter(fd, "/usr/bin/python3.13"),
         dwfl.has_unwind_table,
     ]
@@ -122,7 +122,7 @@ def test_rules_of_a_broken_file_are_valid(
             unwinding = Unwinding(binary)
             for offset in offsets:
                 rule = unwinding.rule(offset)
-                assert unwind_rules.read(unwind_rules.written(rule)) == rule
+                assert unwind_rules.parse(unwind_rules.serialize(rule)) == rule
         finally:
             binary.close()
 
@@ -130,8 +130,8 @@ def test_rules_of_a_broken_file_are_valid(
 @ANY
 @given(st.text(max_size=60) | st.lists(st.integers().map(str), max_size=30).map(" ".join))
 def test_any_reader_output_parses_to_a_rule_and_an_interpreter_or_none(output: str) -> None:
-    assert isinstance(unwind_rules.read(output), unwind_rules.Rule)
-    cpython_layout.read(output)
+    assert isinstance(unwind_rules.parse(output), unwind_rules.Rule)
+    cpython_layout.parse(output)
 
 
 @ANY
@@ -167,7 +167,7 @@ def test_unterminated_names_take_little_time_and_memory() -> None:
     with file_of(table_of_symbols(2_000, b"\0" + b"x" * (32 << 20))) as fd:
         tracemalloc.start()
         began_s = time.process_time()
-        assert [*itertools.islice(elf.named(fd), 1)] == []
+        assert [*itertools.islice(elf.symbol_entries(fd), 1)] == []
         took_s, peak_bytes = time.process_time() - began_s, tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert took_s < 2

@@ -578,20 +578,21 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_binarys_layout_is_validated() -> None:
-    assert cpython_layout.read(cpython_layout.written(KNOWN)) == KNOWN
+    assert cpython_layout.parse(cpython_layout.serialize(KNOWN)) == KNOWN
     for text in (
         "",
         "3",
         "3 12 x",
-        cpython_layout.written(KNOWN) + " 1",
-        cpython_layout.written(KNOWN).rpartition(" ")[0],
+        cpython_layout.serialize(KNOWN) + " 1",
+        cpython_layout.serialize(KNOWN).rpartition(" ")[0],
     ):
-        assert cpython_layout.read(text) is None
+        assert cpython_layout.parse(text) is None
     for change in ({"threads": 1 << 40}, {"line": -8}, {"frame_holder": 1 << 33}, {"code_mask": 1 << 65}):
         assert (
-            cpython_layout.read(cpython_layout.written(KNOWN._replace(layout=KNOWN.layout._replace(**change)))) is None
+            cpython_layout.parse(cpython_layout.serialize(KNOWN._replace(layout=KNOWN.layout._replace(**change))))
+            is None
         )
-    assert cpython_layout.read(cpython_layout.written(KNOWN._replace(runtime=1 << 50))) is None
+    assert cpython_layout.parse(cpython_layout.serialize(KNOWN._replace(runtime=1 << 50))) is None
     assert len(KNOWN.pack(BASE, 70_000)) == layout.PYTHON_LAYOUT.size
 
 

@@ -81,6 +81,6 @@ def name_in_map(pid: int, uid: int) -> str:
         os.chown(path, uid, uid)
         found = PerfMap(pid)
         found.read(READS)
-        return found.known(0x1008)
+        return found.lookup(0x1008)
     finally:
         path.unlink()

@@ -138,7 +138,7 @@ def test_endless_recursion_ends_after_127_frames() -> None:
 def test_a_return_address_outside_code_is_a_bad_pc_and_is_reported() -> None:
     walk = Made([0x1234], {0: pushed(8)}).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end) == ([0x10], END_BAD_PC)
-    assert walk.steps[-1] == (0x1233, unwind_rules.ended(END_BAD_PC))
+    assert walk.steps[-1] == (0x1233, unwind_rules.pack_end(END_BAD_PC))
 
 
 def test_an_interrupted_frame_is_at_its_exact_instruction_on_any_stack() -> None:
@@ -195,7 +195,7 @@ def test_unwinding_ends_whatever_is_on_the_stack(words: list[int], made_of: list
 def test_without_a_rule_unwinding_ends_unless_guessing_is_allowed() -> None:
     walk = Made([CODE + 0x1010]).walk(state(CODE + 0x10))
     assert (offsets(walk), walk.end, walk.unsure) == ([0x10], END_NO_UNWIND_INFO, False)
-    assert walk.steps == [(CODE + 0x10, unwind_rules.ended(END_NO_UNWIND_INFO))]
+    assert walk.steps == [(CODE + 0x10, unwind_rules.pack_end(END_NO_UNWIND_INFO))]
 
 
 def guessed(made: Made, pc: int = CODE + 0x10, bp: int = 1) -> tuple[UnwindResult, list[int]]:

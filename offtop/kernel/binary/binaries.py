@@ -25,7 +25,7 @@ from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NOT_CONFINE
 from offtop.printable import printable
 
 _MOST_OPEN = 16
-_LEFT_ALONE_S = 300.0
+_SKIP_S = 300.0
 _MOST_FAILURES = 4
 _FAILURES_S = 60.0
 _BEGIN_S = 15.0
@@ -59,7 +59,7 @@ class _Child(Sandbox):
 
     def take_debug_file(self, number: int, fd: int) -> None:
         """Send the file that a binary's debug link names. Raises OSError."""
-        self._send(reader.BESIDE, number, fds=[fd])
+        self._send(reader.DEBUG_FILE, number, fds=[fd])
 
     def close(self, number: int) -> None:
         """Have the child close a file, without blocking.
@@ -107,7 +107,7 @@ class Binaries:
         """Prepare to read files; the child is started when it is first needed.
 
         `answer_s`: a child that takes longer than this for an answer is killed. `nice`: the child's niceness.
-        `debug_directory`: see dwfl.look_in. `reads`: used to open files.
+        `debug_directory`: see dwfl.add_debug_directory. `reads`: used to open files.
         """
         self._reads = (reads or GuardedReads()).channel(_OPEN_S)
         self._answer_s, self._nice, self._debug_directory = answer_s, nice, debug_directory
@@ -145,7 +145,7 @@ class Binaries:
         child = self._child
         return (child is not None and child.is_asked) or self._reads.is_waiting
 
-    def is_left_alone(self, file: File) -> bool:
+    def is_skipped(self, file: File) -> bool:
         """Whether the file is skipped, because a child crashed on it or was too slow."""
         return file in self._skipped_until_s
 
@@ -161,15 +161,15 @@ class Binaries:
         return self._ask(reader.NAMES, file, offsets)
 
     def rules(self, file: File, offsets: Sequence[int]) -> list[str]:
-        """Return the unwind rule at each offset, as unwind_rules.read parses it.
+        """Return the unwind rule at each offset, as unwind_rules.parse parses it.
 
         The strings are empty if the file cannot be read.
         """
         return self._ask(reader.RULES, file, offsets)
 
-    def wanted(self, file: File) -> str:
-        """Return dwfl.Binary.wanted of the file, or an empty string if it cannot be read."""
-        return self._ask_once(reader.WANTED, file)
+    def build_id_to_fetch(self, file: File) -> str:
+        """Return dwfl.Binary.build_id_to_fetch of the file, or an empty string if it cannot be read."""
+        return self._ask_once(reader.BUILD_ID, file)
 
     def symbols(self, file: File) -> str:
         """Return the answer to reader.SYMBOLS, or an empty string if the file cannot be read."""
@@ -177,7 +177,7 @@ class Binaries:
 
     def python(self, file: File) -> Interpreter | None:
         """Return where CPython is in the file; None if it has none, or that is unknown."""
-        return cpython_layout.read(self._ask_once(reader.PYTHON, file))
+        return cpython_layout.parse(self._ask_once(reader.PYTHON, file))
 
     def start(self) -> _Child:
         """Return the child; start it if it is not running. Raises OSError if that fails."""
@@ -199,16 +199,16 @@ class Binaries:
             return []
 
     def close(self) -> None:
-        """Close all files. They are opened again when they are needed."""
+        """Close all files. They are reopened when needed."""
         while self._open:
             self._close(next(iter(self._open)))
 
     def close_reads(self) -> None:
-        """Give up the channel by which files are opened: no file is read from now on."""
+        """Stop opening files: no other file is read from now on."""
         self._reads.close()
 
     def end(self) -> None:
-        """End the child and close all files. It is started again when it is needed."""
+        """End the child and close all files. It is restarted when needed."""
         if self._child:
             self._child.end()
             self._child = None
@@ -260,7 +260,7 @@ class Binaries:
     def _skip(self, file: File) -> None:
         now_s = time.monotonic()
         self._skipped_until_s = {one: until_s for one, until_s in self._skipped_until_s.items() if until_s > now_s}
-        self._skipped_until_s[file] = now_s + _LEFT_ALONE_S
+        self._skipped_until_s[file] = now_s + _SKIP_S
         self._failures_s.append(now_s)
         self.failures += 1
         file.unreadable = TOO_SLOW
@@ -273,14 +273,14 @@ class Binaries:
         """
         try:
             self._close_if_changed(file)
-            if file.retired:
+            if file.is_overwritten:
                 return False
             if file in self._open:
                 self._open[file] = self._open.pop(file)  # move it to the end: the first ones are closed first
                 return True
             found = file.open(self._reads)
         except TimeoutError:
-            return self._hangs(file)
+            return self._skip_hung(file)
         if found is None:
             file.unreadable = UNREADABLE if Path(f"/proc/{file.mapping.pid}").exists() else FILE_GONE
             return False
@@ -291,10 +291,10 @@ class Binaries:
         answer, _, link = child.ask(1, reader.OPEN, number, os.fsencode(file.path), [found.fd])[0].partition(" ")
         if answer != reader.YES:
             file.unreadable = NO_ELF
-            self._open.pop(file)[1].let_go(self._reads)
+            self._open.pop(file)[1].release(self._reads)
             return False
         file.unreadable = ""
-        debug_file = self._beside(file, link) if link else None
+        debug_file = self._open_debug_file(file, link) if link else None
         if debug_file is not None:
             try:
                 child.take_debug_file(number, debug_file)
@@ -318,28 +318,28 @@ class Binaries:
             return
         if written_ns not in (None, file.written_ns):
             self._close(file)
-            file.retired = True
-        elif file.explained and self._debug_directory:
-            file.explained = False
+            file.is_overwritten = True
+        elif file.has_new_debug_file and self._debug_directory:
+            file.has_new_debug_file = False
             self._close(file)
 
-    def _beside(self, file: File, name: str) -> int | None:
+    def _open_debug_file(self, file: File, name: str) -> int | None:
         """Open the debug file called `name` next to a binary, or in .debug there, as libdw would.
 
         Returns a descriptor, or None. The child cannot open anything by path. The name comes from the untrusted binary,
-        so it is opened only if it is a regular file in that directory which everybody may read.
+        so it is opened only if it is a world-readable regular file in that directory.
         """
         if name != Path(name).name:
             return None
         directory = Path(file.path).parent
         for candidate in (directory / name, directory / ".debug" / name):
             with suppress(OSError):
-                return self._reads.open(file.device, str(candidate), function="opened_of_anybody")[1]
+                return self._reads.open(file.device, str(candidate), function="opened_world_readable")[1]
         return None
 
-    def _hangs(self, file: File) -> bool:
+    def _skip_hung(self, file: File) -> bool:
         """Skip a file whose file system hangs, without counting a failure of the child."""
-        self._skipped_until_s[file] = time.monotonic() + _LEFT_ALONE_S
+        self._skipped_until_s[file] = time.monotonic() + _SKIP_S
         file.unreadable = TOO_SLOW
         if file in self._open:
             self._close(file)
@@ -347,7 +347,7 @@ class Binaries:
 
     def _close(self, file: File) -> None:
         number, found = self._open.pop(file)
-        found.let_go(self._reads)
+        found.release(self._reads)
         if self._child:
             try:
                 self._child.close(number)

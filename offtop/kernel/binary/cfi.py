@@ -142,19 +142,19 @@ def _rule(frame: ct.c_void_p, machine: Machine, address: int) -> Rule:
     ip = dw.dwarf_frame_info(frame, None, None, ct.byref(signal))
     if ip < 0 or dw.dwarf_frame_cfa(frame, ct.byref(ops), ct.byref(count)) or not count.value:
         return NO_RULE
-    cfa = _worked_out(ops[: count.value], address)
+    cfa = _evaluate(ops[: count.value], address)
     sp = _register(frame, machine.sp, address)
     return Rule(
         cfa,
         _register(frame, ip, address),
-        _kept(frame, machine.bp, address),
-        tuple(_kept(frame, number, address) for number in machine.kept),
+        _callee_saved(frame, machine.bp, address),
+        tuple(_callee_saved(frame, number, address) for number in machine.kept),
         Value(CFA) if sp.base in (machine.sp, UNDEFINED) and not sp.is_at else sp,
         signal.value,
     )
 
 
-def _kept(frame: ct.c_void_p, number: int, address: int) -> Value:
+def _callee_saved(frame: ct.c_void_p, number: int, address: int) -> Value:
     """Return the value of a callee-saved register.
 
     It is unchanged if the binary does not mention it. libdw knows that itself, except for rbx.
@@ -172,18 +172,18 @@ def _register(frame: ct.c_void_p, number: int, address: int) -> Value:
         return Value(UNDEFINED) if ops else Value(number)
     last = ops[count.value - 1].atom
     if last == _STACK_VALUE:
-        return _worked_out(ops[: count.value - 1], address)
+        return _evaluate(ops[: count.value - 1], address)
     if count.value == 1 and last in _REGISTERS:
         return Value(last - _REGISTERS.start)
     if count.value == 1 and last == _REGX:
         return Value(ops[0].number)
-    place = _worked_out(ops[: count.value], address)
+    place = _evaluate(ops[: count.value], address)
     if place.is_at:
         raise _UnrepresentableError
     return Value(place.base, place.offset, True)
 
 
-def _worked_out(ops: Sequence[_Op], address: int) -> Value:
+def _evaluate(ops: Sequence[_Op], address: int) -> Value:
     """Evaluate an expression, as far as that is possible without the registers' values.
 
     At one address, a rule depends on one register, even if it computes with the address first (as in the PLT).
@@ -208,7 +208,7 @@ def _worked_out(ops: Sequence[_Op], address: int) -> Value:
             stack.append(stack.pop()._replace(is_at=True))
         elif len(stack) >= 2:
             right, left = stack.pop(), stack.pop()
-            stack.append(_sum(left, right) if atom == _PLUS else _Item(_CONSTANT, _computed(atom, left, right)))
+            stack.append(_sum(left, right) if atom == _PLUS else _Item(_CONSTANT, _compute(atom, left, right)))
         else:
             raise _UnrepresentableError
     if not stack or stack[-1].more or stack[-1].base == _CONSTANT:  # libdw pushes the CFA before a register rule
@@ -222,11 +222,11 @@ def _sum(left: _Item, right: _Item) -> _Item:
     if right.base != _CONSTANT:
         raise _UnrepresentableError
     if left.is_at:
-        return left._replace(more=_wrapped(left.more + right.offset))
-    return left._replace(offset=_wrapped(left.offset + right.offset))
+        return left._replace(more=_wrap(left.more + right.offset))
+    return left._replace(offset=_wrap(left.offset + right.offset))
 
 
-def _computed(atom: int, left: _Item, right: _Item) -> int:
+def _compute(atom: int, left: _Item, right: _Item) -> int:
     if (left.base, right.base) != (_CONSTANT, _CONSTANT):
         raise _UnrepresentableError
     a, b = left.offset, right.offset
@@ -246,10 +246,10 @@ def _computed(atom: int, left: _Item, right: _Item) -> int:
     }
     if atom not in results:
         raise _UnrepresentableError
-    return _wrapped(int(results[atom]))
+    return _wrap(int(results[atom]))
 
 
-def _wrapped(number: int) -> int:
+def _wrap(number: int) -> int:
     """Wrap a number to 64 bits, signed."""
     return _signed(number & (1 << 64) - 1)
 

@@ -1,9 +1,9 @@
 """Drops the privileges of a child process before it handles untrusted files or replies.
 
 The child becomes nobody, without capabilities and without a way to gain any. Landlock denies it the file system except
-a few directories, and seccomp refuses system calls that it does not need. Code that takes such a child over through a
-crafted file can compute and answer its parent, and little else. Everything that must be imported, loaded or opened has
-to be before that: afterwards no memory can be made executable and no library can be found.
+a few directories, and seccomp refuses system calls that it does not need. If a crafted file takes such a child over, it
+can compute and answer its parent, and little else. Everything must be imported, loaded or opened before that, because
+afterwards no memory can be made executable and no library can be found.
 """
 
 import ctypes as ct
@@ -67,7 +67,7 @@ _DANGEROUS = (
     "quotactl reboot request_key rt_sigqueueinfo rt_tgsigqueueinfo setns settimeofday swapoff swapon syslog tgkill "
     "tkill umount2 unshare userfaultfd vfork"
 )
-"""System calls that no child uses: one that makes them has been taken over, and is killed."""
+"""System calls that no child needs. A child that makes one has been taken over, so it is killed."""
 
 
 NOT_NOBODY = (
@@ -98,8 +98,8 @@ def confine(most_file_bytes: int, readable: Collection[str] = (), network: bool 
     """Drop all privileges that can be dropped; return the measures that failed, as texts.
 
     `most_file_bytes`: limit on the size of files that it writes. `readable`: directories whose files can still be
-    opened for reading. `network`: for the child that uses the network and therefore parses nothing. It keeps all that
-    the user nobody may do, except dangerous system calls and writing to files by name.
+    opened for reading. `network`: for the child that uses the network and therefore parses nothing. It may do what the
+    user nobody may, except for dangerous system calls and writing to files by name.
     Raises RefusedError if the process would stay root; it must exit then.
     """
     libc, filters = ct.CDLL(None, use_errno=True), _libseccomp()

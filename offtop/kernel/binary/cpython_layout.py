@@ -126,12 +126,12 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
         return None
     version = (0, 0)
     if _VERSION in found:
-        number = int.from_bytes(elf.at(fd, found[_VERSION].address, 4), "little")
+        number = int.from_bytes(elf.read_at(fd, found[_VERSION].address, 4), "little")
         version = number >> 24, number >> 16 & 0xFF
     elif match := _OF_NAME.search(path.rpartition("/")[2]):
         version = int(match[1]), int(match[2])
     runtime = found[_RUNTIME].address
-    known = LAYOUTS.get(version) or _published(version, elf.at(fd, runtime, _OFFSETS.size))
+    known = LAYOUTS.get(version) or _published(version, elf.read_at(fd, runtime, _OFFSETS.size))
     if known and not _HAS_FS_BASE:
         known = known._replace(thread_id=known.thread_id + 8) if version not in _WITHOUT_NATIVE_ID else None
     start = elf.offset_of(fd, found[_EVAL].address)
@@ -143,17 +143,17 @@ def interpreter(fd: int, path: str) -> Interpreter | None:
     )
 
 
-def written(found: Interpreter | None) -> str:
+def serialize(found: Interpreter | None) -> str:
     """Serialize an Interpreter for the parent; an empty string for None."""
     return "" if found is None else " ".join(map(str, (*found.version, *found[1:5], *found.layout)))
 
 
-def read(text: str) -> Interpreter | None:
-    """Parse the result of `written`, which is untrusted; None if it is invalid."""
+def parse(text: str) -> Interpreter | None:
+    """Parse the result of `serialize`, which is untrusted; None if it is invalid."""
     try:
         major, minor, *numbers = (int(word) for word in text.split())
         where, offsets = numbers[:4], numbers[4:]
-        found = Interpreter._make(((major, minor), *where, Layout(*offsets)))
+        found = Interpreter._make(((major, minor), *where, Layout._make(offsets)))
     except (ValueError, TypeError):
         return None
     plain = found.layout._replace(code_mask=0, frame_holder=0)

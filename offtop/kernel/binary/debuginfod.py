@@ -1,8 +1,8 @@
 """Debug files from debuginfod servers, fetched if the user asks for them.
 
 Nothing else in offtop uses the network. A thread has a child (fetch.py) fetch them one by one, into a temporary
-directory that is removed at exit. libdw finds them there by build ID. So the child that reads untrusted binaries has no
-network, and the one that has the network reads no binaries.
+directory that is removed at exit, where libdw finds them by build ID. The child that reads untrusted binaries has no
+network, and the child that has the network reads no binaries.
 """
 
 import os
@@ -21,7 +21,7 @@ from offtop.kernel.sandbox import Sandbox
 from offtop.worker import Rest, Worker
 
 FOUND, FAILED, UNKNOWN = "found", "failed", "unknown"
-"""Answers of the child: it got the file; a server could not be asked; no server has the file."""
+"""Answers of the child: it fetched the file; a server did not answer; no server has the file."""
 AUTO = "auto"
 """Stands for the servers that are configured on this machine."""
 _CONFIGURED = Path("/etc/debuginfod")

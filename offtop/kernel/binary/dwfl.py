@@ -122,7 +122,7 @@ def _callbacks() -> _Callbacks:
     return _Callbacks(*address, ct.addressof(_debug_directories))
 
 
-_beside: dict[int, int] = {}
+_debug_files: dict[int, int] = {}
 """libdwfl module → descriptor of the debug file next to the binary."""
 
 
@@ -137,22 +137,21 @@ def _find_debug_file(
     checksum: int,
     found_name: Any,
 ) -> int:
-    """Return a descriptor of the debug file that libdw finds, or of the one from the parent.
+    """Return a descriptor of the debug file that libdw finds, or of the one that the parent sent; -1 if there is none.
 
-    -1 if there is neither. The parent opens only the file next to the binary, not one that this file refers to in turn
-    (as dwz makes them).
+    The parent opens only the file next to the binary, not one that this file refers to in turn (as with dwz).
     """
     fd: int = library().dwfl_standard_find_debuginfo(
         module, user_data, module_name, base, file_name, link, checksum, found_name
     )
-    if fd >= 0 or link is None or module not in _beside or _checksum(_beside[module]) != checksum:
+    if fd >= 0 or link is None or module not in _debug_files or _checksum(_debug_files[module]) != checksum:
         return fd
     found_name[0] = _libc().strdup(link)
-    return os.dup(_beside[module])
+    return os.dup(_debug_files[module])
 
 
 def _checksum(fd: int) -> int:
-    """CRC-32 of a whole file, as .gnu_debuglink contains it."""
+    """Return the CRC-32 of a whole file, as in .gnu_debuglink."""
     found, at = 0, 0
     while part := os.pread(fd, _READ_BYTES, at):
         found, at = zlib.crc32(part, found), at + len(part)
@@ -167,17 +166,14 @@ def _libc() -> ct.CDLL:
     return libc
 
 
-def look_in(directory: str) -> None:
-    """Look for separate debug files also in `.build-id` of this directory.
-
-    Empty: no other directory.
-    """
+def add_debug_directory(directory: str) -> None:
+    """Also search `.build-id` in this directory for separate debug files. Does nothing if it is empty."""
     if directory:
         _debug_directories.value = os.fsencode(f":.debug:{_INSTALLED}:{directory}")
 
 
 def debug_directories() -> list[str]:
-    """Directories in which separate debug files are looked for, except the binary's own."""
+    """Return the directories that are searched for separate debug files, except the binary's own."""
     return [directory for directory in os.fsdecode(_debug_directories.value or b"").split(":") if "/" in directory]
 
 
@@ -222,11 +218,11 @@ class Binary:
     def take_debug_file(self, fd: int) -> None:
         """Take over the debug file next to the binary, and use it if its checksum matches."""
         self._close_debug_file()
-        _beside[self.module] = fd
+        _debug_files[self.module] = fd
 
     def _close_debug_file(self) -> None:
-        if self.module in _beside:
-            os.close(_beside.pop(self.module))
+        if self.module in _debug_files:
+            os.close(_debug_files.pop(self.module))
 
     def close(self) -> None:
         """Idempotent."""
@@ -268,7 +264,7 @@ class Binary:
             self._inlined = inlines.Inlined(self._dw, self.module)
         return self._inlined.names(address)
 
-    def wanted(self) -> str:
+    def build_id_to_fetch(self) -> str:
         """Return the build ID, in hex, for fetching a debug file.
 
         Empty if there is debug information already.
@@ -295,9 +291,9 @@ class Binary:
         return None
 
     def python(self) -> str:
-        """Return cpython_layout.written for the binary."""
+        """Return cpython_layout.serialize for the binary."""
         with suppress(ValueError, struct.error):
-            return cpython_layout.written(cpython_layout.interpreter(self._fd, self._path))
+            return cpython_layout.serialize(cpython_layout.interpreter(self._fd, self._path))
         return ""
 
     def code(self, offset: int, size_bytes: int) -> bytes:

@@ -32,7 +32,7 @@ class Symbol(NamedTuple):
     size_bytes: int
 
 
-class Named(NamedTuple):
+class SymbolEntry(NamedTuple):
     """An entry of a symbol table, with its name."""
 
     name: bytes
@@ -41,7 +41,7 @@ class Named(NamedTuple):
     address: int
     """ELF virtual address."""
     size_bytes: int
-    is_here: bool
+    is_defined: bool
     """Whether this file defines it; otherwise it is imported."""
 
 
@@ -83,7 +83,7 @@ def symbols(fd: int, names: Collection[bytes]) -> dict[bytes, Symbol]:
     return found
 
 
-def named(fd: int) -> Iterator[Named]:
+def symbol_entries(fd: int) -> Iterator[SymbolEntry]:
     """Iterate over all symbols that have a name. Raises ValueError or struct.error."""
     _, every = sections(fd)
     for table, text in _TABLES:
@@ -94,7 +94,7 @@ def named(fd: int) -> Iterator[Named]:
         for name_at, info, _, section, address, size_bytes in _SYMBOL.iter_unpack(rows):
             # The search is bounded: without a terminator each symbol's name would be the whole rest of the table.
             if name_at and (end := strings.find(b"\0", name_at, name_at + _LONGEST_NAME)) > name_at:
-                yield Named(strings[name_at:end], info & 0xF, address, size_bytes, bool(section))
+                yield SymbolEntry(strings[name_at:end], info & 0xF, address, size_bytes, bool(section))
 
 
 def offset_of(fd: int, address: int) -> int | None:
@@ -102,13 +102,13 @@ def offset_of(fd: int, address: int) -> int | None:
 
     Raises ValueError or struct.error.
     """
-    for _, _, offset, start, _, in_file, _, _ in _loaded(fd):
+    for _, _, offset, start, _, in_file, _, _ in _load_segments(fd):
         if start <= address < start + in_file:
             return min(offset + address - start, 1 << 62)
     return None
 
 
-def at(fd: int, address: int, size_bytes: int) -> bytes:
+def read_at(fd: int, address: int, size_bytes: int) -> bytes:
     """Read the file at a virtual address; empty if it is not in the file.
 
     Raises ValueError or struct.error.
@@ -117,7 +117,7 @@ def at(fd: int, address: int, size_bytes: int) -> bytes:
     return b"" if offset is None else os.pread(fd, size_bytes, offset)
 
 
-def _loaded(fd: int) -> list[tuple[int, ...]]:
+def _load_segments(fd: int) -> list[tuple[int, ...]]:
     head = os.pread(fd, 64, 0)
     (where,), (each_bytes, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
     if each_bytes != _SEGMENT.size or where >= 1 << 62:

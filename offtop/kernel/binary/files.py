@@ -27,8 +27,8 @@ _STATS_AT_ONCE = 500
 """Paths in one request to the read child, whose requests have at most 64 KB."""
 _MOST_MOUNTS_BYTES = 1 << 24
 _MOST_BYTES = 1 << 32
-"""No program is larger than this. A larger file was crafted to keep offtop busy, and is not opened."""
-_MOMENT_NS = 50_000_000
+"""Files larger than this are not opened: no program is, so they were crafted to keep offtop busy."""
+_MTIME_VALID_NS = 50_000_000
 """How long an mtime counts as current: processes seen in one tick share libraries, so one check of each is enough."""
 _LOCAL = frozenset({"bcachefs", "btrfs", "ecryptfs", "overlay", "ramfs", "tmpfs", "zfs"})
 """File systems without a block device for which stat() does not depend on a network."""
@@ -71,15 +71,15 @@ class File:
 
     __slots__ = (
         "checked_ns",
+        "debug_file_requested",
         "device",
-        "explained",
+        "has_new_debug_file",
         "inode",
+        "is_overwritten",
         "label",
         "mapping",
         "names",
         "path",
-        "retired",
-        "searched",
         "symbols",
         "unreadable",
         "written_ns",
@@ -101,17 +101,17 @@ class File:
         """When written_ns was last compared, on CLOCK_MONOTONIC."""
         self.names: dict[int, str] = {}
         """Offset → symbol, or an empty string if it is known to have none."""
-        self.searched = False
+        self.debug_file_requested = False
         """Whether a debug file has been requested for it."""
         self.symbols = ""
         """The answer to reader.SYMBOLS, or empty if it has not been requested."""
-        self.explained = False
-        """Its debug file has arrived, so it must be reopened."""
+        self.has_new_debug_file = False
+        """Whether its debug file has arrived, so that it must be reopened."""
         self.unreadable = ""
-        """Why it could not be read: one of stackproblems.REASONS, or empty if it could or nobody has tried. Opening it
+        """Why it could not be read: one of stack_problems.REASONS; empty if it was read, or not tried yet. Opening it
         through another process's mapping may still work."""
-        self.retired = False
-        """Its content was overwritten: names found before stay, but no more can be looked up."""
+        self.is_overwritten = False
+        """Whether its content was overwritten: names found before stay, but no more can be looked up."""
 
     def forget_nameless(self) -> None:
         """Forget which offsets have no name, so that they are looked up again."""
@@ -141,7 +141,7 @@ class File:
             if self._is_this(*status):
                 return found
             os.close(fd)
-            found.let_go(reads)
+            found.release(reads)
         if hung:
             raise TimeoutError
         return None
@@ -154,15 +154,15 @@ class File:
         if (os.major(device), os.minor(device)) != (major, minor) and (major or os.major(device)):
             return False
         self.written_ns = self.written_ns or written_ns
-        self.retired = self.written_ns != written_ns
-        return not self.retired
+        self.is_overwritten = self.written_ns != written_ns
+        return not self.is_overwritten
 
 
 class OpenedFile(NamedTuple):
     """A file that the read child has opened and keeps open, too."""
 
     fd: int
-    """Pass it on and close it at once: closing it later may hang, and so may exiting while it is open."""
+    """Pass it on and close it at once: closing it later may hang, and so may exiting with it open."""
     device: str = ""
     kept: tuple[int, int] | None = None
     """The read child's handle of it; None for a file in memory, which never changes."""
@@ -172,12 +172,12 @@ class OpenedFile(NamedTuple):
 
         Raises OSError, and TimeoutError if it was not read in time.
         """
-        return None if self.kept is None else reads.ask(self.device, "kept_was_written_ns", *self.kept)
+        return None if self.kept is None else reads.ask(self.device, "mtime_of_kept_ns", *self.kept)
 
-    def let_go(self, reads: Channel) -> None:
+    def release(self, reads: Channel) -> None:
         """Have the read child close it."""
         if self.kept is not None:
-            reads.post("let_go", *self.kept)
+            reads.post("release", *self.kept)
 
 
 class Vdso(File):
@@ -224,7 +224,7 @@ class Files:
         """Least recently seen first."""
         self._next_number: dict[str, int] = {}
         """Label without number → number of the next file of that path."""
-        self._answers_stat: dict[str, bool] = {}
+        self._has_quick_stat: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def get(self, label: str) -> File | None:
@@ -241,7 +241,7 @@ class Files:
 
     def _is_unchecked(self, mapped: MappedFile, now_ns: int) -> bool:
         file = self._by_identity.get(mapped.identity)
-        return file is None or now_ns - file.checked_ns > _MOMENT_NS
+        return file is None or now_ns - file.checked_ns > _MTIME_VALID_NS
 
     def _seen(self, mapped: MappedFile, written_ns: int | None) -> File:
         """Return the file, with its mapping and mtime updated; create it if it is new.
@@ -252,7 +252,7 @@ class Files:
         file = self._by_identity.get(mapped.identity)
         if file is None or written_ns is not None:
             written_ns = written_ns or 0
-            if file is None or file.retired or (written_ns and file.written_ns not in (0, written_ns)):
+            if file is None or file.is_overwritten or (written_ns and file.written_ns not in (0, written_ns)):
                 file = File(self._new_label(path), path, device, inode, mapping, written_ns)
                 self._make_room()
                 self._by_label[file.label] = self._by_identity[mapped.identity] = file
@@ -303,10 +303,10 @@ class Files:
         found = dict.fromkeys(files, 0)
         for device, those in of_devices.items():
             pid = those[0].mapping.pid
-            # stat() may wait for the process's mmap_lock as well as for the file system: two processes that hang tell.
+            # stat() may wait for the process's mmap_lock or for the file system: if two processes hang, for the latter.
             if sum(isinstance(one, tuple) and one[1:] == (device,) for one in reads.hung) > 1:
                 continue
-            if self._answers(device, pid, reads):
+            if self._can_stat(device, pid, reads):
                 with suppress(OSError):
                     for at in range(0, len(those), _STATS_AT_ONCE):
                         part = those[at : at + _STATS_AT_ONCE]
@@ -314,22 +314,19 @@ class Files:
                         found.update(zip(part, mtimes, strict=True))
         return found
 
-    def _answers(self, device: str, pid: int, reads: Channel) -> bool:
+    def _can_stat(self, device: str, pid: int, reads: Channel) -> bool:
         """Whether stat() of files on that device should return at once."""
-        known = self._answers_stat.get(device)
+        known = self._has_quick_stat.get(device)
         if known is None:
             try:
-                known = self._answers_stat[device] = _is_local(device, pid, reads)
+                known = self._has_quick_stat[device] = _is_local(device, pid, reads)
             except OSError:
                 return False
         return known
 
 
 def _remap(file: File, mapping: Mapping) -> None:
-    """Record where a file was seen last.
-
-    If it could not be opened elsewhere, it may be possible there.
-    """
+    """Record the mapping in which a file was seen last, and try again to read it there if that failed before."""
     if file.mapping != mapping:
         file.mapping = mapping
         if file.unreadable:

@@ -8,8 +8,8 @@ No uretprobe is used (bpf/within.c explains why), so every instruction that may 
 returns, and the returns of functions that it tail-calls. A jump into another file, or through a pointer, counts as the
 end of the function.
 
-The binary is untrusted, so a child process reads it as the user nobody, and only that one binary: the most that it can
-lie about is where its own functions are.
+The binary is untrusted, so a child process reads it as the user nobody. The child reads only that binary, so a crafted
+one can give wrong addresses for its own functions at most.
 """
 
 import difflib
@@ -73,7 +73,7 @@ class Function(NamedTuple):
     name: str
     """The functions that match the requested name: copies are included."""
     begins: tuple[int, ...]
-    """Where it is entered: more than one offset if there are copies of it."""
+    """Where it is entered: several offsets if there are copies of it."""
     ends: tuple[int, ...]
     """Instructions that may leave it."""
     elsewhere: int
@@ -82,14 +82,14 @@ class Function(NamedTuple):
     """The measures that failed to confine the process that read the file."""
 
 
-class NotThereError(UsageError):
+class NoSuchFunctionError(UsageError):
     """The file has no such function, but another file may have it."""
 
 
 def find(fd: int, path: str, name: str) -> Function:
     """Find the function called `name` in an open file.
 
-    Raises NotThereError if there is none, and UsageError with the reason if it cannot be watched.
+    Raises NoSuchFunctionError if there is none, and UsageError with the reason if it cannot be watched.
     """
     capstone = importlib.util.find_spec("capstone")
     assert capstone and capstone.origin, "a dependency"
@@ -104,7 +104,7 @@ def find(fd: int, path: str, name: str) -> Function:
         reply = json.loads(answer)
         if reply["why"]:
             why = printable(str(reply["why"])[:_LONGEST_WHY])
-            raise UsageError(why) if reply["is_there"] else NotThereError(why)
+            raise UsageError(why) if reply["is_there"] else NoSuchFunctionError(why)
         size_bytes = os.fstat(fd).st_size
         begins, ends = (tuple(int(offset) for offset in reply[key]) for key in ("begins", "ends"))
         if not all(0 <= offset < size_bytes for offset in (*begins, *ends)) or len(begins + ends) > _MOST_ENDS:
@@ -135,7 +135,7 @@ def main() -> None:
         found = _Binary(fd, path).function(name)
         reply |= {"name": short(found.name), "begins": found.begins, "ends": found.ends, "elsewhere": found.elsewhere}
     except UsageError as error:
-        reply |= {"why": str(error)[:_LONGEST_WHY], "is_there": not isinstance(error, NotThereError)}
+        reply |= {"why": str(error)[:_LONGEST_WHY], "is_there": not isinstance(error, NoSuchFunctionError)}
     send(parent, json.dumps(reply))
 
 
@@ -162,7 +162,7 @@ class _Binary:
             )
 
     @functools.cached_property
-    def symbols(self) -> Sequence[elf.Named]:
+    def symbols(self) -> Sequence[elf.SymbolEntry]:
         """All symbols, including those of its debug file."""
         found = _symbols_of(self.fd)
         if small := self._small_table():
@@ -207,7 +207,7 @@ class _Binary:
         if found := self._unwound(address):
             return found
         for one in self.symbols:
-            if one.kind == _FUNCTION and one.is_here and one.address <= address < one.address + one.size_bytes:
+            if one.kind == _FUNCTION and one.is_defined and one.address <= address < one.address + one.size_bytes:
                 return one.address, one.address + one.size_bytes
         return None
 
@@ -225,7 +225,7 @@ class _Binary:
             return None
         begins, entry = (at + section.address for at in _ROW.unpack_from(table, 12 + (low - 1) * _ROW.size))
         with suppress(struct.error, ValueError, OSError):
-            relative, size_bytes = struct.unpack("<iI", elf.at(self.fd, entry + 8, 8))
+            relative, size_bytes = struct.unpack("<iI", elf.read_at(self.fd, entry + 8, 8))
             if entry + 8 + relative == begins and begins <= address < begins + size_bytes:
                 return begins, begins + size_bytes
         return None
@@ -238,21 +238,21 @@ class _Binary:
     def function(self, name: str) -> Function:
         """Find the function called `name`.
 
-        Raises NotThereError if there is none, and UsageError if there is more than one or it cannot be watched.
+        Raises NoSuchFunctionError if there is none, and UsageError if there is more than one or it cannot be watched.
         """
-        at: dict[int, elf.Named] = {}
-        for one in _called(name, [one for one in self.symbols if one.is_here]):
+        at: dict[int, elf.SymbolEntry] = {}
+        for one in _symbols_called(name, [one for one in self.symbols if one.is_defined]):
             at.setdefault(one.address, one)
         found = sorted(at.values(), key=_is_copy)
         if not found:
-            raise self._not_there(name)
+            raise self._no_such_function(name)
         if any(one.kind == _IFUNC for one in found):
             raise UsageError(
                 f"--within: {short(name)} of {self.shown} was bound to an implementation at program start (IFUNC). "
                 "Name that, as __memcpy_avx_unaligned_erms"
             )
         if len({_stem(one) for one in found}) > 1 or sum(not _is_copy(one) for one in found) > 1:
-            raise self._too_many(name, found)
+            raise self._ambiguous(name, found)
         if found[0].kind in _NO_CODE:
             raise UsageError(f"--within: {short(name)} of {self.shown} is data, not a function. Name a function")
         if _COLD.search(_suffix(found[0])):
@@ -260,10 +260,12 @@ class _Binary:
                 f"--within: {short(name)} of {self.shown} is code that a function jumps to, not a function. Name "
                 f"{short(demangled(os.fsdecode(_stem(found[0]))))}"
             )
-        begins, ends, elsewhere = self._ways_out(found, name)
+        begins, ends, elsewhere = self._find_entries_and_exits(found, name)
         return Function(self.fd, self.shown, ", ".join(map(_demangled_name, found)), begins, ends, elsewhere)
 
-    def _ways_out(self, ones: Sequence[elf.Named], name: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    def _find_entries_and_exits(
+        self, ones: Sequence[elf.SymbolEntry], name: str
+    ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         """Return begins, ends and elsewhere (see Function) of a function and its copies.
 
         Raises UsageError.
@@ -282,16 +284,16 @@ class _Binary:
         first = {begins for begins, _ in own}
         ends: set[int] = set()
         elsewhere: set[int] = set()
-        unseen = 0
-        """Conditional jumps: a probe on one cannot tell whether it is taken, and one on its target would also fire for
-        other callers."""
+        unwatched = 0
+        """Conditional jumps out of it: a probe on one cannot tell whether it is taken, and one on its target would also
+        fire for other callers."""
         starts: set[int] = set()
         targets: set[int] = set()
         followed, left = {*own}, [*own]
         while left:
             begins, behind = function = left.pop()
             try:
-                found = x86.exits(elf.at(self.fd, begins, behind - begins), begins)
+                found = x86.exits(elf.read_at(self.fd, begins, behind - begins), begins)
             except (ValueError, struct.error):
                 raise self._unreadable(name) from None
             starts |= found.starts
@@ -312,7 +314,7 @@ class _Binary:
                 elif jump.always:
                     elsewhere.add(jump.at)
                 else:
-                    unseen += 1
+                    unwatched += 1
         if any(begins <= to < behind and to not in starts for to in targets for begins, behind in followed):
             raise self._unreadable(name)  # a jump from one part to another leads into the middle of an instruction
         if first & (ends | elsewhere):
@@ -329,7 +331,7 @@ class _Binary:
         if len(begins_at) < len(first):
             raise UsageError(f"--within: the code of {short(name)} is not in {self.shown}. Name another function")
         ends_at = sorted(offset for offset in at.values() if offset is not None)
-        return tuple(sorted(begins_at)), tuple(ends_at), len(elsewhere) + unseen
+        return tuple(sorted(begins_at)), tuple(ends_at), len(elsewhere) + unwatched
 
     def _unreadable(self, name: str) -> UsageError:
         return UsageError(
@@ -337,23 +339,23 @@ class _Binary:
             "are unknown. Name what calls it"
         )
 
-    def _is_piece(self, address: int, ones: Sequence[elf.Named]) -> bool:
+    def _is_piece(self, address: int, ones: Sequence[elf.SymbolEntry]) -> bool:
         """Whether a part (.cold, .part) of one of these functions is at this address."""
         whole = [one.name.split(b".cold")[0].split(b".part.")[0] for one in ones]
         parts = tuple(name + word for name in whole for word in (b".cold", b".part."))
         return any(one.address == address and one.name.startswith(parts) for one in self.symbols)
 
-    def _not_there(self, name: str) -> NotThereError:
-        elsewhere = any(one.name == os.fsencode(name) for one in self.symbols if not one.is_here)
+    def _no_such_function(self, name: str) -> NoSuchFunctionError:
+        elsewhere = any(one.name == os.fsencode(name) for one in self.symbols if not one.is_defined)
         if elsewhere:
-            return NotThereError(
+            return NoSuchFunctionError(
                 f"--within: {self.shown} imports {short(name)} from a library. Name that, as libc.so.6:{short(name)}"
             )
-        functions = [one for one in self.symbols if one.kind == _FUNCTION and one.is_here]
-        if pieces := _called(name, functions, are_pieces=True):
+        functions = [one for one in self.symbols if one.kind == _FUNCTION and one.is_defined]
+        if pieces := _symbols_called(name, functions, are_pieces=True):
             parts = sorted({short(_demangled_name(one)) for one in pieces if not _COLD.search(_suffix(one))})
             left = f", except {', '.join(parts[:_MOST_NAMED])}. Name that, or" if parts else ". Name"
-            return NotThereError(
+            return NoSuchFunctionError(
                 f"--within: {self.shown} has no separate {short(name)}: the compiler inlined it into the functions "
                 f"that call it{left} one of those"
             )
@@ -363,9 +365,9 @@ class _Binary:
             remedy += " It is stripped: for more, install its debug symbols (a -dbgsym, -dbg or -debuginfo package)"
         elif not near:
             remedy += f" List them with: nm -C {self.shown}"
-        return NotThereError(f"--within: {self.shown} has no function {short(name)}.{remedy}")
+        return NoSuchFunctionError(f"--within: {self.shown} has no function {short(name)}.{remedy}")
 
-    def _too_many(self, name: str, found: Sequence[elf.Named]) -> UsageError:
+    def _ambiguous(self, name: str, found: Sequence[elf.SymbolEntry]) -> UsageError:
         each = {one.address: one for one in found}
         listed = [f"{short(_demangled_name(one))} ({one.address:#x})" for one in [*each.values()][:_MOST_NAMED]]
         more = f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
@@ -375,13 +377,13 @@ class _Binary:
         )
 
 
-def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -> list[elf.Named]:
+def _symbols_called(name: str, symbols: Sequence[elf.SymbolEntry], are_pieces: bool = False) -> list[elf.SymbolEntry]:
     """Return the symbols that `name` refers to.
 
-    The first of these that matches anything counts: the address, or the linker name with its suffix; the linker name
+    These are tried in order until one matches: the address, or the linker name with its suffix; the linker name
     without suffixes, or the full demangled name; the demangled name without arguments; that name without namespaces and
-    template arguments. With `are_pieces`, only parts (.cold, .part) of such a function; otherwise none, unless `name`
-    has their suffix.
+    template arguments. `are_pieces`: return only parts (.cold, .part) of such a function. Otherwise parts are returned
+    only if `name` has their suffix.
     """
     raw = os.fsencode(name)
     if not are_pieces:
@@ -391,7 +393,7 @@ def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -
         if exact:
             return exact
     last = re.search(r"(\w+)$", _plain(name))
-    levels: tuple[list[elf.Named], list[elf.Named], list[elf.Named]] = ([], [], [])
+    levels: tuple[list[elf.SymbolEntry], list[elf.SymbolEntry], list[elf.SymbolEntry]] = ([], [], [])
     for one in symbols:
         if one.name == raw:
             levels[0].append(one)
@@ -411,22 +413,22 @@ def _called(name: str, symbols: Sequence[elf.Named], are_pieces: bool = False) -
     return next((level for level in levels if level), levels[0])
 
 
-def _suffix(one: elf.Named) -> bytes:
+def _suffix(one: elf.SymbolEntry) -> bytes:
     """Return what a compiler or linker appended to the name; empty if nothing."""
     found = _SUFFIXES.search(one.name)
     return found[0] if found else b""
 
 
-def _stem(one: elf.Named) -> bytes:
+def _stem(one: elf.SymbolEntry) -> bytes:
     """Return the name without that suffix."""
     return one.name.removesuffix(_suffix(one))
 
 
-def _is_copy(one: elf.Named) -> bool:
+def _is_copy(one: elf.SymbolEntry) -> bool:
     return bool(_COPY.search(_suffix(one)))
 
 
-def _demangled_name(one: elf.Named) -> str:
+def _demangled_name(one: elf.SymbolEntry) -> str:
     return demangled(os.fsdecode(one.name))
 
 
@@ -453,7 +455,7 @@ def _plain(called: str) -> str:
     return re.sub(r"<.*>$", "", bare) if "operator" not in bare else bare
 
 
-def _near(name: str, functions: Sequence[elf.Named]) -> list[str]:
+def _near(name: str, functions: Sequence[elf.SymbolEntry]) -> list[str]:
     """Return similar names."""
     words = [word[:3].lower().encode() for word in re.findall(r"[A-Za-z][a-z0-9]{2,}|[A-Z]{3,}", name)]
     some = [one for one in functions if any(word in one.name.lower() for word in words)][:_MOST_COMPARED]
@@ -461,9 +463,9 @@ def _near(name: str, functions: Sequence[elf.Named]) -> list[str]:
     return [short(one) for one in difflib.get_close_matches(name, known, _MOST_NEAR)]
 
 
-def _symbols_of(fd: int) -> list[elf.Named]:
+def _symbols_of(fd: int) -> list[elf.SymbolEntry]:
     try:
-        return [*elf.named(fd)]
+        return [*elf.symbol_entries(fd)]
     except (ValueError, struct.error, OSError):
         return []
 

@@ -37,7 +37,7 @@ _PATIENCE_S = 0.02
 _ANSWER_S = 2.0
 """Deadline for reading a map."""
 _LOOK_BACK = 16
-"""How many entries before an address are tried: code is replaced, so old entries overlap new ones."""
+"""How many entries before an address are checked, because JITs reuse memory and old entries overlap new ones."""
 
 
 class _Entries(NamedTuple):
@@ -84,7 +84,7 @@ class PerfMap:
         elif is_new:
             self._entries = known
 
-    def known(self, address: int) -> str:
+    def lookup(self, address: int) -> str:
         """Return the name of the code at `address`, or an empty string.
 
         If several entries cover it, the newest one counts.
@@ -111,7 +111,7 @@ class PerfMaps:
     def __init__(self, reads: GuardedReads) -> None:
         self._reads = reads.channel(_ANSWER_S)
         self._maps = WeakValueDictionary[tuple[int, tuple[bytes, ...]], PerfMap]()
-        self._asked: dict[PerfMap, None] = {}
+        self._queue: dict[PerfMap, None] = {}
         """Maps to be read, in this order."""
         self._left_s, self._filled_s = _SAVED_S, time.monotonic()
         self._worker = Worker("offtop-perfmaps", self._run)
@@ -130,27 +130,27 @@ class PerfMaps:
     def name(self, one: PerfMap, address: int) -> str:
         """Return the name of the code at `address`, or an empty string.
 
-        In that case the map is read again soon. Waits up to 20 ms for a map that has never been read.
+        If there is none, the map is queued to be read again. Waits up to 20 ms for a map that has never been read.
         """
-        if name := one.known(address):
+        if name := one.lookup(address):
             return name
         self.refresh(one)
         if one.is_read:
             return ""
         with self._worker.changed:
             # Do not wait if other maps are queued, so that a tick loses no more than 20 ms.
-            if [*self._asked] == [one] and self._left_s > 0:
+            if [*self._queue] == [one] and self._left_s > 0:
                 self._worker.changed.wait_for(lambda: one.is_read, _PATIENCE_S)
-        return one.known(address)
+        return one.lookup(address)
 
     def refresh(self, one: PerfMap) -> None:
         """Queue a map to be read again."""
         with self._worker.changed:
-            self._asked[one] = None
+            self._queue[one] = None
             self._worker.wake()
 
     def close(self) -> None:
-        """Tell the thread to end, without waiting for it. Idempotent."""
+        """Stop the thread, without waiting for it. Idempotent."""
         self._worker.close()
 
     def _run(self, worker: Worker) -> None:
@@ -160,13 +160,13 @@ class PerfMaps:
                 one.read(self._reads)
             with worker.changed:
                 self._left_s -= time.thread_time() - began_s
-                self._asked.pop(one)
+                self._queue.pop(one)
                 one.is_read = True
 
     def _next(self) -> PerfMap | Rest:
-        if self._asked and self._fill() > 0:
-            return next(iter(self._asked))
-        return Rest(-self._left_s / _SHARE if self._asked else None)
+        if self._queue and self._fill() > 0:
+            return next(iter(self._queue))
+        return Rest(-self._left_s / _SHARE if self._queue else None)
 
     def _fill(self) -> float:
         """Refill the CPU budget, and return the seconds that are left."""

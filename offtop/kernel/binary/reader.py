@@ -1,8 +1,8 @@
 """The symbol reader: a child process that reads untrusted binaries, as the user nobody.
 
-libdw maps files, so a file that is truncated meanwhile kills the process that reads it, and a binary may be crafted to
-take that process over. The reader has no secrets and no descriptors except those of such binaries, and is confined
-(confinement.py). It answers one request at a time, and exits when the socket is closed.
+libdw maps files, so truncating a file kills the process that reads it, and a crafted binary may take that process over.
+Therefore the reader has no secrets and no descriptors but those of such binaries, and is confined (confinement.py). It
+answers one request at a time, and exits when the socket is closed.
 """
 
 import ctypes as ct
@@ -23,20 +23,20 @@ kind:"""
 OPEN = b"o"
 """Open a file. Payload: its path, with the descriptor attached. Reply: empty if it cannot be read; otherwise YES,
 followed by a space and the name of the file with its symbols, if it names one (.gnu_debuglink)."""
-BESIDE = b"b"
-"""Attaches the descriptor of the file with that name next to the binary. No reply."""
+DEBUG_FILE = b"b"
+"""Pass the file with that name, which is next to the binary, as a descriptor. No reply."""
 CLOSE = b"c"
 """Close a file. No payload, no reply."""
-WANTED = b"w"
+BUILD_ID = b"w"
 """No payload. Reply: the build ID, in hex, if the file has no debug information but could have some elsewhere."""
 NAMES = b"n"
 """Payload: 8-byte offsets. Replies: a name for each (model.stack.one_name), or an empty string."""
 RULES = b"r"
-"""Payload: 8-byte offsets. Replies: the unwind rule of each (unwind_rules.written)."""
+"""Payload: 8-byte offsets. Replies: the unwind rule of each (unwind_rules.serialize)."""
 SYMBOLS = b"s"
 """No payload. Reply: YES if there is a complete symbol table, NO if there is none, empty if that is unknown."""
 PYTHON = b"p"
-"""No payload. Reply: where CPython is in the file (cpython_layout.written), or empty if it has none."""
+"""No payload. Reply: where CPython is in the file (cpython_layout.serialize), or empty if it has none."""
 YES, NO = "yes", "no"
 
 _LONGEST_REQUEST = 1 << 16
@@ -59,7 +59,7 @@ def main() -> None:
         dwfl.library()
         cfi.library()
         demangled("_Z1fv")
-        dwfl.look_in(sys.argv[-2])
+        dwfl.add_debug_directory(sys.argv[-2])
         ct.CDLL(None).unshare(_NO_NETWORK)  # fails without CAP_SYS_ADMIN
         os.nice(int(sys.argv[-3]))
         confine_and_report(parent, most_file_bytes=0, readable=dwfl.debug_directories())
@@ -87,18 +87,18 @@ def _answers(binaries: dict[int, tuple[dwfl.Binary, Unwinding]], request: bytes,
         binaries.pop(number)[0].close()
         return []
     binary, unwinding = binaries[number]
-    if kind == BESIDE:
+    if kind == DEBUG_FILE:
         binary.take_debug_file(fds[0])
         return []
-    if kind == WANTED:
-        return [binary.wanted()]
+    if kind == BUILD_ID:
+        return [binary.build_id_to_fetch()]
     if kind == SYMBOLS:
         return [{True: YES, False: NO, None: ""}[binary.has_symbols()]]
     if kind == PYTHON:
         return [binary.python()]
     offsets = [offset for (offset,) in struct.iter_unpack("=Q", rest)]
     if kind == RULES:
-        return [unwind_rules.written(unwinding.rule(offset)) for offset in offsets]
+        return [unwind_rules.serialize(unwinding.rule(offset)) for offset in offsets]
     return [_name(binary, offset) for offset in offsets]
 
 

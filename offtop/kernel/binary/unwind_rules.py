@@ -73,14 +73,14 @@ NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
 """The binary has no rule for that address."""
 
 
-def written(rule: Rule) -> str:
+def serialize(rule: Rule) -> str:
     """Serialize a rule for the reader's reply."""
     values = (rule.cfa, rule.ip, rule.bp, rule.sp, *rule.kept)
     return f"{rule.is_signal:d} " + " ".join(f"{one.base},{one.offset},{one.is_at:d}" for one in values)
 
 
-def read(text: str) -> Rule:
-    """Parse the result of `written`; NO_RULE if it is invalid.
+def parse(text: str) -> Rule:
+    """Parse the result of `serialize`; NO_RULE if it is invalid.
 
     It is untrusted, so it consists of numbers only.
     """
@@ -100,11 +100,11 @@ def _value(word: str) -> Value:
     return Value(base, offset, bool(is_at))
 
 
-def packed(rule: Rule, machine: Machine) -> bytes:
+def pack(rule: Rule, machine: Machine) -> bytes:
     """Pack a rule as `struct rule` of bpf/offcpu.h, or as CFA_UNSUPPORTED if that cannot represent it."""
     cfa = rule.cfa
     if rule.ip.base == UNDEFINED:
-        return ended(layout.END_COMPLETE)
+        return pack_end(layout.END_COMPLETE)
     if rule.is_signal:
         is_usual = (cfa, rule.ip, rule.bp) == _SIGNALS.get(machine)
         return layout.RULE.pack(0, 0, layout.CFA_SIGNAL if is_usual else layout.CFA_UNSUPPORTED, 0, 0)
@@ -114,15 +114,15 @@ def packed(rule: Rule, machine: Machine) -> bytes:
         (machine.bp, True): layout.CFA_AT_BP,
     }.get((cfa.base, cfa.is_at), layout.CFA_UNSUPPORTED)
     if machine.link is not None:
-        saved, at = _linked(rule, machine.link, machine.bp)
+        saved, at = _pack_link_register(rule, machine.link, machine.bp)
     else:
-        saved, at = _called(rule, machine)
+        saved, at = _pack_pushed_return(rule, machine)
     if saved is None or rule.sp != Value(CFA) or not -(1 << 15) <= at < 1 << 15:
         how, saved, at = layout.CFA_UNSUPPORTED, 0, 0
     return layout.RULE.pack(cfa.offset, at, how, saved, 0)
 
 
-def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
+def _pack_pushed_return(rule: Rule, machine: Machine) -> tuple[int | None, int]:
     """Return `saved` and `bp` of struct rule if calls push the return address.
 
     `saved` is None if struct rule cannot represent it.
@@ -137,7 +137,7 @@ def _called(rule: Rule, machine: Machine) -> tuple[int | None, int]:
     return {CFA: layout.SAVED_AT, machine.bp: layout.SAVED_AT_BP}.get(bp.base), bp.offset
 
 
-def _linked(rule: Rule, link: int, frame_pointer: int) -> tuple[int | None, int]:
+def _pack_link_register(rule: Rule, link: int, frame_pointer: int) -> tuple[int | None, int]:
     """Return the same for a machine with a link register.
 
     If both are saved, it is right above the frame pointer.
@@ -163,7 +163,7 @@ _SIGNALS = {
 restorer."""
 
 
-def ended(end: int, unsure: bool = False) -> bytes:
+def pack_end(end: int, unsure: bool = False) -> bytes:
     """Pack a `struct rule` that ends the stack at an address; `end` says how (layout.END_*).
 
     `unsure`: this was guessed and is not from .eh_frame.
@@ -171,7 +171,7 @@ def ended(end: int, unsure: bool = False) -> bytes:
     return layout.RULE.pack(0, 0, layout.CFA_END + end, 0, unsure)
 
 
-def guessed(cfa: int, is_linked: bool, bp: int | None) -> bytes:
+def pack_guess(cfa: int, is_linked: bool, bp: int | None) -> bytes:
     """Pack a `struct rule` for a step that was guessed because .eh_frame has no rule.
 
     `cfa`: offset from the frame pointer if `is_linked`, otherwise from the stack pointer. `bp`: where the caller's

@@ -1,8 +1,7 @@
 """Finds the exits of an x86-64 function: its returns, and its jumps to other code.
 
-It is decoded with capstone. The code is from an untrusted binary, and a probe in the middle of an instruction corrupts
-the process that runs it. So a function is refused as a whole if any part of it cannot be decoded or may be decoded
-wrongly:
+The code is decoded with capstone. It is from an untrusted binary, and a probe in the middle of an instruction corrupts
+the process that runs it. So a function is refused if any part of it cannot be decoded, or may be decoded wrongly:
 
 - capstone 5 stops at APX (EVEX map 4, REX2), AVX512-FP16 and anything else that it does not know.
 - It returns a wrong length for the instructions in `_WRONG_LENGTH`, and for some branches and returns with an

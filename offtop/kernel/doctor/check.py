@@ -61,7 +61,7 @@ def btf() -> Check:
         what, remedy = "the kernel does not describe its types", "use a kernel with CONFIG_DEBUG_INFO_BTF=y"
     else:
         what, remedy = "it exists, but libbpf could not read it", install_command("libbpf1", "libbpf")
-    return Check("BTF", "FAIL", what, remedy, "everything: it tells where the kernel keeps a thread's state")
+    return Check("BTF", "FAIL", what, remedy, "all BPF data: BTF says where the kernel keeps a thread's state")
 
 
 def unknown(name: str) -> Check:

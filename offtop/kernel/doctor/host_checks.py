@@ -49,7 +49,7 @@ def bcc() -> Check:
         "FAIL",
         error,
         f"{install_command('python3-bpfcc', 'python3-bcc')} (from the distribution: PyPI's bcc is another project)",
-        "everything: it compiles and attaches the BPF programs",
+        "all BPF data: it compiles and attaches the BPF programs",
     )
 
 
@@ -191,7 +191,7 @@ def pid_namespace() -> Check:
         found = namespace.defines(types)
     except KernelError as error:
         what, remedy = str(error).split(". ", 1)
-        return Check("pid namespace", "FAIL", what, remedy, "everything: names and ids would not match")
+        return Check("pid namespace", "FAIL", what, remedy, "all BPF data: names and ids would not match")
     if found.keys() >= namespace.FUNCTIONS.keys():
         return Check("pid namespace", "ok", namespace.describe_ids(found))
     remedy = "run it on the host, or: docker run --privileged --pid=host"

@@ -74,7 +74,7 @@ def lockdown(file: str = "/sys/kernel/security/lockdown") -> Check:
         "FAIL",
         "confidentiality: BPF may not read kernel memory",
         "boot without lockdown=confidentiality (it can only be changed at boot)",
-        "everything: stacks and states are kernel memory",
+        "all BPF data: stacks and states are kernel memory",
     )
 
 
@@ -139,11 +139,11 @@ def raw_tracepoints(held: frozenset[str]) -> Check:
         "FAIL",
         f"sched_switch cannot be attached to: {os.strerror(failed)}",
         "use a kernel with CONFIG_BPF_EVENTS=y, as the distributions' kernels are",
-        "everything: it tells when a thread is switched out",
+        "all BPF data: this tracepoint fires when a thread is switched out",
     )
 
 
-def state_at_leaving() -> Check:
+def state_at_switch_out() -> Check:
     """Check for the state argument of sched_switch, which it has since fa2c3254d7cf (5.18)."""
     known = features_found()
     if known is None:
@@ -234,7 +234,7 @@ def ring_buffer(held: frozenset[str]) -> Check:
     if not failed:
         return Check("ring buffer", "ok", "used for stack copies and outliers")
     what = f"none could be created: {os.strerror(failed)}"
-    return Check("ring buffer", "FAIL", what, "see dmesg for the reason", "everything: the BPF programs need one")
+    return Check("ring buffer", "FAIL", what, "see dmesg for the reason", "all BPF data: the BPF programs need one")
 
 
 def _without_ring_buffer() -> Check:

@@ -1,8 +1,8 @@
 """`offtop doctor`: report what works on this machine, what does not, and how to fix it.
 
-Each check tests the feature itself; only the oldest supported kernel is a version number. The checks change nothing and
-need no privilege: what cannot be checked without one is reported as unknown. What is not needed here, because there is
-something better, is reported as unneeded.
+Each check tests the feature itself; only the oldest supported kernel is checked by its version. The checks change
+nothing and need no privilege: what cannot be checked without one is reported as unknown. A feature for which there is a
+better one on this machine is reported as unneeded.
 """
 
 import json
@@ -44,7 +44,7 @@ def conditions() -> list[Check]:
         btf(),
         kernel_checks.task_struct(),
         kernel_checks.raw_tracepoints(held),
-        kernel_checks.state_at_leaving(),
+        kernel_checks.state_at_switch_out(),
         kernel_checks.switch_in_probe(),
         kernel_checks.kprobes(),
         kernel_checks.perf_event_paranoid(held),
@@ -82,7 +82,7 @@ def status(found: Sequence[Check]) -> int:
 def render(found: Sequence[Check]) -> str:
     """Render one line per check, and a verdict at the end.
 
-    Below a check that is not ok, further lines tell what is lost and how to fix it.
+    For a check that is not ok, further lines say what is missing without it, and how to fix it.
     """
     lines: list[str] = []
     for check in found:

@@ -300,7 +300,7 @@ class Channel:
             if kind == read_child.ANSWERED:
                 *_, pid, kept = marshal.loads(raw)
                 with suppress(OSError):
-                    self._send("let_go", (pid, kept))
+                    self._send("release", (pid, kept))
 
     def _disconnect(self) -> None:
         if self._socket:

@@ -111,7 +111,7 @@ def opened(path: str, inode: int) -> Opened:
     return _opened(path, inode, 0, 0)
 
 
-def opened_of_anybody(path: str, inode: int) -> Opened:
+def opened_world_readable(path: str, inode: int) -> Opened:
     """As `opened`, but only for a world-readable file, and not through a symbolic link."""
     return _opened(path, inode, os.O_NOFOLLOW, stat.S_IROTH)
 
@@ -142,12 +142,12 @@ def kept(path: str, inode: int) -> Opened:
     return Opened((*status, os.getpid(), os.dup(fd), fd))
 
 
-def kept_was_written_ns(pid: int, fd: int) -> int:
+def mtime_of_kept_ns(pid: int, fd: int) -> int:
     """Modification time of a file that `kept` keeps open."""
     return os.fstat(_kept(pid, fd)).st_mtime_ns
 
 
-def let_go(pid: int, fd: int) -> None:
+def release(pid: int, fd: int) -> None:
     """Close a file that `kept` keeps open."""
     os.close(_kept(pid, fd))
 
@@ -184,7 +184,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     one.__name__: one
     for one in (
         *(contents, code_of, mapping_of, written_ns, piece, appended),
-        *(opened, opened_of_anybody, kept, kept_was_written_ns, let_go),
+        *(opened, opened_world_readable, kept, mtime_of_kept_ns, release),
     )
 }
 

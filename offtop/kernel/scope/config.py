@@ -34,19 +34,19 @@ _OBJECT_OF_CALL = {
     "wait4": layout.OBJECT_CHILD,
     "waitid": layout.OBJECT_ID,
 }
-"""How a system call names what it waits on.
+"""System call → how its arguments name what it waits on.
 
-Those with two descriptors (splice, tee, sendfile, copy_file_range) may wait on either. restart_syscall continues an
-interrupted poll.
+Calls with two descriptors (splice, tee, sendfile, copy_file_range) are left out, because they may wait on either.
+restart_syscall continues an interrupted poll.
 """
 
 
 class Settings(NamedTuple):
-    """What the BPF programs shall do."""
+    """Settings of the BPF programs."""
 
     filters: Filters = Filters()
     helper_pids: tuple[int, int, int] = (0, 0, 0)
-    """Offtop's child processes, which do not count."""
+    """offtop's child processes, which are not counted."""
     depth: int = 0
     """Number of wakers to record."""
     lowest_threshold_ns: int = NEVER_NS
@@ -57,12 +57,12 @@ class Settings(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a change of settings means for the tick that follows."""
+    """What a change of settings requires of the next tick."""
 
     thread_filter: bool = False
-    """Other threads count now."""
+    """The thread filter has changed."""
     must_prime: bool = False
-    """Waits in progress lack what is recorded of them from now on."""
+    """Waits in progress must be scanned again, because they lack data that is recorded from now on."""
 
 
 class BpfConfig:
@@ -94,7 +94,7 @@ class BpfConfig:
             self._cgroups[cgroup] = find_cgroup(cgroup, self._features)
 
     def apply(self, settings: Settings) -> Change:
-        """Have the BPF programs work by these settings from now on."""
+        """Apply new settings; return what that requires of the next tick."""
         before, filters, old = self.settings, settings.filters, self.settings.filters
         is_replaced = self._is_cgroup_replaced(filters.cgroup)
         if settings == before and not is_replaced:
@@ -184,7 +184,7 @@ def check_alive(pids: Sequence[int], tids: Sequence[int]) -> None:
 
 
 def is_any_alive(filters: Filters) -> bool:
-    """Return whether anything is left to watch: always, without -p and -t."""
+    """Return whether a process or thread of -p and -t still exists; True without these options."""
     ids = (*filters.pids, *filters.tids)
     return not ids or any(map(pid_namespace.exists, ids))
 

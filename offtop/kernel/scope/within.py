@@ -18,7 +18,7 @@ from pathlib import Path
 
 from offtop.errors import KernelError, UsageError
 from offtop.kernel.binary.files import File, Mapping
-from offtop.kernel.binary.functions import Function, NotThereError, find, short
+from offtop.kernel.binary.functions import Function, NoSuchFunctionError, find, short
 from offtop.kernel.bpf import libbpf
 from offtop.kernel.bpf.distribution import confinement_remedy
 from offtop.kernel.bpf.features import Features
@@ -44,17 +44,17 @@ def lacking(features: Features, machine: str = platform.machine()) -> str:
     return ""
 
 
-class Watched:
+class WatchedFunctions:
     """The functions that --within refers to. It must be closed."""
 
-    def __init__(self, asked: str, pids: Collection[int], reads: Channel) -> None:
+    def __init__(self, spec: str, pids: Collection[int], reads: Channel) -> None:
         """Find the functions.
 
         `pids`: limit to these processes, unless empty. `reads`: used to read them and their files. Raises UsageError if
         something does not exist or cannot be watched.
         """
-        self._asked = asked
-        program, name = parted(asked)
+        self._spec = spec
+        program, name = split_spec(spec)
         with ExitStack() as opened:
             files = _Files(name, opened, reads)
             candidates = _candidates(program, pids, reads)
@@ -76,7 +76,7 @@ class Watched:
                 program.attach_to_function(f"/proc/self/fd/{one.fd}", one.begins, one.ends)
         except OSError as error:
             raise KernelError(
-                f"--within: the kernel refuses to watch {short(self._asked)} ({error.strerror}). "
+                f"--within: the kernel refuses to watch {short(self._spec)} ({error.strerror}). "
                 f"{'Raise the limit: ulimit -n 4096' if error.errno == errno.EMFILE else 'See: offtop doctor'}"
             ) from error
 
@@ -103,12 +103,12 @@ class Watched:
         self._opened.close()
 
 
-def parted(asked: str) -> tuple[str, str]:
+def split_spec(spec: str) -> tuple[str, str]:
     """Split PROGRAM:FUNCTION. Raises UsageError if there is no function."""
-    program, colon, name = asked.partition(":")
-    if not colon or not name or "\0" in asked:
+    program, colon, name = spec.partition(":")
+    if not colon or not name or "\0" in spec:
         raise UsageError(
-            f"--within: '{short(asked)}' names no function. Give PROGRAM:FUNCTION, as mysqld:dispatch_command, "
+            f"--within: '{short(spec)}' names no function. Give PROGRAM:FUNCTION, as mysqld:dispatch_command, "
             "libpq.so.5:PQexec, /path/of/it:function or, with -p, :function"
         )
     return program, name
@@ -130,14 +130,16 @@ class _Files:
         `only_if_named`: read the file only if the name occurs in it.
         """
         if fd is None:
-            raise NotThereError(f"--within: {short(path)} cannot be read. Name an existing file, as root")
+            raise NoSuchFunctionError(f"--within: {short(path)} cannot be read. Name an existing file, as root")
         self._opened.callback(os.close, fd)
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
         if identity not in self._known:
             try:
-                if only_if_named and not _has(fd, self._name):
-                    raise NotThereError(f"--within: {short(path)} has no function {short(self._name)}. Name another")
+                if only_if_named and not _contains_word(fd, self._name):
+                    raise NoSuchFunctionError(
+                        f"--within: {short(path)} has no function {short(self._name)}. Name another"
+                    )
                 self._known[identity] = find(fd, path, self._name)
             except UsageError as error:
                 self._known[identity] = error
@@ -147,7 +149,7 @@ class _Files:
         return known
 
 
-def _has(fd: int, name: str) -> bool:
+def _contains_word(fd: int, name: str) -> bool:
     """Whether the last word of `name` occurs anywhere in a file."""
     words = re.findall(rb"\w+", os.fsencode(name.partition("(")[0]))
     at, before = 0, b""
@@ -171,20 +173,20 @@ def _functions(files: _Files, candidates: Sequence[tuple[int, Sequence[_Candidat
             one = first(files, False)
             found[one.fd] = one
             continue
-        except NotThereError as error:
+        except NoSuchFunctionError as error:
             problem = problem or error
         except UsageError as error:  # any user's program can have that name, so go on with the others
             problem = error
             continue
-        there: dict[int, Function] = {}
+        in_libraries: dict[int, Function] = {}
         for library in libraries:
             with suppress(UsageError):
                 one = library(files, True)
-                there[one.fd] = one
-        if len(there) > 1:
-            paths = ", ".join(one.file for one in [*there.values()][:_MOST_NAMED])
+                in_libraries[one.fd] = one
+        if len(in_libraries) > 1:
+            paths = ", ".join(one.file for one in [*in_libraries.values()][:_MOST_NAMED])
             raise UsageError(f"--within: several libraries have a function {short(name)}: {paths}. Name one of them")
-        found |= there
+        found |= in_libraries
     if not found:
         assert problem
         raise problem
@@ -240,7 +242,7 @@ def _of_file(file: File) -> _Candidate:
         fd = None
         with suppress(TimeoutError):
             if found := file.open(files.reads):
-                found.let_go(files.reads)
+                found.release(files.reads)
                 fd = found.fd
         return files.function(file.path, fd, only_if_named)
 

@@ -268,7 +268,7 @@ class Processes:
         if perf_map.size_bytes == image.searched_bytes:
             return False
         image.searched_bytes = perf_map.size_bytes
-        named = {address for address in image.unnamed if perf_map.known(address)}
+        named = {address for address in image.unnamed if perf_map.lookup(address)}
         image.unnamed -= named
         return bool(named)
 

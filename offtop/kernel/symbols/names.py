@@ -82,7 +82,7 @@ class NameWorker:
             return "" if frame.name else NOT_KNOWN
         if file.names.get(frame.offset) != "":
             return ""
-        if file.retired:
+        if file.is_overwritten:
             return OVERWRITTEN
         if file.unreadable:
             return NO_MAP if may_be_jit(file.path) else file.unreadable
@@ -152,16 +152,16 @@ class NameWorker:
                     self.version += 1
                     self._files.forget_names(_MOST_NAMES // 2)
                     self._known = _MOST_NAMES // 2
-            if self._debug_files and not file.searched:
-                file.searched = True
-                self._debug_files.want(binaries.wanted(file), partial(self._look_up_again, file))
+            if self._debug_files and not file.debug_file_requested:
+                file.debug_file_requested = True
+                self._debug_files.want(binaries.build_id_to_fetch(file), partial(self._look_up_again, file))
             self._worked_s = time.monotonic()
         binaries.end()
 
     def _look_up_again(self, file: File) -> None:
         """Look up all names of a file again, because its debug file has arrived."""
         with self._worker.changed:
-            file.explained, file.symbols = True, ""
+            file.has_new_debug_file, file.symbols = True, ""
             known = dict.fromkeys(file.names, True)
             waiting = self._queue.get(file, {})
             self._queue[file] = waiting | known

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from offtop.kernel.bpf import pid_namespace
 from offtop.kernel.procfs.guarded_reads import GuardedReads
-from offtop.kernel.scope.within import Watched
+from offtop.kernel.scope.within import WatchedFunctions
 from offtop.kernel.tracing.parts import Parts
 from offtop.model.values.catalog import Catalog
 from offtop.units import size
@@ -17,7 +17,7 @@ _MOST_FAILURES = 3
 
 
 def about(
-    parts: Parts, watched: Watched | None, defines: Mapping[str, int], notices: Sequence[str]
+    parts: Parts, watched: WatchedFunctions | None, defines: Mapping[str, int], notices: Sequence[str]
 ) -> list[tuple[str, str]]:
     """See Source.about. `defines`: of the PID namespace, as pid_namespace.defines."""
     program, maps = parts.program, parts.program.maps

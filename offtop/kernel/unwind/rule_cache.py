@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.files import File
-from offtop.kernel.binary.unwind_rules import NO_RULE, Rule, read
+from offtop.kernel.binary.unwind_rules import NO_RULE, Rule, parse
 
 _MOST = 16_384
 """How many rules are kept: 20 MB."""
@@ -73,13 +73,13 @@ class RuleCache:
 
     def _request(self, file: File, offset: int) -> Rule:
         (text,) = self._binaries.rules(file, [offset])
-        rule = read(text)
+        rule = parse(text)
         if text:
             self._rules[file, offset] = rule
             self._count(file.label, rule)
             if len(self._rules) > _MOST:
                 self._rules.popitem(last=False)
-        elif self._binaries.is_left_alone(file):
+        elif self._binaries.is_skipped(file):
             self.is_uncertain = True
         return rule
 

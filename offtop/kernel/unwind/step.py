@@ -95,25 +95,25 @@ def unwind(
         frame = frame_of(at)
         if frame is None:
             found.end = layout.END_BAD_PC
-            found.steps.append((at, unwind_rules.ended(layout.END_BAD_PC)))
+            found.steps.append((at, unwind_rules.pack_end(layout.END_BAD_PC)))
             return found
         rule = rule_of(frame)
         # A signal handler returns to the first byte of the trampoline, which was not called.
         restorer = frame_of(state.pc) if rule.is_signal and not state.is_exact else None
         found.frames.append(restorer._replace(name=SIGNAL) if restorer else frame)
-        packed = None if rule == NO_RULE else unwind_rules.packed(rule, machine)
+        packed = None if rule == NO_RULE else unwind_rules.pack(rule, machine)
         if state.is_sp_unsure and rule.is_signal:
             found.end = layout.END_BAD_PC
         elif packed is not None and (not state.is_sp_unsure or rule.ip.base == UNDEFINED):
             found.end = _step(state, rule, read, machine)
         elif machine.link is not None and (guess or state.is_sp_unsure):
             found.unsure, found.end = True, _step_by_frame_pointer(state, read)
-            packed = packed or unwind_rules.guessed(2 * WORD_BYTES, True, -2 * WORD_BYTES)
+            packed = packed or unwind_rules.pack_guess(2 * WORD_BYTES, True, -2 * WORD_BYTES)
         elif guess:
             packed, found.end = _guess(state, frame, frame_of, read, code, machine)
             found.unsure = found.unsure or found.end in (0, layout.END_COMPLETE)
         else:
-            packed, found.end = unwind_rules.ended(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO
+            packed, found.end = unwind_rules.pack_end(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO
         if packed is not None:
             found.steps.append((at, packed))
         if found.end:
@@ -231,24 +231,24 @@ def _guess(
     elif slot < 0 and linked:
         slot = linked[0] + word - state.sp
     elif slot < 0 and (is_first or _is_outermost(state, code)):
-        return unwind_rules.ended(layout.END_COMPLETE, unsure=True), layout.END_COMPLETE
+        return unwind_rules.pack_end(layout.END_COMPLETE, unsure=True), layout.END_COMPLETE
     slot = likely if slot < 0 else slot
     if slot < 0:
         is_cut = len(stack) < min(size, _SCANNED_BYTES)
         return (
             (None, layout.END_MEMORY)
             if is_cut
-            else (unwind_rules.ended(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO)
+            else (unwind_rules.pack_end(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO)
         )
     state.kept, state.di, state.is_exact = (None,) * len(state.kept), None, False
     if linked is not None and state.sp + slot == linked[0] + word:
         state.sp, state.bp, state.pc = linked[0] + 2 * word, linked[1], linked[2]
-        return unwind_rules.guessed(2 * word, True, -2 * word), 0
+        return unwind_rules.pack_guess(2 * word, True, -2 * word), 0
     bp = popped.get(slot)
     if bp is not None:
         state.bp = _word(stack, bp, word)
     state.sp, state.pc = state.sp + slot + word, _word(stack, slot, word)
-    return unwind_rules.guessed(slot + word, False, None if bp is None else bp - slot - word), 0
+    return unwind_rules.pack_guess(slot + word, False, None if bp is None else bp - slot - word), 0
 
 
 def _word(stack: bytes, at: int, word: int) -> int:

@@ -145,8 +145,7 @@ class Waiting(NamedTuple):
     bound: Bound = Bound.EXACT
     """Whether that age is exact."""
     state: int = 0
-    """The thread's state at leaving, as the kernel has it; bit 31: it could have run on; with state.NEW: it has not had
-    a CPU yet."""
+    """The thread's task state at switch-out. Bit 31: it was still runnable; state.NEW: it had no CPU yet."""
     call: int = -1
     """Number of the system call that the thread is in; -1: none, or unknown."""
     arguments: tuple[int, ...] = ()

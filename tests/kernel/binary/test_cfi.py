@@ -131,7 +131,7 @@ def test_an_arm64_signal_trampoline_is_recognized_by_its_code(tmp_path: Path) ->
     with opened(program) as (_, unwinding):
         before, first, behind = (unwinding.rule(at + step) for step in (-1, 0, 4))
     assert before == first
-    assert layout.RULE.unpack(unwind_rules.packed(first, AARCH64))[2] == layout.CFA_SIGNAL
+    assert layout.RULE.unpack(unwind_rules.pack(first, AARCH64))[2] == layout.CFA_SIGNAL
     assert (behind.is_signal, behind.cfa) == (True, Value(29))
 
 
@@ -151,7 +151,7 @@ def test_a_signal_trampoline_has_its_registers_in_its_own_frame() -> None:
     with opened(_LIBC) as (_, unwinding):
         rule = unwinding.rule(found - 1)
     assert rule.is_signal
-    assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64))[2] == layout.CFA_SIGNAL
+    assert layout.RULE.unpack(unwind_rules.pack(rule, X86_64))[2] == layout.CFA_SIGNAL
 
 
 def test_a_signal_trampoline_without_a_rule_is_recognized_by_its_code() -> None:
@@ -199,16 +199,16 @@ def test_an_expression_is_a_register_plus_offset_or_unsupported(
 ) -> None:
     if value is None:
         with pytest.raises(cfi._UnrepresentableError):  # pyright: ignore[reportPrivateUsage]
-            cfi._worked_out(expression, 0)  # pyright: ignore[reportPrivateUsage]
+            cfi._evaluate(expression, 0)  # pyright: ignore[reportPrivateUsage]
     else:
-        assert cfi._worked_out(expression, 0) == value  # pyright: ignore[reportPrivateUsage]
+        assert cfi._evaluate(expression, 0) == value  # pyright: ignore[reportPrivateUsage]
 
 
 def test_huge_shift_counts_take_no_memory() -> None:
     huge = ops((0x77, 0), 0x31, (0x0E, (1 << 63) - 1), 0x24, 0x22)
-    assert cfi._worked_out(huge, 0).base == 7  # pyright: ignore[reportPrivateUsage]
+    assert cfi._evaluate(huge, 0).base == 7  # pyright: ignore[reportPrivateUsage]
 
 
 def test_repeated_multiplication_does_not_grow_numbers() -> None:
     many = ops((0x77, 0), (0x0E, (1 << 63) - 1), *2000 * ((0x0E, (1 << 63) - 1), 0x1E), 0x22)
-    assert len(unwind_rules.written(Rule(cfi._worked_out(many, 0), Value(0), Value(0), ()))) < 200  # pyright: ignore[reportPrivateUsage]
+    assert len(unwind_rules.serialize(Rule(cfi._evaluate(many, 0), Value(0), Value(0), ()))) < 200  # pyright: ignore[reportPrivateUsage]

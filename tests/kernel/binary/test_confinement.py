@@ -234,7 +234,7 @@ def test_a_debug_link_opens_only_world_readable_files_beside_the_binary(tmp_path
     reads = GuardedReads()
     asking, app = Binaries(1.0, reads=reads), File("app", str(binary), "0:0", 1, Mapping(os.getpid(), 0, 0))
     opened = {
-        name: asking._beside(app, name)  # pyright: ignore[reportPrivateUsage]
+        name: asking._open_debug_file(app, name)  # pyright: ignore[reportPrivateUsage]
         for name in ("app.debug", "inner", "secret", "link", "pipe", "nowhere", "..", "../app.debug", "/etc/passwd", "")
     }
     reads.close()

@@ -212,7 +212,7 @@ def test_slow_reader_startup_is_not_blamed_on_a_file(seen: Seen, monkeypatch: py
 def test_after_four_deaths_in_a_minute_no_reader_starts_for_a_while(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binaries_module, "_LEFT_ALONE_S", 0)
+    monkeypatch.setattr(binaries_module, "_SKIP_S", 0)
     monkeypatch.setattr(binaries_module, "_FAILURES_S", 1e6)
     binaries = Binaries(0.05)
     file, offset = seen.file("main")
@@ -240,14 +240,14 @@ def test_without_a_reader_names_are_late_not_missing(seen: Seen, monkeypatch: py
 
 def test_the_reader_returns_unwind_rules(binaries: Binaries, seen: Seen) -> None:
     file, offset = seen.file("main")
-    entered, nowhere = map(unwind_rules.read, binaries.rules(file, [offset, 1 << 40]))
+    entered, nowhere = map(unwind_rules.parse, binaries.rules(file, [offset, 1 << 40]))
     assert entered.cfa == Value(unwind_rules.X86_64.sp, 8)  # nothing is pushed yet but the return address
     assert entered.ip == Value(unwind_rules.CFA, -8, True)
     assert nowhere == unwind_rules.NO_RULE
     stop(binaries.start().pid)
     os.kill(binaries.start().pid, signal.SIGKILL)
     until_ended(binaries.pid)
-    assert [unwind_rules.read(one) for one in binaries.rules(file, [offset])] == [entered]  # from the next reader
+    assert [unwind_rules.parse(one) for one in binaries.rules(file, [offset])] == [entered]  # from the next reader
 
 
 def test_the_reader_exits_with_its_parent_even_if_stopped() -> None:

@@ -35,7 +35,7 @@ RULES = st.builds(Rule, VALUES, VALUES, VALUES, st.lists(VALUES, max_size=6).map
 
 @given(RULES)
 def test_a_rule_survives_a_round_trip(rule: Rule) -> None:
-    assert unwind_rules.read(unwind_rules.written(rule)) == rule
+    assert unwind_rules.parse(unwind_rules.serialize(rule)) == rule
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_a_rule_survives_a_round_trip(rule: Rule) -> None:
     ],
 )
 def test_invalid_text_is_no_rule(text: str) -> None:
-    assert unwind_rules.read(text) == NO_RULE
+    assert unwind_rules.parse(text) == NO_RULE
 
 
 @given(st.text(max_size=60))
 def test_any_untrusted_text_parses_to_a_rule_that_packs(text: str) -> None:
     for machine in (X86_64, AARCH64):
-        assert len(unwind_rules.packed(unwind_rules.read(text), machine)) == layout.RULE.size
+        assert len(unwind_rules.pack(unwind_rules.parse(text), machine)) == layout.RULE.size
 
 
 @given(RULES, st.sampled_from([X86_64, AARCH64]))
 def test_any_rule_packs(rule: Rule, machine: Machine) -> None:
-    *_, how, saved, unsure = layout.RULE.unpack(unwind_rules.packed(rule, machine))
+    *_, how, saved, unsure = layout.RULE.unpack(unwind_rules.pack(rule, machine))
     assert how in (CFA_SP, CFA_BP, CFA_AT_BP, CFA_SIGNAL, CFA_UNSUPPORTED, CFA_END + END_COMPLETE)
     assert (saved <= SAVED_LINK, unsure) == (True, 0)
 
@@ -75,7 +75,7 @@ def test_any_rule_packs(rule: Rule, machine: Machine) -> None:
     ],
 )
 def test_usual_sp_and_bp_rules_pack_for_bpf(rule: Rule, packed: tuple[int, ...]) -> None:
-    assert layout.RULE.unpack(unwind_rules.packed(rule, X86_64)) == packed
+    assert layout.RULE.unpack(unwind_rules.pack(rule, X86_64)) == packed
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_usual_sp_and_bp_rules_pack_for_bpf(rule: Rule, packed: tuple[int, ...])
     ],
 )
 def test_other_rules_go_to_user_space(rule: Rule) -> None:
-    *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, X86_64))
+    *_, how, saved, _ = layout.RULE.unpack(unwind_rules.pack(rule, X86_64))
     assert (how, saved) == (CFA_UNSUPPORTED, 0)
 
 
@@ -106,7 +106,7 @@ def test_other_rules_go_to_user_space(rule: Rule) -> None:
     ],
 )
 def test_arm64_return_addresses_are_in_lr_or_above_the_frame_pointer(rule: Rule, packed: tuple[int, ...]) -> None:
-    assert layout.RULE.unpack(unwind_rules.packed(rule, AARCH64)) == packed
+    assert layout.RULE.unpack(unwind_rules.pack(rule, AARCH64)) == packed
 
 
 @pytest.mark.parametrize(
@@ -122,26 +122,26 @@ def test_arm64_return_addresses_are_in_lr_or_above_the_frame_pointer(rule: Rule,
     ],
 )
 def test_other_arm64_rules_go_to_user_space(rule: Rule) -> None:
-    *_, how, saved, _ = layout.RULE.unpack(unwind_rules.packed(rule, AARCH64))
+    *_, how, saved, _ = layout.RULE.unpack(unwind_rules.pack(rule, AARCH64))
     assert (how, saved) == (CFA_UNSUPPORTED, 0)
 
 
 def test_an_arm64_signal_frame_is_where_the_kernel_puts_it() -> None:
     usual = Rule(Value(31, 560, True), Value(31, 568, True), Value(31, 544, True), (), is_signal=True)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == (0, 0, CFA_SIGNAL, 0, 0)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == ODD
+    assert layout.RULE.unpack(unwind_rules.pack(usual, AARCH64)) == (0, 0, CFA_SIGNAL, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.pack(usual, X86_64)) == ODD
 
 
 def test_an_x86_64_signal_frame_is_recognized_only_at_its_usual_offsets() -> None:
     usual = Rule(Value(SP, 160, True), Value(SP, 168, True), Value(SP, 120, True), (), is_signal=True)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, X86_64)) == (0, 0, CFA_SIGNAL, 0, 0)
-    assert layout.RULE.unpack(unwind_rules.packed(usual, AARCH64)) == ODD
-    assert layout.RULE.unpack(unwind_rules.packed(usual._replace(ip=Value(SP, 176, True)), X86_64)) == ODD
+    assert layout.RULE.unpack(unwind_rules.pack(usual, X86_64)) == (0, 0, CFA_SIGNAL, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.pack(usual, AARCH64)) == ODD
+    assert layout.RULE.unpack(unwind_rules.pack(usual._replace(ip=Value(SP, 176, True)), X86_64)) == ODD
 
 
 def test_stack_ends_and_guesses_are_rules_too() -> None:
-    assert layout.RULE.unpack(unwind_rules.ended(END_BAD_PC)) == (0, 0, CFA_END + END_BAD_PC, 0, 0)
-    assert layout.RULE.unpack(unwind_rules.ended(END_COMPLETE, unsure=True)) == (0, 0, CFA_END + END_COMPLETE, 0, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(16, True, -16)) == (16, 0, CFA_LINK, SAVED_BELOW, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(48, False, -24)) == (48, -24, CFA_SP, SAVED_AT, 1)
-    assert layout.RULE.unpack(unwind_rules.guessed(8, False, None)) == (8, 0, CFA_SP, SAVED_NOT, 1)
+    assert layout.RULE.unpack(unwind_rules.pack_end(END_BAD_PC)) == (0, 0, CFA_END + END_BAD_PC, 0, 0)
+    assert layout.RULE.unpack(unwind_rules.pack_end(END_COMPLETE, unsure=True)) == (0, 0, CFA_END + END_COMPLETE, 0, 1)
+    assert layout.RULE.unpack(unwind_rules.pack_guess(16, True, -16)) == (16, 0, CFA_LINK, SAVED_BELOW, 1)
+    assert layout.RULE.unpack(unwind_rules.pack_guess(48, False, -24)) == (48, -24, CFA_SP, SAVED_AT, 1)
+    assert layout.RULE.unpack(unwind_rules.pack_guess(8, False, None)) == (8, 0, CFA_SP, SAVED_NOT, 1)

@@ -136,11 +136,11 @@ def test_late_descriptors_are_closed(channel: Channel, reads: GuardedReads, tmp_
     status, kept, fd = channel.keep("file", str(path), inode)
     os.close(fd)
     assert status[1:] == [inode, 5, written_ns]
-    assert channel.ask("file", "kept_was_written_ns", *kept) == written_ns
-    channel.ask("file", "let_go", *kept)
+    assert channel.ask("file", "mtime_of_kept_ns", *kept) == written_ns
+    channel.ask("file", "release", *kept)
     for known in (kept, (1, kept[1])):
         with pytest.raises(OSError, match="Bad file descriptor"):
-            channel.ask("file", "kept_was_written_ns", *known)
+            channel.ask("file", "mtime_of_kept_ns", *known)
     with pytest.raises(FileNotFoundError):
         channel.open("file", str(path), inode + 1)
     with pytest.raises(FileNotFoundError):
@@ -354,7 +354,7 @@ def test_a_kept_file_is_closed_while_its_device_hangs(reads: GuardedReads, chann
     os.close(fd)
     with pytest.raises(TimeoutError):
         content(channel, "device", fifo)
-    OpenedFile(fd, "device", kept).let_go(channel)
+    OpenedFile(fd, "device", kept).release(channel)
     until(lambda: descriptors(reads) == before)
     let_go(fifo)
 

@@ -17,7 +17,7 @@ from offtop.errors import UsageError
 from offtop.kernel import sandbox
 from offtop.kernel.binary import functions
 from offtop.kernel.bpf.program import Unwind
-from offtop.kernel.scope.within import Watched
+from offtop.kernel.scope.within import WatchedFunctions
 from offtop.model.values import histogram as log2
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.within import Calls
@@ -200,18 +200,18 @@ def test_a_call_left_by_an_exception_counts_as_left_and_the_program_survives(tmp
 def test_functions_of_one_name_are_listed(tmp_path: Path) -> None:
     program = programs.build(tmp_path / "offtop_throws", THROWS, "-O1", language="c++")
     with pytest.raises(UsageError, match=r"2 functions pay: shop::Cart::pay\(int(, int)?\) \(0x"):
-        Watched(f"{program}:pay", (), READS)
+        WatchedFunctions(f"{program}:pay", (), READS)
     with pytest.raises(UsageError, match="2 functions"):
-        Watched(f"{program}:shop::Cart::pay", (), READS)
+        WatchedFunctions(f"{program}:shop::Cart::pay", (), READS)
     for name in ("shop::Cart::pay(int, int)", "_ZN4shop4Cart3payEii"):
-        watched = Watched(f"{program}:{name}", (), READS)
+        watched = WatchedFunctions(f"{program}:{name}", (), READS)
         assert watched.functions[0].name == "shop::Cart::pay(int, int)"
         watched.close()
 
 
 @pytest.mark.kernel
 def test_a_gap_in_the_confinement_is_reported(waits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(f"{waits}:hand_over", (), READS)
+    watched = WatchedFunctions(f"{waits}:hand_over", (), READS)
     watched.close()
     assert watched.notice == ""
     report_of = functions.report_of
@@ -220,7 +220,7 @@ def test_a_gap_in_the_confinement_is_reported(waits: Path, monkeypatch: pytest.M
         return [*report_of(child, seconds), "Landlock (Function not implemented)"]
 
     monkeypatch.setattr(functions, "report_of", without_landlock)
-    watched = Watched(f"{waits}:hand_over", (), READS)
+    watched = WatchedFunctions(f"{waits}:hand_over", (), READS)
     watched.close()
     assert watched.notice.startswith(
         "--within read programs without Landlock (Function not implemented). To confine it: "
@@ -232,7 +232,7 @@ def test_a_child_that_does_not_answer_is_left_behind(child: str, monkeypatch: py
     monkeypatch.setattr(sandbox, "START", f"{child}; {sandbox.START}")
     monkeypatch.setattr(functions, "_BEGIN_S", 0.3)
     with pytest.raises(UsageError, match="could not be read completely"):
-        Watched("/bin/bash:main", (), READS)
+        WatchedFunctions("/bin/bash:main", (), READS)
 
 
 @pytest.mark.kernel
@@ -249,7 +249,7 @@ def test_a_tail_call_is_outside(waits: Path) -> None:
 
     Others call finish too, so a probe there would slow all of them.
     """
-    watched = Watched(f"{waits}:hand_over", (), READS)
+    watched = WatchedFunctions(f"{waits}:hand_over", (), READS)
     assert (watched.functions[0].elsewhere, len(watched.functions[0].ends)) == (1, 1)
     watched.close()
     with within(waits, "hand_over") as (live, child):
@@ -371,7 +371,7 @@ def test_recordings_and_exports_have_only_waits_inside(waits: Path, tmp_path: Pa
 def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: Path) -> None:
     def why(text: str) -> str:
         with pytest.raises(UsageError) as refused:
-            Watched(text, (), READS)
+            WatchedFunctions(text, (), READS)
         return str(refused.value)
 
     assert "names no function" in why("mysqld")
@@ -395,13 +395,13 @@ def test_an_unknown_function_is_refused_with_suggestions(waits: Path, tmp_path: 
 
 def test_a_function_fragment_is_never_probed(waits: Path) -> None:
     def taken(name: str) -> str:
-        watched = Watched(f"{waits}:{name}", (), READS)
+        watched = WatchedFunctions(f"{waits}:{name}", (), READS)
         watched.close()
         return watched.functions[0].name
 
     def why(name: str) -> str:
         with pytest.raises(UsageError) as refused:
-            Watched(f"{waits}:{name}", (), READS)
+            WatchedFunctions(f"{waits}:{name}", (), READS)
         return str(refused.value)
 
     assert taken("shaken") == "shaken.isra.0"
@@ -418,4 +418,4 @@ def test_a_function_fragment_is_never_probed(waits: Path) -> None:
 def test_go_programs_are_refused(tmp_path: Path) -> None:
     go = Path(shutil.which("go") or "").resolve()
     with pytest.raises(UsageError, match="is a Go program"):
-        Watched(f"{go}:main.main", (), READS)
+        WatchedFunctions(f"{go}:main.main", (), READS)

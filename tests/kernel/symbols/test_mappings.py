@@ -70,7 +70,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read again at once what is otherwise read again only now and then."""
     monkeypatch.setattr(mappings, "_PAUSE_FACTOR", 0)
     monkeypatch.setattr(perfmap, "_PATIENCE_S", 10)
-    monkeypatch.setattr(files, "_MOMENT_NS", -1)
+    monkeypatch.setattr(files, "_MTIME_VALID_NS", -1)
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_no_perf_map_makes_it_fail(parts: list[bytes]) -> None:
         found = perfmap.PerfMap(os.getpid())
         found.read(READS)
         for address in (0, 0x7F00, (1 << 64) - 1):
-            assert printable(found.known(address)) == found.known(address)
+            assert printable(found.lookup(address)) == found.lookup(address)
     finally:
         perf_map.unlink()
 

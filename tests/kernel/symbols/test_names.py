@@ -273,7 +273,7 @@ def test_an_exited_program_is_named_from_its_file(namer: Namer, tmp_path: Path) 
 def test_a_program_rewritten_in_place_keeps_its_names_to_itself(
     namer: Namer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ) -> None:
-    monkeypatch.setattr(files_module, "_MOMENT_NS", -1)
+    monkeypatch.setattr(files_module, "_MTIME_VALID_NS", -1)
     if remote:  # there, the mtime is not checked until the file is opened
         monkeypatch.setattr(files_module, "_is_local", lambda _device, _pid, _reads: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     path, other = program(tmp_path / "app", "old_one"), program(tmp_path / "other", "new_one")
