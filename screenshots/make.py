@@ -14,7 +14,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
-from offtop.model.classify import causes
+from offtop.model.classify import causes, suspects
 from offtop.model.classify.categories import parse
 from offtop.model.classify.causes import Fixed
 from offtop.model.viewmodel.view import View
@@ -67,7 +67,8 @@ async def take(shot: Shot) -> str:
     at_ns = source.go_to(recorded.began_ns + (shot.normal or shot.second) * NS_PER_S)
     source.hold(True)
     named = causes.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", rules.ids)
-    app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named))
+    weights = suspects.parse(paths.suspects().read_text(encoding="utf-8"))
+    app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named), weights=weights)
     async with app.run_test(size=shot.size) as pilot:
         try:
             await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) >= at_ns)

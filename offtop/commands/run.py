@@ -482,6 +482,7 @@ def _run_screen(
         rules=rule_files,
         outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
+        weights=choices.suspect_weights(),
     )
 
 

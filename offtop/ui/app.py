@@ -30,6 +30,7 @@ from offtop.errors import OfftopError, warn
 from offtop.feed import pace
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate import stack_ends
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
@@ -37,7 +38,9 @@ from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.suspects import Weights
 from offtop.model.outliers.text import one_line
+from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import Outliers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
@@ -55,13 +58,14 @@ from offtop.ui.actions.mouse import MouseActions
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS, shown
-from offtop.ui.kit.layout import Layout, Rect, arrange
+from offtop.ui.kit.layout import Layout, Rect, arrange, most_suspect_lines
 from offtop.ui.kit.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
 from offtop.ui.kit.palette import Actions as PaletteActions
 from offtop.ui.kit.prompt import Prompt
-from offtop.ui.panes import head, icicle, latency, outliers, stacks, stuck, tables
+from offtop.ui.panes import head, icicle, latency, outliers, stacks, stuck, suspects, tables
 from offtop.ui.panes.help import Help
 from offtop.ui.panes.stack_problems import StackProblems
+from offtop.ui.panes.suspects import Suspects
 from offtop.units import NS_PER_S, count, size, span
 
 _ALERT_SECONDS = 6.0
@@ -75,7 +79,7 @@ _MOST_DETAILED = 200
 _PALETTE_LINES = 8
 """Least screen height for Textual's command palette, which fails if its list has no line."""
 _PANELS = (
-    *("head", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
+    *("head", "suspects", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
     *("border", "border-low", "alert", "keys"),
 )
 
@@ -145,7 +149,9 @@ class OfftopApp(MouseActions):
         rules: RuleSource = WITHOUT_RULES,
         outlier_actions: OutlierActions | None = None,
         pause_at_ns: int | None = None,
+        weights: Weights | None = None,
     ) -> None:
+        """`weights`: of suspects; None: do not look for any."""
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
         self.animation_level = "none"
@@ -168,8 +174,14 @@ class OfftopApp(MouseActions):
         """Whether to pause the screen at the next outlier."""
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
+        self._suspects = SuspectWatch(source, weights, rules) if weights else None
+        self._suspect_causes = CauseFinder(source.names, rules)
         self._pace = pace.Pace(
-            source, self._history, view.delay_ns, detector=outlier_actions.detector if outlier_actions else None
+            source,
+            self._history,
+            view.delay_ns,
+            detector=outlier_actions.detector if outlier_actions else None,
+            suspects=self._suspects,
         )
         self._pace.alarm = outlier_actions.alarm if outlier_actions else None
         self.recorder = self._pace.recorder = recorder
@@ -338,7 +350,28 @@ class OfftopApp(MouseActions):
     def _layout_of(self, view: View) -> Layout:
         newest = self._history.newest
         within = bool(newest.facts.filters.within if newest else view.filters.within)
-        return arrange(self.size.width, self.size.height, view, within)
+        return arrange(self.size.width, self.size.height, view, within, len(self._suspect_lines()))
+
+    def _suspect_lines(self) -> list[Line]:
+        """Return the lines about suspects, if they are looked for and there is room."""
+        if self._suspects is None or self._history.newest is None:
+            return []
+        width, room = self.size.width, most_suspect_lines(self.size.width, self.size.height)
+        return suspects.lines(self._suspect_texts(), width, room, self._glyphs)
+
+    def _suspect_texts(self) -> list[suspects.SuspectText]:
+        """Return the suspects of the tick that is shown."""
+        ticks = self._history.last(1, self._view.paused_at_ns)
+        if self._suspects is None or not ticks:
+            return []
+        found, catalog = self._suspects.at(ticks[-1].number), ticks[-1].facts.catalog
+        return suspects.described(found, catalog, self._source.names, self._suspect_causes)
+
+    def action_suspects(self) -> None:
+        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self._glyphs))
+
+    def _go_to_hop(self, key: ThreadKey) -> None:
+        self._set_view(panes.around_hop(self._view, key))
 
     def _history_reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
@@ -368,7 +401,7 @@ class OfftopApp(MouseActions):
         self._view = self._picture.view
         self._describe(self._picture)
         self._draw_picture(self._picture, layout)
-        if isinstance(self.screen, StackProblems) and self.screen.is_mounted:
+        if isinstance(self.screen, StackProblems | Suspects) and self.screen.is_mounted:
             self.screen.draw()
 
     def _is_seeking(self) -> bool:
@@ -441,6 +474,8 @@ class OfftopApp(MouseActions):
                 written = self.recorder.bytes_written if self.recorder else None
                 recorded = self._source.recorded
                 return head.head(picture, self._source.host, layout, self._glyphs, recorded, written, self._is_over)
+            case "suspects":
+                return self._suspect_lines()
             case views.CATEGORIES:
                 return tables.categories(picture, pen)
             case views.LIST:
@@ -488,7 +523,7 @@ class OfftopApp(MouseActions):
             return f"pinned process {self._view.pin} has exited; p unpins it"
         if self._rules.error:
             return self._rules.error
-        if picture and (cause := stacks.cause_line(picture)):
+        if picture and self._suspects is None and (cause := stacks.cause_line(picture)):
             return whole_sentences(cause, width)
         meaning = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
         return whole_sentences(" ".join(meaning.split()), width)
@@ -784,6 +819,7 @@ def run(
     rules: RuleSource = WITHOUT_RULES,
     outlier_actions: OutlierActions | None = None,
     pause_at_ns: int | None = None,
+    weights: Weights | None = None,
 ) -> int:
     """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
 
@@ -791,6 +827,7 @@ def run(
     has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
     history, which its memory limit may shorten. `outlier_actions` is None if the outliers come from a recording.
     `pause_at_ns` is the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
+    `weights` are those of suspects; None: do not look for any.
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -809,6 +846,7 @@ def run(
         rules=rules,
         outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
+        weights=weights,
     )
     try:
         with faults.report_thread_errors(app.report_thread_error), terminal.collected_signals() as app.early_signals:

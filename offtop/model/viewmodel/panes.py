@@ -25,6 +25,7 @@ from offtop.model.viewmodel.view import (
     into,
     out_of_waker,
 )
+from offtop.model.windows.breakdown import ALL
 
 
 def tree_or_list(view: View) -> View:
@@ -86,6 +87,14 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
         return about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
     view = about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
     return into(view, "thread", thread=key, cursor=key, focus=TREE)
+
+
+def around_hop(view: View, key: ThreadKey) -> View:
+    """Select a thread in all panes; with tid 0, its process."""
+    view = replace(off_cpu_panes(view), category=ALL)
+    view = about(view, pid=None, thread=None, pool=None, object=None, reason=None, wakers=(), cursor=None, way=())
+    view = into(view, "pid", pid=key.pid, cursor=None, focus=LIST)
+    return into(view, "thread", thread=key, cursor=key, focus=TREE) if key.tid else view
 
 
 def off_cpu_panes(view: View) -> View:

@@ -82,6 +82,12 @@ KEYS = (
         "list objects that threads wait on: locks, sockets, pipes, files; Enter lists the threads",
     ),
     KeyRow("stuck", "5", "change_view('stuck')", "list waits in progress, oldest first", bar="5 stuck"),
+    KeyRow(
+        "suspects",
+        "6",
+        "suspects",
+        "show who others wait behind, hop by hop; Enter shows that thread",
+    ),
     KeyRow("outliers", "O", "change_view('outliers')", "list outliers, newest first", bar="O outliers"),
     KeyRow(
         "triggers",

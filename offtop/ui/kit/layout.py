@@ -39,7 +39,8 @@ class Layout(NamedTuple):
     width: int
     height: int
     panels: Mapping[str, Rect]
-    """By panel id: `head`, `alert`, `keys`, `border`, `border-low`, and the pane names of model.viewmodel.view."""
+    """By panel id: `head`, `suspects`, `alert`, `keys`, `border`, `border-low`, and the pane names of
+    model.viewmodel.view."""
     latency: str = OFF
     """What the latency pane shows."""
     cost: bool = True
@@ -99,6 +100,8 @@ class Layout(NamedTuple):
 
 TINY_WIDTH, TINY_HEIGHT = 40, 8
 """A smaller terminal gets only one line."""
+LEAST_WITH_SUSPECTS = 14
+"""Least lines of a screen with suspects on it."""
 LEAST_LIST = 4
 """Least lines of a useful list: its title, column titles and two rows."""
 LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 140, 35
@@ -121,10 +124,17 @@ def stuck_lines(height: int) -> int:
     return max(1, height - STUCK_FRAME - details)
 
 
-def arrange(width: int, height: int, view: View | None = None, within: bool = False) -> Layout:
+def most_suspect_lines(width: int, height: int) -> int:
+    """Return how many lines of suspects there is room for."""
+    if width < TINY_WIDTH or height < LEAST_WITH_SUSPECTS:
+        return 0
+    return 1 if height < 24 else 3 if width < 160 or height < 50 else 5
+
+
+def arrange(width: int, height: int, view: View | None = None, within: bool = False, suspects: int = 0) -> Layout:
     """Return the layout of a terminal for `view`.
 
-    `within` says whether the view is limited to the calls of one function (--within).
+    `within` says whether the view is limited to the calls of one function (--within). `suspects`: lines for these.
     """
     view = view or View()
     if width < TINY_WIDTH or height < TINY_HEIGHT:
@@ -133,9 +143,11 @@ def arrange(width: int, height: int, view: View | None = None, within: bool = Fa
     timeline, cost = height >= 24 and "timeline" not in view.hidden, height >= 20
     crumb, keys = height >= 14, int(height >= 12)
     head = 2 + within + cost + timeline + crumb
-    body = Rect(0, head, width, height - head - keys - 1)
+    body = Rect(0, head + suspects, width, height - head - suspects - keys - 1)
     latency = _latency(view, width)
     panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height)}
+    if suspects:
+        panels["suspects"] = Rect(0, head, width, suspects)
     panels["alert"] = Rect(0, height - keys - 1, width, 1)
     if keys:
         panels["keys"] = Rect(0, height - 1, width, 1)

@@ -24,6 +24,7 @@ from offtop.ui.panes.chooser import Chooser
 from offtop.ui.panes.help import Help
 from offtop.ui.panes.process_details import ProcessDetails
 from offtop.ui.panes.stack_problems import StackProblems
+from offtop.ui.panes.suspects import Suspects
 from tests.ui.scripted import MS, SHOP, WHO, ScriptedSource, Waits
 from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, until
 
@@ -125,6 +126,7 @@ DOES: dict[str, Does] = {
     "chain": Does(says("|4 chain|")),
     "objects": Does(says("objects: all categories"), ("2",)),
     "stuck": Does(says("stuck now")),
+    "suspects": Does(on(Suspects)),
     "outliers": Does(says("No outliers yet.")),
     "triggers": Does(says("outliers (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("causes: all categories")),

@@ -1,0 +1,178 @@
+"""Suspects: a sentence each under the head, and an overlay with their chains, hop by hop."""
+
+from collections.abc import Callable, Sequence
+from textwrap import wrap
+from typing import ClassVar, NamedTuple
+
+from textual.binding import Binding, BindingType
+
+from offtop.model.aggregate import location
+from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.suspects import Found, Hop
+from offtop.model.values.blockers import VIA
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.stack import Names
+from offtop.printable import printable
+from offtop.ui.kit.glyphs import Glyphs
+from offtop.ui.kit.lines import Clicked, Line, fit, plain
+from offtop.ui.kit.overlay import Overlay
+from offtop.units import duration, threads
+
+_MARK, _INDENT, _KEY = "! ", "  ", " 6"
+
+
+class HopText(NamedTuple):
+    """One hop of a chain. All texts are raw."""
+
+    key: ThreadKey
+    who: str
+    does: str
+    """What it waits for, or what it does if it is the last."""
+    place: str
+    """Its stack, in short; empty if unknown."""
+    age_ns: int
+    via: str
+    """How it is known that the next hop must act, one of blockers.VIA; empty for the last."""
+    is_exact: bool
+
+
+class SuspectText(NamedTuple):
+    """One suspect. All texts are raw."""
+
+    says: str
+    next: str
+    waiting: float
+    hops: Sequence[HopText]
+
+    @property
+    def in_full(self) -> str:
+        return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
+
+
+def described(found: Found, catalog: Catalog, names: Names, causes: CauseFinder) -> list[SuspectText]:
+    """Describe the suspects, with the names of functions that are known by now."""
+    texts = SuspectTexts(catalog, names, causes)
+    return [
+        SuspectText(*texts.sentence(one), one.waiting, [_hop_text(hop, texts, catalog, names) for hop in one.hops])
+        for one in found.suspects
+    ]
+
+
+def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> HopText:
+    does = f"waits for {texts.what(hop)}" if hop.via else texts.does(hop)
+    place = location.of_sleeper(catalog, hop.site, names) if hop.site else ""
+    return HopText(hop.key, texts.who(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
+
+
+def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room."""
+    if not room:
+        return []
+    if not found:
+        return [plain(fit(NOTHING, width, glyphs), "dim")]
+    cells = max(10, width - len(_MARK) - len(_KEY))
+    shown = found[:room]
+    spare = room - len(shown)
+    made: list[Line] = []
+    for one in shown:
+        whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.says)]
+        parts = next((parts for parts in whole if len(parts) <= spare + 1), None)
+        if parts is None:
+            parts = whole[-1][: spare + 1]
+            parts[-1] += glyphs.ellipsis
+        spare -= len(parts) - 1
+        for at, part in enumerate(parts):
+            key = _KEY if not made else " " * len(_KEY)
+            spans = (_INDENT if at else _MARK, "alert"), (fit(part, cells, glyphs), "text"), (key, "key")
+            made.append(Line(spans))
+    return made
+
+
+def _wrapped(text: str, width: int, glyphs: Glyphs) -> list[str]:
+    return wrap(printable(text, glyphs.is_ascii), max(10, width), break_on_hyphens=False) or [""]
+
+
+class _Row(NamedTuple):
+    line: Line
+    hop: HopText | None = None
+    """The hop that the line is about."""
+
+
+class Suspects(Overlay):
+    """The overlay. It calls `suspects` whenever it is drawn, and `go_to` with the hop that was chosen."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,6,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
+        Binding("enter", "choose", show=False),
+    ]
+    CSS = "Suspects { align: center middle; background: $background 0%; }"
+
+    def __init__(
+        self, suspects: Callable[[], Sequence[SuspectText]], go_to: Callable[[ThreadKey], None], glyphs: Glyphs
+    ) -> None:
+        super().__init__()
+        self._suspects, self._go_to, self._glyphs = suspects, go_to, glyphs
+        self._cursor = self._top = 0
+
+    def draw(self) -> None:
+        panel, width = self.panel, self.size.width
+        hops = self._hops()
+        self._cursor = max(0, min(self._cursor, len(hops) - 1))
+        rows = self._rows(width)
+        height = max(3, min(self.size.height, len(rows) + 2))
+        room = height - 2
+        at = [number for number, row in enumerate(rows) if row.hop is not None and row.hop is hops[self._cursor]]
+        first, last = (at[0], at[-1]) if at else (0, 0)
+        self._top = max(0, min(max(self._top, last - room + 1), first, len(rows) - room if first else 0))
+        panel.styles.width, panel.styles.height = width, height
+        heading = "suspects: who others wait behind"
+        shown = [Line(((fit(f" {heading}", width, self._glyphs), "title"),), "menu")]
+        shown += [row.line for row in rows[self._top : self._top + room]]
+        hint = " ENTER show that thread  arrows move  ESC close" if hops else " ESC close"
+        panel.show([*shown, plain(fit(hint, width, self._glyphs), "dim")])
+
+    def action_move(self, step: int) -> None:
+        self._cursor = max(0, min(len(self._hops()) - 1, self._cursor + step))
+        self.draw()
+
+    def action_choose(self) -> None:
+        hops = self._hops()
+        if hops:
+            self.dismiss()
+            self._go_to(hops[self._cursor].key)
+
+    def on_clicked(self, event: Clicked) -> None:
+        if event.turns:
+            self.action_move(event.turns)
+
+    def _hops(self) -> list[HopText]:
+        return [hop for one in self._suspects() for hop in one.hops]
+
+    def _rows(self, width: int) -> list[_Row]:
+        rows: list[_Row] = []
+        chosen, number = self._cursor, 0
+        for one in self._suspects():
+            text = f"{threads(one.waiting)} waiting: {one.in_full}"
+            rows += [_Row(self._line(f" {part}", width, "name")) for part in _wrapped(text, width - 2, self._glyphs)]
+            for hop in one.hops:
+                rows += [
+                    _Row(self._line(text, width, token, number == chosen), hop) for text, token in self._hop_lines(hop)
+                ]
+                number += 1
+        return rows or [_Row(self._line(f" {NOTHING}", width, "dim"))]
+
+    @staticmethod
+    def _hop_lines(hop: HopText) -> list[tuple[str, str]]:
+        age = duration(hop.age_ns)
+        found = [(f"   {age:>6} {hop.who}: {hop.does}", "text")]
+        if hop.place:
+            found.append((f"          at {hop.place}", "dim"))
+        if hop.via:
+            likely = "likely" if not hop.is_exact else "exact"
+            found.append((f"          {likely}: the next one {VIA[hop.via]}", "dim"))
+        return found
+
+    def _line(self, text: str, width: int, token: str, is_chosen: bool = False) -> Line:
+        base = "menu-chosen" if is_chosen else "menu"
+        return Line(((fit(text, width, self._glyphs), base if is_chosen else token),), base)

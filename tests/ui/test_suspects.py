@@ -1,0 +1,89 @@
+"""Suspects stand under the head, and 6 opens their chains, hop by hop."""
+
+from dataclasses import replace
+
+import pytest
+
+from offtop import paths
+from offtop.model.classify import suspects
+from offtop.model.values.blockers import MUTEX, Blocker
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.snapshot import Snapshot
+from offtop.ui.kit.glyphs import UNICODE
+from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
+from tests.ui.scripted import ScriptedSource, Waits
+from tests.ui.shown import asynchronous, screen, shown
+
+WEIGHTS = suspects.parse(paths.suspects().read_text())
+_LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
+TABLE = (
+    *(
+        Waits("shop", 40, "worker", 41 + n, "lock", "futex_wait", waits_on=True, older_ms=5000, read=_LOCKED)
+        for n in range(3)
+    ),
+    Waits("shop", 40, "holder", 50, "fsync", "do_fsync", waits_on=True, older_ms=5000, read=("fsync", "flush")),
+)
+
+
+class HeldSource(ScriptedSource):
+    """Three workers wait for a lock that the holder has."""
+
+    def after(self, seconds: int) -> Snapshot:
+        held = {ThreadKey(40, 41 + n): (Blocker(40, 50, MUTEX, True),) for n in range(3)}
+        return replace(super().after(seconds), blockers=held)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (220, 60)])
+@asynchronous
+async def test_sentence_stands_under_the_head_whole(size: tuple[int, int]) -> None:
+    async with shown(HeldSource(TABLE, ticks=4), size, weights=WEIGHTS) as (app, _):
+        top = " ".join(" ".join(line.removesuffix(" 6") for line in screen(app)[:10]).split())
+        assert "! 3 threads of shop wait for a mutex (9.00s), held by holder(50), which waits for" in top
+
+
+@asynchronous
+async def test_machine_on_which_nobody_waits_for_a_lock_says_so_in_one_line() -> None:
+    async with shown(ScriptedSource(ticks=4), weights=WEIGHTS) as (app, pilot):
+        assert screen(app).count("nothing stands out") == 1
+        await pilot.press("6", "enter")
+        assert isinstance(app.screen, Suspects)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Suspects)
+
+
+@asynchronous
+async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None:
+    async with shown(HeldSource(TABLE, ticks=4), weights=WEIGHTS) as (app, pilot):
+        await pilot.press("6")
+        text = "\n".join(screen(app))
+        assert "4.00 waiting: 3 threads of shop wait for a mutex" in text
+        assert "9.00s 3 threads of shop: waits for a mutex" in text
+        assert "exact: the next one is the owner that stands in the mutex" in text
+        assert "9.00s holder(50): waits for data to be durable" in text
+        await pilot.press("down", "enter")
+        assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50))
+        assert not isinstance(app.screen, Suspects)
+
+
+@pytest.mark.parametrize("size", [(80, 14), (40, 8), (30, 5)])
+@asynchronous
+async def test_small_screens_have_one_line_or_none(size: tuple[int, int]) -> None:
+    async with shown(HeldSource(TABLE, ticks=4), size, weights=WEIGHTS) as (app, pilot):
+        assert sum(line.startswith("! ") for line in screen(app)) == (size[1] >= 14)
+        await pilot.press("6", "end")
+        assert all(len(line) <= size[0] for line in screen(app))
+
+
+def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
+    hop = HopText(ThreadKey(1, 1), "a(1)", "sleeps", "", 0, "", True)
+    long = SuspectText(
+        "flock\x1b[2J(10) waits for job.lock (9.00s), held by sleep(31822), which sleeps", "why", 1.0, [hop]
+    )
+    drawn = lines([long] * 2, 60, 3, UNICODE)
+    assert len(drawn) == 3
+    text = ["".join(part for part, _ in line.spans).rstrip() for line in drawn]
+    assert text[0].startswith("! flock\\x1b[2J(10) waits for job.lock (9.00s), held by")
+    assert text[1] == "  sleep(31822), which sleeps. Next: why."
+    assert text[2].endswith("…")
+    assert [len(lines([long] * n, 200, 5, UNICODE)) for n in (0, 1, 5)] == [1, 1, 5]
+    assert lines([long], 80, 0, UNICODE) == []
