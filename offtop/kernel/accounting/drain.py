@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from operator import ne
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, distinct, integers
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, distinct, integers, lookup_keys
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -325,12 +326,12 @@ class Drain:
         """Note the names and programs of the threads of a scan, and that they run."""
         ids = ids_of(tasks)
         self._named.append(ids)
-        keys, comms = list(map(THREADS.key, ids.tolist())), tasks["comm"].tolist()
-        self._stacks.set_program_numbers(dict(zip(tasks["pid"].tolist(), tasks["execs"].tolist(), strict=True)))
-        known = map(self._catalog.comms.get, keys)
-        for key, name, raw in zip(keys, known, comms, strict=True):
-            if name != layout.text_of(raw):
-                self._note_name(key, raw)
+        pids, tids, comms = *ids.T.tolist(), tasks["comm"].tolist()
+        self._stacks.set_program_numbers(dict(zip(pids, tasks["execs"].tolist(), strict=True)))
+        known = map(self._catalog.comms.get, lookup_keys(ids))
+        for at, is_other in enumerate(map(ne, known, map(layout.text_of, comms))):
+            if is_other:
+                self._note_name(ThreadKey(pids[at], tids[at]), comms[at])
         for pid in ids[ids[:, 0] == ids[:, 1], 0].tolist():
             self._details.note_alive(pid)
         some = tasks[tasks["flags"] & layout.SCANNED_RAN != 0]

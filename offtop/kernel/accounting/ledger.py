@@ -40,7 +40,7 @@ from offtop.model.values.moves import MOVE_FIELDS, Moves
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, SiteTotals, ThreadTotals
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT, STACK_LOST
-from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, Mask, integers
+from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, Mask, integers, lookup_keys
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -306,7 +306,7 @@ class Ledger:
             numbers = np.zeros((np.count_nonzero(has_run), THREADS.numbers), np.int64)
             numbers[:, RUNNING_NS] = ran_ns[has_run]
             tick.settled.append((some.ids[has_run], numbers))
-            known = map(lives.get, map(THREADS.key, some.ids.tolist()))
+            known = map(lives.get, lookup_keys(some.ids))
             for at in [at for at, life in enumerate(known) if life and life.to_ns]:
                 self._revive(int(in_table[at]), int(some.rows["start_ns"][at]))
 

@@ -1,6 +1,7 @@
 """What the ledger knows of each thread, as columns: its wait in progress, its identity and its CPU time."""
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ThreadTable:
     def known_rows_of(self, ids: Ints) -> Ints:
         """Return the row of each of the threads (pid, tid), or -1."""
         codes: list[int] = thread_codes(ids).tolist()
-        return np.array([self._row_of.get(code, -1) for code in codes], np.int64)
+        return np.array(list(map(self._row_of.get, codes, repeat(-1))), np.int64)
 
     def row(self, key: ThreadKey) -> int:
         """Return the row of a thread, or -1 if it has none."""

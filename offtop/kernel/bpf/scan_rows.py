@@ -105,9 +105,12 @@ def scan_of(data: bytes) -> Scan:
 
 
 def _rows_at(data: bytes, at: Ints, kind: np.dtype[np.void]) -> Rows:
-    """Return the rows that begin at these positions."""
+    """Return the rows that begin at these positions; a view of `data` if they are evenly spaced, otherwise a copy."""
     if not len(at):
         return np.empty(0, kind)
+    stride = int(at[1] - at[0]) if len(at) > 1 else kind.itemsize
+    if (at[1:] - at[:-1] == stride).all():
+        return np.ndarray(len(at), kind, data, int(at[0]), strides=stride)
     overlapping = np.ndarray((len(data) - kind.itemsize) // _ALIGNMENT + 1, kind, data, strides=_ALIGNMENT)
     return overlapping[at // _ALIGNMENT]
 

@@ -158,13 +158,21 @@ class Stacks:
         stack that are in the __sched section and above the first frame that it does return.
         """
         first, end = self._sched_text
-        frames = stacks["frames"] * (np.arange(layout.SCAN_FRAMES) < stacks["depth"][:, None])
+        depths = stacks["depth"]
+        columns = max(1, int(depths.max(initial=0)))
+        frames = stacks["frames"][:, :columns] * (np.arange(columns) < depths[:, None])
         words = stacks["words"] | np.uint64(self._signed)
-        is_below = np.logical_or.accumulate(words == frames[:, :1], axis=1)
-        words[is_below | (words < first) | (words >= end)] = 0
-        ones, which = kinds_of((frames, words))
+        rows, at = np.nonzero((words >= first) & (words < end))
+        on_top = np.zeros((len(stacks), layout.SCAN_WORDS), np.uint64)
+        if len(rows):
+            is_leaf = words == frames[:, :1]
+            leaf_at = np.where(is_leaf.any(axis=1), is_leaf.argmax(axis=1), layout.SCAN_WORDS)
+            is_on_top = at < leaf_at[rows]
+            rows, at = rows[is_on_top], at[is_on_top]
+            on_top[rows, at] = words[rows, at]
+        ones, which = kinds_of((frames, on_top)) if len(rows) else kinds_of((frames,))
         found: list[int] = []
-        for depth, frame_row, word_row in zip(stacks["depth"][ones].tolist(), frames[ones], words[ones], strict=True):
+        for depth, frame_row, word_row in zip(depths[ones].tolist(), frames[ones], on_top[ones], strict=True):
             given = (*word_row[word_row != 0].tolist(), frame_row[:depth].tobytes())
             known = self._scanned_ids.get(given)
             if known is None:

@@ -95,10 +95,13 @@ class _Waits(NamedTuple):
     def all(cls, parts: Sequence["_Waits"]) -> "_Waits":
         """Join `parts`; of a thread, keep only the last."""
         ids, switched_out_ns, registers = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        every = cls(ids, switched_out_ns, registers)
         _, last = np.unique(thread_codes(ids)[::-1], return_index=True)
-        return cls(ids, switched_out_ns, registers).of(np.sort(len(ids) - 1 - last))
+        return every if len(last) == len(ids) else every.of(np.sort(len(ids) - 1 - last))
 
     def of(self, which: Ints | Mask | slice) -> "_Waits":
+        if isinstance(which, np.ndarray) and which.dtype == np.bool_ and which.all():
+            return self  # the registers are most of what offtop would copy
         return _Waits(self.ids[which], self.switched_out_ns[which], self.registers[which])
 
     def of_pids(self, pids: Collection[int]) -> Mask:
@@ -109,7 +112,7 @@ class _Waits(NamedTuple):
         row = waiting.rows_of(thread_codes(self.ids))
         is_there = row >= 0
         is_there[is_there] = waiting.list.rows[row[is_there], SWITCHED_OUT_NS] == self.switched_out_ns[is_there]
-        return is_there, waiting.list.of_rows(row[is_there]).began_ns
+        return is_there, waiting.list.began_ns[row[is_there]]
 
 
 _NO_WAITS = _Waits(integers([], 2), integers([], 1)[:, 0], np.zeros(0, REGISTERS_ROW))

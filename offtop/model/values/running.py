@@ -62,14 +62,14 @@ class Running(Mapping[K, V], Generic[K, V]):
             groups = Groups(rows)
             rows, maxima, numbers = groups.codes, groups.maxima(maxima), groups.sums(numbers)
             lanes = None if lanes is None else groups.sums(lanes)
-        here = self._numbers[rows]
+        here = self._numbers.take(rows, axis=0)
         here[:, :MAX_NS] += numbers[:, :MAX_NS]
         np.maximum(here[:, MAX_NS], maxima, out=here[:, MAX_NS])
         self._numbers[rows] = here
         self._longest_ns[rows] = np.maximum(self._longest_ns[rows], maxima)
         self._added_ns[rows] = at_ns
         if lanes is not None:
-            self._lanes[rows] += lanes
+            self._lanes[rows] = self._lanes.take(rows, axis=0) + lanes
         return new
 
     def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:

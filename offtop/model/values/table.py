@@ -156,7 +156,7 @@ class Groups:
         return self._reduced(np.maximum, values)
 
     def _reduced(self, by: np.ufunc, values: Ints) -> Ints:
-        there = values[self._order]
+        there = values.take(self._order, axis=0)  # several times as fast as values[...] for a matrix
         return there if len(self._starts) == len(there) else by.reduceat(there, self._starts, axis=0)
 
 
@@ -168,14 +168,14 @@ def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, 
     if not len(ids):
         return Table(kind, ids, numbers, lanes)
     order, starts = in_order(ids)
-    in_order_numbers = numbers[order]
+    in_order_numbers = numbers.take(order, axis=0)
     sums = np.add.reduceat(in_order_numbers, starts, axis=0)
     sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
     whole = np.zeros((len(starts), log2.LANES), np.int64)
     if len(lanes):
         of_keys = Groups(_which(order, starts)[: len(lanes)])
         whole[of_keys.codes] = of_keys.sums(lanes)
-    return Table(kind, ids[order[starts]], sums, whole)
+    return Table(kind, ids.take(order[starts], axis=0), sums, whole)
 
 
 def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -238,6 +238,11 @@ def _starts(changes: Mask, length: int) -> NDArray[np.intp]:
 def thread_codes(ids: Ints) -> Ints:
     """Return one integer for the thread of each key."""
     return ids[:, 0] << 32 | ids[:, 1]
+
+
+def lookup_keys(ids: Ints) -> Iterable[ThreadKey]:
+    """Return the keys of threads as plain tuples: dicts with ThreadKeys find them, too, at half the cost."""
+    return cast(Iterable[ThreadKey], zip(*ids.T.tolist(), strict=True))
 
 
 class SiteKeys(Sequence[SiteKey]):

@@ -117,7 +117,7 @@ NO_WAITS = WaitList.of(())
 class Waits(Mapping[ThreadKey, Waiting]):
     """The wait in progress of each thread that has one. Immutable."""
 
-    __slots__ = ("_numbers", "lineage", "list", "versions")
+    __slots__ = ("_numbers", "_sorted", "lineage", "list", "versions")
 
     def __init__(self, waits: WaitList, versions: Ints, lineage: object) -> None:
         """`versions` has one number a row, which is another one in each Waits of `lineage` in which the wait differs.
@@ -126,6 +126,8 @@ class Waits(Mapping[ThreadKey, Waiting]):
         """
         self.list, self.versions, self.lineage = waits, versions, lineage
         self._numbers: dict[int, int] | None = None
+        self._sorted: tuple[Ints, Ints] | None = None
+        """Codes of threads in order, and their rows."""
 
     @classmethod
     def of(cls, entries: Mapping[ThreadKey, Waiting]) -> "Waits":
@@ -172,10 +174,12 @@ class Waits(Mapping[ThreadKey, Waiting]):
         """Return the row of each of the threads, or -1."""
         if not len(self):
             return np.full(len(codes), -1)
-        own = self.codes
-        order = np.argsort(own)
-        at = order[np.minimum(np.searchsorted(own, codes, sorter=order), len(own) - 1)]
-        return np.where(own[at] == codes, at, -1)
+        if self._sorted is None:
+            order = np.argsort(self.codes)
+            self._sorted = self.codes[order], order
+        own, rows = self._sorted
+        at = np.minimum(np.searchsorted(own, codes), len(own) - 1)
+        return np.where(own[at] == codes, rows[at], -1)
 
 
 def changed(now: Mapping[ThreadKey, Waiting], before: Mapping[ThreadKey, Waiting]) -> Iterable[Waiting]:

@@ -121,10 +121,10 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
     sites = finished(SITES, earlier.sites, later.sites)[:3]
     moved = np.concatenate((thread_codes(threads[0]), thread_codes(sites[0])))
     before, now = Waits.of(earlier.waiting), Waits.of(later.waiting)
-    still, so_far = _in_progress(before, earlier.at_ns, now, later.at_ns, moved)
-    live = np.concatenate((_codes_of(later.threads), now.codes))
-    for rows, column in ((so_far, 0), (early.rows, WAS), (early.rows, NOW)):
-        _move_to_exited(rows, column, live)
+    still, so_far, over = _in_progress(before, earlier.at_ns, now, later.at_ns, moved)
+    for rows, column in ((over, 0), (early.rows, WAS), (early.rows, NOW)):
+        _move_to_exited(rows, column, later.threads, now)
+    so_far = np.concatenate((so_far, over))
     return Window(
         taken_ns=later.taken_ns,
         at_ns=later.at_ns,
@@ -193,19 +193,19 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
                 given_back[row] = False
     was_there = before >= 0
     numbers = b.numbers.copy()
-    numbers[was_there] -= a.numbers[before[was_there]]
+    numbers[was_there] -= a.numbers.take(before[was_there], axis=0)
     numbers[:, MAX_NS] = b.numbers[:, MAX_NS]
-    changed = b.present & (numbers[:, :MAX_NS] != 0).any(axis=1)
-    lanes, before = b.lanes[changed], before[changed]
+    changed = np.flatnonzero(b.present & (numbers[:, :MAX_NS] != 0).any(axis=1))
+    ids, numbers, lanes, before = b.ids[changed], numbers[changed], b.lanes[changed], before[changed]
     was_there = before >= 0
-    lanes[was_there] -= a.lanes[before[was_there]]
+    lanes[was_there] -= a.lanes.take(before[was_there], axis=0)
     if not given_back.any():
-        return b.ids[changed], numbers[changed], lanes, integers([], kind.width)
+        return ids, numbers, lanes, integers([], kind.width)
     rest, rest_numbers = a.ids[given_back], -a.numbers[given_back]
     rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
     return (
-        np.concatenate((b.ids[changed], rest)),
-        np.concatenate((numbers[changed], rest_numbers)),
+        np.concatenate((ids, rest)),
+        np.concatenate((numbers, rest_numbers)),
         np.concatenate((lanes, -a.lanes[given_back])),
         a.ids[given_back],
     )
@@ -216,8 +216,8 @@ SoFar = Ints
 SO_FAR_FIELDS = SITES.width + 3
 
 
-def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: Ints) -> tuple[SiteKeys, SoFar]:
-    """Return the sites of waits that just went on, and what the others changed by.
+def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: Ints) -> tuple[SiteKeys, SoFar, SoFar]:
+    """Return the sites of waits that just went on, what others changed by, and what was shown of those that are over.
 
     `moved` has the codes of the threads that have an entry already.
     """
@@ -232,13 +232,15 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     others_before[:, SITES.width] -= now_ns - before_ns
     for past in (others_before, over):
         past[:, SITES.width : SITES.width + 2] *= -1
-    return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before, over))
+    return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before)), over
 
 
 def _so_far(waits: Ints, at_ns: int) -> SoFar:
     """`waits` has rows of a WaitList."""
-    rows = waits[:, [*range(SITES.width), FROM_NS, READY_NS, PREEMPTED]]
-    rows[:, SITES.width] = at_ns - rows[:, SITES.width]
+    rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64)
+    rows[:, : SITES.width] = waits[:, : SITES.width]
+    rows[:, SITES.width] = at_ns - waits[:, FROM_NS]
+    rows[:, SITES.width + 1], rows[:, SITES.width + 2] = waits[:, READY_NS], waits[:, PREEMPTED]
     return rows
 
 
@@ -280,7 +282,8 @@ def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, 
     some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
     if some.all():
         return table
-    return Table(kind, table.ids[some], table.numbers[some], table.lanes[some])
+    left = np.flatnonzero(some)
+    return Table(kind, *(column.take(left, axis=0) for column in (table.ids, table.numbers, table.lanes)))
 
 
 def _codes_of(entries: Mapping[ThreadKey, ThreadTotals]) -> Ints:
@@ -289,13 +292,14 @@ def _codes_of(entries: Mapping[ThreadKey, ThreadTotals]) -> Ints:
     return thread_codes(threads.ids[threads.present])
 
 
-def _move_to_exited(rows: Ints, column: int, live: Ints) -> None:
-    """Replace sites of threads that are not in `live` by EXITED.
+def _move_to_exited(rows: Ints, column: int, threads: Mapping[ThreadKey, ThreadTotals], waiting: Waits) -> None:
+    """Replace sites of threads that are in neither `threads` nor `waiting` by EXITED.
 
     The ids of a site begin at `column`.
     """
-    gone = ~np.isin(thread_codes(rows[:, column:]), live)
-    rows[gone, column : column + 2], rows[gone, column + 3 : column + SITES.width] = EXITED, NO_STACK
+    at = np.flatnonzero(waiting.rows_of(thread_codes(rows[:, column:])) < 0)
+    at = at[~np.isin(thread_codes(rows[at, column:]), _codes_of(threads))] if len(at) else at
+    rows[at, column : column + 2], rows[at, column + 3 : column + SITES.width] = EXITED, NO_STACK
 
 
 def merge(windows: Sequence[Window]) -> Window:
