@@ -13,6 +13,7 @@ from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import features, libbpf, pid_namespace, privileges
 from offtop.kernel.bpf.program import DEFAULT_UNWIND, Unwind, attach
 from offtop.kernel.procfs.guarded_reads import GuardedReads
+from offtop.kernel.resolve.stacks import MOST_USER_STACKS
 from offtop.kernel.scope import within
 from offtop.kernel.scope.config import Change, Settings, check_alive, find_cgroup, is_any_alive
 from offtop.kernel.scope.within import WatchedFunctions
@@ -223,6 +224,9 @@ class LiveSource(LiveFeed):
         parts, stages, ledger = self._parts, self._stages, self._parts.ledger
         if (most := parts.wakes.most_kept) is not None:
             parts.wakes.forget(set(), ledger.drop_wakes(most))
+        if (surplus := parts.stacks.surplus) and (dropped := ledger.drop_stacks(surplus, MOST_USER_STACKS * 3 // 4)):
+            parts.stacks.forget(dropped)
+            parts.wakes.forget(dropped, set())
         parts.peers.publish()
         at_ns = stages.snapshot_ns = flipped.at_ns
         cost, missed = parts.cost.read(at_ns, parts.config.settings.helper_pids)

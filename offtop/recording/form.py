@@ -20,7 +20,19 @@ from offtop.model.values.catalog import Details, ThreadKey, ThreadLifetime
 from offtop.model.values.moves import MOVE_FIELDS, NO_MOVES, READY, SINCE, UNTIL, Moves
 from offtop.model.values.peers import NAMED, ROLES, Peers, PeerSide, Process
 from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Holder, Machine, Sampling, Thinned
-from offtop.model.values.stack import CLOSED, ENDS, FILTERED, GONE, LINKED, NO_STACK, UNREAD, WHOLE, Frame, Stack
+from offtop.model.values.stack import (
+    CLOSED,
+    DROPPED,
+    ENDS,
+    FILTERED,
+    GONE,
+    LINKED,
+    NO_STACK,
+    UNREAD,
+    WHOLE,
+    Frame,
+    Stack,
+)
 from offtop.model.values.table import RUNNING_NS, SITES, THREADS, Ints, K, Kind, V, integers
 from offtop.model.values.wake import (
     CHAIN_ENDS,
@@ -473,7 +485,7 @@ def category_of(stack: Stack) -> str:
 
 def _is_user_stack(frames: Sequence[Frame]) -> bool:
     """Return whether these are user frames: kernel frames have no offset."""
-    return any(frame.offset or frame.file in (GONE, CLOSED, UNREAD) for frame in frames)
+    return any(frame.offset or frame.file in (GONE, CLOSED, UNREAD, DROPPED) for frame in frames)
 
 
 def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: object) -> Stack:

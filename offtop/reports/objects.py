@@ -16,7 +16,7 @@ from offtop.model.classify.suspects import KINDS as SUSPECT_KINDS
 from offtop.model.outliers.trigger import METRICS
 from offtop.model.values.blockers import VIA
 from offtop.model.values.peers import NAMED, ROLES
-from offtop.model.values.stack import ANONYMOUS, CLOSED, ENDS, GONE, UNREAD
+from offtop.model.values.stack import ANONYMOUS, CLOSED, DROPPED, ENDS, GONE, UNREAD
 from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
@@ -494,7 +494,8 @@ class StackProblem(Struct, frozen=True, kw_only=True):
         str | None,
         _about(
             f"In brackets if there is no file: {ANONYMOUS} generated at run time, {GONE} no longer known, {CLOSED} in "
-            f"a process that offtop may not read, {UNREAD} in a process that was not read in time; "
+            f"a process that offtop may not read, {UNREAD} in a process that was not read in time, {DROPPED} used too "
+            "long ago; "
             "null: unknown, or any file."
         ),
     ]

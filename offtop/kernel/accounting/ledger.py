@@ -9,9 +9,9 @@ All threads of a tick are computed at once, as columns: `rows` are always those 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -410,17 +410,43 @@ class Ledger:
         own = [wake for wake in self.catalog.wakes if wake >= FIRST_WAKE]
         oldest = sorted(own, key=named_ns.__getitem__)[: max(0, len(own) - most)]
         dropped = {wake for wake in oldest if named_ns[wake] <= self._window_from_ns}
-        threads: set[ThreadKey] = set()
-        for key, _ in added:
-            if key.wake in dropped:
-                self._retired[key.kernel] = self._retired[key.user] = self.at_ns
-                self._retire_site(key)
-                threads.add(key.thread)
-        for thread in threads:
-            self._sites_of[thread] = [one for one in self._sites_of.get(thread, ()) if one.wake not in dropped]
+        self._retire_sites([key for key, _ in added if key.wake in dropped])
         for wake in dropped:
             self._drop_wake(wake)
         return dropped
+
+    def drop_stacks(self, of_users: Collection[int], most: int) -> set[int]:
+        """Evict the least recently used of these user stacks until `most` are left; return the ids dropped.
+
+        Keeps those that the last snapshot was the first to refer to, and those of wakes. The sums of their sites move
+        to those of exited threads. An older window that refers to a dropped stack shows it as such.
+        """
+        used_ns = {**dict.fromkeys(of_users, 0), **self._retired}
+        added = self.sites.added()
+        in_use = chain(
+            (site.user for site in self._deferred.sites()),
+            self.waiting.list.rows[:, [USER, READ_USER]].ravel().tolist(),
+            chain.from_iterable(wake.stacks for wake in self.catalog.wakes.values()),
+        )
+        for stack, ns in chain(((key.user, ns) for key, ns in added), zip(in_use, repeat(self.at_ns))):
+            used_ns[stack] = max(ns, used_ns.get(stack, 0))
+        oldest = sorted(of_users, key=used_ns.__getitem__)[: max(0, len(of_users) - most)]
+        dropped = {stack for stack in oldest if used_ns[stack] <= self._window_from_ns}
+        self._retire_sites([key for key, _ in added if key.user in dropped])
+        for stack in dropped:
+            del self.catalog.stacks[stack]
+            self._retired.pop(stack, None)
+        self.catalog.has_dropped_stacks |= bool(dropped)
+        return dropped
+
+    def _retire_sites(self, sites: Sequence[SiteKey]) -> None:
+        """Move the sums of sites to those of exited threads."""
+        for key in sites:
+            self._retired[key.kernel] = self._retired[key.user] = self.at_ns
+            self._retire_site(key)
+        retired = set(sites)
+        for thread in {key.thread for key in sites}:
+            self._sites_of[thread] = [one for one in self._sites_of.get(thread, ()) if one not in retired]
 
     def _drop_wake(self, wake: int) -> None:
         """Drop a wake with its storms: they are running totals, which last as long as their id."""

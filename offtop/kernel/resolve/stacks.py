@@ -54,6 +54,8 @@ _SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
 """Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
 ones."""
 
+MOST_USER_STACKS = 32_768
+"""How many user stacks the catalog keeps, of 1 KB each: next to compilers there are 1,000 new ones a second."""
 _NO_PID = -1
 _END = layout.END_UNSURE - 1
 _PYTHON_COUNT = (1 << layout.END_GENERATION_SHIFT - layout.END_PYTHON_SHIFT) - 1
@@ -108,6 +110,8 @@ class Stacks:
         self._kernel_ids: dict[int, int] = {}
         self._scanned_ids: dict[tuple[int | bytes, ...], int] = {}
         self._user_ids: dict[int, dict[int, int]] = {}
+        self._of_users = set[int]()
+        """Ids of user stacks."""
         self._execs: dict[int, int] = {}
         """pid → program number, as `runs` was last called."""
         self._exited = set[int]()
@@ -221,8 +225,14 @@ class Stacks:
         self._scanned_ids.clear()
         self._this_tick_only.clear()
 
+    @property
+    def surplus(self) -> frozenset[int]:
+        """All user stacks if they are too many; otherwise none. See Ledger.drop_stacks."""
+        return frozenset(self._of_users if len(self._of_users) > MOST_USER_STACKS else ())
+
     def forget(self, dropped: set[int]) -> None:
         """Forget ids that were evicted from the catalog."""
+        self._of_users -= dropped
         self._by_frames = {what: i for what, i in self._by_frames.items() if i not in dropped}
         self._kernel_ids.clear()
         self._scanned_ids.clear()
@@ -321,7 +331,9 @@ class Stacks:
             without = (frame.file for frame in frames if not self._user_frames.has_rule(frame))
             return Stack(frames, end=end, is_unsure=unsure, guessed_in=next(without, "") if unsure else "")
 
-        return self._intern(frames, end, unsure, make)
+        known = self._intern(frames, end, unsure, make)
+        self._of_users.add(known)
+        return known
 
     def _intern_kernel(self, addresses: Sequence[int]) -> int:
         if not addresses:

@@ -16,6 +16,7 @@ from offtop.model.values.stack import (
     BAD_PC,
     CLOSED,
     DEEP,
+    DROPPED,
     ENDED,
     FIRST_STACK,
     GONE,
@@ -25,6 +26,7 @@ from offtop.model.values.stack import (
     NOT_COPIED,
     NOT_FOLLOWED,
     NOT_IN_MEMORY,
+    NOT_KEPT,
     NOT_PERMITTED,
     NOT_READ,
     SIGNAL,
@@ -58,6 +60,7 @@ REASONS: Mapping[str, str] = {
     ENDED: "all missing: the process exited before it was read",
     NOT_PERMITTED: "all missing: offtop may not read the process",
     NOT_READ: "all missing: the process was not read in time",
+    NOT_KEPT: "all missing: there were too many newer stacks",
     STRIPPED: "names missing: stripped of its symbols",
     NO_SYMBOL: "names missing: no symbol for that code",
     NO_MAP: "names missing: JIT code, not in a perf map",
@@ -72,11 +75,11 @@ REASONS: Mapping[str, str] = {
 """Why a stack is incomplete or not fully named, by the name in JSON."""
 _NAME_REASONS = frozenset(
     {
-        *(ENDED, NOT_PERMITTED, NOT_READ, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
+        *(ENDED, NOT_PERMITTED, NOT_READ, NOT_KEPT, STRIPPED, NO_SYMBOL, NO_MAP, NO_ELF),
         *(OVERWRITTEN, FILE_GONE, UNREADABLE, TOO_SLOW, NOT_CONFINED, NOT_KNOWN),
     }
 )
-_CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, NOT_READ, *REASONS.keys() - _NAME_REASONS})
+_CALLER_REASONS = frozenset({ENDED, NOT_PERMITTED, NOT_READ, NOT_KEPT, *REASONS.keys() - _NAME_REASONS})
 _BUILD_UNWINDABLE = "build it with -fasynchronous-unwind-tables and keep .eh_frame, or with -fno-omit-frame-pointer"
 _REMEDIES: Mapping[str, str] = {
     NO_WAY: _BUILD_UNWINDABLE,
@@ -280,6 +283,8 @@ def _of_callers(stack: Stack) -> Iterator[_Flaw]:
         yield _Flaw(CLOSED, NOT_PERMITTED)
     elif stack.end == NOT_READ:
         yield _Flaw(UNREAD, NOT_READ)
+    elif stack.end == NOT_KEPT:
+        yield _Flaw(DROPPED, NOT_KEPT)
     elif stack.end == LINKED:
         yield _Flaw("", LINKED)
     elif stack.end == BAD_PC and stack.is_unsure and stack.guessed_in:

@@ -2,15 +2,15 @@
 
 One Catalog is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
 windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
-Any thread may read it. Ids are never reused. Wakes may be too many for that: the ones used longest ago are dropped
-first, and older windows then show them as lost.
+Any thread may read it. Ids are never reused. Wakes and user stacks may be too many for that: the ones used longest ago
+are dropped first, and older windows then show them as lost or dropped.
 """
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from offtop.model.values.peers import NO_PEERS, Peers
-from offtop.model.values.stack import EMPTY, RESERVED, Stack
+from offtop.model.values.stack import DROPPED_STACK, EMPTY, FIRST_STACK, RESERVED, Stack
 from offtop.model.values.wake import LOST_WAKE, NO_WAKE, Object, Wake
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 
@@ -105,9 +105,13 @@ class Catalog:
     """Changes whenever `peers` does."""
     has_programs: bool = True
     """Whether user stacks and wakers are gathered at all. If not, a wait without them need not be in progress."""
+    has_dropped_stacks: bool = False
+    """Whether user stacks were dropped that an older window may still refer to."""
 
     def stack(self, stack_id: int) -> Stack:
-        return self.stacks.get(stack_id, EMPTY)
+        """Return the stack of that id; DROPPED_STACK if it may have been dropped, EMPTY for any other unknown id."""
+        is_dropped = self.has_dropped_stacks and stack_id >= FIRST_STACK
+        return self.stacks.get(stack_id, DROPPED_STACK if is_dropped else EMPTY)
 
     def wake(self, wake_id: int) -> Wake:
         """Return the wake of that id, LOST_WAKE if it was dropped."""

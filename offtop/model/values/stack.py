@@ -16,6 +16,8 @@ CLOSED = "[not permitted]"
 """`Frame.file` if the process belongs to another user and CAP_SYS_PTRACE is missing."""
 UNREAD = "[not read]"
 """`Frame.file` if the mappings of the process were not read in time, because its mmap_lock is held."""
+DROPPED = "[dropped]"
+"""`Frame.file` of the only frame of a user stack that was used longest ago when there were too many."""
 ANONYMOUS = "[anon]"
 """`Frame.file` of code without a file that no perf map names: JIT code."""
 JIT = "[jit]"
@@ -44,7 +46,7 @@ WHOLE, LINKED, DEEP, NOT_COPIED, NOT_FOLLOWED, NOT_IN_MEMORY, BAD_PC, NO_WAY, EN
     *("whole", "frame-pointers", "too-deep", "not-copied", "not-followed", "not-in-memory", "astray", "no-unwind-info"),
     "process-ended",
 )
-NOT_PERMITTED, NOT_READ = "not-permitted", "not-read"
+NOT_PERMITTED, NOT_READ, NOT_KEPT = "not-permitted", "not-read", "not-kept"
 ENDS: Mapping[str, str] = {
     WHOLE: "whole: ends where the thread began",
     LINKED: "frame pointers, not checked",
@@ -57,6 +59,7 @@ ENDS: Mapping[str, str] = {
     ENDED: "the process exited before it was read",
     NOT_PERMITTED: "offtop may not read the process",
     NOT_READ: "the process was not read in time",
+    NOT_KEPT: "there were too many newer stacks",
 }
 """How a user stack may end, by its name in `Stack.end` and JSON."""
 
@@ -66,7 +69,7 @@ class Frame(NamedTuple):
 
     file: str
     """Path of the binary, or of a Python function's source; or a word in brackets: `[kernel]`, `[ext4]`, `[vdso]`,
-    `[anon]`, `[python]`, `[gone]`, `[not permitted]`, `[not read]`."""
+    `[anon]`, `[python]`, `[gone]`, `[not permitted]`, `[not read]`, `[dropped]`."""
     offset: int
     """User frames: byte offset in the file, or the address if there is no file. Python functions: their first line.
     Kernel frames: 0."""
@@ -98,7 +101,7 @@ class Stack(NamedTuple):
 
         It is empty if none are.
         """
-        if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED, NOT_READ) or not self.frames:
+        if self.end in (WHOLE, LINKED, ENDED, NOT_PERMITTED, NOT_READ, NOT_KEPT) or not self.frames:
             return ""
         return f"{ENDS[self.end]}: {self.frames[-1].file.rpartition('/')[2]}"
 
@@ -119,6 +122,7 @@ class Stack(NamedTuple):
 
 
 LOST = Stack((Frame(KERNEL, 0, "[stack lost]"),))
+DROPPED_STACK = Stack((Frame(DROPPED, 0),), end=NOT_KEPT)
 EMPTY = Stack(())
 RESERVED: Mapping[int, Stack] = {NO_STACK: EMPTY, STACK_LOST: LOST}
 """The stacks that every Snapshot has."""

@@ -20,7 +20,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.running import Running
 from offtop.model.values.snapshot import EXITED, Move, SiteTotals, Snapshot, ThreadTotals
-from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Stack
+from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, SHORT, Frame, Stack
 from offtop.model.values.table import SITES
 from offtop.model.values.wake import FIRST_WAKE, NO_OBJECT, Link, Object, Storm, Wake, Waker
 from offtop.model.windows.window import Window, between, merge
@@ -689,6 +689,44 @@ def test_the_object_of_a_wait_in_progress_stays_in_the_catalog() -> None:
     assert ledger.moves == [Move(site, site._replace(wake=on + 1), 10_000, 180_000)], "it is on another object by now"
     ledger.tick(200_000, MIN_NS, [], NOTHING, [], max_ns=1)
     assert ledger.waiting[key].site == SiteKey(*key, FILTERED, NO_STACK)
+
+
+def test_the_least_recently_used_user_stacks_are_evicted_and_no_total_changes() -> None:
+    key, ledger, first = ThreadKey(7, 100), Ledger(0), 1_000
+    ledger.catalog.stacks[FIRST_STACK] = Stack(())
+    snapshots, dropped = list[Snapshot](), set[int]()
+    for tick in range(1, 31):
+        users = first, *range(first + 3 * tick, first + 3 * tick + 3)
+        ledger.catalog.stacks.update((user, Stack((Frame("/bin/it", user),))) for user in users)
+        ended = [(SiteKey(*key, FIRST_STACK, user), SiteTotals(1, 2_000, 0, 2_000, log2.of(2_000))) for user in users]
+        silent = ThreadRecord._make([0] * 30 + [bytes(8 * layout.LANES)])
+        ledger.tick(tick * TICK_NS, MIN_NS, [(key, silent)], SiteDeltas.of(ended), [])
+        kept = {stack for stack in ledger.catalog.stacks if stack >= first}
+        now_dropped = ledger.drop_stacks(kept, 8)
+        assert len(kept - now_dropped) == min(8, 1 + 3 * tick)
+        dropped |= now_dropped
+        snapshots.append(snapshot(ledger))
+    assert first not in dropped, "a stack in use stays"
+    assert len(dropped) == 1 + 3 * 30 - 8
+    windows = [between(a, b) for a, b in pairwise(snapshots)]
+    assert [sum(one.total_ns for one in window.sites.values()) for window in windows] == [4 * 2_000] * 29
+    assert sum(one.waits for one in ledger.sites.values()) == 4 * 30
+    users_of_old = {site.user for site in windows[0].sites}
+    assert {ledger.catalog.stack(user).frames[0].file for user in users_of_old} == {"/bin/it", "[dropped]"}
+    assert ledger.catalog.stack(NO_STACK).frames == ()
+    ledger.age(keep_ns=1)
+    assert ledger.drop_stacks(frozenset(), 0) == set()
+
+
+def test_user_stacks_of_a_wait_in_progress_or_a_wake_are_not_evicted() -> None:
+    key, ledger = ThreadKey(7, 100), primed()
+    of_wait, of_waker, of_link, of_none = range(1_000, 1_004)
+    ledger.catalog.stacks.update((user, Stack(())) for user in range(1_000, 1_004))
+    ledger.catalog.wakes[33] = Wake(Waker(user=of_waker), links=(Link(NO_STACK, of_link, Waker()),))
+    ledger.read_user(key, ledger.waiting[key].switched_out_ns, of_wait)
+    for at_ns in (50_000, 60_000):
+        ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
+    assert ledger.drop_stacks({of_wait, of_waker, of_link, of_none}, 0) == {of_none}
 
 
 def test_storms_of_a_wake_in_use_stay_so_no_window_is_negative() -> None:
