@@ -267,7 +267,7 @@ def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) 
 
 def _waiting(kept: HistoryTick) -> float:
     """Return the average number of waiting threads, without idle and filtered waits."""
-    leaves = kept.cut.categories
+    leaves = kept.breakdown.categories
     ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
     return average(ns, kept.span_ns)
 
@@ -282,7 +282,7 @@ def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSo
     row = int(max_ns.argmax())
     if len(longest) == _LONGEST and max_ns[row] <= min(longest).max_ns:
         return longest
-    site, catalog = SITES.key(shares.ids[row].tolist()), kept.facts.catalog
+    site, catalog = SITES.key(shares.ids[row].tolist()), kept.header.catalog
     here = location.in_short(catalog, site.kernel, site.user, source.names)
     words = (
         f"{printable(catalog.process(site.pid))}({site.pid}) {printable(catalog.comm(site.thread))}({site.tid})  {here}"

@@ -201,7 +201,7 @@ def run(
             since_ns = since_ns or kept.at_ns - kept.span_ns
             shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
             moved = passing(shifted, wanted.filter, cause_finder) if shifted else None
-            gathered = gathers(kept.facts.mode, wanted.mode)
+            gathered = gathers(kept.header.mode, wanted.mode)
             found = suspects.at(kept.number) if suspects else NOTHING_FOUND
             if wanted.folded and not gathered:
                 ungathered += 1
@@ -311,7 +311,7 @@ def look_up(source: Source, kept: HistoryTick, looked_up: Collection[int]) -> se
 
 def _pids(kept: HistoryTick) -> set[int]:
     """Return the PIDs with time in a tick, except EXITED, which stands for evicted threads."""
-    return {pid for by_pid in kept.cut.processes.values() for pid in by_pid if pid != EXITED.pid}
+    return {pid for by_pid in kept.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
 
 
 def _view(wanted: Wanted) -> View:
@@ -330,22 +330,22 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
     kept, catalog = tick.kept, tick.kept.window.catalog
     scope, order = wanted.scope, wanted.order._replace(compare=comparison.listed({}) if comparison else None)
     if wanted.mode == WAKEUP:
-        return _wakers(tick, wanted, order, lifetime) if gathers(kept.facts.mode, WAKEUP) else Ranking()
+        return _wakers(tick, wanted, order, lifetime) if gathers(kept.header.mode, WAKEUP) else Ranking()
     some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
         table, now = by_thread(tick.shares, scope), stuck.by_thread(some)
         every = thread_rows(table, kept.span_ns, catalog, order, lifetime=ever, now=now)
     else:
-        cut_ever, ages = lifetime.cut if lifetime else None, stuck.by_process(some)
-        every = process_rows(tick.cut, scope, catalog, order, lifetime=cut_ever, now=ages)
+        breakdown_ever, ages = lifetime.breakdown if lifetime else None, stuck.by_process(some)
+        every = process_rows(tick.breakdown, scope, catalog, order, lifetime=breakdown_ever, now=ages)
     keeps_all = not wanted.filter.chooses_rows or not every.rows
     listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
     if wanted.threads:
         whom = {row.key for row in listed.rows if isinstance(row.key, ThreadKey)}
         tops: Mapping[Key, SiteKey] = {**top_of_threads(tick.shares, scope, whom)}
     else:
-        tops = {**top_of_processes(tick.cut, scope, {row.pid for row in listed.rows})}
+        tops = {**top_of_processes(tick.breakdown, scope, {row.pid for row in listed.rows})}
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
 
 
@@ -388,10 +388,10 @@ def tick_text(
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, cause_finder) if wanted.stuck else ()
     categories = category_rows(
-        tick.cut,
+        tick.breakdown,
         wanted.order._replace(compare=comparison.categories() if comparison else None),
         idle_shown=wanted.idle_shown,
-        lifetime=lifetime.cut if lifetime else None,
+        lifetime=lifetime.breakdown if lifetime else None,
         now=stuck.by_category(shown),
     )
 
@@ -424,7 +424,7 @@ def tick_text(
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
-        *([] if gathers(tick.kept.facts.mode, wanted.mode) else [NOT_GATHERED]),
+        *([] if gathers(tick.kept.header.mode, wanted.mode) else [NOT_GATHERED]),
         "",
         *in_full,
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
@@ -527,7 +527,7 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
     window = tick.kept.window
     every = accounts([window])
     for pid in window.filters.pids:
-        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.cut.processes.items() if leaf.idle)
+        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.breakdown.processes.items() if leaf.idle)
         checked = budget(every.of(pid), idle_ns, window.span_ns, rate)
         text = "; ".join(checked.lines) if checked else "it has ended"
         yield f"budget of {printable(window.catalog.process(pid))}({pid}): {text}"
@@ -539,7 +539,7 @@ def _filtered(tick: Tick, wanted: Wanted) -> str:
     chosen, kept = tick.filter, tick.kept
     if not chosen.text:
         return ""
-    shown_ns = total(by_category(tick.cut, wanted.idle_shown, filtered_shown=False).values()).total_ns
+    shown_ns = total(by_category(tick.breakdown, wanted.idle_shown, filtered_shown=False).values()).total_ns
     unknown = len(_pids(kept).difference(kept.window.catalog.details)) if chosen.needs_details else 0
     doubt = f" ({unknown} processes unknown)" if unknown else ""
     return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
@@ -548,11 +548,11 @@ def _filtered(tick: Tick, wanted: Wanted) -> str:
 def _head(kept: HistoryTick, idle_shown: bool) -> str:
     window = kept.window
     span_ns = window.span_ns
-    filtered_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == FILTERED)
-    every = total(kept.cut.categories.values()).total_ns - filtered_ns
-    idle_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.idle)
+    filtered_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == FILTERED)
+    every = total(kept.breakdown.categories.values()).total_ns - filtered_ns
+    idle_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.idle)
     shown_ns = every if idle_shown else every - idle_ns
-    ready_ns = sum(part.total_ns for leaf, part in kept.cut.categories.items() if leaf.category == RUN_QUEUE)
+    ready_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items())
     is_lost_known = window.sampling is None or window.sampling.lost_known

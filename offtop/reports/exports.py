@@ -63,7 +63,7 @@ def profile(
     """
     cause_finder = CauseFinder(source.names, rules)
     whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen)
-    if not gathers(whole.facts.mode, mode):
+    if not gathers(whole.header.mode, mode):
         raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")
     shares = passing(whole, chosen, cause_finder).shares
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)

@@ -15,7 +15,7 @@ from offtop.model.values.stack import PLACELESS
 from offtop.model.values.table import SITES
 from offtop.model.values.waits import KERNEL, Waits
 from offtop.model.viewmodel.comparison import Now
-from offtop.model.windows.breakdown import Breakdown, Idle, Shares, cut_of
+from offtop.model.windows.breakdown import Breakdown, Idle, Shares, breakdown_of
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
 
@@ -27,7 +27,7 @@ class Tick(NamedTuple):
     """The unfiltered tick."""
     filter: Filter
     shares: Shares
-    cut: Breakdown
+    breakdown: Breakdown
     left_out_ns: int = 0
     """Time that does not pass the filter."""
     stuck: Stuck = NOTHING_STUCK
@@ -56,12 +56,12 @@ def passing(
     if accounted:
         each = accounts([kept.window]).by_thread()
     if not chosen.chooses_waits:
-        return Tick(kept, chosen, every, kept.cut, stuck=blocked, accounts=each)
+        return Tick(kept, chosen, every, kept.breakdown, stuck=blocked, accounts=each)
     some = every.of(chosen.mask(every, catalog, cause_finder))
     left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
     if blocked.shares is not None:
         blocked = blocked.of(chosen.mask(blocked.shares, catalog, cause_finder))
-    return Tick(kept, chosen, some, cut_of(some, kept.span_ns), left_out_ns, blocked, each)
+    return Tick(kept, chosen, some, breakdown_of(some, kept.span_ns), left_out_ns, blocked, each)
 
 
 def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:

@@ -65,7 +65,7 @@ def tick_object(
     """
     kept = tick.kept
     window, catalog, machine = kept.window, kept.window.catalog, kept.window.machine
-    leaves, leaf_of = tick.cut.categories, leaf_of_sites(window, kept.idle)
+    leaves, leaf_of = tick.breakdown.categories, leaf_of_sites(window, kept.idle)
     listed_sites = sites(tick)
     earlier_ns = {key: totals.total_ns for key, totals in sites(moved)} if moved else {}
     if moved:
@@ -104,7 +104,7 @@ def tick_object(
                 diagnosis=causes.of_category(name),
                 baseline=changes.category(name) if changes else UNSET,
             )
-            for name, part in sorted(by_category(tick.cut).items(), key=lambda item: (-item[1].total_ns, item[0]))
+            for name, part in sorted(by_category(tick.breakdown).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
         threads=[
             objects.Thread(
@@ -275,7 +275,7 @@ class _Changes:
     ) -> None:
         comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
         self._span_ns = tick.kept.span_ns
-        self._categories = by_category(tick.cut, filtered_shown=False)
+        self._categories = by_category(tick.breakdown, filtered_shown=False)
         self._threads: Mapping[tuple[int, ...], Added] = by_thread(tick.shares, Scope())
         self._sites = {key: (t.waits, t.total_ns, t.max_ns, t.histogram) for key, t in those}
         self._of_categories = comparison.categories()(self._categories)

@@ -68,7 +68,7 @@ def whole_of(
         warn(INTERRUPTED)
     if last is None:
         raise OfftopError("There was no complete tick. Measure for a longer time")
-    if chosen.needs_wakers and not gathers(last.facts.mode, WAKEUP):
+    if chosen.needs_wakers and not gathers(last.header.mode, WAKEUP):
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.catalog, _stacks(window))}, _NAMES_SECONDS)

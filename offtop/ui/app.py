@@ -315,7 +315,7 @@ class OfftopApp(MouseActions):
     def _name_versions(self) -> tuple[int, int]:
         """Return the versions of function names and process details, which may arrive after their tick."""
         newest = self._history.newest
-        return self._source.names.version, newest.facts.catalog.details_version if newest else 0
+        return self._source.names.version, newest.header.catalog.details_version if newest else 0
 
     def on_source_ended(self, message: SourceEnded) -> None:
         if message.error is not None:
@@ -349,7 +349,7 @@ class OfftopApp(MouseActions):
 
     def _layout_of(self, view: View) -> Layout:
         newest = self._history.newest
-        within = bool(newest.facts.filters.within if newest else view.filters.within)
+        within = bool(newest.header.filters.within if newest else view.filters.within)
         return arrange(self.size.width, self.size.height, view, within, len(self._suspect_lines()))
 
     def _suspect_lines(self) -> list[Line]:
@@ -364,7 +364,7 @@ class OfftopApp(MouseActions):
         ticks = self._history.last(1, self._view.paused_at_ns)
         if self._suspects is None or not ticks:
             return []
-        found, catalog = self._suspects.at(ticks[-1].number), ticks[-1].facts.catalog
+        found, catalog = self._suspects.at(ticks[-1].number), ticks[-1].header.catalog
         return suspects.described(found, catalog, self._source.names, self._suspect_causes)
 
     def action_suspects(self) -> None:
@@ -428,7 +428,7 @@ class OfftopApp(MouseActions):
         view = picture.view
         self._source.find_peers(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
-            every = [by_pid for tick in picture.ticks for by_pid in tick.cut.processes.values()]
+            every = [by_pid for tick in picture.ticks for by_pid in tick.breakdown.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
             self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:

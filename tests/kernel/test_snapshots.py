@@ -85,7 +85,7 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
         pace = Pace(source, history, _DELAY_NS, first_tick_ns=_DELAY_NS)
         for kept, _ in zip(pace.ticks(), range(_TICKS), strict=False):
             stacks = stacks_of(passing(kept, NOTHING, cause_finder, history.stuck(kept)))
-            source.wait_for_names({frame for one in stacks for frame in kept.facts.catalog.stack(one).frames}, 30)
+            source.wait_for_names({frame for one in stacks for frame in kept.header.catalog.stack(one).frames}, 30)
         ticks = history.last(1 << 62)[2:-1]
         recorder = clip_file.new_clip(source, person(), tmp_path, "all", ticks[-1].taken_ns)
         since_ns = ticks[0].at_ns - ticks[0].span_ns

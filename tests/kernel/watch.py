@@ -34,7 +34,7 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import FILTERED, SHORT
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU
-from offtop.model.windows.breakdown import Idle, Part, cut, shares
+from offtop.model.windows.breakdown import Idle, Part, break_down, shares
 from offtop.model.windows.window import Window, between
 
 MS = 1_000_000
@@ -250,7 +250,7 @@ def check_sums(window: Window) -> None:
     broken += [(key, rest_ns) for key, rest_ns in of_sites.items() if rest_ns]
     if broken:
         raise LawError(f"{len(broken)}, as {broken[:3]}")
-    of_categories_ns = sum(part.total_ns for part in cut(window, Idle()).categories.values())
+    of_categories_ns = sum(part.total_ns for part in break_down(window, Idle()).categories.values())
     if of_categories_ns != all_ns:
         raise LawError(f"categories have {of_categories_ns:,} ns of {all_ns:,}")
 

@@ -55,11 +55,11 @@ def test_clip_has_the_numbers_stacks_wakers_and_waits_in_progress_of_its_recordi
         for snapshot in iter(played.read, None):
             made = again.add(snapshot)
             kept += [made] if made else []
-        begin_ns, was, now = ticks[0].at_ns - ticks[0].span_ns, ticks[-1].facts.catalog, kept[-1].facts.catalog
+        begin_ns, was, now = ticks[0].at_ns - ticks[0].span_ns, ticks[-1].header.catalog, kept[-1].header.catalog
         assert (played.host, len(kept)) == (source.host, 20)
         for tick, other in zip(ticks, kept, strict=True):
             assert numbers(other, begin_ns) == numbers(tick, begin_ns)
-            assert by_category(other.cut) == by_category(tick.cut)
+            assert by_category(other.breakdown) == by_category(tick.breakdown)
             assert in_progress(again, other) == in_progress(history, tick)
             for site, _ in other.window.each_site():
                 for stack in (site.kernel, site.user):

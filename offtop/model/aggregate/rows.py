@@ -74,7 +74,7 @@ class Row(NamedTuple):
     storm: Storm = NO_STORM
     """For a waker: its bursts of wakeups."""
     top: SiteKey = NOWHERE
-    """For a cgroup, process or thread: where it last waited longest (cut.tops)."""
+    """For a cgroup, process or thread: where it last waited longest (breakdown.tops)."""
     holder: Holder = NO_HOLDER
     """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None
@@ -419,7 +419,7 @@ def thread_rows(
     accounts: Mapping[tuple[int, ...], Account] | None = None,
     folding: Folding = UNFOLDED,
 ) -> Ranking:
-    """Return a row for each thread or pool of `table` (cut.by_thread, or a sum of several)."""
+    """Return a row for each thread or pool of `table` (breakdown.by_thread, or a sum of several)."""
     pools = folding.pools
 
     def row_of(key: tuple[int, ...], part: Part) -> Row:

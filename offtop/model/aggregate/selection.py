@@ -18,7 +18,7 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import SITES, Ints, Mask, distinct_rows, integers
 from offtop.model.values.wake import OFFCPU, WAKEUP, gathers
-from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope, Shares, cut_of
+from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope, Shares, breakdown_of
 from offtop.model.windows.history import HistoryTick, Packed
 from offtop.model.windows.stuck import Stuck
 
@@ -54,7 +54,7 @@ class Selection(NamedTuple):
 class FilteredTick(NamedTuple):
     """What mutes and filters leave of a tick."""
 
-    cut: Breakdown
+    breakdown: Breakdown
     unmuted: Parts
     """Everything that is not muted."""
     muted_ns: int
@@ -98,7 +98,7 @@ class FilterCache:
 
     def _masks_at(self, tick: HistoryTick, every: Shares) -> tuple[Mask, Mask]:
         """Cached, since several tables of a tick need them, and they cost more than the tables."""
-        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.facts.catalog))
+        return _cached(self._masked, tick, lambda tick: self._masks(every, tick.header.catalog))
 
     def _masks(self, every: Shares, catalog: Catalog) -> tuple[Mask, Mask]:
         """Return which rows are not muted, and which pass the filters."""
@@ -111,7 +111,7 @@ class FilterCache:
 
     def taken(self, tick: HistoryTick) -> FilteredTick:
         if self.selection.is_everything:
-            return FilteredTick(tick.cut, tick.leaves, 0)
+            return FilteredTick(tick.breakdown, tick.leaves, 0)
         return _cached(self._taken, tick, self._take)
 
     def _take(self, tick: HistoryTick) -> FilteredTick:
@@ -122,7 +122,7 @@ class FilterCache:
         kept = every.of(unmuted & passing)
         self._remember(tick, kept)
         muted_ns = int(every.total_ns[~unmuted].sum())
-        return FilteredTick(cut_of(kept, tick.span_ns), parts, muted_ns)
+        return FilteredTick(breakdown_of(kept, tick.span_ns), parts, muted_ns)
 
     def chosen(self, tick: HistoryTick) -> Parts:
         """Return the time of the selected process, thread or branch.
@@ -133,23 +133,23 @@ class FilterCache:
         if tid is None and not path:
             if pid is None and self.selection.is_everything:
                 return tick.leaves
-            if tick.kept_cut is not None:
-                return self._in_cut(self.taken(tick).cut)
+            if tick.kept_breakdown is not None:
+                return self._of_selected(self.taken(tick).breakdown)
         return _cached(self._chosen, tick, self._choose)
 
-    def _in_cut(self, cut: Breakdown) -> Parts:
+    def _of_selected(self, breakdown: Breakdown) -> Parts:
         pid = self.selection.pid
         if pid is None:
-            return cut.categories
-        return {leaf: by_pid[pid] for leaf, by_pid in cut.processes.items() if pid in by_pid}
+            return breakdown.categories
+        return {leaf: by_pid[pid] for leaf, by_pid in breakdown.processes.items() if pid in by_pid}
 
     @property
     def known_parts(self) -> dict[int, Parts]:
         """Tick number → time of the selection, as far as it was computed."""
-        of_cuts = {}
+        of_breakdowns = {}
         if self.selection.tid is None and not self.selection.path:
-            of_cuts = {number: self._in_cut(taken.cut) for number, taken in self._taken.items()}
-        return self._earlier | of_cuts | self._chosen
+            of_breakdowns = {number: self._of_selected(taken.breakdown) for number, taken in self._taken.items()}
+        return self._earlier | of_breakdowns | self._chosen
 
     def _choose(self, tick: HistoryTick) -> Parts:
         some = self.of_branch(self.shares(tick).in_scope(Scope("", self.selection.pid, self.selection.tid)), tick)
@@ -161,13 +161,13 @@ class FilterCache:
 
     def _through(self, ids: Ints, tick: HistoryTick) -> Mask:
         selection = self.selection
-        return through(ids, tick.facts.catalog, self._cause_finder.names, selection.shape, selection.path)
+        return through(ids, tick.header.catalog, self._cause_finder.names, selection.shape, selection.path)
 
     def stuck(self, every: Stuck, tick: HistoryTick) -> Stuck:
         """Return those of `every`, at the end of `tick`, that pass mutes and filters."""
         if every.shares is None or self.selection.is_everything:
             return every
-        unmuted, passing = self._masks(every.shares, tick.facts.catalog)
+        unmuted, passing = self._masks(every.shares, tick.header.catalog)
         return every.of(unmuted & passing)
 
     def chosen_stuck(self, some: Stuck, tick: HistoryTick) -> Stuck:
@@ -187,7 +187,7 @@ class FilterCache:
         needed, ticks without them are left out.
         """
         asked = {tick.number: tick for tick in sorted(ticks, key=lambda tick: -tick.number)}
-        asked = {number: tick for number, tick in asked.items() if gathers(tick.facts.mode, self._mode)}
+        asked = {number: tick for number, tick in asked.items() if gathers(tick.header.mode, self._mode)}
         bytes_left = _MOST_BYTES
         for number in [
             number for number, tick in asked.items() if number not in self._earlier and not self._is_known(tick)
@@ -212,7 +212,7 @@ class FilterCache:
         if self.selection.tid is not None or self.selection.path:
             return False
         if self.selection.is_everything:
-            return self.selection.pid is None or tick.kept_cut is not None
+            return self.selection.pid is None or tick.kept_breakdown is not None
         return tick.number in self._taken
 
     def forget(self, oldest: HistoryTick | None, recent: HistoryTick) -> None:
@@ -245,7 +245,7 @@ class FilterCaches:
 
     def of(self, selection: Selection, newest: HistoryTick, *, held: bool) -> FilterCache:
         """Return the FilterCache; `held`: perhaps no later tick will be drawn."""
-        before, known = self._cache, self._known(selection, newest.facts.catalog)
+        before, known = self._cache, self._known(selection, newest.header.catalog)
         stands, self._seen = held or newest.number == self._seen, newest.number
         if before and before.selection == selection:
             early = self._made <= newest.number < self._made + self._patience

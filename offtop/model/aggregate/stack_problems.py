@@ -202,7 +202,7 @@ class Problems:
         self._checked: tuple[Catalog | None, int] = None, 0
 
     def of(self, table: Mapping[tuple[int, ...], Added], catalog: Catalog) -> ProblemSummary:
-        """Return the problems of a table by site (cut.by_site)."""
+        """Return the problems of a table by site (breakdown.by_site)."""
         self._drop_outdated(catalog)
         waits_ns: dict[tuple[int, int], int] = {}
         for (_, user, _, pid), (_, total_ns, _, _) in table.items():

@@ -69,7 +69,7 @@ class Branch(NamedTuple):
 
 
 def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Names, shape: Shape) -> Node:
-    """Return the tree of `places` (cut.by_place).
+    """Return the tree of `places` (breakdown.by_place).
 
     Its root stands for the selection and has no name.
     """

@@ -36,7 +36,7 @@ WITHOUT_WAKE = _BELOW, _EXITED = -1, -2
 """Stand for the wake of a wait that has none."""
 G = TypeVar("G", WakerKey, Object, Reason)
 KeyOf = Callable[..., G]
-"""From the id of a wake, or what stands for one, or a row of cut.sites_of, to the key that its time is counted
+"""From the id of a wake, or what stands for one, or a row of breakdown.sites_of, to the key that its time is counted
 under."""
 
 

@@ -136,7 +136,7 @@ class CauseFinder:
     def rules_of(
         self, table: Mapping[tuple[int, ...], Added], catalog: Catalog, apart: bool = False
     ) -> list[CauseShare]:
-        """Apply the rules to a table by site (cut.by_site); most time first.
+        """Apply the rules to a table by site (breakdown.by_site); most time first.
 
         `apart`: keep rules apart that lead to the same cause.
         """
@@ -167,7 +167,7 @@ class CauseFinder:
         return sorted(parts, key=lambda one: -one.total_ns)
 
     def rules_at(self, sites: Iterable[tuple[int, ...]], catalog: Catalog) -> list[Rule | None]:
-        """Return the rule for each of cut.sites_of; None also if the location is unknown."""
+        """Return the rule for each of breakdown.sites_of; None also if the location is unknown."""
         self._drop_outdated(catalog)
         return [None if site[0] in PLACELESS else self._of_row(site, catalog) for site in sites]
 

@@ -112,7 +112,7 @@ class OutlierDetector:
                 self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
         min_ns = max(snapshot.filters.min_ns, snapshot.cost.thinned.stacks_from_ns)
-        if self._usual.learn(kept.cut, snapshot.catalog.processes, min_ns, kept.at_ns):
+        if self._usual.learn(kept.breakdown, snapshot.catalog.processes, min_ns, kept.at_ns):
             self._clear_thresholds()
             self._waiting = {}
         return found
@@ -363,7 +363,7 @@ def _parts(trigger: Trigger, catalog: Catalog, kept: HistoryTick) -> dict[str, P
     Everything is under the empty name if the trigger names no program.
     """
     parts: dict[str, list[Part]] = {}
-    for leaf, by_pid in kept.cut.processes.items():
+    for leaf, by_pid in kept.breakdown.processes.items():
         if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):
             continue
         for pid, part in by_pid.items():

@@ -104,7 +104,7 @@ class Scene(NamedTuple):
 
     @property
     def catalog(self) -> Catalog:
-        return self.ticks[-1].facts.catalog
+        return self.ticks[-1].header.catalog
 
 
 class ListedRows(NamedTuple):
@@ -227,7 +227,7 @@ class Listing:
             )
         in_progress = scene.stuck.in_scope(scope)
         accounts = accounts.by_process() if accounts else None
-        lifetime = scene.filter_cache.taken(scene.ever).cut if scene.ever else None
+        lifetime = scene.filter_cache.taken(scene.ever).breakdown if scene.ever else None
         if view.lists_cgroups:
             return cgroup_rows(
                 scene.breakdown,
@@ -340,7 +340,7 @@ class Listing:
 def _storms(scene: Scene, rows: Ranking) -> list[Row]:
     """Return rows of storms, for wakers that have rows."""
     key_of = waker_of(scene.catalog, scene.view.lists_waking_threads)
-    storms = storms_of_rows(storms_over(tick.facts for tick in scene.ticks), rows, key_of)
+    storms = storms_of_rows(storms_over(tick.header for tick in scene.ticks), rows, key_of)
     return storm_rows(storms, sum(tick.span_ns for tick in scene.ticks))
 
 
@@ -405,13 +405,13 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, cause_finder: C
         if of_pools:
             found |= _tops_of_pools(of_pools, filter_cache.shares(tick).in_scope(scope), made)
         if view.lists_cgroups:
-            taken, catalog = filter_cache.taken(tick).cut, tick.facts.catalog
+            taken, catalog = filter_cache.taken(tick).breakdown, tick.header.catalog
             pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
             group_of = {pid: path for pid in pids if (path := cgroup_of(pid, catalog)) in missing}
             found |= top_of_groups(taken, scope, group_of)
         elif not view.lists_threads:
             found |= top_of_processes(
-                filter_cache.taken(tick).cut, scope, {key for key in missing if isinstance(key, int)}
+                filter_cache.taken(tick).breakdown, scope, {key for key in missing if isinstance(key, int)}
             )
         missing -= found.keys()
     return [
@@ -428,7 +428,7 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, cause_finder: CauseFinder
     for tick in scene.ticks[: -_LOOKED_UP_TICKS - 1 : -1]:
         if all(row.key in found for row in seen):
             break
-        some, catalog = scene.filter_cache.shares(tick), tick.facts.catalog
+        some, catalog = scene.filter_cache.shares(tick), tick.header.catalog
         if view.lists_reasons:
             found |= _tops_of_reasons(
                 {row.key for row in seen if row.key not in found}, some.in_scope(view.scope), catalog, cause_finder

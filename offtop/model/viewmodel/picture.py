@@ -313,7 +313,7 @@ class Pictures:
             return None
         ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
         newest = minute[-1]
-        gathered = gathers(newest.facts.mode, view.mode)
+        gathered = gathers(newest.header.mode, view.mode)
         ticks = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
         # context switches are not summed since the start
         recent = last_alike(minute, _RECENT_NS, OFFCPU) if ticks[0] is ever else ticks
@@ -324,7 +324,7 @@ class Pictures:
         taken = [filter_cache.taken(tick) for tick in added]
         unmuted = _sums_of(one.unmuted for one in taken)
         parts = _by_category(unmuted, view.idle_shown)
-        one = merged([tick.cut for tick in taken])
+        one = merged([tick.breakdown for tick in taken])
         chosen = replace(one, categories=_sums_of(filter_cache.chosen(tick) for tick in added))
         passing = self._stuck_of(filter_cache, newest)
         of_selection = filter_cache.chosen_stuck(passing, newest)
@@ -332,8 +332,8 @@ class Pictures:
         every_thread, counts = self._paused.everyone if self._paused else self._current_threads()
         span_ns = sum(tick.span_ns for tick in ticks)
         pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
-        facts, sampling = newest.facts, sampling_over(tick.facts for tick in ticks)
-        comparison = self._comparison(view, Now(span_ns, facts.catalog, every_thread, pids, facts.filters, sampling))
+        header, sampling = newest.header, sampling_over(tick.header for tick in ticks)
+        comparison = self._comparison(view, Now(span_ns, header.catalog, every_thread, pids, header.filters, sampling))
         compare = comparison.categories() if comparison else None
         categories = category_rows(
             chosen,
@@ -375,12 +375,12 @@ class Pictures:
             idle_passing_ns=0 if view.idle_shown else _idle(one.categories).total_ns,
             ticks=ticks,
             threads_of=counts,
-            lost=_added(tick.facts.lost for tick in ticks),
-            calls=calls_over(tick.facts for tick in ticks),
+            lost=_added(tick.header.lost for tick in ticks),
+            calls=calls_over(tick.header for tick in ticks),
             sampling=sampling,
-            thinned_ns=sum(tick.facts.cost.thinned.waits_ns for tick in ticks),
-            switches_per_s=_per_second([tick for tick in recent if tick.facts.cost.switches >= 0]),
-            catalog=newest.facts.catalog,
+            thinned_ns=sum(tick.header.cost.thinned.waits_ns for tick in ticks),
+            switches_per_s=_per_second([tick for tick in recent if tick.header.cost.switches >= 0]),
+            catalog=newest.header.catalog,
             categories=categories,
             sparks=_sparks(minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
             rows=listed.rows,
@@ -389,7 +389,7 @@ class Pictures:
             tree=tree,
             places=places,
             stuck=self._with_rules(
-                _stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.facts.catalog
+                _stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.header.catalog
             ),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
@@ -515,7 +515,7 @@ class Pictures:
             ticks,
             scene.moved,
         )
-        catalog, span_ns = ticks[-1].facts.catalog, sum(tick.span_ns for tick in ticks)
+        catalog, span_ns = ticks[-1].header.catalog, sum(tick.span_ns for tick in ticks)
         about = (view.scope, filter_cache, shape, self._names.version)
         steps = self._steps_of(catalog, shape)
         path_of = steps.of
@@ -725,7 +725,7 @@ def last_alike(minute: Sequence[HistoryTick], span_ns: int, mode: str) -> Sequen
     """Select ticks as History.last does, back to where filters or mode were different."""
 
     def same(tick: HistoryTick) -> tuple[Filters, bool]:
-        return _counted(tick), gathers(tick.facts.mode, mode)
+        return _counted(tick), gathers(tick.header.mode, mode)
 
     from_ns, newest = minute[-1].at_ns - span_ns, same(minute[-1])
     ticks = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
@@ -735,7 +735,7 @@ def last_alike(minute: Sequence[HistoryTick], span_ns: int, mode: str) -> Sequen
 
 def _counted(tick: HistoryTick) -> Filters:
     """Return which threads and waits are counted; the minimum excludes none."""
-    return replace(tick.facts.filters, min_ns=0)
+    return replace(tick.header.filters, min_ns=0)
 
 
 def _all_threads(snapshot: Snapshot | None) -> _AllThreads:
@@ -754,7 +754,7 @@ def _counted_by_process(threads: Collection[ThreadKey]) -> _AllThreads:
 
 def _per_second(ticks: Sequence[HistoryTick]) -> float:
     span_ns = sum(tick.span_ns for tick in ticks)
-    return sum(tick.facts.cost.switches for tick in ticks) * NS_PER_S / span_ns if span_ns else -1.0
+    return sum(tick.header.cost.switches for tick in ticks) * NS_PER_S / span_ns if span_ns else -1.0
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -66,14 +66,14 @@ class Seconds:
         pid, tid = view.subject_ids
         if pid is None:
             return None
-        every, catalog = self.of_all(ticks), ticks[-1].facts.catalog
+        every, catalog = self.of_all(ticks), ticks[-1].header.catalog
         pool = view.pool if tid is None else None
         account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
-        machine, filters = machine_over([tick.facts for tick in ticks]), ticks[-1].facts.filters
+        machine, filters = machine_over([tick.header for tick in ticks]), ticks[-1].header.filters
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
-        is_known = machine.cpus > 0 or ticks[-1].facts.sampling is not None
+        is_known = machine.cpus > 0 or ticks[-1].header.sampling is not None
         check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
         return AccountPicture(account, times, left, is_known, check)
 
@@ -81,7 +81,7 @@ class Seconds:
         """Return the accounts of what the list may contain, if it shows them."""
         if not view.lists_account:
             return None
-        every, catalog = self.of_all(ticks), ticks[-1].facts.catalog
+        every, catalog = self.of_all(ticks), ticks[-1].header.catalog
         pid, group, pool = view.scope.pid, view.group, view.pool
         if pool is not None:
             return every.only(lambda key: pool.holds(key, catalog))
@@ -94,8 +94,8 @@ class Seconds:
 
         It is 0 if that is unknown.
         """
-        machine: Machine = newest.facts.machine
-        if not machine.cpus or not _is_all(newest.facts.filters):
+        machine: Machine = newest.header.machine
+        if not machine.cpus or not _is_all(newest.header.filters):
             return 0.0
         return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
 

@@ -322,12 +322,12 @@ def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:
     return {site: every.leaves[number] for site, number in zip(sites, numbers, strict=True)}
 
 
-def cut(window: Window, idle: Idle) -> Breakdown:
+def break_down(window: Window, idle: Idle) -> Breakdown:
     """Return the breakdown of `window` by category and process."""
-    return cut_of(shares(window, idle), window.span_ns)
+    return breakdown_of(shares(window, idle), window.span_ns)
 
 
-def cut_of(every: Shares, span_ns: int) -> Breakdown:
+def breakdown_of(every: Shares, span_ns: int) -> Breakdown:
     """Return the breakdown by category and process of `every`, over `span_ns`."""
     codes = every.leaf << 32 | every.ids[:, 0]
     processes: dict[Leaf, dict[int, Part]] = {}
@@ -339,19 +339,19 @@ def cut_of(every: Shares, span_ns: int) -> Breakdown:
     return Breakdown(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
-def merged(cuts: Sequence[Breakdown]) -> Breakdown:
-    """Return the breakdown of all windows that `cuts` are of."""
-    if len(cuts) == 1:
-        return cuts[0]
+def merged(breakdowns: Sequence[Breakdown]) -> Breakdown:
+    """Return the breakdown of all windows that `breakdowns` are of."""
+    if len(breakdowns) == 1:
+        return breakdowns[0]
     parts: defaultdict[Leaf, defaultdict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
-    for one in cuts:
+    for one in breakdowns:
         for leaf, by_pid in one.processes.items():
             table = parts[leaf]
             for pid, part in by_pid.items():
                 table[pid].append(part)
     processes = {leaf: {pid: total(all_) for pid, all_ in by_pid.items()} for leaf, by_pid in parts.items()}
     categories = {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}
-    return Breakdown(sum(one.span_ns for one in cuts), categories, processes)
+    return Breakdown(sum(one.span_ns for one in breakdowns), categories, processes)
 
 
 def by_category(one: Breakdown, idle_shown: bool = True, filtered_shown: bool = True) -> dict[str, Part]:

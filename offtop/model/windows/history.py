@@ -36,7 +36,7 @@ from offtop.model.values.table import (
 )
 from offtop.model.values.wake import OFFCPU, gathers
 from offtop.model.windows import rebuilt
-from offtop.model.windows.breakdown import SLEEP, Breakdown, Idle, Leaf, Part, Shares, cut, cut_of, shares
+from offtop.model.windows.breakdown import SLEEP, Breakdown, Idle, Leaf, Part, Shares, break_down, breakdown_of, shares
 from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
 from offtop.model.windows.stuck import PastWaits, Stuck, stuck
 from offtop.model.windows.window import Window, between, merge, moved_only
@@ -97,7 +97,7 @@ class HistoryTick:
     held: Window | Packed
     idle: Idle
     """What counted as idle in this tick."""
-    kept_cut: Breakdown | None
+    kept_breakdown: Breakdown | None
     kept_moves: Moves | None
     kept_shares: Shares | None
     """Only for the newest tick, which is drawn most often: shares are as large as their window."""
@@ -107,7 +107,7 @@ class HistoryTick:
         return self.held.window() if isinstance(self.held, Packed) else self.held
 
     @property
-    def facts(self) -> Window:
+    def header(self) -> Window:
         """The window, perhaps without its entries: for its cost, losses, filters and catalog."""
         return self.held.rest if isinstance(self.held, Packed) else self.held
 
@@ -115,7 +115,7 @@ class HistoryTick:
     def of(cls, window: Window, idle: Idle, number: int = 0) -> "HistoryTick":
         """Build a tick from `window`, with bytes_held still 0."""
         every = shares(window, idle)
-        made = cut_of(every, window.span_ns)
+        made = breakdown_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
         return cls(number, *times, 0, made.categories, window, idle, made, window.moves, every)
 
@@ -133,8 +133,8 @@ class HistoryTick:
         return self.kept_shares or shares(self.window, self.idle)
 
     @property
-    def cut(self) -> Breakdown:
-        return self.kept_cut or cut(self.window, self.idle)
+    def breakdown(self) -> Breakdown:
+        return self.kept_breakdown or break_down(self.window, self.idle)
 
 
 class History:
@@ -352,9 +352,9 @@ class History:
         with self._lock:
             waits = self._waits.at(tick.at_ns)
         if pids is None:
-            return stuck(waits, tick.at_ns, tick.facts.catalog, tick.idle)
+            return stuck(waits, tick.at_ns, tick.header.catalog, tick.idle)
         of_pids = waits.of_rows(np.isin(waits.rows[:, 0], [*pids]))
-        return stuck(of_pids, tick.at_ns, tick.facts.catalog, tick.idle, 0)
+        return stuck(of_pids, tick.at_ns, tick.header.catalog, tick.idle, 0)
 
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
@@ -369,7 +369,7 @@ class History:
         every = self.last(self._max_ns, at_ns)
         if not every:
             return None
-        lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].facts.mode, mode))
+        lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].header.mode, mode))
         every = every[next(lacking, -1) + 1 :]
         return HistoryTick.of(merge([kept.window for kept in every]), every[-1].idle)
 
@@ -443,8 +443,8 @@ class History:
         """Replace the tick at `index` by one with a packed window, or without breakdown."""
         was = self._kept[index]
         held = pack(was.window) if pack_window else was.held
-        kept_cut, kept_moves = (was.kept_cut, was.kept_moves) if pack_window else (None, None)
-        smaller = replace(was, held=held, kept_cut=kept_cut, kept_moves=kept_moves)
+        kept_breakdown, kept_moves = (was.kept_breakdown, was.kept_moves) if pack_window else (None, None)
+        smaller = replace(was, held=held, kept_breakdown=kept_breakdown, kept_moves=kept_moves)
         bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
         smaller = replace(smaller, bytes_held=bytes_held)
         self._kept[index] = smaller
@@ -466,15 +466,15 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
 
 def _bytes_of(kept: HistoryTick) -> int:
     held, own = kept.held, _KEPT_BYTES
-    own += _BLOCKED_BYTES * (len(kept.facts.blockers) + len(kept.facts.titles))
+    own += _BLOCKED_BYTES * (len(kept.header.blockers) + len(kept.header.titles))
     if isinstance(held, Packed):
         own += len(held.columns)
     else:
         tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
         own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes + held.moves.rows.nbytes
-    if kept.kept_cut:
-        own += _PART_BYTES * sum(map(len, kept.kept_cut.processes.values()))
-    if kept.kept_moves and kept.kept_moves is not kept.facts.moves:
+    if kept.kept_breakdown:
+        own += _PART_BYTES * sum(map(len, kept.kept_breakdown.processes.values()))
+    if kept.kept_moves and kept.kept_moves is not kept.header.moves:
         own += kept.kept_moves.rows.nbytes
     return own
 
@@ -485,4 +485,4 @@ def moved_in(ticks: Sequence[HistoryTick], since_ns: int) -> HistoryTick | None:
     It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
     """
     last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
-    return HistoryTick.of(moved_only(moves, last.facts), last.idle, -last.number) if moves else None
+    return HistoryTick.of(moved_only(moves, last.header), last.idle, -last.number) if moves else None

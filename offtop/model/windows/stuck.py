@@ -229,7 +229,7 @@ def by_wake(some: Stuck) -> dict[tuple[int, ...], Age]:
 
 
 def by_site(some: Stuck) -> dict[tuple[int, ...], Age]:
-    """Return the oldest wait by row of cut.sites_of, oldest first."""
+    """Return the oldest wait by row of breakdown.sites_of, oldest first."""
     if some.shares is None:
         return {}
     sites, which = sites_of(some.shares)

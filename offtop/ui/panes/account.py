@@ -27,7 +27,7 @@ def lines(picture: Picture, pen: Pen) -> list[Line]:
     if shown is None:
         return []
     if not shown.is_known:
-        within = picture.newest.facts.filters.within
+        within = picture.newest.header.filters.within
         why = "with --within only a part of it is counted" if within else "this recording does not contain it"
         return [plain(fit(f" Run time unknown: {why}.", pen.width, pen.glyphs), "dim")]
     whole_ns = max(1, shown.account.sum_ns)

@@ -172,7 +172,7 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
     if number := len(picture.outliers.groups):
         right.append((f" {number} outlier{'s' * (number != 1)} (O)", "alert"))
-    words = counted(picture.newest.facts.filters)
+    words = counted(picture.newest.header.filters)
     right += [(f" {words}", "pin")] if words else []
     if picture.filtered_ns:
         right.append((f" filtered {threads(average(picture.filtered_ns, span_ns))}", "pin"))
@@ -190,7 +190,7 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
 def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     """Return the line about the --within function: rate, duration, its parts, open calls."""
     calls = picture.calls
-    name = fit(picture.newest.facts.filters.within, 1000, glyphs).rstrip()
+    name = fit(picture.newest.header.filters.within, 1000, glyphs).rstrip()
     most = max(_LEAST_NAME, layout.width // 3)
     within: Spans = [("Within ", "text"), (name if len(name) <= most else fit(name, most, glyphs), "pin")]
     now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
@@ -224,12 +224,12 @@ def _cost(picture: Picture, layout: Layout) -> Line:
 
     A part that does not fit is dropped, because half of a number would read as another one.
     """
-    cost: Cost = picture.newest.facts.cost
+    cost: Cost = picture.newest.header.cost
     wrong: list[str] = []
     if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
         wrong.append(f"{picture.unexplained_pct:.0f}% of cpu time unexplained")
-    facts, all_ns = picture.newest.facts, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
-    wrong += thinned_words(cost, facts.machine, picture.thinned_ns, all_ns)
+    header, all_ns = picture.newest.header, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
+    wrong += thinned_words(cost, header.machine, picture.thinned_ns, all_ns)
     own = [
         f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
         f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
@@ -243,7 +243,7 @@ def _cost(picture: Picture, layout: Layout) -> Line:
         return [*_trust(picture, wrong, of_wrong), *costs]
 
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
-    right: Spans = [(f"min {span(picture.newest.facts.filters.min_ns)}", "text")]
+    right: Spans = [(f"min {span(picture.newest.header.filters.min_ns)}", "text")]
     if picture.sampling:
         parts = [*filter(None, [whose(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
         while parts[1:] and width_of(_trust(picture, wrong, 0)) + len(", ".join(parts)) >= layout.width:

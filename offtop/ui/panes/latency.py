@@ -25,7 +25,7 @@ Spans = list[tuple[str, str]]
 
 def histogram(picture: Picture, pen: Pen) -> list[Line]:
     """Histogram of the waits, and of the calls of the --within function if there is room."""
-    part, calls, within = picture.latency, picture.calls, picture.newest.facts.filters.within
+    part, calls, within = picture.latency, picture.calls, picture.newest.header.filters.within
     title = f"latency of: {selection(picture, pen.glyphs)}"
     if not within or pen.height < 2 * _LEAST_BARS:
         return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen)

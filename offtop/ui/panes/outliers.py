@@ -54,7 +54,7 @@ def outliers(picture: Picture, pen: Pen) -> list[Line]:
 def _title(picture: Picture) -> str:
     shown = picture.outliers
     many = f"{len(shown.groups)}, newest first" if shown.groups else "none"
-    lost = picture.newest.facts.lost.get("outliers", 0)
+    lost = picture.newest.header.lost.get("outliers", 0)
     gone = "".join(
         f", {n:,} {what}" for n, what in ((shown.dropped, "older ones dropped"), (lost, "lost in this tick")) if n
     )

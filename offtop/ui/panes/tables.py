@@ -204,7 +204,7 @@ def _what(view: View) -> str:
 
 def not_gathered(picture: Picture) -> str:
     """Return why the mode's data is missing, and which key shows what there is."""
-    if gathers(picture.newest.facts.mode, OFFWAKE):
+    if gathers(picture.newest.header.mode, OFFWAKE):
         return " No chains of wakers are recorded for this time (yet): 3 shows the last wakers."
     return " No wakers are recorded for this time (yet): 1 shows where threads waited."
 

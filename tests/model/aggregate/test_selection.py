@@ -128,7 +128,7 @@ def of_shop(text: str) -> tuple[HistoryTick, FilterCache]:
 def test_filter_leaves_its_part_of_a_second(text: str, total_ms: int) -> None:
     tick, sieve = of_shop(text)
     taken = sieve.taken(tick)
-    assert sum(part.total_ns for part in taken.cut.categories.values()) == total_ms * 10**6
+    assert sum(part.total_ns for part in taken.breakdown.categories.values()) == total_ms * 10**6
     assert sum(part.total_ns for part in taken.unmuted.values()) == 2_000 * 10**6
     assert taken.muted_ns == 0
 
@@ -143,7 +143,9 @@ def test_filter_and_its_opposite_leave_everything(happened: list[list[Step]], te
     passing = FilterCache(Selection((parse(text),)), JUDGE)
     others = FilterCache(Selection((parse(text.replace("=", "!=", 1)),)), JUDGE)
     for tick in ticks(happened):
-        assert sums([passing.taken(tick).cut.categories, others.taken(tick).cut.categories]) == sums([tick.leaves])
+        assert sums([passing.taken(tick).breakdown.categories, others.taken(tick).breakdown.categories]) == sums(
+            [tick.leaves]
+        )
         assert sums([passing.taken(tick).unmuted]) == sums([tick.leaves])
 
 
@@ -153,7 +155,7 @@ def test_muted_and_unmuted_time_is_everything(happened: list[list[Step]], a: str
     for tick in ticks(happened):
         taken = sieve.taken(tick)
         assert total(taken.unmuted.values()).total_ns + taken.muted_ns == total(tick.leaves.values()).total_ns
-        assert sums([taken.cut.categories]) == sums([taken.unmuted])
+        assert sums([taken.breakdown.categories]) == sums([taken.unmuted])
         alone = [FilterCache(Selection((), (parse(text),)), JUDGE).taken(tick).muted_ns for text in (a, b)]
         if {a, b} == {"cat=lock", "cat=poll"}:
             assert taken.muted_ns == sum(alone)

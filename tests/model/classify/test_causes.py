@@ -17,7 +17,7 @@ from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import INLINED, KERNEL, NO_STACK, SHORT, Frame, Stack, nameless
 from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import Object, Wake
-from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, by_site, cut, shares
+from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, break_down, by_site, shares
 from offtop.model.windows.history import History
 from offtop.model.windows.idle_verdicts import IdleVerdicts
 from offtop.model.windows.window import Window
@@ -384,9 +384,9 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
     cause_finder = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
     idle = Idle({"poll"}, verdicts=cause_finder.verdicts([ids], some.catalog))
-    parts = {leaf: part.total_ns for leaf, part in cut(some, idle).categories.items()}
+    parts = {leaf: part.total_ns for leaf, part in break_down(some, idle).categories.items()}
     assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
-    assert sum(parts.values()) == sum(part.total_ns for part in cut(some, Idle({"poll"})).categories.values())
+    assert sum(parts.values()) == sum(part.total_ns for part in break_down(some, Idle({"poll"})).categories.values())
 
 
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
@@ -411,9 +411,9 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
         sums = sums.plus(SiteTotals(1, 5, 0, 5, 1))
         history.add(Snapshot(0, second * 10**9, sites={site: sums._replace(max_ns=5)}, catalog=made))
     first, second = history.last(10**10)
-    assert {*first.leaves} == {*first.cut.categories} == {Leaf("lock")}
+    assert {*first.leaves} == {*first.breakdown.categories} == {Leaf("lock")}
     assert {*second.leaves} == {Leaf("lock", True)}
-    assert {*first.cut.categories} == {*cut(first.window, first.idle).categories}
+    assert {*first.breakdown.categories} == {*break_down(first.window, first.idle).categories}
 
 
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:

@@ -61,7 +61,7 @@ def changed_there() -> tuple[Machine, Baseline]:
 
 def test_baseline_keeps_process_names_when_their_pids_are_reused() -> None:
     of = machine(THEN)
-    catalog = of.history.last(NS_PER_S)[-1].facts.catalog
+    catalog = of.history.last(NS_PER_S)[-1].header.catalog
     catalog.details[200] = Details("root", "bank --then")
     before = normal(of)
     catalog.details[200] = Details("www", "thief")

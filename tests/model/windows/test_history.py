@@ -14,7 +14,7 @@ from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, integers
 from offtop.model.viewmodel.picture import Pictures, Room, series
 from offtop.model.viewmodel.view import View
-from offtop.model.windows.breakdown import ALL, Idle, Leaf, Scope, by_thread, cut, merged, total
+from offtop.model.windows.breakdown import ALL, Idle, Leaf, Scope, break_down, by_thread, merged, total
 from offtop.model.windows.history import History, HistoryTick, Packed, pack
 from offtop.model.windows.rolling import Rolling
 from offtop.model.windows.window import Window, between, merge
@@ -152,14 +152,14 @@ def test_since_start_is_the_sum_of_all_ticks_including_dropped_ones(given_stretc
         history.add(snapshot)
     since = history.since_start()
     assert since is not None
-    whole = cut(between(taken[0], taken[-1]), Idle(IDLE))
+    whole = break_down(between(taken[0], taken[-1]), Idle(IDLE))
     assert since.window.span_ns == taken[-1].at_ns - taken[0].at_ns
     assert {leaf: part.total_ns for leaf, part in since.leaves.items()} == {
         leaf: part.total_ns for leaf, part in whole.categories.items()
     }
     every = merge([between(a, b) for a, b in pairwise(taken)])
-    longest_ns = total(cut(every, Idle(IDLE)).categories.values()).max_ns
-    assert total(since.cut.categories.values()).max_ns == longest_ns
+    longest_ns = total(break_down(every, Idle(IDLE)).categories.values()).max_ns
+    assert total(since.breakdown.categories.values()).max_ns == longest_ns
 
 
 @given(stretches, stretches, st.integers(1, 4), st.sampled_from(("", "lock", "run-queue", "short", "sleep")))
@@ -223,7 +223,7 @@ def test_merged_breakdowns_of_all_ticks_are_that_since_the_start() -> None:
     history = filled(15)
     since = history.since_start()
     assert since is not None
-    one = merged([tick.cut for tick in history.last(600 * SECOND)])
+    one = merged([tick.breakdown for tick in history.last(600 * SECOND)])
     assert {leaf: part.total_ns for leaf, part in one.categories.items()} == {
         leaf: part.total_ns for leaf, part in since.leaves.items()
     }

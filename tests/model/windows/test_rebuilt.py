@@ -114,7 +114,7 @@ def test_everything_else_is_the_same_for_a_part_of_the_history(table: tuple[Wait
         kept = other.add(one)
         assert (kept is None) == (tick is None)
         if kept and tick:
-            assert by_category(kept.cut) == by_category(tick.cut)
+            assert by_category(kept.breakdown) == by_category(tick.breakdown)
             for those in (None, {100, 700, 800, 900, 4242}):
                 some = history.stuck(tick, those).waits
                 assert [ages(one, kept) for one in other.stuck(kept, those).waits] == [ages(one, tick) for one in some]

@@ -21,11 +21,11 @@ from offtop.model.windows.breakdown import (
     Breakdown,
     Idle,
     Scope,
+    break_down,
     by_category,
     by_place,
     by_process,
     by_thread,
-    cut,
     merged,
     shares,
     top_of_processes,
@@ -111,14 +111,14 @@ def test_sum_over_categories_is_the_sum_over_threads(
     for window in [*windows, merge(windows)]:
         offcpu_ns = sum(totals.offcpu_ns for _, totals in window.each_thread())
         waits = sum(totals.waits for _, totals in window.each_thread())
-        made = cut(window, idle)
+        made = break_down(window, idle)
         whole = total(made.categories.values())
         assert whole.total_ns == offcpu_ns
         filtered = sum(totals.filtered_ns > 0 for totals in window.threads.values())
         assert whole.waits == waits if not filtered else whole.waits <= waits
     moves = Moves.all(window.moves for window in windows).after(taken[0].at_ns)
     parts = [*windows, moved_only(moves, windows[-1])]
-    together, over_all = merged([cut(window, idle) for window in parts]), cut(merge(windows), idle)
+    together, over_all = merged([break_down(window, idle) for window in parts]), break_down(merge(windows), idle)
     assert sums_by_category(together) == sums_by_category(over_all)
 
 
@@ -131,7 +131,7 @@ def test_processes_and_threads_add_up_to_their_category(given_stretches: list[li
     idle = idle_with({1, 2, 3})
     taken = snapshots(given_stretches)
     window = merge([between(a, b) for a, b in pairwise(taken)])
-    made = cut(window, idle)
+    made = break_down(window, idle)
     for category in ("", *EVERY_CATEGORY):
         scope = Scope(category, idle=idle_shown)
         shown = by_category(made, idle_shown)
@@ -161,24 +161,24 @@ def one_window(*entries: tuple[int, SiteTotals]) -> Window:
 
 
 def test_wait_of_10_with_3_runnable_is_7_of_lock_and_3_of_run_queue() -> None:
-    shown = by_category(cut(one_window((LOCK, SiteTotals(1, 10, 3, 10, 1))), Idle()))
+    shown = by_category(break_down(one_window((LOCK, SiteTotals(1, 10, 3, 10, 1))), Idle()))
     assert (shown["lock"].total_ns, shown["lock"].waits) == (7, 1)
     assert (shown["run-queue"].total_ns, shown["run-queue"].waits) == (3, 0)
 
 
 def test_thread_that_was_only_runnable_waits_in_run_queue() -> None:
-    shown = by_category(cut(one_window((LOCK, SiteTotals(4, 40, 40, 12, 4))), Idle()))
+    shown = by_category(break_down(one_window((LOCK, SiteTotals(4, 40, 40, 12, 4))), Idle()))
     assert list(shown) == ["run-queue"]
     assert shown["run-queue"] == (4, 40, 12, 4)
 
 
 def test_throttled_thread_keeps_all_of_its_time_in_throttle() -> None:
-    shown = by_category(cut(one_window((THROTTLE, SiteTotals(2, 90, 90, 50, 2))), Idle()))
+    shown = by_category(break_down(one_window((THROTTLE, SiteTotals(2, 90, 90, 50, 2))), Idle()))
     assert shown == {"throttle": (2, 90, 50, 2)}
 
 
 def test_idle_time_is_left_out_on_request_but_not_its_run_queue_part() -> None:
-    made = cut(one_window((POLL, SiteTotals(1, 10, 3, 10, 1)), (LOCK, SiteTotals(1, 5, 0, 5, 1))), Idle(IDLE))
+    made = break_down(one_window((POLL, SiteTotals(1, 10, 3, 10, 1)), (LOCK, SiteTotals(1, 5, 0, 5, 1))), Idle(IDLE))
     assert {name: part.total_ns for name, part in by_category(made, idle_shown=False).items()} == {
         "run-queue": 3,
         "lock": 5,
@@ -210,7 +210,7 @@ def test_sleep_of_12_s_has_one_second_in_each_tick_and_12_s_in_total() -> None:
 def test_window_without_waits_is_empty() -> None:
     empty = between(Snapshot(0, 0), Snapshot(5, 10))
     assert (empty.threads, empty.sites, empty.still, empty.lost, empty.span_ns) == ({}, {}, (), {}, 10)
-    assert cut(empty, Idle()) == Breakdown(10)
+    assert break_down(empty, Idle()) == Breakdown(10)
     assert merge([empty, empty]).span_ns == 20
     assert merge([empty]) is empty
     assert by_thread(shares(empty, Idle()), Scope()) == {}
@@ -232,7 +232,7 @@ def test_place_of_a_process_is_where_its_threads_wait_most_together() -> None:
         SiteKey(11, 3, lock, 22): SiteTotals(1, 450, 0, 450, 1),
         SiteKey(11, 3, lock, NO_STACK): SiteTotals(0, 500),
     }
-    made = cut(Window(0, 0, 1000, sites=sites, catalog=BOOK), Idle())
+    made = break_down(Window(0, 0, 1000, sites=sites, catalog=BOOK), Idle())
     assert top_of_processes(made, Scope(), {11, 12}) == {11: SiteKey(11, 3, lock, 22)}
     assert top_of_processes(made, Scope("other"), {11}) == {11: SiteKey(11, 1, pipe, 20)}
     window = Window(0, 0, 1000, sites=sites, catalog=BOOK)
