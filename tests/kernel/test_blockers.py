@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.resolve.blocked import FUTEX, Blocked
+from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, MUTEX, UPSTREAM, Blocker
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.stack import NO_STACK
 from tests.kernel import programs, watch
+from tests.kernel.hangs import stuck
+from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
+from tests.model.machine import OwnNames
 
 pytestmark = pytest.mark.kernel
 
@@ -252,9 +258,11 @@ def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path
         assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
 
 
-@pytest.mark.parametrize("owner", [0, 1, os.getpid(), os.getppid(), -5, 1 << 30, (1 << 31) - 1])
-def test_forged_owner_that_is_no_thread_of_the_process_is_not_believed(live: Watch, forged: Path, owner: int) -> None:
-    with programs.running([forged, str(owner)]) as program:
+@pytest.mark.parametrize("owner", [0, 1, "the test", -5, 1 << 30, (1 << 31) - 1])
+def test_forged_owner_that_is_no_thread_of_the_process_is_not_believed(
+    live: Watch, forged: Path, owner: int | str
+) -> None:
+    with programs.running([forged, str(os.getpid() if owner == "the test" else owner)]) as program:
         never_found(live, ThreadKey(program.pid, program.at["waiter"]))
 
 
@@ -282,6 +290,23 @@ def test_owner_in_a_container_is_translated_to_the_id_outside(live: Watch, mutex
             assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)
         finally:
             os.kill(pid, 9)
+
+
+def test_process_whose_memory_cannot_be_read_delays_no_other(mutexes: Path, tmp_path: Path) -> None:
+    reads = GUARDED.channel(0.3, 0.5)
+    with stuck(tmp_path) as hung, programs.running([mutexes, "inherits"]) as program:
+        waiter, hanging = ThreadKey(program.pid, program.at["waiter"]), ThreadKey(hung.pid, hung.pid)
+        words = Path(f"/proc/{waiter.pid}/task/{waiter.tid}/syscall").read_text().split()
+        arguments = tuple(int(word, 16) for word in words[1:7])
+        finder = Mutexes(reads, Catalog(), OwnNames())
+        began_s = time.monotonic()
+        found = finder.find([Blocked(key, 1, FUTEX, arguments, NO_STACK) for key in (hanging, waiter)])
+
+        assert time.monotonic() - began_s < 3
+        assert {key: one.blockers for key, one in found.items()} == {
+            waiter: (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+        }
+        assert reads.hung == {hung.pid}
 
 
 def _inner_tid(pid: int, tid: int) -> int:
