@@ -201,6 +201,11 @@ class Fuse:
     def program(self) -> Path:
         return self.mounted / "program"
 
+    @property
+    def pid(self) -> int:
+        """PID of the server."""
+        return self._server.pid
+
     def fall_silent(self) -> None:
         """Take requests from now on without answering: readers wait and cannot be killed."""
         assert self._server.stdout

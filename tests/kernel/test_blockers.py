@@ -1,10 +1,12 @@
 """Test who must act to end a wait, on real children that hold what another thread waits for."""
 
+import ctypes
 import fcntl
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,11 +16,10 @@ import pytest
 
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
 from offtop.kernel.resolve.mutexes import Mutexes
-from offtop.model.values.blockers import CHILD, FILE_LOCK, GIL, MUTEX, UPSTREAM, Blocker
+from offtop.model.values.blockers import CHILD, FILE_LOCK, FILE_SYSTEM, GIL, MUTEX, STOPPED_BY, UPSTREAM, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.stack import NO_STACK
 from tests.kernel import programs, watch
-from tests.kernel.hangs import stuck
+from tests.kernel.hangs import fuse, stuck
 from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
 from tests.model.machine import OwnNames
@@ -300,7 +301,7 @@ def test_process_whose_memory_cannot_be_read_delays_no_other(mutexes: Path, tmp_
         arguments = tuple(int(word, 16) for word in words[1:7])
         finder = Mutexes(reads, Catalog(), OwnNames())
         began_s = time.monotonic()
-        found = finder.find([Blocked(key, 1, FUTEX, arguments, NO_STACK) for key in (hanging, waiter)])
+        found = finder.find([Blocked(key, 1, FUTEX, arguments) for key in (hanging, waiter)])
 
         assert time.monotonic() - began_s < 3
         assert {key: one.blockers for key, one in found.items()} == {
@@ -536,3 +537,43 @@ def test_who_has_a_lease_holds_up_who_opens_the_file(live: Watch, tmp_path: Path
             blockers = found(live, ThreadKey(waiter.pid, waiter.pid))
 
     assert blockers == (Blocker(holder.pid, 0, FILE_LOCK, True, "leased"),)
+
+
+ASKS_BY_DESCRIPTOR = (
+    "import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); print(flush=True); input(); os.fstatvfs(fd)"
+)
+
+
+def test_server_of_a_fuse_file_system_is_named(live: Watch, tmp_path: Path) -> None:
+    with fuse(tmp_path, Path("/bin/true")) as mounted:
+        by_descriptor = [sys.executable, "-c", ASKS_BY_DESCRIPTOR, str(mounted.mounted)]
+        reader = subprocess.Popen(
+            by_descriptor, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert reader.stdin
+        assert reader.stdout
+        reader.stdout.readline()
+        mounted.fall_silent()
+        reader.stdin.write(b"\n")
+        reader.stdin.flush()
+        by_path = subprocess.Popen(["cat", str(mounted.program)], stderr=subprocess.DEVNULL)
+        blockers = [found(live, ThreadKey(one.pid, one.pid)) for one in (reader, by_path)]
+    for one in (reader, by_path):
+        one.communicate()
+
+    assert blockers == [(Blocker(mounted.pid, 0, FILE_SYSTEM, is_exact),) for is_exact in (True, False)]
+
+
+def test_debugger_that_has_stopped_a_thread_is_named(live: Watch) -> None:
+    attach, detach = 16, 17  # PTRACE_ATTACH, PTRACE_DETACH
+    libc = ctypes.CDLL(None, use_errno=True)
+    with child("sleep", "1000") as stopped:
+        time.sleep(0.2)
+        assert libc.ptrace(attach, stopped.pid, 0, 0) == 0
+        os.waitpid(stopped.pid, os.WUNTRACED)
+        try:
+            blockers = found(live, ThreadKey(stopped.pid, stopped.pid))
+        finally:
+            libc.ptrace(detach, stopped.pid, 0, 0)
+
+    assert blockers == (Blocker(os.getpid(), threading.get_native_id(), STOPPED_BY, True),)

@@ -1,6 +1,6 @@
 """Waits in progress for which somebody else must act, as the finders of blockers get them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import Ints, Mask
-from offtop.model.values.waits import ARGUMENTS, CALL, READ_USER, READY_NS, SWITCHED_OUT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READ_USER, READY_NS, STATE, SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
 
 FUTEX, FLOCK, FCNTL, WAIT4, WAITID = "futex", "flock", "fcntl", "wait4", "waitid"
@@ -28,22 +28,28 @@ AWAITED, WAITERS = 2, 1 << 31
 _YOUNGEST_NS = NS_PER_S // 20
 """Minimum age of a wait: a shorter one has ended before anyone could look. Not for a futex, and not for a lease, for
 which a thread waits a few ms at a time."""
+_TRACED = 0x8
+"""State of a thread (include/linux/sched.h)."""
 _MOST, _MOST_POLLS = 2048, 512
 WORD = (1 << 64) - 1
 
 
 class Blocked(NamedTuple):
-    """A wait in progress in a system call."""
+    """A wait in progress."""
 
     key: ThreadKey
     switched_out_ns: int
     """When it began, which identifies it."""
     call: str
-    """Name of the system call."""
-    arguments: tuple[int, ...]
-    """Six of them, unsigned."""
-    user: int
+    """Name of the system call; empty if there is none."""
+    arguments: tuple[int, ...] = ()
+    """Six of them, unsigned; empty if unknown."""
+    user: int = NO_STACK
     """Stack id; NO_STACK if it has not been unwound."""
+    kernel: int = NO_STACK
+    """Stack id."""
+    is_traced: bool = False
+    """A debugger has stopped the thread."""
 
 
 class Found(NamedTuple):
@@ -58,41 +64,44 @@ class Found(NamedTuple):
     """The same if they are in a call with these arguments: the kernel may wake a thread, and let it wait again."""
 
 
-def blocked(waiting: Waits, at_ns: int, pythons: Sequence[int]) -> tuple[list[Blocked], int]:
+def blocked(
+    waiting: Waits, at_ns: int, calls: Mapping[int, str], pythons: Sequence[int], is_fuse: Callable[[int], bool]
+) -> tuple[list[Blocked], int]:
     """Return the waits for which a finder may find a blocker, and how many there are more.
 
-    `pythons`: processes that run CPython and show who holds its GIL. The oldest ones are returned; but of waits for any
+    `calls`: names of system calls by number. `pythons`: processes that run CPython and show who holds its GIL.
+    `is_fuse`: whether a kernel stack (id) waits for a FUSE server. The oldest ones are returned; but of waits for any
     of several descriptors, which are mostly those of idle servers, the newest.
     """
-    rows, names = waiting.list.rows, _names()
+    rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
     is_old = waiting.list.ages_ns(at_ns) >= _YOUNGEST_NS
     is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, pythons)
     is_lock |= _in_calls(rows, *OPENS) | (_in_calls(rows, FLOCK, FCNTL, WAIT4, WAITID) & is_old)
+    is_lock |= rows[:, STATE] & _TRACED != 0
+    is_lock |= np.isin(rows[:, KERNEL], [one for one in np.unique(rows[:, KERNEL]).tolist() if is_fuse(one)])
     locks = _by_age(rows[in_progress & is_lock])
     polls = _by_age(rows[in_progress & is_old & _in_calls(rows, *POLLS)])
     found = [
         Blocked(
             ThreadKey(row[0], row[1]),
             row[SWITCHED_OUT_NS],
-            names[row[CALL]],
-            tuple(word & WORD for word in row[ARGUMENTS:READ_USER]),
+            calls.get(row[CALL], ""),
+            tuple(word & WORD for word in row[ARGUMENTS:READ_USER]) if row[CALL] >= 0 else (),
             row[READ_USER],
+            row[KERNEL],
+            row[STATE] & _TRACED != 0,
         )
         for row in (*locks[:_MOST].tolist(), *polls[-_MOST_POLLS:].tolist())
     ]
     return found, max(0, len(locks) - _MOST)
 
 
-@cache
-def _names() -> dict[int, str]:
-    """Return the calls by their numbers on this machine."""
-    calls = FUTEX, FLOCK, FCNTL, WAIT4, WAITID, *OPENS, *POLLS
-    return {number: name for name in calls if (number := syscalls.number_of(name)) >= 0}
-
-
 def _in_calls(rows: Ints, *calls: str) -> Mask:
-    return np.isin(rows[:, CALL], [number for number, name in _names().items() if name in calls])
+    return np.isin(rows[:, CALL], [number for number in map(_number_of, calls) if number >= 0])
+
+
+_number_of = cache(syscalls.number_of)
 
 
 def _by_age(rows: Ints) -> Ints:

@@ -15,8 +15,10 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
 from offtop.kernel.resolve.file_locks import FileLocks
+from offtop.kernel.resolve.fuse_servers import FuseServers
 from offtop.kernel.resolve.gil import Gils
 from offtop.kernel.resolve.mutexes import Mutexes
+from offtop.kernel.resolve.tracers import Tracers
 from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
 from offtop.model.values.blockers import Blocker, Blockers
@@ -40,13 +42,16 @@ class BlockersWorker:
 
     def __init__(self, catalog: Catalog, names: Names, pythons: CPythonFrames, reads: GuardedReads) -> None:
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
-        self._pythons = pythons
+        self._catalog, self._pythons = catalog, pythons
         self._worker = Worker("offtop-blockers", self._run)
+        self._fuse = FuseServers(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
+            Tracers(self._reads).find,
             self._mutexes.find,
             FileLocks().find,
             Children(self._reads).find,
+            self._fuse.find,
             Upstreams().find,
             Gils(self._reads, pythons, self._worker.rest).find,
         )
@@ -62,7 +67,7 @@ class BlockersWorker:
 
     def find(self, waiting: Waits, at_ns: int) -> None:
         """Request the blockers of all waits in progress. Returns at once."""
-        asked, skipped = blocked(waiting, at_ns, self._pythons.gil_pids)
+        asked, skipped = blocked(waiting, at_ns, self._catalog.calls, self._pythons.gil_pids, self._fuse.is_waiting)
         if not asked and not self._found:
             return
         self._skipped += skipped
