@@ -125,7 +125,7 @@ class LiveSource(LiveFeed):
 
     def _watch(self, filters: Filters, found: features.Features) -> Filters:
         """Find the function of --within, and return the filters with its processes."""
-        if why := within.lacking(found):
+        if why := within.why_unavailable(found):
             raise KernelError(f"--within: {why}. Use -p or --filter stack= instead")
         self._watched = WatchedFunctions(filters.within, filters.pids, self._detail_reads)
         self._opened.callback(self._watched.close)

@@ -149,7 +149,7 @@ def _waker_line(name: str, one: _Ended) -> str:
 
 def _storm_line(name: str, storm: Storm) -> str:
     many = f"{storm.storms:,} storm{'s' * (storm.storms != 1)} woke {storm.woken:,} threads, {storm.largest:,} at once"
-    return f"{name}: {many}; {storm.again:,} slept again within 1ms: {storm.wasted_switches:,} switches"
+    return f"{name}: {many}; {storm.slept_again:,} slept again within 1ms: {storm.wasted_switches:,} switches"
 
 
 def write(path: Path, categories: Categories, width: int, out: TextIO, rules: RuleSource = WITHOUT_RULES) -> None:

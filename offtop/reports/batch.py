@@ -45,8 +45,8 @@ from offtop.model.aggregate.waker_rows import (
     WakerKey,
     by_wake,
     grouped,
-    nobodys,
     oldest_of,
+    placeholder_keys,
     ready_by_wake,
     top_of_wakes,
     waker_of,
@@ -192,7 +192,7 @@ def run(
                 looked_up = look_up(source, kept, looked_up)
             unnamed = _unnamed(kept.window, _user_stacks(kept.window))
             source.wait_for_names(unnamed, patience_s if as_json or wanted.folded else _LATER_SECONDS)
-            kept = history.look_again() or kept
+            kept = history.refresh_newest() or kept
             latest = history.latest
             blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
             if as_json or wanted.filter.needs_peers:
@@ -360,7 +360,7 @@ def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> 
         ready=grouped(ready_by_wake(tick.shares, scope), key_of),
         lifetime=grouped(by_wake(lifetime.shares, scope), key_of) if lifetime else None,
         now=oldest_of(stuck.by_wake(tick.stuck.in_scope(scope)), key_of),
-        last=nobodys(key_of),
+        last=placeholder_keys(key_of),
     )
     listed = kept_rows(ranking, wanted.filter.keeps, _ALL_ROWS) if wanted.filter.chooses_rows else ranking
     whom = {row.key for row in listed.rows if isinstance(row.key, WakerKey)}
@@ -453,7 +453,7 @@ def _compared(comparison: Comparison) -> str:
     baseline = comparison.baseline
     waiting = threads(comparison.waiting)
     text = f"baseline {waiting} waiting in {duration(baseline.span_ns)} of {printable(baseline.file)}"
-    return "; ".join(filter(None, (text, comparison.lacks, comparison.doubt)))
+    return "; ".join(filter(None, (text, comparison.why_uncompared, comparison.caveat)))
 
 
 def suspect_lines(found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> Iterable[str]:

@@ -156,7 +156,7 @@ def tick_object(
                 waker=wakers.waker(catalog.wake(wake).waker),
                 storms=storm.storms,
                 woken=storm.woken,
-                again=storm.again,
+                again=storm.slept_again,
                 largest=storm.largest,
                 wasted_switches=storm.wasted_switches,
             )
@@ -250,7 +250,7 @@ def _outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> ob
 
 def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: CauseFinder) -> objects.LongWait:
     site, catalog = wait.site, one.catalog
-    rule = cause_finder.apart().rule_of(site, catalog)
+    rule = cause_finder.copy().rule_of(site, catalog)
     return objects.LongWait(
         *_who(site.thread, catalog),
         began_ns=one.taken_ns - (one.at_ns - wait.began_ns),

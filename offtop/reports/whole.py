@@ -72,7 +72,7 @@ def whole_of(
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
     source.wait_for_names({*_unnamed(window.catalog, _stacks(window))}, _NAMES_SECONDS)
-    return HistoryTick.of(window, (history.look_again() or last).idle)
+    return HistoryTick.of(window, (history.refresh_newest() or last).idle)
 
 
 def baseline_in(
@@ -93,7 +93,7 @@ def baseline_in(
         some.append(kept.window)
         if len(some) == _BATCH:
             some[:] = [merge(some)]
-    last = history.look_again()
+    last = history.refresh_newest()
     if last is None:
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
     return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)

@@ -89,7 +89,9 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
         ticks = history.last(1 << 62)[2:-1]
         recorder = clip_file.new_clip(source, person(), tmp_path, "all", ticks[-1].taken_ns)
         since_ns = ticks[0].at_ns - ticks[0].span_ns
-        for one in history.again(ticks[-1].at_ns - since_ns, ticks[-1].at_ns):  # on a busy machine ticks are longer
+        for one in history.snapshots_of_last(
+            ticks[-1].at_ns - since_ns, ticks[-1].at_ns
+        ):  # on a busy machine ticks are longer
             recorder.add(one)
         assert recorder.close().startswith(f"recorded {len(ticks)} ticks")
         shown = [as_json(history, kept, since_ns, cause_finder, source) for kept in ticks]

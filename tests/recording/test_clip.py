@@ -47,7 +47,7 @@ def test_clip_has_the_numbers_stacks_wakers_and_waits_in_progress_of_its_recordi
         middle = history.last(1 << 62)[40]
         ticks = history.last(20 * SECOND, middle.at_ns)
         recorder = Recorder(tmp_path / "cut.offtop", source, person(), leave_bytes=0, past=True)
-        for one in history.again(20 * SECOND, middle.at_ns):
+        for one in history.snapshots_of_last(20 * SECOND, middle.at_ns):
             recorder.add(one)
         assert recorder.close().startswith("recorded 20 ticks")
         played = RecordedSource(tmp_path / "cut.offtop", categories=CATEGORIES.ids)

@@ -464,7 +464,7 @@ class ScriptedSource(LiveFeed):
         for row in self._table:
             for wake, times in self._by_wake(row, seconds).items() if row.storm != NO_STORM else ():
                 one, is_active = row.storm, row.seconds_of(seconds) > row.seconds_of(seconds - 1)
-                storm = Storm(times * one.storms, times * one.woken, times * one.again, one.largest * is_active)
+                storm = Storm(times * one.storms, times * one.woken, times * one.slept_again, one.largest * is_active)
                 if wake != NO_WAKE:
                     found[wake] = found.get(wake, NO_STORM).plus(storm)
         return found

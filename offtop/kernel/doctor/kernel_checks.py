@@ -304,7 +304,7 @@ def uprobes(machine: str = platform.machine()) -> Check:
     known, loses = features_found(), "--within: only waits inside a function of a program"
     if known is None:
         return unknown("uprobes")
-    cause = within.lacking(known, machine)
+    cause = within.why_unavailable(known, machine)
     if not cause:
         return Check("uprobes", "ok", "calls of a program's functions can be traced (--within)")
     return Check("uprobes", "warn", cause, "use -p or --filter stack= instead", loses)

@@ -284,7 +284,7 @@ class ProcSource(LiveFeed):
         self._totals.begin_scan(self._scan_ns, filter_changed)
         found, ended, left = self._tasks.scan()
         if filter_changed:
-            left = [*self._totals.alive - {one.key for one in found}]
+            left = [*self._totals.known_threads - {one.key for one in found}]
         for key in left:
             self._totals.end_thread(key)
         for key in ended:

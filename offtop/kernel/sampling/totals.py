@@ -510,7 +510,7 @@ class SampledTotals:
             self.catalog.processes.pop(key.pid, None)
 
     @property
-    def alive(self) -> set[ThreadKey]:
+    def known_threads(self) -> set[ThreadKey]:
         return {*self._known}
 
 

@@ -33,7 +33,7 @@ _PART_BYTES = 1 << 22
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def lacking(features: Features, machine: str = platform.machine()) -> str:
+def why_unavailable(features: Features, machine: str = platform.machine()) -> str:
     """Return why --within does not work on this machine; empty if it does."""
     if machine != "x86_64":
         return f"it needs x86-64, and this machine is {machine}"

@@ -303,7 +303,7 @@ def called(address: int, code: Read, word: int = 8) -> int | None:
     if len(before) < _CALL_BYTES:
         return None
     if before[2] == _CALL_NEAR:
-        return _landing(_jumped(address, before[3:]), code, word)
+        return _follow_plt(_jumped(address, before[3:]), code, word)
     for size in (2, 3, 4, 6, 7):  # call by register or memory: ff /2, with what follows its ModR/M byte
         at = _CALL_BYTES - size
         if before[at] == _CALL_BY and before[at + 1] >> 3 & 7 == 2 and _call_size(before[at + 1 :]) == size - 1:
@@ -315,7 +315,7 @@ def _jumped(address: int, offset: bytes) -> int:
     return address + int.from_bytes(offset, "little", signed=True) & (1 << 64) - 1
 
 
-def _landing(target: int, code: Read, word: int) -> int:
+def _follow_plt(target: int, code: Read, word: int) -> int:
     """Return where a call of `target` ends up, because that may be a PLT entry.
 
     0 if it is not evident.
@@ -336,7 +336,7 @@ def _jumps(target: int, code: Read, word: int) -> Iterator[int]:
     start = code(target, _NEAR_BYTES)
     for at in range(len(start) - 4):
         if start[at] == _JUMP_NEAR:
-            yield _landing(_jumped(target + at + 5, start[at + 1 : at + 5]), code, word)
+            yield _follow_plt(_jumped(target + at + 5, start[at + 1 : at + 5]), code, word)
 
 
 def _call_size(rest: Sequence[int]) -> int:

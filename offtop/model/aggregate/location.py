@@ -92,7 +92,7 @@ def of_waker(catalog: Catalog, site: SiteKey, names: Names) -> str:
 def of_storm(storm: Storm, span_ns: int) -> str:
     """Return how often, how many, and what they cost."""
     per_s = 1e9 / span_ns if span_ns else 0.0
-    again = percent(storm.again, storm.woken)
+    again = percent(storm.slept_again, storm.woken)
     return (
         f"{count(storm.storms * per_s)}/s wake up to {storm.largest:,}; {again:.0f}% sleep again within 1 ms: "
         f"{count(storm.wasted_switches * per_s)} switches/s"

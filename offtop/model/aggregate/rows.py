@@ -499,7 +499,7 @@ def storm_rows(storms: Mapping[WakerKey, Storm], span_ns: int) -> list[Row]:
 
     It has no time: the waits that it ended are in the waker's row.
     """
-    worst = sorted(storms.items(), key=lambda item: (-item[1].again, item[0]))
+    worst = sorted(storms.items(), key=lambda item: (-item[1].slept_again, item[0]))
     return [
         Row(
             key._replace(name=f"{STORM_OF}{key.name}"), f"{STORM_OF}{key.name}", span_ns, Part(storm.woken), storm=storm

@@ -88,10 +88,10 @@ def rate(sampling: Sampling, span_ns: int) -> str:
 
 def how_sampled(sampling: Sampling, span_ns: int) -> str:
     """Return `~21 Hz, own processes only`."""
-    return ", ".join(filter(None, (rate(sampling, span_ns), whose(sampling))))
+    return ", ".join(filter(None, (rate(sampling, span_ns), visible_processes(sampling))))
 
 
-def whose(sampling: Sampling) -> str:
+def visible_processes(sampling: Sampling) -> str:
     """Return which processes alone are visible; empty if all are."""
     return _OWN_ONLY if sampling.own_only else _CONTAINER_ONLY if sampling.container_only else ""
 
@@ -109,7 +109,7 @@ def counted_otherwise(then: _MeasuredSpan, now: _MeasuredSpan, before: str) -> s
     words: list[str] = []
     if (then.sampling is None) != (now.sampling is None):
         words.append(f"{before} was {'not ' if then.sampling is None else ''}sampled")
-    was, is_now = (whose(one.sampling) if one.sampling else "" for one in (then, now))
+    was, is_now = (visible_processes(one.sampling) if one.sampling else "" for one in (then, now))
     if was != is_now:
         words.append(f"{before} has {was or 'processes of all users'}")
     if replace(then.filters, min_ns=0) != replace(now.filters, min_ns=0):

@@ -128,7 +128,7 @@ Why = Callable[[Frame], str]
 """Returns why a frame has no name: one of REASONS; empty while that is being looked up."""
 
 
-def nobody_looked(frame: Frame) -> str:
+def unknown_reason(frame: Frame) -> str:
     """A Why that knows nothing."""
     return NOT_KNOWN
 
@@ -194,7 +194,7 @@ class _Findings(NamedTuple):
 class Problems:
     """Examines each stack once, and again when functions get other names. Not thread-safe."""
 
-    def __init__(self, names: Names, why: Why = nobody_looked) -> None:
+    def __init__(self, names: Names, why: Why = unknown_reason) -> None:
         self._names, self._why = names, why
         self._known: dict[int, _Findings] = {}
         self._unnamed: dict[Frame, tuple[str, set[int]]] = {}

@@ -241,7 +241,7 @@ class Steps:
     def _named(self, frame: Frame, kernel: bool) -> Path:
         return tuple(Step(name, kernel) for name in functions(self._names.of(frame)))
 
-    def look_again(self) -> None:
+    def refresh_names(self) -> None:
         """Drop what has another name by now."""
         if self._names.version == self._version and len(self._cached_paths) < _MOST_CACHED:
             return

@@ -73,7 +73,7 @@ def oldest_of(ages: Mapping[tuple[int, ...], Age], key_of: KeyOf[G]) -> dict[G, 
     return found
 
 
-def nobodys(key_of: KeyOf[G]) -> set[G]:
+def placeholder_keys(key_of: KeyOf[G]) -> set[G]:
     """Return the keys that stand for no waker or no object."""
     return {key_of(wake) for wake in (*WITHOUT_WAKE, *RESERVED)}
 

@@ -119,7 +119,7 @@ class CauseFinder:
         self._matched: dict[Hashable, dict[int, bool]] = {}
         self._matched_by = names.version
 
-    def apart(self) -> "CauseFinder":
+    def copy(self) -> "CauseFinder":
         """Return an independent one for sites of another catalog.
 
         What is cached about sites is dropped with their catalog.

@@ -82,7 +82,7 @@ class Moves(Sequence[Move]):
         return Moves(some)
 
     @property
-    def undone(self) -> "Moves":
+    def reversed(self) -> "Moves":
         """The moves that reverse these."""
         columns = [*range(NOW, SINCE), *range(WAS, NOW), SINCE, UNTIL, READY]
         return Moves(self.rows[:, columns])

@@ -193,7 +193,7 @@ class Storm(NamedTuple):
     storms: int = 0
     woken: int = 0
     """Threads woken in all of them."""
-    again: int = 0
+    slept_again: int = 0
     """How many of those went back to sleep within a millisecond; some of the first few of a storm may be missing."""
     largest: int = 0
     """Threads woken in the largest of them."""
@@ -202,19 +202,19 @@ class Storm(NamedTuple):
         return Storm(
             self.storms + other.storms,
             self.woken + other.woken,
-            self.again + other.again,
+            self.slept_again + other.slept_again,
             max(self.largest, other.largest),
         )
 
     @property
     def is_herd(self) -> bool:
         """Whether most of the woken threads slept again at once, with little or no work."""
-        return self.storms > 0 and 2 * self.again > self.woken
+        return self.storms > 0 and 2 * self.slept_again > self.woken
 
     @property
     def wasted_switches(self) -> int:
         """Each thread that slept again at once cost a switch in and a switch out."""
-        return 2 * self.again
+        return 2 * self.slept_again
 
 
 NO_STORM = Storm()

@@ -106,7 +106,7 @@ class Comparison:
         self._view, self._now = view, now
 
     @property
-    def lacks(self) -> str:
+    def why_uncompared(self) -> str:
         """Why list and tree cannot be compared; empty if they can."""
         wants_wakers = self._view.lists_wakers or bool(self._view.wakers) or self._view.tree.shape.mode != OFFCPU
         if wants_wakers and not gathers(self.baseline.mode, self._view.mode if self._view.mode != OFFCPU else "wakeup"):
@@ -114,8 +114,8 @@ class Comparison:
         return ""
 
     @property
-    def doubt(self) -> str:
-        """Why some changes may not be real; empty if there is no reason for doubt."""
+    def caveat(self) -> str:
+        """Why some changes may not be real; empty if all are."""
         if doubt := counted_otherwise(self.baseline, self._now, "the baseline"):
             return doubt
         kinds = ", ".join(f"{count(many)} {kind}" for kind, many in sorted(self.baseline.lost.items()) if many)
@@ -149,7 +149,7 @@ class Comparison:
         `pools` are the rows that stand for several threads.
         """
         view, catalog, baseline_catalog = self._view, self._now.catalog, self._catalog
-        if self.lacks or view.lists_account:
+        if self.why_uncompared or view.lists_account:
             return None
         scope = view.scope._replace(pid=None, tid=None)
         if view.lists_reasons:
@@ -251,7 +251,7 @@ class Comparison:
     # The tree
 
     def trees(self) -> "Trees | None":
-        if self.lacks:
+        if self.why_uncompared:
             return None
         view, shape = self._view, self._view.tree.shape
 
@@ -269,7 +269,7 @@ class Comparison:
 
     def places(self, path_of: Callable[[tuple[int, ...]], Path]) -> Compare | None:
         """Compare the places in the chosen branch. `path_of` returns the path of a place of now."""
-        if self.lacks:
+        if self.why_uncompared:
             return None
         view, shape = self._view, self._view.tree.shape
         was_path_of = steps_of(self._catalog, self.baseline.names, shape)

@@ -28,9 +28,9 @@ from offtop.model.aggregate.waker_rows import (
     WakerKey,
     by_wake,
     grouped,
-    nobodys,
     object_of,
     oldest_of,
+    placeholder_keys,
     ready_by_wake,
     top_of_wakes,
     waker_of,
@@ -269,9 +269,9 @@ class Listing:
         waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
             things = object_of(catalog)
-            return _grouped(waited, order, things, view.cursor, last=nobodys(things))
+            return _grouped(waited, order, things, view.cursor, last=placeholder_keys(things))
         wakers = waker_of(catalog, view.lists_waking_threads)
-        return _grouped(waited, order, wakers, view.cursor, view.pin, last=nobodys(wakers))
+        return _grouped(waited, order, wakers, view.cursor, view.pin, last=placeholder_keys(wakers))
 
     def _reasons(self, scene: Scene, order: Order) -> Ranking:
         filter_cache, scope = scene.filter_cache, scene.view.scope

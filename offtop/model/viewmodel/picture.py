@@ -202,7 +202,7 @@ class Picture:
     """Baseline values of its boxes."""
     uncompared: str
     """Why list and tree are not compared; empty if they are."""
-    doubt: str
+    caveat: str
     """Why some changes may be none."""
     diagnosis: Sequence[CauseShare]
     """Causes of the selection, most time first."""
@@ -403,8 +403,8 @@ class Pictures:
             unanswered=self._cause_finder.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             flame_before=_before_of_boxes(flame, comparison),
-            uncompared=comparison.lacks if comparison else "",
-            doubt=comparison.doubt if comparison else "",
+            uncompared=comparison.why_uncompared if comparison else "",
+            caveat=comparison.caveat if comparison else "",
             latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
@@ -547,7 +547,7 @@ class Pictures:
     def _steps_of(self, catalog: Catalog, shape: Shape) -> Steps:
         if self._steps is None or self._steps[0] != (id(catalog), shape):
             self._steps = (id(catalog), shape), Steps(catalog, self._names, shape)
-        self._steps[1].look_again()
+        self._steps[1].refresh_names()
         return self._steps[1]
 
     def _with_sites(self, places: Ranking, scene: Scene, places_of: Callable[[Ints], Ints]) -> Ranking:

@@ -129,19 +129,19 @@ class KnownNames:
         self._known: dict[Frame, str] = {}
         self._unnamed = {*frames}
         self._version = 0
-        self._look()
+        self._has_new_names()
 
     @property
     def version(self) -> int:
         if self._unnamed and self._names.version != self._asked:
             self._asked = self._names.version
-            self._version += self._look()
+            self._version += self._has_new_names()
         return self._version
 
     def of(self, frame: Frame) -> str:
         return self._known.get(frame) or self._names.of(frame)
 
-    def _look(self) -> bool:
+    def _has_new_names(self) -> bool:
         """Return whether any frame has got a name."""
         found: Mapping[Frame, str] = {frame: self._names.of(frame) for frame in self._unnamed}
         named = {frame: name for frame, name in found.items() if name != nameless(frame)}

@@ -237,7 +237,7 @@ class History:
             self._make_room()
         return kept
 
-    def look_again(self) -> HistoryTick | None:
+    def refresh_newest(self) -> HistoryTick | None:
         """Apply the rules to the newest tick again: more functions may have names by now."""
         with self._lock:
             newest, latest = self._kept[-1] if self._kept else None, self._latest
@@ -323,7 +323,7 @@ class History:
             begin -= 1
         return list(islice(every, begin, end))
 
-    def again(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
+    def snapshots_of_last(self, span_ns: int, end_ns: int | None = None) -> Iterator[Snapshot]:
         """Rebuild the snapshots of `last`: one before its first tick and one after each.
 
         Their totals start at 0.

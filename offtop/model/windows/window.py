@@ -130,7 +130,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         at_ns=later.at_ns,
         span_ns=later.at_ns - earlier.at_ns,
         threads=_added(THREADS, threads, so_far[:, :2], thread_numbers(so_far)),
-        sites=_added(SITES, sites, *site_numbers(so_far, early.undone)),
+        sites=_added(SITES, sites, *site_numbers(so_far, early.reversed)),
         still=still,
         moves=early,
         catalog=later.catalog,
@@ -153,7 +153,9 @@ def _storms(earlier: Mapping[int, Storm], later: Mapping[int, Storm]) -> dict[in
     for waker, now in later.items():
         was = earlier.get(waker, Storm())
         if now[:3] != was[:3]:
-            found[waker] = Storm(now.storms - was.storms, now.woken - was.woken, now.again - was.again, now.largest)
+            found[waker] = Storm(
+                now.storms - was.storms, now.woken - was.woken, now.slept_again - was.slept_again, now.largest
+            )
     return found
 
 

@@ -137,7 +137,7 @@ class FileActions(ModeActions):
         recorder = self._snapshot_file(what, last.taken_ns)
         begin_ns = ticks[0].at_ns - ticks[0].span_ns
         outliers = [one for one in self._outliers.every if one.at_ns > begin_ns]
-        for one in self._history.again(span_ns, last.at_ns):
+        for one in self._history.snapshots_of_last(span_ns, last.at_ns):
             recorder.add(replace(one, outliers=[outlier for outlier in outliers if outlier.at_ns == one.at_ns]))
         result = recorder.close()
         if not recorder.is_whole:

@@ -227,7 +227,7 @@ class Panel(Widget):
     def _style_of(self, token: str) -> Style:
         style = self._style_cache.get(token)
         if style is None:
-            style = self._style_cache[token] = theme.look(self._theme, token)
+            style = self._style_cache[token] = theme.style_of(self._theme, token)
         return style
 
     @property

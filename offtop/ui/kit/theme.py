@@ -210,7 +210,7 @@ def parse(text: str, name: str) -> Theme:
     return _made(_checked(text), name)
 
 
-def look(chosen: Theme, token: str) -> Style:
+def style_of(chosen: Theme, token: str) -> Style:
     """Return the style of `token`, on the theme's background unless it has its own."""
     color, background, style = (chosen.variables[f"{token}-{part}"] for part in _LOOK)
     under = Color.parse(chosen.background) + Color.parse(background)

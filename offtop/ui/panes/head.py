@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from offtop.feed.source import Recorded
 from offtop.model.aggregate.rows import cgroup_name
-from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, whose
+from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Cost
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
@@ -245,7 +245,7 @@ def _cost(picture: Picture, layout: Layout) -> Line:
     lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
     right: Spans = [(f"min {span(picture.newest.header.filters.min_ns)}", "text")]
     if picture.sampling:
-        parts = [*filter(None, [whose(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
+        parts = [*filter(None, [visible_processes(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
         while parts[1:] and width_of(_trust(picture, wrong, 0)) + len(", ".join(parts)) >= layout.width:
             parts.pop()
         right = [(", ".join(parts), "alert")]

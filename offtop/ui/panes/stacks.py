@@ -21,7 +21,7 @@ from offtop.ui.kit.columns import Column, heads, line_of, that_fit
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule, width_of
 from offtop.ui.panes import account
 from offtop.ui.panes.head import selection
-from offtop.ui.panes.tables import NOW, NUMBERS, SHARE, WAITING, beside, changes_of, not_gathered, nothing
+from offtop.ui.panes.tables import NOW, NUMBERS, SHARE, WAITING, changes_of, not_gathered, nothing, with_changes
 from offtop.units import count, duration, percent, threads
 
 _MUCH_PCT = 10
@@ -116,7 +116,9 @@ def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
     events, _, _, longest = NUMBERS
     wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
     numbers = [WAITING, SHARE, *wide, NOW]
-    return that_fit(numbers if picture.uncompared else beside(picture.view, numbers), pen.width, picture.view, "", 1)
+    return that_fit(
+        numbers if picture.uncompared else with_changes(picture.view, numbers), pen.width, picture.view, "", 1
+    )
 
 
 def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
@@ -206,7 +208,9 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     lines: list[Line] = []
     row = Row("", "", picture.span_ns, part, picture.places.of_ns, before=picture.places.before)
     shown = [WAITING, SHARE, *NUMBERS]
-    numbers = that_fit(shown if picture.uncompared else beside(picture.view, shown), pen.width, picture.view, "", 1)
+    numbers = that_fit(
+        shown if picture.uncompared else with_changes(picture.view, shown), pen.width, picture.view, "", 1
+    )
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
     for ordinal, place in enumerate(picture.places.rows, 1):
         if isinstance(place.key, Place):

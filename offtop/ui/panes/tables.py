@@ -6,7 +6,7 @@ from dataclasses import replace
 from offtop.model.aggregate import location
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
-from offtop.model.aggregate.scope_text import whose
+from offtop.model.aggregate.scope_text import visible_processes
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
@@ -111,12 +111,12 @@ def category_columns(picture: Picture, pen: Pen) -> list[Column]:
     total = [TOTAL] if view.sort == "TOTAL" else []
     columns = [
         name,
-        *beside(view, [WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]),
+        *with_changes(view, [WAITING, SHARE, *([] if "spark" in view.hidden else [spark]), *total, *NUMBERS, NOW]),
     ]
     return that_fit(columns, pen.width, view, view.table_sort, CATEGORY_MARK)
 
 
-def beside(view: View, numbers: Sequence[Column], least_width: int = _LEAST_COMPARED) -> list[Column]:
+def with_changes(view: View, numbers: Sequence[Column], least_width: int = _LEAST_COMPARED) -> list[Column]:
     """Insert the comparison after the first column of `numbers`, which is WAITING.
 
     The other columns then need at least `least_width`.
@@ -164,8 +164,8 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
     category = view.category if view.category != ALL else "all categories"
     title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
-    if picture.uncompared or picture.doubt:
-        title += f"  ({picture.uncompared or picture.doubt})"
+    if picture.uncompared or picture.caveat:
+        title += f"  ({picture.uncompared or picture.caveat})"
     lines = [rule(title, pen)]
     if picture.account_lines:
         lines += account.lines(picture, pen)
@@ -244,7 +244,7 @@ def _nothing(picture: Picture) -> str:
 
 def nothing(picture: Picture) -> str:
     """Return the text of an empty list; it says which processes are visible if not all are."""
-    here = whose(picture.sampling) if picture.sampling else ""
+    here = visible_processes(picture.sampling) if picture.sampling else ""
     return f" Nothing waits here{f' ({here})' if here else ''}."
 
 
@@ -255,7 +255,9 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         events, p50, p99, longest = NUMBERS
         wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
         shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
-        return wakers.columns(picture, pen, shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST))
+        return wakers.columns(
+            picture, pen, shown if picture.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+        )
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
 
@@ -313,7 +315,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
-    columns += shown if picture.uncompared else beside(view, shown, _LEAST_COMPARED_LIST)
+    columns += shown if picture.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
     columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
     left = width - width_of(columns, LIST_MARK) - 2
     if left >= 8 and "WHERE" not in view.hidden:

@@ -126,7 +126,7 @@ def test_a_name_that_looks_like_a_kernel_line_is_not_parsed_as_one(named: Path, 
         assert details["user"] == f"{pwd.getpwuid(os.geteuid()).pw_name}, uid {os.geteuid()}"
         assert details["threads"] == "1"
         assert "state" not in details
-    program = named.parent / "nobodys"
+    program = named.parent / "placeholder_keys"
     with running(["setpriv", "--reuid=65534", "--clear-groups", build(program, NAMED, "-pthread"), name]) as one:
         assert dict(read_details(one.pid, READS))["user"] == f"{pwd.getpwuid(65534).pw_name}, uid 65534"
 

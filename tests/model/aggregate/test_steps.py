@@ -140,7 +140,7 @@ def test_cached_paths_and_counts_are_the_same_as_new_ones_after_renames(
     for name, other in changes:
         names.names[name] = other
         names.version += 1
-        kept.look_again()
+        kept.refresh_names()
         new = Steps(BOOK, names, shape)
         assert [kept.of(place) for place in some] == [new.of(place) for place in some]
         assert [kept.nameless(place) for place in some] == [new.nameless(place) for place in some]
@@ -167,7 +167,7 @@ def test_number_of_cached_paths_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     kept = Steps(BOOK, FixedNames(), FROM_THE_ROOT)
     first = kept.of(PLACE)
     assert len(kept._cached_paths) == 2  # pyright: ignore[reportPrivateUsage]
-    kept.look_again()
+    kept.refresh_names()
     assert not kept._cached_paths  # pyright: ignore[reportPrivateUsage]
     assert kept.of(PLACE) == first
 

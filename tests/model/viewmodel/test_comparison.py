@@ -231,7 +231,7 @@ def test_other_filters_and_losses_of_the_baseline_are_reported() -> None:
     baseline = normal(made)
 
     def doubt(baseline: Baseline) -> str:
-        return shown(made, replace(ALL_OF_IT, baseline=baseline)).doubt
+        return shown(made, replace(ALL_OF_IT, baseline=baseline)).caveat
 
     assert doubt(baseline) == ""
     assert "other threads" in doubt(replace(baseline, filters=Filters(pids=(100,))))

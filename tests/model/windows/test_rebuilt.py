@@ -44,7 +44,7 @@ def contents(window: Window, begin_ns: int = 0) -> WindowContents:
 
 
 def of(history: History, span_ns: int = 1 << 60, end_ns: int | None = None) -> list[Snapshot]:
-    return [*history.again(span_ns, end_ns)]
+    return [*history.snapshots_of_last(span_ns, end_ns)]
 
 
 def same(ticks: Sequence[HistoryTick], made: Sequence[Snapshot]) -> None:
