@@ -1,1 +1,1 @@
-"""How we know: the only room with bcc, root and /proc."""
+"""What measures this machine: the only package that uses bcc, BPF, privileges and /proc."""

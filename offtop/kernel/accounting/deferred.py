@@ -70,6 +70,8 @@ class Sorted(NamedTuple):
 
 
 class DeferredRecords:
+    """Finished waits whose thread's record has not arrived yet, and what was counted without it."""
+
     def __init__(self) -> None:
         self._held: dict[tuple[SiteKey, int], _Held] = {}
         """Keyed by site and the time at which its thread acquired its tid."""
@@ -135,7 +137,7 @@ class DeferredRecords:
     def write_off(self, identity: ThreadIdentity, totals: SiteTotals) -> SiteTotals:
         """Write a thread off, and return what is still to count of `totals`, at one of its sites.
 
-        What was already shown of its wait in progress is deducted.
+        The time for which its wait in progress was already shown is deducted.
         """
         self._written_off[identity] = self._written_off.pop(identity, SiteTotals()).plus(totals)
         _evict(self._written_off)
@@ -147,14 +149,14 @@ class DeferredRecords:
         return SiteTotals(waits, total_ns, min(runqueue_ns, total_ns), max_ns, histogram)
 
     def of(self, records: ThreadRecords) -> list[tuple[int, ThreadIdentity]]:
-        """Return the positions of records of threads of which something was counted already, with their identities."""
+        """Return the position and identity of each record whose thread was counted in part before it arrived."""
         if not (self._shown or self._written_off):
             return []
         identities = zip(map(THREADS.key, records.ids.tolist()), records.rows["tid_acquired_ns"].tolist(), strict=True)
         return [(at, one) for at, one in enumerate(identities) if one in self._shown or one in self._written_off]
 
     def rest(self, identity: ThreadIdentity, r: ThreadRecord) -> ThreadRecord | None:
-        """Return what still has to be counted of the record of a written-off thread; None if it was not written off."""
+        """Return the part of a written-off thread's record that is not counted yet; None if it was not written off."""
         written_off = self._written_off.pop(identity, None)
         if written_off is None:
             return None

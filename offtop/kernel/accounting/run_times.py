@@ -8,7 +8,7 @@ from offtop.model.values.table import Ints, Mask
 from offtop.units import NS_PER_S
 
 _STALE_NS = NS_PER_S // 10
-"""How stale the counter of a running thread may be: the kernel updates it only now and then, at its own ticks."""
+"""How stale the counter of a running thread may be: the kernel updates it at its scheduler ticks only."""
 _MAX_SCAN_NS = NS_PER_S // 10
 """Upper bound for the duration of a task scan: a thread that begins during one is seen by the next."""
 _MAX_TICKS = 2
@@ -18,6 +18,8 @@ _ENDED, _NOT_COUNTED = -(1 << 62), -(1 << 61)
 
 
 class RunTimes:
+    """Turns cumulative CPU times into CPU time per tick."""
+
     def __init__(self, threads: ThreadTable, at_ns: int) -> None:
         """Start counting at `at_ns`. The totals as of the last report are in `threads`."""
         self._threads, self._began_ns = threads, at_ns

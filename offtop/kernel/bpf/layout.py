@@ -151,11 +151,6 @@ WITHIN_SIZES = {"within_calls": (4, CALLS_WITHIN.size), "within_now": (4, CALLS_
 PER_CPU = ("lost", "exited_sums", "thinning", "within_calls")
 
 
-def is_32_bit_mode(mode: int) -> bool:
-    """Whether this is the mode of a 32-bit program on a 64-bit machine."""
-    return mode & MODE_MASK == MODE_32_BIT
-
-
 class ThreadRecord(NamedTuple):
     """`struct thread`: what one thread did in one tick."""
 

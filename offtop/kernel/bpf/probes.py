@@ -14,11 +14,10 @@ from pathlib import Path
 from offtop.errors import KernelError
 from offtop.kernel.bpf.libbpf import enable_statistics, library
 
-_HASH, _ARRAY, _RING_BUFFER = 1, 2, 27  # enum bpf_map_type
+_ARRAY, _RING_BUFFER = 2, 27  # enum bpf_map_type
 _RAW_TRACEPOINT = 17  # BPF_PROG_TYPE_RAW_TRACEPOINT
 _RETURN_0 = bytes.fromhex("b700000000000000 9500000000000000")
 """`r0 = 0; exit`."""
-_RECORD = (7).to_bytes(4, "little"), (23).to_bytes(8, "little")
 
 
 def array_map(size_bytes: int) -> int | None:

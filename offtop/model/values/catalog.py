@@ -1,4 +1,4 @@
-"""Catalog: a catalog of what ids refer to: stacks, wakes, names and process details.
+"""Catalog: what ids refer to: stacks, wakes, names and process details.
 
 One Catalog is shared by all snapshots and windows of a source: a copy in each of 600 windows would cost more than the
 windows. The source owns it, only adds to it, and drops an entry when no window that a History may hold can refer to it.
