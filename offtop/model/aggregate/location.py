@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from offtop.model.aggregate.pool import Convoy
-from offtop.model.classify.causes import Rule
+from offtop.model.classify.causes import PYTHON_FUNCTION, Rule
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.stack import Frame, Names, functions, nameless
 from offtop.model.values.wake import FIRST_WAKE, NO_WAKE, NOBODY, UNIX, Storm
@@ -131,9 +131,13 @@ def _own_names(catalog: Catalog, user: int, names: Names) -> list[str]:
 
 
 def own_function(catalog: Catalog, user: int, names: Names) -> str:
-    """Return the innermost function of the program outside of the C library; empty if none has a name."""
+    """Return the innermost function of the program outside of the C library; empty if none has a name.
+
+    It is the innermost Python function, if there are any: the interpreter's own functions say nothing.
+    """
     frames = [frame for frame in catalog.stack(user).frames if not _is_libc(frame)]
-    return next((name for frame in frames for name in functions(names.of(frame)) if name != nameless(frame)), "")
+    found = [name for frame in frames if names.of(frame) != nameless(frame) for name in functions(names.of(frame))]
+    return next(filter(PYTHON_FUNCTION.fullmatch, found), next(iter(found), ""))
 
 
 def _is_libc(frame: Frame) -> bool:

@@ -21,7 +21,8 @@ NEAR = 4
 """How many functions the condition `near` covers."""
 _LIBC = re.compile(r"(libc|libpthread|libm|ld-linux[^/]*|ld-musl[^/]*)([-.].*)?\Z|\[vdso\]\Z")
 _CALLED_BY = " < "
-_PYTHON_FUNCTION = re.compile(r".+ \(.+:\d+\)")
+PYTHON_FUNCTION = re.compile(r".+ \(.+:\d+\)")
+"""Name of a Python function: `handle (app.py:12)`."""
 _CXX_LIBRARIES = ("libstdc++.", "libc++.")
 _COMPILER_SUFFIX = re.compile(r"\.(isra|constprop|cold|part|llvm)\b.*\Z")
 _MOST_OWN = 1_000
@@ -65,7 +66,7 @@ class Subject(NamedTuple):
             case "near":
                 return self.own[:NEAR]
             case "python":
-                return [*filter(_PYTHON_FUNCTION.fullmatch, self.own)]
+                return [*filter(PYTHON_FUNCTION.fullmatch, self.own)]
             case "user" | "not":
                 return (*self.libc, *self.own)
             case "module":

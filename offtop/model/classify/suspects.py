@@ -29,6 +29,7 @@ from offtop.model.classify.wait_graph import (
     WaitGraph,
     wait_graph,
 )
+from offtop.model.values.blockers import UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.table import Ints, Mask
@@ -72,6 +73,7 @@ class Weights:
     behind: Mapping[str, float]
     alone: Mapping[str, float]
     cause: Mapping[str, float]
+    via: Mapping[str, float]
     end: Mapping[str, float]
     normal: frozenset[str]
 
@@ -222,6 +224,7 @@ class _Ends:
         self._rules = causes.rules_at(sites, self._catalog)
         self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
         self._paths = Paths(len(graph.nodes), graph.edges)
+        self._via = {edge.source: edge.via for edge in graph.edges}
         self._into: defaultdict[int, list[Edge]] = defaultdict(list)
         for edge in graph.edges:
             self._into[edge.target].append(edge)
@@ -248,7 +251,7 @@ class _Ends:
         return Found(sorted(every, key=lambda one: -one.harm), len(standing))
 
     def _counted(self) -> Mask:
-        """Return which nodes' own waiting counts: rows that do not look idle.
+        """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
 
         Waits for a CPU and for a quota are counted by the window, because they are short. Short waits for a pipe are
         how programs that work together take turns.
@@ -257,6 +260,7 @@ class _Ends:
         least_ns = self._weights.least_age_ns
         for row, (idle, age_ns) in enumerate(zip(self._idle, self._ages_ns, strict=True)):
             state = self._graph.nodes[row].state
+            idle = idle and self._via.get(row) != UPSTREAM
             counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
         return counts
 
@@ -269,7 +273,16 @@ class _Ends:
         is_old |= (rows[:, BOUND] != Bound.EXACT) | (
             (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
         )
-        is_normal = np.array([node.state in self._weights.normal for node in self._graph.nodes[: len(rows)]], np.bool_)
+        nodes = self._graph.nodes[: len(rows)]
+        is_normal = np.array(
+            [
+                node.state in self._weights.normal
+                and not (rule and rule.general.id in self._weights.cause)
+                and self._via.get(row) not in self._weights.via
+                for row, (node, rule) in enumerate(zip(nodes, self._rules, strict=True))
+            ],
+            np.bool_,
+        )
         may = np.flatnonzero(is_old & is_normal & counts[: len(rows)])
         own = counts.astype(np.float64)
         own[may] = 0.0
@@ -278,13 +291,13 @@ class _Ends:
 
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
-        known = {edge.source for edge in self._graph.edges}
         for row in np.flatnonzero(own).tolist():
             state = self._graph.nodes[row].state
-            is_known = row in known
+            is_known = row in self._via
             if not is_known and self._is_kernel_thread(row):
                 continue
-            found[row] = self._weights.of(state, self._rules[row], is_known)
+            weight = self._weights.of(state, self._rules[row], is_known)
+            found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
         return self._unusual(found, own)
 
     def _unusual(self, found: Floats, own: Floats) -> Floats:
@@ -461,7 +474,7 @@ def parse(text: str) -> Weights:
 
 class _Reader(RuleFile):
     def weights(self) -> Weights:
-        self.known_keys(self.file, {"show", "behind", "alone", "cause", "end", "normal"}, "the file")
+        self.known_keys(self.file, {"show", "behind", "alone", "cause", "via", "end", "normal"}, "the file")
         show, where = self.table(self.file, "show", "the file"), "[show]"
         self.known_keys(show, {"harm", "most", "least_age", "ticks", "standing"}, where)
         return Weights(
@@ -473,6 +486,7 @@ class _Reader(RuleFile):
             self._numbers("behind"),
             self._numbers("alone"),
             self._numbers("cause"),
+            self._numbers("via"),
             self._numbers("end"),
             frozenset(self.patterns(self.table(self.file, "normal", "the file"), "categories", "[normal]")),
         )

@@ -56,7 +56,7 @@ def test_each_server_on_the_way_is_named() -> None:
         client = machine.waits("curl", pid, "poll", 12, "lib:poll", "/usr/lib/libcurl.so.4!curl_multi_wait")
         machine.held(client, Blocker(20, 0, SOCKET, True))
     machine.held(server, Blocker(32107, 0, UPSTREAM, False))
-    machine.waits("python3", 32107, "sleep", 12, "lib:clock_nanosleep", "h (up.py:4)")
+    machine.waits("python3", 32107, "sleep", 12, "lib:clock_nanosleep", "PyObject_Vectorcall", "h (up.py:4)")
     ((says, _),) = sentences(machine)
     assert says == (
         "8 curl wait for an HTTP response (12.0s) from nginx(20), which waits for an answer, likely from "

@@ -208,9 +208,9 @@ def test_short_trouble_is_not_shown_until_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("harm = 1.0", "harm = -1", "[show] (line 15): `harm` is not a number from 0 up"),
-        ('standing = "60s"', 'standing = "soon"', "[show] (line 15): `standing` is not a duration such as 1s"),
-        ("most = 5", "most = 5\ncolour = 1", "[show] (line 15): `colour` is unknown here"),
+        ("harm = 1.0", "harm = -1", "[show] (line 17): `harm` is not a number from 0 up"),
+        ('standing = "60s"', 'standing = "soon"', "[show] (line 17): `standing` is not a duration such as 1s"),
+        ("most = 5", "most = 5\ncolour = 1", "[show] (line 17): `colour` is unknown here"),
         ("[end]", "[ending]", "the file: `ending` is unknown here"),
     ],
 )
@@ -225,3 +225,21 @@ def test_weights_name_only_categories_and_causes_that_there_are() -> None:
     known = {*CATEGORIES.ids}
     assert known >= {*WEIGHTS.behind, *WEIGHTS.alone, *WEIGHTS.normal}
     assert {rule.id for rule in RULES.rules} >= {*WEIGHTS.cause}
+
+
+def test_full_pipe_from_before_offtop_is_not_standing() -> None:
+    machine = Machine()
+    writer = machine.waits("yes", 10, "pipe", 600, kernel="pipe_write", before=True)
+    machine.held(writer, Blocker(20, 0, PIPE, True))
+    machine.waits("sleep", 20, "sleep", 600, before=True)
+    assert ends(machine.found()) == [(HOLDER, "sleep", 20, "sleep")]
+
+
+def test_server_whose_own_clients_wait_is_not_idle_while_it_waits_for_an_answer() -> None:
+    machine = Machine()
+    server = machine.waits("nginx", 20, "poll", 12, before=True)
+    machine.held(server, Blocker(40, 0, UPSTREAM, False))
+    machine.waits("python3", 40, "sleep", 12, before=True)
+    assert ends(machine.found()) == [(HOLDER, "python3", 40, "sleep")]
+    machine.runs("python3", 40)
+    assert ends(machine.found()) == []

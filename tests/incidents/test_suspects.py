@@ -1,0 +1,265 @@
+"""The first sentence about an incident names program, reason and holder; programs that are well are not accused.
+
+`make incidents` runs these tests; they need Debian's postgresql and nginx. Other programs may run beside them, so only
+suspects of the programs of the test count.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import servers
+from bench.servers import Servers
+from tests.command import OFFTOP
+from tests.incidents.test_incidents import started
+
+pytestmark = pytest.mark.incident
+
+_TICKS = 8
+_LATE = 3
+"""Ticks at the end in which the suspect must be named: peers of sockets are found within seconds."""
+_NO_ROWS = "--filter", "proc=none-of-them"
+"""Suspects are not filtered, and the rest of a tick of a busy machine is large."""
+_CPU = Path("/sys/fs/cgroup/cpu")
+
+
+def ticks(*options: str, count: int = _TICKS) -> list[list[dict[str, Any]]]:
+    """Return the suspects of each tick."""
+    command = [OFFTOP, "--json", "-n", str(count), *_NO_ROWS, *options]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    return [json.loads(line)["suspects"] for line in text.splitlines()]
+
+
+def of(programs: set[str], found: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Return the suspects in whose chain one of the programs is."""
+    return [[one for one in tick if programs & {hop["process"] for hop in one["hops"]}] for tick in found]
+
+
+def named(programs: set[str], *options: str) -> list[dict[str, Any]]:
+    """Return the first suspect of the last ticks that is about one of the programs."""
+    every = of(programs, ticks(*options))
+    assert all(every[-_LATE:]), [[one["text"] for one in tick] for tick in every]
+    return [tick[0] for tick in every[-_LATE:]]
+
+
+@contextmanager
+def python(*lines: str, name: str = "", cwd: Path | None = None) -> Generator[subprocess.Popen[bytes]]:
+    """Run a Python program whose process has that name."""
+    rename = f"open('/proc/self/comm', 'w').write({name!r})\n" if name else ""
+    with started("/usr/bin/python3", "-c", rename + "\n".join(lines), cwd=cwd) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers]:
+    directory = tmp_path_factory.mktemp("postgres")
+    for parent in (directory, *directory.parents[:2]):
+        parent.chmod(0o755)
+    data = directory / "data"
+    with servers.serving(directory) as serving:
+        assert servers.run([servers.of_postgres("initdb"), "-A", "trust", "--no-sync", "-D", data], "postgres")
+        options = ["-k", directory, "-c", "listen_addresses=", "-c", "max_connections=60"]
+        serving.start("PostgreSQL", [servers.of_postgres("postgres"), "-D", data, *options], user="postgres")
+        to = ["-h", str(directory), "-U", "postgres"]
+        servers.wait_for(lambda: servers.run(["psql", *to, "-c", "select 1"]), "postgres")
+        assert servers.run(
+            ["psql", *to, "-c", "create table pile(a int, b int)", "-c", "insert into pile values (1, 0)"]
+        )
+        yield serving
+
+
+@contextmanager
+def session(at: Servers, sql: str) -> Generator[subprocess.Popen[bytes]]:
+    """Run a session whose client stays after `sql`."""
+    client = subprocess.Popen(
+        ["psql", "-q", "-h", str(at.directory), "-U", "postgres"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert client.stdin
+    try:
+        client.stdin.write(f"{sql}\n".encode())
+        client.stdin.flush()
+        yield client
+    finally:
+        client.kill()
+        client.stdin.close()
+        client.wait()
+
+
+def test_session_idle_in_transaction_is_likely_the_holder(postgres: Servers) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(session(postgres, "begin; update pile set b = 1 where a = 1;"))
+        time.sleep(1)
+        for _ in range(12):
+            stack.enter_context(session(postgres, "begin; update pile set b = b + 1 where a = 1;"))
+        time.sleep(2)
+        for one in named({"postgres"}):
+            assert one["text"].startswith("12 postgres wait for a row or table lock ("), one["text"]
+            assert "), likely held by postgres(" in one["text"]
+            assert ", idle in transaction. Next: " in one["text"]
+            assert one["hops"][-1]["title"].endswith("idle in transaction")
+
+
+def test_sleep_that_inherited_a_lock_file_holds_it(tmp_path: Path) -> None:
+    lock = tmp_path / "job.lock"
+    with ExitStack() as stack:
+        stack.enter_context(started("sh", "-c", f"exec 9>{lock}; flock 9; sleep 600 & exit"))
+        time.sleep(0.5)
+        for _ in range(3):
+            stack.enter_context(started("flock", lock, "true"))
+        time.sleep(2)
+        for one in named({"flock"}):
+            assert one["text"].startswith("3 flock wait for job.lock ("), one["text"]
+            assert "), held by sleep(" in one["text"]
+            assert not one["likely"]
+
+
+def test_two_programs_that_lock_two_files_in_the_other_order_are_a_deadlock(tmp_path: Path) -> None:
+    takes = (
+        "import fcntl, time, sys",
+        "one, other = open('x.lock' if {0} else 'y.lock', 'w'), open('y.lock' if {0} else 'x.lock', 'w')",
+        "fcntl.flock(one, fcntl.LOCK_EX); time.sleep(1); fcntl.flock(other, fcntl.LOCK_EX)",
+    )
+    with ExitStack() as stack:
+        for first in (0, 1):
+            lines = [line.format(first) for line in takes]
+            stack.enter_context(python(*lines, name=f"taker{first}", cwd=tmp_path))
+        time.sleep(3)
+        for one in named({"taker0", "taker1"}):
+            assert (one["kind"], {hop["process"] for hop in one["hops"]}) == ("deadlock", {"taker0", "taker1"})
+            assert "wait for each other: a deadlock" in one["text"]
+            assert {hop["what"] for hop in one["hops"]} == {"x.lock", "y.lock"}
+
+
+def test_reader_that_sleeps_is_behind_a_full_pipe() -> None:
+    with started("sh", "-c", "yes | sleep 600"):
+        time.sleep(2)
+        for one in named({"yes"}):
+            assert one["text"].startswith("yes("), one["text"]
+            assert "waits for room in a pipe" in one["text"]
+            assert "to sleep(" in one["text"]
+            assert "which sleeps" in one["text"]
+
+
+def test_stopped_reader_is_behind_a_full_pipe() -> None:
+    with started("sh", "-c", "yes | cat >/dev/null") as shell:
+        time.sleep(0.5)
+        listed = subprocess.run(
+            ["pgrep", "-s", str(shell.pid), "-x", "cat"], capture_output=True, text=True, check=True
+        )
+        os.kill(int(listed.stdout), signal.SIGSTOP)
+        time.sleep(2)
+        for one in named({"yes"}):
+            assert "waits for room in a pipe" in one["text"]
+            assert "to cat(" in one["text"]
+            assert "which is stopped" in one["text"]
+
+
+def test_upstream_of_a_proxy_is_named(tmp_path: Path) -> None:
+    port = 18099
+    configured = tmp_path / "nginx.conf"
+    configured.write_text(
+        f"daemon off; worker_processes 1; pid {tmp_path}/pid; error_log {tmp_path}/error.log; user root;\n"
+        "events { worker_connections 64; }\n"
+        f"http {{ access_log off; server {{ listen 127.0.0.1:18080; location / {{ proxy_pass http://127.0.0.1:{port};"
+        f" proxy_read_timeout 600s; }} }} proxy_temp_path {tmp_path}/b; client_body_temp_path {tmp_path}/a;"
+        f" fastcgi_temp_path {tmp_path}/c; uwsgi_temp_path {tmp_path}/d; scgi_temp_path {tmp_path}/e; }}\n"
+    )
+    app = (
+        "import http.server, time",
+        "class Handler(http.server.BaseHTTPRequestHandler):",
+        "    def do_GET(self): time.sleep(600)",
+        f"http.server.HTTPServer(('127.0.0.1', {port}), Handler).serve_forever()",
+    )
+    with ExitStack() as stack:
+        stack.enter_context(python(*app, name="upstream"))
+        stack.enter_context(started(servers.need("nginx", "nginx-light"), "-c", configured))
+        time.sleep(1)
+        for _ in range(8):
+            stack.enter_context(started("curl", "-s", "http://127.0.0.1:18080/"))
+        time.sleep(2)
+        for one in named({"nginx"}):
+            assert "nginx(" in one["text"], one["text"]
+            assert "waits for an answer (" in one["text"]
+            assert "), likely from upstream(" in one["text"]
+            assert "which sleeps in Handler.do_GET" in one["text"]
+
+
+def test_program_above_its_cpu_quota_waits_for_it(tmp_path: Path) -> None:
+    if not (_CPU / "cpu.cfs_quota_us").exists() and not _CPU.exists():
+        pytest.skip("no cgroup v1 with the cpu controller")
+    group = _CPU / f"offtop-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_period_us").write_text("100000")
+        (group / "cpu.cfs_quota_us").write_text("20000")
+        with python("while True: pass", name="throttled") as busy:
+            (group / "cgroup.procs").write_text(str(busy.pid))
+            time.sleep(1)
+            for one in named({"throttled"}):
+                assert one["kind"] == "quota", one["text"]
+                assert "waits for the CPU quota" in one["text"]
+    finally:
+        for _ in range(50):
+            with suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def others_left_out(found: list[list[dict[str, Any]]]) -> list[list[str]]:
+    """Return the sentences, without those about CPUs: other programs may run beside the test."""
+    return [[one["text"] for one in tick if one["kind"] != "cpu"] for tick in found]
+
+
+def test_healthy_postgresql_is_not_accused(postgres: Servers) -> None:
+    to = ["-h", str(postgres.directory), "-U", "postgres"]
+    bench = servers.need("pgbench", "postgresql-contrib")
+    assert servers.run([bench, *to, "-i", "-s", "4", "postgres"])
+    with started(bench, *to, "-c", "4", "-T", "60", "postgres"), session(postgres, "select 1;"):
+        time.sleep(2)
+        assert others_left_out(of({"postgres", "pgbench", "psql"}, ticks(count=15))) == [[]] * 15
+
+
+def test_build_and_busy_programs_are_not_accused(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("all: $(patsubst %,%.o,$(shell seq 300))\n%.o:\n\tgcc -O2 -c -o $@ one.c\n")
+    functions = "\n".join(f"int f{n}(int a) {{ return a * {n} + (a >> {n % 8}); }}" for n in range(3000))
+    (tmp_path / "one.c").write_text(functions)
+    with started("make", "-j2", cwd=tmp_path), python("while True: pass", name="burner"):
+        time.sleep(2)
+        assert others_left_out(of({"make", "gcc", "cc1", "as", "burner"}, ticks(count=15))) == [[]] * 15
+
+
+def test_nginx_under_load_is_not_accused(tmp_path: Path) -> None:
+    with servers.serving(tmp_path) as serving:
+        serving.nginx()
+        servers.wait_for((tmp_path / "nginx.sock").exists, "nginx")
+        load = f"while :; do curl -s -o /dev/null --unix-socket {tmp_path}/nginx.sock http://it/; done"
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(started("sh", "-c", load))
+            time.sleep(2)
+            assert others_left_out(of({"nginx", "curl"}, ticks(count=12))) == [[]] * 12
+
+
+def test_suspect_is_an_outlier_on_request(tmp_path: Path) -> None:
+    lock = tmp_path / "job.lock"
+    with started("flock", lock, "sleep", "600"), started("flock", lock, "true"), started("flock", lock, "true"):
+        time.sleep(2)
+        command = [OFFTOP, "--json", "-n", "6", *_NO_ROWS, "--trigger", "suspect", "--fail-on-trigger"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        found = [one for line in done.stdout.splitlines() for one in json.loads(line)["outliers"]]
+        assert done.returncode == 5
+        assert [(one["rule"], one["metric"]) for one in found if one["process"] in ("flock", "sleep")] == [
+            ("suspect", "harm")
+        ]
