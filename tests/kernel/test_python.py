@@ -403,16 +403,16 @@ class Process:
 
     def __init__(self) -> None:
         self.memory, self.table = Given(), Table()
-        self.pythons = CPythonFrames(self.table)
+        self.cpython_frames = CPythonFrames(self.table)
         image = Image((b"1",))
         image.starts.append(BASE + 0x1000)
         image.ends.append(BASE + 0x9000)
         image.offsets.append(0x1000)
         image.labels.append(LIB)
         image.space = 1
-        assert self.pythons.unexamined_binary(image) == LIB
-        self.pythons.add_interpreter(LIB, KNOWN)
-        assert self.pythons.load(7, image)
+        assert self.cpython_frames.unexamined_binary(image) == LIB
+        self.cpython_frames.add_interpreter(LIB, KNOWN)
+        assert self.cpython_frames.load(7, image)
         self.at = 0x1000
 
     def string(self, text: str, kind: int = 1) -> int:
@@ -434,10 +434,10 @@ class Process:
 
     def mixed(self, frames: Sequence[Frame], words: Sequence[int], is_whole: bool = True) -> tuple[list[str], bool]:
         """Return frame names, with C's as `lib` and so on, and whether they are certain."""
-        self.pythons.read(
+        self.cpython_frames.read(
             7, [word & layout.PYTHON_ADDRESS for word in words if word & layout.PYTHON_ADDRESS], self.memory
         )
-        found = self.pythons.merge(7, tuple(frames), words, is_whole)
+        found = self.cpython_frames.merge(7, tuple(frames), words, is_whole)
         assert not found.unnamed
         plain = {IN_EVAL: "eval", IN_LIB: "lib", IN_LIBC: "libc", START: "start"}
         return [plain.get(frame) or frame.name for frame in found.frames], not found.unsure
@@ -513,22 +513,22 @@ def test_an_invalid_code_object_has_no_name() -> None:
     torn = process.function("g")
     del process.memory.bytes[torn + 130]
     frames = [layout.PYTHON | one for one in (f, nothing, torn)]
-    process.pythons.read(7, [f, nothing, torn], process.memory)
-    found = process.pythons.merge(7, (IN_EVAL,), [*frames, SHIM], True)
+    process.cpython_frames.read(7, [f, nothing, torn], process.memory)
+    found = process.cpython_frames.merge(7, (IN_EVAL,), [*frames, SHIM], True)
     assert found.frames == (Frame("[python]", 0),) * 3
 
 
 def test_frames_of_an_unknown_process_stay_as_they_are() -> None:
     process = Process()
-    assert process.pythons.merge(8, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
-    process.pythons.forget(7)
-    assert process.pythons.merge(7, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
+    assert process.cpython_frames.merge(8, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
+    process.cpython_frames.forget(7)
+    assert process.cpython_frames.merge(7, (IN_EVAL,), [layout.PYTHON | 0x1000], True).frames == (IN_EVAL,)
 
 
 def test_names_not_read_yet_are_requested() -> None:
     process = Process()
     f = process.function("f")
-    assert process.pythons.merge(7, (IN_EVAL,), [layout.PYTHON | f, SHIM], True).unnamed == (f,)
+    assert process.cpython_frames.merge(7, (IN_EVAL,), [layout.PYTHON | f, SHIM], True).unnamed == (f,)
 
 
 def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +545,7 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
     with Path(path).open("rb") as opened:
         found = cpython_layout.interpreter(opened.fileno(), path)
     assert found
-    pid, image, pythons = os.getpid(), Image((b"1",)), CPythonFrames(table := Table())
+    pid, image, cpython_frames = os.getpid(), Image((b"1",)), CPythonFrames(table := Table())
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "r-xp" in line and line.endswith(path):
             start, end = (int(word, 16) for word in line.split()[0].split("-"))
@@ -554,27 +554,27 @@ def test_a_replaced_code_object_is_read_again(monkeypatch: pytest.MonkeyPatch) -
             image.offsets.append(int(line.split()[2], 16))
             image.labels.append(path)
     image.space = 1
-    pythons.add_interpreter(path, found)
-    assert pythons.load(pid, image)
+    cpython_frames.add_interpreter(path, found)
+    assert cpython_frames.load(pid, image)
     code = id(function.__code__)
     with Memory(pid) as memory:
-        pythons.read(pid, [code], memory)
-    (frame,) = pythons.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).frames
+        cpython_frames.read(pid, [code], memory)
+    (frame,) = cpython_frames.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).frames
     assert frame.name.endswith(f"<locals>.function ({Path(__file__).name}:{frame.offset})")
     assert frame.file == __file__
     later_s = time.monotonic() + 11
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
-    assert pythons.due_pid == pid
-    pythons.check_names(pid)
+    assert cpython_frames.due_pid == pid
+    cpython_frames.check_names(pid)
     assert table.entries == {
         pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 0)
     }
-    pythons._processes[pid].codes[code] = pythons._processes[pid].codes[code]._replace(identity=(1, 2, 3))  # pyright: ignore[reportPrivateUsage]
-    pythons.check_names(pid)
+    cpython_frames._processes[pid].codes[code] = cpython_frames._processes[pid].codes[code]._replace(identity=(1, 2, 3))  # pyright: ignore[reportPrivateUsage]
+    cpython_frames.check_names(pid)
     assert table.entries == {
         pid.to_bytes(4, "little"): found.pack(image.starts[0] - image.offsets[0] + found.runtime, 1)
     }
-    assert pythons.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
+    assert cpython_frames.merge(pid, (), [layout.PYTHON | code | layout.PYTHON_ENTRY], True).unnamed == (code,)
 
 
 def test_a_binarys_layout_is_validated() -> None:

@@ -65,18 +65,18 @@ class Found(NamedTuple):
 
 
 def blocked(
-    waiting: Waits, at_ns: int, calls: Mapping[int, str], pythons: Sequence[int], is_fuse: Callable[[int], bool]
+    waiting: Waits, at_ns: int, calls: Mapping[int, str], python_pids: Sequence[int], is_fuse: Callable[[int], bool]
 ) -> tuple[list[Blocked], int]:
     """Return the waits for which a finder may find a blocker, and how many there are more.
 
-    `calls`: names of system calls by number. `pythons`: processes that run CPython and show who holds its GIL.
+    `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
     `is_fuse`: whether a kernel stack (id) waits for a FUSE server. The oldest ones are returned; but of waits for any
     of several descriptors, which are mostly those of idle servers, the newest.
     """
     rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
     is_old = waiting.list.ages_ns(at_ns) >= _YOUNGEST_NS
-    is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, pythons)
+    is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, python_pids)
     is_lock |= _in_calls(rows, *OPENS) | (_in_calls(rows, FLOCK, FCNTL, WAIT4, WAITID) & is_old)
     is_lock |= rows[:, STATE] & _TRACED != 0
     is_lock |= np.isin(rows[:, KERNEL], [one for one in np.unique(rows[:, KERNEL]).tolist() if is_fuse(one)])
@@ -109,9 +109,9 @@ def _by_age(rows: Ints) -> Ints:
     return rows[np.argsort(rows[:, SWITCHED_OUT_NS], kind="stable")]
 
 
-def _may_be_locks(rows: Ints, pythons: Sequence[int]) -> Mask:
+def _may_be_locks(rows: Ints, python_pids: Sequence[int]) -> Mask:
     """Return which waits for a futex may be for a mutex or the GIL. Most others are idle threads."""
     operation, value = rows[:, ARGUMENTS + 1] & OPERATION, rows[:, ARGUMENTS + 2] & 0xFFFFFFFF
     is_word = (value == AWAITED) | (value & WAITERS != 0)
     is_mutex = np.isin(operation, WAITS) & is_word & (rows[:, READ_USER] != NO_STACK)
-    return is_mutex | np.isin(operation, PI_WAITS) | np.isin(rows[:, 0], pythons)
+    return is_mutex | np.isin(operation, PI_WAITS) | np.isin(rows[:, 0], python_pids)

@@ -40,9 +40,9 @@ _OLD_S = 5.0
 class BlockersWorker:
     """Finds blockers. `find` and `publish` are for the polling thread."""
 
-    def __init__(self, catalog: Catalog, names: Names, pythons: CPythonFrames, reads: GuardedReads) -> None:
+    def __init__(self, catalog: Catalog, names: Names, cpython_frames: CPythonFrames, reads: GuardedReads) -> None:
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
-        self._catalog, self._pythons = catalog, pythons
+        self._catalog, self._cpython_frames = catalog, cpython_frames
         self._worker = Worker("offtop-blockers", self._run)
         self._fuse = FuseServers(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
@@ -53,7 +53,7 @@ class BlockersWorker:
             Children(self._reads).find,
             self._fuse.find,
             Upstreams().find,
-            Gils(self._reads, pythons, self._worker.rest).find,
+            Gils(self._reads, cpython_frames, self._worker.rest).find,
         )
         self._asked: list[Blocked] | None = None
         self._found: Mapping[ThreadKey, Found] = {}
@@ -67,7 +67,9 @@ class BlockersWorker:
 
     def find(self, waiting: Waits, at_ns: int) -> None:
         """Request the blockers of all waits in progress. Returns at once."""
-        asked, skipped = blocked(waiting, at_ns, self._catalog.calls, self._pythons.gil_pids, self._fuse.is_waiting)
+        asked, skipped = blocked(
+            waiting, at_ns, self._catalog.calls, self._cpython_frames.gil_pids, self._fuse.is_waiting
+        )
         if not asked and not self._found:
             return
         self._skipped += skipped

@@ -48,15 +48,15 @@ class _Gil(NamedTuple):
 class Gils:
     """Finds the holders of the GIL. For one thread."""
 
-    def __init__(self, reads: Channel, pythons: CPythonFrames, rest: Callable[[float], bool]) -> None:
+    def __init__(self, reads: Channel, cpython_frames: CPythonFrames, rest: Callable[[float], bool]) -> None:
         """`rest` sleeps so many seconds, and returns whether to go on."""
-        self._reads, self._pythons, self._rest = reads, pythons, rest
+        self._reads, self._cpython_frames, self._rest = reads, cpython_frames, rest
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the threads that held the lock that each of these threads waits for, most frequent first."""
         of_pids: dict[int, list[Blocked]] = {}
         for one in waits:
-            if one.call == FUTEX and self._pythons.gil_layout(one.key.pid):
+            if one.call == FUTEX and self._cpython_frames.gil_layout(one.key.pid):
                 of_pids.setdefault(one.key.pid, []).append(one)
         gils: dict[_Gil, list[Blocked]] = {}
         for pid in [*of_pids][:_MOST_PROCESSES]:
@@ -79,7 +79,7 @@ class Gils:
     def _awaited(self, pid: int, waits: Sequence[Blocked]) -> dict[_Gil, list[Blocked]]:
         """Return the locks of a process that any of its threads waits for. Raises OSError."""
         found: dict[_Gil, list[Blocked]] = {}
-        if (known := self._pythons.gil_layout(pid)) is None:
+        if (known := self._cpython_frames.gil_layout(pid)) is None:
             return found
         runtime, layout = known
         key = waits[0].key

@@ -13,8 +13,15 @@ from offtop.model.values.stack import Frame
 class UserFrames:
     """Resolves what BPF recorded of user stacks. For the polling thread."""
 
-    def __init__(self, processes: Processes, user_stacks: UserStacks, pythons: CPythonFrames, execs: Map) -> None:
-        self._processes, self._user_stacks, self._pythons, self._execs = processes, user_stacks, pythons, execs
+    def __init__(
+        self, processes: Processes, user_stacks: UserStacks, cpython_frames: CPythonFrames, execs: Map
+    ) -> None:
+        self._processes, self._user_stacks, self._cpython_frames, self._execs = (
+            processes,
+            user_stacks,
+            cpython_frames,
+            execs,
+        )
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
         """Return the frames of a process's code addresses, leaf first."""
@@ -43,21 +50,21 @@ class UserFrames:
         another stack.
         """
         if not of_python:
-            self._pythons.request_examination(pid, frames)
+            self._cpython_frames.request_examination(pid, frames)
             return frames, False
         with suppress(TimeoutError):
             if image := self._processes.image(pid):
-                self._pythons.load(pid, image)
-        mixed = self._pythons.merge(pid, frames, of_python, is_whole)
+                self._cpython_frames.load(pid, image)
+        mixed = self._cpython_frames.merge(pid, frames, of_python, is_whole)
         if mixed.unnamed and self._user_stacks.name_python_functions(pid, mixed.unnamed):
-            mixed = self._pythons.merge(pid, frames, of_python, is_whole)
+            mixed = self._cpython_frames.merge(pid, frames, of_python, is_whole)
         if mixed.unnamed:
-            self._pythons.change_generation(pid)
+            self._cpython_frames.change_generation(pid)
             return frames, False
         return mixed.frames, mixed.unsure
 
     def forget(self, pid: int) -> None:
         """Forget a process that has exited."""
         self._processes.forget(pid)
-        self._pythons.forget(pid)
+        self._cpython_frames.forget(pid)
         self._user_stacks.note_exit(pid)

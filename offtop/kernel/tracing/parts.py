@@ -68,8 +68,8 @@ class Parts:
         self.procfs = reads.channel(_PATIENCE_S, _PATIENCE_A_TICK_S)
         """For reads of a tick."""
         self.processes = Processes(files, self.procfs)
-        pythons = CPythonFrames(maps.get("python_processes"))
-        self.user_stacks = _user_stacks(files, loaded, pythons)
+        cpython_frames = CPythonFrames(maps.get("python_processes"))
+        self.user_stacks = _user_stacks(files, loaded, cpython_frames)
         opened.callback(self.user_stacks.close)
         self.debug_files = DebugFiles(debuginfod) if debuginfod else None
         if self.debug_files:
@@ -82,13 +82,13 @@ class Parts:
         self.catalog = Catalog()
         self.details = DetailsWorker(self.catalog, reads)
         opened.callback(self.details.close)
-        self.user_frames = UserFrames(self.processes, self.user_stacks, pythons, maps["execs"])
+        self.user_frames = UserFrames(self.processes, self.user_stacks, cpython_frames, maps["execs"])
         self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames)
         raw = maps["wakers"], maps["wakes"], maps["objects"]
         self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls)
         opened.callback(self.peers.close)
-        self.blockers = BlockersWorker(self.catalog, self.names, pythons, reads)
+        self.blockers = BlockersWorker(self.catalog, self.names, cpython_frames, reads)
         opened.callback(self.blockers.close)
         self.titles = TitlesWorker(self.catalog, reads)
         opened.callback(self.titles.close)
@@ -126,14 +126,14 @@ class Parts:
             return HiddenSymbols()
 
 
-def _user_stacks(files: Files, loaded: Loaded, pythons: CPythonFrames) -> UserStacks:
+def _user_stacks(files: Files, loaded: Loaded, cpython_frames: CPythonFrames) -> UserStacks:
     maps, unwind = loaded.program.maps, loaded.unwind
     allowance = Allowance(unwind.cpu_pct)
     if "rules" not in maps:
-        return UserStacks(Unwinder(files, "fp", None, pythons), allowance)
+        return UserStacks(Unwinder(files, "fp", None, cpython_frames), allowance)
     rules = RuleMaps(maps["rules"], maps["spaces"])
     return UserStacks(
-        Unwinder(files, unwind.way, rules, pythons), allowance, Copies(maps["copies"], maps["copies_left"])
+        Unwinder(files, unwind.way, rules, cpython_frames), allowance, Copies(maps["copies"], maps["copies_left"])
     )
 
 

@@ -84,7 +84,7 @@ class CPythonFrames:
     """
 
     def __init__(self, table: Map | None) -> None:
-        """`table`: the BPF map `pythons`, or None if BPF cannot read Python frames."""
+        """`table`: the BPF map `python_processes`, or None if BPF cannot read Python frames."""
         self._table = table
         self._known: dict[str, Interpreter | None] = {}
         """Label of a binary → where CPython is in it."""
@@ -267,7 +267,7 @@ class CPythonFrames:
         self._checked_s.pop(pid, None)
 
 
-NO_PYTHONS = CPythonFrames(None)
+NO_CPYTHON_FRAMES = CPythonFrames(None)
 """Used if Python frames are not read."""
 
 

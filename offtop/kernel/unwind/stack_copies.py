@@ -94,9 +94,24 @@ class Copies:
     def _add(self, raw: bytes) -> None:
         id_, fallback, *rest = layout.COPY_HEAD.unpack_from(raw)
         registers, rest = rest[: layout.REGISTERS], rest[layout.REGISTERS :]
-        pc, sp, bp, size, _at, pid, tid, _space, _unused, depth, unsure, _end, execs, pythons, _walked_end, *frames = (
-            rest
-        )
+        (
+            pc,
+            sp,
+            bp,
+            size,
+            _at,
+            pid,
+            tid,
+            _space,
+            _unused,
+            depth,
+            unsure,
+            _end,
+            execs,
+            python_count,
+            _walked_end,
+            *frames,
+        ) = rest
         kept = tuple(registers[n] for n in _KEPT)
         is_exact = not depth or bool(pc & layout.EXACT)
         state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
@@ -107,6 +122,6 @@ class Copies:
             Copy(
                 *(id_, fallback, pid, tid, tuple(frames[:depth]), bool(unsure), state, execs, sp),
                 raw[head : head + size],
-                tuple(frames[layout.FRAMES + 1 :][:pythons]),
+                tuple(frames[layout.FRAMES + 1 :][:python_count]),
             )
         )

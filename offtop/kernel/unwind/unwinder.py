@@ -16,7 +16,7 @@ from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.procfs.memory import Memory
 from offtop.kernel.symbols.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
 from offtop.kernel.unwind import frame_pointers, step
-from offtop.kernel.unwind.cpython_frames import NO_PYTHONS, CPythonFrames, code_objects
+from offtop.kernel.unwind.cpython_frames import NO_CPYTHON_FRAMES, CPythonFrames, code_objects
 from offtop.kernel.unwind.rule_cache import RuleCache
 from offtop.kernel.unwind.stack_copies import Copy
 from offtop.kernel.unwind.step import Read, State, UnwindResult
@@ -75,10 +75,10 @@ class Unwinder:
     """Unwinds user stacks. For use by one thread."""
 
     def __init__(
-        self, files: Files, method: str, rule_maps: RuleMaps | None, pythons: CPythonFrames = NO_PYTHONS
+        self, files: Files, method: str, rule_maps: RuleMaps | None, cpython_frames: CPythonFrames = NO_CPYTHON_FRAMES
     ) -> None:
         """`method`: `fp`, `dwarf` or `auto`. `rule_maps`: None if BPF does not use rules."""
-        self._files, self._method, self._rule_maps, self._pythons = files, method, rule_maps, pythons
+        self._files, self._method, self._rule_maps, self._cpython_frames = files, method, rule_maps, cpython_frames
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
         self._rule_cache = RuleCache(self._binaries)
@@ -88,7 +88,7 @@ class Unwinder:
 
     def clone(self) -> "Unwinder":
         """Return a new one with the same settings, for another thread."""
-        return Unwinder(self._files, self._method, self._rule_maps, self._pythons)
+        return Unwinder(self._files, self._method, self._rule_maps, self._cpython_frames)
 
     @property
     def reader_pid(self) -> int:
@@ -154,7 +154,7 @@ class Unwinder:
         if now_s < self._next_check_s:
             return 0
         pid = next(iter(self._checked), 0)
-        return pid if pid and now_s - self._checked[pid][0] > _CHECK_AGAIN_S else self._pythons.due_pid
+        return pid if pid and now_s - self._checked[pid][0] > _CHECK_AGAIN_S else self._cpython_frames.due_pid
 
     def check_process(self, pid: int) -> None:
         """Update a process's address space in BPF if its code has changed, and check whether it runs Python."""
@@ -165,11 +165,11 @@ class Unwinder:
             if known is None or time.monotonic() - known[0] <= _CHECK_AGAIN_S:
                 if image := self._processes.image(pid):
                     self._find_python(pid, image)
-                self._pythons.check_names(pid)
+                self._cpython_frames.check_names(pid)
                 return
             image = self._processes.reread_image(pid) if Path(f"/proc/{pid}").exists() else None
         except TimeoutError:
-            self._pythons.postpone(pid)
+            self._cpython_frames.postpone(pid)
             if known is not None:
                 self._checked[pid] = time.monotonic(), *self._checked.pop(pid)[1:]
             return
@@ -263,7 +263,7 @@ class Unwinder:
         with suppress(TimeoutError):
             self._processes.check(pid)
             with Memory(pid) as memory:
-                self._pythons.read(pid, addresses, memory)
+                self._cpython_frames.read(pid, addresses, memory)
 
     def hangs(self, pid: int) -> bool:
         """Whether reads of the process hang. Thread-safe."""
@@ -271,25 +271,25 @@ class Unwinder:
 
     def _find_python(self, pid: int, image: Image) -> None:
         """Have BPF read Python frames if the process runs Python."""
-        while not self._pythons.load(pid, image) and (label := self._pythons.unexamined_binary(image)):
+        while not self._cpython_frames.load(pid, image) and (label := self._cpython_frames.unexamined_binary(image)):
             file = self._files.get(label)
-            self._pythons.add_interpreter(label, self._binaries.python(file) if file else None)
+            self._cpython_frames.add_interpreter(label, self._binaries.python(file) if file else None)
 
     def _python_frames_of_thread(self, pid: int, stack: ScannedStack, memory: Memory) -> tuple[int, ...]:
         image = self._processes.image(pid)
         if image is None:
             return ()
         self._find_python(pid, image)
-        return self._pythons.frames_of_thread(pid, stack.thread, memory)
+        return self._cpython_frames.frames_of_thread(pid, stack.thread, memory)
 
     def _with_python(self, pid: int, found: UnwoundStack, python_frames: Sequence[int], memory: Memory) -> UnwoundStack:
         if not python_frames:
             return found
-        self._pythons.read(pid, code_objects(python_frames), memory)
+        self._cpython_frames.read(pid, code_objects(python_frames), memory)
         frames, end, unsure = found
         if len(frames) + len(python_frames) > layout.FRAMES:  # BPF truncates it in the same way
             frames, end = frames[: layout.FRAMES - len(python_frames)], layout.END_TRUNCATED
-        mixed = self._pythons.merge(pid, frames, python_frames, end == layout.END_COMPLETE)
+        mixed = self._cpython_frames.merge(pid, frames, python_frames, end == layout.END_COMPLETE)
         return UnwoundStack(mixed.frames, end, unsure or mixed.unsure)
 
     def _rule(self, frame: Frame) -> Rule:
