@@ -220,7 +220,7 @@ def report(args: argparse.Namespace) -> int:
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     with choices.rule_files(rules, loaded, owner) as files, flushed_output():
-        page.write(Path(args.file), rules, args.width, sys.stdout, files)
+        page.write(Path(args.file), rules, args.width, sys.stdout, files, choices.suspect_weights())
     return 0
 
 

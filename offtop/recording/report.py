@@ -11,12 +11,15 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate import location
 from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.aggregate.waker_rows import by_wake
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.suspects import Found, Weights
 from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups
@@ -42,11 +45,24 @@ _IN_PROGRESS = "in progress at the end"
 _PLACES = 10_000
 """Most wakers' stacks whose names are cached."""
 _OUTLIERS = 10
+_SUSPECTS = 10
 _STUCK = 20
 """Most stacks listed as stuck."""
 _BATCH = 64
 """How many windows are merged at a time, so that memory does not grow with the length of the recording."""
 _HISTORY_BYTES = 1 << 20
+
+
+class _Suspected(NamedTuple):
+    """One suspect in all its ticks."""
+
+    harm: float
+    """The most of a tick."""
+    says: str
+    """The sentence of that tick."""
+    first_ns: int
+    last_ns: int
+    """CLOCK_REALTIME of its first and last tick."""
 
 
 class _Longest(NamedTuple):
@@ -152,10 +168,17 @@ def _storm_line(name: str, storm: Storm) -> str:
     return f"{name}: {many}; {storm.slept_again:,} slept again within 1ms: {storm.wasted_switches:,} switches"
 
 
-def write(path: Path, categories: Categories, width: int, out: TextIO, rules: RuleSource = WITHOUT_RULES) -> None:
+def write(
+    path: Path,
+    categories: Categories,
+    width: int,
+    out: TextIO,
+    rules: RuleSource = WITHOUT_RULES,
+    weights: Weights | None = None,
+) -> None:
     """Write the report. Raises OfftopError if the file is not a recording or has no tick.
 
-    `width`: columns to cut lines at; 0: do not cut.
+    `width`: columns to cut lines at; 0: do not cut. `weights`: of suspects; None: do not look for any.
     """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
         cause_finder = CauseFinder(source.names, rules)
@@ -163,6 +186,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
         windows: list[Window] = []
         longest: list[_Longest] = []
         wakers = _Wakers(source.names)
+        watch = SuspectWatch(source, weights, rules) if weights else None
+        suspects: dict[tuple[str, ...], _Suspected] = {}
         busiest: tuple[float, int] = (0.0, 0)
         ticks = 0
         last: HistoryTick | None = None
@@ -179,6 +204,9 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
             busiest = max(busiest, (_waiting(kept), kept.taken_ns))
             longest = _with_longest(longest, kept, source)
             wakers.add(kept)
+            if watch:
+                texts = SuspectTexts(snapshot.catalog, source.names, cause_finder)
+                _add_suspects(suspects, watch.tick(snapshot, kept), kept.taken_ns, texts)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
         idle = last.idle if last else Idle(categories.idle, NO_SITES)
@@ -187,6 +215,8 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
             lines.append("The recording has only one reading; a tick needs two.")
         else:
             lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, cause_finder)
+        if suspects:
+            lines += [*_suspect_lines(suspects), ""]
         if longest:
             lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, sorted(longest, reverse=True)), ""]
         if outliers := groups(source.outliers()):
@@ -196,6 +226,24 @@ def write(path: Path, categories: Categories, width: int, out: TextIO, rules: Ru
         if end:
             lines += _stuck_lines(end, blocked, source.names, cause_finder)
         out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
+
+
+def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_ns: int, texts: SuspectTexts) -> None:
+    for one in found.suspects:
+        was = every.get(one.key)
+        first_ns = was.first_ns if was else taken_ns
+        if was is None or one.harm > was.harm:
+            says = printable(texts.sentence(one).in_full)
+            every[one.key] = _Suspected(one.harm, says, first_ns, taken_ns)
+        else:
+            every[one.key] = was._replace(last_ns=taken_ns)
+
+
+def _suspect_lines(every: Mapping[tuple[str, ...], _Suspected]) -> list[str]:
+    most = nlargest(_SUSPECTS, every.values())
+    rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  {one.says}" for one in most)
+    elided = [f"{len(every) - len(most)} more"] if len(every) > len(most) else []
+    return ["SUSPECTS: who others waited behind, most harm first", *rows, *elided]
 
 
 def _numbers(

@@ -17,6 +17,7 @@ from tests.recording.test_in_progress import FIRST_FIELDS
 from tests.recording.woken import ANSWER, LOCK, READ, STORMS, WokenSource
 from tests.ui.scripted import FUTEX, SHOP, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
+from tests.ui.test_suspects import TABLE, WEIGHTS, HeldSource
 
 MINUTES = 60
 HELD = Waits(
@@ -198,3 +199,20 @@ def wakers_in(path: Path, source: WokenSource) -> list[str]:
 
 def test_report_without_wakers_has_no_section(tmp_path: Path) -> None:
     assert not {line for line in page(tmp_path / "it", *SHOP, seconds=3) if line.startswith(("WHO", "WAKEUP"))}
+
+
+def test_report_says_who_others_waited_behind_and_when(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    source = HeldSource(TABLE, ticks=6)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for second in range(7):
+        recorder.add(source.after(second))
+    recorder.close()
+    out = io.StringIO()
+    report.write(path, CATEGORIES, 0, out, weights=WEIGHTS)
+    lines = out.getvalue().splitlines()
+    at = lines.index("SUSPECTS: who others waited behind, most harm first")
+    times = r"..:..:01-..:..:06  "
+    assert re.match(f"{times}3 threads of shop wait for a mutex .*, held by holder.50., which waits for", lines[at + 1])
+    assert lines[at + 2] == ""
+    assert "SUSPECTS" not in "\n".join(written(path))
