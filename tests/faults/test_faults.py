@@ -160,7 +160,7 @@ def test_terminal_that_hangs_for_45_s_costs_the_recording_no_tick(tmp_path: Path
 
 @pytest.mark.parametrize("within", [False, True])
 def test_process_that_execs_from_another_thread_is_counted(tmp_path: Path, within: bool) -> None:
-    trouble.become_others(tmp_path, by_others=1, within=within)
+    trouble.exec_repeatedly(tmp_path, by_others=1, within=within)
 
 
 def on_the_screen(terminal: Terminal, keys: Sequence[bytes]) -> None:
@@ -238,7 +238,7 @@ def hanging(kind: str, directory: Path) -> Generator[int]:
     with hangs.fuse(directory, naps) as fuse, programs.running([fuse.program]) as child:
         child.go_on_alone()
         if kind == "fuse-silent":
-            fuse.fall_silent()
+            fuse.stop_answering()
         else:
             fuse.stop()
         yield child.pid

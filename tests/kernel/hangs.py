@@ -87,11 +87,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.mount(b"offtop-test", where.encode(), b"fuse", 0, options):
     sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
 answers = True
-def fall_silent(*_):
+def stop_answering(*_):
     global answers
     answers = False
     print("silent", flush=True)
-signal.signal(signal.SIGUSR1, fall_silent)
+signal.signal(signal.SIGUSR1, stop_answering)
 print("mounted", flush=True)
 def attributes(node):
     mode, size = (0o40755, 0) if node == 1 else (0o100755, len(program))
@@ -206,7 +206,7 @@ class Fuse:
         """PID of the server."""
         return self._server.pid
 
-    def fall_silent(self) -> None:
+    def stop_answering(self) -> None:
         """Take requests from now on without answering: readers wait and cannot be killed."""
         assert self._server.stdout
         self._server.send_signal(signal.SIGUSR1)

@@ -68,7 +68,7 @@ def build(program: Path, source: str, *options: str, language: str = "c") -> Pat
     return program
 
 
-def let_nobody_in(path: Path) -> None:
+def make_readable_by_all(path: Path) -> None:
     """Open the test directories above `path` to everyone.
 
     The reader opens debug files by path, as nobody.

@@ -553,7 +553,7 @@ def test_server_of_a_fuse_file_system_is_named(live: Watch, tmp_path: Path) -> N
         assert reader.stdin
         assert reader.stdout
         reader.stdout.readline()
-        mounted.fall_silent()
+        mounted.stop_answering()
         reader.stdin.write(b"\n")
         reader.stdin.flush()
         by_path = subprocess.Popen(["cat", str(mounted.program)], stderr=subprocess.DEVNULL)

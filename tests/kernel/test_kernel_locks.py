@@ -149,7 +149,7 @@ def in_progress(live: Watch, child: Program, name: str) -> Waiting:
     return live.last.waiting[ThreadKey(child.pid, child.at[name])]
 
 
-def until_told(live: Watch, child: Program, count: int = 2) -> list[Waiting]:
+def until_scanned(live: Watch, child: Program, count: int = 2) -> list[Waiting]:
     """Return the waiters' waits once a scan has found them; not each tick has a scan."""
     keys = [ThreadKey(child.pid, child.at[f"waiter-{n}"]) for n in range(1, count + 1)]
     waits: list[Waiting] = []
@@ -170,7 +170,7 @@ def test_two_waiters_for_a_lock_share_it_and_its_holder(
 ) -> None:
     path = tmp_path / "file"
     with held(live, binary, kind, path, mode) as child:
-        waits = until_told(live, child)
+        waits = until_scanned(live, child)
         assert [one.holder for one in waits] == [Holder(child.pid, child.at["holder"], "holder")] * 2
         (what,) = {on(live, one) for one in waits}
         stat = (path if path.exists() else tmp_path).stat()
@@ -213,6 +213,6 @@ def test_the_lock_of_a_processs_memory_is_named(live: Watch, binary: Path, tmp_p
 def test_a_filtered_holder_is_reported_too(live: Watch, binary: Path, tmp_path: Path) -> None:
     with held(live, binary, "inode", tmp_path / "file") as child:
         live.source.set_filters(Filters(min_ns=MS, tids=(child.at["waiter-1"],)))
-        until_told(live, child, 1)
+        until_scanned(live, child, 1)
         assert [*live.last.waiting] == [ThreadKey(child.pid, child.at["waiter-1"])]
         assert in_progress(live, child, "waiter-1").holder == Holder(child.pid, child.at["holder"], "holder")

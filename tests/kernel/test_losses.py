@@ -148,7 +148,9 @@ def watching_only(child: programs.Program) -> AbstractContextManager[Watch]:
     return watch.watching(Filters(pids=(child.pid,)))
 
 
-def give_room(monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY) -> None:
+def set_map_sizes(
+    monkeypatch: pytest.MonkeyPatch, threads: int = ROOMY, sites: int = ROOMY, stacks: int = ROOMY
+) -> None:
     """Set the number of map entries of sources from here on."""
     rooms = {("record", "exited_0", "exited_1"): threads, ("sites_0", "sites_1"): sites}
     rooms[("kernel_stacks", "user_stacks")] = stacks
@@ -199,7 +201,7 @@ def long_waits(windows: Iterable[Window], pid: int) -> tuple[Counter[ThreadKey],
 def test_in_tiny_maps_every_loss_is_counted_and_the_laws_hold(
     monkeypatch: pytest.MonkeyPatch, binary: Path, probe: str, threads: int
 ) -> None:
-    give_room(monkeypatch, threads, TINY, TINY)
+    set_map_sizes(monkeypatch, threads, TINY, TINY)
     with contextlib.ExitStack() as both:
         child = both.enter_context(sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40))
         # with the switch probe, each watched thread takes room as long as it lives: the rest of the machine would take
@@ -226,7 +228,7 @@ def test_there_is_room_for_twice_the_threads_of_a_big_machine(tmp_path: Path) ->
 def test_each_wait_without_room_for_its_site_is_lost_under_stack_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
-    give_room(monkeypatch, sites=TINY)
+    set_map_sizes(monkeypatch, sites=TINY)
     with sleepers(binary, threads=200, sleeps=20, each_us=1500) as child, watching_only(child) as tiny:
         windows = storm(child, tiny)
         waits_lost, ns_lost = at_stack_lost(windows, kernel=True, user=True)[:2]
@@ -240,7 +242,7 @@ def test_each_wait_without_room_for_its_site_is_lost_under_stack_lost(
 def test_each_stack_without_room_is_lost_and_its_wait_under_stack_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path
 ) -> None:
-    give_room(monkeypatch, stacks=TINY)
+    set_map_sizes(monkeypatch, stacks=TINY)
     with sleepers(binary, threads=200, sleeps=20, each_us=1500, places=40) as child, watching_only(child) as tiny:
         windows = storm(child, tiny)
         stacks_lost = at_stack_lost(windows, kernel=True).waits + at_stack_lost(windows, user=True).waits
@@ -255,7 +257,7 @@ def test_2000_threads_that_live_within_one_tick_are_reported_or_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: str
 ) -> None:
     if room == "for 64":
-        give_room(monkeypatch, threads=64)
+        set_map_sizes(monkeypatch, threads=64)
     with sleepers(binary, threads=2000, sleeps=1, each_us=2000) as child, watching_only(child) as fresh:
         fresh.tick()
         child.go()
@@ -281,16 +283,16 @@ def test_only_the_totals_of_300_exited_threads_per_tick_stay(binary: Path) -> No
         for _ in range(20):
             child.go()
             windows.append(fresh.tick())
-            kept.append(max(kept_of_the_dead(fresh.source, child.pid).values()))
+            kept.append(max(entries_of_exited(fresh.source, child.pid).values()))
         windows += [fresh.tick(0.05) for _ in range(3)]
-        assert not any(kept_of_the_dead(fresh.source, child.pid).values())
+        assert not any(entries_of_exited(fresh.source, child.pid).values())
         assert 300 <= max(kept) < 3 * 300, "some at a time, but never those of many ticks"
         ended = [t for window in windows for key, t in window.each_thread() if key.pid == child.pid != key.tid]
         assert ledger.threads[EXITED].waits >= sum(t.waits for t in ended) >= 20 * 300
         assert ledger.threads[EXITED].offcpu_ns >= sum(t.offcpu_ns for t in ended)
 
 
-def kept_of_the_dead(source: LiveSource, pid: int) -> dict[str, int]:
+def entries_of_exited(source: LiveSource, pid: int) -> dict[str, int]:
     """Return how many entries there are about exited threads of a process.
 
     This is by table, for all tables with entries by thread.
@@ -371,7 +373,7 @@ def test_a_thread_that_exits_between_flip_and_scan_is_complete_or_lost(
     monkeypatch: pytest.MonkeyPatch, binary: Path, room: int
 ) -> None:
     flipped = Drain.flip
-    give_room(monkeypatch, threads=room)
+    set_map_sizes(monkeypatch, threads=room)
     with sleepers(binary, threads=1, sleeps=50, each_us=2000) as child, watching_only(child) as tiny:
 
         def flip_and_let_it_end(drain: Drain) -> tuple[int, int, int]:
@@ -422,7 +424,7 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
-    give_room(monkeypatch, threads=TINY)
+    set_map_sizes(monkeypatch, threads=TINY)
     with programs.running([exits, "300", "3"]) as child, watching_only(child) as tiny:
         tiny.tick()
         child.go_on_alone()
@@ -445,7 +447,7 @@ def test_time_of_exited_threads_without_room_is_in_one_row(monkeypatch: pytest.M
 
 
 def test_exits_between_two_distant_reads_have_room(monkeypatch: pytest.MonkeyPatch, exits: Path) -> None:
-    give_room(monkeypatch, threads=2048)
+    set_map_sizes(monkeypatch, threads=2048)
     with programs.running([exits, "1000", "5"]) as child, watching_only(child) as live:
         child.go_on_alone()
         pace = Pace(live.source, History((), is_periodic), 6 * S)

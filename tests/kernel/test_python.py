@@ -371,7 +371,7 @@ class Table(Map):
         self.entries[key] = value
 
 
-class Given(Memory):
+class MemoryWords(Memory):
     """Memory with some known words."""
 
     def __init__(self) -> None:
@@ -402,7 +402,7 @@ class Process:
     """A process that runs CPython 3.12, and what is known of it."""
 
     def __init__(self) -> None:
-        self.memory, self.table = Given(), Table()
+        self.memory, self.table = MemoryWords(), Table()
         self.cpython_frames = CPythonFrames(self.table)
         image = Image((b"1",))
         image.starts.append(BASE + 0x1000)

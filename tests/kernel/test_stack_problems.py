@@ -28,7 +28,7 @@ _NAMES_S = _PATIENCE_S = 20.0
 _UNCHECKED = "(any)", LINKED
 
 
-class Looker:
+class SeparateSource:
     """A separate live source, and what it reports about a process."""
 
     def __init__(self, source: LiveSource) -> None:
@@ -48,12 +48,12 @@ class Looker:
 
 
 @contextmanager
-def looking(way: str = "auto") -> Generator[Looker]:
+def looking(way: str = "auto") -> Generator[SeparateSource]:
     with closing(LiveSource(watch.rules(), Filters(), unwind=Unwind(way, cpu_pct=100.0))) as source:
-        yield Looker(source)
+        yield SeparateSource(source)
 
 
-def rounds(looker: Looker, child: Program) -> dict[tuple[str, str], Problem]:
+def rounds(looker: SeparateSource, child: Program) -> dict[tuple[str, str], Problem]:
     """Return problems of a round in which all waits were unwound in time.
 
     In the first round, offtop learns the code.

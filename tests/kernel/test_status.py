@@ -28,7 +28,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def nobody_called(name: bytes) -> Generator[int]:
+def process_of_nobody(name: bytes) -> Generator[int]:
     """Run a process of nobody with that name, and yield its PID."""
     command = [sys.executable, "-c", _CALL_ONESELF, name.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -58,7 +58,7 @@ def test_only_a_newline_ends_a_line() -> None:
 )
 def test_a_name_is_never_parsed_as_a_line(name: bytes) -> None:
     nobody = 65534
-    with nobody_called(name) as pid:
+    with process_of_nobody(name) as pid:
         assert status_of(pid)["Uid"].split() == [str(nobody)] * 4
         found = reading(READS, pid)
         assert found is not None and found.details.uid == nobody
@@ -69,7 +69,7 @@ def test_a_name_is_never_parsed_as_a_line(name: bytes) -> None:
 @pytest.mark.kernel
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become nobody")
 def test_a_name_does_not_make_another_user_the_owner_of_perf_maps() -> None:
-    with nobody_called(b"x\rUid:\t54321") as pid:
+    with process_of_nobody(b"x\rUid:\t54321") as pid:
         assert name_in_map(pid, 54321) == ""
 
 

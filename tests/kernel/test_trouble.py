@@ -41,7 +41,7 @@ def test_what_passes_while_offtop_is_stopped_is_in_the_next_tick(tmp_path: Path)
 
 
 def test_a_process_that_keeps_calling_exec_counts_to_the_end(tmp_path: Path) -> None:
-    trouble.become_others(tmp_path, by_others=0, within=True)
+    trouble.exec_repeatedly(tmp_path, by_others=0, within=True)
 
 
 @pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.15, 2), (0.4, 1), (0.7, 2)])

@@ -47,7 +47,7 @@ def waits_on(window: Window, tid: int) -> Counter[Object]:
     return +found
 
 
-def goes_on(live: Watch, pid: int, tid: int) -> Object:
+def object_waited_on(live: Watch, pid: int, tid: int) -> Object:
     """Return the object that a thread waits on now."""
     return live.last.catalog.wake(live.last.waiting[ThreadKey(pid, tid)].site.wake).object
 
@@ -71,7 +71,7 @@ def test_23_waits_on_an_object_are_23_waits_on_it_without_a_waker(live: Watch, k
     with wakings.running(kind) as child:
         asked(live, child)
         tid = child.at.get("sleeper", child.pid)
-        before = goes_on(live, child.pid, tid)
+        before = object_waited_on(live, child.pid, tid)
         child.go()
         window = live.tick()
         found = waits_on(window, tid)
@@ -97,7 +97,7 @@ def test_polling_one_object_waits_on_it_like_reading_it(live: Watch, kind: str, 
     with wakings.running(f"{way}:{kind}") as child:
         asked(live, child)
         sleeper = child.at["sleeper"]
-        before = goes_on(live, child.pid, sleeper)
+        before = object_waited_on(live, child.pid, sleeper)
         child.go()
         window = live.tick()
         found = waits_on(window, sleeper)
@@ -122,7 +122,7 @@ def test_polling_several_objects_shows_how_many(live: Watch, way: str, many: str
     with wakings.running(f"{way}:pipe") as child:
         asked(live, child)
         sleeper = child.at["sleeper"]
-        before = goes_on(live, child.pid, sleeper)
+        before = object_waited_on(live, child.pid, sleeper)
         child.go()
         found = waits_on(live.tick(), sleeper)
         assert found[Object("poll", f"poll of {many} descriptors", child.pid)] == TIMES

@@ -169,7 +169,7 @@ int main(int argc, char **argv)
 LIVES = 60
 
 
-def become_others(directory: Path, by_others: int, within: bool) -> None:
+def exec_repeatedly(directory: Path, by_others: int, within: bool) -> None:
     """Watch a process that keeps calling exec.
 
     `by_others` of the calls are from another thread than its main one.

@@ -70,7 +70,7 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
     """Build the initramfs of a guest, including the contents of the `extra` directories.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     place = kernels.cache() / "root"
     shutil.rmtree(place, ignore_errors=True)

@@ -25,7 +25,7 @@ TRIPLES = {"arm64": "aarch64-linux-gnu"}
 """Debian architecture → compiler triple."""
 
 
-class NotToBeHadError(Exception):
+class UnavailableDownloadError(Exception):
     """A kernel or package could not be downloaded and is not cached; says why."""
 
 
@@ -65,7 +65,7 @@ def cache() -> Path:
 def image(kernel: Kernel) -> Path:
     """Return the newest image of a kernel, or a cached one if nothing can be downloaded.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     place = _own(kernel, cache() / "images") / (kernel.series or "newest")
     place.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def image(kernel: Kernel) -> Path:
             found.rename(file)
             _remove(with_kernel)
         return file
-    except NotToBeHadError:
+    except UnavailableDownloadError:
         kept = sorted(place.glob("vmlinuz-*"), key=_age)
         if not kept:
             raise
@@ -87,7 +87,7 @@ def image(kernel: Kernel) -> Path:
 
 
 def headers(kernel: Kernel, file: Path) -> list[Path]:
-    """Return the unpacked headers of the kernel with the image `file`. Raises NotToBeHadError."""
+    """Return the unpacked headers of the kernel with the image `file`. Raises UnavailableDownloadError."""
     apt = _Apt(kernel)
     release = file.name.removeprefix("vmlinuz-").partition("-")[2].partition("-")[2]
     own = apt.newest(rf"linux-headers-{re.escape(release)}")
@@ -98,7 +98,7 @@ def headers(kernel: Kernel, file: Path) -> list[Path]:
 def system(kernel: Kernel) -> Path:
     """Return a system of the kernel's suite and architecture that offtop runs on.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     return _system(kernel, kernel.machine, "system", _SYSTEM)
 
@@ -106,7 +106,7 @@ def system(kernel: Kernel) -> Path:
 def compiler(kernel: Kernel) -> Path:
     """Return an amd64 system with a C compiler for the kernel's architecture.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     return _system(kernel, "amd64", "compiler", (f"gcc-{TRIPLES[kernel.machine]}", f"libc6-dev-{kernel.machine}-cross"))
 
@@ -129,7 +129,7 @@ def _system(kernel: Kernel, machine: str, purpose: str, packages: Sequence[str])
 def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
     """Install Python packages (`name==version`) for an architecture and Python version.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     digest = hashlib.sha256(" ".join(sorted(wanted)).encode()).hexdigest()[:12]
     with _made(f"python{python}-{machine}-{digest}") as (to, begun):
@@ -147,7 +147,7 @@ def wheels(machine: str, python: str, wanted: Sequence[str]) -> Path:
 def tools() -> Path:
     """Return bcc's tools, unpacked, in the version of this machine's bcc.
 
-    Raises NotToBeHadError.
+    Raises UnavailableDownloadError.
     """
     return unpacked(None, "bpfcc-tools")
 
@@ -199,7 +199,7 @@ class _Apt:
         (self._place / "sources.list").write_text(source)
         try:
             self._ask("apt-get", "-q", "update", "--error-on=any")
-        except NotToBeHadError:
+        except UnavailableDownloadError:
             if not [*(self._place / "lists").glob("*_Packages*")]:  # from an earlier update
                 raise
 
@@ -208,7 +208,7 @@ class _Apt:
         names = self._ask("apt-cache", "pkgnames", "linux-").split()
         found = sorted((name for name in names if re.fullmatch(pattern, name)), key=_age)
         if not found:
-            raise NotToBeHadError(f"{self._place.name} has no package {pattern}")
+            raise UnavailableDownloadError(f"{self._place.name} has no package {pattern}")
         return found[-1]
 
     def download(self, package: str) -> Path:
@@ -266,10 +266,10 @@ def _run(*command: str, at: Path | None = None) -> str:
             command, cwd=at, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotToBeHadError(str(error)) from error
+        raise UnavailableDownloadError(str(error)) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NotToBeHadError(f"{command[0]}: {last}")
+        raise UnavailableDownloadError(f"{command[0]}: {last}")
     return done.stdout
 
 

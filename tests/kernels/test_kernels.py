@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.kernels import guests, kernels
-from tests.kernels.kernels import KERNELS, NotToBeHadError
+from tests.kernels.kernels import KERNELS, UnavailableDownloadError
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
@@ -25,7 +25,7 @@ def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None
         image = kernels.image(kernel)
         extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
         archive = guests.root(kernel, extra)
-    except NotToBeHadError as error:
+    except UnavailableDownloadError as error:
         assert not kernel.is_needed, f"{name} is not available: {error}"
         pytest.skip(f"{name} is not available: {error}")
     output = guests.boot(kernel, image, archive, kernels.cache() / f"{name}.log")

@@ -27,7 +27,7 @@ _NS_PER_MS = 1_000_000
 
 
 @pytest.fixture(autouse=True)
-def everybodys(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+def system_config(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
     """A stand-in for /etc/offtop/config.toml.
 
     For root it is in a directory that only root can write to. The home directory of the current user has no settings.
@@ -103,10 +103,10 @@ def test_no_file_means_defaults(ann: Person) -> None:
     assert loaded(ann, "").settings == found.settings
 
 
-def test_only_the_first_existing_file_is_read(ann: Person, everybodys: Path) -> None:
+def test_only_the_first_existing_file_is_read(ann: Person, system_config: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(ann.home / "xdg"), "OFFTOP_CONFIG": str(ann.home / "env.toml")}
     places = [
-        everybodys,
+        system_config,
         theirs(ann),
         ann.home / "xdg" / "offtop" / "config.toml",
         ann.home / "env.toml",
@@ -120,9 +120,9 @@ def test_only_the_first_existing_file_is_read(ann: Person, everybodys: Path) -> 
         assert found.origin["delay"] == "default"
 
 
-def test_settings_are_written_to_the_file_read_unless_it_is_system_wide(ann: Person, everybodys: Path) -> None:
+def test_settings_are_written_to_the_file_read_unless_it_is_system_wide(ann: Person, system_config: Path) -> None:
     assert load({}, None, ann, {"XDG_CONFIG_HOME": "/xdg"}).path == Path("/xdg/offtop/config.toml")
-    put(everybodys, "")
+    put(system_config, "")
     assert load({}, None, ann, {"XDG_CONFIG_HOME": "/xdg"}).path == Path("/xdg/offtop/config.toml")
     put(theirs(ann), "")
     assert load({}, None, ann, {"XDG_CONFIG_HOME": "/xdg"}).path == theirs(ann)
@@ -190,16 +190,16 @@ def test_root_only_file_is_not_read_for_another_user(ann: Person, tmp_path: Path
         load({}, None, ann, {})
 
 
-def test_dangling_link_counts_as_no_file(ann: Person, everybodys: Path) -> None:
-    put(everybodys, 'theme = "all"')
+def test_dangling_link_counts_as_no_file(ann: Person, system_config: Path) -> None:
+    put(system_config, 'theme = "all"')
     theirs(ann).parent.mkdir(parents=True)
     theirs(ann).symlink_to("nosuch")
     assert load({}, None, ann, {}).settings.theme == "all"
 
 
 @needs_root
-def test_system_wide_file_is_read_even_if_only_root_can_read_it(ann: Person, everybodys: Path) -> None:
-    put(everybodys, 'theme = "all"', 0o600)
+def test_system_wide_file_is_read_even_if_only_root_can_read_it(ann: Person, system_config: Path) -> None:
+    put(system_config, 'theme = "all"', 0o600)
     assert load({}, None, ann, {}).settings.theme == "all"
 
 
@@ -216,26 +216,26 @@ def test_fifo_or_huge_file_is_refused(ann: Person) -> None:
 
 
 @needs_root
-def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, everybodys: Path) -> None:
+def test_root_only_setting_is_accepted_only_from_a_file_of_root(ann: Person, system_config: Path) -> None:
     settings = [replace(setting, root_only=setting.name == "theme") for setting in SETTINGS]
 
     def theme(given: Mapping[str, object], path: Path | None) -> str:
         return load(given, path and str(path), ann, {}, settings=settings).settings.theme
 
-    put(everybodys, 'theme = "roots"')
+    put(system_config, 'theme = "roots"')
     assert theme({}, None) == "roots"
     assert theme({"theme": "typed"}, None) == "typed", "who may type it after sudo may do it"
     put(theirs(ann), 'theme = "theirs"')  # owned by root, but in a directory that is not
-    remedy = f"theme is allowed only in a file that only root can write. Put it into {everybodys}"
+    remedy = f"theme is allowed only in a file that only root can write. Put it into {system_config}"
     with pytest.raises(UsageError, match=f"{theirs(ann)}: {remedy}"):
         theme({}, None)
     put(theirs(ann), "delay = 2")
     assert theme({}, None) == ""
-    everybodys.parent.chmod(0o755)
-    link = everybodys.with_name("link")
+    system_config.parent.chmod(0o755)
+    link = system_config.with_name("link")
     link.symlink_to(theirs(ann))
     put(theirs(ann), 'theme = "theirs"')
-    for path in (link, put(everybodys, 'theme = "open"', 0o666)):
+    for path in (link, put(system_config, 'theme = "open"', 0o666)):
         with pytest.raises(UsageError, match=f"{path}: {remedy}"):
             theme({}, path)
 
@@ -610,12 +610,12 @@ def test_invalid_value_is_not_written(ann: Person) -> None:
 
 
 @needs_root
-def test_system_wide_file_is_not_written_for_another_user(ann: Person, everybodys: Path) -> None:
-    everybodys.parent.chmod(0o755)
-    put(everybodys, "delay = 2")
+def test_system_wide_file_is_not_written_for_another_user(ann: Person, system_config: Path) -> None:
+    system_config.parent.chmod(0o755)
+    put(system_config, "delay = 2")
     with pytest.raises(OfftopError, match="cannot be written by ann"):
-        save(everybodys, ann, {"delay": "3s"})
-    assert everybodys.read_text() == "delay = 2"
+        save(system_config, ann, {"delay": "3s"})
+    assert system_config.read_text() == "delay = 2"
 
 
 def test_every_setting_has_a_valid_default_and_a_one_line_description() -> None:

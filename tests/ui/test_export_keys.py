@@ -9,7 +9,7 @@ import pytest
 
 from offtop.feed.source import Source
 from offtop.model.viewmodel.view import View
-from tests.ui.kit.test_keys import ToldRecorder
+from tests.ui.kit.test_keys import FakeRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
@@ -27,8 +27,8 @@ class Written:
         self.files[str(path)] = text
         return f"written to {path}"
 
-    def recorder(self, source: Source) -> ToldRecorder:
-        return ToldRecorder()
+    def recorder(self, source: Source) -> FakeRecorder:
+        return FakeRecorder()
 
 
 @pytest.mark.parametrize(

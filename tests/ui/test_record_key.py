@@ -4,34 +4,34 @@ from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
-from tests.ui.kit.test_keys import Told, ToldRecorder
+from tests.ui.kit.test_keys import FakeFiles, FakeRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
 
-class FullRecorder(ToldRecorder):
+class FullRecorder(FakeRecorder):
     def add(self, snapshot: Snapshot) -> None:
         self.failure = "recording stopped: 37MB left on /var/tmp (limit 100MB): shop.offtop"
 
 
-class Refused(Told):
-    def recorder(self, source: Source) -> ToldRecorder:
+class Refused(FakeFiles):
+    def recorder(self, source: Source) -> FakeRecorder:
         raise OfftopError("shop.offtop cannot be written by ann")
 
 
-class Full(Told):
-    def recorder(self, source: Source) -> ToldRecorder:
+class Full(FakeFiles):
+    def recorder(self, source: Source) -> FakeRecorder:
         return FullRecorder()
 
 
 @asynchronous
 async def test_a_records_each_tick_until_pressed_again() -> None:
     source = ScriptedSource(SHOP, ticks=2)
-    async with shown(source, files=Told()) as (app, pilot):
+    async with shown(source, files=FakeFiles()) as (app, pilot):
         assert "REC" not in screen(app)[0]
         await pilot.press("a")
         recorder = app.recorder
-        assert isinstance(recorder, ToldRecorder)
+        assert isinstance(recorder, FakeRecorder)
         source.go_on(to=6)
         await until(lambda: "REC 2.0MB" in screen(app)[0] and len(recorder.taken) == 4)
         await pilot.press("a")

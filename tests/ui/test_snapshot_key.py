@@ -16,7 +16,7 @@ from offtop.model.windows.window import between
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
-from tests.ui.kit.test_keys import Told, ToldRecorder
+from tests.ui.kit.test_keys import FakeFiles, FakeRecorder
 from tests.ui.scripted import SHOP, START_NS, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
 
@@ -24,7 +24,7 @@ SECOND = 10**9
 
 
 @dataclass
-class Here(Told):
+class Here(FakeFiles):
     """Files that write saved clips to a directory."""
 
     directory: Path
@@ -33,8 +33,8 @@ class Here(Told):
         return clip_file.new_clip(source, person(), self.directory, what, taken_ns)
 
 
-class Refused(Told):
-    def clip(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+class Refused(FakeFiles):
+    def clip(self, source: Source, what: str, taken_ns: int) -> FakeRecorder:
         raise OfftopError("shop.offtop cannot be written by ann")
 
 
@@ -108,7 +108,7 @@ async def test_invalid_duration_is_asked_again_and_an_empty_one_cancels(tmp_path
 
 @pytest.mark.parametrize("files", [Refused(), None])
 @asynchronous
-async def test_error_is_shown_if_no_file_can_be_created(files: Told | None) -> None:
+async def test_error_is_shown_if_no_file_can_be_created(files: FakeFiles | None) -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), files=files) as (app, pilot):
         await pilot.press("s", "enter")
         wanted = "shop.offtop cannot be written by ann" if files else "This screen cannot write files"

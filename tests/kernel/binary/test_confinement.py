@@ -22,7 +22,7 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.symbols.mappings import Processes
 from offtop.model.aggregate.stack_problems import NOT_CONFINED
 from tests import command
-from tests.kernel.programs import build, let_nobody_in, running
+from tests.kernel.programs import build, make_readable_by_all, running
 
 pytestmark = pytest.mark.kernel
 
@@ -67,7 +67,7 @@ def attempted(
 
 
 @pytest.fixture
-def anybody_s(tmp_path: Path) -> Path:
+def world_writable(tmp_path: Path) -> Path:
     """Return a file that others may read and write.
 
     This is by its mode and those of its directories.
@@ -76,7 +76,7 @@ def anybody_s(tmp_path: Path) -> Path:
     file.write_text("content")
     file.chmod(0o666)
     tmp_path.chmod(0o777)
-    let_nobody_in(file)
+    make_readable_by_all(file)
     return file
 
 
@@ -115,17 +115,17 @@ def test_a_call_that_only_an_intruder_makes_kills_the_child(attempt: str, networ
     assert attempted(attempt, network=network) == (-signal.SIGSYS, [""])
 
 
-def test_an_allowed_directory_is_readable_but_not_writable(anybody_s: Path) -> None:
-    readable = [str(anybody_s.parent), "/nowhere"]
-    assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDONLY)", readable) == (0, ["", "0"])
-    assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDONLY)") == (0, ["", str(errno.EACCES)])
-    assert attempted(f"os.open({str(anybody_s)!r}, os.O_RDWR)", readable) == (0, ["", str(errno.EPERM)])
+def test_an_allowed_directory_is_readable_but_not_writable(world_writable: Path) -> None:
+    readable = [str(world_writable.parent), "/nowhere"]
+    assert attempted(f"os.open({str(world_writable)!r}, os.O_RDONLY)", readable) == (0, ["", "0"])
+    assert attempted(f"os.open({str(world_writable)!r}, os.O_RDONLY)") == (0, ["", str(errno.EACCES)])
+    assert attempted(f"os.open({str(world_writable)!r}, os.O_RDWR)", readable) == (0, ["", str(errno.EPERM)])
 
 
-def test_the_fetcher_has_sockets_and_opens_no_file_for_writing(anybody_s: Path) -> None:
+def test_the_fetcher_has_sockets_and_opens_no_file_for_writing(world_writable: Path) -> None:
     assert attempted("socket.socket()", network=True) == (0, ["", "0"])
     assert attempted('os.open("/etc/passwd", os.O_RDONLY)', network=True) == (0, ["", "0"])
-    assert attempted(f"os.open({str(anybody_s)!r}, os.O_WRONLY)", network=True) == (0, ["", str(errno.EACCES)])
+    assert attempted(f"os.open({str(world_writable)!r}, os.O_WRONLY)", network=True) == (0, ["", str(errno.EACCES)])
 
 
 def test_the_child_is_confined_with_capabilities_but_no_root() -> None:

@@ -24,7 +24,7 @@ from offtop.kernel.symbols.names import NameWorker
 from offtop.model.values.stack import Frame
 from tests import command
 from tests.kernel.binary.test_inlines import INLINE, SOURCE, WHOLE
-from tests.kernel.programs import build, let_nobody_in, running
+from tests.kernel.programs import build, make_readable_by_all, running
 
 NOBODY_LISTENS = "http://127.0.0.1:1"
 
@@ -124,7 +124,7 @@ def seen(tmp_path: Path) -> Seen:
     return Seen(tmp_path / "app")
 
 
-def until_told(debug_files: DebugFiles, words: str) -> None:
+def until_scanned(debug_files: DebugFiles, words: str) -> None:
     deadline = time.monotonic() + 60
     while words not in debug_files.summary:
         assert time.monotonic() < deadline, debug_files.summary
@@ -171,7 +171,7 @@ def test_a_missing_debug_file_is_asked_for_once(seen: Seen, server: Server) -> N
     debug_files = DebugFiles([server.address, f"{server.address}/"])
     assert seen.named(debug_files, 1) == seen.nameless
     assert seen.named(debug_files, 0) == seen.nameless
-    until_told(debug_files, "0 fetched, 0 failed, 1 not found")
+    until_scanned(debug_files, "0 fetched, 0 failed, 1 not found")
     assert server.asked == [seen.asked, seen.asked]  # once per server
     assert fetched(debug_files.directory) == []
     debug_files.close()
@@ -193,7 +193,7 @@ def test_a_failing_server_costs_no_name(seen: Seen, server: Server, monkeypatch:
         monkeypatch.setattr(debuginfod_module, "_MOST_BYTES", len(seen.debug) - 1)
     debug_files = DebugFiles([NOBODY_LISTENS if flaw == "nobody listens" else server.address])
     assert seen.named(debug_files, 1) == seen.nameless
-    until_told(debug_files, "1 fetched" if flaw == "no ELF file" else "0 fetched, 1 failed")
+    until_scanned(debug_files, "1 fetched" if flaw == "no ELF file" else "0 fetched, 1 failed")
     debug_files.close()
 
 
@@ -240,7 +240,7 @@ def test_an_invalid_build_id_is_not_asked_for(server: Server, build_id: str) -> 
     debug_files, arrived = DebugFiles([server.address]), threading.Event()
     debug_files.want(build_id, arrived.set)
     debug_files.want("ab" * 20, arrived.set)
-    until_told(debug_files, "1 not found")
+    until_scanned(debug_files, "1 not found")
     assert server.asked == [f"/buildid/{'ab' * 20}/debuginfo"]
     assert not arrived.is_set()
     debug_files.close()
@@ -331,7 +331,7 @@ def test_late_names_are_in_later_ticks_and_in_the_whole_recording(tmp_path: Path
         options = ("-n", "4", "-d", "0.5", "-p", str(app.pid), "--record", str(recording))
         place = tmp_path / "place"
         place.mkdir()
-        let_nobody_in(place / "it")
+        make_readable_by_all(place / "it")
         live = command.run("--json", *options, "--debuginfod", server.address, env={"TMPDIR": str(place)})
     replayed = command.run("replay", str(recording), "--json")
     assert (live.status, replayed.status) == (0, 0), live.err

@@ -20,7 +20,7 @@ from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
 from offtop.model.values.stack import functions
 from tests import command
-from tests.kernel.programs import build, let_nobody_in, running
+from tests.kernel.programs import build, make_readable_by_all, running
 
 INLINE = "static inline __attribute__((always_inline))"
 SOURCE = rf"""
@@ -87,7 +87,7 @@ def test_without_debug_information_only_the_containing_function_shows(tmp_path: 
 def test_a_separate_debug_file_has_inlined_functions_too(tmp_path: Path) -> None:
     path, debug = build(tmp_path / "app", SOURCE, "-g"), tmp_path / ".debug" / "app.debug"
     debug.parent.mkdir()
-    let_nobody_in(debug)
+    make_readable_by_all(debug)
     subprocess.run(["objcopy", "--only-keep-debug", path, debug], check=True)
     subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", path], check=True)
     assert name_inside(path) == WHOLE

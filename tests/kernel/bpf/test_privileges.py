@@ -46,7 +46,7 @@ int main(void)
 def naps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("privileges") / "naps"
     programs.build(program, NAPS, "-D_GNU_SOURCE", "-fno-omit-frame-pointer")
-    programs.let_nobody_in(program)
+    programs.make_readable_by_all(program)
     return program
 
 

@@ -223,14 +223,14 @@ def attach_kernel_stacks(probe: str = "auto") -> program.Program:
 
 
 @pytest.fixture
-def deaf_exit(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+def silent_exit_probe(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Attach the switch-in probe `exit` to a tracepoint that is never hit."""
     monkeypatch.setitem(program.SWITCH_IN_TRACEPOINTS, "exit", "sched_process_hang")
     yield
 
 
 @pytest.mark.kernel
-@pytest.mark.usefixtures("deaf_exit")
+@pytest.mark.usefixtures("silent_exit_probe")
 def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
     with watch.watching_kernel_stacks() as live, waits.running("sleep", times=23, each_ms=10) as child:
         assert live.last.probe == "switch"
@@ -244,7 +244,7 @@ def test_a_probe_that_is_never_called_falls_back_to_the_next() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.usefixtures("deaf_exit")
+@pytest.mark.usefixtures("silent_exit_probe")
 def test_a_requested_probe_that_is_never_called_is_refused() -> None:
     with pytest.raises(KernelError, match=r"^The switch-in probe 'exit' does not work here: .* Leave --probe out"):
         attach_kernel_stacks("exit")

@@ -253,7 +253,7 @@ def test_files_on_a_hanging_file_system_are_skipped(reads: GuardedReads, tmp_pat
         file = files.get(frame.file)
         assert file
         assert binaries.names(file, [frame.offset]) == ["nap"]
-        fuse.fall_silent()
+        fuse.stop_answering()
         began_s = time.monotonic()
         assert binaries.names(file, [frame.offset]) == [""]
         other = File("other", file.path, file.device, file.inode, Mapping(child.pid, 0, 0))

@@ -87,7 +87,7 @@ def details_of(worker: DetailsWorker, catalog: Catalog, pid: int) -> Details:
     return catalog.details[pid]
 
 
-def ask_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
+def read_again(worker: DetailsWorker, reads: list[int], pid: int) -> None:
     """Return once `pid` has been read again and the result published."""
     times = reads.count(pid)
     worker.describe([pid])
@@ -212,7 +212,7 @@ def test_a_process_keeps_its_arguments_after_its_main_thread_exits(
         assert headless is not None
         assert headless.details == before._replace(cmdline="")
         worker.note_exited(app.pid)
-        ask_again(worker, reads, app.pid)
+        read_again(worker, reads, app.pid)
         assert catalog.details[app.pid] == before
         worker.note_alive(app.pid)  # its main thread does not come back
         assert catalog.details == {}
@@ -224,7 +224,7 @@ def test_details_stay_until_the_name_is_dropped(worker: DetailsWorker, catalog: 
         first = details_of(worker, catalog, one.pid)
     worker.note_exited(one.pid)
     worker.drop_unnamed()
-    ask_again(worker, reads, one.pid)
+    read_again(worker, reads, one.pid)
     worker.drop_unnamed()
     assert catalog.details == {one.pid: first}
     del catalog.processes[one.pid]
@@ -240,7 +240,7 @@ def test_a_missed_exit_is_found_by_reading_again(
         details_of(worker, catalog, one.pid)
         worker.drop_unnamed()
         assert one.pid in catalog.details
-    ask_again(worker, reads, one.pid)
+    read_again(worker, reads, one.pid)
     assert one.pid in catalog.details
     worker.drop_unnamed()
     assert one.pid not in catalog.details
@@ -317,7 +317,7 @@ def test_exec_shows_after_reading_again(
         details_of(worker, catalog, os.getpid())
         assert catalog.details[one.pid].cmdline.startswith("sh")  # it has just been read
         monkeypatch.setattr(processes, "_OLD_S", 0.0)
-        ask_again(worker, reads, one.pid)
+        read_again(worker, reads, one.pid)
         assert catalog.details[one.pid].cmdline == "sleep 1000"
 
 

@@ -136,7 +136,7 @@ def raw_object(kind: int, **fields: int | bytes) -> bytes:
 NONE = raw_object(0)
 
 
-def _as_they_are(_pid: int, kernel: int, user: int) -> tuple[int, int]:
+def _raw_ids(_pid: int, kernel: int, user: int) -> tuple[int, int]:
     return kernel, user
 
 
@@ -150,7 +150,7 @@ class Kernel:
             self.catalog.stacks[stack] = Stack(tuple(Frame("[kernel]", 0, name) for name in names))
         self.objects = FakeMap(1 << 20, layout.OBJECT.size)
         wakers, wakes, objects = (cast(Map, one) for one in (self.wakers, self.wakes, self.objects))
-        self.read = Wakes(wakers, wakes, objects, self.catalog, _as_they_are, lambda _: "", READS)
+        self.read = Wakes(wakers, wakes, objects, self.catalog, _raw_ids, lambda _: "", READS)
         self._next = layout.FIRST_ID
 
     def waker(self, tid: int, kernel: int = FUTEX_WAKE, user: int = NO_STACK, pid: int = PID, comm: str = "") -> int:

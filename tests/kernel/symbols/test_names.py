@@ -20,7 +20,7 @@ from offtop.kernel.symbols.mappings import Processes
 from offtop.kernel.symbols.names import NameWorker
 from offtop.model.aggregate.stack_problems import FILE_GONE, NO_ELF, NO_SYMBOL, NOT_KNOWN, OVERWRITTEN, STRIPPED
 from offtop.model.values.stack import GONE, Frame, nameless
-from tests.kernel.programs import build, let_nobody_in, running
+from tests.kernel.programs import build, make_readable_by_all, running
 
 PYTHON = "/usr/bin/python3"
 SOURCE = r"""
@@ -178,7 +178,7 @@ def away(path: Path, name: str) -> Path:
     debug = path.with_name(name)
     subprocess.run(["objcopy", "--only-keep-debug", str(path), str(debug)], check=True)
     subprocess.run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", str(path)], check=True)
-    let_nobody_in(debug)
+    make_readable_by_all(debug)
     return debug
 
 

@@ -420,7 +420,7 @@ class Leaving(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def leavings() -> Generator[Map]:
+def switch_out_registers() -> Generator[Map]:
     """Yield a map of these by thread, from here on."""
     registers_at = {X86: (128, 152, 32), ARM: (256, 248, 232)}[MACHINE]
     request = {
@@ -443,20 +443,20 @@ def leavings() -> Generator[Map]:
         os.close(fd)
 
 
-def leaving(leavings: Map, tid: int) -> Leaving:
-    value = leavings.lookup(tid.to_bytes(4, "little"))
+def leaving(switch_out_registers: Map, tid: int) -> Leaving:
+    value = switch_out_registers.lookup(tid.to_bytes(4, "little"))
     assert value
     ip, sp, bp, size, *addresses = struct.unpack(f"=QQQq{FRAMES}Q", value)
     return Leaving(ip, sp, bp, tuple(addresses[: size // 8]))
 
 
 @pytest.mark.kernel
-def test_the_kernels_own_unwinding_at_switch_out_agrees(built: Path, leavings: Map) -> None:
+def test_the_kernels_own_unwinding_at_switch_out_agrees(built: Path, switch_out_registers: Map) -> None:
     with running([built / "hostile"]) as astray, running([built / "chain"]) as child:
         blocked(child)
         frames = {astray.at[name]: astray.at[f"frame-of-{name}"] for name in HOSTILE_RETURNS}
         frames[child.pid] = child.at["frame"]
         for tid, frame in frames.items():
             ip, sp = registers(tid, "ppoll" if tid == child.pid else "nanosleep")
-            seen = leaving(leavings, tid)
+            seen = leaving(switch_out_registers, tid)
             assert seen == (ip, sp, frame, walk(tid, ip, frame))

@@ -302,7 +302,7 @@ def test_each_tick_is_filtered_once_for_all_requests(monkeypatch: pytest.MonkeyP
     assert (left, len(looked)) == ([int(first.shares.total_ns.sum())] * 2, 2)
 
 
-class _Looking(FilterCache):
+class _CountingCache(FilterCache):
     """Names the ticks that it filters."""
 
     def __init__(self, selection: Selection, cause_finder: CauseFinder, before: FilterCache) -> None:
@@ -339,7 +339,7 @@ def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end()
     looked: list[set[int]] = []
     again: FilterCache = sieve
     while len(set[int]().union(*looked)) < len(every):
-        again = _Looking(sieve.selection, JUDGE, again)
+        again = _CountingCache(sieve.selection, JUDGE, again)
         assert {number: sums([parts]) for number, parts in again.parts_of(every).items()} == {
             number: sums([parts]) for number, parts in known.items()
         }

@@ -21,7 +21,7 @@ def tick(category: str, *waits_ms: int, idle: bool = False, pid: int = 1, short:
     return Breakdown(S, {}, processes)
 
 
-def taught(*ticks: Breakdown, min_ns: int = MS) -> Usual:
+def learned(*ticks: Breakdown, min_ns: int = MS) -> Usual:
     """After the step with these waits."""
     usual = Usual()
     for number, one in enumerate((*ticks, Breakdown(S))):
@@ -38,31 +38,31 @@ def test_nothing_is_usual_at_first() -> None:
 
 
 def test_usual_is_what_999_of_1000_waits_are_below() -> None:
-    usual = taught(tick("lock", *[3] * 999, 500), tick("lock", *[3] * 1000))
+    usual = learned(tick("lock", *[3] * 999, 500), tick("lock", *[3] * 1000))
     assert usual.of("shop", "lock") == log2.high_ns(log2.lane_of(3 * MS))
-    assert taught(tick("lock", *[3] * 997, 500, 500, 500)).of("shop", "lock") == log2.high_ns(log2.lane_of(500 * MS))
+    assert learned(tick("lock", *[3] * 997, 500, 500, 500)).of("shop", "lock") == log2.high_ns(log2.lane_of(500 * MS))
 
 
 def test_few_waits_are_not_enough_and_programs_and_categories_are_separate() -> None:
-    usual = taught(tick("lock", *[20] * 9), tick("fsync", *[20] * 10), tick("lock", *[90] * 10, pid=2))
+    usual = learned(tick("lock", *[20] * 9), tick("fsync", *[20] * 10), tick("lock", *[90] * 10, pid=2))
     assert usual.of("shop", "lock") == 0
     assert usual.of("shop", "fsync") == log2.high_ns(log2.lane_of(20 * MS))
     assert usual.of("bank", "lock") == log2.high_ns(log2.lane_of(90 * MS))
 
 
 def test_idle_waits_are_not_learnt() -> None:
-    assert taught(tick("lock", *[20] * 50, idle=True)).of("shop", "lock") == 0
+    assert learned(tick("lock", *[20] * 50, idle=True)).of("shop", "lock") == 0
 
 
 @pytest.mark.parametrize(("short", "known"), [(999, False), (1000, True)])
 def test_program_of_mostly_short_waits_is_judged_by_those(short: int, known: bool) -> None:
-    usual = taught(tick("lock", 1500, short=short))
+    usual = learned(tick("lock", 1500, short=short))
     assert usual.of("shop", "lock") == (log2.high_ns(log2.lane_of(MS)) if known else 0)
     assert usual.of("bank", "lock") == 0
 
 
 def test_waits_older_than_five_minutes_are_dropped() -> None:
-    usual = taught(tick("lock", *[900] * 50))
+    usual = learned(tick("lock", *[900] * 50))
     at_ns = 100 * S + LEARN_NS
     for _ in range(29):
         at_ns += LEARN_NS

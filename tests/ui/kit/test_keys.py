@@ -31,7 +31,7 @@ from tests.ui.shown import QUICK_NS, asynchronous, catching, screen, shown, unti
 CONNECTION, WRITER = ThreadKey(4242, 4268), ThreadKey(4242, 4251)
 
 
-class ToldRecorder:
+class FakeRecorder:
     """A recorder that keeps what it was given and writes nothing."""
 
     path = Path("shop.offtop")
@@ -48,7 +48,7 @@ class ToldRecorder:
         return f"recorded {len(self.taken)} ticks: shop.offtop"
 
 
-class Told:
+class FakeFiles:
     """Files that keep what would be written and write nothing."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Told:
         self.written.append(str(text))
         return f"written to {path}"
 
-    def recorder(self, source: Source) -> ToldRecorder:
-        return ToldRecorder()
+    def recorder(self, source: Source) -> FakeRecorder:
+        return FakeRecorder()
 
-    def clip(self, source: Source, what: str, taken_ns: int) -> ToldRecorder:
+    def clip(self, source: Source, what: str, taken_ns: int) -> FakeRecorder:
         self.written.append(what)
-        return ToldRecorder()
+        return FakeRecorder()
 
 
 class After(NamedTuple):
@@ -75,7 +75,7 @@ class After(NamedTuple):
 
     app: OfftopApp
     source: ScriptedSource
-    files: Told
+    files: FakeFiles
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ async def test_all_keys_of_a_row_have_the_same_action() -> None:
 @pytest.mark.parametrize(("id", "key"), [(row.id, row.keys.split(",")[0]) for row in KEYS])
 @asynchronous
 async def test_each_key_does_what_it_says(id: str, key: str) -> None:  # noqa: A002
-    source, files = ScriptedSource(SHOP, who=WHO), Told()
+    source, files = ScriptedSource(SHOP, who=WHO), FakeFiles()
     async with shown(source, files=files, outlier_actions=catching("auto")) as (app, pilot):
         if DOES[id].before:
             await pilot.press(*DOES[id].before)
@@ -669,7 +669,7 @@ async def test_hostile_command_line_is_shown_escaped() -> None:
             ]
 
 
-class Refusing(Told):
+class Refusing(FakeFiles):
     def save_settings(self, view: View, theme: str, mouse: bool) -> str:
         raise UsageError("config.toml cannot be written. Give another with --config")
 
@@ -680,7 +680,7 @@ class Refusing(Told):
 @asynchronous
 async def test_w_and_f12_report_the_file_or_the_error() -> None:
     for files, kept, drawn in (
-        (Told(), "written to config.toml", "written to offtop-"),
+        (FakeFiles(), "written to config.toml", "written to offtop-"),
         (
             Refusing(),
             "config.toml cannot be written. Give another with --config",
@@ -693,7 +693,7 @@ async def test_w_and_f12_report_the_file_or_the_error() -> None:
             assert screen(app)[-2] == kept
             await pilot.press("f12")
             assert screen(app)[-2].startswith(drawn)
-            if isinstance(files, Told) and not isinstance(files, Refusing):
+            if isinstance(files, FakeFiles) and not isinstance(files, Refusing):
                 assert files.written[0] == "MAX dark False"
                 assert "mysqld" not in files.written[1] and "worker" not in files.written[1]
                 assert "bank" in files.written[1]

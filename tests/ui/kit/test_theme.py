@@ -91,12 +91,12 @@ def distance(one: str, other: str, eyes: Matrix = SEES_ALL) -> float:
     return sum((a - b) ** 2 for a, b in zip(seen(one), seen(other), strict=True)) ** 0.5
 
 
-def eyes_of(name: str) -> tuple[Matrix, ...]:
+def colour_vision_of(name: str) -> tuple[Matrix, ...]:
     """Return the kinds of colour vision that a theme is made for."""
     return (SEES_ALL, DEUTAN, PROTAN, TRITAN) if name == "colourblind" else (SEES_ALL, DEUTAN, PROTAN)
 
 
-class Looks:
+class TokenStyles:
     """A theme's styles by token."""
 
     def __init__(self, name: str) -> None:
@@ -196,70 +196,70 @@ def test_unknown_theme_is_a_usage_error_that_lists_the_themes() -> None:
 
 @pytest.mark.parametrize("name", COLOURED)
 def test_text_has_enough_contrast_to_its_background(name: str) -> None:
-    looks = Looks(name)
+    styles = TokenStyles(name)
     least = 7.0 if name == "contrast" else 4.5
     for token in theme.TOKENS:
-        has = contrast(looks.colour(token), looks.background(token))
+        has = contrast(styles.colour(token), styles.background(token))
         assert has >= (3.0 if token in NOT_READ else least), f"{token}: {has:.2f}"
 
 
 @pytest.mark.parametrize("name", COLOURED)
 def test_common_categories_are_distinct_for_the_colour_blind(name: str) -> None:
-    looks = Looks(name)
+    styles = TokenStyles(name)
     family_of = {category: family for family in FAMILIES for category in family}
-    for eyes in eyes_of(name):
+    for eyes in colour_vision_of(name):
         for one, other in combinations(family_of, 2):
-            delta = distance(looks.colour(f"cat-{one}"), looks.colour(f"cat-{other}"), eyes) / NOTICEABLE
+            delta = distance(styles.colour(f"cat-{one}"), styles.colour(f"cat-{other}"), eyes) / NOTICEABLE
             assert delta >= (2.5 if family_of[one] == family_of[other] else 3.0), f"{one}, {other}: {delta:.2f}"
 
 
 @pytest.mark.parametrize("name", COLOURED)
 def test_heat_map_contrast_grows_with_the_number_of_waits(name: str) -> None:
-    looks = Looks(name)
-    stands_out = [contrast(looks.colour(token), looks.theme.background or "") for token in theme.HEAT_TOKENS]
+    styles = TokenStyles(name)
+    stands_out = [contrast(styles.colour(token), styles.theme.background or "") for token in theme.HEAT_TOKENS]
     assert all(more >= 1.2 * less for less, more in pairwise(stands_out))
     for one, other in pairwise(theme.HEAT_TOKENS):
         assert all(
-            distance(looks.colour(one), looks.colour(other), eyes) >= 2 * NOTICEABLE
+            distance(styles.colour(one), styles.colour(other), eyes) >= 2 * NOTICEABLE
             for eyes in (SEES_ALL, DEUTAN, PROTAN, TRITAN)
         )
 
 
 @pytest.mark.parametrize("name", COLOURED)
 def test_flame_colours_are_distinct_and_kernel_differs_from_user(name: str) -> None:
-    looks = Looks(name)
-    for eyes in eyes_of(name):
+    styles = TokenStyles(name)
+    for eyes in colour_vision_of(name):
         for flames in (theme.USER_FLAMES, theme.KERNEL_FLAMES):
             for one, other in combinations(flames, 2):
-                assert distance(looks.background(one), looks.background(other), eyes) >= 2 * NOTICEABLE
+                assert distance(styles.background(one), styles.background(other), eyes) >= 2 * NOTICEABLE
         for one, other in product(
             (*theme.USER_FLAMES, *theme.KERNEL_FLAMES, "flame-match"), ("flame-cursor", "flame-match")
         ):
             if one != other:
-                assert distance(looks.background(one), looks.background(other), eyes) >= 3 * NOTICEABLE
+                assert distance(styles.background(one), styles.background(other), eyes) >= 3 * NOTICEABLE
         for one, other in product(theme.USER_FLAMES, theme.KERNEL_FLAMES):
-            assert distance(looks.background(one), looks.background(other), eyes) >= 3 * NOTICEABLE, (one, other)
+            assert distance(styles.background(one), styles.background(other), eyes) >= 3 * NOTICEABLE, (one, other)
 
 
 def test_ansi_and_mono_use_only_terminal_colours() -> None:
     for name, allowed in (("ansi", ("ansi_", "transparent")), ("mono", ("ansi_default", "transparent"))):
-        looks = Looks(name)
-        assert looks.theme.ansi
+        styles = TokenStyles(name)
+        assert styles.theme.ansi
         for token in theme.TOKENS:
-            assert looks.colour(token).startswith(allowed)
-            assert looks.background(token).startswith(allowed)
-            assert set(looks.style(token).split()) <= {"none", "bold", "underline", "reverse", "dim"}
+            assert styles.colour(token).startswith(allowed)
+            assert styles.background(token).startswith(allowed)
+            assert set(styles.style(token).split()) <= {"none", "bold", "underline", "reverse", "dim"}
     assert "color" not in (theme.paths.themes() / "mono.toml").read_text().replace("colours", "")
 
 
 def test_common_categories_and_boxes_are_distinct_in_ansi_and_mono() -> None:
-    looks = Looks("ansi")
+    styles = TokenStyles("ansi")
     usual = [f"cat-{category}" for family in FAMILIES for category in family]
-    assert len({(looks.colour(token), looks.style(token)) for token in usual}) == 12
+    assert len({(styles.colour(token), styles.style(token)) for token in usual}) == 12
     for name in ("ansi", "mono"):
-        looks = Looks(name)
+        styles = TokenStyles(name)
         boxes = (*theme.USER_FLAMES, *theme.KERNEL_FLAMES, "flame-cursor", "flame-match")
-        assert len({(looks.colour(b), looks.background(b), looks.style(b)) for b in boxes}) == len(boxes)
+        assert len({(styles.colour(b), styles.background(b), styles.style(b)) for b in boxes}) == len(boxes)
 
 
 @pytest.mark.parametrize("name", ["ansi", "mono"])
@@ -335,15 +335,15 @@ async def test_selection_and_text_cursor_are_visible_in_each_theme(name: str) ->
         await pilot.press("end", "x")
         written = [style for text, style in styles_shown(app) if text == "an answerx"]
         cursor = app.query_one(Input).get_component_rich_style("input--cursor")
-        assert written and looks_other(cursor, written[0])
+        assert written and looks_different(cursor, written[0])
         await pilot.press("ctrl+p", "t")
         await until(lambda: app.screen.query_one(CommandList).option_count > 1)
         commands = app.screen.query_one(CommandList)
         chosen = commands.get_visual_style("option-list--option", "option-list--option-highlighted").rich_style
-        assert looks_other(chosen, commands.get_visual_style("option-list--option").rich_style)
+        assert looks_different(chosen, commands.get_visual_style("option-list--option").rich_style)
 
 
-def looks_other(one: Style, other: Style) -> bool:
+def looks_different(one: Style, other: Style) -> bool:
     return (one.reverse, one.underline, one.bgcolor) != (other.reverse, other.underline, other.bgcolor)
 
 
