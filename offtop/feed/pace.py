@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from threading import Condition
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
+from offtop.heap import trim_heap
 from offtop.model.classify.suspects import NOTHING_FOUND
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
@@ -17,6 +18,8 @@ from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
 """Time from the first reading to the first tick, shorter than a delay, so that there is soon something to see."""
+_LARGE_NS = NS_PER_S // 20
+"""CPU time of a tick after which the heap is trimmed: then that costs little beside it."""
 _DRAIN_NS = NS_PER_S
 """Longest time without draining the BPF maps, which have room for thousands of exits."""
 
@@ -91,11 +94,14 @@ class Pace:
         due_ns: int | None = monotonic_ns()
         is_first = True
         while due_ns is not None and not self._stopped:
+            began_ns = thread_time_ns()
             snapshot = self._source.read()
             if snapshot is None:
                 return
             yield snapshot
             if self._source.recorded is None:
+                if thread_time_ns() - began_ns >= _LARGE_NS:
+                    trim_heap()
                 due_ns = self._wait_after(due_ns, is_first)
             is_first = False
 

@@ -65,7 +65,7 @@ def test_a_scan_costs_the_time_that_it_runs_not_its_preemption(
 ) -> None:
     walk = Drain.walk
 
-    def walk_late(drain: Drain, mode: int) -> bytes:
+    def walk_late(drain: Drain, mode: int) -> bytearray:
         held_up(0.5)
         return walk(drain, mode)
 

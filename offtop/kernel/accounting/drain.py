@@ -148,12 +148,15 @@ class Drain:
         self._named: list[Ints] = []
         """Ids of the threads in the task scans of this tick."""
 
-    def walk(self, mode: int) -> bytes:
+    def walk(self, mode: int) -> bytearray:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
         self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
-        return b"".join(map(libbpf.read_iterator, self._scan_links))
+        read, *others = map(libbpf.read_iterator, self._scan_links)
+        for other in others:
+            read += other
+        return read
 
-    def waits(self, walk: bytes, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
+    def waits(self, walk: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
         """Return the waits in progress that changed; all of them if priming.
 
         These are new, became runnable, or wait for a lock with another holder. Appends to `ran` the CPU time of threads

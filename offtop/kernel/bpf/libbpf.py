@@ -221,12 +221,12 @@ class Map:
         self._values = ct.create_string_buffer(entries * self.value_bytes)
 
 
-def read_iterator(link_fd: int) -> bytes:
+def read_iterator(link_fd: int) -> bytearray:
     """Run an attached iterator once, and return everything that it writes. Raises OSError."""
     fd = library().bpf_iter_create(link_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    parts: list[bytes] = []
+    read = bytearray()
     try:
         while True:
             try:
@@ -234,8 +234,8 @@ def read_iterator(link_fd: int) -> bytes:
             except InterruptedError:
                 continue
             if not part:
-                return b"".join(parts)
-            parts.append(part)
+                return read
+            read += part
     finally:
         os.close(fd)
 

@@ -1,11 +1,10 @@
 """The stages of a tick: flip the BPF buffers, drain the old one, account for it, evict what has ended."""
 
-import ctypes
 import time
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from offtop.heap import trim_heap
 from offtop.kernel.accounting.tick_records import NewThread, OffCpuTasks, RuntimeSamples, SiteDeltas, ThreadRecords
 from offtop.kernel.bpf import layout
 from offtop.kernel.procfs import threads as procfs
@@ -114,14 +113,14 @@ class TickStages:
         self._parts.procfs.refill()
         if is_prime:
             self.must_prime, self.primed_ns = False, time.monotonic_ns()
-            _trim_memory()
+            trim_heap()
 
     def flip(self, plan: Plan) -> Flipped:
         """Scan the waits in progress, and have the BPF programs write to the other buffer."""
         drain = self._parts.drain
         scan_ns, began_ns = time.monotonic_ns(), time.thread_time_ns()  # CPU time: this thread may be preempted
         mode = layout.SCAN_WAITS | (layout.SCAN_PRIME if plan.is_prime else 0)
-        scan = drain.walk(mode) if plan.is_scanned else b""  # first, because the switch wakes kernel threads
+        scan = drain.walk(mode) if plan.is_scanned else bytearray()  # first, because the switch wakes kernel threads
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()
         machine = procfs.machine_times()
@@ -225,12 +224,3 @@ class TickStages:
         ledger = self._parts.ledger
         for one in self._parts.user_stacks.read(ledger.waiting, at_ns, are_all):
             ledger.read_user(one.key, one.switched_out_ns, self._parts.stacks.user(one.found))
-
-
-def _trim_memory() -> None:
-    """Return freed memory to the kernel.
-
-    After a burst of threads that is half of what the process holds, and glibc keeps it.
-    """
-    with suppress(AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
