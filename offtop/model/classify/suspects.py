@@ -219,9 +219,10 @@ class _Ends:
         numbers: list[int] = shares.leaf.tolist() if shares else []
         self._idle = [shares.leaves[number].idle for number in numbers] if shares else []
         ids: list[list[int]] = shares.ids.tolist() if shares else []
-        sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
-        self._kernels = [kernel for kernel, *_ in sites]
-        self._rules = causes.rules_at(sites, self._catalog)
+        self._sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
+        self._causes = causes
+        self._rules: dict[int, Rule | None] = {}
+        """Cause rules of rows, as far as they were looked up."""
         self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
         self._paths = Paths(len(graph.nodes), graph.edges)
         self._via = {edge.source: edge.via for edge in graph.edges}
@@ -273,30 +274,41 @@ class _Ends:
         is_old |= (rows[:, BOUND] != Bound.EXACT) | (
             (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
         )
-        nodes = self._graph.nodes[: len(rows)]
-        is_normal = np.array(
-            [
-                node.state in self._weights.normal
-                and not (rule and rule.general.id in self._weights.cause)
-                and self._via.get(row) not in self._weights.via
-                for row, (node, rule) in enumerate(zip(nodes, self._rules, strict=True))
-            ],
-            np.bool_,
-        )
-        may = np.flatnonzero(is_old & is_normal & counts[: len(rows)])
+        may = [row for row in np.flatnonzero(is_old & counts[: len(rows)]).tolist() if self._is_normal(row)]
         own = counts.astype(np.float64)
         own[may] = 0.0
         through = self._paths.passed(own).through
-        return [row for row in may.tolist() if through[row] <= 0]
+        return [row for row in may if through[row] <= 0]
+
+    def _is_normal(self, row: int) -> bool:
+        """Return whether a thread may wait that way because it has no work."""
+        weights = self._weights
+        if self._graph.nodes[row].state not in weights.normal or self._via.get(row) in weights.via:
+            return False
+        rule = self._rule(row)
+        return rule is None or rule.general.id not in weights.cause
+
+    def _rule(self, row: int) -> Rule | None:
+        """Return the cause rule of a wait."""
+        if row not in self._rules:
+            self._look_up([row])
+        return self._rules[row]
+
+    def _look_up(self, rows: Sequence[int]) -> None:
+        """Look up the cause rules of many waits at once."""
+        found = self._causes.rules_at([self._sites[row] for row in rows], self._catalog)
+        self._rules.update(zip(rows, found, strict=True))
 
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
-        for row in np.flatnonzero(own).tolist():
+        rows: list[int] = np.flatnonzero(own).tolist()
+        self._look_up(rows)
+        for row in rows:
             state = self._graph.nodes[row].state
             is_known = row in self._via
             if not is_known and self._is_kernel_thread(row):
                 continue
-            weight = self._weights.of(state, self._rules[row], is_known)
+            weight = self._weights.of(state, self._rule(row), is_known)
             found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
         return self._unusual(found, own)
 
@@ -314,7 +326,7 @@ class _Ends:
         return found
 
     def _is_kernel_thread(self, row: int) -> bool:
-        frames = self._catalog.stack(self._kernels[row]).frames
+        frames = self._catalog.stack(self._sites[row][0]).frames
         return any(frame.name.partition("+")[0] in _KERNEL_THREADS for frame in frames[-2:])
 
     def _folded(self, ends: Ints) -> list[list[int]]:
@@ -323,12 +335,12 @@ class _Ends:
         numbers: list[int] = ends.tolist()
         for end in numbers:
             node = self._graph.nodes[end]
-            into = self._into[end]
-            held = next((one.what for one in into if one.what), "")
+            into = self._into.get(end, ())
             if any(one.via in LOCKS for one in into):
+                held = next((one.what for one in into if one.what), "")
                 groups[("held", held or end)].append(end)
             else:
-                rule = self._rules[end] if end < len(self._rules) else None
+                rule = self._rule(end) if end < len(self._sites) else None
                 groups[(self._catalog.process(node.key.pid), rule.name if rule else node.state)].append(end)
         return [*groups.values()]
 

@@ -245,19 +245,23 @@ class _Builder:
         self._waits = WaitList.of(blocked.waits)
         shares = blocked.shares
         numbers: list[int] = shares.leaf.tolist() if shares else []
-        leaves = [shares.leaves[number] for number in numbers] if shares else []
-        self._categories = [leaf.category for leaf in leaves]
-        self._idle = [leaf.idle for leaf in leaves]
+        names = [leaf.category for leaf in shares.leaves] if shares else []
+        idle = [leaf.idle for leaf in shares.leaves] if shares else []
+        self._categories = [names[number] for number in numbers]
+        self._idle = [idle[number] for number in numbers]
         self._keys = [*map(THREADS.key, self._waits.rows[:, :2].tolist())]
         self._row_of = {key: row for row, key in enumerate(self._keys)}
         self._rows_of: defaultdict[int, list[int]] = defaultdict(list)
         for row, key in enumerate(self._keys):
             self._rows_of[key.pid].append(row)
-        self._nodes = [Node(key, row, self._categories[row]) for row, key in enumerate(self._keys)]
+        self._nodes = [*map(Node, self._keys, range(len(self._keys)), self._categories)]
         self._numbers: dict[ThreadKey, int] = {}
         self._edges: list[Edge] = []
         self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
         self._peers = peers
+        blockers = snapshot.blockers
+        self._asking = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
+        """Servers that wait for an answer."""
         self._sessions = _sessions(snapshot.titles)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
@@ -314,13 +318,17 @@ class _Builder:
         if row is not None:
             return row
         number = self._numbers.get(key)
-        if number is not None:
-            return number
+        if number is None:
+            number = self._numbers[key] = self._new_node(key)
+        return number
+
+    def _new_node(self, key: ThreadKey) -> int:
+        """Return the node of a process, or of a thread that is in no long wait."""
         rows = self._rows_of.get(key.pid, []) if not key.tid else []
         state, busy = self._activity.busy(key)
         acting = [row for row in rows if not self._idle[row] or (self._categories[row] == SLEEP and len(rows) == 1)]
         if not acting:
-            acting = [row for row in rows if self._asks_others(row)]
+            acting = [row for row in rows if self._keys[row] in self._asking] if self._asking else []
         waiting = sum(self._waiting[row] for row in acting)
         if busy >= max(_LEAST_BUSY, waiting):
             acting = []
@@ -328,18 +336,14 @@ class _Builder:
             state, blocked = ("", 0.0) if rows else self._activity.most_blocked(key)
             state = state if blocked >= _LEAST_BUSY else IDLE
         if len(acting) == 1:
-            self._numbers[key] = acting[0]
             return acting[0]
-        number = self._numbers[key] = len(self._nodes)
+        number = len(self._nodes)
         at = min(rows, key=lambda one: self._keys[one].tid != key.pid) if rows and state == IDLE else -1
         self._nodes.append(Node(key, at, state))
         for one in acting:
             share = self._waiting[one] / waiting if waiting else 1 / len(acting)
             self._edges.append(Edge(number, one, share, "", True, ""))
         return number
-
-    def _asks_others(self, row: int) -> bool:
-        return any(one.via == UPSTREAM for one in self._snapshot.blockers.get(self._keys[row], ()))
 
 
 def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shares, span_ns: int) -> list[float]:
