@@ -8,7 +8,7 @@ from typing import Protocol
 
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
-from offtop.heap import trim_heap
+from offtop.heap import trim_heap_after
 from offtop.model.classify.suspects import NOTHING_FOUND
 from offtop.model.outliers.detector import OutlierDetector
 from offtop.model.values.outlier import Outlier
@@ -18,8 +18,6 @@ from offtop.units import NS_PER_S
 
 FIRST_TICK_NS = NS_PER_S // 4
 """Time from the first reading to the first tick, shorter than a delay, so that there is soon something to see."""
-_LARGE_NS = NS_PER_S // 20
-"""CPU time of a tick after which the heap is trimmed: then that costs little beside it."""
 _DRAIN_NS = NS_PER_S
 """Longest time without draining the BPF maps, which have room for thousands of exits."""
 
@@ -100,8 +98,7 @@ class Pace:
                 return
             yield snapshot
             if self._source.recorded is None:
-                if thread_time_ns() - began_ns >= _LARGE_NS:
-                    trim_heap()
+                trim_heap_after(began_ns)
                 due_ns = self._wait_after(due_ns, is_first)
             is_first = False
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from typing import ClassVar, Protocol
 
 from rich.console import RenderableType
@@ -31,6 +31,7 @@ from offtop.feed import pace
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
+from offtop.heap import trim_heap_after
 from offtop.model.aggregate import stack_ends
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
@@ -279,7 +280,7 @@ class OfftopApp(MouseActions):
         if not self._finish_seek() or self._is_seeking():
             return
         self._announce_outliers()
-        drawn, last_ns = self._picture, self._ticked_ns
+        drawn, last_ns, began_ns = self._picture, self._ticked_ns, thread_time_ns()
         self._ticked_ns = monotonic_ns()
         if self._view.paused_at_ns is None or drawn is None:
             self._draw()
@@ -290,6 +291,7 @@ class OfftopApp(MouseActions):
                 self._draw()
             self._picture = replace(self._picture or drawn, behind_ns=behind_ns)
             self._draw_picture(self._picture, self._layout)
+        trim_heap_after(began_ns)
         late_ns = self._ticked_ns - last_ns
         if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self._view.delay_ns):
             delay = span(round(late_ns, -9))
