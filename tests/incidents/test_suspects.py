@@ -192,7 +192,23 @@ def test_upstream_of_a_proxy_is_named(tmp_path: Path) -> None:
             assert "nginx(" in one["text"], one["text"]
             assert "waits for an answer (" in one["text"]
             assert "), likely from upstream(" in one["text"]
-            assert "which sleeps in Handler.do_GET" in one["text"]
+            assert "which sleeps" in one["text"]
+
+
+def test_pool_whose_workers_all_wait_for_the_pool_is_named() -> None:
+    lines = (
+        "from concurrent.futures import ThreadPoolExecutor",
+        "pool = ThreadPoolExecutor(6)",
+        "def outer(): return pool.submit(pow, 2, 3).result()",
+        "import threading; ready = threading.Barrier(6)",
+        "def all_at_once(): ready.wait(); return outer()",
+        "tasks = [pool.submit(all_at_once) for _ in range(6)]",
+        "[task.result() for task in tasks]",
+    )
+    with python(*lines, name="pooled"):
+        time.sleep(2)
+        for one in named({"pooled"}):
+            assert one["text"].startswith("6 threads of pooled wait for the result of another task ("), one["text"]
 
 
 def test_program_above_its_cpu_quota_waits_for_it(tmp_path: Path) -> None:

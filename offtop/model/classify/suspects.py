@@ -173,9 +173,10 @@ class SuspectFinder:
         found = suspects(
             snapshot, blocked, every, activity, span_ns, self._weights, self._causes, self._peers, self._usual
         )
-        self._latest.append({one.key: one.harm for one in found.suspects})
+        worst = {one.key: one for one in reversed(found.suspects)}
+        self._latest.append({key: one.harm for key, one in worst.items()})
         shown: list[Suspect] = []
-        for one in found.suspects:
+        for one in worst.values():
             harms = [tick.get(one.key, 0.0) for tick in self._latest]
             harm = sum(harms) / len(harms)
             lasts = one.age_ns >= self._weights.least_age_ns or (len(harms) == self._weights.ticks and all(harms))

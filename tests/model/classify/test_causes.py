@@ -86,6 +86,16 @@ ON_A_QUEUE = (
         ("gil", "python3", "lock", (WAIT, "5", "<module> (<string>:1)", "PyEval_EvalCode"), ()),
         ("python-pool", "python3", "lock", ("lib:sem_wait", "PyThread_acquire_lock", "_worker (thread.py:81)"), ()),
         ("python-lock", "python3", "lock", ("lib:sem_clockwait", "PyThread_acquire_lock_timed", "4"), ()),
+        (
+            "python-task",
+            "python3",
+            "lock",
+            (
+                *("lib:sem_wait", "PyThread_acquire_lock_timed", "Condition.wait (threading.py:320)"),
+                *("Future.result (_base.py:451)", "outer (pool.py:5)", "_worker (thread.py:81)"),
+            ),
+            (),
+        ),
         ("python-worker", "python3", "lock", (*ON_A_QUEUE, "consume (app.py:7)", "Thread.run (threading.py:982)"), ()),
         (
             "python-worker",

@@ -243,3 +243,12 @@ def test_server_whose_own_clients_wait_is_not_idle_while_it_waits_for_an_answer(
     assert ends(machine.found()) == [(HOLDER, "python3", 40, "sleep")]
     machine.runs("python3", 40)
     assert ends(machine.found()) == []
+
+
+def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> None:
+    machine = Machine()
+    task = ("lib:sem_wait", "PyThread_acquire_lock_timed", "wait (threading.py:320)", "result (_base.py:451)")
+    for tid in range(11, 17):
+        machine.waits("python3", 10, "lock", 9, *task, "_worker (thread.py:81)", tid=tid)
+    machine.waits("python3", 10, "lock", 9, *task, "main (pool.py:8)")
+    assert [(one.kind, one.end.many, one.harm) for one in machine.found(ticks=3).suspects] == [(WAIT, 6, 1.5)]
