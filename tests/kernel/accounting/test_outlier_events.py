@@ -78,7 +78,8 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
         catalog = window.catalog
         asleep = [one for one in caught_of(live, child.tid) if catalog.stack(one.site.kernel).category == "sleep"]
         long_waits = sorted(asleep, key=lambda one: one.began_ns)
-        unseen = most_unseen(probe, 23)
+        # On a busy machine it may be preempted on its way to sleep, and wait for a CPU until the time is up.
+        unseen = most_unseen(probe, 23) + watch.thread(window, child.tid).involuntary
         assert 23 - unseen <= len(long_waits) <= 23
         users = {one.site.user for one in long_waits}
         live.source.wait_for_names({frame for user in users for frame in catalog.stack(user).frames}, 30)
