@@ -56,6 +56,7 @@
  *   RECORDS_IN_HASH         records are in a preallocated hash by task address instead of task storage: because the
  *                           kernel cannot create task storage safely here, or because records are used from another
  *                           thread's context, or listed
+ *   MAY_GOTO                the verifier knows the instruction may_goto (ROUNDS in offcpu.h)
  *   NAMESPACE               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"

@@ -534,6 +534,33 @@ static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
 #define READ_AGAIN asm volatile("" ::: "memory")
 
 /*
+ * A loop of at most `most` rounds; `i` is the number of the round. Without may_goto the verifier follows every round
+ * (444,000 steps in on_exit()). With it (kernel commit 011832b97b31, 6.9) it stops once a round begins in a state that it
+ * has seen before, so `i` is read from `kept`, in a map, where the verifier does not track it (66,000 steps). DONE ends
+ * the loop: without may_goto by going through the remaining rounds, because the verifier would follow each exit to the
+ * end of the program. may_goto itself would leave the loop after eight million rounds.
+ */
+#ifdef MAY_GOTO
+static inline __attribute__((always_inline)) bool may_go_on(void)
+{
+	/* LLVM knows the instruction from version 19 on */
+	asm goto("1: .byte 0xe5; .byte 0; .long ((%l[stop] - 1b - 8) / 8) & 0xffff; .short 0" : : : : stop);
+	return true;
+stop:
+	return false;
+}
+#define ROUNDS(i, kept, most) \
+	kept = 0; \
+	for (u64 i; may_go_on() && (i = *(volatile u64 *)&(kept)) < (most); kept = i + 1)
+#define DONE break
+#else
+#define ROUNDS(i, kept, most) \
+	_Pragma("clang loop unroll(disable)") \
+	for (u64 i = 0; i < (most); i++)
+#define DONE continue
+#endif
+
+/*
  * Ids of anything that a program can choose (its stacks, what it waits on, how it is woken) are keyed hashes. The keys
  * are drawn at each start, so that nobody can construct two inputs with the same id. The hash is NH (Black, Halevi and
  * others, UMAC, 1999), computed twice, the second time with keys shifted by one: any two inputs, as they are hashed

@@ -118,6 +118,7 @@ struct python_walk {
 	u32 depth;
 	u32 total;             /* including native frames */
 	u64 frames[PYTHON_FRAMES];
+	u64 round;             /* ROUNDS */
 };
 BPF_PERCPU_ARRAY(python_scratch, struct python_walk, SLOTS);
 
@@ -170,11 +171,10 @@ static inline __attribute__((always_inline)) void find_thread(struct python_walk
 	s->interpreter = word_at(p->interpreters);
 	if (s->interpreter)
 		s->thread.at = word_at(s->interpreter + p->threads);
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < PYTHON_SEARCH; i++) {
+	ROUNDS(i, s->round, PYTHON_SEARCH) {
 		READ_AGAIN;
 		if (s->frame || !s->interpreter)
-			continue;
+			DONE;
 		if (!s->thread.at) {
 			s->interpreter = word_at(s->interpreter + p->next_interpreter);
 			if (s->interpreter)
@@ -188,7 +188,7 @@ static inline __attribute__((always_inline)) void find_thread(struct python_walk
 }
 
 /* Store one Python frame and step to its caller. */
-static inline __attribute__((always_inline)) void python_step(struct python_walk *s, struct python *p, u32 i)
+static inline __attribute__((always_inline)) void python_step(struct python_walk *s, struct python *p, u64 i)
 {
 	u64 *at = &s->frames[i];
 
@@ -233,11 +233,10 @@ static inline __attribute__((always_inline)) void read_python_frames(u32 slot, v
 		s->thread.searched_ns = now_ns;
 		python_threads.update(&tid, &s->thread);
 	}
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < PYTHON_FRAMES; i++) {
+	ROUNDS(i, s->round, PYTHON_FRAMES) {
 		READ_AGAIN;
 		if (!s->frame)
-			continue;
+			DONE;
 		python_step(s, p, i);
 	}
 	if (s->frame)
@@ -314,6 +313,7 @@ struct copy {
 	u64 from;
 	u64 bytes;
 	u64 words[2];                 /* result of read_stack() */
+	u64 round;                    /* ROUNDS */
 #ifdef REG_LINK
 	u64 link;                     /* value of x30; 0: unknown */
 #endif
@@ -413,7 +413,7 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
  * caller's x29. After a step that follows frame pointers alone the stack pointer is unknown, so all further steps must
  * do the same.
  */
-static inline __attribute__((always_inline)) u32 link_register_step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+static inline __attribute__((always_inline)) u32 link_register_step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
 {
 	struct copy_head *head = &copy->head;
 	u64 words[4], cfa_kind = rule->cfa_kind, saved = rule->saved, link = copy->link;
@@ -468,7 +468,7 @@ static inline __attribute__((always_inline)) u32 link_register_step(struct copy 
  * Make one step by `rule`, from the state in `head` to the caller. Only ip, sp and the frame pointer are tracked: a
  * rule that needs other registers is CFA_UNSUPPORTED. Return 0, or enum end.
  */
-static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u32 i)
+static inline __attribute__((always_inline)) u32 step(struct copy *copy, struct rule *rule, struct stack *stack, u64 i)
 {
 	struct copy_head *head = &copy->head;
 	u64 words[7], cfa_kind = rule->cfa_kind;
@@ -558,12 +558,11 @@ static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 
 	copy->link = *(u64 *)((char *)head->registers + REG_LINK);
 #endif
 	key.space = head->space;
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < FRAMES + 1; i++) {
+	__builtin_memset(stack->frames, 0, sizeof(stack->frames));
+	ROUNDS(i, copy->round, FRAMES + 1) {
 		READ_AGAIN;
-		stack->frames[i] = 0;
 		if (head->end || i == FRAMES)
-			continue;
+			DONE;
 		key.pc = head->at;
 		struct rule *rule = rules.lookup(&key);
 		head->end = rule ? step(copy, rule, stack, i) : END_NO_RULE;

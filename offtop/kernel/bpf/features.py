@@ -84,6 +84,9 @@ class Features:
     hierarchies: Mapping[str, int]
     """Offset in css_set that leads to a task's cgroup, by controller of version 1; version 2 is the empty name."""
 
+    may_goto: bool
+    """The verifier knows may_goto, which makes loops cheap to verify (kernel commit 011832b97b31, 6.9)."""
+
     @property
     def can_find_python_threads(self) -> bool:
         """Whether BPF can find a thread among those of a CPython process, if it knows CPython's identifier of it."""
@@ -178,6 +181,7 @@ def detect(types: KernelTypes) -> Features:
         locks=_locks(types),
         cgroup=cgroup,
         hierarchies=_hierarchies(types) if cgroup else {},
+        may_goto=bool(types.enumerators("bpf_cond_pseudo_jmp")),
     )
 
 

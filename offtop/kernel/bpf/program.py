@@ -409,6 +409,7 @@ def _defines(probe: str, features: Features, of_maps: Sizes, waking: bool, in_ha
         "THRESHOLDS": map_sizes.THRESHOLDS,
         "OUTLIERS": map_sizes.OUTLIERS_BYTES // os.sysconf("SC_PAGE_SIZE") if features.ring_buffer else None,
         f"PROBE_{probe.upper()}": 1,
+        "MAY_GOTO": 1 if features.may_goto else None,
         "WAKING": 1 if waking else None,
         "STATE_ARGUMENT": 1 if features.state_argument else None,
         "RECORDS_IN_HASH": 1 if in_hash else None,

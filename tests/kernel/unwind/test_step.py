@@ -259,6 +259,12 @@ def test_without_rules_the_stack_follows_frame_pointers_and_says_so(directory: P
         assert seen.now()[0].end == LINKED
 
 
+def test_kernels_without_may_goto_unwind_the_same_stacks(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    watch.without(monkeypatch, "may_goto")
+    with alone("auto", built("-O2", directory)) as seen:
+        check(seen, CHAINS["-O2"])
+
+
 def test_with_dwarf_only_nothing_is_guessed(directory: Path) -> None:
     with alone("dwarf", built("musl", directory)) as seen:
         stack, names = seen.now()
