@@ -536,7 +536,7 @@ static inline __attribute__((always_inline)) u32 lane_of(u64 ns)
 /*
  * A loop of at most `most` rounds; `i` is the number of the round. Without may_goto the verifier follows every round
  * (444,000 steps in on_exit()). With it (kernel commit 011832b97b31, 6.9) it stops once a round begins in a state that it
- * has seen before, so `i` is read from `kept`, in a map, where the verifier does not track it (66,000 steps). DONE ends
+ * has seen before, so `i` is read from `kept`, in a map, where the verifier does not track it (66,000 steps). DONE() ends
  * the loop: without may_goto by going through the remaining rounds, because the verifier would follow each exit to the
  * end of the program. may_goto itself would leave the loop after eight million rounds.
  */
@@ -552,12 +552,12 @@ stop:
 #define ROUNDS(i, kept, most) \
 	kept = 0; \
 	for (u64 i; may_go_on() && (i = *(volatile u64 *)&(kept)) < (most); kept = i + 1)
-#define DONE break
+#define DONE() break
 #else
 #define ROUNDS(i, kept, most) \
 	_Pragma("clang loop unroll(disable)") \
 	for (u64 i = 0; i < (most); i++)
-#define DONE continue
+#define DONE() continue
 #endif
 
 /*

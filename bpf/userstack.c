@@ -174,7 +174,7 @@ static inline __attribute__((always_inline)) void find_thread(struct python_walk
 	ROUNDS(i, s->round, PYTHON_SEARCH) {
 		READ_AGAIN;
 		if (s->frame || !s->interpreter)
-			DONE;
+			DONE();
 		if (!s->thread.at) {
 			s->interpreter = word_at(s->interpreter + p->next_interpreter);
 			if (s->interpreter)
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) void read_python_frames(u32 slot, v
 	ROUNDS(i, s->round, PYTHON_FRAMES) {
 		READ_AGAIN;
 		if (!s->frame)
-			DONE;
+			DONE();
 		python_step(s, p, i);
 	}
 	if (s->frame)
@@ -562,7 +562,7 @@ static inline __attribute__((always_inline)) u64 unwind_by_rules(void *ctx, u32 
 	ROUNDS(i, copy->round, FRAMES + 1) {
 		READ_AGAIN;
 		if (head->end || i == FRAMES)
-			DONE;
+			DONE();
 		key.pc = head->at;
 		struct rule *rule = rules.lookup(&key);
 		head->end = rule ? step(copy, rule, stack, i) : END_NO_RULE;

@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from offtop import paths
+from offtop.errors import KernelError
 from offtop.kernel.bpf import compile as compiler
-from offtop.kernel.bpf import features, libbpf, map_sizes
+from offtop.kernel.bpf import features, libbpf, map_sizes, program
 from offtop.kernel.bpf.program import Unwind, _defines  # pyright: ignore[reportPrivateUsage]
 
 pytestmark = pytest.mark.kernel
@@ -62,12 +63,12 @@ def compiled(probe: str, way: str, function: str, typed: bool) -> Code:
     defines = {**_defines(probe, known, map_sizes.for_machine(), waking, in_hash=waking), **unwind.defines(known)}
     flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
     bcc = compiler.import_bcc()
-    program = bcc.BPF(
+    module = bcc.BPF(
         text=compiler.inline_includes(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags]
     )
-    code = compiler._instructions(bcc.lib, program.module, function)  # pyright: ignore[reportPrivateUsage]
+    code = compiler._instructions(bcc.lib, module.module, function)  # pyright: ignore[reportPrivateUsage]
     found = [(one.code, one.offset) for one in code]
-    program.cleanup()
+    module.cleanup()
     return found
 
 
@@ -81,6 +82,20 @@ def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe:
     code = compiled(probe, way, function, typed=function == "on_waking")
     assert len(code) > 500
     assert falls_back(code) == []
+
+
+def test_programs_are_loaded_without_may_goto_if_they_are_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[bool, str]] = []
+
+    def refuse(probe: str, known: features.Features, *_: object) -> None:
+        tried.append((known.may_goto, probe))
+        raise program._LoadError("refused", "refused")  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(program, "_attach_with_probe", refuse)
+    known = replace(features.detect(libbpf.KernelTypes()), may_goto=True, switch_in_probes=("switch",))
+    with pytest.raises(KernelError, match="refused"):
+        program.attach(known, "switch", unwind=Unwind("off"))
+    assert tried == [(True, "switch"), (False, "switch")]
 
 
 def test_a_loop_entered_in_its_middle_is_found() -> None:

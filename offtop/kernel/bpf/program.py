@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock, Thread
 from types import MappingProxyType
@@ -264,7 +265,7 @@ def attach(
     for candidate in switch_in_probes:
         for way in ways:  # a better probe matters more than complete user stacks
             try:
-                program = _attach_with_probe(candidate, features, sizes, waking, defines, way, recompile)
+                program = _attach_with_any_loops(candidate, features, sizes, waking, defines, way, recompile)
             except KernelError as error:
                 failures.append(error)
                 continue
@@ -334,6 +335,16 @@ def _never_called_error(probe: str) -> KernelError:
 
 def _cause(error: KernelError) -> str:
     return error.cause if isinstance(error, _LoadError) else str(error)
+
+
+def _attach_with_any_loops(probe: str, features: Features, *rest: Any) -> Program:
+    """Attach as `_attach_with_probe` does, but without may_goto if the verifier refuses the programs with it."""
+    try:
+        return _attach_with_probe(probe, features, *rest)
+    except _LoadError:
+        if not features.may_goto:
+            raise
+        return _attach_with_probe(probe, replace(features, may_goto=False), *rest)
 
 
 def _attach_with_probe(

@@ -150,6 +150,7 @@ def test_late_descriptors_are_closed(channel: Channel, reads: GuardedReads, tmp_
     impatient.start()
 
     os.kill(reads.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, reads.pid, os.WSTOPPED | os.WNOWAIT)  # until then it may still answer
     with pytest.raises(TimeoutError):
         impatient.open("late", str(path))
     os.kill(reads.pid, signal.SIGCONT)
