@@ -53,7 +53,8 @@ def waits() -> Generator[int]:
 def numbers(tick: dict[str, Any]) -> dict[str, Any]:
     """Return the tick's numbers in no order.
 
-    Stuck waits too young to be kept are left out. So are causes, which are found again, with names that arrived late.
+    Stuck waits too young to be kept are left out. So are causes and suspects, which are found again, with names that
+    arrived late.
     """
     stuck = [one for one in tick["still_blocked"] if one["age_ns"] >= 100 * MS and not one["held_by"]]
     lists = {**{name: tick[name] for name in ("categories", "threads", "sites")}, "still_blocked": stuck}
@@ -62,7 +63,8 @@ def numbers(tick: dict[str, Any]) -> dict[str, Any]:
         name: sorted(json.dumps({key: value for key, value in one.items() if key not in varying}) for one in some)
         for name, some in lists.items()
     }
-    return {**{key: value for key, value in tick.items() if key not in ("version", "diagnoses")}, **rows}
+    left_out = ("version", "diagnoses", "suspects", "standing")
+    return {**{key: value for key, value in tick.items() if key not in left_out}, **rows}
 
 
 def as_json(
