@@ -217,6 +217,8 @@ def test_a_shell_stops_resumes_and_ends_it_and_restores_the_terminal(tmp_path: P
         programs.until(lambda: psutil.Process(offtop).status() == psutil.STATUS_STOPPED)
         shown.press("fg", "Enter")
         shown.until(lambda screen: clock(screen) and not any("Stopped" in line for line in screen))
+        was = clock(shown.screen())
+        shown.until(lambda screen: clock(screen) not in ("", was))  # keys in its first moments are dropped
         end_by("q")
 
         offtop = begin(f"sh -c '{command.OFFTOP} --unwind off; true'")  # which stops before offtop does
