@@ -54,6 +54,9 @@ class _Thread:
     queued_ns: int = 0
     unseen_ns: int = 0
     """Off-CPU time between two samples that both found it runnable. All three count since `switches` was read."""
+    waits_in_tick: int = 0
+    queued_in_tick_ns: int = 0
+    """Waits and run-queue time of this tick that are not counted as preempted yet."""
 
 
 class _Part(NamedTuple):
@@ -201,7 +204,9 @@ class SampledTotals:
         """Set how often a thread has been switched out voluntarily and involuntarily, in total.
 
         The ratio is the share of its waits that were preemptions, and most likely of its run-queue time. Without
-        voluntary switches, it was never blocked.
+        voluntary switches, it was never blocked. The switches may be those of several ticks, if there was no time to
+        read them earlier, but a tick never has more preemptions, or more preempted time, than it has waits and
+        run-queue time.
         """
         known = self._known.get(key)
         if known is None:
@@ -213,8 +218,10 @@ class SampledTotals:
                 known.maybe_queued_ns = 0
                 self._add_part(key, known, _Part(None, 0, known.unseen_ns, 0, 0, 0))
             if known.waits:
-                new = min(known.waits, preempted)
-                preempted_ns = known.queued_ns * new // known.waits
+                new = min(known.waits_in_tick, preempted)
+                preempted_ns = min(known.queued_in_tick_ns, known.queued_ns * min(known.waits, preempted) // known.waits)
+                known.waits_in_tick -= new
+                known.queued_in_tick_ns -= preempted_ns
                 self._of_threads.append((key, ThreadTotals(involuntary=new, preempted_ns=preempted_ns)))
         known.switches = voluntary, involuntary
         known.waits = known.queued_ns = known.unseen_ns = 0
@@ -240,6 +247,7 @@ class SampledTotals:
         self.max_gap_ns, self._max_gap_ns = self._max_gap_ns, 0
         waiting: dict[ThreadKey, Waiting] = {}
         for key, known in self._known.items():
+            known.waits_in_tick = known.queued_in_tick_ns = 0
             one = known.waiting
             if one is not None:
                 if one.preempted:
@@ -443,7 +451,9 @@ class SampledTotals:
             )
         )
         known.waits += part.waits
+        known.waits_in_tick += part.waits
         known.queued_ns += part.queued_ns - shown_ns
+        known.queued_in_tick_ns += part.queued_ns - shown_ns
         if part.site:
             self._sites_of.setdefault(key, set()).add(part.site)
             self._of_sites.append(

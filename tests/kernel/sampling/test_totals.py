@@ -182,6 +182,18 @@ def test_preempted_run_queue_time_follows_the_switch_counters() -> None:
     assert (thread.preempted_ns, thread.runqueue_ns) == (30 * MS, 40 * MS)
 
 
+def test_a_tick_has_no_more_preempted_time_than_run_queue_time() -> None:
+    one_thread = begun(None)
+    one_thread.totals.set_switches(KEY, 0, 0)
+    one_thread.sample(200, 65, 41, 6, None)
+    one_thread.tick(200)  # there was no time to read the switches
+    one_thread.sample(300, 155, 46, 7, None)
+    one_thread.totals.set_switches(KEY, 1, 4)
+    thread = of_thread(one_thread.tick(300))
+    assert (thread.involuntary, thread.waits) == (1, 1)
+    assert (thread.preempted_ns, thread.runqueue_ns) == (5 * MS, 5 * MS), "not 4 of 5 times 45"
+
+
 def test_a_ready_thread_without_a_cpu_is_in_the_run_queue_meanwhile() -> None:
     one_thread = begun(None)
     for ms in (140, 200):
