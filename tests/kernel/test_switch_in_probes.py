@@ -197,7 +197,8 @@ def test_an_exiting_process_is_not_mixed_up_with_the_new_owner_of_its_pid(probe:
     slept = sum(part.waits for window in windows if (part := watch.by_category(window, pid).get("sleep")))
     aside = sum(watch.thread(window, pid).involuntary for window in windows)
     assert made >= 5
-    assert 10 * made - aside <= slept <= 10 * (made + 1)
+    # A process that is preempted on its way to or from a nap waits once more there, or wakes before it sleeps.
+    assert 10 * made - aside <= slept <= 10 * (made + 1) + aside
 
 
 BRIEF = r"""

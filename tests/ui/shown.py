@@ -26,7 +26,7 @@ from tests.ui.scripted import ScriptedSource
 CATEGORIES = parse(paths.categories().read_text(encoding="utf-8"))
 QUICK_NS = 1_000_000
 _LAYOUT_SECONDS = 0.1
-"""Textual lays out a resized screen when a timer of 60 updates a second says so, not at once."""
+"""The same timer also handles a new size, without a sign of it that could be waited for."""
 
 
 async def until_idle(*_: float) -> None:
@@ -72,6 +72,9 @@ class SettledPilot(Pilot[Any]):
     async def pause(self, delay: float | None = None) -> None:
         await super().pause(delay)
         await super().pause()  # the first one may have moved widgets, which draw now
+        await until_idle()
+        # Textual lays out a changed screen when a timer of 60 updates a second says so, not at once.
+        await until(lambda: not self.app.screen._layout_required)  # pyright: ignore[reportPrivateUsage]
         await until_idle()
 
 
