@@ -219,7 +219,9 @@ class SampledTotals:
                 self._add_part(key, known, _Part(None, 0, known.unseen_ns, 0, 0, 0))
             if known.waits:
                 new = min(known.waits_in_tick, preempted)
-                preempted_ns = min(known.queued_in_tick_ns, known.queued_ns * min(known.waits, preempted) // known.waits)
+                preempted_ns = min(
+                    known.queued_in_tick_ns, known.queued_ns * min(known.waits, preempted) // known.waits
+                )
                 known.waits_in_tick -= new
                 known.queued_in_tick_ns -= preempted_ns
                 self._of_threads.append((key, ThreadTotals(involuntary=new, preempted_ns=preempted_ns)))

@@ -57,14 +57,15 @@ class Sums:
 
 
 def _together(sums: Table, moved: Table) -> Table:
-    """Add what moved, without going below 0.
+    """Add what moved.
 
-    A sum could fall below 0 if time counted as idle when it was shown and not when it moved, or the other way round.
+    A sum falls below 0 if time counted as idle when it was shown and not when it moved, or the other way round, or if
+    it moved when its thread had been evicted already. A list sums up such rows with those that it leaves out.
     """
     both = dict(sums)
     for key, (_, moved_ns, _, _) in moved.items():
         waits, total_ns, max_ns, histogram = both.get(key, (0, 0, 0, 0))
-        both[key] = waits, max(0, total_ns + moved_ns), max_ns, histogram
+        both[key] = waits, total_ns + moved_ns, max_ns, histogram
     return both
 
 

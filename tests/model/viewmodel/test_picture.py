@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offtop.model.aggregate.filter import parse
@@ -93,6 +93,10 @@ def test_shown_hidden_muted_and_filtered_time_is_all_waiting_time(happened: list
 
 
 @given(stretches, VIEWS)
+@example(
+    [[("leave", 4, 3, 1, 0, 0)], [("wait", 1, 3, 1, 0, 0), ("move", 4, 5, 1, 0, 0), ("exit", 4, 3, 1, 0, 0)]],
+    View(threads=True),
+)
 def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
     rows = {row.key: row.part for row in picture.categories.rows}
