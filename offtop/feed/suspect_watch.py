@@ -36,6 +36,7 @@ class SuspectWatch:
         """Find the suspects of a tick, which ends at `snapshot`."""
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, kept.idle)
         self._find_peers(blocked, snapshot)
+        self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
         every = kept.shares
         found = self._finder.tick(snapshot, blocked, every, Activity(every, kept.window), kept.span_ns)
         self._found[kept.number] = found

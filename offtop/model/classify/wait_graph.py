@@ -44,7 +44,7 @@ LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 MOST_HOPS = 16
 _LEAST_BUSY = 0.05
 """Threads on average: a process that runs less than that does nothing."""
-_TITLE = re.compile(r"postgres: (?:\S+: )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
+_TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
 """Of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
 _HOLDS, _QUEUES = "idle in transaction", " waiting"
 
@@ -262,7 +262,7 @@ class _Builder:
         blockers = snapshot.blockers
         self._asking = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
         """Servers that wait for an answer."""
-        self._sessions = _sessions(snapshot.titles)
+        self._sessions = _sessions(snapshot.titles, snapshot.catalog)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     def graph(self) -> WaitGraph:
@@ -282,7 +282,7 @@ class _Builder:
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)
         if known:
             return known
-        if self._sessions and (holders := self._idle_in_transaction(key.pid)):
+        if self._sessions.waiting and (holders := self._idle_in_transaction(key.pid)):
             return holders
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
             return peers
@@ -292,14 +292,8 @@ class _Builder:
 
     def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
         """Return the sessions of the same database that may hold what a waiting PostgreSQL session waits for."""
-        database, is_waiting = self._sessions.get(pid, ("", False))
-        if not is_waiting:
-            return ()
-        return tuple(
-            Blocker(other, 0, TITLE, False)
-            for other, (of, queues) in self._sessions.items()
-            if of == database and not queues and other != pid
-        )
+        database = self._sessions.waiting.get(pid)
+        return self._sessions.holders.get(database, ()) if database else ()
 
     def _point(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""
@@ -370,25 +364,40 @@ def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
     if not may_have_peers(what):
         return ()
     sides = catalog.peers_of(what).sides_of_wait(catalog.stack(kernel))
-    return tuple(
-        Blocker(one.pid, 0, FILE_LOCK, True, what.name.rpartition("/")[2])
-        if side.role == HOLDER
-        else Blocker(one.pid, 0, PIPE if what.kind == PIPE_OBJECT else SOCKET, True)
-        for side in sides
-        for one in side.processes
-    )
+    via = PIPE if what.kind == PIPE_OBJECT else SOCKET
+    # Who holds a file lock is in Snapshot.blockers, where it has been checked.
+    return tuple(Blocker(one.pid, 0, via, True) for side in sides if side.role != HOLDER for one in side.processes)
 
 
-def _sessions(titles: Mapping[int, str]) -> dict[int, tuple[str, bool]]:
-    """Return PID → database, and whether the session waits for a lock; if not, it is idle in a transaction."""
-    found: dict[int, tuple[str, bool]] = {}
+class _Database(NamedTuple):
+    """A database of one PostgreSQL server. Two servers may have the same names, in two containers for example."""
+
+    cluster: str
+    """Empty if titles do not have it (cluster_name)."""
+    cgroup: str
+    """Empty if unknown."""
+    name: str
+
+
+class _Sessions(NamedTuple):
+    waiting: Mapping[int, _Database]
+    """PID of a session that waits for a lock → its database."""
+    holders: Mapping[_Database, tuple[Blocker, ...]]
+    """Database → its sessions that are idle in a transaction."""
+
+
+def _sessions(titles: Mapping[int, str], catalog: Catalog) -> _Sessions:
+    waiting: dict[int, _Database] = {}
+    holders: defaultdict[_Database, tuple[Blocker, ...]] = defaultdict(tuple)
     for pid, title in titles.items():
-        session = _TITLE.fullmatch(title.strip())
-        if session and session["activity"].endswith(_QUEUES):
-            found[pid] = session["database"], True
-        elif session and session["activity"].startswith(_HOLDS):
-            found[pid] = session["database"], False
-    return found
+        if session := _TITLE.fullmatch(title.strip()):
+            details, activity = catalog.details.get(pid), session["activity"]
+            database = _Database(session["cluster"] or "", details.cgroup if details else "", session["database"])
+            if activity.endswith(_QUEUES):
+                waiting[pid] = database
+            elif activity.startswith(_HOLDS):
+                holders[database] += (Blocker(pid, 0, TITLE, False),)
+    return _Sessions(waiting, holders)
 
 
 def _wakers(every: Shares, catalog: Catalog) -> _Wakers:

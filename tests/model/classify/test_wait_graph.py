@@ -22,7 +22,7 @@ from offtop.model.values.blockers import (
     WAKER,
     Blocker,
 )
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
@@ -64,10 +64,9 @@ def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:
         ("net-recv", "unix_stream_read_generic", Object("unix", "socket:[8]"), PEER, SOCKET),
         ("net-recv", "tcp_recvmsg", Object("tcp", "socket:[9]", 0, "127.0.0.1:41000", "127.0.0.1:80"), PEER, SOCKET),
         ("connect", "inet_stream_connect", Object("tcp", "socket:[9]", 0, "[::1]:4", "[::1]:80"), LISTENER, SOCKET),
-        ("lock", "flock_lock_inode_wait", Object("file", "/run/job.lock"), HOLDER, FILE_LOCK),
     ],
 )
-def test_pipe_socket_and_file_lead_to_the_process_at_the_other_end(
+def test_pipe_and_socket_lead_to_the_process_at_the_other_end(
     category: str, kernel: str, what: Object, role: str, via: str
 ) -> None:
     machine = Machine()
@@ -121,6 +120,29 @@ def test_waiting_session_and_holder_need_no_cluster_name_in_their_titles() -> No
         20: "postgres: bench shop ::1(50) idle in transaction (aborted)",
     }
     assert edges_of(machine.graph(), waiter) == [(ThreadKey(20, 0), TITLE, False)]
+
+
+def test_holder_of_a_file_lock_that_was_not_checked_is_not_named() -> None:
+    machine = Machine()
+    peers = Peers((PeerSide(HOLDER, (Process(20, "other"),), 1),))
+    on = Object("file", "/run/job.lock")
+    waiter = machine.waits("flock", 10, "lock", kernel="flock_lock_inode_wait", on=on, peers=peers)
+    assert edges_of(machine.graph(), waiter) == []
+
+
+def test_session_of_another_server_with_a_database_of_that_name_is_not_named() -> None:
+    machine = Machine()
+    waiter = machine.waits("postgres", 10, "poll")
+    machine.titles = {
+        10: "postgres: main: bench shop [local] UPDATE waiting",
+        20: "postgres: other: bench shop [local] idle in transaction",
+        30: "postgres: main: bench shop [local] idle in transaction",
+    }
+    for pid, container in ((10, "/docker/a"), (20, "/docker/a"), (30, "/docker/b")):
+        machine.catalog.details[pid] = Details(cgroup=container)
+    assert edges_of(machine.graph(), waiter) == []
+    machine.catalog.details[30] = Details(cgroup="/docker/a")
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(30, 0), TITLE, False)]
 
 
 def test_process_stands_for_its_threads_that_wait_for_something() -> None:
