@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 import numpy as np
 
@@ -88,7 +87,7 @@ class TitlesWorker:
             self._read_s[pid] = now_s
             if title:
                 titles[pid] = title
-            else:
+            elif title is not None:
                 titles.pop(pid, None)
                 self._untitled[self._catalog.process(pid)] += 1
         if len(self._untitled) > _MOST_PROCESSES:
@@ -96,12 +95,15 @@ class TitlesWorker:
         if titles != self.titles:
             self.titles = titles
 
-    def _title(self, pid: int) -> str:
-        """Return the title of a process; "" if it has none, or cannot be read."""
-        with suppress(OSError):  # TimeoutError is one
+    def _title(self, pid: int) -> str | None:
+        """Return the title of a process, "" if it has none or has exited, or None if it was not read in time."""
+        try:
             command, comm = self._reads.ask(pid, "contents", [f"/proc/{pid}/cmdline", f"/proc/{pid}/comm"], _LONGEST)
-            return title_in(command, comm.rstrip(b"\n"))
-        return ""
+        except TimeoutError:
+            return None
+        except OSError:
+            return ""
+        return title_in(command, comm.rstrip(b"\n"))
 
 
 def title_in(command: bytes, comm: bytes) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.resolve import titles as module
 from offtop.kernel.resolve.titles import TitlesWorker, title_in
 from offtop.model.values.blockers import FILE_LOCK, Blocker
@@ -92,6 +93,28 @@ def test_title_of_a_blocker_is_read_although_it_does_not_wait(worker: TitlesWork
     with programs.running([titled, "room for a title"]) as program:
         holds = {ThreadKey(1, 1): (Blocker(program.pid, 0, FILE_LOCK, True),)}
         until(lambda: (worker.find(Waits.of({}), holds), program.pid in worker.titles)[1])
+
+
+def test_title_that_was_not_read_in_time_stays(worker: TitlesWorker, titled: Path) -> None:
+    def find() -> bool:
+        worker.find(waiting(program.pid), {})
+        return program.pid in worker.titles
+
+    ask, late = Channel.ask, 0
+
+    def too_late(*_: object) -> None:
+        nonlocal late
+        late += 1
+        raise TimeoutError
+
+    with programs.running([titled, "room for a title"]) as program:
+        until(find)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Channel, "ask", too_late)
+            until(lambda: find() and late >= 3)
+        assert Channel.ask is ask
+        program.go()
+        until(lambda: find() and worker.titles[program.pid] == "titled: work 1")
 
 
 @pytest.mark.kernel
