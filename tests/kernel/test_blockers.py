@@ -65,6 +65,8 @@ int main(int count, char **words)
 		pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
 	else if (!strcmp(words[1], "inherits"))
 		pthread_mutexattr_setprotocol(&kind, PTHREAD_PRIO_INHERIT);
+	else if (!strcmp(words[1], "shared"))
+		pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
 	pthread_mutex_init(&mutex, &kind);
 	pthread_barrier_init(&is_held, 0, 2);
 	pthread_create(&threads[0], 0, holder, 0);
@@ -251,12 +253,13 @@ def locker(file: Path, how: str, *command: str) -> Generator[subprocess.Popen[st
         yield process
 
 
-@pytest.mark.parametrize("kind", ["normal", "recursive", "robust", "inherits"])
+@pytest.mark.parametrize("kind", ["normal", "recursive", "robust", "inherits", "shared"])
 def test_owner_of_a_mutex_is_the_thread_that_holds_it(live: Watch, mutexes: Path, kind: str) -> None:
+    is_exact = kind not in ("robust", "shared")
     with programs.running([mutexes, kind]) as program:
         waiter = ThreadKey(program.pid, program.at["waiter"])
 
-        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
+        assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, is_exact),)
 
 
 @pytest.mark.parametrize("owner", [0, 1, "the test", -5, 1 << 30, (1 << 31) - 1])
@@ -280,15 +283,21 @@ def test_real_owner_is_found_in_the_program_that_forges_others(live: Watch, forg
         assert found(live, waiter) == (Blocker(program.pid, program.at["holder"], MUTEX, True),)
 
 
-def test_owner_in_a_container_is_translated_to_the_id_outside(live: Watch, mutexes: Path) -> None:
-    inside = ["unshare", "--pid", "--fork", "--mount-proc", mutexes, "normal"]
+@pytest.mark.parametrize("kind", ["normal", "shared"])
+def test_owner_in_a_container_is_translated_and_believed_if_no_other_can_be_it(
+    live: Watch, mutexes: Path, kind: str
+) -> None:
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", mutexes, kind]
     with programs.running(inside) as program:
         (pid,) = (int(one) for one in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split())
         try:
             tids = {_inner_tid(pid, int(task.name)): int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
             waiter, holder = (ThreadKey(pid, tids[program.at[name]]) for name in ("waiter", "holder"))
 
-            assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)
+            if kind == "shared":
+                never_found(live, waiter)
+            else:
+                assert found(live, waiter) == (Blocker(*holder, MUTEX, True),)
         finally:
             os.kill(pid, 9)
 

@@ -1,6 +1,6 @@
 """The open files of processes, and the file locks that belong to them.
 
-Nothing here calls into a file system, which may hang: it reads only the links in /proc/PID/fd and text of the kernel.
+Nothing here calls into a file system, which may hang: it reads only the links in /proc/PID/fd.
 """
 
 import os
@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PART = 256
-_LOCKS_BYTES = 1 << 20
 
 
 def every_pid() -> list[int]:
@@ -54,9 +53,10 @@ def last_part(path: str) -> str:
     return os.fsencode(path).decode(errors="replace").rpartition("/")[2]
 
 
-def locks_by(pid: int, fd: str) -> set[str]:
-    """Return the file locks held by this descriptor's open file, as /proc/locks has them without the number."""
-    with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
-        lines = file.read(_LOCKS_BYTES).decode().splitlines()
-        return {" ".join(words[2:]) for line in lines if (words := line.split())[:1] == ["lock:"]}
-    return set()
+def locks_in(fdinfo: bytes) -> set[str]:
+    """Return the file locks that an open file holds, as /proc/locks has them without the number.
+
+    `fdinfo`: contents of /proc/PID/fdinfo/FD. To read it may hang: some drivers take locks before they show their part.
+    """
+    lines = (line.split() for line in fdinfo.decode(errors="replace").split("\n"))
+    return {" ".join(words[2:]) for words in lines if words[:1] == ["lock:"]}

@@ -35,6 +35,12 @@ def namespace_ids(fields: Mapping[str, str]) -> list[int]:
     return [int(word) for word in fields.get("NSpid", "").split()]
 
 
+def is_in_namespace(reads: Channel, key: ThreadKey) -> bool:
+    """Return whether a thread has another tid for itself, or has exited. Raises TimeoutError."""
+    own = statuses(reads, key.pid, [key.tid]).get(key.tid)
+    return own is None or len(namespace_ids(own)) > 1
+
+
 def tid_of(reads: Channel, key: ThreadKey, inner: int) -> int:
     """Return the tid of a thread of the same process that has the tid `inner` as the process itself sees it.
 

@@ -2,8 +2,8 @@
 
 Each tick requests it for all waits in progress, and shows what was found for those that still go on. Everything is read
 from outside: /proc, and the memory of processes. A process that cannot be read in time is skipped. The thread sleeps
-while nobody waits for such a thing, and takes at most about 5 % of a CPU: after each round, it rests for as long as it
-must. A round reads the oldest waits, if there are too many.
+while nobody waits for such a thing. After each round it rests, so that it takes about 5 % of a CPU; more only if a
+round takes more than 0.16 s, because it rests for 3 s at most. If there are too many waits, a round reads the oldest.
 """
 
 import time
@@ -46,10 +46,11 @@ class BlockersWorker:
         self._worker = Worker("offtop-blockers", self._run)
         self._fuse = FuseServers(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
+        self._file_locks = FileLocks(self._reads)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
             Tracers(self._reads).find,
             self._mutexes.find,
-            FileLocks().find,
+            self._file_locks.find,
             Children(self._reads).find,
             self._fuse.find,
             Upstreams().find,
@@ -62,8 +63,8 @@ class BlockersWorker:
 
     @property
     def skipped(self) -> int:
-        """How often a wait was not looked at, because there were too many."""
-        return self._skipped + self._mutexes.unread
+        """How often a wait or a lock was not looked at, because there were too many."""
+        return self._skipped + self._mutexes.unread + self._file_locks.unread
 
     def find(self, waiting: Waits, at_ns: int) -> None:
         """Request the blockers of all waits in progress. Returns at once."""

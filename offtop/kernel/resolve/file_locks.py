@@ -8,26 +8,34 @@ process that took the lock is checked at once.
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from offtop.kernel.procfs.open_files import every_pid, last_part, locks_by, open_in
+from offtop.kernel.procfs.guarded_reads import Channel
+from offtop.kernel.procfs.open_files import every_pid, last_part, locks_in, open_in
 from offtop.kernel.resolve.blocked import FCNTL, FLOCK, OPENS, Blocked, Found
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_LOCK, Blocker
 from offtop.model.values.catalog import ThreadKey
 
-_LOCKS_BYTES = 1 << 20
+_BYTES = 1 << 20
 _OLD_S = 10.0
 """Age at which the holders of a lock are searched for again: meanwhile it may have been inherited."""
 _MOST_LOCKS = 256
-_KINDS = {FLOCK: ("FLOCK",), FCNTL: ("POSIX", "OFDLCK"), **dict.fromkeys(OPENS, ("LEASE", "DELEG"))}
-"""System call → the locks that it may wait for."""
+"""How many awaited locks are looked at; `unread` counts the others."""
+_MOST_ON_FILE = 256
+"""Of a file with more locks than this, only the one that the kernel has recorded for each request is looked at."""
+_KINDS = {FLOCK: ("FLOCK",), FCNTL: (), **dict.fromkeys(OPENS, ("LEASE", "DELEG"))}
+"""System call → the locks that it may wait for. Those of fcntl() depend on its command."""
 _OF_RANGES = ("POSIX", "OFDLCK")
-_SETLKW, _OFD_SETLKW = 7, 38
-"""Commands of fcntl() that wait (include/uapi/asm-generic/fcntl.h)."""
+_KINDS_OF_COMMANDS = {7: ("POSIX",), 38: ("OFDLCK",)}
+"""F_SETLKW and F_OFD_SETLKW (include/uapi/asm-generic/fcntl.h)."""
+_PID_UNKNOWN = {"OFDLCK": -1}
+"""Kind of a lock → the PID that /proc/locks has for all of that kind."""
 _END = 1 << 63
 _INODE = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 """Reported since 3845f256a8b5, 5.14."""
@@ -49,6 +57,10 @@ class LockLine(NamedTuple):
     first: int
     last: int
 
+    @property
+    def inode(self) -> str:
+        return self.file.rpartition(":")[2]
+
     def conflicts(self, held: "LockLine") -> bool:
         """Return whether this request must wait for that lock."""
         are_ranges = self.kind in _OF_RANGES and held.kind in _OF_RANGES
@@ -63,10 +75,79 @@ class LockLine(NamedTuple):
         )
 
 
+class Request(NamedTuple):
+    """What a thread waits to lock."""
+
+    kinds: tuple[str, ...]
+    pid: int
+    inode: str
+    """Empty if unknown, as for open()."""
+    name: str
+    """Last component of the file's path; empty if unknown. Raw."""
+
+
+class LockTable:
+    """What /proc/locks shows: locks that are held, and requests that wait for them."""
+
+    @classmethod
+    def read(cls) -> "LockTable":
+        with suppress(OSError), Path("/proc/locks").open("rb") as file:
+            *lines, _ = file.read(_BYTES).split(b"\n")  # the last one may be cut
+            return cls([line.decode(errors="replace") for line in lines])
+        return cls(())
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """`1: -> FLOCK ADVISORY WRITE 4242 …` waits for the holder in the line `1: FLOCK …` (fs/locks.c)."""
+        self._held: dict[str, LockLine] = {}
+        """By number."""
+        self._on_files: dict[str, list[LockLine]] = {}
+        """The same by file."""
+        self._requests: dict[tuple[str, int, str], list[LockLine]] = {}
+        """By kind, PID and inode; and by kind and PID, with an empty inode."""
+        self._awaited: dict[LockLine, Mapping[str, LockLine]] = {}
+        """Request, without what makes no difference → the locks that it waits for, by text."""
+        for line in lines:
+            with suppress(ValueError):
+                number, *words = line.split()
+                is_request = words[:1] == ["->"]
+                one = _parsed(number, words[is_request:])
+                if is_request:
+                    for inode in ("", one.inode):
+                        self._requests.setdefault((one.kind, one.pid, inode), []).append(one)
+                else:
+                    self._held[number] = one
+                    self._on_files.setdefault(one.file, []).append(one)
+
+    def awaited(self, request: Request, threads: int) -> Mapping[str, LockLine]:
+        """Return the locks that so many threads wait for with the same request, by text; none if that is not sure.
+
+        /proc/locks has processes, not threads. So if it has several such requests, what they wait for must be the same.
+        If the file is unknown, there must be a request for each thread: others may be in the same call without one.
+        """
+        keys = [(kind, _PID_UNKNOWN.get(kind, request.pid), request.inode) for kind in request.kinds]
+        lines = [one for key in keys for one in self._requests.get(key, ())]
+        found = [self._awaited_by(one) for one in lines if one.number in self._held]
+        is_sure = (request.inode or len(lines) >= threads) and all(one.keys() == found[0].keys() for one in found)
+        return found[0] if found and is_sure else {}
+
+    def _awaited_by(self, request: LockLine) -> Mapping[str, LockLine]:
+        same = request._replace(text="", pid=request.pid if request.kind == "POSIX" else 0)
+        known = self._awaited.get(same)
+        if known is None:
+            first = self._held[request.number]
+            on_file = self._on_files[first.file] if len(self._on_files[first.file]) <= _MOST_ON_FILE else ()
+            known = {first.text: first} | {one.text: one for one in on_file if request.conflicts(one)}
+            self._awaited[same] = known
+        return known
+
+
 class FileLocks:
     """Finds the holders of file locks. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Channel) -> None:
+        self._reads = reads
+        self._requests: dict[tuple[ThreadKey, int], Request | None] = {}
+        """Thread, and when its wait began → what it waits to lock."""
         self._holders: dict[str, dict[int, str]] = {}
         """Text of a lock → its holders, and the descriptor by which each has it."""
         self._searched_s: dict[str, float] = {}
@@ -74,35 +155,57 @@ class FileLocks:
         self._checked: set[str] = set()
         """Texts of locks for which the process that took them has been checked."""
         self._search = SlicedWork()
+        self.unread = 0
+        """How many locks were not looked at, because too many were waited for at once."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the holders of what each of these threads waits for, as far as they are known by now."""
-        of_locks = [one for one in waits if one.call in _KINDS]
+        of_locks = [one for one in waits if one.call in _KINDS and one.arguments]
+        before, self._requests = self._requests, {}
         if not of_locks:
             self._forget([*self._holders, *self._searched_s])
             return {}
-        held, awaited = read_locks()
-        names: dict[str, str] = {}
-        locks: dict[ThreadKey, list[LockLine]] = {}
         for one in of_locks:
-            inode, name = _file_of(one)
-            locks[one.key] = found = _awaited(one, inode, held, awaited)
-            names |= dict.fromkeys((lock.text for lock in found), name)
-        every = {lock.text: lock for found in locks.values() for lock in found}
-        self._check(dict(list(every.items())[:_MOST_LOCKS]), names)
+            wait = one.key, one.switched_out_ns
+            self._requests[wait] = before[wait] if wait in before else self._request(one)
+        table = LockTable.read()
+        many = Counter(self._requests.values())
+        locks = {request: table.awaited(request, threads) for request, threads in many.items() if request}
+        every = {text: lock for some in locks.values() for text, lock in some.items()}
+        names = {text: request.name for request, some in locks.items() for text in some}
+        self.unread += max(0, len(every) - _MOST_LOCKS)
+        self._check(dict(islice(every.items(), _MOST_LOCKS)), names)
         self._continue_search(every, names)
+        blockers = {request: self._blockers(some, names) for request, some in locks.items()}
         return {
-            one.key: Found(one.switched_out_ns, blockers, arguments=one.arguments if one.call in OPENS else ())
+            one.key: Found(one.switched_out_ns, holders, arguments=one.arguments if one.call in OPENS else ())
             for one in of_locks
-            if (blockers := self._blockers(locks[one.key], names))
+            if (request := self._requests[one.key, one.switched_out_ns]) and (holders := blockers[request])
         }
 
-    def _blockers(self, locks: Iterable[LockLine], names: Mapping[str, str]) -> tuple[Blocker, ...]:
-        pids = {
-            pid: names[lock.text] or _name(pid, fd)
-            for lock in locks
-            for pid, fd in self._holders.get(lock.text, {}).items()
-        }
+    def _request(self, wait: Blocked) -> Request | None:
+        """Return what a thread waits to lock; None if that is unknown."""
+        pid, kinds, fd = wait.key.pid, _KINDS[wait.call], str(wait.arguments[0] & 0xFFFFFFFF)
+        if wait.call in OPENS:
+            return Request(kinds, pid, "", "")
+        if wait.call == FCNTL:
+            kinds = _KINDS_OF_COMMANDS.get(wait.arguments[1] & 0xFFFFFFFF, ())
+        (fdinfo,) = self._fdinfo(pid, [fd])
+        inode = _INODE.search(fdinfo)
+        return Request(kinds, pid, inode[1].decode(), _name(pid, fd)) if kinds and inode else None
+
+    def _fdinfo(self, pid: int, fds: Sequence[str]) -> list[bytes]:
+        """Read what the kernel shows of open files; empty if it cannot be read.
+
+        It may hang: drivers show some of it, and take locks for that.
+        """
+        with suppress(OSError):  # TimeoutError is one
+            found: list[bytes] = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}" for fd in fds], _BYTES)
+            return found
+        return [b""] * len(fds)
+
+    def _blockers(self, texts: Iterable[str], names: Mapping[str, str]) -> tuple[Blocker, ...]:
+        pids = {pid: names[text] or _name(pid, fd) for text in texts for pid, fd in self._holders.get(text, {}).items()}
         return tuple(Blocker(pid, 0, FILE_LOCK, True, name) for pid, name in pids.items())
 
     def _check(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
@@ -111,11 +214,11 @@ class FileLocks:
         for text, lock in locks.items():
             holders = self._holders.setdefault(text, {})
             for pid, fd in [*holders.items()]:
-                if text not in locks_by(pid, fd):
+                if text not in locks_in(*self._fdinfo(pid, [fd])):
                     del holders[pid]
             if lock.pid > 0 and text not in self._checked:
                 self._checked.add(text)
-                for _ in _holding([lock.pid], {text: names[text]}, self._holders):
+                for _ in self._holding([lock.pid], {text: names[text]}):
                     pass
 
     def _forget(self, texts: Iterable[str]) -> None:
@@ -134,30 +237,27 @@ class FileLocks:
                 if lock.kind != "POSIX" and now_s - self._searched_s.get(text, float("-inf")) >= _OLD_S
             }
             if due:
-                self._search.begin(_holding(every_pid(), due, self._holders, self._searched_s))
+                self._search.begin(self._holding_all(due))
         self._search.advance()
 
+    def _holding_all(self, names: Mapping[str, str]) -> Iterator[None]:
+        yield from self._holding(every_pid(), names)
+        self._searched_s |= dict.fromkeys(names, time.monotonic())
 
-def _holding(
-    pids: Iterable[int],
-    names: Mapping[str, str],
-    holders: dict[str, dict[int, str]],
-    searched_s: dict[str, float] | None = None,
-) -> Iterator[None]:
-    """Add those of `pids` that hold the locks, given by text with the name of the file, to `holders`.
+    def _holding(self, pids: Iterable[int], names: Mapping[str, str]) -> Iterator[None]:
+        """Find which of `pids` hold the locks, given by text with the name of the file.
 
-    Yields after each part of the work.
-    """
-    wanted = set(names.values())
-    is_wanted: Callable[[str], bool] = (lambda link: last_part(link) in wanted) if "" not in wanted else _is_path
-    for pid in pids:
-        for _, opened in open_in(pid, is_wanted):
-            for _, fd in opened:
-                for text in names.keys() & locks_by(pid, fd):
-                    holders.setdefault(text, {})[pid] = fd
-            yield
-    if searched_s is not None:
-        searched_s |= dict.fromkeys(names, time.monotonic())
+        Yields after each part of the work.
+        """
+        wanted = set(names.values())
+        is_wanted: Callable[[str], bool] = (lambda link: last_part(link) in wanted) if "" not in wanted else _is_path
+        for pid in pids:
+            for _, opened in open_in(pid, is_wanted):
+                fds = [fd for _, fd in opened]
+                for fd, fdinfo in zip(fds, self._fdinfo(pid, fds) if fds else (), strict=True):
+                    for text in names.keys() & locks_in(fdinfo):
+                        self._holders.setdefault(text, {})[pid] = fd
+                yield
 
 
 def _name(pid: int, fd: str) -> str:
@@ -171,61 +271,7 @@ def _is_path(link: str) -> bool:
     return link.startswith("/")
 
 
-def read_locks() -> tuple[dict[str, LockLine], list[LockLine]]:
-    """Return the held locks by number, and the requests that wait for them.
-
-    `1: -> FLOCK ADVISORY WRITE 4242 …` waits for the holder in the line `1: FLOCK …` (fs/locks.c).
-    """
-    held: dict[str, LockLine] = {}
-    awaited: list[LockLine] = []
-    with suppress(OSError), Path("/proc/locks").open("rb") as file:
-        for line in file.read(_LOCKS_BYTES).decode(errors="replace").splitlines():
-            number, *words = line.split()
-            is_waiting = words[:1] == ["->"]
-            with suppress(ValueError, IndexError):
-                found = _parsed(number, words[is_waiting:])
-                if is_waiting:
-                    awaited.append(found)
-                else:
-                    held[number] = found
-    return held, awaited
-
-
 def _parsed(number: str, words: Sequence[str]) -> LockLine:
     kind, _, mode, pid, file, first, last = words
     end = _END if last == "EOF" else int(last)
     return LockLine(number, " ".join(words), kind, mode == "WRITE", int(pid), file, int(first), end)
-
-
-def _file_of(wait: Blocked) -> tuple[str, str]:
-    """Return inode number and name of the file that a thread waits to lock, "" if unknown."""
-    if wait.call in OPENS:
-        return "", ""
-    pid, fd = wait.key.pid, str(wait.arguments[0] & 0xFFFFFFFF)
-    with suppress(OSError):
-        inode = _INODE.search(Path(f"/proc/{pid}/fdinfo/{fd}").read_bytes())
-        return inode[1].decode() if inode else "", _name(pid, fd)
-    return "", ""
-
-
-def _awaited(wait: Blocked, inode: str, held: Mapping[str, LockLine], awaited: Sequence[LockLine]) -> list[LockLine]:
-    """Return the locks that a thread waits for; none if that is not sure.
-
-    /proc/locks has processes, not threads. If several threads of one wait for locks on the same file, what they wait
-    for is known only if it is the same for all.
-    """
-    kinds = _KINDS[wait.call]
-    if wait.call == FCNTL:
-        command = wait.arguments[1] & 0xFFFFFFFF
-        kinds = ("POSIX",) if command == _SETLKW else ("OFDLCK",) if command == _OFD_SETLKW and inode else ()
-    requests = [
-        one
-        for one in awaited
-        if one.kind in kinds and one.pid in (wait.key.pid, -1) and (not inode or one.file.rpartition(":")[2] == inode)
-    ]
-    found = [
-        {held[one.number].text: held[one.number]} | {lock.text: lock for lock in held.values() if one.conflicts(lock)}
-        for one in requests
-        if one.number in held
-    ]
-    return [*found[0].values()] if found and all(one.keys() == found[0].keys() for one in found) else []

@@ -1,14 +1,13 @@
 """Finds the processes that serve the FUSE file systems that threads wait for.
 
-A server has /dev/fuse open, and its fdinfo names the connection, which is the minor number of the mounted device. For a
+A server has /dev/fuse open, and its fdinfo names the connection, which is the number of the mounted device. For a
 descriptor the kernel says on which mount it is; for a path, the server is known only if there is one FUSE mount.
 """
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import every_pid, open_in
@@ -21,53 +20,30 @@ from offtop.model.values.stack import FIRST_STACK
 _DEVICE = "/dev/fuse"
 _FUNCTIONS = ("fuse_", "__fuse_", "request_wait_answer")
 """How functions of the FUSE client begin (fs/fuse)."""
-_OF_DESCRIPTOR = frozenset(
-    (
-        *(
-            "read",
-            "readv",
-            "pread64",
-            "preadv",
-            "preadv2",
-            "write",
-            "writev",
-            "pwrite64",
-            "pwritev",
-            "pwritev2",
-            "lseek",
-        ),
-        *(
-            "getdents64",
-            "fstat",
-            "fstatfs",
-            "fsync",
-            "fdatasync",
-            "ftruncate",
-            "fallocate",
-            "ioctl",
-            "fchmod",
-            "fchown",
-        ),
-    )
-)
+_READS = ("read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat", "fstatfs", "lseek")
+_WRITES = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate", "fallocate")
+_OF_DESCRIPTOR = frozenset((*_READS, *_WRITES, "ioctl", "fchmod", "fchown"))
 """Calls whose first argument is a descriptor of a file in the file system."""
 _CONNECTION = re.compile(rb"^fuse_connection:\t(\d+)$", re.MULTILINE)
 """Reported by recent kernels only."""
 _MOUNT_ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
-_MOUNT = re.compile(rb"^(\d+) \d+ 0:(\d+) .* - fuse\S* ", re.MULTILINE)
-"""Id and minor number of a FUSE mount in /proc/PID/mountinfo."""
+_MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) .* - (?:fuse|fuseblk|virtiofs)(?:\.\S*)? ", re.MULTILINE)
+"""Id, major and minor number of a mount of the FUSE client in /proc/PID/mountinfo. `fusectl` is none."""
+_MINOR_BITS = 20
+"""The kernel writes a connection as major << 20 | minor (include/linux/kdev_t.h)."""
 _BYTES = 1 << 20
 _OLD_S = 10.0
-_UNKNOWN = b""
+_UNKNOWN = 0
+"""No device has this number."""
 _MOST_STACKS = 16_384
 
 
 class FuseServers:
-    """Finds servers. For one thread, except for `is_waiting`, which is for one other."""
+    """Finds servers. For one thread, except for `is_waiting`, which is thread-safe."""
 
     def __init__(self, reads: Channel, catalog: Catalog) -> None:
         self._reads, self._catalog = reads, catalog
-        self._servers: dict[int, dict[bytes, str]] = {}
+        self._servers: dict[int, dict[int, str]] = {}
         """PID → connections that it serves, and the descriptor of each."""
         self._searched_s = float("-inf")
         self._search = SlicedWork()
@@ -95,52 +71,65 @@ class FuseServers:
             self._search.begin(self._searching(every_pid()))
         self._search.advance()
         found: dict[ThreadKey, Found] = {}
+        mounts: dict[int, Mapping[bytes, int]] = {}
+        serving: dict[int, list[int]] = {}
         for one in some:
-            with suppress(OSError):
-                connection, is_exact = self._connection(one)
-                pids = self._serving(connection)
-                if pids:
-                    blockers = tuple(Blocker(pid, 0, FILE_SYSTEM, is_exact) for pid in pids if pid != one.key.pid)
+            pid = one.key.pid
+            with suppress(OSError):  # TimeoutError is one
+                if pid not in mounts:
+                    mounts[pid] = self._mounts(pid)
+                connection, is_exact = self._connection(one, mounts[pid])
+                if connection not in serving:
+                    serving[connection] = self._serving(connection)
+                if blockers := tuple(Blocker(to, 0, FILE_SYSTEM, is_exact) for to in serving[connection] if to != pid):
                     found[one.key] = Found(one.switched_out_ns, blockers)
         return found
 
-    def _connection(self, wait: Blocked) -> tuple[bytes, bool]:
-        """Return the connection that a thread waits for, empty if unknown; and whether that is sure. Raises OSError."""
-        pid = wait.key.pid
-        descriptor = wait.arguments[0] & 0xFFFFFFFF if wait.call in _OF_DESCRIPTOR and wait.arguments else -1
-        paths = [f"/proc/{pid}/mountinfo", f"/proc/{pid}/fdinfo/{descriptor}"]
-        mounts, fdinfo = self._reads.ask(pid, "contents", paths, _BYTES)
-        minors = dict(_MOUNT.findall(mounts))
-        mount_id = _MOUNT_ID.search(fdinfo)
-        if mount_id and mount_id[1] in minors:
-            return minors[mount_id[1]], True
-        (only, *more) = {*minors.values()} or {_UNKNOWN}
-        return (_UNKNOWN if more else only), False
+    def _mounts(self, pid: int) -> Mapping[bytes, int]:
+        """Return the FUSE mounts that a process sees: id → connection. Raises OSError."""
+        (text,) = self._reads.ask(pid, "contents", [f"/proc/{pid}/mountinfo"], _BYTES)
+        if len(text) >= _BYTES:  # cut: there may be more
+            return {}
+        return {mount: int(major) << _MINOR_BITS | int(minor) for mount, major, minor in _MOUNT.findall(text)}
 
-    def _serving(self, connection: bytes) -> list[int]:
+    def _connection(self, wait: Blocked, mounts: Mapping[bytes, int]) -> tuple[int, bool]:
+        """Return the connection that a thread waits for, and whether that is sure. Raises OSError."""
+        if wait.call in _OF_DESCRIPTOR and wait.arguments:
+            path = f"/proc/{wait.key.pid}/fdinfo/{wait.arguments[0] & 0xFFFFFFFF}"
+            (fdinfo,) = self._reads.ask(wait.key.pid, "contents", [path], _BYTES)
+            mount_id = _MOUNT_ID.search(fdinfo)
+            if mount_id and mount_id[1] in mounts:
+                return mounts[mount_id[1]], True
+        every = {*mounts.values()}
+        return (every.pop() if len(every) == 1 else _UNKNOWN), False
+
+    def _serving(self, connection: int) -> list[int]:
         """Return the processes that serve a connection."""
         if connection == _UNKNOWN:
             return []
-        found: list[int] = []
-        for pid, connections in self._servers.items():
-            if connection in connections and _connection_of(pid, connections[connection]) == connection:
-                found.append(pid)
-        return found
+        return [
+            pid
+            for pid, connections in self._servers.items()
+            if connection in connections and self._connection_of(pid, connections[connection]) == connection
+        ]
 
     def _searching(self, pids: Iterable[int]) -> Iterator[None]:
         """Search for processes that have /dev/fuse open. Yields after each part of the work."""
-        servers: dict[int, dict[bytes, str]] = {}
+        servers: dict[int, dict[int, str]] = {}
         for pid in pids:
             for _, opened in open_in(pid, lambda link: link == _DEVICE):
                 for _, fd in opened:
-                    servers.setdefault(pid, {})[_connection_of(pid, fd)] = fd
+                    servers.setdefault(pid, {})[self._connection_of(pid, fd)] = fd
                 yield
         self._servers, self._searched_s = servers, time.monotonic()
 
+    def _connection_of(self, pid: int, fd: str) -> int:
+        """Return the connection that a descriptor serves, _UNKNOWN if it was closed, or if the kernel is too old.
 
-def _connection_of(pid: int, fd: str) -> bytes:
-    """Return the connection that a descriptor of /dev/fuse serves; empty if it was closed, or the kernel is too old."""
-    with suppress(OSError):
-        found = _CONNECTION.search(Path(f"/proc/{pid}/fdinfo/{fd}").read_bytes())
-        return found[1] if found else _UNKNOWN
-    return _UNKNOWN
+        In a container, /dev/fuse may be another device, of which the driver may hang.
+        """
+        with suppress(OSError):
+            (fdinfo,) = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], _BYTES)
+            found = _CONNECTION.search(fdinfo)
+            return int(found[1]) if found else _UNKNOWN
+        return _UNKNOWN

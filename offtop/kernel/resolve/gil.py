@@ -1,9 +1,9 @@
 """Finds the threads that hold Python's global interpreter lock while others wait for it (CPython 3.13 or later).
 
 A thread waits for it 5 ms at a time, on a condition variable inside the interpreter's state; so the address of the
-futex tells that it waits for the lock. The holder changes every few ms if several threads want to run: it is read
-several times, and is exact only if it stayed the same. The process may have written anything there, so only a living
-thread of that process is believed.
+futex shows that it waits for the lock. The holder changes every few ms if several threads want to run: it is read
+several times, and is exact only if each read found the same. The process may have written anything there, so only a
+living thread of that process is believed.
 """
 
 import struct
@@ -63,8 +63,8 @@ class Gils:
             with suppress(OSError):
                 gils |= self._awaited(pid, of_pids[pid])
         held: dict[_Gil, Counter[int]] = {one: Counter() for one in gils}
-        for time in range(_TIMES if gils else 0):
-            if time and not self._rest(_APART_S):
+        for number in range(_TIMES if gils else 0):
+            if number and not self._rest(_APART_S):
                 break
             for one, tids in held.items():
                 with suppress(OSError):
@@ -94,12 +94,19 @@ class Gils:
         return found
 
     def _holder(self, gil: _Gil) -> int:
-        """Return the tid of the thread that holds a lock, 0 if it is free or unknown. Raises OSError."""
-        state = self._word(gil.waiter, gil.holder)
-        (is_locked,) = _INT.unpack(self._read(gil.waiter, gil.locked, _INT.size))
-        if is_locked != 1 or not state:
+        """Return the tid of the thread that holds a lock, 0 if it is free, unknown or changing. Raises OSError."""
+        before = self._state(gil)
+        thread, is_locked = before
+        if is_locked != 1 or not thread:
             return 0
-        return tid_of(self._reads, gil.waiter, self._word(gil.waiter, state + gil.layout.native_id))
+        tid = tid_of(self._reads, gil.waiter, self._word(gil.waiter, thread + gil.layout.native_id))
+        return tid if self._state(gil) == before else 0
+
+    def _state(self, gil: _Gil) -> tuple[int, int]:
+        """Return the address of the thread that holds a lock, or held it last, and whether it is held."""
+        thread = self._word(gil.waiter, gil.holder)
+        (is_locked,) = _INT.unpack(self._read(gil.waiter, gil.locked, _INT.size))
+        return thread, is_locked
 
     def _word(self, key: ThreadKey, address: int) -> int:
         (word,) = _WORD.unpack(self._read(key, address, _WORD.size))
@@ -113,7 +120,7 @@ class Gils:
 
 
 def _blockers(key: ThreadKey, held: Mapping[int, int]) -> tuple[Blocker, ...]:
-    """`held`: tid → how often it was found."""
-    tids = sorted((tid for tid in held if tid not in (0, key.tid)), key=lambda tid: -held[tid])
-    is_exact = len(tids) == 1
+    """`held`: tid → how often it was found, 0 for no holder. The waiter itself may have held it between two waits."""
+    tids = sorted(held.keys() - {0, key.tid}, key=lambda tid: -held[tid])
+    is_exact = len(held) == 1 and sum(held.values()) > 1
     return tuple(Blocker(key.pid, tid, GIL, is_exact) for tid in tids)

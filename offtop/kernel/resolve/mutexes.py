@@ -3,8 +3,9 @@
 A mutex has the tid of its owner in it (`__owner`, struct __pthread_mutex_s), which is read from outside. The process
 may have written anything there, so it is believed only if the thread waits in pthread_mutex_lock() or the like, the
 mutex looks like one that is locked and awaited, a second read finds the same, and the owner is another living thread of
-that process. Owners in other processes, which share the memory, are not found. A mutex with priority inheritance is
-known to the kernel: its word is the owner's tid.
+that process. Where processes share a mutex, each writes the tid that it has in its own pid namespace, which another
+thread may have in that of the waiter: so that owner is only likely, and nobody is named in a container. A mutex with
+priority inheritance is known to the kernel: its word is the owner's tid.
 """
 
 import struct
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.procfs.thread_ids import tid_of
+from offtop.kernel.procfs.thread_ids import is_in_namespace, tid_of
 from offtop.kernel.resolve.blocked import AWAITED, FUTEX, OPERATION, PI_WAITS, WAITERS, WAITS, Blocked, Found
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -25,6 +26,9 @@ _OWNER_DIED, _TID = 1 << 30, (1 << 30) - 1
 """Like WAITERS, bits of the word of robust mutexes and of those with priority inheritance (FUTEX_*,
 include/uapi/linux/futex.h)."""
 _MOST_KINDS = 1 << 10
+_SHARED = 1 << 7
+"""Bit of the kind of a mutex that processes may share, as all robust ones (PTHREAD_MUTEX_PSHARED_BIT,
+nptl/pthreadP.h)."""
 _LOCKING = frozenset(
     f"{prefix}pthread_mutex_{name}"
     for prefix in ("", "__", "___")
@@ -41,6 +45,8 @@ class _Mutex(NamedTuple):
     word: int
     owner: int
     """The tid as the process itself sees it; 0 if this is no locked mutex that others wait for."""
+    is_shared: bool = False
+    """Processes may share it."""
 
 
 class Mutexes:
@@ -61,8 +67,9 @@ class Mutexes:
         for (_, address, is_pi), waiters in [*mutexes.items()][:_MOST_MUTEXES]:
             with suppress(OSError):  # TimeoutError is one
                 if owner := self._owner(waiters[0].key, address, _pi_mutex if is_pi else _mutex):
-                    blockers = (Blocker(waiters[0].key.pid, owner, MUTEX, True),)
-                    found |= {one.key: Found(one.switched_out_ns, blockers) for one in waiters if one.key.tid != owner}
+                    found |= {
+                        one.key: Found(one.switched_out_ns, (owner,)) for one in waiters if one.key.tid != owner.tid
+                    }
         self.unread += max(0, len(mutexes) - _MOST_MUTEXES)
         return found
 
@@ -83,11 +90,14 @@ class Mutexes:
                     return name in _LOCKING
         return False
 
-    def _owner(self, key: ThreadKey, address: int, parse: Callable[[bytes], _Mutex]) -> int:
-        """Return the tid of the owner, or 0. Raises OSError."""
+    def _owner(self, key: ThreadKey, address: int, parse: Callable[[bytes], _Mutex]) -> Blocker | None:
+        """Return the owner; None if it is unknown. Raises OSError."""
         before = self._read(key, address, parse)
+        if before.is_shared and is_in_namespace(self._reads, key):
+            return None
         tid = tid_of(self._reads, key, before.owner)
-        return tid if tid and self._read(key, address, parse) == before else 0
+        is_owner = tid and self._read(key, address, parse) == before
+        return Blocker(key.pid, tid, MUTEX, not before.is_shared) if is_owner else None
 
     def _read(self, key: ThreadKey, address: int, parse: Callable[[bytes], _Mutex]) -> _Mutex:
         path = f"/proc/{key.pid}/task/{key.tid}/mem"
@@ -106,7 +116,7 @@ def _mutex(raw: bytes) -> _Mutex:
     word, _, owner, users, kind = _MUTEX.unpack(raw)
     is_robust = word & (WAITERS | _OWNER_DIED) == WAITERS and word & _TID == owner
     is_locked = (word == AWAITED or is_robust) and users > 0 and kind < _MOST_KINDS
-    return _Mutex(word, owner if is_locked and owner > 0 else 0)
+    return _Mutex(word, owner if is_locked and owner > 0 else 0, kind & _SHARED != 0)
 
 
 def _pi_mutex(raw: bytes) -> _Mutex:

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.kernel.bpf import layout
-from offtop.kernel.procfs.open_files import every_pid, fd_directory, last_part, locks_by, open_in
+from offtop.kernel.procfs.guarded_reads import Channel, GuardedReads
+from offtop.kernel.procfs.open_files import every_pid, fd_directory, last_part, locks_in, open_in
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.procfs.threads import status_of
 from offtop.model.values.catalog import Catalog
@@ -64,10 +65,12 @@ _MOST_SCANNED = 200_000
 _MOST_WATCHED = 1_024
 """The epolls of a process that may have more files open are not read: the kernel keeps the epoll locked while fdinfo is
 read, 1 ms for this many."""
-_WATCHED_BYTES = _LOCKS_BYTES = 1 << 20
+_FDINFO_BYTES = _LOCKS_BYTES = 1 << 20
+_PATIENCE_S = 0.3
+"""How long to wait for one read of another process."""
 _READS, _WRITES = 0o400, 0o200
 _EVENTPOLL, _SOCKET, _PIPE = "anon_inode:[eventpoll]", "socket:[", "pipe:["
-_WATCHES = re.compile(r"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
+_WATCHES = re.compile(rb"^tfd: *(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 """A watched descriptor in /proc/PID/fdinfo/FD (77493f04b74c, 4.13)."""
 
 
@@ -100,9 +103,10 @@ class PeersWorker:
     `publish` is for the polling thread, everything else for any thread.
     """
 
-    def __init__(self, catalog: Catalog, epolls: Mapping[Object, int]) -> None:
+    def __init__(self, catalog: Catalog, epolls: Mapping[Object, int], reads: GuardedReads) -> None:
         """`epolls`: epoll → the descriptor by which its process waits on it."""
         self._catalog, self._epolls = catalog, epolls
+        self._reads = reads.channel(_PATIENCE_S)
         self._requests: dict[Object, int] = {}
         """Requested objects, each with a process that waits on it."""
         self._retry_s: dict[Object, float] = {}
@@ -184,7 +188,7 @@ class PeersWorker:
         """Publish what is known without a scan; return the rest."""
         epolls = {what: fd for what in requests if what.kind == EPOLL and (fd := self._epolls.get(what)) is not None}
         for what, fd in epolls.items():
-            self._put({what: Peers(members=watched(what.pid, fd))})
+            self._put({what: Peers(members=watched(what.pid, fd, self._reads))})
             self._throttle()
         files = {what: pid for what, pid in requests.items() if what.kind == FILE}
         locks = awaited_locks(files)
@@ -286,7 +290,7 @@ class PeersWorker:
             for count, opened in open_in(pid, lambda link: last_part(link) in of_names):
                 files += count
                 for link, fd in opened:
-                    held = locks_by(pid, fd)
+                    held = locks_in(_fdinfo(pid, fd, self._reads))
                     for what in of_names[last_part(link)]:
                         if locks[what].line in held and pid not in found.get(what, ()):
                             found.setdefault(what, []).append(pid)
@@ -366,7 +370,18 @@ def awaited_locks(waited_on: Mapping[Object, int]) -> dict[Object, Lock]:
     }
 
 
-def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
+def _fdinfo(pid: int, fd: int | str, reads: Channel) -> bytes:
+    """Read what the kernel shows of an open file; empty if it cannot be read.
+
+    It may hang: the kernel locks an epoll for that, and a thread may keep it locked while it waits for its own memory.
+    """
+    with suppress(OSError):  # TimeoutError is one
+        (found,) = reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], _FDINFO_BYTES)
+        return bytes(found)
+    return b""
+
+
+def watched(pid: int, fd: int, reads: Channel) -> tuple[tuple[str, int], ...]:
     """Return what an epoll watches as (kind, count), most frequent first; () if unknown."""
     with suppress(OSError, KeyError, ValueError):
         if int(status_of(pid)["FDSize"]) > _MOST_WATCHED:
@@ -374,9 +389,8 @@ def watched(pid: int, fd: int) -> tuple[tuple[str, int], ...]:
         with fd_directory(pid) as files:
             if os.readlink(str(fd), dir_fd=files) != _EVENTPOLL:
                 return ()
-            with Path(f"/proc/{pid}/fdinfo/{fd}").open("rb") as file:
-                text = file.read(_WATCHED_BYTES).decode()
-            kinds = Counter(_kind(files, one, int(inode, 16)) for one, inode in _WATCHES.findall(text))
+            text = _fdinfo(pid, fd, reads)
+            kinds = Counter(_kind(files, one.decode(), int(inode, 16)) for one, inode in _WATCHES.findall(text))
         return tuple(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
     return ()
 

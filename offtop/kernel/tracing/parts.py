@@ -86,7 +86,7 @@ class Parts:
         self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames)
         raw = maps["wakers"], maps["wakes"], maps["objects"]
         self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
-        self.peers = PeersWorker(self.catalog, self.wakes.epolls)
+        self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
         opened.callback(self.peers.close)
         self.blockers = BlockersWorker(self.catalog, self.names, cpython_frames, reads)
         opened.callback(self.blockers.close)

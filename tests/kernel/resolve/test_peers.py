@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from offtop.kernel.procfs.open_files import locks_in
 from offtop.kernel.procfs.sock_diag import sockets_of
 from offtop.kernel.resolve import peers as module
 from offtop.kernel.resolve.peers import PeersWorker, watched
@@ -27,7 +28,9 @@ from offtop.model.values.wake import Object
 from offtop.worker import Worker
 from tests.command import run
 from tests.kernel import watch
+from tests.kernel.hangs import fuse
 from tests.kernel.programs import until
+from tests.kernel.reads import GUARDED, READS
 from tests.kernel.watch import MS
 
 SECONDS = 30.0
@@ -72,7 +75,7 @@ def epolls() -> dict[Object, int]:
 def worker(catalog: Catalog, epolls: dict[Object, int], monkeypatch: pytest.MonkeyPatch) -> Generator[PeersWorker]:
     monkeypatch.setattr(module, "_REST_S", 0.0)
     monkeypatch.setattr(module, "_REST_TIMES", 0)
-    made = PeersWorker(catalog, epolls)
+    made = PeersWorker(catalog, epolls, GUARDED)
     yield made
     made.close()
 
@@ -262,8 +265,8 @@ def test_an_epoll_lists_its_descriptors_by_kind(
         (found,) = peers_of(worker, catalog, what)
         assert found.members == (("socket", 3), ("eventfd", 1), ("pipe", 1))
         assert found.text(Stack(())) == "3 sockets, 1 eventfd, 1 pipe"
-    assert watched(OWN, read) == (), "no epoll"
-    assert watched(OWN, 1 << 20) == (), "no descriptor"
+    assert watched(OWN, read, READS) == (), "no epoll"
+    assert watched(OWN, 1 << 20, READS) == (), "no descriptor"
     for one in (read, write, eventfd):
         os.close(one)
     for mine, yours in pairs:
@@ -271,12 +274,51 @@ def test_an_epoll_lists_its_descriptors_by_kind(
         yours.close()
 
 
+LOCKS_ITS_EPOLL = r"""
+import ctypes, mmap, os, select, sys
+ready = os.pipe()
+os.write(ready[1], b"x")
+epoll = select.epoll()
+epoll.register(ready[0])
+with open(sys.argv[1], "rb") as file:
+    events = mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+address = ctypes.addressof(ctypes.c_char.from_buffer(events))
+print(epoll.fileno(), flush=True)
+input()
+ctypes.CDLL(None).epoll_wait(epoll.fileno(), ctypes.c_void_p(address), 1, -1)
+"""
+"""Waits for a page of a file while the kernel has its epoll locked."""
+
+
+@pytest.mark.kernel
+def test_epoll_that_a_thread_keeps_locked_blocks_nobody(tmp_path: Path) -> None:
+    with fuse(tmp_path, Path("/bin/true")) as mounted:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOCKS_ITS_EPOLL, str(mounted.program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdin and process.stdout
+        fd = int(process.stdout.readline())
+        mounted.stop_answering()
+        reads = GUARDED.channel(0.2)
+        assert watched(process.pid, fd, reads) == (("pipe", 1),)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: "ep_send_events" in Path(f"/proc/{process.pid}/stack").read_text())
+        assert watched(process.pid, fd, reads) == ()
+        assert reads.hung == {process.pid}
+    process.kill()
+    process.communicate()
+
+
 def test_an_epoll_with_too_many_files_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with select.epoll() as epoll, socket.socket() as one:
         epoll.register(one)
-        assert watched(OWN, epoll.fileno()) == (("socket", 1),)
+        assert watched(OWN, epoll.fileno(), READS) == (("socket", 1),)
         monkeypatch.setattr(module, "_MOST_WATCHED", 8)
-        assert watched(OWN, epoll.fileno()) == ()
+        assert watched(OWN, epoll.fileno(), READS) == ()
 
 
 def test_files_are_read_once_for_all_requests_until_they_change(
@@ -451,8 +493,8 @@ def test_an_unrelated_pid_in_a_lock_line_is_not_reported(tmp_path: Path) -> None
         fcntl.flock(another, fcntl.LOCK_EX)
         (line,) = (line for line in locks() if line.split()[5].endswith(f":{file.stat().st_ino}"))
         held = " ".join(line.split()[1:])
-        fds = (f"{one.fileno()}" for one in (opened, another))
-        assert [held in module.locks_by(OWN, fd) for fd in fds] == [False, True]
+        fdinfo = (Path(f"/proc/self/fdinfo/{one.fileno()}").read_bytes() for one in (opened, another))
+        assert [held in locks_in(one) for one in fdinfo] == [False, True]
 
 
 def test_a_file_without_lock_waiters_has_no_peers(worker: PeersWorker, catalog: Catalog, tmp_path: Path) -> None:
