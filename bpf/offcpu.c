@@ -722,8 +722,8 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 
 	READ_AGAIN;
 	u32 kind = count_without_site(c, r->state, thread, e);
-	struct thinning *t = thinning_of_cpu();
-	if (!kind && t && is_thinned(c, t, now_ns, e->off_ns))
+	struct thinning *t = kind ? 0 : thinning_of_cpu();
+	if (t && is_thinned(c, t, now_ns, e->off_ns))
 		kind = count_short(thread, e);
 	if (!kind) {
 #ifdef PROBE_SWITCH
@@ -735,7 +735,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 		e->key.kernel = kernel_stack(ctx);
 		e->key.user = user_stack(ctx, AT_SWITCH, task, r->pid, r->tid, MEMBER(u32, task, TASK_FLAGS));
 		if (t)
-			charge_stack(c, t, now_ns);
+			charge_stacks(c, t, now_ns);
 #endif
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)

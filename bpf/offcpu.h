@@ -38,6 +38,7 @@
 #define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
 #define THIN_BELOW_NS 64000000ULL /* a wait of this length always gets its stack, however busy the CPU is */
 #define THIN_SAMPLE_NS 16000000ULL /* one wait per CPU and this time gets a stack below the raised minimum, too */
+#define MOST_STACKS_NS 100000 /* a wait's take less: the rest is an interrupt, or the hypervisor has taken the CPU */
 #define LOWEST_MIN_NS 1024 /* the minimum of a busy CPU doubles from this, if it is lower */
 #define MAX_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */
 
@@ -102,7 +103,7 @@ struct config {
 struct thinning {
 	u64 since_ns;      /* start of the current period */
 	u64 stacks_ns;     /* time for stacks since then */
-	u64 stacks;        /* waits that got one since then */
+	u64 stacks;        /* waits and wakers that got one since then */
 	u64 next_waits;    /* waits since then that would get one if the minimum were half as high */
 	u64 sampled_ns;    /* when a wait below the minimum got a stack */
 	u64 level;         /* the minimum is config.min_ns << level, but at most THIN_BELOW_NS */

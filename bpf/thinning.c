@@ -12,11 +12,14 @@
  * cost: one more clock reading per wait that gets a stack
  *
  * Each CPU may spend config.stacks_ns of a second on the stacks of waits and wakers. Whenever that is used up, the
- * minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the waits that half the minimum
- * would let through would let through would have used up at most three quarters, so it does not move back and forth. Waits below
- * the raised minimum count as short waits, so no sum and no run-queue time changes.
+ * minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the stacks, together with those
+ * that half the minimum would have added, would have used up at most three quarters, so it does not move back and forth.
+ * Waits below the raised minimum count as short waits, so no sum and no run-queue time changes.
  *
  * PROBE_SWITCH walks stacks before it knows how long the wait will be, so there only user space raises the minimum.
+ *
+ * on_exit() runs with interrupts on: a wakeup in an interrupt may change this state between any two of its accesses. At
+ * worst one stack is charged to the wrong period.
  */
 BPF_PERCPU_ARRAY(thinning, struct thinning, 1);
 
@@ -37,14 +40,27 @@ static inline __attribute__((always_inline)) u64 raised_min_ns(struct config *c,
 	return !level ? c->min_ns : raised_ns < most_ns ? raised_ns : most_ns;
 }
 
-/* End a period, which lasted longer if there were no waits. Lower the minimum if the load allows it. */
+/* Return the time since `then_ns`, or 0 if that is later: an interrupt has set it, or the clock was adjusted. */
+static inline __attribute__((always_inline)) u64 elapsed_ns(u64 then_ns, u64 now_ns)
+{
+	return now_ns > then_ns ? now_ns - then_ns : 0;
+}
+
+/*
+ * End the period if it is over, and lower the minimum if the load allows it. It lasted longer if there were no waits after
+ * its first second: each further second lowers the minimum, too.
+ */
 static inline __attribute__((always_inline)) void end_period(struct config *c, struct thinning *t, u64 now_ns)
 {
-	u64 periods = (now_ns - t->since_ns) / THIN_PERIOD_NS;
-	u64 each_ns = t->stacks ? t->stacks_ns / t->stacks : 0;
+	u64 passed_ns = elapsed_ns(t->since_ns, now_ns);
 
-	if (t->stacks_ns + t->next_waits * each_ns <= c->stacks_ns / 4 * 3 * periods)
-		t->level = t->level > periods ? t->level - periods : 0;
+	if (passed_ns < THIN_PERIOD_NS)
+		return;
+	u64 periods = passed_ns / THIN_PERIOD_NS;
+	u64 each_ns = t->stacks ? t->stacks_ns / t->stacks : 0;
+	u64 more_ns = t->next_waits * each_ns * (c->depth ? 2 : 1); /* the stacks of its waker cost about as much */
+	u64 down = periods - (t->stacks_ns + more_ns > c->stacks_ns / 4 * 3);
+	t->level = t->level > down ? t->level - down : 0;
 	t->since_ns = now_ns;
 	t->stacks_ns = t->stacks = t->next_waits = 0;
 }
@@ -55,11 +71,10 @@ static inline __attribute__((always_inline)) void end_period(struct config *c, s
  */
 static inline __attribute__((always_inline)) bool is_thinned(struct config *c, struct thinning *t, u64 now_ns, u64 off_ns)
 {
-	if (now_ns - t->since_ns >= THIN_PERIOD_NS)
-		end_period(c, t, now_ns);
+	end_period(c, t, now_ns);
 	if (off_ns >= raised_min_ns(c, t->level) || off_ns >= c->least_threshold_ns)
 		return false;
-	if (now_ns - t->sampled_ns >= THIN_SAMPLE_NS) {
+	if (elapsed_ns(t->sampled_ns, now_ns) >= THIN_SAMPLE_NS) {
 		t->sampled_ns = now_ns;
 		return false;
 	}
@@ -69,12 +84,15 @@ static inline __attribute__((always_inline)) bool is_thinned(struct config *c, s
 	return true;
 }
 
-/* Charge this CPU for a stack that was begun at `began_ns`, and raise the minimum if its time is used up. */
-static inline __attribute__((always_inline)) void charge_stack(struct config *c, struct thinning *t, u64 began_ns)
+/*
+ * Charge this CPU for the stacks of a wait or a waker that were begun at `began_ns`, and raise the minimum if its time is
+ * used up.
+ */
+static inline __attribute__((always_inline)) void charge_stacks(struct config *c, struct thinning *t, u64 began_ns)
 {
-	u64 now_ns = bpf_ktime_get_ns();
+	u64 now_ns = bpf_ktime_get_ns(), took_ns = elapsed_ns(began_ns, now_ns);
 
-	t->stacks_ns += now_ns - began_ns;
+	t->stacks_ns += took_ns < MOST_STACKS_NS ? took_ns : MOST_STACKS_NS;
 	t->stacks += 1;
 	if (t->stacks_ns <= c->stacks_ns || raised_min_ns(c, t->level) >= THIN_BELOW_NS)
 		return;

@@ -248,8 +248,10 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 	struct task_struct *current = current_task();
 	struct waking *w = waking_scratch.lookup(&zero);
 
-	u64 off_ns = now_ns - r->switched_out_ns;
+	u64 off_ns = elapsed_ns(r->switched_out_ns, now_ns);
 	struct thinning *t = thinning_of_cpu();
+	if (t)
+		end_period(c, t, now_ns);
 	if (off_ns < c->requested_min_ns || (t && off_ns < raised_min_ns(c, t->level) && off_ns < c->least_threshold_ns)) {
 		r->wake = WAKE_SHORT;
 		return;
@@ -276,8 +278,10 @@ static inline __attribute__((always_inline)) void find_waker(void *ctx, struct c
 		if (of_waker && (of_waker->selection != c->selection || !is_selected(c, current, true, pid, tid, flags)))
 			of_waker = 0;
 	}
+#ifndef PROBE_SWITCH
 	if (t)
-		charge_stack(c, t, now_ns);
+		charge_stacks(c, t, now_ns);
+#endif
 	w->wake.waker = w->wake.plain = keep_waker(&w->waker);
 	if (w->wake.waker == WAKE_LOST)
 		return;

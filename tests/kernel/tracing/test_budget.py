@@ -1,6 +1,7 @@
 """Test how offtop keeps to its CPU budget: by the level of its processes, and by each CPU's time for stacks."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import Thinning
 from offtop.kernel.tracing.budget import HIGHEST_LEVEL, NO_LIMIT_NS, BudgetControl, ThinnedMeter
-from offtop.model.values.snapshot import Thinned
+from offtop.model.values.snapshot import Filters, Thinned
+from offtop.model.values.wake import OFFWAKE
 from tests.kernel import programs, watch
 from tests.kernel.watch import MS, S
 
@@ -133,3 +135,74 @@ def test_the_sums_hold_while_the_level_changes_at_each_tick(tmp_path: Path) -> N
             control.level = (0, 3, 1, 4, 2)[at % 5]
             live.tick(0.1)
             assert live.last.cost.thinned.waits > 0
+
+
+@pytest.mark.kernel
+def test_with_probe_switch_stacks_of_wakers_leave_out_no_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(BudgetControl, "stacks_ns", 10_000)
+    binary = programs.build(tmp_path / "sleepers", SLEEPERS, "-D_GNU_SOURCE", "-pthread")
+    with (
+        programs.running([binary]),
+        watch.watching_kernel_stacks(probe="switch", mode=OFFWAKE, budget_pct=1000) as live,
+    ):
+        live.tick(1.0)
+        assert live.last.cost.thinned == Thinned()
+
+
+WAKER = r"""
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+static int ends[2];
+static void run_on(int cpu)
+{
+	cpu_set_t only;
+	CPU_ZERO(&only);
+	CPU_SET(cpu, &only);
+	sched_setaffinity(0, sizeof(only), &only);
+}
+static void *sleeper(void *unused)
+{
+	char byte;
+	run_on(0);
+	while (read(ends[0], &byte, 1) == 1)
+		;
+	return 0;
+}
+int main(void)
+{
+	pthread_t made;
+	struct timespec now;
+	if (pipe(ends))
+		return 1;
+	run_on(1);
+	pthread_create(&made, 0, sleeper, 0);
+	next();
+	for (long until_us = 0;;) {
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		long now_us = now.tv_sec * 1000000 + now.tv_nsec / 1000;
+		if (now_us < until_us)
+			continue;
+		until_us = now_us + 5000;
+		if (write(ends[1], "", 1) != 1)
+			return 1;
+	}
+}
+"""
+"""On CPU 1 a thread runs all the time, and wakes another one on CPU 0 every 5 ms."""
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(os.cpu_count() == 1, reason="two CPUs are needed")
+def test_a_cpu_that_only_wakes_threads_lowers_its_minimum_again(tmp_path: Path) -> None:
+    binary = programs.build(tmp_path / "waker", WAKER, "-D_GNU_SOURCE", "-pthread")
+    with programs.running([binary]) as program:
+        filters = Filters(pids=(program.pid,))
+        with watch.watching_kernel_stacks(filters, mode=OFFWAKE, budget_pct=1000) as live:
+            drain, maps = live.source._parts.drain, live.source._parts.program.maps  # pyright: ignore[reportPrivateUsage]
+            program.go_on_alone()
+            live.tick(0.2)
+            raised = NOTHING._replace(since_ns=time.monotonic_ns() - 20 * S, level=6)
+            maps["thinning"].update(bytes(4), layout.THINNING.pack(*raised) * len(drain.thinning()))
+            live.tick(0.2)
+            assert [one.level for one in drain.thinning()[:2]] == [0, 0]
