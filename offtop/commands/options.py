@@ -378,8 +378,8 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
         type=_percent,
         default=5.0,
         metavar="PCT",
-        help="CPU for all of offtop, in percent of one CPU (default 5): unwinding and sampling use what is left of it, "
-        "and beyond it short waits get no stacks",
+        help="CPU for offtop's processes, in percent of one CPU (default 5): unwinding and sampling use what is left "
+        "of it, and beyond it short waits get no stacks",
     )
     add(
         "--exact-stacks",

@@ -49,7 +49,7 @@ class CostMeter:
         self._before = self._count()
         self.drawing_pct = 0.0
         """CPU use of the main thread between the last two calls, if another thread reads; in percent of one CPU."""
-        self._drawing_s = 0.0
+        self._drawing_s = _main_thread_s()
         self._start_counting(at_ns)
 
     def read(self, at_ns: int, children: Sequence[int] = ()) -> tuple[Cost, int]:
@@ -78,9 +78,9 @@ class CostMeter:
 
         switches, (cpu_s, rss_bytes) = context_switches(), self._usage()
         used_s = sum(now_s - self._cpu_s.get(pid, 0.0) for pid, now_s in cpu_s.items())
-        drawing_s = _drawing_s()
-        self.drawing_pct = 100e9 * (drawing_s - self._drawing_s) / max(1, at_ns - self._at_ns)
-        self._drawing_s = drawing_s
+        drawn_s, self._drawing_s = self._drawing_s, _main_thread_s()
+        drawing_s = 0.0 if threading.current_thread() is threading.main_thread() else self._drawing_s - drawn_s
+        self.drawing_pct = 100e9 * drawing_s / max(1, at_ns - self._at_ns)
         cost = Cost(
             bpf_ns_per_switch=per_switch,
             switches=switches - self._switches,
@@ -147,12 +147,10 @@ class CostMeter:
         return cpu_s, rss_bytes
 
 
-def _drawing_s() -> float:
-    """CPU time of the main thread, which draws if another thread reads; otherwise 0."""
+def _main_thread_s() -> float:
+    """CPU time of the main thread, which draws if another thread reads."""
     main = threading.main_thread()
-    if threading.current_thread() is main or main.ident is None:
-        return 0.0
-    return time.clock_gettime(time.pthread_getcpuclockid(main.ident))
+    return 0.0 if main.ident is None else time.clock_gettime(time.pthread_getcpuclockid(main.ident))
 
 
 def context_switches() -> int:

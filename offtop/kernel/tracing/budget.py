@@ -1,7 +1,7 @@
 """Keeps offtop to its CPU budget: fewer stacks and task scans while it uses more, all of them again afterwards."""
 
 from collections.abc import Sequence
-from math import ceil, isinf
+from math import ceil, inf, isinf, log2
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import Thinning
@@ -11,8 +11,8 @@ from offtop.units import NS_PER_S
 NO_LIMIT_NS = (1 << 64) - 1
 STACK_SHARE = 0.1
 """Part of the budget that stacks may take on each CPU: with the default of 5 %, 5 ms per CPU and second, some 600."""
-_MIN_DOUBLINGS = 2
-"""Each level raises the minimum to four times that of the level below."""
+_MIN_LEVELS = 3
+"""So many levels raise the minimum, in equal numbers of doublings up to layout.THIN_BELOW_NS."""
 _SCAN_SHARES = (0.05, 0.05, 0.05, 0.02, 0.01)
 """Share of the time that task scans may take, by level."""
 HIGHEST_LEVEL = len(_SCAN_SHARES) - 1
@@ -29,9 +29,9 @@ _DOWN_AFTER_S = 4.0
 _DOWN_BELOW = 0.7
 """Part of the budget below which the level is lowered."""
 _CALM_BELOW = 0.35
-"""Part of the budget below which the load has changed, so that earlier attempts to lower the level say nothing."""
-_TOO_SOON_S = 10.0
-"""A level that has to be raised again so soon after it was lowered was lowered in vain."""
+"""Part of the budget below which the load may have changed, so that earlier attempts to lower the level say nothing."""
+_TOO_SOON_S, _TOO_SOON_TICKS = 10.0, 2.5
+"""A level that has to be raised again so soon after it was lowered, in seconds and in ticks, was lowered in vain."""
 _LONGEST_S = 300.0
 
 
@@ -39,10 +39,12 @@ class BudgetControl:
     """Chooses a level of detail from offtop's own CPU use, 0 for all of it.
 
     Each attempt to lower the level in vain doubles the time before the next one, so that it does not go back and forth.
+    A low use does not show that the load has gone, because a level may save most of it; that fewer waits are left out
+    does.
     """
 
     def __init__(self, budget_pct: float, at_ns: int) -> None:
-        """`budget_pct`: percent of one CPU for all of offtop; math.inf: no limit."""
+        """`budget_pct`: percent of one CPU for offtop's processes; math.inf: no limit."""
         self._budget_pct = budget_pct
         self.level = 0
         self._at_ns = self._changed_ns = at_ns
@@ -51,6 +53,10 @@ class BudgetControl:
         self._warm_ns = at_ns + int(_START_S * NS_PER_S)
         self._average_pct = 0.0
         self._hold_s = _DOWN_AFTER_S
+        self._left_out_per_s = 0.0
+        """Waits left out per second when the level was lowered last."""
+        self._busy_per_s = inf
+        """With so many waits left out per second, an attempt to lower the level was in vain."""
 
     @property
     def stacks_ns(self) -> int:
@@ -64,31 +70,38 @@ class BudgetControl:
 
     @property
     def is_over(self) -> bool:
-        """Whether offtop uses more than its budget even at the highest level."""
+        """Whether offtop's processes use more than the budget even at the highest level."""
         return self.level == HIGHEST_LEVEL and self._average_pct > self._budget_pct
 
     def min_ns(self, requested_ns: int) -> int:
         """Return the minimum at this level. Waits of layout.THIN_BELOW_NS or more always get stacks."""
-        return _raised_min_ns(requested_ns, _MIN_DOUBLINGS * self.level)
+        doublings = max(0.0, log2(layout.THIN_BELOW_NS / max(requested_ns, layout.LOWEST_MIN_NS)))
+        return _raised_min_ns(requested_ns, ceil(doublings * min(self.level, _MIN_LEVELS) / _MIN_LEVELS))
 
-    def add(self, at_ns: int, used_pct: float) -> None:
-        """Account for a tick that ended at `at_ns`, in which offtop used `used_pct` of a CPU."""
+    def add(self, at_ns: int, used_pct: float, left_out: int = 0) -> None:
+        """Account for a tick that ended at `at_ns`.
+
+        In it offtop's processes used `used_pct` of a CPU, and `left_out` waits got no stack.
+        """
         tick_s, self._at_ns = (at_ns - self._at_ns) / NS_PER_S, at_ns
         self._average_pct += (used_pct - self._average_pct) * min(1.0, tick_s / _AVERAGE_S)
-        held_s = (at_ns - self._changed_ns) / NS_PER_S
+        held_s, was_lowered = (at_ns - self._changed_ns) / NS_PER_S, self._lowered_ns == self._changed_ns
+        is_too_soon = held_s < max(_TOO_SOON_S, _TOO_SOON_TICKS * tick_s)
+        left_out_per_s = left_out / max(tick_s, 1e-9)
         if at_ns < self._warm_ns or isinf(self._budget_pct):
             return
-        if self._average_pct < _CALM_BELOW * self._budget_pct:
-            self._hold_s = _DOWN_AFTER_S
+        is_calm = self._average_pct < _CALM_BELOW * self._budget_pct and left_out_per_s < self._busy_per_s / 2
+        if is_calm or (was_lowered and not is_too_soon):
+            self._hold_s, self._busy_per_s = _DOWN_AFTER_S, inf
         if min(self._average_pct, used_pct) > self._budget_pct and held_s >= _UP_AFTER_S and self.level < HIGHEST_LEVEL:
-            if self._lowered_ns == self._changed_ns and held_s < _TOO_SOON_S:
-                self._hold_s = min(_LONGEST_S, 2 * self._hold_s)
+            if was_lowered and is_too_soon:
+                self._hold_s, self._busy_per_s = min(_LONGEST_S, 2 * self._hold_s), self._left_out_per_s
             self.level, self._changed_ns = self.level + 1, at_ns
         elif (
             self.level and max(self._average_pct, used_pct) < _DOWN_BELOW * self._budget_pct and held_s >= self._hold_s
         ):
             self.level, self._changed_ns = self.level - 1, at_ns
-            self._lowered_ns = at_ns
+            self._lowered_ns, self._left_out_per_s = at_ns, left_out_per_s
 
 
 class ScanCadence:

@@ -73,7 +73,7 @@ def thinned_words(cost: Cost, machine: Machine, thinned_ns: int, total_ns: int) 
         some = "" if thinned.level or thinned.cpus >= machine.cpus else f" on {thinned.cpus} of {machine.cpus} CPUs"
         words.append(f"stacks from {span(thinned.stacks_from_ns)} up{some}")
     if share_pct := round(percent(thinned_ns, total_ns)):
-        words.append(f"{share_pct}% of the time without")
+        words.append(f"{share_pct}% of the time without stacks")
     if cost.scan_every > 1:
         words.append(f"waits scanned every {cost.scan_every} ticks")
     if thinned.is_over:

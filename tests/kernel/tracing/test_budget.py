@@ -19,13 +19,25 @@ from tests.kernel.watch import MS, S
 NOTHING = Thinning(0, 0, 0, 0, 0, 0, 0, 0)
 
 
-def levels(control: BudgetControl, seconds: int, used_pct: Callable[[int], float], since_s: int = 0) -> list[int]:
-    """Return the level after each second. `used_pct`: level → CPU use of offtop."""
+def levels(
+    control: BudgetControl,
+    seconds: int,
+    used_pct: Callable[[int], float],
+    since_s: int = 0,
+    tick_s: int = 1,
+    left_out: Callable[[int], int] = lambda _: 0,
+) -> list[int]:
+    """Return the level after each tick. `used_pct`: level → CPU use of offtop. `left_out`: level → waits left out."""
     found: list[int] = []
-    for second in range(since_s + 1, since_s + seconds + 1):
-        control.add(second * S, used_pct(control.level))
+    for second in range(since_s + tick_s, since_s + seconds + 1, tick_s):
+        control.add(second * S, used_pct(control.level), left_out(control.level) * tick_s)
         found.append(control.level)
     return found
+
+
+def changes_of(found: list[int]) -> list[int]:
+    """Return at which positions the level changes."""
+    return [at for at in range(1, len(found)) if found[at] != found[at - 1]]
 
 
 def test_a_storm_is_answered_within_10_s_and_forgotten_within_30_s() -> None:
@@ -48,9 +60,20 @@ def test_what_cannot_be_kept_is_reported_at_the_highest_level() -> None:
 def test_a_level_that_is_just_too_low_is_tried_less_and_less_often() -> None:
     control = BudgetControl(5.0, 0)
     found = levels(control, 1200, lambda level: 8.0 if level == 0 else 3.0)
-    changes = [second for second in range(1, len(found)) if found[second] != found[second - 1]]
+    changes = changes_of(found)
     assert 4 <= len(changes) <= 17
     assert len([second for second in changes if second > 600]) <= 4
+
+
+@pytest.mark.parametrize("tick_s", [1, 10, 60])
+def test_a_level_that_saves_nearly_all_is_not_tried_more_often(tick_s: int) -> None:
+    control = BudgetControl(5.0, 0)
+    storm = levels(
+        control, 3600, lambda level: 1.0 if level else 8.0, tick_s=tick_s, left_out=lambda level: 5000 * bool(level)
+    )
+    assert len(changes_of(storm)) <= 36, "two changes in each of 300 s, and some more at the start"
+    after = levels(control, 600, lambda _: 1.0, since_s=3600, tick_s=tick_s)
+    assert after[max(1, 30 // tick_s)] == 0, "nothing is left out any more"
 
 
 def test_neither_the_start_nor_a_single_slow_tick_changes_the_level() -> None:
@@ -67,13 +90,13 @@ def test_no_budget_means_no_limit() -> None:
     assert control.stacks_ns == NO_LIMIT_NS
 
 
-def test_the_minimum_rises_fourfold_per_level_up_to_64_ms() -> None:
+def test_the_minimum_rises_in_three_levels_to_64_ms() -> None:
     control = BudgetControl(5.0, 0)
     found: list[tuple[int, int, int]] = []
     for control.level in range(HIGHEST_LEVEL + 1):
         found.append((control.min_ns(MS), control.min_ns(0), control.min_ns(100 * MS)))
     assert [one for one, _, _ in found] == [MS, 4 * MS, 16 * MS, 64 * MS, 64 * MS]
-    assert [one for _, one, _ in found] == [0, *(layout.LOWEST_MIN_NS << 2 * level for level in range(1, 5))]
+    assert [one for _, one, _ in found] == [0, layout.LOWEST_MIN_NS << 6, layout.LOWEST_MIN_NS << 11, 64 * MS, 64 * MS]
     assert {one for _, _, one in found} == {100 * MS}
 
 

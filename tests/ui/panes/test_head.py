@@ -35,7 +35,10 @@ async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width:
     ("thinned", "line"),
     [
         (Thinned(), "exact"),
-        (Thinned(0, 4 * MS, 1, 50, 150 * MS), "lost 0  stacks from 4ms up on 1 of 2 CPUs  30% of the time without"),
+        (
+            Thinned(0, 4 * MS, 1, 50, 150 * MS),
+            "lost 0  stacks from 4ms up on 1 of 2 CPUs  30% of the time without stacks",
+        ),
         (Thinned(3, 64 * MS, 2, 0, 0, is_over=True), "lost 0  stacks from 64ms up  over budget: -p watches less"),
     ],
 )
