@@ -209,6 +209,7 @@ def test_each_setting_has_a_default() -> None:
         "history": "10m",
         "idle": False,
         "threads": False,
+        "programs": True,
         "mode": "offcpu",
         "sort": "WAITING",
         "names": "comm",
@@ -235,6 +236,7 @@ def test_each_setting_has_a_default() -> None:
         ("--debuginfod https://a.org,http://b:8002", 'debuginfod = "https://a.org,http://b:8002"'),
         ("--history 1h", 'history = "1h"'),
         ("-H", "threads = true"),
+        ("--no-programs", "programs = false"),
         ("-i", "idle = true"),
         ("--mode chain", 'mode = "chain"'),
         ("--mode wake", 'mode = "wakeup"'),
@@ -669,6 +671,19 @@ def test_screen_starts_with_mode_and_depth_and_w_saves_the_mode(
     assert saved == ('mode = "wake" # as bcc has it\n' if mode == "wakeup" else f'mode = "{mode}" # as bcc has it\n')
     kept.save_settings(replace(view, mode="offwake"), "", mouse=True)
     assert no_settings.read_text() == 'mode = "offwake" # as bcc has it\n'
+
+
+def test_screen_lists_programs_unless_told_otherwise_and_w_saves_that(no_settings: Path) -> None:
+    no_settings.write_text("threads = false\n")
+    for arguments, listed in (([], True), (["--no-programs"], False)):
+        parsed = options.live().parse_args(arguments)
+        loaded, user = choices.load(parsed)
+        rules = categories.parse(paths.categories().read_text())
+        view = choices.first_view(loaded, Filters(), rules, NOTHING, "", parsed)
+        assert view.programs is listed
+        SavedFiles(loaded, user, parsed).save_settings(replace(view, programs=False), "", mouse=True)
+        assert no_settings.read_text() == "threads = false\nprograms = false\n"
+        no_settings.write_text("threads = false\n")
 
 
 @needs_kernel

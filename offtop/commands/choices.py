@@ -149,6 +149,7 @@ def first_view(
         tree=TreeView(Shape(mode=settings.mode)),
         span_ns=settings.span_ns,
         threads=settings.threads,
+        programs=settings.programs,
         idle_shown=settings.idle,
         sort=settings.sort,
         reverse=settings.reverse,

@@ -442,6 +442,11 @@ def _add_display_options(parser: argparse.ArgumentParser) -> None:
     add("--filter", default="", metavar="EXPR", help="only waits and rows that match, e.g. 'comm=mysql* max>10ms'")
     add("-H", "--threads", action="store_true", default=None, help="list threads instead of processes")
     add(
+        "--programs",
+        action=argparse.BooleanOptionalAction,
+        help="list the processes of a program as one row (default on the screen, but not in batch)",
+    )
+    add(
         "--rate",
         type=_rate,
         metavar="R[,C]",

@@ -391,6 +391,7 @@ def _batch(
         chosen,
         settings.idle,
         settings.threads,
+        bool(args.programs),
         settings.sort,
         settings.reverse,
         stuck=args.stuck,

@@ -51,6 +51,7 @@ class SavedFiles:
             min_ns=view.filters.min_ns,
             idle=view.idle_shown,
             threads=view.threads,
+            programs=view.programs,
             mode=view.mode,
             sort=view.sort,
             reverse=view.reverse,

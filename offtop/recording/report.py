@@ -256,7 +256,7 @@ def _numbers(
     cause_finder: CauseFinder,
 ) -> list[str]:
     every = HistoryTick.of(window, last.idle)
-    wanted = batch.Wanted(most_rows=_ROWS)
+    wanted = batch.Wanted(programs=True, most_rows=_ROWS)
     tick = passing(every, wanted.filter, cause_finder, blocked)
     problems = Problems(source.names, source.why_nameless)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, cause_finder, problems)

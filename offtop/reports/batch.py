@@ -21,6 +21,8 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate.account import accounts
 from offtop.model.aggregate.budget import Rate, budget
 from offtop.model.aggregate.filter import NOTHING, Filter
+from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.program import Program, program_folding
 from offtop.model.aggregate.rows import (
     CHANGE,
     NOWHERE,
@@ -75,9 +77,10 @@ from offtop.model.windows.breakdown import (
     RUN_QUEUE,
     Scope,
     by_category,
+    by_process,
     by_site,
     by_thread,
-    top_of_processes,
+    top_of_groups,
     top_of_threads,
     total,
 )
@@ -119,6 +122,8 @@ class Wanted:
     """For tables. JSON always holds idle waits, and marks them."""
     threads: bool = False
     """List threads instead of processes."""
+    programs: bool = False
+    """List the processes of a program as one row."""
     sort: str = "WAITING"
     """One of rows.SORTS; for tables."""
     reverse: bool = False
@@ -328,7 +333,9 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
     `lifetime`: everything since the start, for sorting by TOTAL.
     """
     kept, catalog = tick.kept, tick.kept.window.catalog
-    scope, order = wanted.scope, wanted.order._replace(compare=comparison.listed({}) if comparison else None)
+    scope, programs = wanted.scope, _programs(tick, wanted)
+    compare = comparison.listed(programs=programs.groups) if comparison else None
+    order = wanted.order._replace(compare=compare)
     if wanted.mode == WAKEUP:
         return _wakers(tick, wanted, order, lifetime) if gathers(kept.header.mode, WAKEUP) else Ranking()
     some = tick.stuck.in_scope(scope)
@@ -338,15 +345,23 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
         every = thread_rows(table, kept.span_ns, catalog, order, lifetime=ever, now=now)
     else:
         breakdown_ever, ages = lifetime.breakdown if lifetime else None, stuck.by_process(some)
-        every = process_rows(tick.breakdown, scope, catalog, order, lifetime=breakdown_ever, now=ages)
+        every = process_rows(tick.breakdown, scope, catalog, order, lifetime=breakdown_ever, now=ages, folding=programs)
     keeps_all = not wanted.filter.chooses_rows or not every.rows
     listed = every if keeps_all else kept_rows(every, wanted.filter.keeps, _ALL_ROWS)
     if wanted.threads:
         whom = {row.key for row in listed.rows if isinstance(row.key, ThreadKey)}
         tops: Mapping[Key, SiteKey] = {**top_of_threads(tick.shares, scope, whom)}
     else:
-        tops = {**top_of_processes(tick.breakdown, scope, {row.pid for row in listed.rows})}
+        group_of: dict[int, Key] = {row.pid: row.pid for row in listed.rows}
+        group_of |= {pid: program for program, pids in programs.members.items() for pid in pids}
+        tops = top_of_groups(tick.breakdown, scope, group_of)
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
+
+
+def _programs(tick: Tick, wanted: Wanted) -> Folding[int, Program]:
+    if not wanted.programs or wanted.threads:
+        return UNFOLDED
+    return program_folding(by_process(tick.breakdown, wanted.scope), tick.kept.window.catalog)
 
 
 def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> Ranking:
@@ -410,7 +425,7 @@ def tick_text(
 
     def name_of(row: Row) -> str:
         tid = str(row.key.tid) if isinstance(row.key, ThreadKey | WakerKey) and row.key.tid else ""
-        pid = str(row.pid) if row.pid else ""
+        pid = str(row.pid) if row.pid else f"x{row.processes}" if row.processes else ""
         return f"{pid:>7} {tid:>7} {printable(row.name)[:width_of]:<{width_of}}"
 
     lines = [

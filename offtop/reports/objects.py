@@ -196,6 +196,22 @@ class Category(Struct, frozen=True, kw_only=True):
     baseline: ChangeIfCompared = UNSET
 
 
+class Program(Struct, frozen=True, kw_only=True):
+    """The waits of all processes of one name; kernel threads of a kind, such as kworker/*, are one."""
+
+    name: str
+    processes: Count
+    """Its processes with a matching wait; 0: threads that exited."""
+    threads: Count
+    """Its threads with a matching wait."""
+    waits: Count
+    total_ns: Ns
+    idle_ns: int
+    """The part of total_ns that is idle."""
+    max_ns: Count
+    histogram: Histogram
+
+
 class Tid(Struct, frozen=True):
     """A thread's ids and name."""
 
@@ -643,6 +659,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     detail: Detail
     categories: list[Category]
     """Only what matches the filter."""
+    programs: list[Program]
+    """Only what matches the filter, most time first; sum(programs.total_ns) = sum(categories.total_ns)."""
     threads: list[Thread]
     """Each thread with a matching wait, with all of its waits."""
     sites: list[Site]

@@ -10,7 +10,8 @@ from offtop import __version__
 from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import Compared
 from offtop.model.aggregate.filter import NOTHING
-from offtop.model.aggregate.rows import Row
+from offtop.model.aggregate.program import program_name
+from offtop.model.aggregate.rows import Row, process_name
 from offtop.model.aggregate.stack_ends import Endings, endings
 from offtop.model.aggregate.stack_problems import Problem, Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
@@ -106,6 +107,7 @@ def tick_object(
             )
             for name, part in sorted(by_category(tick.breakdown).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
+        programs=_programs(tick),
         threads=[
             objects.Thread(
                 *_who(key, catalog),
@@ -174,6 +176,34 @@ def tick_object(
         ),
         baseline=changes.baseline if changes else UNSET,
     )
+
+
+def _programs(tick: Tick) -> list[objects.Program]:
+    """Return the programs with time that passes the filter, most time first."""
+    catalog = tick.kept.window.catalog
+    threads = Counter(key.pid for key in {ThreadKey(*key) for key in tick.shares.ids[:, :2].tolist()} if key != EXITED)
+    parts: dict[str, Part] = {}
+    idle_ns = Counter[str]()
+    pids: dict[str, set[int]] = {}
+    for leaf, by_pid in tick.breakdown.processes.items():
+        for pid, part in by_pid.items():
+            name = program_name(process_name(pid, catalog))
+            parts[name] = parts.get(name, NO_PART).plus(part)
+            idle_ns[name] += part.total_ns if leaf.idle else 0
+            pids.setdefault(name, set()).update({pid} - {EXITED.pid})
+    return [
+        objects.Program(
+            name=printable(name),
+            processes=len(pids[name]),
+            threads=sum(threads[pid] for pid in pids[name]),
+            waits=part.waits,
+            total_ns=part.total_ns,
+            idle_ns=idle_ns[name],
+            max_ns=part.max_ns,
+            histogram=log2.slots(part.histogram),
+        )
+        for name, part in sorted(parts.items(), key=lambda item: (-item[1].total_ns, item[0]))
+    ]
 
 
 def _cost_object(cost: Cost) -> objects.Cost:

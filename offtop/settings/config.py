@@ -64,6 +64,7 @@ class Settings:
     history_ns: int
     idle: bool
     threads: bool
+    programs: bool
     mode: str
     """One of wake.MODES."""
     sort: str
@@ -268,6 +269,7 @@ SETTINGS = (
     ),
     _flag("idle", False, "show idle waits"),
     _flag("threads", False, "list threads instead of processes"),
+    _flag("programs", True, "list the processes of a program as one row"),
     Setting(
         "mode",
         OFFCPU,

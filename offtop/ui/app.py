@@ -758,7 +758,8 @@ class OfftopApp(MouseActions):
     def _filter_matches_nothing(self, picture: Picture) -> bool:
         """Return whether the user's filter matches nothing, so that it is probably wrong."""
         view = self._view
-        own = (view.filter.text or view.user) and view.group is None and view.pool is None
+        is_whole = view.group is None and view.program is None and view.pool is None
+        own = (view.filter.text or view.user) and is_whole
         return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
 
     def action_leave_offtop(self) -> None:

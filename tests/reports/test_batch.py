@@ -12,7 +12,7 @@ from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.values.wake import OFFCPU, WAKEUP
 from offtop.reports import batch
 from tests.recording.woken import WokenSource
-from tests.ui.scripted import FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
+from tests.ui.scripted import BANKS, FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
 
 
@@ -67,6 +67,38 @@ def test_peers_are_looked_up_at_the_start_of_a_tick_and_printed_at_its_end() -> 
         {"role": "writer", "pid": 9, "comm": "\\x1b[2J"},
     ]
     assert one["object"]["ends_more"] == 3
+
+
+def test_programs_are_one_row_of_the_table_if_asked_for() -> None:
+    def first_words(wanted: batch.Wanted) -> list[list[str]]:
+        lines = printed(ScriptedSource(BANKS, ticks=3, ends=True), wanted)
+        head = next(n for n, line in enumerate(lines) if "COMMAND" in line)
+        return [line.split()[:3] for line in lines[head + 1 : lines.index("", head)]]
+
+    assert first_words(batch.Wanted(programs=True)) == [
+        ["x2", "postgres", "0.65"],
+        ["500", "psql", "0.35"],
+        ["200", "bank", "0.10"],
+        ["x2", "kworker/*", "0.05"],
+    ]
+    assert ["979", "postgres", "0.25"] in first_words(batch.Wanted())
+    assert ["978", "978", "postgres"] in first_words(batch.Wanted(programs=True, threads=True))
+    assert first_words(batch.Wanted(parse("pid=979"), programs=True)) == [["979", "postgres", "0.25"]]
+    assert first_words(batch.Wanted(programs=True, sort="NAME"))[-1] == ["500", "psql", "0.35"]
+
+
+def test_json_has_the_sums_of_programs() -> None:
+    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(), as_json=True)
+    tick = json.loads(line)
+    postgres = tick["programs"][0]
+    assert (postgres["name"], postgres["processes"], postgres["threads"]) == ("postgres", 3, 3)
+    assert (postgres["total_ns"], postgres["idle_ns"], postgres["max_ns"]) == (1_650_100_000, 1_000_000_000, 300 * MS)
+    assert postgres["waits"] == 4 + 10 and sum(count for _, count in postgres["histogram"]) == 4
+    assert [one["name"] for one in tick["programs"]] == ["postgres", "psql", "bank", "kworker/*"]
+    assert sum(one["total_ns"] for one in tick["programs"]) == sum(one["total_ns"] for one in tick["categories"])
+    (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(parse("pid=979")), as_json=True)
+    (only,) = json.loads(line)["programs"]
+    assert (only["processes"], only["threads"], only["total_ns"]) == (1, 1, 250_100_000)
 
 
 def test_no_wakers_are_listed_if_none_were_collected() -> None:

@@ -169,6 +169,21 @@ WHO = {
 }
 
 
+BANKS = (
+    Waits("postgres", 977, "postgres", 977, "poll", "do_epoll_wait", ("main",), waits_on=True),
+    Waits("postgres", 978, "postgres", 978, "lock", "futex_do_wait", ("ProcSleep", "main"), (300, 100), running_ms=50),
+    Waits("postgres", 979, "postgres", 979, "lock", "futex_do_wait", ("ProcSleep", "main"), (200,), 20, 10),
+    Waits("postgres", 979, "postgres", 979, "fsync", "jbd2_log_wait_commit", ("XLogFlush", "main"), (50,)),
+    Waits("psql", 500, "psql", 500, "net-recv", "tcp_recvmsg", ("pqWait", "main"), (350,)),
+    Waits("kworker/0:1", 51, "kworker/0:1", 51, "disk-write", "io_schedule", (), (30,)),
+    Waits("kworker/u8:2", 52, "kworker/u8:2", 52, "disk-write", "io_schedule", (), (20,)),
+    Waits("bank", 200, "teller", 201, "lock", "futex_do_wait", ("count_money", "main"), (100,)),
+)
+"""Per second 0.65 of postgres in two processes, a third of which is idle, 0.35 of psql, 0.10 of bank, and 0.05 of two
+kworkers."""
+SAID = {977: "postgres: 17/main: checkpointer", 978: "postgres: bench [local] UPDATE waiting"}
+
+
 FUTEX = 0x7F12_0000_4040
 STUCK = (
     Waits(
@@ -283,6 +298,8 @@ class ScriptedSource(LiveFeed):
         self._table = table
         self.ticks = ticks
         self._lost = lost or {}
+        self.titles: Mapping[int, str] = {}
+        """What processes say that they do from now on."""
         self.thinned = Thinned()
         """What it leaves out from now on."""
         self._error = error
@@ -456,6 +473,7 @@ class ScriptedSource(LiveFeed):
             mode=self._modes.get(seconds, self.mode),
             probe="exit",
             filters=self.filters,
+            titles=self.titles,
         )
 
     def _storms(self, seconds: int) -> dict[int, Storm]:

@@ -123,7 +123,7 @@ async def test_pool_is_one_row_and_enter_shows_its_threads() -> None:
 async def test_plus_and_minus_expand_and_collapse_pools() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "plus")
-        assert any("H lists threads" in line for line in screen(app))
+        assert any("H lists those" in line for line in screen(app))
         await pilot.press("enter", "plus")
         assert app.picture is not None and len(app.picture.rows.rows) == 6
         await pilot.press("minus")

@@ -60,7 +60,7 @@ async def test_processes_of_unknown_cgroup_have_a_row() -> None:
         assert line(app, "(unknown)").split()[1:3] == ["3", "1.00"]
         await pilot.press("tab", "p")
         assert app.view.pin is None
-        assert line(app, "p pins a process, thread or cgroup")
+        assert line(app, "p pins a program, process, thread or cgroup")
         await pilot.press("enter")
         assert app.view.filter.text == 'cgroup=""'
         assert [key for key, *_ in listed(app)] == [100, 200]

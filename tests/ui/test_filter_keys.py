@@ -239,7 +239,7 @@ async def test_too_long_user_name_is_refused() -> None:
 async def test_x_mutes_a_category_and_f_unmutes_it() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("X")
-        assert "X mutes the category, process, thread group or function under the cursor" in screen(app)
+        assert "X mutes the category, program, process, pool or function under the cursor" in screen(app)
         await pilot.press("down", "X")
         assert "muted cat=lock; the header counts it. f unmutes it, W saves it" in screen(app)
         assert categories(app) == {"net-recv": 1_000, "fsync": 1_000, "disk-read": 1_000}

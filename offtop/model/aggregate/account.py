@@ -77,6 +77,10 @@ class Accounts(NamedTuple):
     def of_process(self, pid: int) -> "Accounts":
         return self._rows(self.codes >> 32 == pid)
 
+    def of_processes(self, whom: Callable[[int], bool]) -> "Accounts":
+        pids, which = np.unique(self.codes >> 32, return_inverse=True)
+        return self._rows(np.array([whom(pid) for pid in pids.tolist()], np.bool_)[which])
+
     def _rows(self, rows: Mask) -> "Accounts":
         return Accounts(self.codes[rows], self.numbers[rows], self.through[rows], self.span_ns)
 
@@ -86,7 +90,7 @@ class Accounts(NamedTuple):
     def by_process(self) -> Mapping[int, Account]:
         return self._by(self.codes >> 32, int)
 
-    def by(self, code_of: Mapping[ThreadKey, tuple[int, int]]) -> Mapping[tuple[int, int], Account]:
+    def by(self, code_of: Mapping[tuple[int, ...], tuple[int, ...]]) -> Mapping[tuple[int, ...], Account]:
         """Group by what `code_of` has for a thread, and by thread if it has nothing."""
         codes = self.codes.copy()
         for row, code in enumerate(self.codes.tolist()):

@@ -192,7 +192,9 @@ class BaselineTable(Generic[B]):
             name, exact = name_of(key), key_of(key)
             was_name, members = self._by_key.get(exact, (None, ())) if exact is not None else (None, ())
             if members and was_name == name:
-                before[key] = self._cached((exact,), members, 1)
+                left = [one for one in members if one not in taken]  # a pinned row may have taken one of them
+                about = (exact,) if len(left) == len(members) else (exact, tuple(left))
+                before[key] = self._cached(about, left, 1)
                 taken.update(members)
             else:
                 others.setdefault(name, []).append(key)

@@ -23,6 +23,7 @@ import numpy as np
 
 from offtop.errors import UsageError
 from offtop.model.aggregate.pool import Pool, parts
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import Row, process_name, thread_name
 from offtop.model.aggregate.waker_rows import WITHOUT_WAKE, WakerKey, codes, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
@@ -257,6 +258,14 @@ class Filter:
 
 NOTHING = Filter("")
 """Chooses everything."""
+
+
+def of_program(program: Program) -> Filter:
+    """Return a filter for the processes of one program; its text can be parsed."""
+    name = program.kind or program.name
+    pattern = re.compile(f"{re.escape(name)}.") if program.kind else _exactly(name)
+    text = f"proc={quoted(name)}*" if program.kind else f"proc={quoted(name)}"
+    return Filter(text, (Text("proc", pattern, False),))
 
 
 def of_pool(pool: Pool) -> Filter:

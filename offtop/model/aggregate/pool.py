@@ -8,15 +8,14 @@ the same thing, which is a convoy.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from offtop.model.aggregate.folding import Folding
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import PLACELESS
-from offtop.model.windows.breakdown import Added, total
-from offtop.model.windows.stuck import Age
 
 LEAST_MEMBERS = 4
 """Fewer threads are shown one by one."""
@@ -70,44 +69,10 @@ def parts(shared: str) -> list[str]:
     return found
 
 
-class Folding:
-    """Which threads are in which pool. In tables by thread a pool is (pid, a negative number)."""
-
-    def __init__(self, members: Mapping[Pool, Collection[ThreadKey]]) -> None:
-        self.pools: dict[tuple[int, ...], Pool] = {(pool.pid, -n): pool for n, pool in enumerate(members, 1)}
-        self.sizes: dict[Pool, int] = {pool: len(keys) for pool, keys in members.items()}
-        self.code_of: dict[ThreadKey, tuple[int, int]] = {
-            key: (pool.pid, -n) for n, (pool, keys) in enumerate(members.items(), 1) for key in keys
-        }
-
-    def code(self, pool: Pool) -> tuple[int, ...] | None:
-        return next((code for code, one in self.pools.items() if one == pool), None)
-
-    def pool_of(self, key: ThreadKey) -> Pool | None:
-        code = self.code_of.get(key)
-        return None if code is None else self.pools[code]
-
-    def folded(self, table: Mapping[tuple[int, ...], Added]) -> dict[tuple[int, ...], Added]:
-        """Return `table` by thread, with the threads of each pool summed up."""
-        parts: dict[tuple[int, ...], list[Added]] = {}
-        for key, part in table.items():
-            parts.setdefault(self.code_of.get(ThreadKey(*key), key), []).append(part)
-        return {key: total(some) if len(some) > 1 else some[0] for key, some in parts.items()}
-
-    def oldest(self, ages: Mapping[ThreadKey, Age]) -> dict[tuple[int, ...], Age]:
-        """Return the oldest wait in progress of each row."""
-        found: dict[tuple[int, ...], Age] = {}
-        for key, age in ages.items():
-            row = self.code_of.get(key, key)
-            found[row] = max(found.get(row, age), age)
-        return found
-
-
-UNFOLDED = Folding({})
-
-
-def folding(threads: Iterable[ThreadKey], catalog: Catalog) -> Folding:
-    return Folding(pools(threads, catalog))
+def folding(threads: Iterable[ThreadKey], catalog: Catalog) -> Folding[tuple[int, ...], Pool]:
+    """Fold threads by pool. In tables by thread a pool is (pid, a negative number)."""
+    members = pools(threads, catalog)
+    return Folding({(pool.pid, -n): pool for n, pool in enumerate(members, 1)}, members)
 
 
 def pools(threads: Iterable[ThreadKey], catalog: Catalog, least: int = LEAST_MEMBERS) -> dict[Pool, list[ThreadKey]]:

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, Change, Compare, Compared, summed
-from offtop.model.aggregate.pool import NO_CONVOY, UNFOLDED, Convoy, Folding, Pool
+from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.pool import NO_CONVOY, Convoy, Pool
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason, Rule
 from offtop.model.values import histogram as log2
@@ -37,9 +40,9 @@ NOWHERE = SiteKey(0, 0, 0, 0)
 NO_CGROUP = "?"
 """Stands for the cgroup of processes whose cgroup is not known yet; paths begin with `/`."""
 
-Key = str | int | ThreadKey | Pool | Place | WakerKey | Object | Reason | BaselineOnly
-"""What a row is about: category id or cgroup path, pid, thread, pool, place, waker, object, cause, or something that
-only the baseline has."""
+Key = str | int | Program | ThreadKey | Pool | Place | WakerKey | Object | Reason | BaselineOnly
+"""What a row is about: category id or cgroup path, pid, program, thread, pool, place, waker, object, cause, or
+something that only the baseline has."""
 K = TypeVar("K")
 G = TypeVar("G", WakerKey, Object, Reason)
 
@@ -55,7 +58,11 @@ class Row(NamedTuple):
     whole_ns: int = 0
     """Time of all rows of the table, including elided ones; `share_pct` refers to it."""
     threads: int = 0
-    """Threads of a process or pool that have ever waited; processes of a cgroup."""
+    """Threads of a process, program or pool that have ever waited; processes of a cgroup."""
+    processes: int = 0
+    """For a program: how many of its processes exist, or waited in the span."""
+    title: str = ""
+    """For a process: what it says that it does, `postgres: bench [local] idle`, if it writes that. Raw."""
     process: str = ""
     """Raw process name, for a thread."""
     idle: bool = False
@@ -74,7 +81,7 @@ class Row(NamedTuple):
     storm: Storm = NO_STORM
     """For a waker: its bursts of wakeups."""
     top: SiteKey = NOWHERE
-    """For a cgroup, process or thread: where it last waited longest (breakdown.tops)."""
+    """For a cgroup, program, process or thread: where it last waited longest (breakdown.tops)."""
     holder: Holder = NO_HOLDER
     """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None
@@ -291,6 +298,8 @@ def _number(key: Any) -> Any:
         return not key.pid, key.pid, key.tid, key.name
     if isinstance(key, Object):
         return not key.pid, key.pid, key.name
+    if isinstance(key, int):
+        return abs(key)  # a program by its lowest PID
     return (True, 0, key.name) if isinstance(key, Reason) else key
 
 
@@ -332,28 +341,43 @@ def process_rows(
     order: Order = BY_WAITING,
     *,
     threads: Mapping[int, int] | None = None,
+    titles: Mapping[int, str] | None = None,
     pinned: Sequence[int] = (),
     lifetime: Breakdown | None = None,
     keep: int | None = None,
     now: Mapping[int, Age] | None = None,
     accounts: Mapping[int, Account] | None = None,
+    folding: Folding[int, Program] = UNFOLDED,
 ) -> Ranking:
-    """Return a row for each process with time in `scope`. `threads`: pid → how many it has."""
-    counts = threads or {}
+    """Return a row for each process with time in `scope`, or for each program that `folding` has.
 
-    def row_of(pid: int, part: Part) -> Row:
-        return Row(pid, process_name(pid, catalog), one.span_ns, part, threads=counts.get(pid, 0))
+    `threads`: pid → how many it has; `titles`: pid → what it says that it does. `pinned` and `keep` are keys in a
+    folded table.
+    """
+    counts, said = folding.merged(threads or {}, add), titles or {}
+
+    def row_of(key: int, part: Part) -> Row:
+        program = folding.groups.get(key)
+        if program is not None:
+            processes = folding.sizes[program]
+            return Row(program, program.name, one.span_ns, part, threads=counts.get(key, 0), processes=processes)
+        name = process_name(key, catalog)
+        return Row(key, name, one.span_ns, part, threads=counts.get(key, 0), title=said.get(key, ""))
+
+    def name_of(key: int) -> str:
+        program = folding.groups.get(key)
+        return program.name if program is not None else said.get(key) or process_name(key, catalog)
 
     return ranked(
-        by_process(one, scope),
+        folding.folded(by_process(one, scope)),
         order,
         row_of,
-        name_of=lambda pid: process_name(pid, catalog),
+        name_of=name_of,
         pinned=pinned,
-        lifetime=None if lifetime is None else by_process(lifetime, scope),
+        lifetime=None if lifetime is None else folding.folded(by_process(lifetime, scope)),
         keep=keep,
-        now=now,
-        accounts=accounts,
+        now=None if now is None else folding.oldest(now),
+        accounts=None if accounts is None else folding.merged(accounts, Account.plus),
     )
 
 
@@ -417,10 +441,10 @@ def thread_rows(
     keep: ThreadKey | Pool | None = None,
     now: Mapping[ThreadKey, Age] | None = None,
     accounts: Mapping[tuple[int, ...], Account] | None = None,
-    folding: Folding = UNFOLDED,
+    folding: Folding[tuple[int, ...], Pool] = UNFOLDED,
 ) -> Ranking:
     """Return a row for each thread or pool of `table` (breakdown.by_thread, or a sum of several)."""
-    pools = folding.pools
+    pools = folding.groups
 
     def row_of(key: tuple[int, ...], part: Part) -> Row:
         pool = pools.get(key)

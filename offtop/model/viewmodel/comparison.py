@@ -5,6 +5,7 @@ baseline are still valid, otherwise by name.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import LEAST, BaselineOnly, BaselineRow, BaselineTable, Compare, before_of
 from offtop.model.aggregate.filter import Filter, of_reason
 from offtop.model.aggregate.pool import Pool, family
+from offtop.model.aggregate.program import Program, program_name
 from offtop.model.aggregate.rows import cgroup_name, cgroup_of, process_name, wake_name
 from offtop.model.aggregate.scope_text import counted_otherwise
 from offtop.model.aggregate.selection import through
@@ -93,6 +95,8 @@ class Comparison:
             self._matching_list = self._matching_panes = self._of_pool(view.pool, now)
         elif view.pid is not None:
             self._matching_list = self._matching_panes = self._of_process(view.pid, now)
+        elif view.program is not None:
+            self._matching_list = self._matching_panes = self._of_program(view.program)
         if view.thread is not None:
             self._matching_panes = self._of_thread(view.thread, now)
         woken = view.waker, view.object
@@ -143,10 +147,14 @@ class Comparison:
             ),
         )
 
-    def listed(self, pools: Mapping[tuple[int, ...], Pool]) -> Compare | None:
+    def listed(
+        self,
+        pools: Mapping[tuple[int, ...], Pool] = MappingProxyType({}),
+        programs: Mapping[int, Program] = MappingProxyType({}),
+    ) -> Compare | None:
         """Return the comparison of the list, None if there is none.
 
-        `pools` are the rows that stand for several threads.
+        `pools` and `programs` are the rows that stand for several threads or processes.
         """
         view, catalog, baseline_catalog = self._view, self._now.catalog, self._catalog
         if self.why_uncompared or view.lists_account:
@@ -191,10 +199,18 @@ class Comparison:
             was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
             return self._compare(was, _identity, _cgroup)
         was = self._baseline_table(
-            "processes", scope, _by_process, lambda pid: BaselineOnly(process_name(pid, baseline_catalog))
+            "processes", scope, _by_process, _process_of(baseline_catalog), _programs_of(baseline_catalog)
         )
+
+        def key_of_row(key: int) -> Hashable:
+            return programs[key] if key in programs else self._key_if_valid(key)
+
+        of_process = _process_of(catalog)
         return self._compare(
-            was, self._key_if_valid, lambda pid: BaselineOnly(process_name(pid, catalog)), self._now.every_pid
+            was,
+            key_of_row,
+            lambda key: _name_of_program(programs[key]) if key in programs else of_process(key),
+            self._now.every_pid,
         )
 
     def _compare(
@@ -342,6 +358,10 @@ class Comparison:
         was = {key.pid: process_name(key.pid, self._catalog) for key in self.baseline.threads}
         pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.catalog), now.pids, now.every_pid)
         return _Matching(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
+
+    def _of_program(self, program: Program) -> _Matching:
+        those = (key for key in self.baseline.threads if program.holds(key.pid, self._catalog))
+        return _Matching(frozenset(those))
 
     def _of_pool(self, pool: Pool, now: Now) -> _Matching:
         threads, share = self._of_process(pool.pid, now)
@@ -491,6 +511,24 @@ def _thread_of(catalog: Catalog) -> Callable[[tuple[int, ...]], BaselineOnly]:
         return BaselineOnly(catalog.comm(thread), process_name(thread.pid, catalog))
 
     return name_of
+
+
+def _process_of(catalog: Catalog) -> Callable[[int], BaselineOnly]:
+    return lambda pid: BaselineOnly(process_name(pid, catalog))
+
+
+def _programs_of(catalog: Catalog) -> Callable[[int], Sequence[tuple[Hashable, Hashable]]]:
+    """Return the program that a process may be in, with its name."""
+
+    def groups(pid: int) -> Sequence[tuple[Hashable, Hashable]]:
+        program = Program(program_name(catalog.process(pid)))
+        return ((program, _name_of_program(program)),)
+
+    return groups
+
+
+def _name_of_program(program: Program) -> Hashable:
+    return "program", program.name
 
 
 def _pools_of(catalog: Catalog) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import STORM_OF, Key
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
@@ -46,7 +47,8 @@ def at_row(view: View, key: Key) -> View:
 def entered(view: View, key: Key | None) -> View:
     """Go one level down from row `key`.
 
-    The levels are the categories, the list, a cgroup, a process, a thread, its tree, a branch of that, its site.
+    The levels are the categories, the list, a cgroup, a program, a process, a thread, its tree, a branch of that, its
+    site.
     """
     if view.focus == CATEGORIES:
         return replace(view, focus=LIST)
@@ -60,6 +62,8 @@ def entered(view: View, key: Key | None) -> View:
         return into(view, "object", object=key, cursor=None) if key.kind else view
     if view.focus == LIST and isinstance(key, Reason):
         return into(view, "reason", reason=key, cursor=None)
+    if view.focus == LIST and isinstance(key, Program):
+        return into(view, "program", program=key, cursor=None)
     if view.focus == LIST and isinstance(key, Pool):
         return into(view, "pool", pool=key, cursor=None)
     if view.focus == LIST and isinstance(key, str):
@@ -111,6 +115,8 @@ def left(view: View) -> View:
             return out_of(view, "reason", reason=None, cursor=view.reason, focus=LIST)
         case "pool":
             return out_of(view, "pool", pool=None, cursor=view.pool, focus=LIST)
+        case "program":
+            return out_of(view, "program", program=None, cursor=view.program, focus=LIST)
         case "pid":
             cursor = ThreadKey(view.pid or 0, view.pid or 0) if view.threads else view.pid
             return out_of(view, "pid", pid=None, cursor=cursor, focus=LIST)
@@ -166,11 +172,12 @@ def cgroups_or_not(view: View) -> View:
     """List containers, units and other cgroups, or what was listed before."""
     if view.group is not None:
         return _out_of_group(view, *view.group)
-    return _listing(view, threads=view.threads, cgroups=not view.lists_cgroups)
+    return _listing(replace(view, program=None), threads=view.threads, cgroups=not view.lists_cgroups)
 
 
 def _out_of_group(view: View, path: str, before: Filter) -> View:
-    return replace(_listing(filtered(view, before), threads=False, cgroups=True), cursor=path)
+    above = replace(filtered(view, before), program=None)
+    return replace(_listing(above, threads=False, cgroups=True), cursor=path)
 
 
 def _listing(view: View, threads: bool, cgroups: bool) -> View:
@@ -190,6 +197,11 @@ def _without_object_lists(view: View) -> dict[str, bool]:
 def folded_or_not(view: View, unfolded: bool) -> View:
     """List the threads of pools one by one, or each pool as one row."""
     return replace(view, unfolded=unfolded) if view.unfolded != unfolded else view
+
+
+def programs_or_processes(view: View, programs: bool) -> View:
+    """List each program of several processes as one row, or all processes one by one."""
+    return replace(view, programs=programs) if view.programs != programs else view
 
 
 def account_or_not(view: View) -> View:

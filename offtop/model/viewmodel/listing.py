@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.aggregate.pool import LEAST_CONVOY, UNFOLDED, Convoy, Folding, Pool, convoys, folding
+from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.pool import LEAST_CONVOY, Convoy, Pool, convoys, folding
+from offtop.model.aggregate.program import Program, program_folding
 from offtop.model.aggregate.rows import (
     NOWHERE,
     Key,
@@ -58,7 +60,6 @@ from offtop.model.windows.breakdown import (
     by_thread,
     sites_of,
     top_of_groups,
-    top_of_processes,
     top_of_threads,
     total,
 )
@@ -118,13 +119,22 @@ class ListedRows(NamedTuple):
 NOTHING_LISTED = ListedRows(Ranking(), 0, 0)
 
 
+class Folded(NamedTuple):
+    """What the list shows as one row."""
+
+    pools: Folding[tuple[int, ...], Pool] = UNFOLDED
+    """In a list of threads."""
+    programs: Folding[int, Program] = UNFOLDED
+    """In a list of processes."""
+
+
 class Listing:
     """Makes the list of a picture; caches only what makes the next one cheap."""
 
     def __init__(self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
         self._cause_finder = cause_finder
-        self._folding: tuple[object, object, Folding] | None = None
+        self._pools: tuple[object, object, Folding[tuple[int, ...], Pool]] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
     def of(self, scene: Scene, room: int) -> ListedRows:
@@ -133,22 +143,21 @@ class Listing:
         `room` is the number of visible rows, including the one that sums up the rest.
         """
         view = scene.view
-        made = self._folded(scene) if view.lists_threads else UNFOLDED
+        made = Folded(self._folded_pools(scene), _folded_programs(scene))
         rows = self._rows(scene, made)
         if view.filter.chooses_rows:
             rows = kept_rows(rows, view.filter.keeps, _ROWS)
         if view.lists_wakers:
             rows = rows._replace(rows=(*_storms(scene, rows), *rows.rows))
         room = max(1, room - (rows.elided is not None))
-        on = view.thread if view.thread and view.lists_sleepers else view.cursor
-        cursor = next((i for i, row in enumerate(rows.rows) if row.key == on), 0)
+        cursor = _cursor_row(scene, made, rows)
         first = min(max(0, cursor - room // 2), max(0, len(rows.rows) - room))
         seen = rows.rows[first : first + room]
         seen = _with_tops(seen, scene, made, self._cause_finder)
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         return ListedRows(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
-    def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folding) -> list[Row]:
+    def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folded) -> list[Row]:
         """Add to each row the rule for the place where it waited."""
         if not scene.view.lists_sleepers:
             return [*seen]
@@ -168,7 +177,7 @@ class Listing:
         of_convoy = self._cause_finder.rule_of(row.convoy.site, catalog) if row.convoy.waiting else None
         return of_convoy or (None if is_short else self._cause_finder.rule_of(row.top, catalog))
 
-    def _short(self, scene: Scene, made: Folding) -> Mapping[Key, Added]:
+    def _short(self, scene: Scene, made: Folded) -> Mapping[Key, Added]:
         """Return the time of each row in waits below the minimum."""
         filter_cache, scope = scene.filter_cache, scene.scope
         if not scope.holds(Leaf(SHORT)):
@@ -182,25 +191,25 @@ class Listing:
                 scene.ticks,
                 scene.moved,
             )
-            return {made.pools.get(key, ThreadKey(*key)): part for key, part in made.folded(table).items()}
+            folded = made.pools.folded(table)
+            return {made.pools.groups.get(key, ThreadKey(*key)): part for key, part in folded.items()}
         parts = by_process(scene.breakdown, only)
         if not scene.view.lists_cgroups:
-            return {**parts}
+            return {made.programs.groups.get(key, key): part for key, part in made.programs.folded(parts).items()}
         of_cgroups: dict[Key, Added] = {}
         for pid, part in parts.items():
             path = cgroup_of(pid, scene.catalog)
             of_cgroups[path] = total((of_cgroups.get(path, NO_PART), part))
         return of_cgroups
 
-    def _rows(self, scene: Scene, made: Folding) -> Ranking:
+    def _rows(self, scene: Scene, made: Folded) -> Ranking:
         view, scope, catalog = scene.view, scene.scope, scene.catalog
-        own = view.group[1] if view.group is not None else view.filter
         order = Order(
             view.list_sort,
             view.reverse,
             _EVERY_ROW if view.filter.chooses_rows else _ROWS,
-            only_waiters=bool(own.chooses_waits or view.user or view.muted),
-            compare=scene.comparison.listed(made.pools) if scene.comparison else None,
+            only_waiters=_is_filtered(view),
+            compare=scene.comparison.listed(made.pools.groups, made.programs.groups) if scene.comparison else None,
         )
         if not view.lists_sleepers:
             return self._wakes(scene, order)
@@ -222,8 +231,8 @@ class Listing:
                 lifetime=by_thread(scene.filter_cache.shares(scene.ever), scope) if scene.ever else None,
                 keep=view.thread or (view.cursor if isinstance(view.cursor, ThreadKey | Pool) else None),
                 now=stuck.by_thread(scene.stuck.in_scope(scope)),
-                accounts=accounts.by(made.code_of) if accounts else None,
-                folding=made,
+                accounts=accounts.by(made.pools.code_of) if accounts else None,
+                folding=made.pools,
             )
         in_progress = scene.stuck.in_scope(scope)
         accounts = accounts.by_process() if accounts else None
@@ -241,18 +250,20 @@ class Listing:
                 now=stuck.by_cgroup(in_progress, lambda pid: cgroup_of(pid, catalog)),
                 accounts=accounts,
             )
-        pid = view.pin.pid if isinstance(view.pin, ThreadKey) else view.pin
+        keep = made.programs.code(view.cursor) if isinstance(view.cursor, Program) else view.cursor
         return process_rows(
             scene.breakdown,
             scope,
             catalog,
             order,
             threads=scene.threads_of,
-            pinned=[pid] if isinstance(pid, int) else [],
+            titles=scene.newest.header.titles,
+            pinned=_pinned_processes(scene, made.programs),
             lifetime=lifetime,
-            keep=view.cursor if isinstance(view.cursor, int) else None,
+            keep=made.programs.code_of.get(keep, keep) if isinstance(keep, int) else None,
             now=stuck.by_process(in_progress),
             accounts=accounts,
+            folding=made.programs,
         )
 
     def _wakes(self, scene: Scene, order: Order) -> Ranking:
@@ -289,20 +300,20 @@ class Listing:
         waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.ticks), ages)
         return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
-    def _folded(self, scene: Scene) -> Folding:
+    def _folded_pools(self, scene: Scene) -> Folding[tuple[int, ...], Pool]:
         """Return which threads of the list are shown as pools."""
         view, pin = scene.view, _pinned_thread(scene.view)
-        if view.unfolded or view.pool is not None or view.thread is not None:
+        if not view.lists_threads or view.unfolded or view.pool is not None or view.thread is not None:
             return UNFOLDED
-        known, key = self._folding, (pin, view.pid)
+        known, key = self._pools, (pin, view.pid)
         if known is None or known[0] is not scene.threads or known[1] != key:  # new threads may bring new names
             wanted_wakers = sorted(one for one in scene.threads if one != pin and view.pid in (None, one.pid))
             made = folding(wanted_wakers, scene.catalog)
             is_one_row = view.pid is not None and [*made.sizes.values()] == [len(wanted_wakers)]
-            known = self._folding = scene.threads, key, UNFOLDED if is_one_row else made
+            known = self._pools = scene.threads, key, UNFOLDED if is_one_row else made
         return known[2]
 
-    def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folding) -> Sequence[Row]:
+    def _with_convoys(self, seen: Sequence[Row], scene: Scene, made: Folded) -> Sequence[Row]:
         """Add to rows of many threads how many of these wait for the same thing now.
 
         Now is the end of the newest tick.
@@ -323,7 +334,7 @@ class Listing:
         ]
 
     def _found_convoys(
-        self, scene: Scene, made: Folding, sizes: Mapping[int | Pool, int]
+        self, scene: Scene, made: Folded, sizes: Mapping[int | Pool, int]
     ) -> Mapping[int | Pool, Convoy]:
         """`sizes`: key → how many threads it has."""
         newest, is_of_threads = scene.newest, scene.view.lists_threads
@@ -331,7 +342,7 @@ class Listing:
         at_once = scene.filter_cache.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
 
         def key_of(thread: ThreadKey) -> int | Pool | None:
-            key = made.pool_of(thread) if is_of_threads else thread.pid
+            key = made.pools.group_of(thread) if is_of_threads else thread.pid
             return key if key in sizes else None
 
         return convoys(at_once.waits, key_of, sizes, scene.catalog)
@@ -361,7 +372,7 @@ def _grouped(
     order: Order,
     key_of: KeyOf[G],
     cursor: Key | None,
-    pin: str | int | ThreadKey | None = None,
+    pin: str | int | Program | ThreadKey | None = None,
     *,
     last: Collection[G],
 ) -> Ranking:
@@ -379,7 +390,7 @@ def _grouped(
     )
 
 
-def _is_pinned(key: WakerKey, pin: str | int | ThreadKey | None) -> bool:
+def _is_pinned(key: WakerKey, pin: str | int | Program | ThreadKey | None) -> bool:
     return bool(key.pid) and pin == (ThreadKey(key.pid, key.tid) if key.tid else key.pid)
 
 
@@ -388,13 +399,63 @@ def _pinned_thread(view: View) -> ThreadKey | None:
     return pin if isinstance(pin, ThreadKey) and view.pid in (None, pin.pid) else None
 
 
-def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, cause_finder: CauseFinder) -> Sequence[Row]:
+def _is_filtered(view: View) -> bool:
+    """Return whether the list leaves out processes that wait, apart from those outside of the selection."""
+    own = view.group[1] if view.group is not None else view.filter
+    return bool(own.chooses_waits or view.user or view.muted)
+
+
+def _folded_programs(scene: Scene) -> Folding[int, Program]:
+    """Return which processes of the list are shown as programs."""
+    view, scope = scene.view, scene.scope
+    if not view.lists_programs:
+        return UNFOLDED
+    some = (by_pid for leaf, by_pid in scene.breakdown.processes.items() if scope.holds(leaf))
+    pids = set[int]().union(*some)
+    if view.group is None and not _is_filtered(view):
+        pids.update(scene.threads_of)
+    pinned = _pinned_pids(scene)
+    pids = pids.union(pinned) if isinstance(view.pin, Program) else pids.difference(pinned)
+    return program_folding(pids, scene.catalog)
+
+
+def _pinned_processes(scene: Scene, programs: Folding[int, Program]) -> list[int]:
+    """Return the keys of the pinned rows in a list of processes."""
+    pids = _pinned_pids(scene)
+    return [*dict.fromkeys(programs.code_of.get(pid, pid) for pid in pids)]
+
+
+def _pinned_pids(scene: Scene) -> list[int]:
+    """Return the processes that are pinned, of those that the selection has; inside of a pinned program, none."""
+    pin, inside, catalog = scene.view.pin, scene.view.program, scene.catalog
+    if isinstance(pin, Program):
+        return sorted(pid for pid in scene.threads_of if pin.holds(pid, catalog)) if inside is None else []
+    pid = pin.pid if isinstance(pin, ThreadKey) else pin
+    return [pid] if isinstance(pid, int) and (inside is None or inside.holds(pid, catalog)) else []
+
+
+def _cursor_row(scene: Scene, made: Folded, rows: Ranking) -> int:
+    """Return the row under the cursor: for a process that has none, that of its program, and the other way round."""
+    view = scene.view
+    on = view.thread if view.thread and view.lists_sleepers else view.cursor
+    if isinstance(on, int):
+        on = made.programs.group_of(on) or on
+    found = next((i for i, row in enumerate(rows.rows) if row.key == on), None)
+    if found is None and isinstance(on, Program) and view.lists_processes:
+        processes = (
+            i for i, row in enumerate(rows.rows) if isinstance(row.key, int) and on.holds(row.key, scene.catalog)
+        )
+        found = next(processes, None)
+    return found or 0
+
+
+def _with_tops(seen: Sequence[Row], scene: Scene, made: Folded, cause_finder: CauseFinder) -> Sequence[Row]:
     """Add to each row where it waited longest, from the newest of the last ticks that has it."""
     filter_cache, scope, view = scene.filter_cache, scene.scope, scene.view
     if not view.lists_sleepers:
         return _with_top_wakes(seen, scene, cause_finder)
-    missing = {row.key for row in seen if isinstance(row.key, str | int | ThreadKey | Pool)}
-    found: dict[str | int | ThreadKey | Pool, SiteKey] = {}
+    missing = {row.key for row in seen if isinstance(row.key, str | int | Program | ThreadKey | Pool)}
+    found: dict[str | int | Program | ThreadKey | Pool, SiteKey] = {}
     for tick in scene.ticks[: -_LOOKED_UP_TICKS - 1 : -1]:
         if not missing:
             break
@@ -403,20 +464,22 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folding, cause_finder: C
         if of_threads:
             found |= top_of_threads(filter_cache.shares(tick), scope, of_threads)
         if of_pools:
-            found |= _tops_of_pools(of_pools, filter_cache.shares(tick).in_scope(scope), made)
+            found |= _tops_of_pools(of_pools, filter_cache.shares(tick).in_scope(scope), made.pools)
         if view.lists_cgroups:
             taken, catalog = filter_cache.taken(tick).breakdown, tick.header.catalog
             pids = {pid for by_pid in taken.tops.values() for pid in by_pid}
             group_of = {pid: path for pid in pids if (path := cgroup_of(pid, catalog)) in missing}
             found |= top_of_groups(taken, scope, group_of)
         elif not view.lists_threads:
-            found |= top_of_processes(
-                filter_cache.taken(tick).breakdown, scope, {key for key in missing if isinstance(key, int)}
-            )
+            row_of: dict[int, int | Program] = {key: key for key in missing if isinstance(key, int)}
+            for key in missing:
+                if isinstance(key, Program):
+                    row_of |= dict.fromkeys(made.programs.members[key], key)
+            found |= top_of_groups(filter_cache.taken(tick).breakdown, scope, row_of)
         missing -= found.keys()
     return [
         row._replace(top=found[row.key])
-        if isinstance(row.key, str | int | ThreadKey | Pool) and row.key in found
+        if isinstance(row.key, str | int | Program | ThreadKey | Pool) and row.key in found
         else row
         for row in seen
     ]
@@ -446,13 +509,13 @@ def _with_top_wakes(seen: Sequence[Row], scene: Scene, cause_finder: CauseFinder
     return [row._replace(top=found.get(row.key, NOWHERE), holder=holders.get(row.key, NO_HOLDER)) for row in seen]
 
 
-def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding) -> dict[Pool, SiteKey]:
+def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding[tuple[int, ...], Pool]) -> dict[Pool, SiteKey]:
     """Return where the threads of each pool waited most, in the window of `some`."""
     pools = [*wanted]
     number = {pool: n for n, pool in enumerate(pools)}
     _, first, which = np.unique(thread_codes(some.ids), return_index=True, return_inverse=True)
     threads = map(ThreadKey._make, some.ids[first, :2].tolist())
-    found = [number.get(pool, -1) if (pool := made.pool_of(key)) else -1 for key in threads]
+    found = [number.get(pool, -1) if (pool := made.group_of(key)) else -1 for key in threads]
     numbers = np.array(found, np.int64)[which]
     return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
 

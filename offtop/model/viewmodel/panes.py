@@ -84,15 +84,26 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
     """Select the outlier's thread in all panes."""
     view = replace(off_cpu_panes(view), outliers=OutliersView(one), category=category)
     if key is None:
-        return about(view, thread=None, pid=None, pool=None, cursor=None, focus=CATEGORIES)
-    view = about(view, pid=key.pid, pool=None, object=None, reason=None, wakers=(), cursor=key)
+        return about(view, thread=None, pid=None, program=None, pool=None, cursor=None, focus=CATEGORIES)
+    view = about(view, pid=key.pid, program=None, pool=None, object=None, reason=None, wakers=(), cursor=key)
     return into(view, "thread", thread=key, cursor=key, focus=TREE)
 
 
 def around_hop(view: View, key: ThreadKey) -> View:
     """Select a thread in all panes; with tid 0, its process."""
     view = replace(off_cpu_panes(view), category=ALL)
-    view = about(view, pid=None, thread=None, pool=None, object=None, reason=None, wakers=(), cursor=None, way=())
+    view = about(
+        view,
+        pid=None,
+        program=None,
+        thread=None,
+        pool=None,
+        object=None,
+        reason=None,
+        wakers=(),
+        cursor=None,
+        way=(),
+    )
     view = into(view, "pid", pid=key.pid, cursor=None, focus=LIST)
     return into(view, "thread", thread=key, cursor=key, focus=TREE) if key.tid else view
 

@@ -9,7 +9,16 @@ from offtop.model.aggregate import icicle as icicles
 from offtop.model.aggregate import steps
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineRow
-from offtop.model.aggregate.filter import Filter, of_object, of_pool, of_reason, of_waker, parse, quoted
+from offtop.model.aggregate.filter import (
+    Filter,
+    of_object,
+    of_pool,
+    of_program,
+    of_reason,
+    of_waker,
+    parse,
+    quoted,
+)
 from offtop.model.aggregate.icicle import Icicle
 from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
@@ -186,7 +195,7 @@ class Picture:
     stuck: StuckPicture
     outliers: OutliersPicture
     account: AccountPicture | None
-    """Of the selected process, pool or thread."""
+    """Of the selected program, process, pool or thread."""
     account_lines: int
     """How many lines of the list it takes."""
     unexplained_pct: float
@@ -443,10 +452,11 @@ class Pictures:
     def _all_of_selection(
         self, view: View, filter_cache: FilterCache, ticks: Sequence[HistoryTick], chosen: Parts
     ) -> Parts:
-        """Return the time of the selected process or thread by leaf, without filters and mutes."""
-        own = (of_pool(view.pool),) if view.pool else ()
+        """Return the time of the selected program, process or thread by leaf, without filters and mutes."""
+        own = (of_pool(view.pool),) if view.pool else (of_program(view.program),) if view.program else ()
         selection = filter_cache.selection._replace(filters=own, muted=(), path=())
-        if view.subject_ids[0] is None or selection == filter_cache.selection:
+        is_whole = view.subject_ids[0] is None and view.program is None
+        if is_whole or selection == filter_cache.selection:
             return chosen
         if self._unfiltered is None or self._unfiltered.selection != selection:
             self._unfiltered = FilterCache(selection, self._cause_finder)
@@ -472,6 +482,7 @@ class Pictures:
     def _filter_cache_of(self, view: View, newest: HistoryTick) -> FilterCache:
         chosen = (
             *(view.filter, _user_filter(view.user)),
+            *([of_program(view.program)] if view.program else []),
             *([of_pool(view.pool)] if view.pool else []),
             *([of_waker(view.waker)] if view.waker else []),
             *([of_object(view.object)] if view.object else []),

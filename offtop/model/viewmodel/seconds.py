@@ -15,6 +15,7 @@ from offtop.model.aggregate.account import (
 )
 from offtop.model.aggregate.budget import Budget, budget
 from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_of
 from offtop.model.aggregate.selection import Parts
 from offtop.model.values.catalog import Catalog
@@ -27,7 +28,7 @@ from offtop.model.windows.window import machine_over
 
 @dataclass(frozen=True, slots=True)
 class AccountPicture:
-    """Where the time of the selection went: a process, a pool or a thread."""
+    """Where the time of the selection went: a program, a process, a pool or a thread."""
 
     account: Account
     parts: Sequence[tuple[Leaf, int]]
@@ -63,18 +64,22 @@ class Seconds:
 
         `parts` is all its time.
         """
-        pid, tid = view.subject_ids
-        if pid is None:
+        (pid, tid), program = view.subject_ids, view.program
+        if pid is None and program is None:
             return None
         every, catalog = self.of_all(ticks), ticks[-1].header.catalog
         pool = view.pool if tid is None else None
-        account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
+        if pid is None and program is not None:
+            account = _of_program(every, program, catalog).of(None)
+        else:
+            account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
         machine, filters = machine_over([tick.header for tick in ticks]), ticks[-1].header.filters
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
         times = blocked(parts)
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
         is_known = machine.cpus > 0 or ticks[-1].header.sampling is not None
-        check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_known and tid is None else None
+        is_checked = is_known and tid is None
+        check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_checked and pid is not None else None
         return AccountPicture(account, times, left, is_known, check)
 
     def of_list(self, view: View, ticks: Sequence[HistoryTick]) -> Accounts | None:
@@ -87,6 +92,8 @@ class Seconds:
             return every.only(lambda key: pool.holds(key, catalog))
         if pid is not None:
             return every.of_process(pid)
+        if view.program is not None:
+            every = _of_program(every, view.program, catalog)
         return every if group is None else every.only(lambda key: cgroup_of(key.pid, catalog) == group[0])
 
     def unexplained_pct(self, newest: HistoryTick) -> float:
@@ -98,6 +105,10 @@ class Seconds:
         if not machine.cpus or not _is_all(newest.header.filters):
             return 0.0
         return unexplained_pct(self.of_all([newest], "newest", whole=False), machine)
+
+
+def _of_program(every: Accounts, program: Program, catalog: Catalog) -> Accounts:
+    return every.of_processes(lambda pid: program.holds(pid, catalog))
 
 
 def _of_pool(every: Accounts, pool: Pool, catalog: Catalog) -> Account:

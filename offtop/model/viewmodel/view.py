@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from offtop.model.aggregate.budget import Rate
 from offtop.model.aggregate.filter import NOTHING, Filter, exactly
 from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import ACCOUNT_SORTS, CHANGE, NO_CGROUP, SORTS, WAITING, Key
 from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.aggregate.waker_rows import WakerKey
@@ -107,6 +108,8 @@ class View:
     """One of SPANS_NS."""
     category: str = ALL
     """Category under the cursor; the other panes show it."""
+    program: Program | None = None
+    """Selected program; all panes show its processes."""
     pid: int | None = None
     """Selected process."""
     pool: Pool | None = None
@@ -137,6 +140,8 @@ class View:
     """Whether the list shows threads even if no process is selected."""
     unfolded: bool = False
     """Whether threads of pools are listed one by one."""
+    programs: bool = True
+    """Whether the processes of a program are one row."""
     rate: Rate | None = None
     """Request rate given by the user."""
     rate_pid: int | None = None
@@ -153,8 +158,8 @@ class View:
     """One of rows.ACCOUNT_SORTS: for the list while it shows accounts."""
     reverse: bool = False
     idle_shown: bool = False
-    pin: str | int | ThreadKey | None = None
-    """Cgroup path, pid or thread that stays on top."""
+    pin: str | int | Program | ThreadKey | None = None
+    """Cgroup path, pid, program or thread that stays on top."""
     narrowed: bool = False
     """Whether only the pin is counted in the kernel."""
     paused_at_ns: int | None = None
@@ -221,6 +226,7 @@ class View:
     def drilled(self) -> str:
         """Which of these was selected last and still is; empty: none."""
         those = {
+            "program": self.program is not None,
             "pid": self.pid is not None,
             "pool": self.pool is not None,
             "object": self.object is not None,
@@ -267,6 +273,15 @@ class View:
         return self.lists_sleepers and self.cgroups and self.pid is None
 
     @property
+    def lists_processes(self) -> bool:
+        return self.lists_sleepers and not (self.lists_threads or self.lists_cgroups)
+
+    @property
+    def lists_programs(self) -> bool:
+        """Whether programs of several processes are one row of the list."""
+        return self.programs and self.program is None and self.lists_processes
+
+    @property
     def lists_account(self) -> bool:
         return self.account and self.lists_sleepers
 
@@ -290,7 +305,7 @@ class View:
     @property
     def asked(self) -> Filters:
         """What the kernel should count."""
-        if not self.narrowed or self.pin is None:
+        if not self.narrowed or self.pin is None or isinstance(self.pin, Program):
             return self.filters
         if isinstance(self.pin, str):
             return replace(self.filters, cgroup=self.pin)
@@ -396,7 +411,7 @@ def compared_or_not(view: View) -> View:
     return replace(view, diff=not view.diff)
 
 
-def pinned(view: View, key: str | int | ThreadKey) -> View:
+def pinned(view: View, key: str | int | Program | ThreadKey) -> View:
     """Pin `key`, or unpin it; the kernel counts everything again."""
     return replace(view, pin=None if view.pin == key else key, narrowed=False)
 

@@ -14,8 +14,9 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineOnly
 from offtop.model.aggregate.budget import parse_rate
-from offtop.model.aggregate.filter import Filter, FilterError, parse, quoted
+from offtop.model.aggregate.filter import Filter, FilterError, of_program, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import NO_CGROUP, NOWHERE, STORM_OF, Key, Row
 from offtop.model.aggregate.stack_problems import Problems, ProblemSummary
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
@@ -223,13 +224,20 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
-        """Fold threads whose names differ only by a number into one row (a pool), or unfold."""
+        """List pools of threads, or programs, as one row each, or what they consist of."""
         if self._view.lists_threads:
             self._set_view(drilling.folded_or_not(self._view, not folded))
+        elif self._view.lists_processes and self._view.program is None and (folded or self._lists_a_program):
+            self._set_view(drilling.programs_or_processes(self._view, folded))
         elif self._view.lists_sleepers:
-            self._show_alert("+ and - unfold and fold pools of threads: H lists threads")
+            self._show_alert("+ and - unfold and fold programs, and pools of threads: H lists those")
         else:
-            self._show_alert("+ and - unfold and fold pools of threads that wait: 1 lists them")
+            self._show_alert("+ and - unfold and fold programs and pools of threads that wait: 1 lists them")
+
+    @property
+    def _lists_a_program(self) -> bool:
+        picture = self._picture
+        return picture is not None and any(isinstance(row.key, Program) for row in picture.rows.rows)
 
     def _at_branch_of(self, path: Path) -> None:
         picture = self._picture
@@ -380,7 +388,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             self._show_alert(str(too_long))
             return
         if what is None:
-            self._show_alert("X mutes the category, process, thread group or function under the cursor")
+            self._show_alert("X mutes the category, program, process, pool or function under the cursor")
             return
         self._set_view(views.muted_or_not(self._view, what))
         if any(one.text == what.text for one in self._view.muted):
@@ -399,6 +407,8 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             row = picture.rows.rows[picture.cursor_row]
             if isinstance(row.key, str):
                 return parse(views.in_cgroup(row.key).text)
+            if isinstance(row.key, Program):
+                return parse(of_program(row.key).text)
             if isinstance(row.key, WakerKey):
                 return parse(f"waker={quoted(row.key.name.removeprefix(STORM_OF))}")
             if isinstance(row.key, Object):
@@ -425,9 +435,15 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         key = (
             self._stuck_thread()
             or (None if view.focus == LIST and not view.lists_sleepers else view.thread)
-            or (self._key_under_cursor() if view.focus == LIST else view.pid or view.pin)
+            or (self._key_under_cursor() if view.focus == LIST else view.pid or view.program or view.pin)
         )
-        if isinstance(key, str | int | ThreadKey) and key not in (EXITED, EXITED.pid, UNNAMED, UNNAMED.pid, NO_CGROUP):
+        if isinstance(key, str | int | Program | ThreadKey) and key not in (
+            EXITED,
+            EXITED.pid,
+            UNNAMED,
+            UNNAMED.pid,
+            NO_CGROUP,
+        ):
             self._set_measured_view(views.pinned(self._view, key))
         elif isinstance(key, WakerKey) and key.pid:
             self._set_measured_view(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
@@ -436,10 +452,12 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         elif isinstance(key, WakerKey):
             self._show_alert("this waker is neither a process nor a thread: p pins only those")
         else:
-            self._show_alert(f"p pins a process, thread or cgroup: {self._key_to_processes}")
+            self._show_alert(f"p pins a program, process, thread or cgroup: {self._key_to_processes}")
 
     @property
     def _key_to_processes(self) -> str:
+        if isinstance(self._key_under_cursor(), Program) and self._view.focus == LIST:
+            return "ENTER lists those of this program"
         return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
 
     def _stuck_thread(self) -> ThreadKey | None:
@@ -454,6 +472,9 @@ class KeyActions(OutlierKeyActions, BaselineActions):
     def action_narrow(self) -> None:
         if self._view.pin is None:
             self._show_alert("F measures only what is pinned, and nothing is pinned: p pins")
+            return
+        if isinstance(self._view.pin, Program):
+            self._show_alert("F measures only a process, thread or cgroup: pin one of those")
             return
         if self._view.pin == "/":
             self._show_alert("every process is in the cgroup / or below: F would exclude nothing")
@@ -551,7 +572,8 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             return f"{folded.one_line(path)} {part.total_ns // 1000}"
         if view.focus == LIST and picture.rows.rows:
             row = picture.rows.rows[picture.cursor_row]
-            key = printable(row.key) if isinstance(row.key, str) else row.pid
+            many = f"x{row.processes}" if row.processes else row.pid
+            key = printable(row.key) if isinstance(row.key, str) else many
             named = not isinstance(row.key, WakerKey | Object | Reason | BaselineOnly) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == OUTLIERS and picture.outliers.groups:
@@ -565,7 +587,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         if not self._view.lists_sleepers:
             return f"{row.name} {wakers.row_text(picture, row, self._pen(LIST))}"
         place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self._pen(LIST).names)
-        return f"{row.name} {row.process} {place}"
+        return f"{row.title or row.name} {row.process} {place}"
 
     def _pen(self, panel: str) -> Pen:
         raise NotImplementedError

@@ -42,7 +42,7 @@ KEYS = (
         "drill",
         "enter",
         "drill",
-        "go one level down: category, process, thread, stack tree, whole stack",
+        "go one level down: category, program, process, thread, stack tree, whole stack",
         bar="ENTER drill",
     ),
     KeyRow("back", "escape,backspace", "leave", "go one level up; at the top: clear the filter", bar="ESC back"),
@@ -115,7 +115,7 @@ KEYS = (
         "open",
         "plus",
         "open",
-        "tree: open a branch, close it, open all branches; list of threads: unfold or fold pools",
+        "tree: open a branch, close it, open all branches; list: unfold or fold programs, and pools of threads",
     ),
     KeyRow("close", "minus", "close"),
     KeyRow("open_all", "asterisk", "open_all"),
@@ -158,11 +158,18 @@ KEYS = (
         "show which binaries have broken or unnamed user stacks, why, and the fix",
     ),
     KeyRow(
-        "mute", "X", "mute", "mute the category, process, thread pool, waker or function under the cursor; f unmutes"
+        "mute",
+        "X",
+        "mute",
+        "mute the category, program, process, thread pool, waker or function under the cursor; f unmutes",
     ),
     KeyRow("idle", "i", "change_view('idle')", "show or hide idle waits (marked ~)", bar="i Idle"),
     KeyRow(
-        "pin", "p", "pin", "pin the process, thread or cgroup: it stays on top, marked *; again: unpin", bar="p Pin"
+        "pin",
+        "p",
+        "pin",
+        "pin the program, process, thread or cgroup: it stays on top, marked *; again: unpin",
+        bar="p Pin",
     ),
     KeyRow("narrow", "F", "narrow", "measure only what is pinned, which costs less; again: measure everything"),
     KeyRow(
@@ -388,7 +395,7 @@ PANES: Mapping[str, Pane] = MappingProxyType(
         CATEGORIES: Pane(
             "list of categories",
             (
-                ("drill", "list the threads in this category; all other panes follow"),
+                ("drill", "list the programs in this category; all other panes follow"),
                 ("reasons,objects", "list causes, or objects, instead of processes"),
                 ("tree,flame,latency", "stack tree, icicle, or latency of this category"),
                 ("mute", "mute this category"),
@@ -397,16 +404,16 @@ PANES: Mapping[str, Pane] = MappingProxyType(
             ),
         ),
         LIST: Pane(
-            "list of processes or threads",
+            "list of programs, processes or threads",
             (
-                ("drill", "go down: process, thread, stack tree"),
+                ("drill", "go down: program, process, thread, stack tree"),
                 ("threads,cgroups", "list threads or processes; list containers and units"),
                 ("account", "show where each second went, instead of how long waits took"),
-                ("open,close", "unfold or fold pools of threads"),
+                ("open,close", "unfold or fold programs, and pools of threads"),
                 ("pin,narrow", "pin this row; measure only what is pinned"),
                 ("facts,stack_problems", "details of the process; why its user stacks are broken"),
                 ("names", "names, command lines, or containers"),
-                ("mute", "mute this process or pool"),
+                ("mute", "mute this program, process or pool"),
                 _SORTS,
             ),
         ),

@@ -6,6 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from offtop.feed.source import Recorded
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
 from offtop.model.values.catalog import ThreadKey
@@ -324,7 +325,8 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     for word, text in (("filter", chosen.text), ("user", view.user), ("search", view.search)):
         if text:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
-    if (view.filter.chooses_waits or view.user) and view.pool is None:  # with a pool, it would be that of the pool
+    is_narrower = view.pool is not None or view.program is not None  # its time would be that of the pool or program
+    if (view.filter.chooses_waits or view.user) and not is_narrower:
         right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))
@@ -352,6 +354,8 @@ def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
     words = [view.category] if view.category != ALL else []
     if view.group is not None:
         words.append(who(picture, view.group[0], glyphs))
+    if view.program is not None:
+        words.append(who(picture, view.program, glyphs))
     pid, _ = view.subject_ids
     if pid is not None:
         words.append(who(picture, pid, glyphs))
@@ -374,10 +378,10 @@ def selection(picture: Picture, glyphs: Glyphs) -> str:
     return " > ".join(_chosen(picture, glyphs)) or "all"
 
 
-def who(picture: Picture, key: str | int | ThreadKey, glyphs: Glyphs) -> str:
-    """Return `mysqld(4242)`, `connection(4268)` or `mysql.service`, escaped."""
-    if isinstance(key, str):
-        return printable(cgroup_name(key), glyphs.is_ascii)
+def who(picture: Picture, key: str | int | Program | ThreadKey, glyphs: Glyphs) -> str:
+    """Return `mysqld(4242)`, `mysqld` for a program, `connection(4268)` or `mysql.service`, escaped."""
+    if isinstance(key, str | Program):
+        return printable(key.name if isinstance(key, Program) else cgroup_name(key), glyphs.is_ascii)
     name = picture.catalog.comm(key) if isinstance(key, ThreadKey) else picture.catalog.process(key)
     number = key.tid if isinstance(key, ThreadKey) else key
     return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

@@ -35,8 +35,11 @@ run queue. RUNNING is the kernel's own counter, so the parts add up only if all 
 REST         with A: what is in none of these parts. Stolen and interrupt time are estimated from the machine's \
 shares; the remainder is an error, and the cost line reports it from 2 % up.
 VOL/S INV/S  with A: voluntary waits and preemptions, per second.
-AVG WORST    with A: blocked time of the threads of a process or pool: on average, and of the worst thread.
-THR          threads of the process or pool.
+AVG WORST    with A: blocked time of the threads of a program, process or pool: on average, and of the worst thread.
+THR          threads of the program or process.
+x18          before a name: a program of 18 processes, or a pool of 18 threads, summed up in one row. Enter lists \
+them, + lists all one by one, - folds them again. A program has the processes of one name that exist or waited in the \
+window. One that is pinned has a row of its own.
 last 60s     WAITING over the last minute, scaled to each row's own maximum. The line above shows the category under \
 the cursor over the whole history.
 N more       rows that do not fit, summed up.

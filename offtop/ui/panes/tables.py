@@ -1,10 +1,11 @@
-"""The table of categories, and the list of processes, threads, pools or cgroups."""
+"""The table of categories, and the list of programs, processes, threads, pools or cgroups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from offtop.model.aggregate import location
 from offtop.model.aggregate.pool import Pool
+from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
 from offtop.model.aggregate.scope_text import visible_processes
 from offtop.model.values.catalog import Details, ThreadKey
@@ -83,6 +84,8 @@ USER_WIDTH = 130
 """Least width for the USER column."""
 CGROUP_WIDTH = 160
 """Least width for the CGROUP column."""
+_BESIDE_TITLES = 64
+"""Least cells beside what processes say that they do."""
 _OBJECT_WIDTH = 190
 """Least width for the WAITING ON column: the main object at the row's main location."""
 _WIDE_WAKERS = 120
@@ -158,7 +161,7 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     view, ranking = picture.view, picture.rows
     what = _what(view)
     pid = view.pool.pid if view.pool is not None else view.pid
-    inside = pid if pid is not None else view.group[0] if view.group else None
+    inside = pid if pid is not None else view.program or (view.group[0] if view.group else None)
     if view.lists_wakers and view.thread is not None:
         inside = view.thread
     of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
@@ -233,7 +236,7 @@ def _nothing(picture: Picture) -> str:
         if picture.idle_passing_ns and not view.filter.chooses_rows:
             idle = threads(average(picture.idle_passing_ns, picture.span_ns))
             return f' all that matches "{chosen}" is idle: {idle} threads (press i to see them)'
-        if view.group or view.pool or view.wakers or view.object or view.reason:
+        if view.group or view.program or view.pool or view.wakers or view.object or view.reason:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
     if picture.hidden_ns and not view.idle_shown:
@@ -260,11 +263,14 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         )
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
+    if view.program is not None and not in_full and view.lists_processes:
+        longest = max((len(row.title) for row in seen_rows(picture, pen)), default=0)
+        name_width = max(name_width, min(longest, 48, width - _BESIDE_TITLES))
 
     def name_of(row: Row) -> str:
         details = catalog.details.get(row.pid) if in_full else None
         full = (details.cmdline if view.names == "cmdline" else _cgroup_of(details)) if details else ""
-        return full or row.name
+        return full or row.title or row.name
 
     title = {"comm": "", "cmdline": "COMMAND LINE", "cgroup": "CGROUP"}[view.names]
     if view.lists_cgroups:
@@ -284,7 +290,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
         columns = [
             Column("PID", 7, _tid, sort="PID"),
             Column(title or "COMMAND", name_width, name_of, "name", left=True, sort="NAME", stays=True),
-            Column("THR", 4, lambda row: count(row.threads) if row.threads and row.pid else "", least_width=64),
+            Column("THR", 4, lambda row: count(row.threads) if row.threads and row.key else "", least_width=64),
         ]
 
     def user_of(row: Row) -> str:
@@ -335,8 +341,8 @@ def _cgroup_of(details: Details) -> str:
 
 
 def _tid(row: Row) -> str:
-    if isinstance(row.key, Pool):
-        return f"x{count(row.threads)}"
+    if isinstance(row.key, Pool | Program):
+        return f"x{count(row.processes or row.threads)}"
     if isinstance(row.key, ThreadKey):
         return str(row.key.tid) if row.key != EXITED else ""
     return str(row.key) if isinstance(row.key, int) and row.key else ""

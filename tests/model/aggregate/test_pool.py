@@ -1,7 +1,8 @@
 """Pools: a process with worker-1 to worker-5, of which 4 wait for one futex, and a main thread."""
 
 from offtop.model.aggregate.filter import Text, of_pool
-from offtop.model.aggregate.pool import UNFOLDED, Convoy, Folding, Pool, convoys, family, folding, parts, pools
+from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.pool import Convoy, Pool, convoys, family, folding, parts, pools
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import KERNEL, Frame, Stack
@@ -75,16 +76,16 @@ def test_table_by_thread_has_one_row_for_a_pool() -> None:
     table: dict[tuple[int, ...], tuple[int, int, int, int]] = {MAIN: (1, 5, 5, 0)}
     table |= {key: (2, 10, n, 1) for n, key in enumerate(WORKERS)}
     assert made.folded(table) == {MAIN: (1, 5, 5, 0), (7, -1): (10, 50, 4, 5)}
-    assert made.pools[7, -1] == POOL and made.sizes[POOL] == 5
+    assert made.groups[7, -1] == POOL and made.sizes[POOL] == 5
     assert made.code(POOL) == (7, -1) and made.code(Pool(9, "x*")) is None
-    assert made.pool_of(WORKERS[0]) == POOL and made.pool_of(MAIN) is None
+    assert made.group_of(WORKERS[0]) == POOL and made.group_of(MAIN) is None
     assert made.oldest({MAIN: Age(3), WORKERS[0]: Age(5), WORKERS[1]: Age(9)}) == {MAIN: Age(3), (7, -1): Age(9)}
 
 
 def test_unfolded_changes_nothing() -> None:
     table: dict[tuple[int, ...], tuple[int, int, int, int]] = dict.fromkeys(WORKERS, (1, 2, 3, 4))
     assert UNFOLDED.folded(table) == table
-    assert Folding({}).folded({}) == {}
+    assert Folding[int, str]({}, {}).folded({}) == {}
 
 
 def test_four_of_five_that_wait_for_one_futex_are_a_convoy() -> None:

@@ -404,7 +404,7 @@ async def test_pinned_row_is_on_top_and_p_unpins_it() -> None:
 async def test_p_without_a_row_explains_itself() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("p")
-        assert "p pins a process, thread or cgroup: TAB goes to their list" in screen(app)
+        assert "p pins a program, process, thread or cgroup: TAB goes to their list" in screen(app)
 
 
 @asynchronous
@@ -645,10 +645,10 @@ async def test_only_visible_processes_are_looked_up() -> None:
     table = [replace_pid(SHOP[8], pid) for pid in range(1000, 1100)]
     source = ScriptedSource(table, ticks=3)
     async with shown(source) as (_, pilot):
-        await pilot.press("c")
+        await pilot.press("tab", "plus", "c")
         assert len(source.asked[-1]) < 12
         assert max(source.asked[-1]) == 1099
-        await pilot.press("tab", "end")
+        await pilot.press("end")
         assert min(source.asked[-1]) == 1000
         assert max(source.asked[-1]) < 1012
 

@@ -12,7 +12,7 @@ from tests.ui.shown import asynchronous, screen, shown
     ("keys", "title"),
     [
         ((), "list of categories"),
-        (("tab",), "list of processes or threads"),
+        (("tab",), "list of programs, processes or threads"),
         (("t",), "stack tree"),
         (("g",), "icicle"),
         (("5",), "waits in progress"),
