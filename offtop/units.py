@@ -51,6 +51,13 @@ def threads(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 999.995 else f"{value:.0f}"
 
 
+def few(value: float) -> str:
+    """Format average waiting threads in at most 4 characters: `0.20`, `5`, `5.3`, `11`, `2.1k`."""
+    if value < 0.995:
+        return f"{value:.2f}"
+    return f"{value:.1f}".removesuffix(".0") if value < 9.95 else count(value)
+
+
 def signed(value: float) -> str:
     """Format a change of average waiting threads: `+1.84`, `-0.20`.
 

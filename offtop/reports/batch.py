@@ -22,6 +22,7 @@ from offtop.model.aggregate.account import accounts
 from offtop.model.aggregate.budget import Rate, budget
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.place_shares import SEPARATORS, PlaceNames, in_words, sites_of_rows
 from offtop.model.aggregate.program import Program, program_folding
 from offtop.model.aggregate.rows import (
     CHANGE,
@@ -64,6 +65,7 @@ from offtop.model.values.outlier import Outlier, groups
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import EXITED, Snapshot
 from offtop.model.values.stack import Frame, Names
+from offtop.model.values.table import thread_codes
 from offtop.model.values.waits import WAKE, Waits
 from offtop.model.values.wake import NO_STORM, OFFCPU, WAKEUP, gathers
 from offtop.model.viewmodel.comparison import Comparison
@@ -358,6 +360,25 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
     return listed._replace(rows=tuple(row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows))
 
 
+def _places(tick: Tick, listed: Ranking, wanted: Wanted, cause_finder: CauseFinder) -> dict[Key, str]:
+    """Return what the rows wait for that wait in several places."""
+    some, catalog = tick.shares.in_scope(wanted.scope), tick.kept.window.catalog
+    keys = [row.key for row in listed.rows]
+    if wanted.threads:
+        codes = thread_codes(some.ids)
+        row_of = {key.pid << 32 | key.tid: n for n, key in enumerate(keys) if isinstance(key, ThreadKey)}
+    else:
+        codes, members = some.ids[:, 0], _programs(tick, wanted).members
+        row_of = {key: n for n, key in enumerate(keys) if isinstance(key, int)}
+        row_of |= {pid: n for n, key in enumerate(keys) if isinstance(key, Program) for pid in members[key]}
+    names = PlaceNames(cause_finder)
+    found = {
+        keys[number]: in_words(names.shares(sites, catalog), tick.kept.span_ns, SEPARATORS[True])
+        for number, sites in sites_of_rows(some, codes, row_of).items()
+    }
+    return {key: words for key, words in found.items() if words}
+
+
 def _programs(tick: Tick, wanted: Wanted) -> Folding[int, Program]:
     if not wanted.programs or wanted.threads:
         return UNFOLDED
@@ -410,7 +431,11 @@ def tick_text(
         now=stuck.by_category(shown),
     )
 
+    places = {} if wanted.mode == WAKEUP else _places(tick, listed, wanted, cause_finder)
+
     def where_of(row: Row) -> str:
+        if row.key in places:
+            return printable(places[row.key])
         if row.storm != NO_STORM:
             return location.of_storm(row.storm, row.span_ns)
         of = location.of_waker if wanted.mode == WAKEUP else location.of_sleeper

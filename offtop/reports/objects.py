@@ -196,6 +196,14 @@ class Category(Struct, frozen=True, kw_only=True):
     baseline: ChangeIfCompared = UNSET
 
 
+class Place(Struct, frozen=True, kw_only=True):
+    """What threads wait for."""
+
+    name: str
+    """Name of the cause, or else kernel function and innermost function of the program; short waits have none."""
+    total_ns: Ns
+
+
 class Program(Struct, frozen=True, kw_only=True):
     """The waits of all processes of one name; kernel threads of a kind, such as kworker/*, are one."""
 
@@ -210,6 +218,8 @@ class Program(Struct, frozen=True, kw_only=True):
     """The part of total_ns that is idle."""
     max_ns: Count
     histogram: Histogram
+    places: list[Place]
+    """What it waits for, most time first; their sum is total_ns."""
 
 
 class Tid(Struct, frozen=True):

@@ -10,6 +10,7 @@ from offtop import __version__
 from offtop.model.aggregate import location
 from offtop.model.aggregate.baseline_rows import Compared
 from offtop.model.aggregate.filter import NOTHING
+from offtop.model.aggregate.place_shares import PlaceNames, sites_of_rows
 from offtop.model.aggregate.program import program_name
 from offtop.model.aggregate.rows import Row, process_name
 from offtop.model.aggregate.stack_ends import Endings, endings
@@ -107,7 +108,7 @@ def tick_object(
             )
             for name, part in sorted(by_category(tick.breakdown).items(), key=lambda item: (-item[1].total_ns, item[0]))
         ],
-        programs=_programs(tick),
+        programs=_programs(tick, cause_finder),
         threads=[
             objects.Thread(
                 *_who(key, catalog),
@@ -178,29 +179,36 @@ def tick_object(
     )
 
 
-def _programs(tick: Tick) -> list[objects.Program]:
+def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
     """Return the programs with time that passes the filter, most time first."""
     catalog = tick.kept.window.catalog
     threads = Counter(key.pid for key in {ThreadKey(*key) for key in tick.shares.ids[:, :2].tolist()} if key != EXITED)
     parts: dict[str, Part] = {}
     idle_ns = Counter[str]()
-    pids: dict[str, set[int]] = {}
+    members: dict[str, set[int]] = {}
     for leaf, by_pid in tick.breakdown.processes.items():
         for pid, part in by_pid.items():
             name = program_name(process_name(pid, catalog))
             parts[name] = parts.get(name, NO_PART).plus(part)
             idle_ns[name] += part.total_ns if leaf.idle else 0
-            pids.setdefault(name, set()).update({pid} - {EXITED.pid})
+            members.setdefault(name, set()).add(pid)
+    names, row_of = PlaceNames(cause_finder), {name: number for number, name in enumerate(parts)}
+    rows = {pid: row_of[name] for name, some in members.items() for pid in some}
+    sites = sites_of_rows(tick.shares, tick.shares.ids[:, 0], rows)
     return [
         objects.Program(
             name=printable(name),
-            processes=len(pids[name]),
-            threads=sum(threads[pid] for pid in pids[name]),
+            processes=len(members[name] - {EXITED.pid}),
+            threads=sum(threads[pid] for pid in members[name]),
             waits=part.waits,
             total_ns=part.total_ns,
             idle_ns=idle_ns[name],
             max_ns=part.max_ns,
             histogram=log2.slots(part.histogram),
+            places=[
+                objects.Place(name=printable(one.name), total_ns=one.total_ns)
+                for one in names.shares(sites.get(row_of[name], []), catalog)
+            ],
         )
         for name, part in sorted(parts.items(), key=lambda item: (-item[1].total_ns, item[0]))
     ]

@@ -87,6 +87,25 @@ def test_programs_are_one_row_of_the_table_if_asked_for() -> None:
     assert first_words(batch.Wanted(programs=True, sort="NAME"))[-1] == ["500", "psql", "0.35"]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (batch.Wanted(programs=True), "x2"),
+        (batch.Wanted(), "979"),
+        (batch.Wanted(threads=True), "979"),
+    ],
+)
+def test_where_says_the_largest_places(wanted: batch.Wanted, found: str) -> None:
+    lines = printed(ScriptedSource(BANKS, ticks=3, ends=True), wanted)
+    (row,) = [line for line in lines if line.split()[:1] == [found] and "postgres" in line]
+    lock = "0.58" if found == "x2" else "0.18"
+    assert row.endswith(f"  {lock} futex_do_wait < ProcSleep, 0.05 jbd2_log_wait_commit < XLogFlush"), (
+        "0.02 for a CPU is left out"
+    )
+    (client,) = [line for line in lines if "psql" in line]
+    assert client.endswith("  tcp_recvmsg < pqWait < main")
+
+
 def test_json_has_the_sums_of_programs() -> None:
     (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(), as_json=True)
     tick = json.loads(line)
@@ -94,6 +113,12 @@ def test_json_has_the_sums_of_programs() -> None:
     assert (postgres["name"], postgres["processes"], postgres["threads"]) == ("postgres", 3, 3)
     assert (postgres["total_ns"], postgres["idle_ns"], postgres["max_ns"]) == (1_650_100_000, 1_000_000_000, 300 * MS)
     assert postgres["waits"] == 4 + 10 and sum(count for _, count in postgres["histogram"]) == 4
+    assert postgres["places"][:2] == [
+        {"name": "do_epoll_wait < main", "total_ns": 1_000_000_000},
+        {"name": "futex_do_wait < ProcSleep", "total_ns": 580 * MS},
+    ]
+    for one in tick["programs"]:
+        assert sum(place["total_ns"] for place in one["places"]) == one["total_ns"]
     assert [one["name"] for one in tick["programs"]] == ["postgres", "psql", "bank", "kworker/*"]
     assert sum(one["total_ns"] for one in tick["programs"]) == sum(one["total_ns"] for one in tick["categories"])
     (line,) = printed(ScriptedSource(BANKS, ticks=3, ends=True), batch.Wanted(parse("pid=979")), as_json=True)

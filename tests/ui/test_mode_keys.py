@@ -340,7 +340,7 @@ async def test_g_lists_waited_on_objects_in_every_mode() -> None:
         await pilot.press("end", "up", "enter")
         assert "the object of these waits is unknown" in alert(app)
         await pilot.press("p")
-        assert "p pins a process" in alert(app)
+        assert "p pins a program, process, thread or cgroup" in alert(app)
         await pilot.press("home", "X")
         assert "muted object=" in alert(app)
         assert not line_with(app, " futex 0x7f4040")

@@ -48,6 +48,21 @@ async def test_program_is_a_row_with_its_number_of_processes_and_enter_lists_the
 
 
 @asynchronous
+async def test_where_says_the_largest_places_and_is_cut_from_the_end() -> None:
+    async with shown(source(), (188, 30), AT_LIST) as (app, pilot):
+        await pilot.press("x")
+        whole = "0.58 futex_do_wait < ProcSleep · 0.05 jbd2_log_wait_commit < XLogFlush"
+        assert line(app, " x3 ").endswith(f" {whole}")
+        assert line(app, " psql ").endswith(" tcp_recvmsg < pqWait < main"), "a single place, in full"
+        await pilot.resize_terminal(100, 30)
+        where = line(app, " x3 ").split("0.58 ")[1]
+        assert whole.startswith(f"0.58 {where.removesuffix('…')}") and where.endswith("…")
+    async with shown(source(), (188, 30), AT_LIST, ascii_only=True) as (app, pilot):
+        await pilot.press("x")
+        assert line(app, " x3 ").endswith(" 0.58 futex_do_wait < ProcSleep, 0.05 jbd2_log_wait_commit < XLogFlush")
+
+
+@asynchronous
 async def test_plus_lists_processes_one_by_one_and_minus_their_programs() -> None:
     async with shown(source(), view=AT_LIST) as (app, pilot):
         assert keys(app) == [POSTGRES, 500, 200, Program("kworker/*")]

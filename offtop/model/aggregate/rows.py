@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from offtop.model.aggregate.account import NO_ACCOUNT, Account
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, Change, Compare, Compared, summed
 from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.place_shares import PlaceShare
 from offtop.model.aggregate.pool import NO_CONVOY, Convoy, Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.waker_rows import WakerKey
@@ -82,6 +83,10 @@ class Row(NamedTuple):
     """For a waker: its bursts of wakeups."""
     top: SiteKey = NOWHERE
     """For a cgroup, program, process or thread: where it last waited longest (breakdown.tops)."""
+    places: tuple[PlaceShare, ...] = ()
+    """For a row of sleepers: what it waits for, most time first, in `places_ns`."""
+    places_ns: int = 0
+    """Length of the time that `places` covers: the span, or for a thread or pool the last tick in which it waited."""
     holder: Holder = NO_HOLDER
     """For a kernel lock: the holder, from the oldest wait for it."""
     rule: Rule | None = None

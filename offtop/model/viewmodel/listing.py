@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.aggregate.folding import UNFOLDED, Folding
+from offtop.model.aggregate.place_shares import PlaceNames, Sites, sites_of_rows
 from offtop.model.aggregate.pool import LEAST_CONVOY, Convoy, Pool, convoys, folding
 from offtop.model.aggregate.program import Program, program_folding
 from offtop.model.aggregate.rows import (
@@ -41,7 +42,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason, Rule
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Holder
-from offtop.model.values.table import thread_codes
+from offtop.model.values.table import integers, thread_codes
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel.comparison import Comparison
 from offtop.model.viewmodel.seconds import Seconds
@@ -134,13 +135,14 @@ class Listing:
     def __init__(self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
         self._cause_finder = cause_finder
+        self._place_names = PlaceNames(cause_finder)
         self._pools: tuple[object, object, Folding[tuple[int, ...], Pool]] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
-    def of(self, scene: Scene, room: int) -> ListedRows:
+    def of(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], Added]) -> ListedRows:
         """Return the list.
 
-        `room` is the number of visible rows, including the one that sums up the rest.
+        `room` is the number of visible rows, including the one that sums up the rest. `sites` is the selection by site.
         """
         view = scene.view
         made = Folded(self._folded_pools(scene), _folded_programs(scene))
@@ -155,6 +157,8 @@ class Listing:
         seen = rows.rows[first : first + room]
         seen = _with_tops(seen, scene, made, self._cause_finder)
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
+        if view.lists_sleepers and not view.lists_account:
+            seen = self._with_places(seen, scene, made, sites)
         return ListedRows(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
 
     def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folded) -> list[Row]:
@@ -176,6 +180,22 @@ class Listing:
         """
         of_convoy = self._cause_finder.rule_of(row.convoy.site, catalog) if row.convoy.waiting else None
         return of_convoy or (None if is_short else self._cause_finder.rule_of(row.top, catalog))
+
+    def _with_places(
+        self, seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], Added]
+    ) -> Sequence[Row]:
+        """Add to each row what it waits for, and how much of its time that is."""
+        span_ns = sum(tick.span_ns for tick in scene.ticks)
+        if scene.view.lists_threads:
+            found = _sites_of_threads(seen, scene, made.pools)
+        else:
+            found = {key: (some, span_ns) for key, some in _sites_of_processes(seen, scene, made, sites).items()}
+        return [
+            row._replace(places=self._place_names.shares(found[row.key][0], scene.catalog), places_ns=found[row.key][1])
+            if row.key in found
+            else row
+            for row in seen
+        ]
 
     def _short(self, scene: Scene, made: Folded) -> Mapping[Key, Added]:
         """Return the time of each row in waits below the minimum."""
@@ -483,6 +503,48 @@ def _with_tops(seen: Sequence[Row], scene: Scene, made: Folded, cause_finder: Ca
         else row
         for row in seen
     ]
+
+
+def _sites_of_processes(
+    seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], Added]
+) -> dict[Key, Sites]:
+    """Return the sites of cgroups, programs and processes, over the whole span."""
+    found: dict[Key, Sites] = {row.key: [] for row in seen}
+    row_of: dict[int, Sites] = {key: some for key, some in found.items() if isinstance(key, int)}
+    for key, some in found.items():
+        if isinstance(key, Program):
+            row_of |= dict.fromkeys(made.programs.members[key], some)
+    if scene.view.lists_cgroups:
+        catalog = scene.catalog
+        pids = {site[3] for site in sites}
+        row_of = {pid: found[path] for pid in pids if (path := cgroup_of(pid, catalog)) in found}
+    for site, part in sites.items():
+        some = row_of.get(site[3])
+        if some is not None:
+            some.append((site, part[1]))
+    return found
+
+
+def _sites_of_threads(
+    seen: Sequence[Row], scene: Scene, pools: Folding[tuple[int, ...], Pool]
+) -> dict[Key, tuple[Sites, int]]:
+    """Return the sites of threads and pools in the newest of the last ticks in which they waited, and its length.
+
+    A table of all sites by thread, over the whole span, would cost more than the rest of the list.
+    """
+    keys = [row.key for row in seen if isinstance(row.key, ThreadKey | Pool)]
+    row_of: dict[int, int] = {}
+    for number, key in enumerate(keys):
+        members = pools.members[key] if isinstance(key, Pool) else [key]
+        row_of |= dict.fromkeys(thread_codes(integers([*members], 2)).tolist(), number)
+    found: dict[Key, tuple[Sites, int]] = {}
+    for tick in scene.ticks[: -_LOOKED_UP_TICKS - 1 : -1]:
+        if len(found) == len(keys):
+            break
+        some = scene.filter_cache.shares(tick).in_scope(scene.scope)
+        for number, sites in sites_of_rows(some, thread_codes(some.ids), row_of).items():
+            found.setdefault(keys[number], (sites, tick.span_ns))
+    return found
 
 
 def _with_top_wakes(seen: Sequence[Row], scene: Scene, cause_finder: CauseFinder) -> Sequence[Row]:

@@ -358,8 +358,9 @@ class Pictures:
         account = self._seconds.of_selection(view, ticks, of_subject)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
         scene = Scene(view, filter_cache, ticks, moved, newest, ever, one, every_thread, counts, passing, comparison)
+        sites = self._sites(scene)
         if gathered:
-            listed = self._listing.of(scene, max(1, room.rows - account_lines))
+            listed = self._listing.of(scene, max(1, room.rows - account_lines), sites)
             view, tree, places, flame = self._stacks(view, room, scene, of_selection)
         else:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
@@ -368,7 +369,6 @@ class Pictures:
         all_ns = total(unmuted.values()).total_ns
         shown = total(parts.values())
         filtered_ns = total(part for leaf, part in unmuted.items() if leaf.category == FILTERED).total_ns
-        sites = self._sites(scene)
         return Picture(
             view=view,
             newest=newest,

@@ -43,11 +43,13 @@ window. One that is pinned has a row of its own.
 last 60s     WAITING over the last minute, scaled to each row's own maximum. The line above shows the category under \
 the cursor over the whole history.
 N more       rows that do not fit, summed up.
-WHERE        the cause, then the innermost kernel function and the callers in the program.
+WHERE        the cause, then the innermost kernel function and the callers in the program. If a row waits in several \
+places: the largest, `11 the WAL flush · 5 a row lock`, each with its average waiting threads: in the window, or for \
+threads and pools in the last second in which they waited. Places below 10 % of the row are left out.
 cause:       what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
 line above the keys explains the largest one. Your own rules go into ~/.config/offtop/rules.toml.
-11/12        before a location: 11 of the 12 threads of that process or pool wait there now (a convoy). `one futex`: \
-all of them on the same lock.
+11/12        before a location: 11 of the 12 threads of that process or pool wait there now, and hardly elsewhere (a \
+convoy). `one futex`: all of them on the same lock.
 short        waits below the minimum (m): counted, but without a stack. Their run-queue part is under run-queue.
 min          the shortest wait that gets a stack (m). p50, p99 and MAX count waits from this length up.
 idle ~       before a category or a name: an idle wait, of a server or worker with nothing to do. Hidden until i, and \

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offtop.model.aggregate import location
+from offtop.model.aggregate import location, place_shares
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
@@ -327,6 +327,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     if left >= 8 and "WHERE" not in view.hidden:
 
         def where_of(row: Row) -> str:
+            if shares := place_shares.in_words(row.places, row.places_ns, place_shares.SEPARATORS[pen.glyphs.is_ascii]):
+                return shares
             where = "" if row.top == NOWHERE else location.of_sleeper(catalog, row.top, pen.names)
             if row.convoy.waiting:
                 return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")

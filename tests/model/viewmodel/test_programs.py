@@ -19,7 +19,7 @@ from offtop.model.viewmodel.view import LIST, View
 from offtop.model.windows.baseline import Baseline, baseline_of, parts_of
 from offtop.model.windows.breakdown import ALL, total
 from offtop.units import NS_PER_S
-from tests.model.viewmodel.test_listing import MS, Machine
+from tests.model.viewmodel.test_listing import MS, ROOM, Machine
 from tests.ui.scripted import BANKS, SAID, Waits
 
 POSTGRES, KWORKERS = Program("postgres"), Program("kworker/*")
@@ -195,6 +195,74 @@ def test_account_of_a_program_is_that_of_its_threads() -> None:
     inside = shown(drilling.entered(LISTED, POSTGRES), machine).account
     assert inside and inside.account == account and inside.budget is None
     assert inside.parts[0][1] == 10 * NS_PER_S, "with its idle process"
+
+
+# ---- places
+
+
+def places(view: View, machine: Machine = MACHINE) -> dict[Key, dict[str, int]]:
+    """Key → place → ms in each second."""
+    return {
+        row.key: {one.name: one.total_ns // MS * NS_PER_S // row.places_ns for one in row.places}
+        for row in shown(view, machine).rows.rows
+    }
+
+
+OF_979 = {"futex_do_wait < ProcSleep": 180, "jbd2_log_wait_commit < XLogFlush": 50, "a CPU": 20, "short waits": 0}
+
+
+def test_places_of_a_program_are_those_of_its_processes_over_the_span() -> None:
+    found = places(LISTED)
+    assert found[POSTGRES] == {**OF_979, "futex_do_wait < ProcSleep": 580}
+    assert found[500] == {"tcp_recvmsg < pqWait": 350}
+    assert places(replace(LISTED, programs=False))[979] == OF_979
+    assert places(replace(LISTED, category="fsync")) == {POSTGRES: {"jbd2_log_wait_commit < XLogFlush": 50}}
+    assert places(replace(LISTED, idle_shown=True))[POSTGRES]["do_epoll_wait < main"] == 1_000
+
+
+@given(VIEWS)
+def test_places_of_processes_have_all_time_of_their_row(view: View) -> None:
+    picture = shown(view)
+    if picture.view.lists_threads or view.account:
+        return
+    for row in picture.rows.rows:
+        assert sum(one.total_ns for one in row.places) == row.part.total_ns
+        assert row.places_ns == picture.span_ns
+
+
+def test_places_of_threads_and_pools_are_those_of_the_last_tick() -> None:
+    workers = tuple(
+        Waits("farm", 100, f"worker-{n}", 100 + n, "lock", "futex_do_wait", ("work", "main"), (100,))
+        for n in range(1, 6)
+    )
+    others = tuple(one._replace(category="pipe", kernel="pipe_read", begins=10) for one in workers)
+    threads = replace(LISTED, threads=True)
+    found = places(threads, after(12, (*workers, *others, BANKS[2])))
+    (pool,) = [key for key in found if not isinstance(key, ThreadKey)]
+    assert found[pool] == {"futex_do_wait < work": 500, "pipe_read < work": 500}
+    assert found[ThreadKey(979, 979)] == {"futex_do_wait < ProcSleep": 180, "a CPU": 20, "short waits": 0}
+    assert {row.places_ns for row in shown(threads).rows.rows} == {NS_PER_S}
+
+
+def test_cgroups_have_the_places_of_their_processes() -> None:
+    assert places(replace(LISTED, cgroups=True)) == {
+        "?": {
+            "futex_do_wait < ProcSleep": 580,
+            "tcp_recvmsg < pqWait": 350,
+            "futex_do_wait < count_money": 100,
+            "jbd2_log_wait_commit < XLogFlush": 50,
+            "io_schedule": 50,
+            "a CPU": 20,
+            "short waits": 0,
+        }
+    }
+
+
+def test_only_rows_on_the_screen_have_places() -> None:
+    view = replace(LISTED, programs=False)
+    few_rows = MACHINE.shown(view, OFFCPU, replace(ROOM, rows=2)).rows.rows
+    assert [bool(row.places) for row in few_rows] == [True, True, False, False, False, False]
+    assert not any(row.places for row in rows(replace(view, account=True)).values())
 
 
 # ---- beside a baseline
