@@ -59,6 +59,17 @@ def machine_is_able() -> bool:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _started_before(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Nothing is written into the home of the user who runs the tests, and no screen greets a new user."""
+    state = tmp_path_factory.mktemp("state")
+    (state / "offtop").mkdir()
+    (state / "offtop" / "started").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(state))
+        yield
+
+
 def lacks(feature: str) -> NoReturn:
     """Skip this test: the kernel lacks `feature`, which is the only reason that CI accepts."""
     pytest.skip(_LACKS + feature)

@@ -459,6 +459,7 @@ def _run_screen(
     outlier_actions: "OutlierActions | None" = None,
     pause_at_ns: int | None = None,
 ) -> int:
+    from offtop.settings.first_start import is_first_start
     from offtop.ui import app
     from offtop.ui.kit import terminal
 
@@ -484,6 +485,7 @@ def _run_screen(
         outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
         weights=choices.suspect_weights(),
+        is_first_start=is_first_start(kept.owner),
     )
 
 

@@ -151,8 +151,9 @@ class OfftopApp(MouseActions):
         outlier_actions: OutlierActions | None = None,
         pause_at_ns: int | None = None,
         weights: Weights | None = None,
+        is_first_start: bool = False,
     ) -> None:
-        """`weights`: of suspects; None: do not look for any."""
+        """`weights`: of suspects; None: do not look for any. `is_first_start`: tell the keys to begin with."""
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
         self.animation_level = "none"
@@ -200,6 +201,8 @@ class OfftopApp(MouseActions):
         self._ticked_ns = 0
         """CLOCK_MONOTONIC when the last tick was drawn."""
         self._alert = ""
+        self._must_greet = is_first_start
+        """Whether to tell the keys to begin with, until one is pressed."""
         self._is_over = False
         """Whether the source has ended."""
         self.failure: BaseException | None = None
@@ -518,6 +521,8 @@ class OfftopApp(MouseActions):
             unread_only = set(picture.lost) == {"unread"}
             hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
             return f"lost {kinds}: {hint}"
+        if self._must_greet:
+            return whole_sentences(_FIRST_KEYS, width)
         recorded = self._source.recorded
         if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
@@ -546,7 +551,7 @@ class OfftopApp(MouseActions):
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
-            self._alert = ""
+            self._alert, self._must_greet = "", False
             if not event.is_forwarded and len(self.screen_stack) == 1 and await self._run_key(event):
                 return
             if not event.is_forwarded and isinstance(self.screen, Help) and await self.screen.take(event):
@@ -778,6 +783,7 @@ _LOST_HINT_SAMPLED = (
 """The same, when /proc is sampled."""
 _WAKEUP_KEY = "wakeup"
 """Id of the key for wakers, which does nothing when /proc is sampled."""
+_FIRST_KEYS = "Enter shows what is inside a row, 6 who everybody waits behind, ? all keys."
 _ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 
 
@@ -823,6 +829,7 @@ def run(
     outlier_actions: OutlierActions | None = None,
     pause_at_ns: int | None = None,
     weights: Weights | None = None,
+    is_first_start: bool = False,
 ) -> int:
     """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
 
@@ -830,7 +837,8 @@ def run(
     has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
     history, which its memory limit may shorten. `outlier_actions` is None if the outliers come from a recording.
     `pause_at_ns` is the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
-    `weights` are those of suspects; None: do not look for any.
+    `weights` are those of suspects; None: do not look for any. `is_first_start` says whether to tell the keys to begin
+    with.
     """
     if os.environ.pop("NO_COLOR", None) or not colour:
         theme = "mono"
@@ -850,6 +858,7 @@ def run(
         outlier_actions=outlier_actions,
         pause_at_ns=pause_at_ns,
         weights=weights,
+        is_first_start=is_first_start,
     )
     try:
         with faults.report_thread_errors(app.report_thread_error), terminal.collected_signals() as app.early_signals:
