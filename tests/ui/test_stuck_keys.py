@@ -45,7 +45,9 @@ def rows(app: OfftopApp) -> list[list[str]]:
     lines = screen(app)
     first = next(number for number, line in enumerate(lines) if line.split()[:2] == ["AGE", "TID"]) + 1
     listed = [line.removeprefix(">").split() for line in lines[first:-2]]
-    end = next((number for number, words in enumerate(listed) if len(words) < 2 or not words[1].isdigit()), None)
+    end = next(
+        (number for number, words in enumerate(listed) if len(words) < 2 or not words[1].lstrip("x").isdigit()), None
+    )
     return listed[:end]
 
 
@@ -182,10 +184,45 @@ async def test_cursor_stays_with_its_thread() -> None:
 
 
 @asynchronous
+async def test_waits_that_look_alike_are_one_row_and_enter_lists_them() -> None:
+    pool = [Waits("db", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=900 - n) for n in range(2, 8)]
+    other = Waits("db", 1, "t8", 8, "lock", "futex_other", waits_on=True, older_ms=500)
+    async with shown(ScriptedSource([*pool, other], ticks=9)) as (app, pilot):
+        await pilot.press("5")
+        assert "7 threads wait" in line_with(app, "stuck now")
+        assert [row[1:3] for row in rows(app)] == [["x6", "t*"], ["8", "t8"]]
+        assert any("The oldest of 6 waits that look alike" in line for line in screen(app))
+        await pilot.press("enter")
+        assert (tids(app), "6 threads wait" in title(app)) == ([2, 3, 4, 5, 6, 7], True)
+        assert "of t* at futex" in title(app)
+        await pilot.press("down", "enter")
+        assert any("t3(3) of db(1)" in line for line in screen(app))
+        await pilot.press("escape", "escape")
+        assert [row[1] for row in rows(app)] == ["x6", "8"]
+        await pilot.press("plus")
+        assert tids(app) == [2, 3, 4, 5, 6, 7, 8]
+        await pilot.press("minus", "end")
+        assert app.view.stuck.cursor == ThreadKey(1, 8)
+        await pilot.press("slash", *"t5", "enter")
+        assert tids(app) == [5], "a search looks at each wait"
+
+
+@asynchronous
+async def test_group_whose_waits_have_ended_says_so() -> None:
+    pool = [Waits("db", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=900 - n) for n in range(2, 5)]
+    source = ScriptedSource(pool, ticks=9)
+    async with shown(source) as (app, pilot):
+        await pilot.press("5", "enter")
+        assert tids(app) == [2, 3, 4]
+        await pilot.press("backslash", *"comm=other", "enter")
+        assert any("These waits have ended, or a filter hides them (Esc goes back)." in line for line in screen(app))
+
+
+@asynchronous
 async def test_long_list_scrolls_with_the_cursor() -> None:
     many = [Waits("p", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=50_000 - n) for n in range(1, 60)]
     async with shown(ScriptedSource(many, ticks=2)) as (app, pilot):
-        await pilot.press("5")
+        await pilot.press("5", "plus")
         room = len(rows(app))
         assert tids(app) == [*range(1, room + 1)]
         await pilot.press("pagedown", "pagedown")
@@ -309,7 +346,7 @@ async def test_wait_for_a_kernel_lock_shows_the_lock_and_its_holder() -> None:
     waits = Waits("dhcp", 50, "dhcp", 51, "kernel-lock", "rtnl_lock", waits_on=True, held=held)
     source = ScriptedSource([waits, waits._replace(pid=60, tid=61, held=(held[0], NO_HOLDER))], ticks=12)
     async with shown(source) as (app, pilot):
-        await pilot.press("5", "enter")
+        await pilot.press("5", "plus", "enter")
         assert any(line.strip() == r"on mutex rtnl_mutex, held by ip\x1b(71)" for line in screen(app))
         await pilot.press("escape", "down", "enter")
         assert any(line.strip() == "on mutex rtnl_mutex" for line in screen(app))

@@ -4,7 +4,7 @@ Sites with the same cause are one place, and so are those without a cause that h
 same innermost function of the program. All time is at some place: a row's shares add up to it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,14 +46,20 @@ class PlaceNames:
 
     def shares(self, sites: Sites, catalog: Catalog) -> tuple[PlaceShare, ...]:
         """Return the places of `sites`, most time first."""
-        self._drop_outdated(catalog)
-        rules = self._cause_finder.rules_at((site for site, _ in sites), catalog)
         sums: dict[str, int] = {}
-        for (site, ns), rule in zip(sites, rules, strict=True):
-            name = rule.name if rule else self._name_of(site[0], site[1], catalog)
+        for name, (_, ns) in zip(self.names_of([site for site, _ in sites], catalog), sites, strict=True):
             sums[name] = sums.get(name, 0) + ns
         ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
         return tuple(PlaceShare(name, ns) for name, ns in ordered if ns > 0)
+
+    def names_of(self, sites: Sequence[tuple[int, ...]], catalog: Catalog) -> list[str]:
+        """Return the place of each row of breakdown.sites_of: its cause, or else the functions. Raw."""
+        self._drop_outdated(catalog)
+        rules = self._cause_finder.rules_at(sites, catalog)
+        return [
+            rule.name if rule else self._name_of(site[0], site[1], catalog)
+            for site, rule in zip(sites, rules, strict=True)
+        ]
 
     def _name_of(self, kernel: int, user: int, catalog: Catalog) -> str:
         known = self._known.get((kernel, user))

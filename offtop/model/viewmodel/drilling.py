@@ -93,6 +93,8 @@ def left(view: View) -> View:
         return replace(view, flame=FlameView(cursor=view.flame.zoom))
     if view.focus == STUCK and view.stuck.opened:
         return replace(view, stuck=replace(view.stuck, opened=False))
+    if view.focus == STUCK and view.stuck.alike is not None:
+        return replace(view, stuck=replace(view.stuck, alike=None))
     if view.focus == FLAME:
         return panes.flame_or_not(view)
     if view.focus == OUTLIERS and view.outliers.opened:

@@ -132,10 +132,11 @@ class Folded(NamedTuple):
 class Listing:
     """Makes the list of a picture; caches only what makes the next one cheap."""
 
-    def __init__(self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder) -> None:
+    def __init__(
+        self, history: History, sums: Sums, seconds: Seconds, cause_finder: CauseFinder, place_names: PlaceNames
+    ) -> None:
         self._history, self._sums, self._seconds = history, sums, seconds
-        self._cause_finder = cause_finder
-        self._place_names = PlaceNames(cause_finder)
+        self._cause_finder, self._place_names = cause_finder, place_names
         self._pools: tuple[object, object, Folding[tuple[int, ...], Pool]] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 

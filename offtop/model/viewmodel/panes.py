@@ -6,6 +6,7 @@ from dataclasses import replace
 from offtop.model.aggregate import tree
 from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.viewmodel.view import (
     CATEGORIES,
@@ -118,6 +119,11 @@ def off_cpu_panes(view: View) -> View:
         stuck=StuckView(view.stuck.cursor),
         outliers=OutliersView(view.outliers.cursor),
     )
+
+
+def stuck_entered(view: View, alike: Alike | None) -> View:
+    """List the waits one by one that are one row; if the row is only one wait, open it."""
+    return replace(view, stuck=replace(view.stuck, alike=alike)) if alike else stuck_opened(view)
 
 
 def at_stuck(view: View, key: ThreadKey) -> View:

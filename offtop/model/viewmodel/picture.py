@@ -20,13 +20,14 @@ from offtop.model.aggregate.filter import (
     quoted,
 )
 from offtop.model.aggregate.icicle import Icicle
+from offtop.model.aggregate.place_shares import PlaceNames
 from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
 from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.aggregate.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.classify.categories import OTHER
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
-from offtop.model.classify.causes import WITHOUT_RULES, Rule, RuleSource
+from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import NO_OUTLIERS, Outliers
 from offtop.model.values.snapshot import Filters, Sampling, Snapshot
@@ -39,7 +40,8 @@ from offtop.model.viewmodel.comparison import Comparison, Now, Trees
 from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing, Scene
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
-from offtop.model.viewmodel.view import SINCE_START, STUCK, View
+from offtop.model.viewmodel.stuck_list import StuckList, StuckPicture
+from offtop.model.viewmodel.view import SINCE_START, View
 from offtop.model.windows import heat as heats
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import (
@@ -120,23 +122,6 @@ class TreePicture:
     """Path → the oldest wait in progress there."""
     before: Mapping[Path, BaselineRow] = field(default_factory=dict[Path, BaselineRow])
     """Baseline values of the visible lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class StuckPicture:
-    shown: Stuck
-    """Waits in progress of the selection, oldest first."""
-    cursor: int = 0
-    """Wait under the cursor."""
-    first: int = 0
-    """First wait on the screen."""
-    hidden: Stuck = Stuck(0)
-    """Idle waits, which are not shown."""
-    rules: Mapping[int, Rule | None] = field(default_factory=dict[int, Rule | None])
-    """Row → its rule, for visible rows; during a search for all."""
-
-    def rule(self, row: int) -> Rule | None:
-        return self.rules.get(row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +287,9 @@ class Pictures:
         self._paused: _PausedView | None = None
         self._sums = Sums(history)
         self._seconds = Seconds()
-        self._listing = Listing(history, self._sums, self._seconds, self._cause_finder)
+        place_names = PlaceNames(self._cause_finder)
+        self._listing = Listing(history, self._sums, self._seconds, self._cause_finder, place_names)
+        self._stuck_list = StuckList(self._cause_finder, place_names)
         self._filter_caches = FilterCaches(self._cause_finder)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
@@ -397,9 +384,7 @@ class Pictures:
             first_row=listed.first,
             tree=tree,
             places=places,
-            stuck=self._with_rules(
-                _stuck_picture(of_selection, view, room.stuck), view, room.stuck, newest.header.catalog
-            ),
+            stuck=self._stuck_list.of(of_selection, view, room.stuck, newest.header.catalog),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
@@ -493,14 +478,6 @@ class Pictures:
         pid = view.thread.pid if view.thread else view.pid
         selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
         return self._filter_caches.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
-
-    def _with_rules(self, some: StuckPicture, view: View, lines: int, catalog: Catalog) -> StuckPicture:
-        rows = range(len(some.shown.waits))
-        if not (view.focus == STUCK and (view.search or view.found)):
-            rows = rows[some.first : some.first + lines]
-        return replace(
-            some, rules={row: self._cause_finder.rule_of(some.shown.waits[row].place, catalog) for row in rows}
-        )
 
     def _stuck_of(self, filter_cache: FilterCache, newest: HistoryTick) -> Stuck:
         """Return the waits in progress at the end of a tick that pass mutes and filters."""
@@ -661,19 +638,6 @@ def _ages_of_paths(
                 break  # the branches above have one, too
             ages[path[:end]] = age
     return ages
-
-
-def _stuck_picture(some: Stuck, view: View, lines: int) -> StuckPicture:
-    some = some.of_age(view.filter.keeps_age)
-    if some.shares is None:
-        return StuckPicture(some)
-    every = some.shares.mask(view.scope._replace(pid=None, tid=None, idle=True))
-    shown = every & some.shares.mask(view.scope._replace(pid=None, tid=None))
-    listed, hidden = some.of(shown), some.of(every & ~shown)
-    on = view.stuck.cursor
-    cursor = 0 if on is None else next((row for row, one in enumerate(listed.waits) if one.site[:2] == on), 0)
-    first = min(max(0, cursor - lines // 2), max(0, len(listed.waits) - lines))
-    return StuckPicture(listed, cursor, first, hidden)
 
 
 def _user_filter(user: str) -> Filter:

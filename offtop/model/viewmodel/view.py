@@ -18,6 +18,7 @@ from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import OUTSIDE, Filters
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
+from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL, Scope
@@ -71,6 +72,8 @@ class StuckView:
     """Whether its wait has the whole pane."""
     scrolled: int = 0
     """Lines of that wait above the screen."""
+    alike: Alike | None = None
+    """The waits that are listed one by one; None: those that look alike are one row."""
 
 
 @dataclass(frozen=True, slots=True)

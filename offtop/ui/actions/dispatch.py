@@ -156,7 +156,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         elif view.focus == STUCK:
             if picture.stuck.shown.waits and not view.stuck.opened:
                 self._move_stuck(picture, 0)
-                self._set_view(panes.stuck_opened(self._view))
+                self._set_view(panes.stuck_entered(self._view, picture.stuck.alike(picture.stuck.cursor)))
         elif view.focus == OUTLIERS:
             self._enter_outlier(picture)
         elif view.focus == FLAME:
@@ -203,7 +203,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
     # The tree
 
     def action_open(self) -> None:
-        if self._view.focus == LIST:
+        if self._view.focus in (LIST, STUCK):
             self._fold(False)
             return
         branch = self._branch()
@@ -212,7 +212,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
 
     def action_close(self) -> None:
         """Close the branch; if it is not open, move to its parent."""
-        if self._view.focus == LIST:
+        if self._view.focus in (LIST, STUCK):
             self._fold(True)
             return
         branch, shown = self._branch(), self._picture.tree if self._picture else None
@@ -224,8 +224,10 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
-        """List pools of threads, or programs, as one row each, or what they consist of."""
-        if self._view.lists_threads:
+        """List pools of threads, programs, or waits that look alike, as one row each, or what they consist of."""
+        if self._view.focus == STUCK:
+            self._set_view(drilling.programs_or_processes(self._view, folded))
+        elif self._view.lists_threads:
             self._set_view(drilling.folded_or_not(self._view, not folded))
         elif self._view.lists_processes and self._view.program is None and (folded or self._lists_a_program):
             self._set_view(drilling.programs_or_processes(self._view, folded))

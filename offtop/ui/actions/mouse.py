@@ -83,7 +83,7 @@ class MouseActions(SearchActions):
             ):
                 is_selected = row == picture.stuck.cursor
                 view = panes.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._set_view(panes.stuck_opened(view) if is_selected else view)
+                self._set_view(panes.stuck_entered(view, picture.stuck.alike(row)) if is_selected else view)
         elif event.panel == OUTLIERS and not view.outliers.opened:
             line = event.y - STUCK_FRAME
             row = picture.outliers.first + line

@@ -455,7 +455,8 @@ PANES: Mapping[str, Pane] = MappingProxyType(
         STUCK: Pane(
             "waits in progress",
             (
-                ("drill,back", "show the whole wait, one frame a line; return to the list"),
+                ("drill,back", "list the waits of a row such as x10; show a whole wait; go back"),
+                ("open,close", "list waits that look alike one by one, or as one row"),
                 ("objects", "list objects, and the threads that hold them"),
                 ("search,next_hit,previous_hit", "search; go to the next or previous match"),
                 ("stuck", "leave the list"),

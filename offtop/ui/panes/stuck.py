@@ -49,16 +49,20 @@ def stuck(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def _title(picture: Picture, pen: Pen) -> str:
-    shown, hidden = picture.stuck.shown, picture.stuck.hidden
+    threads, hidden, alike = picture.stuck.threads, picture.stuck.hidden, picture.view.stuck.alike
     selected = selection(picture, pen.glyphs)
     of = f" in {selected}" if selected != "all" else ""
+    if alike is not None:
+        of += f" of {alike.threads or alike.program} at {alike.place}"
     idle = f", and {len(hidden.waits)} idle hidden (i)" if hidden.waits else ""
-    many = f"{len(shown.waits)} threads wait" if len(shown.waits) != 1 else "1 thread waits"
+    many = f"{threads} threads wait" if threads != 1 else "1 thread waits"
     return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
 
 
 def _nothing(picture: Picture) -> str:
     hidden = picture.stuck.hidden
+    if picture.view.stuck.alike is not None:
+        return " These waits have ended, or a filter hides them (Esc goes back)."
     if hidden.waits:
         oldest = hidden.age(0).text
         many = f"{len(hidden.waits)} threads are" if len(hidden.waits) != 1 else "1 thread is"
@@ -89,15 +93,15 @@ def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
 
 def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
     shown, catalog = picture.stuck.shown, picture.catalog
-    one, leaf = shown.waits[row], shown.leaf(row)
+    one, leaf, alike = shown.waits[row], shown.leaf(row), picture.stuck.alike(row)
     texts = {
         "AGE": (shown.age(row).text, "waiting"),
-        "TID": (str(one.site.tid), "value"),
-        "THREAD": (thread_name(one.site.thread, catalog), "name"),
-        "PROCESS": (process_name(one.site.pid, catalog), "name"),
+        "TID": (f"x{picture.stuck.count(row)}" if alike else str(one.site.tid), "value"),
+        "THREAD": (alike.threads if alike else thread_name(one.site.thread, catalog), "name"),
+        "PROCESS": (alike.program if alike else process_name(one.site.pid, catalog), "name"),
         "S": (one.letter, "value"),
         "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
-        "SYSCALL": (call_of(one, catalog), "where"),
+        "SYSCALL": (catalog.call(alike.call) if alike and alike.call >= 0 else call_of(one, catalog), "where"),
         "CGROUP": (label(catalog.detail(one.site.pid).cgroup), "name"),
         "STACK": (_for_what(picture, row, pen.names), "where"),
     }
@@ -135,8 +139,14 @@ def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
 
 def details(picture: Picture, row: int, pen: Pen) -> list[Line]:
     """Return a summary of a wait, then all its frames, as many per line as fit."""
-    one = picture.stuck.shown.waits[row]
-    return [*_summary_lines(picture, row, pen), *packed_frames(_stacks_of(one, picture.catalog, pen.names), pen)]
+    one, count = picture.stuck.shown.waits[row], picture.stuck.count(row)
+    oldest = f" The oldest of {count} waits that look alike (Enter lists them):"
+    alike = [plain(fit(oldest, pen.width, pen.glyphs), "dim")] if count > 1 else []
+    return [
+        *alike,
+        *_summary_lines(picture, row, pen),
+        *packed_frames(_stacks_of(one, picture.catalog, pen.names), pen),
+    ]
 
 
 NamedStacks = Sequence[tuple[str, str, Sequence[str]]]
