@@ -70,7 +70,8 @@ static inline __attribute__((always_inline)) struct hash_keys *hash_keys(void)
 
 /*
  * Return the id of `depth` frames in `stack`, which must be in a struct scratch; frames beyond must be 0. The loop has
- * one exit only, because the verifier follows each one to the end of the program.
+ * one exit only, because the verifier follows each one to the end of the program, and takes the depth from the map,
+ * because the verifier of 6.1 would follow each depth there.
  */
 static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 depth)
 {
@@ -84,7 +85,7 @@ static inline __attribute__((always_inline)) u64 id_of(struct stack *stack, u32 
 #pragma clang loop unroll(disable)
 	for (u32 i = 0; i < FRAMES + 1; i += 8) {
 		READ_AGAIN;
-		if (i >= depth)
+		if (i >= stack->depth)
 			continue;
 #pragma unroll
 		for (u32 j = i; j < i + 8; j++)
@@ -399,6 +400,8 @@ static inline __attribute__((always_inline)) bool read_stack(struct copy *copy, 
 				return false;
 		}
 	}
+	asm volatile("" : "+r"(off)); /* the verifier of 6.1 loses the limits of a value on the BPF stack */
+	off &= READ_BYTES - 1;
 	copy->words[0] = *(u64 *)(copy->stack + off);
 	copy->words[1] = *(u64 *)(copy->stack + off + sizeof(u64));
 	return true;
