@@ -1,12 +1,14 @@
 """The stack tree: which branches start open, what stays in place while numbers change, and opening a site."""
 
+import re
+
 import pytest
 
 from offtop.model.viewmodel.view import LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
 
 FIRST = [
     "▼ main",
@@ -331,3 +333,20 @@ async def test_tree_next_to_the_list_follows_the_cursor() -> None:
         assert any("stack tree: disk-read" in line for line in lines)
         assert any("main › serve › read_page › [k]io_schedule" in line for line in lines)
         assert not any("take_order › [k]futex_do_wait" in line.partition("│")[2] for line in lines)
+
+
+@asynchronous
+async def test_kernel_functions_and_bars_have_the_colour_of_their_category() -> None:
+    async with shown(ScriptedSource(SHOP, ticks=12), (160, 50), theme_name="dark") as (app, pilot):
+
+        def colour_of(text: str) -> str:
+            line = next(line for line in coloured(app) if text in line)
+            return re.findall(r"\{([^}]*)\}[^{]*$", line[: line.index(text)])[-1].split(" on ")[0]
+
+        bar, lock, disk = colour_of("█████████"), colour_of("lock "), colour_of("disk-read ")
+        await pilot.press("down")
+        assert app.view.category == "lock"
+        assert colour_of("█████████") == lock != bar
+        await pilot.press("up", "t", "asterisk")
+        assert (colour_of("[k]futex_do_wait"), colour_of("[k]io_schedule")) == (lock, disk)
+        assert colour_of("serve") not in (lock, disk)

@@ -18,7 +18,8 @@ MORE = Step("…", False)
 MOST_LINES = 2_000
 
 
-_Placed = tuple[Path, Added]
+_Placed = tuple[Path, Added, str]
+"""Path of a place, its time, and the category of its stack."""
 
 
 class Node:
@@ -34,11 +35,17 @@ class Node:
         """`places`: the paths through this branch, and their time. The first `level` steps lead to this branch."""
         self._places, self._level = places, level
         self._children: dict[Step, Node] | None = None
-        self.waits, self.total_ns, self.max_ns, self.histogram = total(part for _, part in places)
+        self.waits, self.total_ns, self.max_ns, self.histogram = total(part for _, part, _ in places)
 
     @property
     def part(self) -> Part:
         return Part(self.waits, self.total_ns, self.max_ns, self.histogram)
+
+    @property
+    def category(self) -> str:
+        """Category of all its stacks; empty if they have several."""
+        first = self._places[0][2] if self._places else ""
+        return first if all(category == first for *_, category in self._places) else ""
 
     @property
     def children(self) -> "Mapping[Step, Node]":
@@ -66,6 +73,8 @@ class Branch(NamedTuple):
     opened: bool
     more: int = 0
     """Above 0: the line sums up so many small branches, and its path ends in MORE."""
+    category: str = ""
+    """Category of all its stacks; empty if they have several, or it is unknown."""
 
 
 def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Names, shape: Shape) -> Node:
@@ -76,9 +85,13 @@ def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Na
     return tree_along(places, steps_of(catalog, names, shape))
 
 
-def tree_along(places: Mapping[tuple[int, ...], Added], of_place: Callable[[tuple[int, ...]], Path]) -> Node:
+def tree_along(
+    places: Mapping[tuple[int, ...], Added],
+    of_place: Callable[[tuple[int, ...]], Path],
+    category_of: Callable[[tuple[int, ...]], str] = lambda _: "",
+) -> Node:
     """Return the tree of `places`, with paths from `of_place`."""
-    return Node([(of_place(place) or (NO_FRAMES,), part) for place, part in places.items()], 0)
+    return Node([(of_place(place) or (NO_FRAMES,), part, category_of(place)) for place, part in places.items()], 0)
 
 
 _Child = tuple[Step, Node]
@@ -137,7 +150,7 @@ def _siblings(
         whole = path + run
         within = [one for one in by_step.get(run[0], ()) if one[: len(whole)] == whole]
         openable = bool(node.children)
-        branch = Branch(whole, len(path), depth, node.part, openable, openable and bool(within))
+        branch = Branch(whole, len(path), depth, node.part, openable, openable and bool(within), category=node.category)
         lines.append(_Line(branch, whole, node.children.items(), within, least_ns))
     return lines
 

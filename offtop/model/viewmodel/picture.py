@@ -510,7 +510,10 @@ class Pictures:
         if room.tree or room.flame[0]:
             key = (about, ticks[0].at_ns - ticks[0].span_ns, ticks[-1].at_ns)
             if self._root is None or self._root[0] != key:
-                root = trees.tree_along(table, path_of)
+                of_wakers = shape.mode == WAKEUP
+                root = trees.tree_along(
+                    table, path_of, lambda place: "" if of_wakers else catalog.stack(place[0]).category
+                )
                 self._root = key, root, trees.nameless(table, steps.nameless)
         if room.tree and self._root:
             was = scene.comparison.trees() if scene.comparison else None

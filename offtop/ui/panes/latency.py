@@ -6,6 +6,7 @@ from math import log
 from offtop.model.values import histogram as log2
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import LATENCY, Cell
+from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.heat import Heat
 from offtop.printable import printable
 from offtop.ui.kit.layout import HEAT_SCALE
@@ -27,16 +28,17 @@ def histogram(picture: Picture, pen: Pen) -> list[Line]:
     """Histogram of the waits, and of the calls of the --within function if there is room."""
     part, calls, within = picture.latency, picture.calls, picture.newest.header.filters.within
     title = f"latency of: {selection(picture, pen.glyphs)}"
+    token = "bar" if picture.view.category == ALL else f"cat-{picture.view.category}"
     if not within or pen.height < 2 * _LEAST_BARS:
-        return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen)
+        return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen, token)
     upper = pen._replace(height=pen.height // 2)
-    lines = _bars(title, part.histogram, part.max_ns, _NO_WAIT, upper)
+    lines = _bars(title, part.histogram, part.max_ns, _NO_WAIT, upper, token)
     lines += [Line()] * (upper.height - len(lines))
     lower, title = pen._replace(height=pen.height - upper.height), f"calls of: {printable(within, pen.glyphs.is_ascii)}"
     return [*lines, *_bars(title, calls.histogram, calls.max_ns, _NO_CALL, lower)]
 
 
-def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[Line]:
+def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen, token: str = "bar") -> list[Line]:
     """Return a bar for each power-of-two range, and the percentiles, as upper bounds."""
     lines = [rule(title, pen)]
     ranges = log2.ranges(histogram, pen.height - 2)
@@ -55,7 +57,7 @@ def _bars(title: str, histogram: int, max_ns: int, none: str, pen: Pen) -> list[
             Line(
                 (
                     (f" {_range(lanes):>11} |", "dim"),
-                    (f"{bar:<{bar_width}}", "bar"),
+                    (f"{bar:<{bar_width}}", token),
                     (f"|{counted:>7} ", "value"),
                     (marks.get(lanes, ""), "bar-mark"),
                 )

@@ -85,7 +85,7 @@ def _nameless_note(shown: TreePicture) -> str:
 
 def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
     """Return all functions from the root to the cursor, for the room below the tree."""
-    path = shown.branches[shown.cursor].path
+    path, category = shown.branches[shown.cursor].path, shown.branches[shown.cursor].category
     if path[-1] == MORE or room < 3:
         return []
     lines: list[list[tuple[str, str]]] = [[("   ", "text")]]
@@ -97,7 +97,7 @@ def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
             lines.append([("  ", "text")])
             left = pen.width - 2
         text = fit(text, left, pen.glyphs) if cell_len(text) > left else text
-        lines[-1].append((text, _token(step)))
+        lines[-1].append((text, _token(step, category)))
         left -= cell_len(text)
     return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
 
@@ -171,7 +171,7 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
         left = min(room - width_of(spans), room if number else shortened)
         if cell_len(text) > left:
             text = fit(text, max(0, left), pen.glyphs)
-        spans.append((text, _token(step)))
+        spans.append((text, _token(step, branch.category)))
     return spans
 
 
@@ -184,10 +184,13 @@ def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
     return [*steps[:shown], *([None] if shown < who else []), *steps[max(shown, who) :]]
 
 
-def _token(step: Step) -> str:
-    return (
-        "dim" if step in TURNS else "title" if step.is_waker or step.is_object else "kernel" if step.kernel else "user"
-    )
+def _token(step: Step, category: str) -> str:
+    """Return the colour of a step: for the kernel's functions that of the category, if it is the only one."""
+    if step in TURNS:
+        return "dim"
+    if step.is_waker or step.is_object:
+        return "title"
+    return "user" if not step.kernel else f"cat-{category}" if category else "kernel"
 
 
 def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
