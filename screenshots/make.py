@@ -14,7 +14,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from offtop import paths
-from offtop.model.classify import causes, suspects
+from offtop.model.classify import causes, suspect_weights
 from offtop.model.classify.categories import parse
 from offtop.model.classify.causes import Fixed
 from offtop.model.viewmodel.view import View
@@ -67,7 +67,7 @@ async def take(shot: Shot) -> str:
     at_ns = source.go_to(recorded.began_ns + (shot.normal or shot.second) * NS_PER_S)
     source.hold(True)
     named = causes.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", rules.ids)
-    weights = suspects.parse(paths.suspects().read_text(encoding="utf-8"))
+    weights = suspect_weights.parse(paths.suspects().read_text(encoding="utf-8"))
     app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named), weights=weights)
     async with app.run_test(size=shot.size) as pilot:
         try:

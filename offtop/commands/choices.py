@@ -13,7 +13,8 @@ from offtop import paths
 from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, quoted
 from offtop.model.aggregate.rows import CHANGE
-from offtop.model.classify import categories, suspects
+from offtop.model.classify import categories
+from offtop.model.classify import suspect_weights as weights_file
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
@@ -42,9 +43,9 @@ def category_rules() -> categories.Categories:
     return categories.parse(paths.categories().read_text(encoding="utf-8"))
 
 
-def suspect_weights() -> suspects.Weights:
+def suspect_weights() -> weights_file.Weights:
     """Return the weights of suspects that come with offtop."""
-    return suspects.parse(paths.suspects().read_text(encoding="utf-8"))
+    return weights_file.parse(paths.suspects().read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager

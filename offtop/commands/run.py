@@ -142,6 +142,7 @@ def _baseline(
     """Read the recording given with --baseline; None: none is given."""
     if args.baseline is None:
         return None
+    from offtop.feed.suspect_watch import SuspectWatch
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.recording.replay import RecordedSource
     from offtop.reports.whole import EVER_NS, baseline_in
@@ -149,7 +150,8 @@ def _baseline(
     path = Path(args.baseline)
     with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
         cause_finder = CauseFinder(source.names, files)
-        return baseline_in(source, path.name, known, cause_finder, loaded.settings.delay_ns)
+        watch = SuspectWatch(source, choices.suspect_weights(), files)
+        return baseline_in(source, path.name, known, cause_finder, loaded.settings.delay_ns, watch)
 
 
 def _first_outlier(source: Source, path: Path) -> "Group":
@@ -190,8 +192,9 @@ def record(args: argparse.Namespace) -> int:
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
-        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts=cause_finder.verdicts)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
+        verdicts, standing = cause_finder.verdicts, suspects.standing
+        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts, standing)
         pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
         pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:
@@ -294,7 +297,8 @@ def export(args: argparse.Namespace) -> int:
 
         def profile_of(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
             idle, delay_ns = settings.idle, settings.delay_ns
-            return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, end_ns)
+            weights = choices.suspect_weights()
+            return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, weights, end_ns)
 
         baseline, out = None, args.output or ""
         if args.baseline:
@@ -362,7 +366,8 @@ def diff(args: argparse.Namespace) -> int:
         def of_file(name: str) -> diff_page.Compared:
             with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
                 idle, delay_ns = bool(args.idle), loaded.settings.delay_ns
-                return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns)
+                weights = choices.suspect_weights()
+                return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns, weights)
 
         before, after = of_file(args.before), of_file(args.after)
         _escape_unencodable()

@@ -71,7 +71,7 @@ class Pace:
         """
         for snapshot in self._snapshots():
             kept = self._history.add(snapshot)
-            found = self._suspects.tick(snapshot, kept) if kept and self._suspects else NOTHING_FOUND
+            found = self._suspects.tick(kept) if kept and self._suspects else NOTHING_FOUND
             if kept is not None and self._detector is not None:
                 snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, kept, found))
             recorder = self.recorder

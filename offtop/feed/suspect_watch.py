@@ -7,38 +7,49 @@ import numpy as np
 from offtop.feed.source import Source
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder, Weights
-from offtop.model.classify.wait_graph import Activity
+from offtop.model.classify.standing import WaitsOfTick
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder
+from offtop.model.classify.wait_graph import KnownPeers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.table import SiteKeys
 from offtop.model.values.waits import WAKE, WaitList, Waits
 from offtop.model.windows.baseline import Baseline
-from offtop.model.windows.breakdown import FILTERED
+from offtop.model.windows.breakdown import FILTERED, Idle, Shares
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import Stuck, stuck
+from offtop.model.windows.window import Window
 
 _MOST_KEPT = 1_000
 
 
 class SuspectWatch:
-    """`tick` is for the thread that reads ticks; any thread may call `at`."""
+    """Any thread may call `at`; the rest is for the thread that reads ticks."""
 
     def __init__(self, source: Source, weights: Weights, rules: RuleSource, baseline: Baseline | None = None) -> None:
         """`baseline`: how much waits when all is well; None: unknown."""
         self._source = source
-        causes = CauseFinder(source.names, rules)
-        self._finder = (
-            SuspectFinder(weights, causes, usual_in(baseline)) if baseline else SuspectFinder(weights, causes)
-        )
+        self._weights, self._causes = weights, CauseFinder(source.names, rules)
+        self._finder = SuspectFinder(weights, usual_in(baseline)) if baseline else SuspectFinder(weights)
+        self._peers = KnownPeers()
+        self._waits: WaitsOfTick | None = None
+        """Of the newest tick."""
         self._found: dict[int, Found] = {}
 
-    def tick(self, snapshot: Snapshot, kept: HistoryTick) -> Found:
-        """Find the suspects of a tick, which ends at `snapshot`."""
-        blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, kept.idle)
+    def standing(self, snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
+        """Return the sites of waits that have always stood there, as History needs them."""
+        blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
-        every = kept.shares
-        found = self._finder.tick(snapshot, blocked, every, Activity(every, kept.window), kept.span_ns)
+        self._waits = WaitsOfTick(snapshot, window, blocked, every, self._weights, self._causes, self._peers)
+        return self._waits.standing_sites
+
+    def tick(self, kept: HistoryTick) -> Found:
+        """Return the suspects of the newest tick. Its History has called `standing`."""
+        if self._waits is None:
+            return NOTHING_FOUND
+        found = self._finder.tick(self._waits)
         self._found[kept.number] = found
         while len(self._found) > _MOST_KEPT:
             del self._found[next(iter(self._found))]

@@ -19,7 +19,8 @@ from offtop.model.aggregate.waker_rows import by_wake
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.classify.suspects import Found, Weights
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.suspects import Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import Group, groups
@@ -27,8 +28,8 @@ from offtop.model.values.snapshot import EXITED, Snapshot
 from offtop.model.values.stack import NO_STACK, Names
 from offtop.model.values.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.values.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
-from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope
-from offtop.model.windows.history import History, HistoryTick, moved_in
+from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope, without_standing
+from offtop.model.windows.history import History, HistoryTick, moved_in, none_standing
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
@@ -104,7 +105,7 @@ class _Wakers:
         self._since_ns = self._since_ns or window.at_ns - window.span_ns
         moved = moved_in([kept], self._since_ns)
         for one in (kept, moved) if moved else (kept,):
-            self._add_time(by_wake(one.shares, Scope(ALL, idle=False, blocked=True)), window)
+            self._add_time(by_wake(without_standing(one.shares), Scope(ALL, idle=False, blocked=True)), window)
         for wake, storm in window.storms.items():
             one = self._of(catalog.wake(wake).waker)
             one.storm = one.storm.plus(storm)
@@ -182,11 +183,17 @@ def write(
     """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
         cause_finder = CauseFinder(source.names, rules)
-        history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
+        watch = SuspectWatch(source, weights, rules) if weights else None
+        history = History(
+            categories.idle,
+            is_periodic,
+            max_bytes=_HISTORY_BYTES,
+            verdicts=cause_finder.verdicts,
+            standing=watch.standing if watch else none_standing,
+        )
         windows: list[Window] = []
         longest: list[_Longest] = []
         wakers = _Wakers(source.names)
-        watch = SuspectWatch(source, weights, rules) if weights else None
         suspects: dict[tuple[str, ...], _Suspected] = {}
         busiest: tuple[float, int] = (0.0, 0)
         ticks = 0
@@ -206,7 +213,7 @@ def write(
             wakers.add(kept)
             if watch:
                 texts = SuspectTexts(snapshot.catalog, source.names, cause_finder)
-                _add_suspects(suspects, watch.tick(snapshot, kept), kept.taken_ns, texts)
+                _add_suspects(suspects, watch.tick(kept), kept.taken_ns, texts)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
         idle = last.idle if last else Idle(categories.idle, NO_SITES)

@@ -57,7 +57,8 @@ from offtop.model.aggregate.waker_rows import (
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.classify.suspects import NOTHING_FOUND, Found, Weights
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -86,7 +87,7 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.history import History, HistoryTick, moved_in
+from offtop.model.windows.history import History, HistoryTick, moved_in, none_standing
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
@@ -174,8 +175,14 @@ def run(
     it. `weights`: of suspects; None: do not look for any. Errors of the source and of `out` are passed on.
     """
     cause_finder, problems = CauseFinder(source.names, rules), Problems(source.names, source.why_nameless)
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
     suspects = SuspectWatch(source, weights, rules, wanted.baseline) if weights and not wanted.folded else None
+    history = History(
+        categories.idle,
+        is_periodic,
+        max_bytes=_HISTORY_BYTES,
+        verdicts=cause_finder.verdicts,
+        standing=suspects.standing if suspects else none_standing,
+    )
     pace = Pace(
         source,
         history,
@@ -545,7 +552,8 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names, cause_finder: CauseFind
 
 def stuck_threads(every: Stuck, shown: Stuck) -> str:
     hidden = len(every.waits) - len(shown.waits)
-    idle = f"; {hidden} idle hidden" if hidden else ""
+    standing = every.standing - shown.standing
+    idle = f"; {hidden} idle hidden{f', {standing} of them standing' if standing else ''}" if hidden else ""
     return f"{len(shown.waits)} {'threads' if len(shown.waits) != 1 else 'thread'}{idle}"
 
 
@@ -591,6 +599,8 @@ def _head(kept: HistoryTick, idle_shown: bool) -> str:
     filtered_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == FILTERED)
     every = total(kept.breakdown.categories.values()).total_ns - filtered_ns
     idle_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.idle)
+    standing_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.standing)
+    standing = f" ({threads(standing_ns / span_ns)} standing)" if standing_ns else ""
     shown_ns = every if idle_shown else every - idle_ns
     ready_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
@@ -608,7 +618,7 @@ def _head(kept: HistoryTick, idle_shown: bool) -> str:
         f"offtop - {clock} span {duration(span_ns)}  {sampled}"
         f"WAITING {threads(shown_ns / span_ns)} = "
         f"blocked {threads((shown_ns - ready_ns) / span_ns)} + run queue {threads(ready_ns / span_ns)}  "
-        f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}  {left_out}{lost}  "
+        f"{'of it ' if idle_shown else ''}idle {threads(idle_ns / span_ns)}{standing}  {left_out}{lost}  "
         f"min {duration(window.filters.min_ns) or '0'}{fewer}{own}{sure}"
     )
 

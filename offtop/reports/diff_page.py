@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.baseline_rows import LEAST
 from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.aggregate.filter import Filter
@@ -11,6 +12,7 @@ from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
+from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.printable import printable
 from offtop.reports.tick import passing
@@ -37,11 +39,19 @@ class Compared(NamedTuple):
 
 
 def compared(
-    source: Source, name: str, categories: Categories, rules: RuleSource, chosen: Filter, idle: bool, delay_ns: int
+    source: Source,
+    name: str,
+    categories: Categories,
+    rules: RuleSource,
+    chosen: Filter,
+    idle: bool,
+    delay_ns: int,
+    weights: Weights,
 ) -> Compared:
     """Read and measure one recording. Raises OfftopError if it has no whole tick."""
     cause_finder = CauseFinder(source.names, rules)
-    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen)
+    watch = SuspectWatch(source, weights, rules)
+    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch)
     tick = passing(whole, chosen, cause_finder)
     measures = measured(tick.shares, whole.span_ns, whole.window.catalog, cause_finder, idle)
     window = whole.window

@@ -11,11 +11,12 @@ from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
 from offtop.export.profile import Profile, profile_of
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.classify.suspects import Weights
+from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.person import Person, write_theirs, writing_theirs
@@ -55,6 +56,7 @@ def profile(
     idle: bool,
     delay_ns: int,
     iterations: int | None,
+    weights: Weights,
     end_ns: int = 0,
 ) -> Profile:
     """Return the profile of a source, up to `iterations` ticks or `end_ns` (CLOCK_REALTIME).
@@ -62,7 +64,8 @@ def profile(
     Raises OfftopError if there is no whole tick, or if `mode` needs wakers and they were not recorded.
     """
     cause_finder = CauseFinder(source.names, rules)
-    whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen)
+    watch = SuspectWatch(source, weights, rules)
+    whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen, watch)
     if not gathers(whole.header.mode, mode):
         raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")
     shares = passing(whole, chosen, cause_finder).shares

@@ -188,6 +188,8 @@ class Category(Struct, frozen=True, kw_only=True):
     """All of it is idle."""
     idle_ns: int
     """The part of total_ns that is idle."""
+    standing_ns: int
+    """Another part of total_ns, of waits that have always stood there; they are hidden with the idle ones."""
     waits: Count
     total_ns: Ns
     max_ns: Count
@@ -216,6 +218,8 @@ class Program(Struct, frozen=True, kw_only=True):
     total_ns: Ns
     idle_ns: int
     """The part of total_ns that is idle."""
+    standing_ns: int
+    """Another part of total_ns, of waits that have always stood there."""
     max_ns: Count
     histogram: Histogram
     places: list[Place]
@@ -337,6 +341,8 @@ class Site(Tid, frozen=True, kw_only=True):
 
     category: str
     idle: bool
+    standing: bool
+    """It is one wait in progress, which has always stood there: it is hidden with the idle ones."""
     waits: Count
     total_ns: Ns
     blocked_ns: Ns
@@ -396,6 +402,8 @@ class Blocked(NamedTid, frozen=True, kw_only=True):
     """As in ps: R, S, D, T, t, P, I; K: killable."""
     category: str
     idle: bool
+    standing: bool
+    """It is not idle otherwise, but has always stood there, and nobody waits behind it."""
     diagnosis: CauseId
     syscall: str | None
     """Name of the system call it is in; null: in none."""

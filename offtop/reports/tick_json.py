@@ -97,8 +97,9 @@ def tick_object(
         categories=[
             objects.Category(
                 name=name,
-                idle=all(leaf.idle for leaf in leaves if leaf.category == name),
-                idle_ns=sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.idle),
+                idle=all(leaf.is_idle_kind for leaf in leaves if leaf.category == name),
+                idle_ns=sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.is_idle_kind),
+                standing_ns=sum(p.total_ns for leaf, p in leaves.items() if leaf.category == name and leaf.standing),
                 waits=part.waits,
                 total_ns=part.total_ns,
                 max_ns=part.max_ns,
@@ -135,7 +136,8 @@ def tick_object(
             objects.Site(
                 *_who(key.thread, catalog)[:3],
                 category=leaf_of[key].category,
-                idle=leaf_of[key].idle,
+                idle=leaf_of[key].is_idle_kind,
+                standing=leaf_of[key].standing,
                 waits=totals.waits,
                 total_ns=totals.total_ns,
                 blocked_ns=totals.blocked_ns,
@@ -184,13 +186,14 @@ def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
     catalog = tick.kept.window.catalog
     threads = Counter(key.pid for key in {ThreadKey(*key) for key in tick.shares.ids[:, :2].tolist()} if key != EXITED)
     parts: dict[str, Part] = {}
-    idle_ns = Counter[str]()
+    idle_ns, standing_ns = Counter[str](), Counter[str]()
     members: dict[str, set[int]] = {}
     for leaf, by_pid in tick.breakdown.processes.items():
         for pid, part in by_pid.items():
             name = program_name(process_name(pid, catalog))
             parts[name] = parts.get(name, NO_PART).plus(part)
-            idle_ns[name] += part.total_ns if leaf.idle else 0
+            idle_ns[name] += part.total_ns if leaf.is_idle_kind else 0
+            standing_ns[name] += part.total_ns if leaf.standing else 0
             members.setdefault(name, set()).add(pid)
     names, row_of = PlaceNames(cause_finder), {name: number for number, name in enumerate(parts)}
     rows = {pid: row_of[name] for name, some in members.items() for pid in some}
@@ -203,6 +206,7 @@ def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
             waits=part.waits,
             total_ns=part.total_ns,
             idle_ns=idle_ns[name],
+            standing_ns=standing_ns[name],
             max_ns=part.max_ns,
             histogram=log2.slots(part.histogram),
             places=[
@@ -449,7 +453,8 @@ def _blocked_object(
         age_is=_AGE_IS[age.bound],
         state=one.letter,
         category=leaf.category,
-        idle=leaf.idle,
+        idle=leaf.is_idle_kind,
+        standing=leaf.standing,
         diagnosis=rule.id if rule else None,
         syscall=printable(catalog.call(one.call)) if one.call >= 0 else None,
         arguments=tuple(one.arguments),

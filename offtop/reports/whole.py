@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from offtop.errors import OfftopError, warn
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
+from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
@@ -14,7 +15,7 @@ from offtop.model.values.peers import waited_on
 from offtop.model.values.stack import Frame
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
-from offtop.model.windows.history import History, HistoryTick
+from offtop.model.windows.history import History, HistoryTick, none_standing
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.reports.batch import look_up
@@ -38,15 +39,17 @@ def whole_of(
     iterations: int | None = None,
     end_ns: int = 0,
     chosen: Filter = NOTHING,
+    watch: SuspectWatch | None = None,
 ) -> HistoryTick:
     """Merge the ticks of a source into one, with function names and what `chosen` needs.
 
     `iterations`: at most this many ticks (None: until the source ends). `end_ns` (CLOCK_REALTIME, 0: none): stop at the
-    first tick taken after it. After ctrl-C, the result holds everything up to the last tick. Raises OfftopError if
-    there is no whole tick, or if `chosen` needs wakers and they were not recorded.
+    first tick taken after it. `watch` says which waits have always stood there by its end (None: none have). After
+    ctrl-C, the result holds everything up to the last tick. Raises OfftopError if there is no whole tick, or if
+    `chosen` needs wakers and they were not recorded.
     """
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
-    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns)
+    history = _history(categories, cause_finder, watch)
+    pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, suspects=watch)
     windows: list[Window] = []
     looked_up = set[int]()
     last: HistoryTick | None = None
@@ -76,17 +79,22 @@ def whole_of(
 
 
 def baseline_in(
-    source: Source, file: str, categories: Categories, cause_finder: CauseFinder, delay_ns: int
+    source: Source,
+    file: str,
+    categories: Categories,
+    cause_finder: CauseFinder,
+    delay_ns: int,
+    watch: SuspectWatch | None = None,
 ) -> Baseline:
     """Return a recording as a baseline named `file`.
 
     Raises OfftopError if it has no whole tick.
     """
-    history = History(categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts)
+    history = _history(categories, cause_finder, watch)
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None
     parts: list[list[Window]] = [[] for _ in range(PARTS)]
-    for kept in Pace(source, history, delay_ns).ticks():
+    for kept in Pace(source, history, delay_ns, suspects=watch).ticks():
         began_ns = kept.at_ns - kept.span_ns if began_ns is None else began_ns
         number = PARTS * max(0, kept.at_ns - began_ns - 1) // max(1, measured_ns)
         some = parts[min(number, PARTS - 1)]
@@ -97,6 +105,13 @@ def baseline_in(
     if last is None:
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
     return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)
+
+
+def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWatch | None) -> History:
+    standing = watch.standing if watch else none_standing
+    return History(
+        categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts, standing=standing
+    )
 
 
 def not_gathered(chosen: Filter) -> str:

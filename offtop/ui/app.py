@@ -39,7 +39,7 @@ from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.classify.suspects import Weights
+from offtop.model.classify.suspect_weights import Weights
 from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.outlier import Outliers
@@ -51,7 +51,7 @@ from offtop.model.viewmodel.outlier_list import OutlierList
 from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL, Shares
-from offtop.model.windows.history import HISTORY_NS, History
+from offtop.model.windows.history import HISTORY_NS, History, none_standing
 from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.ui.actions.files import AlertPosted, Recorder
@@ -166,7 +166,9 @@ class OfftopApp(MouseActions):
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
         verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
-        self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts)
+        self._suspects = SuspectWatch(source, weights, rules) if weights else None
+        standing = self._suspects.standing if self._suspects else none_standing
+        self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts, standing=standing)
         self._outlier_actions = outlier_actions
         self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
         self._outlier_list = OutlierList(self._outliers)
@@ -176,7 +178,6 @@ class OfftopApp(MouseActions):
         """Whether to pause the screen at the next outlier."""
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
-        self._suspects = SuspectWatch(source, weights, rules) if weights else None
         self._suspect_causes = CauseFinder(source.names, rules)
         self._pace = pace.Pace(
             source,

@@ -44,14 +44,14 @@ def started(*command: str | Path) -> Generator[subprocess.Popen[bytes]]:
 def suspect(live: Watch, program: str, end: str) -> Suspect:
     """Tick until one of the suspects has `program` in its chain and `end` at its end."""
     rules, causes = watch.rules(), CauseFinder(live.source.names, Fixed(RULES))
-    history = History(rules.idle, is_periodic, verdicts=causes.verdicts)
     finder = SuspectWatch(live.source, WEIGHTS, Fixed(RULES))
+    history = History(rules.idle, is_periodic, verdicts=causes.verdicts, standing=finder.standing)
     deadline = time.monotonic() + _SECONDS
     seen: list[list[tuple[str, str]]] = []
     while time.monotonic() < deadline:
         live.tick(0.5)
         kept = history.add(live.last)
-        found = finder.tick(live.last, kept).suspects if kept else ()
+        found = finder.tick(kept).suspects if kept else ()
         for one in found:
             if one.end.program == end and program in {hop.program for hop in one.hops}:
                 return one

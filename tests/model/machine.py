@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 
 from offtop import paths
-from offtop.model.classify import categories, causes, suspects
+from offtop.model.classify import categories, causes, suspect_weights
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
+from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspects import Found, SuspectFinder
-from offtop.model.classify.wait_graph import Activity, KnownPeers, WaitGraph, wait_graph
+from offtop.model.classify.wait_graph import KnownPeers, WaitGraph
 from offtop.model.values.blockers import Blocker
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.peers import Peers
@@ -21,7 +22,7 @@ from offtop.units import NS_PER_S
 
 CATEGORIES = categories.parse(paths.categories().read_text())
 RULES = causes.parse(paths.rules().read_text(), "rules.toml", "", CATEGORIES.ids)
-WEIGHTS = suspects.parse(paths.suspects().read_text())
+WEIGHTS = suspect_weights.parse(paths.suspects().read_text())
 _BEGAN_NS = 1000 * NS_PER_S
 SPAN_NS = NS_PER_S
 AT_NS = _BEGAN_NS + 100 * NS_PER_S
@@ -133,17 +134,18 @@ class Machine:
         idle = Idle(CATEGORIES.idle, verdicts=verdicts)
         return now, stuck([*self.waiting.values()], AT_NS, self.catalog, idle), shares(window, idle), window
 
-    def graph(self) -> WaitGraph:
+    def tick(self) -> WaitsOfTick:
         now, blocked, every, window = self.measured()
-        return wait_graph(now, blocked, every, window.span_ns, Activity(every, window), KnownPeers())
+        return WaitsOfTick(now, window, blocked, every, WEIGHTS, self.causes, KnownPeers())
+
+    def graph(self) -> WaitGraph:
+        return self.tick().graph
 
     def found(self, ticks: int = 1) -> Found:
         """Return what a finder says after so many ticks like this one."""
-        now, blocked, every, window = self.measured()
-        finder = SuspectFinder(WEIGHTS, self.causes)
-        found = Found()
+        waits, finder, found = self.tick(), SuspectFinder(WEIGHTS), Found()
         for _ in range(ticks):
-            found = finder.tick(now, blocked, every, Activity(every, window), window.span_ns)
+            found = finder.tick(waits)
         return found
 
     def _stack(self, frames: list[Frame], category: str = "") -> int:

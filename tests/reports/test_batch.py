@@ -11,6 +11,7 @@ from offtop.model.classify import causes
 from offtop.model.classify.causes import WITHOUT_RULES, Fixed, RuleSource
 from offtop.model.values.wake import OFFCPU, WAKEUP
 from offtop.reports import batch
+from tests.model.machine import WEIGHTS
 from tests.recording.woken import WokenSource
 from tests.ui.scripted import BANKS, FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES
@@ -45,6 +46,30 @@ def test_stuck_header_counts_listed_and_hidden_threads(table: list[object], idle
     (head,) = [line for line in lines if line.startswith("stuck now")]
     assert head == expected
     assert len(lines[lines.index(head) + 2 :]) - 1 == int(expected.split()[2])
+
+
+def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
+    table = [READER, STUCK[4], STUCK[0]]
+
+    def lines(wanted: batch.Wanted, as_json: bool = False) -> list[str]:
+        out, source = io.StringIO(), ScriptedSource(table, ticks=2, ends=True)
+        batch.run(source, CATEGORIES, MS, None, wanted, as_json=as_json, width=0, out=out, weights=WEIGHTS)
+        return out.getvalue().splitlines()
+
+    plain = lines(batch.Wanted(stuck=True))
+    head = next(line for line in plain if line.startswith("offtop - "))
+    assert "WAITING 1.00 = blocked 1.00 + run queue 0.00  idle 2.00 (1.00 standing)  lost 0" in head
+    assert "stuck now: 1 thread; 2 idle hidden, 1 of them standing (-i)" in plain
+    assert any(line.startswith("~pipe ") for line in lines(batch.Wanted(idle_shown=True)))
+    tick = json.loads(lines(batch.Wanted(), as_json=True)[-1])
+    times = {one["name"]: (one["idle_ns"], one["standing_ns"], one["total_ns"]) for one in tick["categories"]}
+    second = tick["span_ns"]
+    assert times == {"pipe": (0, second, second), "poll": (second, 0, second), "lock": (0, 0, second)}
+    sites = {one["category"]: (one["idle"], one["standing"]) for one in tick["sites"]}
+    assert sites == {"pipe": (False, True), "poll": (True, False), "lock": (False, False)}
+    assert sites == {one["category"]: (one["idle"], one["standing"]) for one in tick["still_blocked"]}
+    assert [one["standing_ns"] for one in tick["programs"] if one["name"] == "sort"] == [second]
+    assert tick["standing"] == 1
 
 
 def test_system_call_names_are_escaped_in_json() -> None:

@@ -16,6 +16,8 @@ FIRST = "66ef04d637e49a93064fbb21b9ba46bc89c3078bc3b34ac0de1bbc8cb9bccdcb"
 """SHA-256 of the demo's ticks as offtop first printed them, each as JSON with sorted keys on a line."""
 ADDED = {"probe", "notices", "detail", "programs", "suspects", "standing"}
 """Keys of a tick that came later."""
+ADDED_BELOW = {"standing", "standing_ns"}
+"""Keys of what a tick holds that came later."""
 
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
@@ -24,7 +26,8 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
 def with_first_texts(value: Json, path: str = "") -> Json:
     """Return `value` with the texts that were rewritten since."""
     if isinstance(value, dict):
-        return {key: with_first_texts(one, f"{path}.{key}" if path else key) for key, one in value.items()}
+        there = {key: one for key, one in value.items() if key not in ADDED_BELOW}
+        return {key: with_first_texts(one, f"{path}.{key}" if path else key) for key, one in there.items()}
     if isinstance(value, list):
         return [with_first_texts(one, path) for one in value]
     first = {now: then for then, now in REWRITTEN.get(path, {}).items()}

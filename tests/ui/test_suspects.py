@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from offtop import paths
-from offtop.model.classify import suspects
+from offtop.model.classify import suspect_weights
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
@@ -14,7 +14,7 @@ from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, screen, shown
 
-WEIGHTS = suspects.parse(paths.suspects().read_text())
+WEIGHTS = suspect_weights.parse(paths.suspects().read_text())
 _LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
 TABLE = (
     *(
@@ -87,3 +87,35 @@ def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
     assert text[2].endswith("…")
     assert [len(lines([long] * n, 200, 5, UNICODE)) for n in (0, 1, 5)] == [1, 1, 5]
     assert lines([long], 80, 0, UNICODE) == []
+
+
+STOOD = (
+    *(Waits("tail", 60 + n, "tail", 60 + n, "pipe", "pipe_read", waits_on=True, older_ms=9000) for n in range(3)),
+    Waits("nginx", 700, "nginx", 700, "poll", "do_epoll_wait", waits_on=True),
+    Waits("shop", 100, "worker-1", 101, "lock", "futex_do_wait", ("serve", "main"), (200, 200)),
+)
+
+
+@asynchronous
+async def test_waits_that_have_always_stood_there_are_hidden_and_counted_until_i() -> None:
+    async with shown(ScriptedSource(STOOD, ticks=4), (160, 50), weights=WEIGHTS) as (app, pilot):
+        text = "\n".join(screen(app))
+        assert "Waiting 0.40 = 0.40 blocked + 0.00 run queue   +4.00 idle hidden, 3.00 of it standing (i)" in text
+        assert "tail" not in text
+        assert "pipe" not in text
+        await pilot.press("5")
+        assert "and 4 idle hidden, 3 of them standing (i)" in "\n".join(screen(app))
+        await pilot.press("i")
+        text = "\n".join(screen(app))
+        assert "~pipe" in text
+        assert "standing: normal while there is no work" in text
+        await pilot.press("5")
+        text = "\n".join(screen(app))
+        assert "Waiting 4.40" in text
+        assert "~pipe" in text
+
+
+@asynchronous
+async def test_without_suspects_nothing_is_known_to_stand() -> None:
+    async with shown(ScriptedSource(STOOD, ticks=4), (160, 50)) as (app, _):
+        assert "Waiting 3.40 = 3.40 blocked + 0.00 run queue   +1.00 idle hidden (i)" in "\n".join(screen(app))

@@ -8,36 +8,16 @@ data, in `offtop/suspects.toml`, which explains them.
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from offtop.model.classify.cause_finder import CauseFinder
-from offtop.model.classify.causes import Rule
-from offtop.model.classify.rule_file import RuleFile
-from offtop.model.classify.wait_graph import (
-    IDLE,
-    LOCKS,
-    RUNS,
-    Activity,
-    Edge,
-    Floats,
-    KnownPeers,
-    Passed,
-    Paths,
-    WaitGraph,
-    wait_graph,
-)
-from offtop.model.values.blockers import UPSTREAM
+from offtop.model.classify.standing import WaitsOfTick
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Edge, Floats, Passed
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import Bound, Snapshot
-from offtop.model.values.table import Ints, Mask
-from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
-from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE, Shares
-from offtop.model.windows.stuck import Stuck
-from offtop.printable import printable
-from offtop.units import parse_duration
+from offtop.model.values.table import Ints
+from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
 
 HOLDER, DEADLOCK, LOOP, CPU, QUOTA, WAIT = "holder", "deadlock", "loop", "cpu", "quota", "wait"
 KINDS: Mapping[str, str] = {
@@ -48,8 +28,6 @@ KINDS: Mapping[str, str] = {
     QUOTA: "its cgroup has used up its CPU quota",
     WAIT: "waits of which nobody is known to hold what they wait for",
 }
-_RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
-_PIPE = "pipe"
 _LEAST = 0.01
 """Harm that is worth a look at the end's chain."""
 _MOST_ENDS = 20
@@ -59,28 +37,6 @@ _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
 """A program with that share of all running time takes the CPUs of one that waits so much of the time it wants one."""
 _LEAST_CPU = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The contents of suspects.toml."""
-
-    harm: float
-    most: int
-    least_age_ns: int
-    ticks: int
-    standing_ns: int
-    behind: Mapping[str, float]
-    alone: Mapping[str, float]
-    cause: Mapping[str, float]
-    via: Mapping[str, float]
-    end: Mapping[str, float]
-    normal: frozenset[str]
-
-    def of(self, category: str, rule: Rule | None, is_known: bool) -> float:
-        """Return the weight of a wait. `is_known`: whether it is known who must act."""
-        own = (self.behind if is_known else self.alone).get(category, 0.0)
-        return max(own, self.cause.get(rule.general.id, 0.0)) if rule else own
 
 
 class Hop(NamedTuple):
@@ -156,23 +112,18 @@ _NOTHING: Usual = {}
 class SuspectFinder:
     """Finds the suspects of each tick, of one source. Not thread-safe."""
 
-    def __init__(self, weights: Weights, causes: CauseFinder, usual: Usual = _NOTHING) -> None:
-        self._weights, self._causes, self._usual = weights, causes, usual
+    def __init__(self, weights: Weights, usual: Usual = _NOTHING) -> None:
+        self._weights, self._usual = weights, usual
         self._latest: deque[Mapping[tuple[str, ...], float]] = deque(maxlen=weights.ticks)
-        self._peers = KnownPeers()
         self._epoch = -1
 
-    def tick(self, snapshot: Snapshot, blocked: Stuck, every: Shares, activity: Activity, span_ns: int) -> Found:
-        """Return the suspects as of `snapshot`, at the end of a window of `span_ns`.
-
-        `blocked` are the waits in progress, `every` the window's time by site and leaf.
-        """
-        if snapshot.epoch != self._epoch:
-            self._epoch = snapshot.epoch
+    def tick(self, waits: WaitsOfTick) -> Found:
+        """Return the suspects at the end of the tick of `waits`."""
+        epoch = waits.snapshot.epoch
+        if epoch != self._epoch:
+            self._epoch = epoch
             self._latest.clear()
-        found = suspects(
-            snapshot, blocked, every, activity, span_ns, self._weights, self._causes, self._peers, self._usual
-        )
+        found = _Ends(waits, self._weights, self._usual).found()
         worst = {one.key: one for one in reversed(found.suspects)}
         self._latest.append({key: one.harm for key, one in worst.items()})
         shown: list[Suspect] = []
@@ -186,57 +137,20 @@ class SuspectFinder:
         return Found(shown[: self._weights.most], found.standing)
 
 
-def suspects(
-    snapshot: Snapshot,
-    blocked: Stuck,
-    every: Shares,
-    activity: Activity,
-    span_ns: int,
-    weights: Weights,
-    causes: CauseFinder,
-    peers: KnownPeers,
-    usual: Usual = _NOTHING,
-) -> Found:
-    """Return all that others wait behind, most harm first, however little harm it does."""
-    graph = wait_graph(snapshot, blocked, every, span_ns, activity, peers)
-    return _Ends(snapshot, blocked, graph, activity, weights, causes, usual).found()
-
-
 class _Ends:
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        blocked: Stuck,
-        graph: WaitGraph,
-        activity: Activity,
-        weights: Weights,
-        causes: CauseFinder,
-        usual: Usual,
-    ) -> None:
-        self._snapshot, self._catalog, self._graph, self._activity = snapshot, snapshot.catalog, graph, activity
-        self._waits = WaitList.of(blocked.waits)
+    def __init__(self, waits: WaitsOfTick, weights: Weights, usual: Usual) -> None:
+        self._waits = waits
+        self._snapshot, self._catalog, self._graph = waits.snapshot, waits.snapshot.catalog, waits.graph
+        self._activity, self._paths, self._via = waits.activity, waits.paths, waits.via
         self._weights, self._usual = weights, usual
-        shares = blocked.shares
-        numbers: list[int] = shares.leaf.tolist() if shares else []
-        self._idle = [shares.leaves[number].idle for number in numbers] if shares else []
-        ids: list[list[int]] = shares.ids.tolist() if shares else []
-        self._sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
-        self._causes = causes
-        self._rules: dict[int, Rule | None] = {}
-        """Cause rules of rows, as far as they were looked up."""
-        self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
-        self._paths = Paths(len(graph.nodes), graph.edges)
-        self._via = {edge.source: edge.via for edge in graph.edges}
         self._into: defaultdict[int, list[Edge]] = defaultdict(list)
-        for edge in graph.edges:
+        for edge in waits.graph.edges:
             self._into[edge.target].append(edge)
 
     def found(self) -> Found:
         graph = self._graph
-        counts = self._counted()
-        standing = self._standing(counts)
-        waiting = np.where(counts, graph.waiting, 0.0)
-        waiting[standing] = 0.0
+        waiting = np.where(self._waits.counts, graph.waiting, 0.0)
+        waiting[self._waits.standing] = 0.0
         flow = self._paths.passed(waiting)
         harm = self._paths.passed(waiting * self._weight_of_rows(waiting))
         in_loop = {loop[0]: loop for loop in self._paths.loops}
@@ -250,66 +164,18 @@ class _Ends:
             if own:
                 every[number] = one._replace(waiting=one.waiting + own.waiting, harm=one.harm + own.harm)
         every += throttled.values()
-        return Found(sorted(every, key=lambda one: -one.harm), len(standing))
-
-    def _counted(self) -> Mask:
-        """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
-
-        Waits for a CPU and for a quota are counted by the window, because they are short. Short waits for a pipe are
-        how programs that work together take turns.
-        """
-        counts = np.zeros(len(self._graph.nodes), np.bool_)
-        least_ns = self._weights.least_age_ns
-        for row, (idle, age_ns) in enumerate(zip(self._idle, self._ages_ns, strict=True)):
-            state = self._graph.nodes[row].state
-            idle = idle and self._via.get(row) != UPSTREAM
-            counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
-        return counts
-
-    def _standing(self, counts: Mask) -> list[int]:
-        """Return the rows that have always stood there: nobody waits behind them but others that do."""
-        if not len(self._waits):
-            return []
-        rows = self._waits.rows
-        is_old = np.array(self._ages_ns) >= self._weights.standing_ns
-        is_old |= (rows[:, BOUND] != Bound.EXACT) | (
-            (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
-        )
-        may = [row for row in np.flatnonzero(is_old & counts[: len(rows)]).tolist() if self._is_normal(row)]
-        own = counts.astype(np.float64)
-        own[may] = 0.0
-        through = self._paths.passed(own).through
-        return [row for row in may if through[row] <= 0]
-
-    def _is_normal(self, row: int) -> bool:
-        """Return whether a thread may wait that way because it has no work."""
-        weights = self._weights
-        if self._graph.nodes[row].state not in weights.normal or self._via.get(row) in weights.via:
-            return False
-        rule = self._rule(row)
-        return rule is None or rule.general.id not in weights.cause
-
-    def _rule(self, row: int) -> Rule | None:
-        """Return the cause rule of a wait."""
-        if row not in self._rules:
-            self._look_up([row])
-        return self._rules[row]
-
-    def _look_up(self, rows: Sequence[int]) -> None:
-        """Look up the cause rules of many waits at once."""
-        found = self._causes.rules_at([self._sites[row] for row in rows], self._catalog)
-        self._rules.update(zip(rows, found, strict=True))
+        return Found(sorted(every, key=lambda one: -one.harm), len(self._waits.standing))
 
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
         rows: list[int] = np.flatnonzero(own).tolist()
-        self._look_up(rows)
+        self._waits.look_up(rows)
         for row in rows:
             state = self._graph.nodes[row].state
             is_known = row in self._via
             if not is_known and self._is_kernel_thread(row):
                 continue
-            weight = self._weights.of(state, self._rule(row), is_known)
+            weight = self._weights.of(state, self._waits.rule(row), is_known)
             found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
         return self._unusual(found, own)
 
@@ -327,7 +193,7 @@ class _Ends:
         return found
 
     def _is_kernel_thread(self, row: int) -> bool:
-        frames = self._catalog.stack(self._sites[row][0]).frames
+        frames = self._catalog.stack(self._waits.sites[row][0]).frames
         return any(frame.name.partition("+")[0] in _KERNEL_THREADS for frame in frames[-2:])
 
     def _folded(self, ends: Ints) -> list[list[int]]:
@@ -341,7 +207,7 @@ class _Ends:
                 held = next((one.what for one in into if one.what), "")
                 groups[("held", held or end)].append(end)
             else:
-                rule = self._rule(end) if end < len(self._sites) else None
+                rule = self._waits.rule(end) if end < len(self._waits.sites) else None
                 groups[(self._catalog.process(node.key.pid), rule.name if rule else node.state)].append(end)
         return [*groups.values()]
 
@@ -366,7 +232,7 @@ class _Ends:
 
     def _end_factor(self, end: int) -> float:
         node = self._graph.nodes[end]
-        is_idle = node.row >= 0 and self._idle[node.row] and node.state not in self._weights.end
+        is_idle = node.row >= 0 and self._waits.idle[node.row] and node.state not in self._weights.end
         return self._weights.end.get(IDLE if is_idle else node.state, 1.0)
 
     def _of_loop(self, loop: Sequence[int], waiting: float, harm: float) -> Suspect:
@@ -416,7 +282,7 @@ class _Ends:
     def _hop(self, nodes: Sequence[int]) -> Hop:
         """Describe nodes that do the same."""
         some = [self._graph.nodes[one] for one in nodes]
-        oldest = max(some, key=lambda one: self._ages_ns[one.row] if one.row >= 0 else 0)
+        oldest = max(some, key=lambda one: self._waits.ages_ns[one.row] if one.row >= 0 else 0)
         in_wait = oldest.row >= 0
         return Hop(
             oldest.key,
@@ -424,8 +290,8 @@ class _Ends:
             len(nodes),
             len({one.key.pid for one in some}),
             oldest.state,
-            self._waits[oldest.row].place if in_wait else None,
-            self._ages_ns[oldest.row] if in_wait else 0,
+            self._waits.waits[oldest.row].place if in_wait else None,
+            self._waits.ages_ns[oldest.row] if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
         )
 
@@ -478,44 +344,3 @@ class _Ends:
         pids = [pid for pid, amount in amounts.items() if amount > _LEAST or pid == most]
         title = self._snapshot.titles.get(most, "")
         return Hop(ThreadKey(most, 0), program, len(pids), len(pids), state, None, 0, title)
-
-
-def parse(text: str) -> Weights:
-    """Parse the text of a `suspects.toml`. Raises OfftopError, naming what is wrong."""
-    return _Reader(text, "suspects.toml", "Fix that line, or reinstall offtop to get its own file back.").weights()
-
-
-class _Reader(RuleFile):
-    def weights(self) -> Weights:
-        self.known_keys(self.file, {"show", "behind", "alone", "cause", "via", "end", "normal"}, "the file")
-        show, where = self.table(self.file, "show", "the file"), "[show]"
-        self.known_keys(show, {"harm", "most", "least_age", "ticks", "standing"}, where)
-        return Weights(
-            self._number(show, "harm", where),
-            int(self._number(show, "most", where)),
-            self._time(show, "least_age", where),
-            int(self._number(show, "ticks", where)),
-            self._time(show, "standing", where),
-            self._numbers("behind"),
-            self._numbers("alone"),
-            self._numbers("cause"),
-            self._numbers("via"),
-            self._numbers("end"),
-            frozenset(self.patterns(self.table(self.file, "normal", "the file"), "categories", "[normal]")),
-        )
-
-    def _numbers(self, name: str) -> Mapping[str, float]:
-        table = self.table(self.file, name, "the file")
-        return {key: self._number(table, key, f"[{name}]") for key in table}
-
-    def _number(self, table: Mapping[str, Any], key: str, where: str) -> float:
-        value = table.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise self.wrong(where, f"`{printable(key)}` is not a number from 0 up")
-        return float(value)
-
-    def _time(self, table: Mapping[str, Any], key: str, where: str) -> int:
-        try:
-            return parse_duration(self.words(table, key, where, "a duration"), 1)
-        except ValueError:
-            raise self.wrong(where, f"`{key}` is not a duration such as 1s") from None

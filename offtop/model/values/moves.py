@@ -11,7 +11,7 @@ from typing import cast, overload
 import numpy as np
 
 from offtop.model.values.snapshot import Move
-from offtop.model.values.table import RUNQUEUE_NS, SITES, TOTAL_NS, Ints, integers
+from offtop.model.values.table import RUNQUEUE_NS, SITES, TOTAL_NS, Ints, SiteKeys, integers
 
 WAS, NOW = 0, SITES.width
 SINCE, UNTIL, READY = range(2 * SITES.width, 2 * SITES.width + 3)
@@ -80,6 +80,14 @@ class Moves(Sequence[Move]):
         some[:, SINCE] = np.maximum(some[:, SINCE], at_ns)
         some[:, READY] = np.minimum(some[:, READY], some[:, UNTIL] - some[:, SINCE])
         return Moves(some)
+
+    def outside(self, sites: SiteKeys, begin_ns: int, end_ns: int) -> "Moves":
+        """Return the moves without their parts from `begin_ns` to `end_ns` that take time from one of `sites`."""
+        some = sites.mask(self.rows[:, WAS:NOW]) & (self.rows[:, SINCE] < end_ns) & (self.rows[:, UNTIL] > begin_ns)
+        if not some.any():
+            return self
+        cut = Moves(self.rows[some])
+        return Moves.all((Moves(self.rows[~some]), cut.before(begin_ns), cut.after(end_ns)))
 
     @property
     def reversed(self) -> "Moves":

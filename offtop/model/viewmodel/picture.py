@@ -140,6 +140,8 @@ class Picture:
     """Run-queue part of `shown`."""
     hidden_ns: int
     """Idle and hidden."""
+    standing_ns: int
+    """Part of `hidden_ns` that is idle only because it has always stood there."""
     muted_ns: int
     filtered_ns: int
     """Excluded by --max and --state."""
@@ -366,6 +368,7 @@ class Pictures:
             other_ns=parts.get(OTHER, NO_PART).total_ns,
             filtered_ns=filtered_ns,
             hidden_ns=all_ns - shown.total_ns - filtered_ns,
+            standing_ns=0 if view.idle_shown else _standing(unmuted).total_ns,
             muted_ns=sum(tick.muted_ns for tick in taken),
             passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
             idle_passing_ns=0 if view.idle_shown else _idle(one.categories).total_ns,
@@ -664,6 +667,10 @@ def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
             was = sums.get(leaf.category)
             sums[leaf.category] = part if was is None else was.plus(part)
     return sums
+
+
+def _standing(parts: Parts) -> Part:
+    return total(part for leaf, part in parts.items() if leaf.standing)
 
 
 def _idle(parts: Parts) -> Part:

@@ -67,7 +67,10 @@ class Idle(NamedTuple):
     periodic: SiteKeys = NO_SITES
     """Sites of `sleep` that are periodic. One window is not enough to decide that; History does."""
     verdicts: IdleVerdicts = NO_VERDICTS
-    """What rules say about sites, whatever their category. They override the others."""
+    """What rules say about sites, whatever their category. They override the categories and what is periodic."""
+    standing: SiteKeys = NO_SITES
+    """Sites of waits that have always stood there (classify.standing): the blocked time of a wait in progress there is
+    idle, that of waits that ended is not."""
 
     def is_periodic(self, ids: Ints) -> Mask:
         """Return which of `ids` (n, 4), sites of `sleep`, are idle.
@@ -85,6 +88,13 @@ class Leaf(NamedTuple):
 
     category: str
     idle: bool = False
+    standing: bool = False
+    """Idle because the wait has always stood there, although such waits are not idle otherwise."""
+
+    @property
+    def is_idle_kind(self) -> bool:
+        """Whether such waits are idle however long they last."""
+        return self.idle and not self.standing
 
 
 class Part(NamedTuple):
@@ -307,7 +317,24 @@ def shares(window: Window, idle: Idle) -> Shares:
     leaf, ids, waits, ns = (np.concatenate(column) for column in zip(*rows, strict=True))
     max_ns = np.zeros(len(leaf), np.int64)
     max_ns[:count] = numbers[:, MAX_NS]
-    return Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, sites.lanes)
+    return with_standing(Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, sites.lanes), idle.standing)
+
+
+def with_standing(every: Shares, standing: SiteKeys) -> Shares:
+    """Return `every` with the blocked time of waits in progress at `standing` as idle, unless it is already."""
+    if not len(standing):
+        return every
+    may = np.array([not leaf.idle and leaf.category != RUN_QUEUE for leaf in every.leaves], np.bool_)[every.leaf]
+    rows = np.flatnonzero(may & (every.waits == 0) & standing.mask(every.ids))
+    standing_leaves = [leaf._replace(idle=True, standing=True) for leaf in every.leaves]
+    leaf = every.leaf.copy()
+    leaf[rows] += len(every.leaves)
+    return every._replace(leaves=[*every.leaves, *standing_leaves], leaf=leaf)
+
+
+def without_standing(every: Shares) -> Shares:
+    """Return `every` with only those waits as idle that are so however long they last."""
+    return every._replace(leaves=[Leaf(leaf.category, leaf.is_idle_kind) for leaf in every.leaves])
 
 
 def leaf_of_sites(window: Window, idle: Idle) -> dict[SiteKey, Leaf]:

@@ -36,7 +36,18 @@ from offtop.model.values.table import (
 )
 from offtop.model.values.wake import OFFCPU, gathers
 from offtop.model.windows import rebuilt
-from offtop.model.windows.breakdown import SLEEP, Breakdown, Idle, Leaf, Part, Shares, break_down, breakdown_of, shares
+from offtop.model.windows.breakdown import (
+    SLEEP,
+    Breakdown,
+    Idle,
+    Leaf,
+    Part,
+    Shares,
+    break_down,
+    breakdown_of,
+    shares,
+    with_standing,
+)
 from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
 from offtop.model.windows.stuck import PastWaits, Stuck, stuck
 from offtop.model.windows.window import Window, between, merge, moved_only
@@ -56,6 +67,14 @@ _BLOCKED_BYTES = 300
 _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
+
+FindStanding = Callable[[Snapshot, Window, Idle, Shares], SiteKeys]
+"""Returns the sites of waits that have always stood there. The shares are those of the window, without such waits."""
+
+
+def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
+    """Implement FindStanding where nobody knows who waits behind whom."""
+    return NO_SITES
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +131,9 @@ class HistoryTick:
         return self.held.rest if isinstance(self.held, Packed) else self.held
 
     @classmethod
-    def of(cls, window: Window, idle: Idle, number: int = 0) -> "HistoryTick":
-        """Build a tick from `window`, with bytes_held still 0."""
-        every = shares(window, idle)
+    def of(cls, window: Window, idle: Idle, number: int = 0, every: Shares | None = None) -> "HistoryTick":
+        """Build a tick from `window`, with bytes_held still 0. `every`: its shares, if they are made already."""
+        every = every or shares(window, idle)
         made = breakdown_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
         return cls(number, *times, 0, made.categories, window, idle, made, window.moves, every)
@@ -147,16 +166,19 @@ class History:
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
         verdicts: Callable[[Iterable[Ints], Catalog], IdleVerdicts] = lambda _, __: NO_VERDICTS,
+        standing: FindStanding = none_standing,
     ) -> None:
         """Create an empty history.
 
         `idle` names the categories that are always idle. `is_periodic` decides for each histogram of a `sleep` site, a
         row of lanes over everything seen of it, whether the sleep is periodic. `verdicts` applies the rules to sites'
-        ids (CauseFinder.verdicts); it is called in the thread that adds.
+        ids (CauseFinder.verdicts); `standing` finds the waits that have always stood there (SuspectWatch.standing).
+        Both are called in the thread that adds.
         """
         self._idle = frozenset(idle)
-        self._verdicts = verdicts
+        self._verdicts, self._standing = verdicts, standing
         self._newest_verdicts = NO_VERDICTS
+        self._newest_standing = NO_SITES
         self._is_periodic = is_periodic
         self._max_ns = max_ns
         self._max_bytes = max_bytes
@@ -212,9 +234,16 @@ class History:
         earlier_verdicts, self._newest_verdicts = self._newest_verdicts, self._verdicts_on(snapshot, window)
         is_new |= self._newest_verdicts is not earlier_verdicts
         idle = Idle(self._idle, self._periodic, self._newest_verdicts)
-        kept = HistoryTick.of(window, idle, self._number)
+        every = shares(window, idle)
+        standing = self._standing(snapshot, window, idle, every)
+        if np.array_equal(standing.ids, self._newest_standing.ids):
+            standing = self._newest_standing
+        idle = idle._replace(standing=standing)
+        kept = HistoryTick.of(window, idle, self._number, with_standing(every, standing))
         own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._newest_verdicts.bytes_held if is_new else 0)
+        own += standing.ids.nbytes if standing is not self._newest_standing else 0
         kept = replace(kept, bytes_held=_bytes_of(kept) + own)
+        self._newest_standing = standing
         with self._lock:
             if self._longest_waits is not None:
                 self._longest_waits = _longer_of(self._longest_waits, table_of(SITES, window.sites))
@@ -263,7 +292,7 @@ class History:
         with self._lock:
             # If a source was joined in the middle, its maxima cover more than what was seen of it.
             self._longest_waits = table_of(SITES, {}) if snapshot.epoch else None
-            self._first, self._periodic = snapshot, NO_SITES
+            self._first, self._periodic, self._newest_standing = snapshot, NO_SITES, NO_SITES
             self._before_wakers = None
             self._largest_storms.clear()
             self._longest_call_ns = 0
@@ -403,7 +432,7 @@ class History:
         }
         calls = window.calls._replace(max_ns=longest_call_ns)
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
-        return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_verdicts))
+        return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_verdicts, self._newest_standing))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """Return the sites of `sleep` whose waits so far are periodic."""
@@ -483,6 +512,11 @@ def moved_in(ticks: Sequence[HistoryTick], since_ns: int) -> HistoryTick | None:
     """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
 
     It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
+    Time that was standing in one of them stays where it was counted, idle, so that nothing falls below 0.
     """
     last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
-    return HistoryTick.of(moved_only(moves, last.header), last.idle, -last.number) if moves else None
+    for tick in ticks:
+        if len(moves) and len(tick.idle.standing):
+            moves = moves.outside(tick.idle.standing, tick.at_ns - tick.span_ns, tick.at_ns)
+    idle = last.idle._replace(standing=NO_SITES)
+    return HistoryTick.of(moved_only(moves, last.header), idle, -last.number) if moves else None

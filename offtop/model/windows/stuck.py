@@ -73,6 +73,14 @@ class Stuck(NamedTuple):
     def in_scope(self, scope: Scope) -> "Stuck":
         return self if self.shares is None else self.of(self.shares.mask(scope))
 
+    @property
+    def standing(self) -> int:
+        """How many of the waits have always stood there."""
+        if self.shares is None:
+            return 0
+        stands = np.array([leaf.standing for leaf in self.shares.leaves], np.bool_)
+        return int(np.count_nonzero(stands[self.shares.leaf]))
+
     def leaf(self, row: int) -> Leaf:
         assert self.shares
         return self.shares.leaves[int(self.shares.leaf[row])]
@@ -110,8 +118,9 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     ids[:, USER] = every.rows[:, READ_USER]
     verdicts = idle.verdicts.of(ids)
     looks_idle = np.where(verdicts == 0, looks_idle, verdicts > 0)
-    codes, leaf = np.unique(which * 2 + looks_idle, return_inverse=True)
-    leaves = [Leaf(names[code >> 1], bool(code & 1)) for code in codes.tolist()]
+    stands = ~looks_idle & idle.standing.mask(every.sites)
+    codes, leaf = np.unique(which << 2 | (looks_idle | stands) << 1 | stands, return_inverse=True)
+    leaves = [Leaf(names[code >> 2], bool(code & 2), bool(code & 1)) for code in codes.tolist()]
     none = np.zeros((0, LANES), np.int64)
     shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
     return Stuck(at_ns, every, shares)

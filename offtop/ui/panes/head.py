@@ -164,12 +164,14 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     idle = threads(average(picture.hidden_ns, span_ns))
     whole: Spans = [("Waiting ", "text"), (threads(average(shown_ns, span_ns)), "waiting")]
     hidden: Spans = [("   idle shown (i)" if picture.view.idle_shown else "", "dim")]
-    hidden_in_short = hidden
+    hidden_in_full = hidden_in_short = hidden
     if picture.hidden_ns:
+        standing = f", {threads(average(picture.standing_ns, span_ns))} of it standing" if picture.standing_ns else ""
+        hidden_in_full = [(f"   +{idle} idle hidden{standing} (i)", "dim")]
         hidden, hidden_in_short = [(f"   +{idle} idle hidden (i)", "dim")], [(f" +{idle} idle (i)", "dim")]
     if picture.view.muted:
         muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
-        hidden, hidden_in_short = [*hidden, *muted], [*hidden_in_short, *muted]
+        hidden_in_full, hidden, hidden_in_short = ([*one, *muted] for one in (hidden_in_full, hidden, hidden_in_short))
     right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
     if number := len(picture.outliers.groups):
         right.append((f" {number} outlier{'s' * (number != 1)} (O)", "alert"))
@@ -180,6 +182,7 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     if layout.cost:
         right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
     lefts: list[Spans] = [
+        [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden_in_full],
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
         [*whole, (f" = {blocked} + {ready} run queue", "text"), *hidden_in_short],
         [*whole, *hidden_in_short],

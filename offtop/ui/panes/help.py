@@ -54,6 +54,8 @@ short        waits below the minimum (m): counted, but without a stack. Their ru
 min          the shortest wait that gets a stack (m). p50, p99 and MAX count waits from this length up.
 idle ~       before a category or a name: an idle wait, of a server or worker with nothing to do. Hidden until i, and \
 counted in the header.
+standing     a wait for a pipe, socket, child, signal or terminal, a sleep or a poll, that has gone on for a minute or \
+began before offtop, and that nobody else waits behind. It counts as idle from the tick on in which that is known.
 muted        what you muted with X; counted in the header.
 exact        in the header: nothing was lost or left out. Otherwise it says what is missing.
 lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact.

@@ -25,6 +25,7 @@ _GUESSED = "~"
 """Mark of user stacks with guessed callers."""
 _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
 """Least widths for the process and for the cgroup."""
+_STANDING = "   standing: normal while there is no work, this old, and nobody waits behind it, so it counts as idle"
 
 
 def stuck(picture: Picture, pen: Pen) -> list[Line]:
@@ -54,7 +55,8 @@ def _title(picture: Picture, pen: Pen) -> str:
     of = f" in {selected}" if selected != "all" else ""
     if alike is not None:
         of += f" of {alike.threads or alike.program} at {alike.place}"
-    idle = f", and {len(hidden.waits)} idle hidden (i)" if hidden.waits else ""
+    standing = f", {hidden.standing} of them standing" if hidden.standing else ""
+    idle = f", and {len(hidden.waits)} idle hidden{standing} (i)" if hidden.waits else ""
     many = f"{threads} threads wait" if threads != 1 else "1 thread waits"
     return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
 
@@ -248,6 +250,8 @@ def _summary_lines(picture: Picture, row: int, pen: Pen) -> list[Line]:
             )
         ),
     ]
+    if shown.leaf(row).standing:
+        lines.append(plain(fit(_STANDING, pen.width, pen.glyphs), "idle"))
     what = catalog.wake(one.site.wake).object
     if what.kind:
         held = f", held by {one.holder.label}" if one.holder.tid else ""

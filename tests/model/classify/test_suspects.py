@@ -4,7 +4,7 @@ import pytest
 
 from offtop import paths
 from offtop.errors import OfftopError
-from offtop.model.classify import suspects
+from offtop.model.classify import suspect_weights
 from offtop.model.classify.suspects import CPU, DEADLOCK, HOLDER, WAIT, Found
 from offtop.model.values.blockers import CHILD, FILE_LOCK, MUTEX, PIPE, SOCKET, TITLE, UPSTREAM, Blocker
 from offtop.model.values.catalog import ThreadKey
@@ -217,7 +217,7 @@ def test_short_trouble_is_not_shown_until_it_lasts() -> None:
 def test_broken_weights_are_named(before: str, after: str, message: str) -> None:
     text = paths.suspects().read_text().replace(before, after)
     with pytest.raises(OfftopError) as raised:
-        suspects.parse(text)
+        suspect_weights.parse(text)
     assert message in str(raised.value)
 
 

@@ -1,0 +1,122 @@
+"""The waits in progress at the end of a tick: who waits behind whom, and which of them have always stood there.
+
+A wait is *standing* if it is of a kind that is normal while there is no work, if it has gone on for a minute or began
+before offtop did, and if nobody waits behind its thread but others that stand. Standing waits count as idle, and are
+behind no suspect.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.causes import Rule
+from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.wait_graph import Activity, KnownPeers, Paths, wait_graph
+from offtop.model.values.blockers import UPSTREAM
+from offtop.model.values.snapshot import Bound, Snapshot
+from offtop.model.values.table import NO_SITES, Mask, SiteKeys
+from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
+from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE, Shares
+from offtop.model.windows.stuck import Stuck
+from offtop.model.windows.window import Window
+
+_RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
+_PIPE = "pipe"
+
+
+class WaitsOfTick:
+    """The rows are those of `blocked`. Not thread-safe."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        window: Window,
+        blocked: Stuck,
+        every: Shares,
+        weights: Weights,
+        causes: CauseFinder,
+        peers: KnownPeers,
+    ) -> None:
+        """`blocked` and `every` are the waits as of `snapshot` and the time in `window`, before standing ones count as
+        idle."""
+        self.snapshot, self.blocked = snapshot, blocked
+        self.activity = Activity(every, window)
+        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers)
+        self.paths = Paths(len(self.graph.nodes), self.graph.edges)
+        self.via = {edge.source: edge.via for edge in self.graph.edges}
+        """Row or node → how it is known who must act."""
+        self._window, self._weights, self._causes = window, weights, causes
+        self.waits = WaitList.of(blocked.waits)
+        shares = blocked.shares
+        numbers: list[int] = shares.leaf.tolist() if shares else []
+        self.idle = [shares.leaves[number].idle for number in numbers] if shares else []
+        ids: list[list[int]] = shares.ids.tolist() if shares else []
+        self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
+        """As of breakdown.sites_of."""
+        self._rules: dict[int, Rule | None] = {}
+        """Cause rules of rows, as far as they were looked up."""
+        ages_ns = self.waits.ages_ns(blocked.at_ns)
+        self.ages_ns: list[int] = ages_ns.tolist()
+        self.counts = self._counted()
+        """Which nodes' own waiting counts."""
+        self.standing = self._standing()
+        """Rows that have always stood there."""
+
+    @property
+    def standing_sites(self) -> SiteKeys:
+        """The sites of standing waits that went on through the whole window.
+
+        There are none if /proc was sampled, because then it is unknown whether anybody waits behind them.
+        """
+        if not self.standing or self.snapshot.sampling:
+            return NO_SITES
+        ids = self.waits.sites[self.standing]
+        return SiteKeys(ids[self._window.still.mask(ids)])
+
+    def rule(self, row: int) -> Rule | None:
+        """Return the cause rule of a wait."""
+        if row not in self._rules:
+            self.look_up([row])
+        return self._rules[row]
+
+    def look_up(self, rows: Sequence[int]) -> None:
+        """Look up the cause rules of many waits at once."""
+        found = self._causes.rules_at([self.sites[row] for row in rows], self.snapshot.catalog)
+        self._rules.update(zip(rows, found, strict=True))
+
+    def _counted(self) -> Mask:
+        """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
+
+        Waits for a CPU and for a quota are counted by the window, because they are short. Short waits for a pipe are
+        how programs that work together take turns.
+        """
+        counts = np.zeros(len(self.graph.nodes), np.bool_)
+        least_ns = self._weights.least_age_ns
+        for row, (idle, age_ns) in enumerate(zip(self.idle, self.ages_ns, strict=True)):
+            state = self.graph.nodes[row].state
+            idle = idle and self.via.get(row) != UPSTREAM
+            counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
+        return counts
+
+    def _standing(self) -> list[int]:
+        if not len(self.waits):
+            return []
+        rows = self.waits.rows
+        is_old = np.array(self.ages_ns) >= self._weights.standing_ns
+        is_old |= (rows[:, BOUND] != Bound.EXACT) | (
+            (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
+        )
+        may = [row for row in np.flatnonzero(is_old & self.counts[: len(rows)]).tolist() if self._is_normal(row)]
+        own = self.counts.astype(np.float64)
+        own[may] = 0.0
+        through = self.paths.passed(own).through
+        return [row for row in may if through[row] <= 0]
+
+    def _is_normal(self, row: int) -> bool:
+        """Return whether a thread may wait that way because it has no work."""
+        weights = self._weights
+        if self.graph.nodes[row].state not in weights.normal or self.via.get(row) in weights.via:
+            return False
+        rule = self.rule(row)
+        return rule is None or rule.general.id not in weights.cause
