@@ -197,6 +197,9 @@ class OfftopApp(MouseActions):
         self._mouse = mouse
         self._view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self._picture: Picture | None = None
+        self._category_rows: int | None = None
+        """Rows of the table of categories, without their sum; None before the first picture."""
+        self._needs_cost_line = False
         self._drawn_versions = (0, 0)
         """`_name_versions()` when the screen was last drawn."""
         self._ticked_ns = 0
@@ -356,7 +359,8 @@ class OfftopApp(MouseActions):
     def _layout_of(self, view: View) -> Layout:
         newest = self._history.newest
         within = bool(newest.header.filters.within if newest else view.filters.within)
-        return arrange(self.size.width, self.size.height, view, within, len(self._suspect_lines()))
+        suspects, categories = len(self._suspect_lines()), self._category_rows
+        return arrange(self.size.width, self.size.height, view, within, suspects, categories, self._needs_cost_line)
 
     def _suspect_lines(self) -> list[Line]:
         """Return the lines about suspects, if they are looked for and there is room."""
@@ -399,6 +403,13 @@ class OfftopApp(MouseActions):
             return
         layout, self._drawn_versions = self._layout, self._name_versions()
         self._picture = self._pictures.of(self._view, layout.room)
+        if self._picture:
+            categories = self._picture.categories
+            self._category_rows = len(categories.rows) + (categories.elided is not None)
+            self._needs_cost_line = head.needs_cost_line(self._picture)
+            if (fitting := self._layout).room != layout.room:
+                self._picture = self._pictures.of(self._view, fitting.room)
+            layout = fitting
         self._place(layout)
         if self._picture is None:
             reading = fit("offtop: reading for the first time", layout.width, self._glyphs)

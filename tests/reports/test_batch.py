@@ -13,7 +13,19 @@ from offtop.model.values.wake import OFFCPU, WAKEUP
 from offtop.reports import batch
 from tests.model.machine import WEIGHTS
 from tests.recording.woken import WokenSource
-from tests.ui.scripted import BANKS, FILLED, MS, PIPE, READER, SHOP, STUCK, BrokenSource, ScriptedSource, Waits
+from tests.ui.scripted import (
+    BANKS,
+    FILLED,
+    MS,
+    PIPE,
+    READER,
+    SHOP,
+    STUCK,
+    BrokenSource,
+    ScriptedSource,
+    Waits,
+    slower_flush,
+)
 from tests.ui.shown import CATEGORIES
 
 
@@ -121,10 +133,10 @@ def test_programs_are_one_row_of_the_table_if_asked_for() -> None:
     ],
 )
 def test_where_says_the_largest_places(wanted: batch.Wanted, found: str) -> None:
-    lines = printed(ScriptedSource(BANKS, ticks=3, ends=True), wanted)
+    lines = printed(ScriptedSource(slower_flush(BANKS), ticks=3, ends=True), wanted)
     (row,) = [line for line in lines if line.split()[:1] == [found] and "postgres" in line]
     lock = "0.58" if found == "x2" else "0.18"
-    assert row.endswith(f"  {lock} futex_do_wait < ProcSleep, 0.05 jbd2_log_wait_commit < XLogFlush"), (
+    assert row.endswith(f"  {lock} futex_do_wait < ProcSleep, 0.10 jbd2_log_wait_commit < XLogFlush"), (
         "0.02 for a CPU is left out"
     )
     (client,) = [line for line in lines if "psql" in line]

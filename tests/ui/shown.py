@@ -18,6 +18,7 @@ from textual.strip import Strip
 from offtop import paths
 from offtop.feed.outlier_actions import Alarm, OutlierActions
 from offtop.model.classify.categories import parse
+from offtop.model.viewmodel.view import CATEGORIES as CATEGORY_PANE
 from offtop.model.viewmodel.view import View
 from offtop.person import person
 from offtop.ui.app import OfftopApp
@@ -122,6 +123,63 @@ async def until(holds: Callable[[], bool], seconds: float = 20) -> None:
 def screen(app: OfftopApp) -> list[str]:
     """Return the visible lines without trailing blanks."""
     return [strip.text.rstrip() for strip in _strips(app)]
+
+
+def top(app: OfftopApp, panel: str) -> int:
+    """Return the number of the first line of a panel: `head`, `alert`, or a pane of model.viewmodel.view."""
+    return app._layout.panels[panel].y  # pyright: ignore[reportPrivateUsage]
+
+
+def pane(app: OfftopApp, panel: str) -> list[str]:
+    """Return the lines of a panel without trailing blanks, its title first if it has one."""
+    rect = app._layout.panels[panel]  # pyright: ignore[reportPrivateUsage]
+    strips = _strips(app)[rect.y : rect.y + rect.height]
+    return [strip.crop(rect.x, rect.x + rect.width).text.rstrip() for strip in strips]
+
+
+def column_titles(app: OfftopApp, panel: str) -> str:
+    """Return the line with the titles of the columns; only the categories have no other line above it."""
+    return pane(app, panel)[panel != CATEGORY_PANE]
+
+
+def rows_of(app: OfftopApp, panel: str) -> list[str]:
+    """Return the lines below the titles of the columns that are not blank."""
+    return [line for line in pane(app, panel)[1 + (panel != CATEGORY_PANE) :] if line]
+
+
+def waiting_line(app: OfftopApp) -> str:
+    """Return the head's line with the waiting threads."""
+    return pane(app, "head")[1]
+
+
+def calls_line(app: OfftopApp) -> str:
+    """Return the head's line about the function of --within."""
+    assert app._layout.calls  # pyright: ignore[reportPrivateUsage]
+    return pane(app, "head")[2]
+
+
+def cost_line(app: OfftopApp) -> str:
+    """Return the head's line about what is lost, left out or sampled."""
+    layout = app._layout  # pyright: ignore[reportPrivateUsage]
+    assert layout.cost
+    return pane(app, "head")[2 + layout.calls]
+
+
+def timeline_row(app: OfftopApp) -> int:
+    """Return the number of the timeline's line."""
+    layout = app._layout  # pyright: ignore[reportPrivateUsage]
+    assert layout.timeline
+    return 2 + layout.calls + layout.cost
+
+
+def timeline(app: OfftopApp) -> str:
+    return screen(app)[timeline_row(app)]
+
+
+def crumb_line(app: OfftopApp) -> str:
+    """Return the head's line with the selection, the filters and the sort column."""
+    assert app._layout.crumb  # pyright: ignore[reportPrivateUsage]
+    return pane(app, "head")[-1]
 
 
 def coloured(app: OfftopApp) -> list[str]:

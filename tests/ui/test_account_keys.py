@@ -15,7 +15,7 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import Filters, Machine
 from offtop.model.viewmodel.view import LIST, View
 from tests.ui.scripted import FUTEX, ScriptedSource, Waits
-from tests.ui.shown import asynchronous, screen, shown, until
+from tests.ui.shown import asynchronous, crumb_line, screen, shown, until
 
 FARM = (
     *(
@@ -112,7 +112,7 @@ async def test_pool_is_one_row_and_enter_shows_its_threads() -> None:
         assert line.split()[:3] == [">", "x5", "worker-*"]
         await pilot.press("enter")
         assert app.view.pool == POOL
-        assert "farm(100) > worker-*" in screen(app)[4]
+        assert "farm(100) > worker-*" in crumb_line(app)
         assert [row.name for row in app.picture.rows.rows] == [f"worker-{n}" for n in range(5, 0, -1)]
         assert [row.key for row in app.picture.categories.rows] == ["lock"], "panes follow the pool"
         await pilot.press("escape")
@@ -180,7 +180,7 @@ async def test_account_list_has_its_own_sort_and_a_restores_the_old_one() -> Non
             assert app.picture is not None
             return [row.key.tid for row in app.picture.rows.rows if isinstance(row.key, ThreadKey)]
 
-        assert (tids()[0], "sort RUNNING" in screen(app)[4]) == (100, True), "the clerk runs most"
+        assert (tids()[0], "sort RUNNING" in crumb_line(app)) == (100, True), "the clerk runs most"
         await pilot.press(">", ">")
         assert (tids()[0], app.view.account_sort) == (200, "BLOCKED"), "barn is blocked all the time"
         await pilot.press(">")
@@ -191,7 +191,7 @@ async def test_account_list_has_its_own_sort_and_a_restores_the_old_one() -> Non
         assert (app.view.sort, app.view.account_sort) == ("EV/S", "REST")
         assert screen(app)[-2] == "A lists no EV/S: only the categories are sorted by it; < and > sort the list"
         await pilot.press("A")
-        assert "sort EV/S" in screen(app)[4]
+        assert "sort EV/S" in crumb_line(app)
 
 
 @asynchronous

@@ -9,7 +9,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, ScriptedSource
-from tests.ui.shown import asynchronous, screen, shown, until
+from tests.ui.shown import asynchronous, crumb_line, screen, shown, until, waiting_line
 
 ID = "1a2b3c4d5e6f" + 52 * "0"
 DOCKER, MYSQL = f"/docker/{ID}", "/system.slice/mysql.service"
@@ -44,7 +44,7 @@ async def test_c_lists_containers_and_units_with_their_totals() -> None:
         assert line(app, "PROC").split()[:3] == ["CGROUP", "PROC", "WAITING"]
         assert line(app, "mysql.service").split()[:3] == ["mysql.service", "2", "1.20"]
         assert line(app, "docker").split()[:4] == ["docker", "1a2b3c4d5e6f", "1", "0.80"]
-        assert line(app, "mysql.service").split()[-3:] == ["12.0s", "1", "do_epoll_wa…"]  # NOW, and WHERE in shares
+        assert line(app, "mysql.service").split()[-4:] == ["12.0s", "do_epoll_wait", "<", "main"]  # NOW and WHERE
         await pilot.press("C")
         assert [key for key, *_ in listed(app)] == [300, 100, 200]
 
@@ -82,11 +82,11 @@ async def test_enter_lists_the_processes_of_a_cgroup_and_escape_goes_back() -> N
         assert app.view.filter.text == f"cat=lock cgroup={MYSQL}"
         assert listed(app) == [(200, 2, 1_000)]
         assert "processes of mysql.service: all categories" in line(app, "──")
-        assert screen(app)[4].startswith("All > mysql.service ")
-        assert "filter cat=lock  0.10 pass" in screen(app)[4]
+        assert crumb_line(app).startswith("All > mysql.service ")
+        assert "filter cat=lock  0.10 pass" in crumb_line(app)
         await pilot.press("enter")
         assert [key for key, *_ in listed(app)] == [(200, 201)]
-        assert screen(app)[4].startswith("All > mysql.service > bank(200) ")
+        assert crumb_line(app).startswith("All > mysql.service > bank(200) ")
         await pilot.press("escape", "escape")
         assert (app.view.filter.text, app.view.cursor) == ("cat=lock", MYSQL)
         assert line(app, "mysql.service").startswith(">")
@@ -112,14 +112,14 @@ async def test_pinned_cgroup_is_on_top_and_f_restricts_the_kernel_filter_to_it()
         assert app.view.pin == MYSQL
         assert [key for key, *_ in listed(app)] == [MYSQL, DOCKER]
         assert line(app, ">* mysql.service")
-        assert "pin mysql.service" in screen(app)[4]
+        assert "pin mysql.service" in crumb_line(app)
         await pilot.press("F")
         assert scripted.filters == Filters(cgroup=MYSQL)
-        assert "pin mysql.service only" in screen(app)[4]
+        assert "pin mysql.service only" in crumb_line(app)
         scripted.go_on(to=13)
         await until(lambda: app.picture is not None and app.picture.newest.number == 13)
         await pilot.pause()
-        assert "only cgroup mysql.service" in screen(app)[1]
+        assert "only cgroup mysql.service" in waiting_line(app)
         await pilot.press("F", "p")
         assert (scripted.filters, app.view.pin) == (Filters(), None)
         scripted.refuses = UsageError("--cgroup: there is no cgroup '/gone' here")
@@ -159,10 +159,10 @@ async def test_filter_container_matches_kind_and_names() -> None:
 @asynchronous
 async def test_cgroups_have_short_names_in_lists_and_in_a_wide_column() -> None:
     who = {**WHO, 977: Details(cgroup="/user.slice"), 3100: Details(cgroup="/"), 4242: WHO[100]}
-    async with shown(ScriptedSource(TABLE, ticks=12, who=who), (160, 50)) as (app, pilot):
+    async with shown(ScriptedSource(TABLE, ticks=12, who=who), (140, 50)) as (app, pilot):
         assert "CGROUP" not in "".join(screen(app))
         await pilot.press("tab", "x")
-        await pilot.pause()
+        await pilot.resize_terminal(160, 50)
         assert "CGROUP" in line(app, "COMMAND")
         for pid, name in ((4242, "docker 1a2b3c4d5e6f"), (977, "/user.slice"), (3100, "/")):
             assert f" {name}  " in line(app, f" {pid} ")

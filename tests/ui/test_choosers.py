@@ -7,7 +7,7 @@ from textual.widgets import Input
 
 from offtop.model.aggregate.filter import parse
 from offtop.model.aggregate.rows import SORTS
-from offtop.model.viewmodel.view import HEATMAP, OFF, View
+from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LIST, OFF, View
 from offtop.ui.app import OfftopApp
 from offtop.ui.kit import theme
 from offtop.ui.kit.keys import KEYS
@@ -15,7 +15,7 @@ from offtop.ui.kit.palette import Actions
 from offtop.ui.panes.chooser import Chooser
 from offtop.ui.panes.tables import CHOOSABLE
 from tests.ui.scripted import SHOP, ScriptedSource
-from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, column_titles, screen, shown, until, waiting_line
 
 
 def choices(app: OfftopApp) -> list[str]:
@@ -65,7 +65,7 @@ async def test_f_lists_columns_panes_and_mutes() -> None:
         await pilot.press("enter")
         assert app.view.muted == ()
         await pilot.press("escape")
-        assert "muted" not in screen(app)[1]
+        assert "muted" not in waiting_line(app)
 
 
 @pytest.mark.parametrize("title", CHOOSABLE)
@@ -81,18 +81,14 @@ async def test_column_can_be_hidden_and_shown(title: str) -> None:
             await pilot.resize_terminal(200, 50)
         await pilot.pause()
         head = "last 60s" if title == "spark" else title
-        upper = (
-            5
-            if title == "spark"
-            else next(y for y, line in enumerate(screen(app)) if "COMMAND" in line or "THREAD" in line)
-        )
-        assert head in screen(app)[upper].split("│")[0]
+        panel = CATEGORIES if title == "spark" else LIST
+        assert head in column_titles(app, panel)
         await pilot.press("f", *["down"] * CHOOSABLE.index(title), "space", "escape")
         assert app.view.hidden == {title}
-        assert head not in screen(app)[upper].split("│")[0].replace("p99<=", "" if title == "%" else "p99<=")
+        assert head not in column_titles(app, panel).replace("p99<=", "" if title == "%" else "p99<=")
         await pilot.press("f", *["down"] * CHOOSABLE.index(title), "space", "escape")
         assert app.view.hidden == frozenset()
-        assert head in screen(app)[upper].split("│")[0]
+        assert head in column_titles(app, panel)
 
 
 @asynchronous

@@ -10,7 +10,19 @@ from offtop.model.values.snapshot import Machine
 from offtop.model.viewmodel.view import CATEGORIES, LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import MS, SHOP, TABLE, WHO, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.shown import (
+    QUICK_NS,
+    asynchronous,
+    coloured,
+    crumb_line,
+    pane,
+    rows_of,
+    screen,
+    shown,
+    top,
+    until,
+    waiting_line,
+)
 
 ALL_MS = 10_000 + 10_000
 """Ten seconds in which SHOP waits 1.00 and its door 1.00."""
@@ -43,8 +55,9 @@ async def test_search_highlights_as_you_type_and_escape_cancels_it() -> None:
         assert "search (ENTER keeps it as a filter, !word excludes):" in screen(app)[-2]
         await pilot.press("b", "a")
         assert app.view.search == "ba"
-        assert [row for row, line in enumerate(coloured(app)[:-2]) if line != before[row]] == [4, 17]
-        assert screen(app)[17].split()[:2] == ["200", "bank"]
+        crumb, bank = top(app, CATEGORIES) - 1, top(app, LIST) + 3
+        assert [row for row, line in enumerate(coloured(app)[:-2]) if line != before[row]] == [crumb, bank]
+        assert screen(app)[bank].split()[:2] == ["200", "bank"]
         await pilot.press("escape")
         assert (app.view.search, app.view.filter.text) == ("", "")
         assert coloured(app) == before
@@ -57,8 +70,8 @@ async def test_enter_turns_a_search_into_a_filter_and_the_header_shows_what_pass
         assert (app.view.search, app.view.filter.text) == ("", "bank")
         assert listed(app) == [200]
         assert categories(app) == {"lock": 1_000, "fsync": 1_000}
-        assert "filter bank  0.20 pass" in screen(app)[4]
-        assert screen(app)[1].startswith("Waiting 1.00 ")
+        assert "filter bank  0.20 pass" in crumb_line(app)
+        assert waiting_line(app).startswith("Waiting 1.00 ")
         assert accounted_ms(app) == (10_000, 10_000, 0, 0)
         await pilot.press("escape")
         assert app.view.filter.text == ""
@@ -73,7 +86,7 @@ async def test_exclamation_mark_excludes_a_word() -> None:
         await pilot.press("enter")
         assert app.view.filter.text == "!bank"
         assert listed(app) == [100]
-        assert "filter !bank  0.80 pass" in screen(app)[4]
+        assert "filter !bank  0.80 pass" in crumb_line(app)
 
 
 @asynchronous
@@ -119,7 +132,7 @@ async def test_filter_expression_applies_to_every_pane(key: str) -> None:
         assert app.picture.tree.root.total_ns == 6_000 * MS
         assert (app.picture.latency.waits, app.picture.latency.total_ns) == (30, 6_000 * MS)
         assert {round(value, 2) for value in app.picture.timeline if value is not None} == {0.60}
-        assert "0.60 pass" in screen(app)[4]
+        assert "0.60 pass" in crumb_line(app)
 
 
 @asynchronous
@@ -147,7 +160,7 @@ async def test_rows_are_filtered_by_numbers_and_the_rest_is_summed_up() -> None:
         assert app.picture is not None and app.picture.rows.elided is not None
         assert (app.picture.rows.elided.name, app.picture.rows.elided.part.total_ns) == ("3 more", 3_000 * MS)
         assert any(line.split()[:3] == ["3", "more", "0.30"] for line in screen(app))
-        assert "pass" not in screen(app)[4]
+        assert "pass" not in crumb_line(app)
         assert categories(app)["lock"] == 7_000
 
 
@@ -177,16 +190,16 @@ async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
         await pilot.press("\\", *"max>20ms", "enter", "tab")
         for keys in ((), ("end",), ("up", "up"), ("A", "home"), ("end",)):
             await pilot.press(*keys)
-            *above, rest = screen(app)[16:-2]
+            *above, rest = pane(app, LIST)[2:]
             assert rest.split()[:2] == ["20", "more"]
-            assert len(above) == 5 and sum(line.startswith(">") for line in above) == 1
+            assert all(above) and sum(line.startswith(">") for line in above) == 1
         assert app.picture is not None and len(app.picture.rows.rows) == 20
         assert app.picture.rows.elided is not None
         account = app.picture.rows.elided.account
         assert (account.threads, account.running_ns) == (20, 10 * sum(range(1, 21)) * MS)
         assert rest.split()[2:5] == ["0.21", "0.00", "0.21"]
         await pilot.press("\\", *["backspace"] * 8, "enter", "end")
-        assert screen(app)[-3].startswith(">"), "without hidden rows, the last line is a row"
+        assert pane(app, LIST)[-1].startswith(">"), "without hidden rows, the last line is a row"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -214,7 +227,7 @@ async def test_u_shows_the_processes_of_one_user(monkeypatch: pytest.MonkeyPatch
     async with shown(ScriptedSource(SHOP, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("u", *"alice", "enter")
         assert listed(app) == [100]
-        assert "user alice  0.80 pass" in screen(app)[4]
+        assert "user alice  0.80 pass" in crumb_line(app)
         await pilot.press("u")
         assert screen(app)[-2].endswith(": alice")
         await pilot.press(*["backspace"] * 5, *"1001", "enter")
@@ -244,7 +257,7 @@ async def test_x_mutes_a_category_and_f_unmutes_it() -> None:
         assert "muted cat=lock; the header counts it. f unmutes it, W saves it" in screen(app)
         assert categories(app) == {"net-recv": 1_000, "fsync": 1_000, "disk-read": 1_000}
         assert accounted_ms(app) == (3_000, 10_000, 7_000, 0)
-        assert "+0.70 muted (f)" in screen(app)[1]
+        assert "+0.70 muted (f)" in waiting_line(app)
         assert app.view.category == ""
         await pilot.press("f", "end", "space", "escape")
         assert app.view.muted == ()
@@ -358,7 +371,7 @@ async def test_list_marks_the_selected_thread_in_every_sort() -> None:
         for keys in ((), ("P",), ("E",), ("\\", *"worker", "enter"), ("shift+tab", "shift+tab", "down")):
             await pilot.press(*keys)
             assert app.view.thread == ThreadKey(100, 102)
-            (marked,) = [line for line in screen(app)[22:] if line.startswith(">")]
+            (marked,) = [line for line in rows_of(app, LIST) if line.startswith(">")]
             assert marked.split()[1] == "102"
 
 
@@ -366,7 +379,7 @@ async def test_list_marks_the_selected_thread_in_every_sort() -> None:
 async def test_filter_from_the_command_line_applies_at_once() -> None:
     async with shown(ScriptedSource(TABLE), view=View(delay_ns=QUICK_NS, filter=parse("mysqld"))) as (app, _):
         assert listed(app) == [4242]
-        assert "filter mysqld  0.60 pass" in screen(app)[4]
+        assert "filter mysqld  0.60 pass" in crumb_line(app)
 
 
 @asynchronous

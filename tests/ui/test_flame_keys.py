@@ -4,7 +4,7 @@ from offtop.model.aggregate.steps import Step
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LIST, TREE
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import SHOP, ScriptedSource
-from tests.ui.shown import asynchronous, coloured, screen, shown, until
+from tests.ui.shown import asynchronous, coloured, pane, screen, shown, top, until
 
 PATH = tuple(Step(name, False) for name in ("main", "serve", "take_order"))
 LEAF = (*PATH, Step("futex_do_wait", True))
@@ -19,7 +19,7 @@ def box_line(app: OfftopApp) -> str:
 async def test_arrows_move_between_boxes_and_the_line_below_describes_the_box() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g")
-        assert "── icicle: all  width = time waiting (1.00 threads) ──" in screen(app)[5]
+        assert "── icicle: all  width = time waiting (1.00 threads) ──" in pane(app, FLAME)[0]
         assert box_line(app) == "main  1.00 waiting (100.0%)  120 waits  max 200ms"
         seen: list[str] = []
         for key in ("down", "left", "left", "left", "right", "right", "down", "down", "down", "j", "up", "k"):
@@ -40,7 +40,7 @@ async def test_arrows_move_between_boxes_and_the_line_below_describes_the_box() 
 async def test_enter_zooms_to_a_box_and_escape_zooms_out_and_closes() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g", "down", "enter")
-        boxes = screen(app)[6:10]
+        boxes = pane(app, FLAME)[1:5]
         assert [line.split("│")[1].strip() for line in boxes[:2]] == ["main", "serve"]
         assert len(boxes[0]) <= 80 and boxes[1].count("│") == 1
         assert boxes[2].split("│")[1:][0].startswith("read_page")
@@ -58,8 +58,8 @@ async def test_enter_zooms_to_a_box_and_escape_zooms_out_and_closes() -> None:
 async def test_icicle_of_a_thread_closes_to_its_tree() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("tab", "enter", "enter", "g")
-        assert "── icicle: shop(100) > worker-1(101)  width = time waiting (0.50 threads)" in screen(app)[5]
-        assert screen(app)[7].strip("│ ") == "serve"
+        assert "── icicle: shop(100) > worker-1(101)  width = time waiting (0.50 threads)" in pane(app, FLAME)[0]
+        assert pane(app, FLAME)[2].strip("│ ") == "serve"
         await pilot.press("escape")
         assert app.view.focus == TREE
         assert app.view.thread == (100, 101)
@@ -69,26 +69,26 @@ async def test_icicle_of_a_thread_closes_to_its_tree() -> None:
 async def test_v_k_and_u_change_the_boxes() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g", "v")
-        assert screen(app)[6].count("[k]") == 4
-        assert "│[k]futex_do_wait " in screen(app)[6]
+        assert pane(app, FLAME)[1].count("[k]") == 4
+        assert "│[k]futex_do_wait " in pane(app, FLAME)[1]
         await pilot.press("v", "K")
-        assert "main" not in screen(app)[6]
-        assert screen(app)[7].strip() == ""
+        assert "main" not in pane(app, FLAME)[1]
+        assert pane(app, FLAME)[2].strip() == ""
         await pilot.press("U")
-        assert screen(app)[6].strip("│ ") == "main"
-        assert not any("[k]" in line for line in screen(app)[6:12])
+        assert pane(app, FLAME)[1].strip("│ ") == "main"
+        assert not any("[k]" in line for line in pane(app, FLAME)[1:7])
 
 
 @asynchronous
 async def test_search_highlights_boxes_and_n_steps_through_them() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12), theme_name="mono") as (app, pilot):
         await pilot.press("g")
-        before = coloured(app)[8]
+        before = coloured(app)[top(app, FLAME) + 3]
         await pilot.press("/", *"order")
         assert app.view.search == "order"
-        assert coloured(app)[8] != before
+        assert coloured(app)[top(app, FLAME) + 3] != before
         await pilot.press("escape")
-        assert coloured(app)[8] == before
+        assert coloured(app)[top(app, FLAME) + 3] == before
         await pilot.press("/", *"er", "enter")
         seen: list[str] = []
         for key in ("n", "n", "n", "n", "N"):
@@ -110,7 +110,7 @@ async def test_x_mutes_the_function_of_the_box() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("g", "down", "down", "X")
         assert [one.text for one in app.view.muted] == ["stack=take_order"]
-        assert "(0.40 threads)" in screen(app)[5]
+        assert "(0.40 threads)" in pane(app, FLAME)[0]
 
 
 @asynchronous
@@ -122,7 +122,7 @@ async def test_box_title_and_description_stay_consistent_between_redraws() -> No
             source.go_on(to=tick)
             await until(lambda: app.picture is not None and app.picture.newest.number == tick)  # noqa: B023
             await pilot.pause()
-            assert "(1.00 threads)" in screen(app)[5]
+            assert "(1.00 threads)" in pane(app, FLAME)[0]
             assert box_line(app).startswith("main  1.00 waiting (100.0%)")
 
 

@@ -17,7 +17,18 @@ from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
-from tests.ui.shown import QUICK_NS, asynchronous, catching, running, screen, shown, until
+from tests.ui.shown import (
+    QUICK_NS,
+    asynchronous,
+    catching,
+    crumb_line,
+    running,
+    screen,
+    shown,
+    timeline,
+    until,
+    waiting_line,
+)
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 RULE, OTHER = "lock.max > 3s", "fsync.now > 1s"
@@ -56,8 +67,8 @@ async def test_outlier_is_announced_once_counted_and_marked_on_row_and_timeline(
         assert screen(app)[-2].startswith(
             f"outlier: >3.50s lock, {RULE}: connection(4268) of mysqld(4242): futex_do_wait"
         )
-        assert "1 outlier (O)" in screen(app)[1]
-        assert "▲" in screen(app)[3]
+        assert "1 outlier (O)" in waiting_line(app)
+        assert "▲" in timeline(app)
         (row,) = (line for line in screen(app) if "mysqld" in line and "4242" in line and "outlier" not in line)
         assert row.lstrip("> ").startswith("▲")
         await pilot.press("H")
@@ -112,7 +123,7 @@ async def test_enter_opens_an_outlier_and_a_second_enter_rewinds_all_panes() -> 
         assert (second(app), app.view.focus, app.view.thread) == (3, TREE, CONNECTION)
         assert (app.view.category, app.view.paused_at_ns is not None) == ("lock", True)
         assert "PAUSED" in screen(app)[0]
-        assert screen(app)[4].startswith("All > lock > mysqld(4242) > connection(4268)")
+        assert crumb_line(app).startswith("All > lock > mysqld(4242) > connection(4268)")
         await pilot.press("0", "escape")
         assert (app.view.paused_at_ns, app.view.focus, app.view.thread) == (None, LIST, None)
 

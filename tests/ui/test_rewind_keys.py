@@ -9,14 +9,26 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from offtop.model.viewmodel.view import View
+from offtop.model.viewmodel.view import CATEGORIES, View
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 from tests.ui.scripted import MS, SHOP, START_NS, ScriptedSource, Waits
-from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, running, screen, shown, until
+from tests.ui.shown import CATEGORIES as RULES
+from tests.ui.shown import (
+    QUICK_NS,
+    asynchronous,
+    column_titles,
+    crumb_line,
+    running,
+    screen,
+    shown,
+    timeline,
+    timeline_row,
+    until,
+)
 
 PILE = (
     *SHOP,
@@ -42,7 +54,7 @@ async def played(
 ) -> AsyncGenerator[tuple[OfftopApp, Pilot[int]]]:
     begin_ns = None if begin is None else START_NS + begin * NS_PER_S
     source = RecordedSource(file, begin_ns=begin_ns, speed=speed)
-    app = OfftopApp(source, View(), CATEGORIES)
+    app = OfftopApp(source, View(), RULES)
     async with running(app, size) as pilot:
         try:
             await until(lambda: second(app) >= (begin or 1))
@@ -67,9 +79,9 @@ async def test_zoom_is_kept_while_paused() -> None:
         await pilot.press("tab", "x")
         for key in ("space", "[", "]", "space", "[", "0"):
             await pilot.press(key)
-            assert "zoomed (x)" in screen(app)[4] and "CATEGORY" not in "".join(screen(app))
+            assert "zoomed (x)" in crumb_line(app) and "CATEGORY" not in "".join(screen(app))
         await pilot.press("x")
-        assert "CATEGORY" in screen(app)[5]
+        assert "CATEGORY" in column_titles(app, CATEGORIES)
 
 
 @asynchronous
@@ -121,12 +133,13 @@ async def test_all_panes_show_the_paused_moment() -> None:
 @asynchronous
 async def test_click_on_the_timeline_goes_to_that_moment() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
-        assert screen(app)[3].startswith(" -5m ")
-        await pilot.click("#head", offset=(5 + 60 - 12, 3))  # 11 cells of 5 s before the last
+        assert timeline(app).startswith(" -5m ")
+        row = timeline_row(app)
+        await pilot.click("#head", offset=(5 + 60 - 12, row))  # 11 cells of 5 s before the last
         assert second(app) == 45
-        await pilot.click("#head", offset=(5, 3))
+        await pilot.click("#head", offset=(5, row))
         assert second(app) == 1
-        for x, y in ((2, 3), (70, 3), (30, 0)):
+        for x, y in ((2, row), (70, row), (30, 0)):
             await pilot.click("#head", offset=(x, y))
             assert second(app) == 1
 
@@ -134,16 +147,16 @@ async def test_click_on_the_timeline_goes_to_that_moment() -> None:
 @asynchronous
 async def test_timeline_marks_the_paused_moment_and_shows_what_followed() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=NS_PER_S)) as (app, pilot):
-        now = screen(app)[3]
+        now = timeline(app)
         assert "^" not in now and " now " in now
         await pilot.press("b", *"-50s", "enter")
-        held = screen(app)[3]
+        held = timeline(app)
         at = held.index("^")
         assert at == 5 + 60 - 11  # ten cells of 5 s before the last
         assert (held[:at], held[at + 1 : 66]) == (now[:at], now[at + 1 : 66])
         assert " now " not in held
         await pilot.press("0")
-        assert "^" not in screen(app)[3]
+        assert "^" not in timeline(app)
 
 
 @asynchronous
@@ -158,7 +171,7 @@ async def test_window_since_the_start_ends_at_the_paused_moment() -> None:
 @asynchronous
 async def test_replay_goes_to_any_moment_of_its_file(file: Path) -> None:
     async with played(file, begin=60) as (app, pilot):
-        assert " now" not in screen(app)[3]
+        assert " now" not in timeline(app)
         assert screen(app)[0].startswith("offtop - RECORDED on db7 2026-11-21 02:01:0")
         await pilot.press("space")
         await pilot.pause()
@@ -228,7 +241,7 @@ async def test_recorded_is_shown_at_every_size(file: Path, width: int) -> None:
 @asynchronous
 async def test_iterations_count_from_the_begin_of_the_replay(file: Path) -> None:
     source = RecordedSource(file, begin_ns=START_NS + 50 * NS_PER_S, speed=20.0)
-    app = OfftopApp(source, View(), CATEGORIES, iterations=5)
+    app = OfftopApp(source, View(), RULES, iterations=5)
     async with running(app, (80, 24)):
         await until(lambda: app.return_value is not None)
     assert app.picture is not None and second(app) >= 54

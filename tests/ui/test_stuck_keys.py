@@ -21,7 +21,20 @@ from offtop.recording.writer import Recorder
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import FILLED, PIPE, READER, STUCK, ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES as RULES
-from tests.ui.shown import QUICK_NS, asynchronous, coloured, running, screen, shown, until
+from tests.ui.shown import (
+    QUICK_NS,
+    asynchronous,
+    coloured,
+    column_titles,
+    crumb_line,
+    pane,
+    rows_of,
+    running,
+    screen,
+    shown,
+    top,
+    until,
+)
 from tests.ui.test_pictures import check
 
 CP, CONNECTION, GDB, PURGE = ThreadKey(900, 900), ThreadKey(4242, 4268), ThreadKey(901, 901), ThreadKey(4242, 4270)
@@ -61,7 +74,7 @@ def title(app: OfftopApp) -> str:
 
 def chosen(app: OfftopApp) -> ThreadKey:
     """Return the thread of the cursor line."""
-    (line,) = [line for line in screen(app)[6:-2] if line.startswith(">") and not line.startswith(">=")]
+    (line,) = [line for line in rows_of(app, PANE) if line.startswith(">") and not line.startswith(">=")]
     tid = int(line[1:].split()[1])
     return next(key for key in (CP, CONNECTION, GDB, PURGE, NGINX, LATE) if key.tid == tid)
 
@@ -244,7 +257,7 @@ async def test_long_list_scrolls_with_the_cursor() -> None:
 async def test_enter_opens_the_full_wait_and_escape_goes_back_step_by_step() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5", "down", "enter")
-        lines = [line for line in screen(app)[5:] if line.strip()]
+        lines = [line for line in pane(app, PANE) if line]
         assert "a wait in progress (Esc goes back)" in lines[0]
         assert lines[1].startswith(" 12.5s connection(4268) of mysqld(4242)  since 01:59:59")
         assert [line.split() for line in lines[3:7]] == [
@@ -271,7 +284,7 @@ async def test_inlined_functions_have_their_own_line() -> None:
     source.name("lock_wait", one_name(["spin", "lock_wait"]))
     async with shown(source, (200, 30)) as (app, pilot):
         await pilot.press("5", "down", "enter")
-        lines = [line.split(maxsplit=1) for line in screen(app)[5:] if line.strip()]
+        lines = [line.split(maxsplit=1) for line in pane(app, PANE) if line]
         assert lines[3:6] == [["[k]", "futex_do_wait"], ["spin", "(inlined)"], ["lock_wait"]]
         await pilot.press("escape")
         assert any("futex_do_wait < spin (inlined) < lock_wait" in line for line in screen(app))
@@ -296,7 +309,7 @@ async def test_full_wait_scrolls_to_its_end_and_no_further() -> None:
             assert found == [*range(found[0], found[-1] + 1)]
             return found[0], found[-1]
 
-        room = 24 - 5 - 3  # a header of 5 lines, the title, and two lines below
+        room = len(pane(app, PANE)) - 1
         assert functions() == (0, room - 5)  # thread, category, a blank line and the kernel frame are above
         await pilot.press("down")
         assert functions() == (0, room - 4)
@@ -463,7 +476,7 @@ async def test_p_pins_and_unpins_the_thread_under_the_cursor() -> None:
     async with shown(source) as (app, pilot):
         await pilot.press("5", "down", "p")
         assert app.view.pin == CONNECTION
-        assert "pin connection(4268)" in screen(app)[4]
+        assert "pin connection(4268)" in crumb_line(app)
         await pilot.press("enter", "F")
         assert source.filters == Filters(tids=(4268,))
         await pilot.press("p")
@@ -538,7 +551,7 @@ async def test_search_highlights_lines_and_n_steps_through_them() -> None:
         before = coloured(app)
         await pilot.press("/", *"lock_w")
         changed = [row for row, line in enumerate(coloured(app)[:-2]) if line != before[row]]
-        assert [screen(app)[row].split()[1] for row in changed if row > 4] == ["4268"]
+        assert [screen(app)[row].split()[1] for row in changed if row >= top(app, PANE)] == ["4268"]
         assert (app.view.focus, app.view.search) == (PANE, "lock_w")
         await pilot.press("escape")
         assert coloured(app) == before
@@ -552,7 +565,7 @@ async def test_search_highlights_lines_and_n_steps_through_them() -> None:
         await pilot.press("N", "enter")
         assert app.view.stuck == StuckView(PURGE, opened=True)
         await pilot.press("n")  # opens the next one
-        assert any("connection(4268)" in line for line in screen(app)[5:])
+        assert any("connection(4268)" in line for line in pane(app, PANE))
 
 
 @asynchronous
@@ -682,11 +695,10 @@ async def test_stuck_keys_are_harmless_on_a_one_line_screen() -> None:
 # The NOW column
 
 
-def now_of(app: OfftopApp, first_row: int, last_row: int) -> dict[str, str]:
+def now_of(app: OfftopApp, panel: str) -> dict[str, str]:
     """Return the first word of each line → its NOW column."""
-    heads = screen(app)[first_row]
-    end = heads.index("NOW") + 3
-    lines = [line.ljust(end) for line in screen(app)[first_row + 1 : last_row] if line.strip()]
+    end = column_titles(app, panel).index("NOW") + 3
+    lines = [line.ljust(end) for line in rows_of(app, panel)]
     return {line[1:].split()[0]: line[end - 7 : end].strip() for line in lines}
 
 
@@ -694,10 +706,10 @@ def now_of(app: OfftopApp, first_row: int, last_row: int) -> dict[str, str]:
 async def test_now_column_shows_the_oldest_wait_of_categories_and_processes() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         wanted = {"all": "<=112s", "lock": "12.5s", "stopped": ">=12.0s", "disk-read": "<=112s", "fsync": "2.00s"}
-        assert now_of(app, 5, 13) == {**wanted, "run-queue": ""}
-        assert now_of(app, 15, 22) == {"4242": "12.5s", "901": ">=12.0s", "900": "<=112s", "800": "", "100": ""}
+        assert now_of(app, CATEGORIES) == {**wanted, "run-queue": ""}
+        assert now_of(app, LIST) == {"4242": "12.5s", "901": ">=12.0s", "900": "<=112s", "800": "", "100": ""}
         await pilot.press("i")
-        assert now_of(app, 5, 13)["~poll"] == "1.2min"
+        assert now_of(app, CATEGORIES)["~poll"] == "1.2min"
 
 
 @asynchronous
@@ -707,9 +719,9 @@ async def test_now_column_ignores_hidden_idle_waits() -> None:
         Waits("web", 7, "worker", 72, "lock", "futex_do_wait", waits_on=True),
     ]
     async with shown(ScriptedSource(table, ticks=5)) as (app, pilot):
-        assert (now_of(app, 5, 13)["all"], now_of(app, 15, 22)) == ("5.00s", {"7": "5.00s"})
+        assert (now_of(app, CATEGORIES)["all"], now_of(app, LIST)) == ("5.00s", {"7": "5.00s"})
         await pilot.press("i")
-        assert (now_of(app, 5, 13)["all"], now_of(app, 15, 22)) == ("1.1min", {"7": "1.1min"})
+        assert (now_of(app, CATEGORIES)["all"], now_of(app, LIST)) == ("1.1min", {"7": "1.1min"})
 
 
 @pytest.mark.parametrize("keys", [("greater_than_sign", "greater_than_sign"), ("f6", "down", "down", "enter")])
@@ -718,10 +730,10 @@ async def test_sort_by_now_puts_the_oldest_first_and_reversed_last(keys: tuple[s
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press(*keys)
         assert app.view.sort == "NOW"
-        assert [*now_of(app, 5, 13)][1:5] == ["disk-read", "lock", "stopped", "fsync"]
-        assert [*now_of(app, 15, 22)] == ["900", "4242", "901", "800", "100"]
+        assert [*now_of(app, CATEGORIES)][1:5] == ["disk-read", "lock", "stopped", "fsync"]
+        assert [*now_of(app, LIST)] == ["900", "4242", "901", "800", "100"]
         await pilot.press("R")
-        assert [*now_of(app, 15, 22)] == ["100", "800", "901", "4242", "900"]
+        assert [*now_of(app, LIST)] == ["100", "800", "901", "4242", "900"]
 
 
 @asynchronous
@@ -729,10 +741,10 @@ async def test_now_column_of_threads_shows_their_own_wait() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("H")
         of_threads = {"4268": "12.5s", "901": ">=12.0s", "900": "<=112s", "801": "", "101": "", "4270": "2.00s"}
-        assert now_of(app, 15, 22) == of_threads
+        assert now_of(app, LIST) == of_threads
         await pilot.press("down", "down", "down", "down")  # fsync
         assert app.view.category == "fsync"
-        assert now_of(app, 15, 22) == {"4270": "2.00s"}
+        assert now_of(app, LIST) == {"4270": "2.00s"}
 
 
 @asynchronous
@@ -763,8 +775,8 @@ async def test_now_column_of_tree_branches_shows_their_oldest_wait() -> None:
 async def test_now_column_of_an_earlier_tick_shows_its_ages() -> None:
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("[", "[", "[", "[", "[")
-        assert now_of(app, 5, 13)["lock"] == "7.50s"
-        assert now_of(app, 15, 22)["800"] == "3.00s"
+        assert now_of(app, CATEGORIES)["lock"] == "7.50s"
+        assert now_of(app, LIST)["800"] == "3.00s"
 
 
 @asynchronous

@@ -8,7 +8,7 @@ from offtop.model.viewmodel.view import LIST, SITE, TREE, View
 from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 from tests.ui.scripted import SHOP, ScriptedSource, Waits
-from tests.ui.shown import QUICK_NS, asynchronous, coloured, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, coloured, crumb_line, pane, screen, shown, until
 
 FIRST = [
     "▼ main",
@@ -279,9 +279,9 @@ async def test_enter_shows_the_stacks_of_a_branch_and_escape_returns() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("t", "down", "enter")
         lines = screen(app)
-        assert lines[4].startswith("All > serve ")
+        assert crumb_line(app).startswith("All > serve ")
         assert any(line.startswith("── site: serve  in all ") for line in lines)
-        assert " ".join(lines[7].split()) == "0.70 70% 4 200ms 200ms 200ms"
+        assert " ".join(pane(app, SITE)[2].split()) == "0.70 70% 4 200ms 200ms 200ms"
         assert " #1  0.60 waiting  86%  3/s  max 200ms" in lines
         first = lines.index(" #1  0.60 waiting  86%  3/s  max 200ms")
         assert [line.strip() for line in lines[first + 2 : first + 6]] == [

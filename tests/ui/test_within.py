@@ -5,7 +5,7 @@ import pytest
 from offtop.model.values.within import Calls
 from tests.ui.calling import A_SECOND, CallingSource
 from tests.ui.scripted import ScriptedSource
-from tests.ui.shown import asynchronous, screen, shown
+from tests.ui.shown import asynchronous, calls_line, screen, shown
 
 LINE, WHOLE = "Within shop:Cart::pay  100/s", "= 70% blocked + 10% run queue + 20% running"
 
@@ -22,7 +22,7 @@ LINE, WHOLE = "Within shop:Cart::pay  100/s", "= 70% blocked + 10% run queue + 2
 @asynchronous
 async def test_header_shows_as_much_about_calls_as_fits(width: int, line: str) -> None:
     async with shown(CallingSource(ticks=12), (width, 24)) as (app, _):
-        assert screen(app)[2].rstrip() == line
+        assert calls_line(app) == line
 
 
 @asynchronous
@@ -35,16 +35,16 @@ async def test_no_within_means_no_line() -> None:
 async def test_header_says_that_no_call_has_returned() -> None:
     async with shown(CallingSource(calls=Calls(), ticks=2), (100, 24)) as (app, _):
         expected = "no call has returned: calls that began before offtop are unknown"
-        assert screen(app)[2].rstrip() == f"Within shop:Cart::pay  {expected}"
+        assert calls_line(app) == f"Within shop:Cart::pay  {expected}"
     async with shown(CallingSource(calls=Calls(now=1, oldest_ns=7 * 10**9), ticks=2), (100, 24)) as (app, _):
-        assert screen(app)[2].rstrip() == "Within shop:Cart::pay  no call has returned  1 now, oldest 7.00s"
+        assert calls_line(app) == "Within shop:Cart::pay  no call has returned  1 now, oldest 7.00s"
 
 
 @asynchronous
 async def test_hostile_function_name_is_escaped_and_cut() -> None:
     name = f"sh\x1b[2Jop:{'Cart::' * 40}pay"
     async with shown(CallingSource(name, ticks=2), (100, 24)) as (app, _):
-        line = screen(app)[2]
+        line = calls_line(app)
         assert line.startswith("Within sh\\x1b[2Jop:Cart::Cart")
         assert "  100/s  p99<=4.2ms" in line
 

@@ -78,7 +78,8 @@ class KeyActions(OutlierKeyActions, BaselineActions):
 
     def action_page(self, pages: int) -> None:
         pane = self._layout.panels.get(self._view.focus)
-        self._move(pages * max(1, (pane.height if pane else 3) - 3))
+        above = 1 if self._view.focus == CATEGORIES else 2
+        self._move(pages * max(1, (pane.height if pane else 3) - above - 1))
 
     def action_first(self) -> None:
         self._move(-1_000_000)

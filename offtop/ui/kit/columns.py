@@ -28,6 +28,8 @@ class Column:
     """Whether it is dropped last if there is no room: a name, or the main number."""
     token_of: Callable[[Row], str] | None = None
     """Token of a row's text, if rows differ."""
+    filled: Callable[[Row], float] | None = None
+    """Part of the cell, 0 to 1, that is drawn as a bar behind the text."""
 
 
 def line_of(columns: Sequence[Column], row: Row, mark: str, base: str, pen: Pen) -> Line:
@@ -35,8 +37,20 @@ def line_of(columns: Sequence[Column], row: Row, mark: str, base: str, pen: Pen)
     for column in columns:
         text = column.text_of(row)
         shown = fit(text, column.width, pen.glyphs) if column.left else f"{text:>{column.width}}"
-        spans.append((f" {shown}", column.token_of(row) if column.token_of else column.token))
+        token = column.token_of(row) if column.token_of else column.token
+        filled = _cells(column.filled(row), column.width) if column.filled else 0
+        if filled:
+            spans += [(" ", token), (shown[:filled], "waiting-bar")]
+            if filled < column.width:
+                spans.append((shown[filled:], token))
+        else:
+            spans.append((f" {shown}", token))
     return Line(tuple(spans), base)
+
+
+def _cells(part: float, width: int) -> int:
+    """Return how many cells a bar fills: at least one if it is more than nothing."""
+    return min(width, max(1, round(part * width))) if part > 0 else 0
 
 
 def heads(columns: Sequence[Column], sort: str, mark_width: int) -> Line:

@@ -43,8 +43,10 @@ class Layout(NamedTuple):
     model.viewmodel.view."""
     latency: str = OFF
     """What the latency pane shows."""
+    most_categories: int = 1
+    """Most rows that the table of categories could have; its panel has fewer if it needs fewer."""
     cost: bool = True
-    """Whether the head has the line with offtop's own cost."""
+    """Whether the head has a line about what is not exact."""
     timeline: bool = True
     crumb: bool = True
     calls: bool = False
@@ -91,7 +93,7 @@ class Layout(NamedTuple):
             latency=LATENCY in self.panels,
             heat=(columns, rows),
             heat_cell_ns=cell_s * NS_PER_S,
-            categories=max(1, lines.get(CATEGORIES, 1)),
+            categories=self.most_categories,
             spark_cells=self.spark_cells,
             spark_cell_ns=60 * NS_PER_S // self.spark_cells,
             timeline_cells=self.timeline_cells if self.timeline else 1,
@@ -104,8 +106,18 @@ LEAST_WITH_SUSPECTS = 14
 """Least lines of a screen with suspects on it."""
 LEAST_LIST = 4
 """Least lines of a useful list: its title, column titles and two rows."""
-LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 140, 35
-"""Least screen columns to place the latency pane and the tree beside other panes; least lines for the tree."""
+LATENCY_BESIDE, TREE_BESIDE, TREE_LINES = 120, 200, 35
+"""Least screen columns to place the latency pane and the tree beside other panes; least lines for the tree.
+
+Beside a tree on a narrower screen, the list would have no room for its WHERE.
+"""
+CATEGORY_FRAME = 2
+"""Column titles and the row of the sum."""
+LEAST_LATENCY = 9
+"""Least lines of the categories and a histogram beside them; with --within there are two, one below the other.
+
+A heat map beside them has as many lines as there can be: with fewer, its rows would be coarser.
+"""
 HEAT_SCALE, HEAT_FRAME = 16, 3
 """Cells to the left of a heat map, and lines above and below it."""
 FLAME_FRAME = 3
@@ -131,28 +143,55 @@ def most_suspect_lines(width: int, height: int) -> int:
     return 1 if height < 24 else 3 if width < 160 or height < 50 else 5
 
 
-def arrange(width: int, height: int, view: View | None = None, within: bool = False, suspects: int = 0) -> Layout:
+def arrange(
+    width: int,
+    height: int,
+    view: View | None = None,
+    within: bool = False,
+    suspects: int = 0,
+    categories: int | None = None,
+    cost: bool = True,
+) -> Layout:
     """Return the layout of a terminal for `view`.
 
     `within` says whether the view is limited to the calls of one function (--within). `suspects`: lines for these.
+    `categories`: how many there are; None: as many as there is room for. `cost`: whether the head needs a line about
+    what is not exact.
     """
     view = view or View()
     if width < TINY_WIDTH or height < TINY_HEIGHT:
         head = {"head": Rect(0, 0, width, min(1, height))}
         return Layout(width, height, MappingProxyType(head), cost=False, timeline=False, crumb=False)
-    timeline, cost = height >= 24 and "timeline" not in view.hidden, height >= 20
+    timeline, cost = height >= 24 and "timeline" not in view.hidden, cost and height >= 20
     crumb, keys = height >= 14, int(height >= 12)
     head = 2 + within + cost + timeline + crumb
     body = Rect(0, head + suspects, width, height - head - suspects - keys - 1)
     latency = _latency(view, width)
-    panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height)}
+    most = _most_category_lines(body.height, height)
+    upper = most if categories is None else min(most, CATEGORY_FRAME + _even(categories))
+    if latency != OFF and width >= LATENCY_BESIDE:
+        upper = most if latency == HEATMAP else min(most, max(upper, LEAST_LATENCY * (1 + within)))
+    panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height, upper)}
     if suspects:
         panels["suspects"] = Rect(0, head, width, suspects)
     panels["alert"] = Rect(0, height - keys - 1, width, 1)
     if keys:
         panels["keys"] = Rect(0, height - 1, width, 1)
-    shown = latency if LATENCY in panels else OFF
-    return Layout(width, height, MappingProxyType(panels), shown, cost, timeline, crumb, within)
+    if panels.get(CATEGORIES) == body:
+        most = body.height
+    shown, rows = latency if LATENCY in panels else OFF, max(1, most - CATEGORY_FRAME)
+    return Layout(width, height, MappingProxyType(panels), shown, rows, cost, timeline, crumb, within)
+
+
+def _even(categories: int) -> int:
+    """Return a number of rows that does not change with each category that comes or goes."""
+    return categories + categories % 2
+
+
+def _most_category_lines(room: int, height: int) -> int:
+    """Return the most lines of the categories if the list is below them in `room` lines."""
+    most = min(6, max(3, (room + 1) // 2)) if height < 24 else min(18, max(9, height // 3))
+    return room if room - most < LEAST_LIST else most
 
 
 def _latency(view: View, width: int) -> str:
@@ -161,7 +200,8 @@ def _latency(view: View, width: int) -> str:
     return HISTOGRAM if width >= LATENCY_BESIDE else OFF
 
 
-def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]:
+def _panes(view: View, body: Rect, latency: str, height: int, upper: int) -> dict[str, Rect]:
+    """Return the panes in `body`; the categories have `upper` lines."""
     focus = view.focus if view.focus != LATENCY or latency != OFF else CATEGORIES
     if focus in WHOLE_SCREEN or view.zoomed:
         return {focus: body}
@@ -170,13 +210,13 @@ def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]
     tree_below = not tree_beside and height >= TREE_LINES and "tree" not in view.hidden
     if in_tree and not tree_beside and not tree_below:
         return {focus: body}
-    upper = min(6, max(3, (body.height + 1) // 2)) if height < 24 else min(18, max(9, height // 3))
-    if body.height - upper < LEAST_LIST:
-        upper = body.height
     top, bottom = body._replace(height=upper), body._replace(y=body.y + upper, height=body.height - upper)
     panels: dict[str, Rect] = {}
     if latency != OFF and body.width >= LATENCY_BESIDE:
-        left, right = _split(top, CATEGORIES_WIDTH if body.width >= TREE_BESIDE else round(body.width * _LIST_SHARE))
+        left, right = _split(
+            top,
+            CATEGORIES_WIDTH if body.width >= CATEGORIES_WIDTH + LEAST_HISTOGRAM else round(body.width * _LIST_SHARE),
+        )
         panels |= {CATEGORIES: left, "border": Rect(left.width, top.y, 1, top.height), LATENCY: right}
     else:
         panels[CATEGORIES] = top
@@ -197,7 +237,8 @@ def _panes(view: View, body: Rect, latency: str, height: int) -> dict[str, Rect]
     return panels | {LIST: bottom}
 
 
-CATEGORIES_WIDTH = 96
+CATEGORIES_WIDTH, LEAST_HISTOGRAM = 96, 44
+"""Columns of a whole table of categories, and least columns of the histogram beside it."""
 
 
 def _split(whole: Rect, left: int) -> tuple[Rect, Rect]:

@@ -60,6 +60,7 @@ TOKENS = (
     "sorted",
     "value",
     "waiting",
+    "waiting-bar",
     "spark",
     "name",
     "where",
@@ -98,7 +99,8 @@ TOKENS = (
 """Tokens: the kinds of text on the screen. The code only names the token; the theme defines its look.
 
 `head` is a column title, `sorted` the title of the sort column. `cursor` is the selected row of the focused pane,
-`cursor-away` that of another pane. `bar-mark` is a percentile in a histogram. `kernel` and `user` are functions.
+`cursor-away` that of another pane. `waiting-bar` is the part of a WAITING cell that a bar fills. `bar-mark` is a
+percentile in a histogram. `kernel` and `user` are functions.
 `grew` and `shrank` are changes since the baseline. `fold` is a sign that opens or closes a branch. `border` is a line
 between panes.
 """

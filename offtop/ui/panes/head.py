@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, product
 from operator import itemgetter
 
 from offtop.feed.source import Recorded
@@ -10,7 +10,6 @@ from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
 from offtop.model.values.catalog import ThreadKey
-from offtop.model.values.snapshot import Cost
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import SINCE_START, STUCK
@@ -172,15 +171,14 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     if picture.view.muted:
         muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
         hidden_in_full, hidden, hidden_in_short = ([*one, *muted] for one in (hidden_in_full, hidden, hidden_in_short))
-    right: Spans = [] if layout.cost or not picture.lost else [*lost(picture), (" ", "text")]
+    right: Spans = []
     if number := len(picture.outliers.groups):
         right.append((f" {number} outlier{'s' * (number != 1)} (O)", "alert"))
     words = counted(picture.newest.header.filters)
     right += [(f" {words}", "pin")] if words else []
     if picture.filtered_ns:
         right.append((f" filtered {threads(average(picture.filtered_ns, span_ns))}", "pin"))
-    if layout.cost:
-        right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
+    right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
     lefts: list[Spans] = [
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden_in_full],
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
@@ -188,7 +186,19 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
         [*whole, *hidden_in_short],
         whole,
     ]
-    return _fitting(lefts, right, layout.width)
+    if layout.cost:
+        return _fitting(lefts, right, layout.width)
+    trust: Spans = [("  ", "text"), *_trust(picture, _wrong(picture), 1)]
+    costs = _costs(picture) or [[]]
+    in_full = [[*right, *trust, *cost] for cost in costs] + [[*right[:-1], *trust, *cost] for cost in costs[-1:]]
+    pairs = [*product(lefts[:3], in_full), *product(lefts, [[*right[:-1], *trust]]), *product(lefts, [trust])]
+    left, right = next((pair for pair in pairs if sum(map(width_of, pair)) < layout.width), pairs[-1])
+    return spread(left, right, layout.width)
+
+
+def needs_cost_line(picture: Picture) -> bool:
+    """Return whether numbers are lost, left out or sampled, which has a line of its own."""
+    return bool(picture.lost or picture.sampling or _wrong(picture))
 
 
 def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
@@ -224,36 +234,40 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
 
 
 def _cost(picture: Picture, layout: Layout) -> Line:
-    """Return the cost line: problems first, then offtop's own cost.
+    """Return the line about what is not exact: problems first, then offtop's own cost.
 
     A part that does not fit is dropped, because half of a number would read as another one.
     """
-    cost: Cost = picture.newest.header.cost
-    wrong: list[str] = []
-    if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
-        wrong.append(f"{picture.unexplained_pct:.0f}% of cpu time unexplained")
-    header, all_ns = picture.newest.header, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
-    wrong += thinned_words(cost, header.machine, picture.thinned_ns, all_ns)
-    own = [
-        f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else "",
-        f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else "",
-        f" ui {cost.cpu_pct:.1f}% of 1 cpu" if cost.cpu_pct >= 0 else "",
-    ]
-    switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
-
-    def left(*parts: str, of_wrong: int = len(wrong)) -> Spans:
-        text = "".join(parts)
-        costs: Spans = [(f"  Cost{text}", "text")] if text else []
-        return [*_trust(picture, wrong, of_wrong), *costs]
-
-    lefts = [left(*own, switches), left(*own), left(own[0], own[2]), left(own[0]), left(), left(of_wrong=1)]
+    wrong = _wrong(picture)
+    lefts: list[Spans] = [[*_trust(picture, wrong, len(wrong)), *cost] for cost in _costs(picture)]
+    lefts += [_trust(picture, wrong, len(wrong)), _trust(picture, wrong, 1), _trust(picture, wrong, 0)]
     right: Spans = [(f"min {span(picture.newest.header.filters.min_ns)}", "text")]
     if picture.sampling:
         parts = [*filter(None, [visible_processes(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
         while parts[1:] and width_of(_trust(picture, wrong, 0)) + len(", ".join(parts)) >= layout.width:
             parts.pop()
         right = [(", ".join(parts), "alert")]
-    return _fitting([*lefts, _trust(picture, wrong, 0)], right, layout.width)
+    return _fitting(lefts, right, layout.width)
+
+
+def _wrong(picture: Picture) -> list[str]:
+    """Return what else is not exact: CPU time that is unexplained, and what was left out for the CPU budget."""
+    wrong: list[str] = []
+    if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
+        wrong.append(f"{picture.unexplained_pct:.0f}% of cpu time unexplained")
+    header, all_ns = picture.newest.header, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
+    return [*wrong, *thinned_words(header.cost, header.machine, picture.thinned_ns, all_ns)]
+
+
+def _costs(picture: Picture) -> list[Spans]:
+    """Return what offtop costs, the longest text first."""
+    cost = picture.newest.header.cost
+    bpf = f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else ""
+    each = f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
+    own = f" ui {cost.cpu_pct:.1f}% of 1 cpu" if cost.cpu_pct >= 0 else ""
+    switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
+    texts = [f"{bpf}{each}{own}{switches}", f"{bpf}{each}{own}", f"{bpf}{own}", bpf]
+    return [[(f"  Cost{text}", "text")] for text in texts if text]
 
 
 def _trust(picture: Picture, wrong: Sequence[str], shown: int) -> Spans:

@@ -75,11 +75,16 @@ WAITING = Column(
     "waiting",
     sort="WAITING",
     stays=True,
+    filled=lambda row: row.share_pct / 100,
 )
 SHARE = Column("%", 4, _percent, least_width=44)
 TOTAL = Column("TOTAL", 6, lambda row: duration(row.lifetime_ns), sort="TOTAL")
 """Shown if rows are sorted by it."""
 _LEAST_BAR = 8
+_LEAST_WHERE, _WHERE_SHARE = 40, 1 / 3
+"""Cells that WHERE gets, or its share of a narrow list; other columns are dropped for it."""
+_BELOW_WHERE = ("p50<=", "EV/S", "p99<=", "%", "THR", "CGROUP", "USER")
+"""Titles of the columns that are dropped for WHERE, in this order."""
 USER_WIDTH = 130
 """Least width for the USER column."""
 CGROUP_WIDTH = 160
@@ -323,6 +328,8 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
     columns += shown if picture.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
     columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
+    if "WHERE" not in view.hidden:
+        columns = _with_room_for_where(columns, width, view.list_sort)
     left = width - width_of(columns, LIST_MARK) - 2
     if left >= 8 and "WHERE" not in view.hidden:
 
@@ -334,8 +341,21 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
                 return location.of_convoy(catalog, row.convoy, pen.names, row.rule.name if row.rule else "")
             return location.with_rule(catalog, row.top, row.rule, where)
 
-        columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), "where", left=True))
+        def category_token(row: Row) -> str:
+            return "where" if row.top == NOWHERE else f"cat-{catalog.stack(row.top.kernel).category}"
+
+        columns.append(Column(" WHERE", left + 1, lambda row: " " + where_of(row), left=True, token_of=category_token))
     return columns
+
+
+def _with_room_for_where(columns: Sequence[Column], width: int, sort: str) -> list[Column]:
+    """Drop columns, but no name and not the one that the list is sorted by, until WHERE has room for a name."""
+    kept, least = [*columns], min(_LEAST_WHERE, round(width * _WHERE_SHARE))
+    for title in _BELOW_WHERE:
+        if width - width_of(kept, LIST_MARK) - 2 >= least:
+            break
+        kept = [one for one in kept if one.title != title or one.stays or one.sort == sort]
+    return kept
 
 
 def _cgroup_of(details: Details) -> str:

@@ -7,10 +7,11 @@ from itertools import chain
 
 import pytest
 
-from offtop.model.aggregate.rows import ACCOUNT_SORTS, SORTS
+from offtop import units
+from offtop.model.aggregate.rows import ACCOUNT_SORTS, NOWHERE, SORTS
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import CATEGORIES, NAMES, View
-from offtop.ui.kit.columns import Column, that_fit, width_of
+from offtop.ui.kit.columns import Column, line_of, that_fit, width_of
 from offtop.ui.kit.glyphs import UNICODE
 from offtop.ui.kit.lines import Pen
 from offtop.ui.panes.tables import CATEGORY_MARK, CHOOSABLE, LIST_MARK, category_columns, list_columns
@@ -94,3 +95,77 @@ async def test_totals_are_not_cut_when_sorted_by_total(size: tuple[int, int]) ->
             assert heads.rstrip().endswith(("NOW", "WHERE", "MAX"))
         assert app.picture is not None and app.picture.rows.rows[0].part.max_ns == 12_500 * MS
         assert app.view.focus == CATEGORIES
+
+
+DROPPED = ("p50<=", "EV/S", "p99<=", "%", "THR", "CGROUP", "USER")
+
+
+@pytest.mark.parametrize(
+    ("width", "sort", "dropped"),
+    [
+        (199, "WAITING", ()),
+        (140, "WAITING", ("CGROUP",)),
+        (130, "WAITING", ("p50<=", "CGROUP")),
+        (119, "WAITING", ("p50<=", "CGROUP", "USER")),
+        (110, "WAITING", ("p50<=", "EV/S", "CGROUP", "USER")),
+        (100, "WAITING", ("p50<=", "EV/S", "p99<=", "CGROUP", "USER")),
+        (80, "WAITING", DROPPED),
+        (80, "P50", DROPPED[1:]),
+        (80, "EV/S", ("p50<=", *DROPPED[2:])),
+        (80, "P99", ("p50<=", "EV/S", *DROPPED[3:])),
+    ],
+)
+def test_columns_are_dropped_for_where_but_not_the_sort_column(
+    picture: Picture, width: int, sort: str, dropped: tuple[str, ...]
+) -> None:
+    """CGROUP and USER are also dropped because the list is narrower than they are worth: 160 and 130 columns."""
+    some, pen = replace(picture, view=View(sort=sort)), Pen(width, 20, UNICODE, ScriptedSource())
+    titles = [column.title for column in list_columns(some, pen)]
+    assert tuple(title for title in DROPPED if title not in titles) == dropped
+    assert {"COMMAND", "WAITING", " WHERE"} <= {*titles}
+
+
+def test_where_has_room_or_nothing_is_left_to_drop(picture: Picture) -> None:
+    for width in WIDTHS:
+        for view in views(frozenset()):
+            some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
+            listed = list_columns(some, pen)
+            droppable = [one for one in listed if one.title in DROPPED and not one.stays and one.sort != view.list_sort]
+            if not view.account and droppable:
+                assert listed[-1].title == " WHERE", (width, view)
+                assert listed[-1].width - 1 >= min(40, round(width / 3)), (width, view)
+
+
+def test_hidden_where_needs_no_room(picture: Picture) -> None:
+    some, pen = replace(picture, view=View(hidden=frozenset({"WHERE"}))), Pen(100, 20, UNICODE, ScriptedSource())
+    assert {"p50<=", "EV/S", "p99<=", "%", "THR"} <= {column.title for column in list_columns(some, pen)}
+
+
+def test_cells_of_waiting_have_a_bar_as_long_as_their_share(picture: Picture) -> None:
+    pen = Pen(160, 20, UNICODE, ScriptedSource())
+    columns = list_columns(picture, pen)
+    width = next(column.width for column in columns if column.title == "WAITING")
+    bars: list[int] = []
+    for row in picture.rows.rows:
+        spans = line_of(columns, row, "  ", "text", pen).spans
+        (filled,) = [text for text, token in spans if token == "waiting-bar"]
+        rest = next((text for text, token in spans if token == "waiting" and text.strip()), "")
+        assert f"{filled}{rest}" == f"{units.threads(row.waiting):>{width}}"
+        bars.append(len(filled))
+        assert len(filled) == max(1, round(row.share_pct / 100 * width))
+    assert bars == sorted(bars, reverse=True) and len({*bars}) > 1
+
+
+@pytest.mark.parametrize(("part", "cells"), [(0.0, 0), (0.001, 1), (0.5, 4), (0.99, 8), (1.0, 8), (1.2, 8)])
+def test_bar_fills_at_least_one_cell_and_at_most_all(picture: Picture, part: float, cells: int) -> None:
+    column = Column("N", 8, lambda _: "1.00", "value", filled=lambda _: part)
+    line = line_of([column], picture.rows.rows[0], "", "text", Pen(20, 20, UNICODE, ScriptedSource()))
+    assert sum(len(text) for text, token in line.spans if token == "waiting-bar") == cells
+    assert "".join(text for text, _ in line.spans) == "     1.00"
+
+
+def test_where_is_in_the_colour_of_its_category(picture: Picture) -> None:
+    where = list_columns(picture, Pen(160, 20, UNICODE, ScriptedSource()))[-1]
+    assert where.token_of
+    assert [where.token_of(row) for row in picture.rows.rows] == ["cat-lock", "cat-lock", "cat-disk-read"]
+    assert where.token_of(picture.rows.rows[0]._replace(top=NOWHERE)) == "where"

@@ -1,16 +1,20 @@
 """The header line with losses and offtop's cost shows each part completely or not at all."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from offtop.model.values.snapshot import Machine, Sampling, Snapshot, Thinned
+from offtop.model.values.snapshot import Filters, Machine, Sampling, Snapshot, Thinned
+from offtop.ui.panes.head import needs_cost_line
 from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import MS, ScriptedSource, Waits
-from tests.ui.shown import asynchronous, screen, shown, until
+from tests.ui.shown import asynchronous, cost_line, screen, shown, until, waiting_line
 
 BUSY = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (300,), running_ms=500)
 """A thread that leaves 0.2 s of each second unexplained: 10 % of two CPUs."""
+HALF = BUSY._replace(waits_ms=(250, 250))
+"""A thread that waits half of each second and runs the other half."""
 UNEXPLAINED = "10% of cpu time unexplained"
 
 
@@ -27,14 +31,13 @@ UNEXPLAINED = "10% of cpu time unexplained"
 @asynchronous
 async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width: int, line: str) -> None:
     async with shown(ScriptedSource([BUSY], machine=Machine(2)), (width, 24)) as (app, _):
-        shown_line = screen(app)[2]
+        shown_line = cost_line(app)
         assert shown_line.endswith("min 1ms") and shown_line.removesuffix("min 1ms").rstrip() == line
 
 
 @pytest.mark.parametrize(
     ("thinned", "line"),
     [
-        (Thinned(), "exact"),
         (
             Thinned(0, 4 * MS, 1, 50, 150 * MS),
             "lost 0  stacks from 4ms up on 1 of 2 CPUs  30% of the time without stacks",
@@ -44,11 +47,55 @@ async def test_losses_come_first_and_whole_parts_are_dropped_from_the_end(width:
 )
 @asynchronous
 async def test_what_is_left_out_is_said_before_the_cost(thinned: Thinned, line: str) -> None:
-    half = Waits("mill", 300, "mill", 300, "lock", "futex_do_wait", ("main",), (250, 250), running_ms=500)
-    source = ScriptedSource([half], machine=Machine(2))
+    source = ScriptedSource([HALF], machine=Machine(2))
     source.thinned = thinned
     async with shown(source, (160, 24)) as (app, _):
-        assert screen(app)[2].split("  Cost")[0] == line
+        assert cost_line(app).split("  Cost")[0] == line
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+@asynchronous
+async def test_exact_numbers_need_no_line_of_their_own(width: int) -> None:
+    async with shown(ScriptedSource(ticks=12), (width, 24)) as (app, _):
+        assert app.picture and not needs_cost_line(app.picture)
+        assert not any(line.startswith("exact") for line in screen(app))
+        assert waiting_line(app).partition("  Cost")[0].endswith("  exact")
+        assert ("  Cost bpf 0.6%" in waiting_line(app)) is (width > 40)
+
+
+@pytest.mark.parametrize("height", [14, 24])
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (lambda: ScriptedSource(ticks=12, lost={"sites": 2}), "lost 20 sites"),
+        (lambda: SampledSource(ticks=12), "lost 0"),
+        (lambda: thinned_source(), "lost 0  stacks from 4ms up"),
+        (lambda: ScriptedSource([BUSY], machine=Machine(2)), f"lost 0  {UNEXPLAINED}"),
+    ],
+    ids=["lost", "sampled", "thinned", "unexplained"],
+)
+@asynchronous
+async def test_what_is_not_exact_has_a_line_if_there_is_room(
+    source: Callable[[], ScriptedSource], words: str, height: int
+) -> None:
+    async with shown(source(), (80, height)) as (app, _):
+        assert app.picture and needs_cost_line(app.picture)
+        assert words in (cost_line(app) if height == 24 else waiting_line(app))
+        assert "exact" not in waiting_line(app) and ("lost" in waiting_line(app)) is (height == 14)
+
+
+@asynchronous
+async def test_what_was_left_out_of_the_numbers_is_kept_when_the_line_is_short() -> None:
+    source = ScriptedSource(ticks=12)
+    source.set_filters(Filters(cgroup="/system.slice/mysql.service"))
+    async with shown(source, (80, 24)) as (app, _):
+        assert waiting_line(app).endswith(" only cgroup mysql.service  exact")
+
+
+def thinned_source() -> ScriptedSource:
+    source = ScriptedSource([HALF], machine=Machine(2))
+    source.thinned = Thinned(0, 4 * MS, 1, 50, 150 * MS)
+    return source
 
 
 @pytest.mark.parametrize("width", [*range(40, 110, 3), 160])
@@ -56,7 +103,7 @@ async def test_what_is_left_out_is_said_before_the_cost(thinned: Thinned, line: 
 async def test_losses_are_shown_at_every_width_and_no_part_is_cut(width: int) -> None:
     source = ScriptedSource([BUSY], lost={"stacks": 812, "sites": 2}, machine=Machine(2))
     async with shown(source, (width, 24)) as (app, _):
-        line = screen(app)[2].removesuffix("min 1ms").rstrip()
+        line = cost_line(app).removesuffix("min 1ms").rstrip()
         assert line.startswith("lost 6 sites 2.4k stacks")
         assert line.endswith(("stacks", "unexplained", "%", "1 cpu", "ns/switch", "switches/s"))
         assert "of cpu" not in line or UNEXPLAINED in line
@@ -68,7 +115,7 @@ async def test_sampling_and_its_error_are_shown_at_every_width(width: int) -> No
     async with shown(SampledSource(ticks=12), (width, 24)) as (app, _):
         assert "SAMPLED ~20 Hz" in screen(app)[0]
         shorter, elsewhere = "waits up to 100ms shorter", ", up to 0.25 elsewhere"
-        assert screen(app)[2].rstrip().endswith(f"  {shorter}{elsewhere if width > 40 else ''}")
+        assert cost_line(app).endswith(f"  {shorter}{elsewhere if width > 40 else ''}")
         assert screen(app)[0].startswith("offtop ")
 
 
@@ -78,7 +125,7 @@ async def test_sampling_and_its_error_are_shown_at_every_width(width: int) -> No
 @asynchronous
 async def test_own_processes_only_comes_first(width: int, end: str) -> None:
     async with shown(SampledSource(ticks=12, own_only=True), (width, 24)) as (app, _):
-        line = screen(app)[2].rstrip()
+        line = cost_line(app)
         assert "own processes only" in line and line.endswith(end)
 
 
@@ -86,18 +133,18 @@ async def test_own_processes_only_comes_first(width: int, end: str) -> None:
 async def test_container_shows_its_limited_view_and_unknown_losses() -> None:
     seen = Sampling(lost_known=False, container_only=True)
     async with shown(SampledSource(ticks=12, seen=seen), (160, 24)) as (app, pilot):
-        assert "lost: unknown" in screen(app)[2] and "this container only, waits up to" in screen(app)[2]
+        assert "lost: unknown" in cost_line(app) and "this container only, waits up to" in cost_line(app)
         await pilot.press("1")
         assert any("wakers (2) need BPF" in line for line in screen(app))
     source = SampledSource(ticks=12, seen=seen._replace(own_only=True), lost={"threads": 3})
     async with shown(source, (160, 24)) as (app, _):
         assert (
-            "lost: unknown" not in screen(app)[2]
-            and " threads  " in screen(app)[2]
-            and "own processes only" in screen(app)[2]
+            "lost: unknown" not in cost_line(app)
+            and " threads  " in cost_line(app)
+            and "own processes only" in cost_line(app)
         )
     async with shown(SampledSource(ticks=12), (160, 24)) as (app, _):
-        assert "lost 0" in screen(app)[2] and "only" not in screen(app)[2]
+        assert "lost 0" in cost_line(app) and "only" not in cost_line(app)
 
 
 @asynchronous
