@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from offtop.model.values.snapshot import Filters, Machine, Sampling, Snapshot, Thinned
+from offtop.model.values.snapshot import Cost, Filters, Machine, Sampling, Snapshot, Thinned
 from offtop.ui.panes.head import needs_cost_line
 from tests.ui.sampled import NOTICE, SampledSource
 from tests.ui.scripted import MS, ScriptedSource, Waits
@@ -90,6 +90,17 @@ async def test_what_was_left_out_of_the_numbers_is_kept_when_the_line_is_short()
     source.set_filters(Filters(cgroup="/system.slice/mysql.service"))
     async with shown(source, (80, 24)) as (app, _):
         assert waiting_line(app).endswith(" only cgroup mysql.service  exact")
+
+
+@asynchronous
+async def test_unknown_cost_leaves_room_for_the_other_facts() -> None:
+    class NoCost(ScriptedSource):
+        def after(self, seconds: int) -> Snapshot:
+            return replace(super().after(seconds), cost=Cost())
+
+    async with shown(NoCost(ticks=12), (160, 24)) as (app, _):
+        assert "+2.00 idle hidden (i) " in waiting_line(app)
+        assert waiting_line(app).endswith(" other 0%  exact")
 
 
 def thinned_source() -> ScriptedSource:
