@@ -12,7 +12,7 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.ui.kit.glyphs import UNICODE
 from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
 from tests.ui.scripted import ScriptedSource, Waits
-from tests.ui.shown import asynchronous, screen, shown
+from tests.ui.shown import asynchronous, pane, screen, shown, top, until
 
 WEIGHTS = suspect_weights.parse(paths.suspects().read_text())
 _LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
@@ -37,8 +37,14 @@ class HeldSource(ScriptedSource):
 @asynchronous
 async def test_sentence_stands_under_the_head_whole(size: tuple[int, int]) -> None:
     async with shown(HeldSource(TABLE, ticks=4), size, weights=WEIGHTS) as (app, _):
-        top = " ".join(" ".join(line.removesuffix(" 6") for line in screen(app)[:10]).split())
-        assert "! 3 threads of shop wait for a mutex (9.00s), held by holder(50), which waits for" in top
+        sentence = "! 3 threads of shop wait for a mutex (9.00s), held by holder(50), which waits for"
+
+        def is_whole() -> bool:
+            lines = [line.removesuffix(" 6") for line in pane(app, "suspects")]
+            return " ".join(" ".join(lines).split()).startswith(sentence)
+
+        await until(is_whole)  # a tick can be drawn before its suspects are found
+        assert top(app, "suspects") == len(pane(app, "head"))
 
 
 @asynchronous
