@@ -22,6 +22,7 @@ from offtop.model.values.table import integers
 from offtop.model.values.wake import NO_WAKE
 from offtop.model.windows.breakdown import Idle, Leaf, Part, Shares, shares
 from offtop.model.windows.window import Window, between, merge
+from offtop.printable import printable
 from tests.model.world import Step, snapshots, stretches
 
 MS = 1_000_000
@@ -297,7 +298,7 @@ def test_any_text_is_a_filter_or_a_printable_error(text: str, before: str) -> No
     try:
         made = parse(before + text, GROUPS, IDS)
     except FilterError as error:
-        assert str(error).isprintable()
+        assert str(error) == printable(str(error))
     else:
         assert len(made.mask(waits(), BOOK, JUDGE)) == len(ROWS)
         assert made.keeps(PROCESS) in (True, False)
