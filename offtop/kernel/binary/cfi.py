@@ -32,7 +32,7 @@ _RT_SIGNAL_ARM = Rule(
     Value(AARCH64.sp, 560, True),
     Value(AARCH64.sp, 568, True),
     Value(AARCH64.sp, 544, True),
-    tuple(Value(AARCH64.sp, 312 + 8 * number, True) for number in AARCH64.kept),
+    tuple(Value(AARCH64.sp, 312 + 8 * number, True) for number in AARCH64.callee_saved),
     Value(AARCH64.sp, 560, True),
     True,
 )
@@ -148,7 +148,7 @@ def _rule(frame: ct.c_void_p, machine: Machine, address: int) -> Rule:
         cfa,
         _register(frame, ip, address),
         _callee_saved(frame, machine.bp, address),
-        tuple(_callee_saved(frame, number, address) for number in machine.kept),
+        tuple(_callee_saved(frame, number, address) for number in machine.callee_saved),
         Value(CFA) if sp.base in (machine.sp, UNDEFINED) and not sp.is_at else sp,
         signal.value,
     )

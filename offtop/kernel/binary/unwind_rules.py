@@ -21,14 +21,14 @@ class Machine(NamedTuple):
 
     sp: int
     bp: int
-    kept: tuple[int, ...]
+    callee_saved: tuple[int, ...]
     """Callee-saved registers, except sp and bp."""
     ip: int
     di: int | None = None
     """A register that is not callee-saved. It holds the return address during vfork(2)."""
     link: int | None = None
     """Link register, which receives the return address; a function that calls others saves it on the stack. It is
-    the last of `kept`. None on machines where calls push the return address."""
+    the last of `callee_saved`. None on machines where calls push the return address."""
 
 
 X86_64 = Machine(7, 6, (3, 12, 13, 14, 15), 16, 5)
@@ -52,8 +52,8 @@ class Rule(NamedTuple):
     ip: Value
     """The return address; UNDEFINED in the outermost function."""
     bp: Value
-    kept: tuple[Value, ...]
-    """The registers of Machine.kept."""
+    callee_saved: tuple[Value, ...]
+    """The registers of Machine.callee_saved."""
     sp: Value = Value(CFA)
     is_signal: bool = False
     """Whether this is a signal frame: the caller was interrupted and made no call."""
@@ -75,7 +75,7 @@ NO_RULE = Rule(Value(UNDEFINED), Value(UNDEFINED), Value(UNDEFINED), ())
 
 def serialize(rule: Rule) -> str:
     """Serialize a rule for the reader's reply."""
-    values = (rule.cfa, rule.ip, rule.bp, rule.sp, *rule.kept)
+    values = (rule.cfa, rule.ip, rule.bp, rule.sp, *rule.callee_saved)
     return f"{rule.is_signal:d} " + " ".join(f"{one.base},{one.offset},{one.is_at:d}" for one in values)
 
 
@@ -87,10 +87,10 @@ def parse(text: str) -> Rule:
     try:
         signal, *words = text.split(" ")
         values = [_value(word) for word in words]
-        cfa, ip, bp, sp, *kept = values
+        cfa, ip, bp, sp, *callee_saved = values
     except ValueError:
         return NO_RULE
-    return Rule(cfa, ip, bp, tuple(kept), sp, signal == "1")
+    return Rule(cfa, ip, bp, tuple(callee_saved), sp, signal == "1")
 
 
 def _value(word: str) -> Value:

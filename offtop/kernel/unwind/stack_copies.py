@@ -18,7 +18,7 @@ _A_SECOND, _SAVED = 100, 512
 at the start, when every stack is new."""
 _IS_ARM = platform.machine() == "aarch64"
 _LEAF, _DI = ((32, 31, 29), 0) if _IS_ARM else ((16, 19, 4), 14)
-_KEPT = AARCH64.kept if _IS_ARM else (5, 3, 2, 1, 0)
+_CALLEE_SAVED = AARCH64.callee_saved if _IS_ARM else (5, 3, 2, 1, 0)
 """Indices in struct pt_regs of the registers of unwind_rules.AARCH64 or X86_64."""
 
 
@@ -56,7 +56,7 @@ def leaf_state(registers: Sequence[int]) -> State:
     `registers`: the words of struct pt_regs.
     """
     ip, sp, bp = (registers[n] for n in _LEAF)
-    return State(ip, sp, bp, tuple(registers[n] for n in _KEPT))
+    return State(ip, sp, bp, tuple(registers[n] for n in _CALLEE_SAVED))
 
 
 class Copies:
@@ -112,11 +112,11 @@ class Copies:
             _walked_end,
             *frames,
         ) = rest
-        kept = tuple(registers[n] for n in _KEPT)
+        callee_saved = tuple(registers[n] for n in _CALLEE_SAVED)
         is_exact = not depth or bool(pc & layout.EXACT)
-        state = State(pc & ~layout.EXACT, sp, bp, kept, registers[_DI], is_exact, _IS_ARM and bool(unsure))
+        state = State(pc & ~layout.EXACT, sp, bp, callee_saved, registers[_DI], is_exact, _IS_ARM and bool(unsure))
         if depth:  # they are the leaf's; the frames in between have changed them
-            state.kept, state.di = (None,) * len(kept), None
+            state.callee_saved, state.di = (None,) * len(callee_saved), None
         head = layout.COPY_HEAD.size
         self._found.append(
             Copy(

@@ -50,8 +50,8 @@ class State:
     pc: int
     sp: int
     bp: int
-    kept: tuple[int | None, ...] = ()
-    """Values of the registers of Machine.kept; None if unknown."""
+    callee_saved: tuple[int | None, ...] = ()
+    """Values of the registers of Machine.callee_saved; None if unknown."""
     di: int | None = None
     """Value of Machine.di in the leaf; otherwise None."""
     is_exact: bool = True
@@ -126,7 +126,11 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     """Step to the caller by a rule. Return 0, or how the stack ends here (layout.END_*)."""
     if rule.ip.base == UNDEFINED:
         return layout.END_COMPLETE
-    known = {machine.sp: state.sp, machine.bp: state.bp, **dict(zip(machine.kept, state.kept, strict=False))}
+    known = {
+        machine.sp: state.sp,
+        machine.bp: state.bp,
+        **dict(zip(machine.callee_saved, state.callee_saved, strict=False)),
+    }
     if machine.di is not None:
         known[machine.di] = state.di
     word, mask = WORD_BYTES, (1 << 8 * WORD_BYTES) - 1
@@ -150,11 +154,11 @@ def _step(state: State, rule: Rule, read: Read, machine: Machine) -> int:
     least = word if rule.ip.is_at else 0
     if not rule.is_signal and not least <= sp - state.sp <= layout.MAX_FRAME_BYTES:
         return layout.END_BAD_PC
-    state.kept = tuple(None if one is None or one < 0 else one for one in map(value, rule.kept))
+    state.callee_saved = tuple(None if one is None or one < 0 else one for one in map(value, rule.callee_saved))
     if machine.link is not None:
         pc &= code_addresses()
         if not rule.is_signal:  # the link register's value in the caller is unknown
-            state.kept = (*state.kept[:-1], None)
+            state.callee_saved = (*state.callee_saved[:-1], None)
     state.pc, state.sp, state.is_exact, state.di = pc, sp, rule.is_signal, None
     if bp is not None:
         if bp < 0:
@@ -178,7 +182,7 @@ def _step_by_frame_pointer(state: State, read: Read) -> int:
         return layout.END_MEMORY
     state.sp = state.bp + 16
     state.bp, state.pc = _word(raw, 0, 8), _word(raw, 8, 8) & code_addresses()
-    state.kept, state.is_exact, state.is_sp_unsure = (None,) * len(state.kept), False, True
+    state.callee_saved, state.is_exact, state.is_sp_unsure = (None,) * len(state.callee_saved), False, True
     return 0 if state.pc else layout.END_COMPLETE
 
 
@@ -240,7 +244,7 @@ def _guess(
             if is_cut
             else (unwind_rules.pack_end(layout.END_NO_UNWIND_INFO), layout.END_NO_UNWIND_INFO)
         )
-    state.kept, state.di, state.is_exact = (None,) * len(state.kept), None, False
+    state.callee_saved, state.di, state.is_exact = (None,) * len(state.callee_saved), None, False
     if linked is not None and state.sp + slot == linked[0] + word:
         state.sp, state.bp, state.pc = linked[0] + 2 * word, linked[1], linked[2]
         return unwind_rules.pack_guess(2 * word, True, -2 * word), 0

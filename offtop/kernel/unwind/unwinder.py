@@ -202,8 +202,8 @@ class Unwinder:
                 python_frames = self._python_frames_of_thread(key.pid, stack, memory)
                 return None if has_run() else self._with_python(key.pid, found, python_frames, memory)
             python_frames = self._python_frames_of_thread(key.pid, stack, memory)
-            kept = stack.callee_saved[: len(_NATIVE.kept)]
-            state = State(stack.ip, stack.sp, stack.bp, kept, stack.arguments[0])
+            callee_saved = stack.callee_saved[: len(_NATIVE.callee_saved)]
+            state = State(stack.ip, stack.sp, stack.bp, callee_saved, stack.arguments[0])
             found = self._unwind(key.pid, state, memory.stack, memory, has_run)
             found = _mark_forbidden(found) if found and memory.is_forbidden else found
             return found and self._with_python(key.pid, found, python_frames, memory)
