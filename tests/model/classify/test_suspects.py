@@ -235,6 +235,17 @@ def test_full_pipe_from_before_offtop_is_not_standing() -> None:
     assert ends(machine.found()) == [(HOLDER, "sleep", 20, "sleep")]
 
 
+@pytest.mark.parametrize("category", ["connect", "net-send"])
+def test_nobody_waits_to_connect_or_to_send_because_there_is_no_work(category: str) -> None:
+    machine = Machine()
+    machine.waits("hung", 20, "net-recv", 600, before=True)
+    for pid in range(30, 40):
+        machine.held(machine.waits("client", pid, category, 90), Blocker(20, 0, SOCKET, True))
+    machine.waits("lonely", 50, category, 90, before=True)
+    assert machine.tick().standing == []
+    assert machine.found().suspects[0].hops[0][1:3] == ("client", 10)
+
+
 def test_server_whose_own_clients_wait_is_not_idle_while_it_waits_for_an_answer() -> None:
     machine = Machine()
     server = machine.waits("nginx", 20, "poll", 12, before=True)
