@@ -13,8 +13,11 @@ from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Filters, Holder
 from offtop.model.values.stack import one_name
 from offtop.model.values.wake import Object
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.view import CATEGORIES, LIST, TREE, StuckView, View
 from offtop.model.viewmodel.view import STUCK as PANE
+from offtop.model.windows.breakdown import Leaf
 from offtop.person import person
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -44,6 +47,7 @@ WHO = {
     4242: Details("mysql", "/usr/sbin/mysqld", "/system.slice/mysql.service", 27),
     900: Details("ann", "cp big small", "/user.slice", 1000),
 }
+GROUP = Alike("db", "t*", Leaf("lock"), "futex", "S", -1, "")
 DEEP = Waits(
     *("deep", 50, "diver", 51, "lock", "futex_do_wait"),
     waits_on=True,
@@ -229,6 +233,43 @@ async def test_group_whose_waits_have_ended_says_so() -> None:
         assert tids(app) == [2, 3, 4]
         await pilot.press("backslash", *"comm=other", "enter")
         assert any("These waits have ended, or a filter hides them (Esc goes back)." in line for line in screen(app))
+
+
+@asynchronous
+async def test_threads_that_wait_for_something_else_by_now_are_no_longer_the_opened_group() -> None:
+    pool = [
+        Waits("db", 1, f"t{n}", n, *where, waits_on=True, begins=begins, ends=ends, older_ms=500)
+        for n in range(2, 5)
+        for where, begins, ends in ((("lock", "futex"), 0, 5), (("pipe", "pipe_read"), 5, 20))
+    ]
+    source = ScriptedSource(pool, ticks=9)
+    view = panes.stuck_entered(panes.at_stuck(View(delay_ns=QUICK_NS), ThreadKey(1, 2)), GROUP)
+    async with shown(source, view=view) as (app, _):
+        assert "of t* at futex: 0 threads wait" in title(app)
+        assert any("These waits have ended" in line for line in screen(app))
+
+
+@asynchronous
+async def test_opened_waits_that_count_as_idle_by_now_have_not_ended() -> None:
+    pool = [Waits("db", 1, f"t{n}", n, "poll", "do_epoll_wait", waits_on=True, older_ms=500) for n in range(2, 5)]
+    view = panes.at_stuck(View(delay_ns=QUICK_NS), ThreadKey(1, 2))
+    group = GROUP._replace(leaf=Leaf("poll"), place="do_epoll_wait")
+    async with shown(ScriptedSource(pool, ticks=9), view=panes.stuck_entered(view, group)) as (app, pilot):
+        assert any("These waits count as idle now (press i to see them; Esc goes back)" in line for line in screen(app))
+        await pilot.press("i")
+        assert (tids(app), "of t* at do_epoll_wait: 3 threads" in title(app)) == ([2, 3, 4], True)
+        await pilot.press("enter", "i")
+        assert any("This wait counts as idle now (press i to see it)." in line for line in screen(app))
+
+
+@asynchronous
+async def test_name_of_an_opened_group_cannot_control_the_terminal() -> None:
+    names = [f"\x1b[2J{n}" for n in range(2, 5)]
+    pool = [Waits("db", 1, name, n, "lock", "\x1b[3J", waits_on=True) for n, name in enumerate(names, 2)]
+    async with shown(ScriptedSource(pool, ticks=9)) as (app, pilot):
+        await pilot.press("5", "enter")
+        assert "of \\x1b[*J* at \\x1b[3J: 3 threads wait" in title(app)
+        assert not CONTROL.search("".join(screen(app)))
 
 
 @asynchronous

@@ -25,6 +25,11 @@ class Alike(NamedTuple):
     """System call; -1: none."""
     cgroup: str
 
+    def may_become(self, other: "Alike") -> bool:
+        """Return whether the two differ only in what can change, or become known, while a wait goes on."""
+        leaf = self.leaf._replace(idle=other.leaf.idle, standing=other.leaf.standing)
+        return self._replace(leaf=leaf, place=other.place, cgroup=other.cgroup) == other
+
 
 class AlikeWaits(NamedTuple):
     alike: Alike

@@ -8,7 +8,7 @@ import numpy as np
 from offtop.model.aggregate.place_shares import PlaceNames
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
-from offtop.model.values.catalog import Catalog
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.viewmodel.alike import Alike, AlikeWaits, alike_waits
 from offtop.model.viewmodel.view import STUCK, View
 from offtop.model.windows.stuck import Stuck
@@ -22,6 +22,8 @@ class StuckPicture:
     """For each row the waits that it stands for; empty: each stands for itself."""
     threads: int = 0
     """How many waits the rows stand for."""
+    opened: Alike | None = None
+    """What these waits have in common if they are the waits of one row, listed one by one."""
     cursor: int = 0
     """Row under the cursor."""
     first: int = 0
@@ -42,6 +44,10 @@ class StuckPicture:
         """Return what the waits of a row have in common; None if it is only one."""
         return self.groups[row].alike if self.count(row) > 1 else None
 
+    def hides(self, key: ThreadKey | None) -> bool:
+        """Return whether that thread waits, but is not shown because its wait is idle."""
+        return any(one.site.thread == key for one in self.hidden.waits)
+
 
 class StuckList:
     def __init__(self, cause_finder: CauseFinder, place_names: PlaceNames) -> None:
@@ -59,8 +65,10 @@ class StuckList:
             return StuckPicture(listed, threads=len(listed.waits), hidden=hidden)
         is_searched = bool(view.search or view.found)
         groups: Sequence[AlikeWaits] = ()
-        if view.stuck.alike is not None:
-            listed = _only(listed, self._opened(listed, view, catalog))
+        opened = view.stuck.alike
+        if opened is not None:
+            found = self._opened(listed, opened, view, catalog)
+            listed, opened = _only(listed, found.rows), found.alike
         elif view.programs and not is_searched and not view.stuck.opened:
             groups = alike_waits(listed, self._place_names, catalog)
         cursor = _cursor(listed, groups, view)
@@ -69,19 +77,20 @@ class StuckList:
         oldest = _only(listed, rows) if groups else listed
         named = range(len(rows)) if is_searched else range(len(rows))[first : first + lines]
         rules = {row: self._cause_finder.rule_of(oldest.waits[row].place, catalog) for row in named}
-        return StuckPicture(oldest, groups, len(listed.waits), cursor, first, hidden, rules)
+        return StuckPicture(oldest, groups, len(listed.waits), opened, cursor, first, hidden, rules)
 
-    def _opened(self, listed: Stuck, view: View, catalog: Catalog) -> list[int]:
-        """Return the rows of the group whose waits are listed one by one.
+    def _opened(self, listed: Stuck, opened: Alike, view: View, catalog: Catalog) -> AlikeWaits:
+        """Return the group whose waits are listed one by one; without rows if there is none any more.
 
-        Function names that arrive late may give it another place; then it is the group of the thread under the cursor.
+        Its waits may get another place when function names arrive late, another cgroup, or become idle; then it is the
+        group of the thread under the cursor, unless that thread waits for something else by now.
         """
         groups = alike_waits(listed, self._place_names, catalog)
-        found = next((group for group in groups if group.alike == view.stuck.alike), None)
+        found = next((group for group in groups if group.alike == opened), None)
         if found is None:
             row = _row_of_cursor(listed, view)
-            found = next((group for group in groups if row in group.rows), None)
-        return found.rows if found else []
+            found = next((group for group in groups if row in group.rows and group.alike.may_become(opened)), None)
+        return found or AlikeWaits(opened, [])
 
 
 def _only(some: Stuck, rows: Sequence[int]) -> Stuck:

@@ -50,11 +50,11 @@ def stuck(picture: Picture, pen: Pen) -> list[Line]:
 
 
 def _title(picture: Picture, pen: Pen) -> str:
-    threads, hidden, alike = picture.stuck.threads, picture.stuck.hidden, picture.view.stuck.alike
+    threads, hidden, alike = picture.stuck.threads, picture.stuck.hidden, picture.stuck.opened
     selected = selection(picture, pen.glyphs)
     of = f" in {selected}" if selected != "all" else ""
     if alike is not None:
-        of += f" of {alike.threads or alike.program} at {alike.place}"
+        of += printable(f" of {alike.threads or alike.program} at {alike.place}", pen.glyphs.is_ascii)
     standing = f", {hidden.standing} of them standing" if hidden.standing else ""
     idle = f", and {len(hidden.waits)} idle hidden{standing} (i)" if hidden.waits else ""
     many = f"{threads} threads wait" if threads != 1 else "1 thread waits"
@@ -62,8 +62,10 @@ def _title(picture: Picture, pen: Pen) -> str:
 
 
 def _nothing(picture: Picture) -> str:
-    hidden = picture.stuck.hidden
-    if picture.view.stuck.alike is not None:
+    hidden, view = picture.stuck.hidden, picture.view.stuck
+    if view.alike is not None:
+        if picture.stuck.hides(view.cursor):
+            return " These waits count as idle now (press i to see them; Esc goes back)."
         return " These waits have ended, or a filter hides them (Esc goes back)."
     if hidden.waits:
         oldest = hidden.age(0).text
@@ -174,10 +176,9 @@ def packed_frames(both: NamedStacks, pen: Pen) -> list[Line]:
 def _in_full(picture: Picture, pen: Pen) -> list[Line]:
     title, lines = rule("a wait in progress (Esc goes back)", pen), in_full(picture, pen)
     if not lines:
-        return [
-            title,
-            plain(fit(" This wait has ended, or a filter hides it.", pen.width, pen.glyphs), "dim"),
-        ]
+        hides = picture.stuck.hides(picture.view.stuck.cursor)
+        why = "counts as idle now (press i to see it)" if hides else "has ended, or a filter hides it"
+        return [title, plain(fit(f" This wait {why}.", pen.width, pen.glyphs), "dim")]
     top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
     return [title, *lines[top : top + pen.height - 1]]
 
