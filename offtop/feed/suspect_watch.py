@@ -25,17 +25,22 @@ _MOST_KEPT = 1_000
 
 
 class SuspectWatch:
-    """Any thread may call `at`; the rest is for the thread that reads ticks."""
+    """Any thread may call `at` and `compare_with`; the rest is for the thread that reads ticks."""
 
     def __init__(self, source: Source, weights: Weights, rules: RuleSource, baseline: Baseline | None = None) -> None:
-        """`baseline`: how much waits when all is well; None: unknown."""
+        """`baseline`: as for `compare_with`."""
         self._source = source
         self._weights, self._causes = weights, CauseFinder(source.names, rules)
-        self._finder = SuspectFinder(weights, usual_in(baseline)) if baseline else SuspectFinder(weights)
+        self._finder = SuspectFinder(weights)
+        self.compare_with(baseline)
         self._peers = KnownPeers()
         self._waits: WaitsOfTick | None = None
         """Of the newest tick."""
         self._found: dict[int, Found] = {}
+
+    def compare_with(self, baseline: Baseline | None) -> None:
+        """Weigh waits from the next tick on by how much more there is than in `baseline`; None: in full."""
+        self._finder.usual = usual_in(baseline) if baseline else {}
 
     def standing(self, snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
         """Return the sites of waits that have always stood there, as History needs them."""
@@ -71,7 +76,7 @@ class SuspectWatch:
 
 
 def usual_in(baseline: Baseline) -> Mapping[tuple[str, str], float]:
-    """Return (raw program, category) → how many threads on average waited that way."""
+    """Return (raw program, category) → how many threads on average waited that way, without idle waits."""
     sums: dict[tuple[str, str], int] = {}
     for _, every in baseline.parts:
         pids: list[int] = every.ids[:, 0].tolist()
@@ -79,7 +84,7 @@ def usual_in(baseline: Baseline) -> Mapping[tuple[str, str], float]:
         ns: list[int] = every.total_ns.tolist()
         for pid, number, one_ns in zip(pids, leaves, ns, strict=True):
             category = every.leaves[number].category
-            if category != FILTERED:
+            if category != FILTERED and not every.leaves[number].idle:
                 of = baseline.catalog.process(pid), category
                 sums[of] = sums.get(of, 0) + one_ns
     return {of: ns / max(1, baseline.span_ns) for of, ns in sums.items()}

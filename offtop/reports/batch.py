@@ -43,7 +43,7 @@ from offtop.model.aggregate.rows import (
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, how_sampled, how_sure, thinned_words
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.steps import Shape
-from offtop.model.aggregate.suspect_text import SuspectTexts
+from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, gone_texts
 from offtop.model.aggregate.waker_rows import (
     WakerKey,
     by_wake,
@@ -464,7 +464,7 @@ def tick_text(
         f"{_head(tick.kept, wanted.idle_shown)}{_filtered(tick, wanted)}",
         *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
         *([_compared(comparison)] if comparison else []),
-        *suspect_lines(suspects, catalog, names, cause_finder),
+        *suspect_lines(suspects, catalog, names, cause_finder, wanted.baseline),
         *_diagnosis(tick, wanted, cause_finder),
         *_stack_problem(tick, wanted, problems),
         *_outlier_lines(outliers, names),
@@ -503,11 +503,16 @@ def _compared(comparison: Comparison) -> str:
     return "; ".join(filter(None, (text, comparison.why_uncompared, comparison.caveat)))
 
 
-def suspect_lines(found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> Iterable[str]:
-    """Yield a sentence for each suspect."""
+def suspect_lines(
+    found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder, baseline: Baseline | None
+) -> Iterable[str]:
+    """Yield a sentence for each suspect, and for each that only the baseline has."""
     texts = SuspectTexts(catalog, names, cause_finder)
     for one in found.suspects:
-        yield f"suspect: {printable(texts.sentence(one).in_full)}"
+        change = change_text(one, baseline)
+        yield f"suspect{f' {change}' if change else ''}: {printable(texts.sentence(one).in_full)}"
+    for text in gone_texts(found, baseline):
+        yield f"suspect {printable(text)}"
 
 
 def stacks_of_suspects(found: Found) -> set[int]:

@@ -1,6 +1,6 @@
 """Print what `offtop diff` found: what changed between two recordings, as tables or JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TextIO
 
 from offtop.feed.source import Source
@@ -9,11 +9,15 @@ from offtop.model.aggregate.baseline_rows import LEAST
 from offtop.model.aggregate.difference import PARTS, Change, Measured, changes, measured
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.scope_text import counted_in_full, counted_otherwise, sampled
+from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.suspects import Found, Suspect, SuspectName, averages
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.windows.history import HistoryTick
 from offtop.printable import printable
 from offtop.reports.tick import passing
 from offtop.reports.whole import whole_of
@@ -21,6 +25,17 @@ from offtop.units import duration, signed, threads
 
 _HEADS = {"categories": "CATEGORY", "reasons": "WAITED FOR", "processes": "PROCESS", "places": "WHERE"}
 _MOST_ROWS = 20
+
+
+class SeenSuspect(NamedTuple):
+    """A suspect of a recording."""
+
+    harm: float
+    """The most of a tick."""
+    says: str
+    """The sentence of that tick. Raw."""
+    waiting: float = 0.0
+    """Threads on average that waited behind it in the whole recording."""
 
 
 class Compared(NamedTuple):
@@ -36,6 +51,8 @@ class Compared(NamedTuple):
     """None: every wait was seen."""
     lost: str
     """Losses by kind, as text; empty: none."""
+    suspects: Mapping[SuspectName, SeenSuspect]
+    """They are not filtered."""
 
 
 def compared(
@@ -51,12 +68,27 @@ def compared(
     """Read and measure one recording. Raises OfftopError if it has no whole tick."""
     cause_finder = CauseFinder(source.names, rules)
     watch = SuspectWatch(source, weights, rules)
-    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch)
+    ticks: list[tuple[Found, int]] = []
+    worst: dict[SuspectName, tuple[float, Suspect, Catalog]] = {}
+
+    def add_suspects(kept: HistoryTick) -> None:
+        found = watch.at(kept.number)
+        ticks.append((found, kept.span_ns))
+        for one in found.suspects:
+            if one.name not in worst or one.harm > worst[one.name][0]:
+                worst[one.name] = one.harm, one, kept.header.catalog
+
+    whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch, each=add_suspects)
+    waiting = averages(ticks)
+    suspects = {
+        name: SeenSuspect(harm, SuspectTexts(catalog, source.names, cause_finder).sentence(one).says, waiting[name])
+        for name, (harm, one, catalog) in worst.items()
+    }
     tick = passing(whole, chosen, cause_finder)
     measures = measured(tick.shares, whole.span_ns, whole.window.catalog, cause_finder, idle)
     window = whole.window
     lost = ", ".join(f"{kind} {many:,}" for kind, many in window.lost.items() if many)
-    return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost)
+    return Compared(name, window.taken_ns, measures, window.filters, window.sampling, lost, suspects)
 
 
 def write(before: Compared, after: Compared, out: TextIO, as_json: bool, width: int = 0) -> None:
@@ -78,6 +110,7 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         yield f"{difference[:1].upper()}{difference[1:]}, so some of these differences may not be real."
         for word, one in (("before", before), ("after", after)):
             yield f"{word:<7}{counted_in_full(one.filters)}"
+    yield from _suspect_lines(before, after)
     for by in PARTS:
         every = changes(before.measures, after.measures, by)
         shown = [one for one in every if abs(one.change) >= LEAST][:_MOST_ROWS]
@@ -87,6 +120,46 @@ def _lines(before: Compared, after: Compared) -> Iterable[str]:
         if len(shown) < len(every):
             rest = sum(one.change for one in every[len(shown) :])
             yield f"{'':>8} {'':>8} {signed(rest):>9} {'':>7} {'':>7}      {len(every) - len(shown):,} more"
+
+
+class _SuspectChange(NamedTuple):
+    name: SuspectName
+    says: str
+    """Raw."""
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+
+def _suspects(before: Compared, after: Compared) -> list[_SuspectChange]:
+    """Return the suspects of either recording, largest change first."""
+    every = [
+        _SuspectChange(
+            name,
+            (after.suspects.get(name) or before.suspects[name]).says,
+            before.suspects[name].waiting if name in before.suspects else 0.0,
+            after.suspects[name].waiting if name in after.suspects else 0.0,
+        )
+        for name in {**before.suspects, **after.suspects}
+    ]
+    return sorted(every, key=lambda one: (-abs(one.change), one.name))
+
+
+def _suspect_lines(before: Compared, after: Compared) -> Iterable[str]:
+    every = _suspects(before, after)
+    if not every:
+        return
+    yield ""
+    yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9}      SUSPECT: who others wait behind"
+    for one in every[:_MOST_ROWS]:
+        mark = "gone" if not one.after else "new" if not one.before else ""
+        numbers = f"{threads(one.before):>8} {threads(one.after):>8} {signed(one.change):>9}"
+        yield f"{numbers} {mark:<4} {printable(one.says)}"
+    if len(every) > _MOST_ROWS:
+        yield f"{'':>8} {'':>8} {'':>9}      {len(every) - _MOST_ROWS:,} more"
 
 
 def _line(one: Change) -> str:
@@ -112,7 +185,19 @@ def _json(before: Compared, after: Compared) -> str:
         for word, one in (("before", before), ("after", after))
     }
     tables = {by: [_change(one) for one in changes(before.measures, after.measures, by)] for by in PARTS}
-    return objects.encode({**ends, **tables})
+    suspects = [
+        {
+            **tick_json.suspect_names(one.name),
+            "text": printable(one.says),
+            "waiting_before": round(one.before, 6),
+            "waiting_after": round(one.after, 6),
+            "change": round(one.change, 6),
+            "new": not one.before,
+            "gone": not one.after,
+        }
+        for one in _suspects(before, after)
+    ]
+    return objects.encode({**ends, **tables, "suspects": suspects})
 
 
 def _change(one: Change) -> dict[str, Any]:

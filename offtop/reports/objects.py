@@ -573,6 +573,34 @@ class GoneThread(Struct, frozen=True, kw_only=True):
     """Average waiting threads in the baseline."""
 
 
+class GoneSuspect(Struct, frozen=True, kw_only=True):
+    """A suspect that only the baseline has, by names."""
+
+    kind: Annotated[str, _meaning(SUSPECT_KINDS)]
+    waiters: str
+    """Program of those who waited."""
+    category: str
+    """Of their wait."""
+    end: str
+    """Program that had to act."""
+    what: str | None
+    """Name of what that held; null: none, or unknown."""
+    waiting: float
+    """Average threads that waited behind it in the baseline."""
+
+
+class SuspectChange(Struct, frozen=True, kw_only=True):
+    """The same suspect in the baseline, by names, whatever its PIDs were."""
+
+    waiting: float
+    """Average threads that waited behind it; 0: it is new."""
+    change: float
+    """Threads that wait behind it in this tick, minus that."""
+    new: bool
+    since_ns: int
+    """CLOCK_REALTIME of the tick from which on it has been a suspect."""
+
+
 class Baseline(Struct, frozen=True, kw_only=True):
     """The baseline, and what is no longer there."""
 
@@ -587,6 +615,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Categories of the baseline without time in this tick, most waiting first."""
     gone_threads: list[GoneThread]
     """The same for threads; threads of one name count as one."""
+    gone_suspects: list[GoneSuspect]
+    """Suspects of the baseline that nobody waits behind in this tick."""
 
 
 class Hop(Struct, frozen=True, kw_only=True):
@@ -634,6 +664,7 @@ class Suspect(Struct, frozen=True, kw_only=True):
     """Not every hop is exact."""
     hops: list[Hop]
     """From those who wait longest behind others to who must act; of a deadlock, its threads in the order of waiting."""
+    baseline: Annotated[SuspectChange | UnsetType, _about("Only with --baseline.")] = UNSET
 
 
 class Tick(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from offtop import __version__
 from offtop.model.aggregate import location
@@ -18,7 +18,7 @@ from offtop.model.aggregate.stack_problems import Problem, Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
-from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect
+from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect, SuspectName, gone
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import LongWait, Outlier
@@ -77,7 +77,7 @@ def tick_object(
     causes = _Causes(listed_sites, leaf_of, cause_finder, catalog)
     texts = SuspectTexts(catalog, names, cause_finder)
     stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), catalog)
-    changes = _Changes(tick, listed_sites, names, comparison) if comparison else None
+    changes = _Changes(tick, listed_sites, names, comparison, suspects) if comparison else None
     return objects.Tick(
         version=__version__,
         taken_ns=window.taken_ns,
@@ -168,7 +168,10 @@ def tick_object(
             for wake, storm in sorted(window.storms.items(), key=lambda item: (-item[1].woken, item[0]))
         ],
         outliers=[_outlier_object(one, names, cause_finder) for one in outliers],
-        suspects=[_suspect_object(one, texts, catalog, names) for one in suspects.suspects],
+        suspects=[
+            _suspect_object(one, texts, catalog, names, changes.suspect(one) if changes else UNSET)
+            for one in suspects.suspects
+        ],
         standing=suspects.standing,
         user_stacks=_callers_object(endings([window])),
         user_stack_problems=[_problem_object(one) for one in stacks.problems],
@@ -241,7 +244,20 @@ def _detail_object(thinned: Thinned, min_ns: int) -> objects.Detail:
     )
 
 
-def _suspect_object(one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names) -> objects.Suspect:
+def suspect_names(one: SuspectName) -> dict[str, Any]:
+    """Return the keys by which a suspect is recognized at another time."""
+    return {
+        "kind": one.kind,
+        "waiters": printable(one.waiters),
+        "category": one.category,
+        "end": printable(one.end),
+        "what": printable(one.what) or None,
+    }
+
+
+def _suspect_object(
+    one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names, change: objects.SuspectChange | UnsetType
+) -> objects.Suspect:
     return objects.Suspect(
         kind=one.kind,
         text=printable(texts.sentence(one).in_full),
@@ -250,6 +266,7 @@ def _suspect_object(one: Suspect, texts: SuspectTexts, catalog: Catalog, names: 
         age_ns=one.age_ns,
         likely=one.is_likely,
         hops=[_hop_object(hop, texts, catalog, names) for hop in one.hops],
+        baseline=change,
     )
 
 
@@ -313,7 +330,12 @@ class _Changes:
     """Compares a tick with a baseline."""
 
     def __init__(
-        self, tick: Tick, those: Sequence[tuple[SiteKey, SiteTotals]], names: Names, comparison: Comparison
+        self,
+        tick: Tick,
+        those: Sequence[tuple[SiteKey, SiteTotals]],
+        names: Names,
+        comparison: Comparison,
+        suspects: Found,
     ) -> None:
         comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
         self._span_ns = tick.kept.span_ns
@@ -339,6 +361,19 @@ class _Changes:
                 )
                 for key, before in self._of_threads.gone
             ],
+            gone_suspects=[
+                objects.GoneSuspect(**suspect_names(name), waiting=round(waiting, 6))
+                for name, waiting in gone(suspects, baseline.suspects or {})
+            ],
+        )
+        self._suspects = baseline.suspects
+
+    def suspect(self, one: Suspect) -> objects.SuspectChange | UnsetType:
+        if self._suspects is None:
+            return UNSET
+        before = self._suspects.get(one.name, 0.0)
+        return objects.SuspectChange(
+            waiting=round(before, 6), change=round(one.waiting - before, 6), new=not before, since_ns=one.since_ns
         )
 
     def category(self, name: str) -> objects.Change | None:

@@ -1,7 +1,7 @@
 """Merge all ticks of a source into one."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from offtop.errors import OfftopError, warn
 from offtop.feed.pace import Pace
@@ -10,6 +10,7 @@ from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.suspects import Found, averages
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import waited_on
 from offtop.model.values.stack import Frame
@@ -40,13 +41,14 @@ def whole_of(
     end_ns: int = 0,
     chosen: Filter = NOTHING,
     watch: SuspectWatch | None = None,
+    each: Callable[[HistoryTick], None] = lambda _: None,
 ) -> HistoryTick:
     """Merge the ticks of a source into one, with function names and what `chosen` needs.
 
     `iterations`: at most this many ticks (None: until the source ends). `end_ns` (CLOCK_REALTIME, 0: none): stop at the
     first tick taken after it. `watch` says which waits have always stood there by its end (None: none have). After
     ctrl-C, the result holds everything up to the last tick. Raises OfftopError if there is no whole tick, or if
-    `chosen` needs wakers and they were not recorded.
+    `chosen` needs wakers and they were not recorded. `each` is called with each tick.
     """
     history = _history(categories, cause_finder, watch)
     pace = Pace(source, history, delay_ns, first_tick_ns=delay_ns, suspects=watch)
@@ -62,6 +64,7 @@ def whole_of(
             if chosen.needs_peers:
                 source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
             last = kept
+            each(kept)
             windows.append(kept.window)
             if len(windows) == _BATCH:
                 windows = [merge(windows)]
@@ -94,6 +97,7 @@ def baseline_in(
     measured_ns = source.recorded.measured_ns if source.recorded else 0
     began_ns: int | None = None
     parts: list[list[Window]] = [[] for _ in range(PARTS)]
+    found: list[tuple[Found, int]] = []
     for kept in Pace(source, history, delay_ns, suspects=watch).ticks():
         began_ns = kept.at_ns - kept.span_ns if began_ns is None else began_ns
         number = PARTS * max(0, kept.at_ns - began_ns - 1) // max(1, measured_ns)
@@ -101,10 +105,13 @@ def baseline_in(
         some.append(kept.window)
         if len(some) == _BATCH:
             some[:] = [merge(some)]
+        if watch:
+            found.append((watch.at(kept.number), kept.span_ns))
     last = history.refresh_newest()
     if last is None:
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
-    return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file)
+    suspects = averages(found) if watch else None
+    return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file, suspects)
 
 
 def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWatch | None) -> History:

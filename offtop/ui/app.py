@@ -36,12 +36,14 @@ from offtop.model.aggregate import stack_ends
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
 from offtop.model.aggregate.stack_problems import Problems
+from offtop.model.aggregate.suspect_text import gone_texts
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
+from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.outlier import Outliers
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
@@ -166,7 +168,7 @@ class OfftopApp(MouseActions):
         self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
         verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
-        self._suspects = SuspectWatch(source, weights, rules) if weights else None
+        self._suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
         standing = self._suspects.standing if self._suspects else none_standing
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts, standing=standing)
         self._outlier_actions = outlier_actions
@@ -371,14 +373,20 @@ class OfftopApp(MouseActions):
 
     def _suspect_texts(self) -> list[suspects.SuspectText]:
         """Return the suspects of the tick that is shown."""
+        found, catalog = self._found_suspects()
+        return suspects.described(found, catalog, self._source.names, self._suspect_causes, self._view.compared)
+
+    def _found_suspects(self) -> tuple[Found, Catalog]:
         ticks = self._history.last(1, self._view.paused_at_ns)
         if self._suspects is None or not ticks:
-            return []
-        found, catalog = self._suspects.at(ticks[-1].number), ticks[-1].header.catalog
-        return suspects.described(found, catalog, self._source.names, self._suspect_causes)
+            return NOTHING_FOUND, Catalog()
+        return self._suspects.at(ticks[-1].number), ticks[-1].header.catalog
 
     def action_suspects(self) -> None:
-        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self._glyphs))
+        def gone() -> Sequence[str]:
+            return gone_texts(self._found_suspects()[0], self._view.compared)
+
+        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self._glyphs, gone))
 
     def _go_to_hop(self, key: ThreadKey) -> None:
         self._set_view(panes.around_hop(self._view, key))

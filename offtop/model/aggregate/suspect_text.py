@@ -4,18 +4,20 @@ The texts are raw: escape them before they are shown.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import NamedTuple
 
 from offtop.model.aggregate import location
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
-from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Hop, Suspect
+from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
 from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS
 from offtop.model.values.blockers import FILE_LOCK, GIL, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
+from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
-from offtop.units import duration, threads
+from offtop.units import NS_PER_S, duration, threads, times
 
 NOTHING = "nothing stands out"
 _IN_TRANSACTION = "idle in transaction"
@@ -64,6 +66,30 @@ class Sentence(NamedTuple):
     @property
     def in_full(self) -> str:
         return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
+
+
+_ALIKE = 0.8, 1.25
+"""A multiple of the baseline between these is no change."""
+
+
+def change_text(one: Suspect, baseline: Baseline | None) -> str:
+    """Return how a suspect differs from the baseline: `new since 02:01:00`, `x3 of the baseline`; empty without one."""
+    if baseline is None or baseline.suspects is None:
+        return ""
+    before = baseline.suspects.get(one.name, 0.0)
+    if not before:
+        return f"new since {datetime.fromtimestamp(one.since_ns // NS_PER_S):%H:%M:%S}"
+    factor, (least, most) = one.waiting / before, _ALIKE
+    return "as in the baseline" if least <= factor <= most else f"{times(factor)} of the baseline"
+
+
+def gone_texts(found: Found, baseline: Baseline | None) -> list[str]:
+    """Return a line for each suspect of the baseline that nobody waits behind now."""
+    if baseline is None or baseline.suspects is None:
+        return []
+    return [
+        f"gone: {name.text}, {threads(waiting)} in the baseline" for name, waiting in gone(found, baseline.suspects)
+    ]
 
 
 class SuspectTexts:

@@ -7,7 +7,7 @@ data, in `offtop/suspects.toml`, which explains them.
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +64,29 @@ class Hop(NamedTuple):
     """Name of what the next hop holds. Raw."""
 
 
+class SuspectName(NamedTuple):
+    """What a suspect is recognized by at another time, when its processes may have other PIDs. All texts are raw."""
+
+    kind: str
+    """One of KINDS."""
+    waiters: str
+    """Program of those who wait longest behind others."""
+    category: str
+    """Of their wait."""
+    end: str
+    """Program that must act."""
+    what: str
+    """Name of what that holds; empty if it has none."""
+
+    @property
+    def text(self) -> str:
+        """Return `flock (lock) behind sleep for job.lock`."""
+        if self.kind in (DEADLOCK, LOOP):
+            return f"{self.waiters} and {self.end} ({self.kind})"
+        behind = f" behind {self.end}" if self.kind in (HOLDER, CPU) else ""
+        return f"{self.waiters} ({self.category}){behind}{f' for {self.what}' if self.what else ''}"
+
+
 class Suspect(NamedTuple):
     kind: str
     """One of KINDS."""
@@ -72,6 +95,10 @@ class Suspect(NamedTuple):
     waiting: float
     """Threads on average that wait behind it, all of them."""
     harm: float
+    """Less than `plain_harm` if such waits are usual."""
+    plain_harm: float = 0.0
+    since_ns: int = 0
+    """CLOCK_REALTIME of the tick from which on it was a suspect."""
 
     @property
     def end(self) -> Hop:
@@ -93,6 +120,14 @@ class Suspect(NamedTuple):
         what = next((one.what for one in reversed(self.hops) if one.what), "")
         return self.kind, self.end.program, self.end.state, what, self.hops[0].program
 
+    @property
+    def name(self) -> SuspectName:
+        first, last = self.hops[0].program, self.end.program
+        if self.kind in (DEADLOCK, LOOP):  # any of them may be the first
+            first, last = min(one.program for one in self.hops), max(one.program for one in self.hops)
+        what = next((one.what for one in reversed(self.hops) if one.what), "")
+        return SuspectName(self.kind, first, self.hops[0].state, last, what)
+
 
 class Found(NamedTuple):
     """What there is at one moment."""
@@ -101,20 +136,28 @@ class Found(NamedTuple):
     """Most harm first."""
     standing: int = 0
     """Waits that have always stood there."""
+    as_usual: Sequence[Suspect] = ()
+    """What would be a suspect if such waits were not usual."""
 
 
 NOTHING_FOUND = Found()
 Usual = Mapping[tuple[str, str], float]
 """(raw program, category) → how many threads on average wait that way when all is well."""
 _NOTHING: Usual = {}
+_FORGOTTEN_TICKS = 10
+"""A suspect that was none for so many ticks is new when it comes back."""
 
 
 class SuspectFinder:
     """Finds the suspects of each tick, of one source. Not thread-safe."""
 
     def __init__(self, weights: Weights, usual: Usual = _NOTHING) -> None:
-        self._weights, self._usual = weights, usual
-        self._latest: deque[Mapping[tuple[str, ...], float]] = deque(maxlen=weights.ticks)
+        self._weights, self.usual = weights, usual
+        self._latest: deque[Mapping[tuple[str, ...], tuple[float, float]]] = deque(maxlen=weights.ticks)
+        """Key → harm and plain harm."""
+        self._since: dict[SuspectName, tuple[int, int]] = {}
+        """Name → when it became a suspect (CLOCK_REALTIME), and the number of the last tick in which it was one."""
+        self._ticks = 0
         self._epoch = -1
 
     def tick(self, waits: WaitsOfTick) -> Found:
@@ -123,18 +166,29 @@ class SuspectFinder:
         if epoch != self._epoch:
             self._epoch = epoch
             self._latest.clear()
-        found = _Ends(waits, self._weights, self._usual).found()
+            self._since.clear()
+        found = _Ends(waits, self._weights, self.usual).found()
         worst = {one.key: one for one in reversed(found.suspects)}
-        self._latest.append({key: one.harm for key, one in worst.items()})
+        self._latest.append({key: (one.harm, one.plain_harm) for key, one in worst.items()})
         shown: list[Suspect] = []
+        as_usual: list[Suspect] = []
         for one in worst.values():
-            harms = [tick.get(one.key, 0.0) for tick in self._latest]
-            harm = sum(harms) / len(harms)
-            lasts = one.age_ns >= self._weights.least_age_ns or (len(harms) == self._weights.ticks and all(harms))
-            if harm >= self._weights.harm and lasts:
-                shown.append(one._replace(harm=harm))
+            harms = [tick.get(one.key, (0.0, 0.0)) for tick in self._latest]
+            harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
+            is_steady = len(harms) == self._weights.ticks and all(plain for _, plain in harms)
+            if plain_harm >= self._weights.harm and (one.age_ns >= self._weights.least_age_ns or is_steady):
+                found_now = shown if harm >= self._weights.harm else as_usual
+                found_now.append(one._replace(harm=harm, plain_harm=plain_harm))
         shown.sort(key=lambda one: -one.harm)
-        return Found(shown[: self._weights.most], found.standing)
+        shown = self._with_begin(shown[: self._weights.most], waits.snapshot.taken_ns)
+        return Found(shown, found.standing, tuple(as_usual))
+
+    def _with_begin(self, shown: Sequence[Suspect], taken_ns: int) -> list[Suspect]:
+        self._ticks += 1
+        begun = {name: at for name, at in self._since.items() if at[1] >= self._ticks - _FORGOTTEN_TICKS}
+        begun |= {one.name: (begun.get(one.name, (taken_ns, 0))[0], self._ticks) for one in shown}
+        self._since = begun
+        return [one._replace(since_ns=begun[one.name][0]) for one in shown]
 
 
 class _Ends:
@@ -152,17 +206,27 @@ class _Ends:
         waiting = np.where(self._waits.counts, graph.waiting, 0.0)
         waiting[self._waits.standing] = 0.0
         flow = self._paths.passed(waiting)
-        harm = self._paths.passed(waiting * self._weight_of_rows(waiting))
+        plain = waiting * self._weight_of_rows(waiting)
+        harm = self._paths.passed(plain)
+        unusual = self._paths.passed(plain * self._unusual(plain, waiting)) if self._usual else harm
         in_loop = {loop[0]: loop for loop in self._paths.loops}
         groups = [(float(harm.ends[group].sum()), group) for group in self._folded(np.flatnonzero(harm.ends > _LEAST))]
         most = heapq.nlargest(_MOST_ENDS, groups)
-        made = [self._suspect(flow, group, in_loop, amount) for amount, group in most]
+        made = [
+            _weighed(one, float(unusual.ends[group].sum()) / amount)
+            for amount, group in most
+            if (one := self._suspect(flow, group, in_loop, amount))
+        ]
         throttled = {one.end.program: one for one in self._throttled()}
-        every = [one for one in made if one] + self._starved()
+        every = made + self._starved()
         for number, one in enumerate(every):
             own = throttled.pop(one.end.program, None) if one.end.state == THROTTLE else None
             if own:
-                every[number] = one._replace(waiting=one.waiting + own.waiting, harm=one.harm + own.harm)
+                every[number] = one._replace(
+                    waiting=one.waiting + own.waiting,
+                    harm=one.harm + own.harm,
+                    plain_harm=one.plain_harm + own.plain_harm,
+                )
         every += throttled.values()
         return Found(sorted(every, key=lambda one: -one.harm), len(self._waits.standing))
 
@@ -177,20 +241,21 @@ class _Ends:
                 continue
             weight = self._weights.of(state, self._waits.rule(row), is_known)
             found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
-        return self._unusual(found, own)
+        return found
 
-    def _unusual(self, found: Floats, own: Floats) -> Floats:
-        """Lower the weight of waits that are usual for the program and category."""
-        if not self._usual:
-            return found
+    def _unusual(self, harm: Floats, own: Floats) -> Floats:
+        """Return which part of the waiting at each node is more than usual for the program and category."""
+        parts = np.ones(len(own))
         sums: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for row in np.flatnonzero(found).tolist():
+        for row in np.flatnonzero(harm).tolist():
             node = self._graph.nodes[row]
             sums[self._catalog.process(node.key.pid), node.state].append(row)
         for (program, category), rows in sums.items():
-            now = float(own[rows].sum())
-            found[rows] *= max(0.0, now - self._usual.get((program, category), 0.0)) / now
-        return found
+            parts[rows] = self._part_unusual(program, category, float(own[rows].sum()))
+        return parts
+
+    def _part_unusual(self, program: str, category: str, now: float) -> float:
+        return max(0.0, now - self._usual.get((program, category), 0.0)) / now
 
     def _is_kernel_thread(self, row: int) -> bool:
         frames = self._catalog.stack(self._waits.sites[row][0]).frames
@@ -314,18 +379,25 @@ class _Ends:
             return []
         most = max(victims, key=victims.__getitem__)
         hops = self._program_hop(most, activity.ready, RUN_QUEUE), self._program_hop(hog, activity.running, RUNS)
-        harm = waiting * self._weights.alone.get(RUN_QUEUE, 0.0)
-        return [Suspect(CPU, (hops[0]._replace(is_exact=False), hops[1]), waiting, harm)]
+        weight = self._weights.alone.get(RUN_QUEUE, 0.0)
+        harm = weight * sum(
+            amount * self._part_unusual(program, RUN_QUEUE, amount) for program, amount in victims.items()
+        )
+        return [Suspect(CPU, (hops[0]._replace(is_exact=False), hops[1]), waiting, harm, weight * waiting)]
 
     def _throttled(self) -> list[Suspect]:
         """Return the programs that wait for their CPU quota."""
         throttled = self._by_program(self._activity.throttled)
+        weight = self._weights.alone.get(THROTTLE, 0.0)
         return [
-            Suspect(
-                QUOTA,
-                (self._program_hop(program, self._activity.throttled, THROTTLE),),
-                amount,
-                amount * self._weights.alone.get(THROTTLE, 0.0),
+            _weighed(
+                Suspect(
+                    QUOTA,
+                    (self._program_hop(program, self._activity.throttled, THROTTLE),),
+                    amount,
+                    amount * weight,
+                ),
+                self._part_unusual(program, THROTTLE, amount),
             )
             for program, amount in throttled.items()
             if amount > _LEAST
@@ -344,3 +416,26 @@ class _Ends:
         pids = [pid for pid, amount in amounts.items() if amount > _LEAST or pid == most]
         title = self._snapshot.titles.get(most, "")
         return Hop(ThreadKey(most, 0), program, len(pids), len(pids), state, None, 0, title)
+
+
+def _weighed(one: Suspect, part: float) -> Suspect:
+    """Return a suspect of which that part of the harm is unusual."""
+    return one._replace(harm=one.harm * part, plain_harm=one.harm)
+
+
+def averages(ticks: Iterable[tuple[Found, int]]) -> dict[tuple[str, ...], float]:
+    """Return by name how many threads on average waited behind each suspect, over ticks of so many ns."""
+    sums: dict[tuple[str, ...], float] = {}
+    whole_ns = 0
+    for found, span_ns in ticks:
+        whole_ns += span_ns
+        for one in (*found.suspects, *found.as_usual):
+            sums[one.name] = sums.get(one.name, 0.0) + one.waiting * span_ns
+    return {name: waited / max(1, whole_ns) for name, waited in sums.items()}
+
+
+def gone(found: Found, before: Mapping[tuple[str, ...], float]) -> list[tuple[SuspectName, float]]:
+    """Return the suspects of the baseline that nobody waits behind now, most waiting first."""
+    there = {one.name for one in (*found.suspects, *found.as_usual)}
+    names = ((SuspectName(*name), waiting) for name, waiting in before.items() if name not in there)
+    return sorted(names, key=lambda one: -one[1])

@@ -25,6 +25,9 @@ LEAST_NS = 60 * NS_PER_S
 PARTS = 6
 """The variation between parts is the variation of the baseline."""
 
+SuspectAverages = Mapping[tuple[str, ...], float]
+"""Name of a suspect (classify.suspects.SuspectName) → threads that waited behind it, on average."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Baseline:
@@ -47,6 +50,8 @@ class Baseline:
     """Records lost in the kernel, by kind."""
     file: str = ""
     """Raw name of the recording that it is from; empty if it was marked live, so that its pids are still valid."""
+    suspects: SuspectAverages | None = None
+    """None: they were not looked for."""
 
     @property
     def span_ns(self) -> int:
@@ -62,7 +67,9 @@ class Baseline:
         return frozenset(ThreadKey(*ids) for _, some in self.parts for ids in {*map(tuple, some.ids[:, :2].tolist())})
 
 
-def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "") -> Baseline:
+def baseline_of(
+    parts: Sequence[Window], idle: Idle, names: Names, file: str = "", suspects: SuspectAverages | None = None
+) -> Baseline:
     """Create a baseline from consecutive windows, earliest first (at least one)."""
     last = parts[-1]
     catalog = _kept(last.catalog, parts)
@@ -77,6 +84,7 @@ def baseline_of(parts: Sequence[Window], idle: Idle, names: Names, file: str = "
         sampling_over(parts),
         sum((Counter(one.lost) for one in parts), Counter[str]()),
         file,
+        suspects,
     )
 
 

@@ -6,6 +6,8 @@ from threading import Thread
 
 from textual.message import Message
 
+from offtop.feed.suspect_watch import SuspectWatch
+from offtop.model.classify.suspects import averages
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import last_alike
 from offtop.model.viewmodel.view import SINCE_START
@@ -29,6 +31,8 @@ class BaselineReady(Message):
 class BaselineActions(FileActions):
     """Actions of the baseline keys, for the app to inherit."""
 
+    _suspects: SuspectWatch | None
+
     def action_mark(self) -> None:
         """Take the displayed span as the baseline, but at least the last minute of it."""
         picture, span_ns = self._picture, max(LEAST_NS, self._view.span_ns)
@@ -43,9 +47,14 @@ class BaselineActions(FileActions):
 
     def _marked(self, ticks: Sequence[HistoryTick]) -> None:
         """Compute the baseline, in a separate thread: a minute of thousands of stacks takes a second."""
-        self.post_message(BaselineReady(baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names)))
+        watch = self._suspects
+        suspects = averages((watch.at(tick.number), tick.span_ns) for tick in ticks) if watch else None
+        made = baseline_of(parts_of(ticks), ticks[-1].idle, self._source.names, suspects=suspects)
+        self.post_message(BaselineReady(made))
 
     def on_baseline_ready(self, message: BaselineReady) -> None:
+        if self._suspects:
+            self._suspects.compare_with(message.baseline)
         self._set_view(views.marked(self._view, message.baseline))
         compares = "compared with it already" if self._view.diff else "D compares with it"
         self._show_alert(f"baseline: {span_text(message.baseline)}; {compares}")

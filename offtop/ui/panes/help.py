@@ -68,6 +68,8 @@ waits are the kernel's own counters. Where threads waited, and for how long, are
 CHANGE       with D: average waiting threads more or less than in the baseline. ! marks a change larger than the \
 baseline's own variation (its largest sixth minus its smallest).
 p99 x        with D: p99 as a multiple of the baseline's; new: not in the baseline; gone: only in the baseline.
+x3 of the baseline  with D, before a suspect: three times as many threads wait behind it as then. new since 02:01:00: \
+the baseline has none of that kind and these names. 6 lists those that are gone. Usual waits are no suspects.
 ~ in stacks  callers that were guessed: from frame pointers, or from what looks like a return address. Brackets, as in \
 (no unwind information: libfoo.so), stand for missing callers. V shows why, and the fix.
 [not read]   in stacks: the process or its file system did not answer in time. `lost` counts these stacks as `unread`; \

@@ -7,12 +7,13 @@ from typing import ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts
+from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts, change_text
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import Found, Hop
 from offtop.model.values.blockers import VIA
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
+from offtop.model.windows.baseline import Baseline
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.lines import Clicked, Line, fit, plain
@@ -44,17 +45,30 @@ class SuspectText(NamedTuple):
     next: str
     waiting: float
     hops: Sequence[HopText]
+    change: str = ""
+    """How it differs from the baseline; empty if it is not compared."""
+
+    @property
+    def in_short(self) -> str:
+        return f"{self.change}: {self.says}" if self.change else self.says
 
     @property
     def in_full(self) -> str:
-        return f"{self.says}. Next: {self.next}." if self.next else f"{self.says}."
+        return f"{self.in_short}. Next: {self.next}." if self.next else f"{self.in_short}."
 
 
-def described(found: Found, catalog: Catalog, names: Names, causes: CauseFinder) -> list[SuspectText]:
-    """Describe the suspects, with the names of functions that are known by now."""
+def described(
+    found: Found, catalog: Catalog, names: Names, causes: CauseFinder, baseline: Baseline | None = None
+) -> list[SuspectText]:
+    """Describe the suspects, with the names of functions that are known by now, compared with `baseline`."""
     texts = SuspectTexts(catalog, names, causes)
     return [
-        SuspectText(*texts.sentence(one), one.waiting, [_hop_text(hop, texts, catalog, names) for hop in one.hops])
+        SuspectText(
+            *texts.sentence(one),
+            one.waiting,
+            [_hop_text(hop, texts, catalog, names) for hop in one.hops],
+            change_text(one, baseline),
+        )
         for one in found.suspects
     ]
 
@@ -76,7 +90,7 @@ def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs) -
     spare = room - len(shown)
     made: list[Line] = []
     for one in shown:
-        whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.says)]
+        whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.in_short)]
         parts = next((parts for parts in whole if len(parts) <= spare + 1), None)
         if parts is None:
             parts = whole[-1][: spare + 1]
@@ -109,10 +123,15 @@ class Suspects(Overlay):
     CSS = "Suspects { align: center middle; background: $background 0%; }"
 
     def __init__(
-        self, suspects: Callable[[], Sequence[SuspectText]], go_to: Callable[[ThreadKey], None], glyphs: Glyphs
+        self,
+        suspects: Callable[[], Sequence[SuspectText]],
+        go_to: Callable[[ThreadKey], None],
+        glyphs: Glyphs,
+        gone: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`gone` returns a line for each suspect that only the baseline has."""
         super().__init__()
-        self._suspects, self._go_to, self._glyphs = suspects, go_to, glyphs
+        self._suspects, self._go_to, self._glyphs, self._gone = suspects, go_to, glyphs, gone
         self._cursor = self._top = 0
 
     def draw(self) -> None:
@@ -160,7 +179,8 @@ class Suspects(Overlay):
                     _Row(self._line(text, width, token, number == chosen), hop) for text, token in self._hop_lines(hop)
                 ]
                 number += 1
-        return rows or [_Row(self._line(f" {NOTHING}", width, "dim"))]
+        rows = rows or [_Row(self._line(f" {NOTHING}", width, "dim"))]
+        return rows + [_Row(self._line(f" {printable(text)}", width, "dim")) for text in self._gone()]
 
     @staticmethod
     def _hop_lines(hop: HopText) -> list[tuple[str, str]]:

@@ -1,15 +1,28 @@
 """Suspects: the end of the chain is named, what has always stood there is not, and a quiet machine accuses nobody."""
 
+from dataclasses import replace
+
 import pytest
 
 from offtop import paths
 from offtop.errors import OfftopError
 from offtop.model.classify import suspect_weights
-from offtop.model.classify.suspects import CPU, DEADLOCK, HOLDER, WAIT, Found
+from offtop.model.classify.suspects import (
+    CPU,
+    DEADLOCK,
+    HOLDER,
+    QUOTA,
+    WAIT,
+    Found,
+    SuspectFinder,
+    SuspectName,
+    averages,
+    gone,
+)
 from offtop.model.values.blockers import CHILD, FILE_LOCK, MUTEX, PIPE, SOCKET, TITLE, UPSTREAM, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Holder
-from tests.model.machine import CATEGORIES, RULES, WEIGHTS, Machine
+from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
 
 _SESSION = "postgres: main: bench shop [local] "
 _ROW_LOCK = ("lib:epoll_wait", "WaitEventSetWait", "ProcSleep")
@@ -263,3 +276,66 @@ def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> 
         machine.waits("python3", 10, "lock", 9, *task, "_worker (thread.py:81)", tid=tid)
     machine.waits("python3", 10, "lock", 9, *task, "main (pool.py:8)")
     assert [(one.kind, one.end.many, one.harm) for one in machine.found(ticks=3).suspects] == [(WAIT, 6, 1.5)]
+
+
+def flocks(pid: int, count: int, holder: int) -> Machine:
+    machine = Machine()
+    for one in range(pid, pid + count):
+        waiter = machine.waits("flock", one, "lock", 9, kernel="flock_lock_inode_wait")
+        machine.held(waiter, Blocker(holder, 0, FILE_LOCK, True, "job.lock"))
+    machine.waits("sleep", holder, "sleep", 9)
+    return machine
+
+
+def test_suspect_is_recognized_by_its_kind_and_names() -> None:
+    (one,) = flocks(10, 3, 20).found().suspects
+    (other,) = flocks(100, 5, 900).found().suspects
+    assert one.name == other.name == SuspectName(HOLDER, "flock", "lock", "sleep", "job.lock")
+    assert one.name.text == "flock (lock) behind sleep for job.lock"
+    assert (one.since_ns, averages([(Found([one]), 3), (Found([], 0, [other]), 1), (Found(), 6)])) == (
+        AT_NS,
+        {one.name: 1.8},
+    )
+    assert gone(Found(), {one.name: 3.0}) == [(one.name, 3.0)]
+    assert (
+        gone(Found([one]), {one.name: 3.0}) == gone(Found([], 0, [other]), {one.name: 3.0}) == gone(Found(), {}) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("usual", "harm", "is_usual"), [(0.0, 3, False), (1.5, 1.5, False), (2.5, 0.5, True), (9.0, 0, True)]
+)
+def test_what_is_usual_for_program_and_category_is_no_harm(usual: float, harm: float, is_usual: bool) -> None:
+    finder = SuspectFinder(WEIGHTS, {("flock", "lock"): usual, ("flock", "pipe"): 9, ("sleep", "lock"): 9})
+    found = finder.tick(flocks(10, 3, 20).tick())
+    (one,) = found.as_usual if is_usual else found.suspects
+    assert len(found.suspects) + len(found.as_usual) == 1
+    assert (one.waiting, one.harm, one.plain_harm) == (4, harm, 3)
+
+
+def test_waits_for_a_quota_are_weighed_by_what_is_usual_too() -> None:
+    machine = Machine()
+    machine.throttled("python3", 10, 0.9)
+    finder = SuspectFinder(WEIGHTS, {("python3", "throttle"): 0.5})
+    found = Found()
+    for _ in range(WEIGHTS.ticks):
+        found = finder.tick(machine.tick())
+    ((kind, harm),) = [(one.kind, one.harm) for one in found.suspects]
+    assert (kind, harm) == (QUOTA, pytest.approx(1.2))
+
+
+def test_suspect_that_was_none_for_long_is_new_again() -> None:
+    finder, quiet, held = SuspectFinder(WEIGHTS), Machine().tick(), flocks(10, 3, 20).tick()
+
+    def since(seconds: int) -> int:
+        held.snapshot = replace(held.snapshot, taken_ns=seconds)
+        (one,) = finder.tick(held).suspects
+        return one.since_ns
+
+    assert [since(1), since(2)] == [1, 1]
+    for _ in range(5):
+        finder.tick(quiet)
+    assert since(8) == 1
+    for _ in range(11):
+        finder.tick(quiet)
+    assert since(20) == 20
