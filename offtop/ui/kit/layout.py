@@ -171,6 +171,8 @@ def arrange(
     upper = most if categories is None else min(most, CATEGORY_FRAME + _even(categories))
     if latency != OFF and width >= LATENCY_BESIDE:
         upper = most if latency == HEATMAP else min(most, max(upper, LEAST_LATENCY * (1 + within)))
+    if body.height - upper < LEAST_LIST:
+        upper = body.height
     panels = {"head": Rect(0, 0, width, head), **_panes(view, body, latency, height, upper)}
     if suspects:
         panels["suspects"] = Rect(0, head, width, suspects)

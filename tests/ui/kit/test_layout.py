@@ -3,7 +3,7 @@
 import pytest
 
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, TREE, View
-from offtop.ui.kit.layout import Layout, arrange
+from offtop.ui.kit.layout import LEAST_LIST, Layout, arrange
 
 
 def heights(made: Layout, *panels: str) -> tuple[int, ...]:
@@ -58,3 +58,12 @@ def test_latency_beside_few_categories_has_room_for_its_rows() -> None:
     assert heights(two_histograms, LATENCY) == (16,), "a third of the screen"
     heat_map = arrange(160, 50, View(latency=HEATMAP), categories=2, cost=False)
     assert heights(heat_map, LATENCY) == (16,)
+
+
+@pytest.mark.parametrize("height", range(8, 25))
+def test_list_is_on_the_screen_only_if_it_has_room_for_rows(height: int) -> None:
+    for categories in range(8):
+        for focus in (CATEGORIES, LIST):
+            panels = arrange(80, height, View(focus=focus), categories=categories).panels
+            assert focus in panels
+            assert LIST not in panels or panels[LIST].height >= LEAST_LIST
