@@ -34,6 +34,8 @@ class SuspectWatch:
         self._finder = SuspectFinder(weights)
         self.compare_with(baseline)
         self._peers = KnownPeers()
+        self._since_ns: int | None = None
+        """CLOCK_MONOTONIC of the earliest moment that was measured; None: there is none yet."""
         self._waits: WaitsOfTick | None = None
         """Of the newest tick."""
         self._found: dict[int, Found] = {}
@@ -47,7 +49,10 @@ class SuspectWatch:
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
-        self._waits = WaitsOfTick(snapshot, window, blocked, every, self._weights, self._causes, self._peers)
+        begin_ns = window.at_ns - window.span_ns
+        self._since_ns = begin_ns if self._since_ns is None else min(self._since_ns, begin_ns)
+        causes, peers = self._causes, self._peers
+        self._waits = WaitsOfTick(snapshot, window, blocked, every, self._weights, causes, peers, self._since_ns)
         return self._waits.standing_sites
 
     def tick(self, kept: HistoryTick) -> Found:

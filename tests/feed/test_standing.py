@@ -97,6 +97,13 @@ def test_wait_stands_from_the_tick_in_which_it_becomes_a_minute_old_and_earlier_
     }
 
 
+def test_wait_that_began_after_offtop_and_was_found_later_stands_when_it_is_a_minute_old() -> None:
+    watched = _Watched(READER._replace(begins=10, older_ms=5_000))
+    assert leaves(watched.ticks(12)) == {PIPE_WAIT: 1000}
+    assert leaves(watched.ticks(52)) == {PIPE_WAIT: 1000}
+    assert leaves(watched.ticks(1)) == {STANDS: 1000}
+
+
 def test_merged_window_counts_a_wait_as_standing_that_stands_at_its_end() -> None:
     watched = _Watched(READER)
     watched.ticks(70)

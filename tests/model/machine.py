@@ -136,7 +136,7 @@ class Machine:
 
     def tick(self) -> WaitsOfTick:
         now, blocked, every, window = self.measured()
-        return WaitsOfTick(now, window, blocked, every, WEIGHTS, self.causes, KnownPeers())
+        return WaitsOfTick(now, window, blocked, every, WEIGHTS, self.causes, KnownPeers(), AT_NS - SPAN_NS)
 
     def graph(self) -> WaitGraph:
         return self.tick().graph

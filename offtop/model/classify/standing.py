@@ -37,16 +37,17 @@ class WaitsOfTick:
         weights: Weights,
         causes: CauseFinder,
         peers: KnownPeers,
+        since_ns: int,
     ) -> None:
         """`blocked` and `every` are the waits as of `snapshot` and the time in `window`, before standing ones count as
-        idle."""
+        idle. `since_ns` is when offtop began to measure (CLOCK_MONOTONIC)."""
         self.snapshot, self.blocked = snapshot, blocked
         self.activity = Activity(every, window)
         self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
         self.via = {edge.source: edge.via for edge in self.graph.edges}
         """Row or node → how it is known who must act."""
-        self._window, self._weights, self._causes = window, weights, causes
+        self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares
         numbers: list[int] = shares.leaf.tolist() if shares else []
@@ -103,10 +104,12 @@ class WaitsOfTick:
         if not len(self.waits):
             return []
         rows = self.waits.rows
-        is_old = np.array(self.ages_ns) >= self._weights.standing_ns
-        is_old |= (rows[:, BOUND] != Bound.EXACT) | (
+        # A scan may find a wait later, too: after a filter was removed, or after a record was lost.
+        was_found = (rows[:, BOUND] != Bound.EXACT) | (
             (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
         )
+        is_old = np.array(self.ages_ns) >= self._weights.standing_ns
+        is_old |= was_found & (self.waits.began_ns <= self._since_ns)
         may = [row for row in np.flatnonzero(is_old & self.counts[: len(rows)]).tolist() if self._is_normal(row)]
         own = self.counts.astype(np.float64)
         own[may] = 0.0
