@@ -19,6 +19,8 @@ from offtop.units import average, few, percent
 
 _LEAST_PCT, _LEAST_WAITING = 10.0, 0.005
 """Smaller places, in percent of the row or in average waiting threads, do not make a row one of several places."""
+_MOST_PCT = 50.0
+"""The only place that is large enough stands for the row if it has more of it."""
 _NAMES: Mapping[int, str] = {SHORT: "short waits", FILTERED: "filtered waits", QUEUED: "a CPU"}
 """Kernel stack → what stands for it, if no cause does."""
 _MOST_KNOWN = 65_536
@@ -105,13 +107,17 @@ def sites_of_rows(some: Shares, codes: Ints, row_of: Mapping[int, int]) -> dict[
 
 
 def in_words(shares: Iterable[PlaceShare], span_ns: int, separator: str) -> str:
-    """Return `11 the WAL flush · 5 a row lock`, in average waiting threads; empty if there is only one place. Raw."""
+    """Return `11 the WAL flush · 5 a row lock`, in average waiting threads; empty if one place has most of it. Raw.
+
+    `shares`: most time first, as of PlaceNames.shares.
+    """
     some = [*shares]
     whole_ns = sum(one.total_ns for one in some)
     large = [
         (waiting, one.name)
-        for one in some
-        if percent(one.total_ns, whole_ns) >= _LEAST_PCT
+        for number, one in enumerate(some)
+        if (not number or percent(one.total_ns, whole_ns) >= _LEAST_PCT)
         and (waiting := average(one.total_ns, span_ns)) >= _LEAST_WAITING
     ]
-    return separator.join(f"{few(waiting)} {name}" for waiting, name in large) if len(large) > 1 else ""
+    has_most = len(large) == 1 and percent(some[0].total_ns, whole_ns) > _MOST_PCT
+    return "" if has_most else separator.join(f"{few(waiting)} {name}" for waiting, name in large)

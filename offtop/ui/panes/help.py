@@ -45,7 +45,8 @@ the cursor over the whole history.
 N more       rows that do not fit, summed up.
 WHERE        the cause, then the innermost kernel function and the callers in the program. If a row waits in several \
 places: the largest, `11 the WAL flush · 5 a row lock`, each with its average waiting threads: in the window, or for \
-threads and pools in the last second in which they waited. Places below 10 % of the row are left out.
+threads and pools in the last second in which they waited. Places below 10 % of the row, but for the largest, are \
+left out.
 cause:       what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
 line above the keys explains the largest one. Your own rules go into ~/.config/offtop/rules.toml.
 11/12        before a location: 11 of the 12 threads of that process or pool wait there now, and hardly elsewhere (a \

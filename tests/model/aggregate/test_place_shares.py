@@ -116,6 +116,13 @@ def test_row_with_one_large_place_has_no_shares() -> None:
     assert in_words([large, large], 96 * 300 * NS_PER_S, " · ") == "", "each is 0.003 threads"
 
 
+def test_place_that_has_not_even_half_of_a_row_does_not_stand_for_it() -> None:
+    small = [PlaceShare(f"place {number}", 9 * NS_PER_S) for number in range(9)]
+    assert in_words([PlaceShare("a row lock", 19 * NS_PER_S), *small], NS_PER_S, " · ") == "19 a row lock"
+    assert in_words([*small, *small], NS_PER_S, " · ") == "9 place 0"
+    assert in_words([PlaceShare("a row lock", 82 * NS_PER_S), *small], NS_PER_S, " · ") == ""
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
