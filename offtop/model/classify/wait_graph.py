@@ -287,8 +287,15 @@ class _Builder:
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
             return peers
         if self._wakers and self._categories[row] == "lock" and wake:
-            return self._wakers.get(self._catalog.wake(wake).object, ())
+            what = self._catalog.wake(wake).object
+            return tuple(one for one in self._wakers.get(what, ()) if self._may_hold(one, what))
         return ()
+
+    def _may_hold(self, one: Blocker, what: Object) -> bool:
+        """Return whether who ended most waits for a lock may hold it now: not one that waits for it like the others."""
+        row = self._row_of.get(ThreadKey(one.pid, one.tid))
+        waits_too = row is not None and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
+        return not waits_too and what.pid in (0, one.pid)
 
     def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
         """Return the sessions of the same database that may hold what a waiting PostgreSQL session waits for."""

@@ -96,6 +96,18 @@ def test_lock_without_a_known_owner_leads_to_who_ended_most_waits_for_it_and_say
     assert edges_of(machine.graph(), waiter) == []
 
 
+def test_who_waits_for_the_lock_does_not_hold_it_even_if_it_ended_most_waits_for_it() -> None:
+    machine = Machine(mode=WAKEUP)
+    lock, other = Object("futex", "0x1000", 10), Object("futex", "0x2000", 10)
+    waiter = machine.waits("app", 10, "lock", on=lock)
+    machine.catalog.wakes[900] = Wake(Waker(THREAD, "", 10, 13, "app"), lock)
+    machine.ended(ThreadKey(10, 14), "lock", 900, 3)
+    machine.waits("app", 10, "lock", tid=13, on=other)
+    assert edges_of(machine.graph(), waiter) == [(ThreadKey(10, 13), WAKER, False)]
+    machine.waits("app", 10, "lock", tid=13, on=lock)
+    assert edges_of(machine.graph(), waiter) == []
+
+
 def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_database_wait_for() -> None:
     machine = Machine()
     waiter = machine.waits("postgres", 10, "poll", 10, "WaitEventSetWait", "ProcSleep")
