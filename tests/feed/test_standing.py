@@ -6,9 +6,12 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
+from offtop import paths
 from offtop.feed.suspect_watch import SuspectWatch
+from offtop.model.classify import suspect_weights
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
+from offtop.model.classify.suspect_weights import Weights
 from offtop.model.values.blockers import PIPE, Blocker
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import Move, Sampling, SiteTotals, Snapshot, ThreadTotals, Waiting
@@ -50,10 +53,10 @@ class _Source(ScriptedSource):
 
 
 class _Watched:
-    def __init__(self, *table: Waits) -> None:
+    def __init__(self, *table: Waits, weights: Weights = WEIGHTS) -> None:
         self.source = _Source(table, ticks=1000, ends=True)
         rules = Fixed(RULES)
-        self.watch = SuspectWatch(self.source, WEIGHTS, rules)
+        self.watch = SuspectWatch(self.source, weights, rules)
         verdicts = CauseFinder(self.source.names, rules).verdicts
         self.history = History(CATEGORIES.idle, never, verdicts=verdicts, standing=self.watch.standing)
 
@@ -83,6 +86,13 @@ def test_wait_from_before_offtop_stands_in_the_first_tick() -> None:
     blocked = watched.history.stuck(kept)
     assert [blocked.leaf(row) for row in range(2)] == [STANDS, PIPE_WAIT]
     assert blocked.standing == watched.watch.tick(kept).standing == 1
+
+
+def test_nothing_stands_in_the_first_ten_seconds() -> None:
+    weights = suspect_weights.parse(paths.suspects().read_text())
+    watched = _Watched(OLD, READER._replace(pid=61, tid=61), weights=weights)
+    assert leaves(watched.ticks(9)) == {PIPE_WAIT: 2000}
+    assert leaves(watched.ticks(1)) == {PIPE_WAIT: 1000, STANDS: 1000}
 
 
 def test_wait_stands_from_the_tick_in_which_it_becomes_a_minute_old_and_earlier_ticks_stay() -> None:

@@ -1,6 +1,6 @@
 """A machine of a few threads, made by hand: who waits where, who runs, and who is known to hold what."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from offtop import paths
 from offtop.model.classify import categories, causes, suspect_weights
@@ -22,7 +22,7 @@ from offtop.units import NS_PER_S
 
 CATEGORIES = categories.parse(paths.categories().read_text())
 RULES = causes.parse(paths.rules().read_text(), "rules.toml", "", CATEGORIES.ids)
-WEIGHTS = suspect_weights.parse(paths.suspects().read_text())
+WEIGHTS = replace(suspect_weights.parse(paths.suspects().read_text()), settle_ns=0)
 _BEGAN_NS = 1000 * NS_PER_S
 SPAN_NS = NS_PER_S
 AT_NS = _BEGAN_NS + 100 * NS_PER_S

@@ -14,7 +14,7 @@ from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import asynchronous, pane, screen, shown, top, until
 
-WEIGHTS = suspect_weights.parse(paths.suspects().read_text())
+WEIGHTS = replace(suspect_weights.parse(paths.suspects().read_text()), settle_ns=0)
 _LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
 TABLE = (
     *(

@@ -101,7 +101,8 @@ class WaitsOfTick:
         return counts
 
     def _standing(self) -> list[int]:
-        if not len(self.waits):
+        has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
+        if not len(self.waits) or not has_settled:
             return []
         rows = self.waits.rows
         # A scan may find a wait later, too: after a filter was removed, or after a record was lost.

@@ -22,6 +22,7 @@ class Weights:
     least_age_ns: int
     ticks: int
     standing_ns: int
+    settle_ns: int
     behind: Mapping[str, float]
     alone: Mapping[str, float]
     cause: Mapping[str, float]
@@ -44,13 +45,14 @@ class _Reader(RuleFile):
     def weights(self) -> Weights:
         self.known_keys(self.file, {"show", "behind", "alone", "cause", "via", "end", "normal"}, "the file")
         show, where = self.table(self.file, "show", "the file"), "[show]"
-        self.known_keys(show, {"harm", "most", "least_age", "ticks", "standing"}, where)
+        self.known_keys(show, {"harm", "most", "least_age", "ticks", "standing", "settle"}, where)
         return Weights(
             self._number(show, "harm", where),
             int(self._number(show, "most", where)),
             self._time(show, "least_age", where),
             int(self._number(show, "ticks", where)),
             self._time(show, "standing", where),
+            self._time(show, "settle", where),
             self._numbers("behind"),
             self._numbers("alone"),
             self._numbers("cause"),

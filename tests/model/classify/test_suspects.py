@@ -221,9 +221,9 @@ def test_short_trouble_is_not_shown_until_it_lasts() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("harm = 1.0", "harm = -1", "[show] (line 17): `harm` is not a number from 0 up"),
-        ('standing = "60s"', 'standing = "soon"', "[show] (line 17): `standing` is not a duration such as 1s"),
-        ("most = 5", "most = 5\ncolour = 1", "[show] (line 17): `colour` is unknown here"),
+        ("harm = 1.0", "harm = -1", "[show] (line 19): `harm` is not a number from 0 up"),
+        ('standing = "60s"', 'standing = "soon"', "[show] (line 19): `standing` is not a duration such as 1s"),
+        ("most = 5", "most = 5\ncolour = 1", "[show] (line 19): `colour` is unknown here"),
         ("[end]", "[ending]", "the file: `ending` is unknown here"),
     ],
 )
