@@ -63,11 +63,12 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         await pilot.press("6")
         text = "\n".join(screen(app))
         assert "4.00 waiting: 3 threads of shop wait for a mutex" in text
-        assert "9.00s 3 threads of shop: waits for a mutex" in text
+        assert "9.00s 3 threads of shop: wait for a mutex" in text
         assert "exact: the next one is the owner that stands in the mutex" in text
         assert "9.00s holder(50): waits for data to be durable" in text
-        await pilot.press("down", "enter")
-        assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50))
+        assert any(line.startswith(">  9.00s holder(50)") for line in map(str.strip, screen(app)))
+        await pilot.press("enter")
+        assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at who must act"
         assert not isinstance(app.screen, Suspects)
 
 

@@ -92,6 +92,12 @@ def gone_texts(found: Found, baseline: Baseline | None) -> list[str]:
     ]
 
 
+def of_several(does: str) -> str:
+    """Return `wait for work` for `waits for work`."""
+    verb, _, rest = does.partition(" ")
+    return " ".join(filter(None, ("are" if verb == "is" else verb.removesuffix("s"), rest)))
+
+
 class SuspectTexts:
     """Describes suspects of one source, with the names of functions that are known by now."""
 
@@ -111,7 +117,8 @@ class SuspectTexts:
             if after is not one.end:
                 says += f", which wait{'s' * (after.many == 1)} for {self.what(after)}"
         if first < len(one.hops) - 1:
-            says += f", {self.does(one.end)}" if _title(one.end) else f", which {self.does(one.end)}"
+            does = self.does(one.end)
+            says += f", {does}" if _title(one.end) else f", which {does if one.end.many == 1 else of_several(does)}"
         return Sentence(says, self._next(one, waiter))
 
     def who(self, hop: Hop) -> str:

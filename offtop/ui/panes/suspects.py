@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts, change_text
+from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts, change_text, of_several
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import Found, Hop
 from offtop.model.values.blockers import VIA
@@ -76,6 +76,7 @@ def described(
 def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> HopText:
     does = f"waits for {texts.what(hop)}" if hop.via else texts.does(hop)
     place = location.of_sleeper(catalog, hop.site, names) if hop.site else ""
+    does = does if hop.many == 1 else of_several(does)
     return HopText(hop.key, texts.who(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
 
 
@@ -114,7 +115,10 @@ class _Row(NamedTuple):
 
 
 class Suspects(Overlay):
-    """The overlay. It calls `suspects` whenever it is drawn, and `go_to` with the hop that was chosen."""
+    """The overlay. It calls `suspects` whenever it is drawn, and `go_to` with the hop that was chosen.
+
+    The cursor begins at who must act first.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,6,f10,ctrl+c,ctrl+q", "dismiss", show=False, priority=True),
@@ -132,7 +136,8 @@ class Suspects(Overlay):
         """`gone` returns a line for each suspect that only the baseline has."""
         super().__init__()
         self._suspects, self._go_to, self._glyphs, self._gone = suspects, go_to, glyphs, gone
-        self._cursor = self._top = 0
+        first = suspects()[:1]
+        self._cursor, self._top = len(first[0].hops) - 1 if first else 0, 0
 
     def draw(self) -> None:
         panel, width = self.panel, self.size.width
@@ -176,16 +181,17 @@ class Suspects(Overlay):
             rows += [_Row(self._line(f" {part}", width, "name")) for part in _wrapped(text, width - 2, self._glyphs)]
             for hop in one.hops:
                 rows += [
-                    _Row(self._line(text, width, token, number == chosen), hop) for text, token in self._hop_lines(hop)
+                    _Row(self._line(text, width, token, number == chosen), hop)
+                    for text, token in self._hop_lines(hop, number == chosen)
                 ]
                 number += 1
         rows = rows or [_Row(self._line(f" {NOTHING}", width, "dim"))]
         return rows + [_Row(self._line(f" {printable(text)}", width, "dim")) for text in self._gone()]
 
     @staticmethod
-    def _hop_lines(hop: HopText) -> list[tuple[str, str]]:
+    def _hop_lines(hop: HopText, is_chosen: bool) -> list[tuple[str, str]]:
         age = duration(hop.age_ns)
-        found = [(f"   {age:>6} {hop.who}: {hop.does}", "text")]
+        found = [(f" {'>' if is_chosen else ' '} {age:>6} {hop.who}: {hop.does}", "text")]
         if hop.place:
             found.append((f"          at {hop.place}", "dim"))
         if hop.via:

@@ -1,6 +1,8 @@
 """A suspect's sentence names program, reason and holder, and says where it is only likely."""
 
-from offtop.model.aggregate.suspect_text import SuspectTexts
+import pytest
+
+from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
 from offtop.model.values.blockers import FILE_LOCK, GIL, KERNEL_LOCK, MUTEX, SOCKET, UPSTREAM, WAKER, Blocker
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
@@ -145,3 +147,17 @@ def test_gil_and_pipe_say_what_is_waited_for() -> None:
     machine.waits("yes", 10, "pipe", 5, kernel="pipe_write", on=Object("pipe", "pipe:[7]"), peers=peers)
     machine.waits("sleep", 20, "sleep", 5)
     assert sentences(machine)[0][0] == "yes(10) waits for room in a pipe (5.00s) to sleep(20), which sleeps"
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        ("waits for work", "wait for work"),
+        ("wants a CPU", "want a CPU"),
+        ("runs", "run"),
+        ("sleeps in nap", "sleep in nap"),
+        ("is stopped", "are stopped"),
+    ],
+)
+def test_what_several_do(one: str, several: str) -> None:
+    assert of_several(one) == several
