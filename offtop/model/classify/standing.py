@@ -111,16 +111,19 @@ class WaitsOfTick:
         )
         is_old = np.array(self.ages_ns) >= self._weights.standing_ns
         is_old |= was_found & (self.waits.began_ns <= self._since_ns)
-        may = [row for row in np.flatnonzero(is_old & self.counts[: len(rows)]).tolist() if self._is_normal(row)]
+        old: list[int] = np.flatnonzero(is_old & self.counts[: len(rows)]).tolist()
+        of_kind = [row for row in old if self._is_of_normal_kind(row)]
+        self.look_up(of_kind)
+        may = [row for row in of_kind if self._has_normal_cause(row)]
         own = self.counts.astype(np.float64)
         own[may] = 0.0
         through = self.paths.passed(own).through
         return [row for row in may if through[row] <= 0]
 
-    def _is_normal(self, row: int) -> bool:
-        """Return whether a thread may wait that way because it has no work."""
-        weights = self._weights
-        if self.graph.nodes[row].state not in weights.normal or self.via.get(row) in weights.via:
-            return False
+    def _is_of_normal_kind(self, row: int) -> bool:
+        """Return whether a thread may wait that way because it has no work, as far as the category says."""
+        return self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
+
+    def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)
-        return rule is None or rule.general.id not in weights.cause
+        return rule is None or rule.general.id not in self._weights.cause
