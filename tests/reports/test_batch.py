@@ -80,7 +80,8 @@ def test_standing_waits_are_hidden_with_the_idle_ones_and_told_apart() -> None:
     sites = {one["category"]: (one["idle"], one["standing"]) for one in tick["sites"]}
     assert sites == {"pipe": (False, True), "poll": (True, False), "lock": (False, False)}
     assert sites == {one["category"]: (one["idle"], one["standing"]) for one in tick["still_blocked"]}
-    assert [one["standing_ns"] for one in tick["programs"] if one["name"] == "sort"] == [second]
+    programs = {one["name"]: (one["idle_ns"], one["standing_ns"]) for one in tick["programs"]}
+    assert programs == {"sort": (0, second), "nginx": (second, 0), "mysqld": (0, 0)}
     assert tick["standing"] == 1
 
 

@@ -225,6 +225,17 @@ async def test_waits_that_look_alike_are_one_row_and_enter_lists_them() -> None:
 
 
 @asynchronous
+async def test_waits_in_different_containers_do_not_look_alike() -> None:
+    pool = [Waits("db", pid, "db", pid, "lock", "futex", waits_on=True) for pid in range(2, 6)]
+    source = ScriptedSource(pool, ticks=9)
+    async with shown(source) as (app, pilot):
+        assert app.picture
+        app.picture.catalog.details |= {pid: Details(cgroup=f"/container-{pid % 2}") for pid in range(2, 6)}
+        await pilot.press("5")
+        assert [row[1] for row in rows(app)] == ["x2", "x2"]
+
+
+@asynchronous
 async def test_group_whose_waits_have_ended_says_so() -> None:
     pool = [Waits("db", 1, f"t{n}", n, "lock", "futex", waits_on=True, older_ms=900 - n) for n in range(2, 5)]
     source = ScriptedSource(pool, ticks=9)
