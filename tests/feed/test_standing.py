@@ -212,3 +212,11 @@ def test_time_that_stood_stays_where_it_was_counted_when_its_wait_ends_elsewhere
         ):
             sums[user, is_idle] = sums.get((user, is_idle), 0) + ns
     assert {key: ns for key, ns in sums.items() if ns} == {(NO_STACK, True): 2 * SECOND, (4, False): 2 * SECOND}
+
+
+def test_what_may_stand_is_shown_in_the_first_seconds_but_accuses_nobody() -> None:
+    table = (OLD._replace(pid=pid, tid=pid) for pid in range(60, 80))
+    watched = _Watched(*table, weights=replace(WEIGHTS, settle_ns=10 * SECOND))
+    for seconds, leaf in ((3, PIPE_WAIT), (7, STANDS)):
+        kept = watched.ticks(seconds)
+        assert (leaves(kept), watched.watch.tick(kept).suspects) == ({leaf: 20_000}, [])

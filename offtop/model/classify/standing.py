@@ -68,9 +68,11 @@ class WaitsOfTick:
     def standing_sites(self) -> SiteKeys:
         """The sites of standing waits that went on through the whole window.
 
-        There are none if /proc was sampled, because then it is unknown whether anybody waits behind them.
+        There are none if /proc was sampled, or in the first seconds, because then it is unknown whether anybody waits
+        behind them.
         """
-        if not self.standing or self.snapshot.sampling:
+        has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
+        if not self.standing or not has_settled or self.snapshot.sampling:
             return NO_SITES
         ids = self.waits.sites[self.standing]
         return SiteKeys(ids[self._window.still.mask(ids)])
@@ -101,8 +103,7 @@ class WaitsOfTick:
         return counts
 
     def _standing(self) -> list[int]:
-        has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
-        if not len(self.waits) or not has_settled:
+        if not len(self.waits):
             return []
         rows = self.waits.rows
         # A scan may find a wait later, too: after a filter was removed, or after a record was lost.
