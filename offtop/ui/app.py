@@ -23,7 +23,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.command import CommandPalette
 from textual.message import Message
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 
 from offtop import faults
 from offtop.errors import OfftopError, warn
@@ -165,7 +165,7 @@ class OfftopApp(MouseActions):
         self._source = source
         self._categories = categories
         self._groups, self._ids = categories.groups, categories.ids
-        self._glyphs: Glyphs = ASCII if ascii_only else UNICODE
+        self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
         verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
         self._suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
@@ -197,8 +197,9 @@ class OfftopApp(MouseActions):
         """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files
         self._mouse = mouse
-        self._view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
-        self._picture: Picture | None = None
+        self.view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
+        self.picture: Picture | None = None
+        """The picture on the screen; None before the first tick."""
         self._category_rows: int | None = None
         """Rows of the table of categories, without their sum; None before the first picture."""
         self._needs_cost_line = False
@@ -216,17 +217,104 @@ class OfftopApp(MouseActions):
         """Termination signals received before the screen existed."""
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
-        self._prompt = Prompt(self._glyphs)
+        self._prompt = Prompt(self.glyphs)
         self._wanted_ns = pause_at_ns
+        self._key_actions = self._actions_by_key()
 
-    @property
-    def view(self) -> View:
-        return self._view
+    def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
+        """Return what each row of KEYS does, by its id."""
+        return {
+            "down": partial(self.action_move, 1),
+            "up": partial(self.action_move, -1),
+            "page_down": partial(self.action_page, 1),
+            "page_up": partial(self.action_page, -1),
+            "first": self.action_first,
+            "last": self.action_last,
+            "next_pane": partial(self.action_next_pane, 1),
+            "previous_pane": partial(self.action_next_pane, -1),
+            "drill": self.action_drill,
+            "back": self.action_leave,
+            "right": partial(self.action_sideways, 1),
+            "left": partial(self.action_sideways, -1),
+            "threads": partial(self.action_change_view, "threads"),
+            "cgroups": partial(self.action_change_view, "cgroups"),
+            "account": partial(self.action_change_view, "account"),
+            "tree": partial(self.action_change_view, "tree"),
+            "offcpu": partial(self.action_mode, "offcpu"),
+            "wakeup": partial(self.action_mode, "wakeup"),
+            "offwake": partial(self.action_mode, "offwake"),
+            "chain": partial(self.action_mode, "chain"),
+            "objects": self.action_objects,
+            "stuck": partial(self.action_change_view, "stuck"),
+            "suspects": self.action_suspects,
+            "outliers": partial(self.action_change_view, "outliers"),
+            "triggers": self.action_triggers,
+            "reasons": self.action_reasons,
+            "flame": partial(self.action_change_view, "flame"),
+            "latency": self.action_latency,
+            "zoom": partial(self.action_change_view, "zoom"),
+            "open": self.action_open,
+            "close": self.action_close,
+            "open_all": self.action_open_all,
+            "invert": partial(self.action_change_view, "invert"),
+            "kernel_frames": partial(self.action_change_view, "kernel_frames"),
+            "user_frames": partial(self.action_change_view, "user_frames"),
+            "machinery": partial(self.action_change_view, "machinery"),
+            "by_object": partial(self.action_change_view, "by_object"),
+            "search": self.action_search,
+            "next_hit": partial(self.action_next_hit, 1),
+            "previous_hit": partial(self.action_next_hit, -1),
+            "filter": self.action_filter,
+            "user": self.action_user,
+            "states": self.action_states,
+            "rate": self.action_rate,
+            "facts": self.action_process_details,
+            "stack_problems": self.action_stack_problems,
+            "mute": self.action_mute,
+            "idle": partial(self.action_change_view, "idle"),
+            "pin": self.action_pin,
+            "narrow": self.action_narrow,
+            "pause": self.action_pause,
+            "tick_back": partial(self.action_step, -1),
+            "tick_on": partial(self.action_step, 1),
+            "minute_back": partial(self.action_skip, -60),
+            "minute_on": partial(self.action_skip, 60),
+            "go_to": self.action_go_to,
+            "live": self.action_live,
+            "record": self.action_record,
+            "snapshot": self.action_snapshot,
+            "window": partial(self.action_change_view, "window"),
+            "mark": self.action_mark,
+            "diff": self.action_diff,
+            "reset": self.action_reset,
+            "delay": self.action_delay,
+            "minimum": self.action_minimum,
+            "names": partial(self.action_change_view, "names"),
+            "sort_waiting": partial(self.action_sort, "WAITING"),
+            "sort_max": partial(self.action_sort, "MAX"),
+            "sort_total": partial(self.action_sort, "TOTAL"),
+            "sort_events": partial(self.action_sort, "EV/S"),
+            "sort_left": partial(self.action_next_sort, -1),
+            "sort_right": partial(self.action_next_sort, 1),
+            "sort_by": self.action_sort_by,
+            "reverse": self.action_reverse,
+            "setup": self.action_setup,
+            "copy": self.action_copy,
+            "export": self.action_export,
+            "write": self.action_write,
+            "screenshot": self.action_save_screen,
+            "help": self.action_help,
+            "redraw": self.action_redraw,
+            "suspend": self.action_suspend_process,
+            "quit": self.action_leave_offtop,
+            "interrupt": self.action_leave_offtop,
+        }
 
-    @property
-    def picture(self) -> Picture | None:
-        """The picture on the screen; None before the first tick."""
-        return self._picture
+    def open_overlay(self, overlay: ModalScreen[None]) -> None:
+        self.push_screen(overlay)
+
+    def run_later(self, function: Callable[[], None]) -> None:
+        self.call_later(function)
 
     def compose(self) -> ComposeResult:
         yield from self._panels.values()
@@ -243,7 +331,7 @@ class OfftopApp(MouseActions):
             self.set_interval(1.0, self._check_terminal)
         self._draw()
         if self._source.notices:
-            self._show_alert(" ".join(self._source.notices))
+            self.show_alert(" ".join(self._source.notices))
         self._poll.start()
 
     def on_unmount(self) -> None:
@@ -284,33 +372,33 @@ class OfftopApp(MouseActions):
             self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
             return  # the later drawing includes this tick
         if self.recorder and self.recorder.failure:
-            self._show_alert(self.recorder.failure)
+            self.show_alert(self.recorder.failure)
             self.recorder = self._pace.recorder = None
         if not self._finish_seek() or self._is_seeking():
             return
         self._announce_outliers()
-        drawn, last_ns, began_ns = self._picture, self._ticked_ns, thread_time_ns()
+        drawn, last_ns, began_ns = self.picture, self._ticked_ns, thread_time_ns()
         self._ticked_ns = monotonic_ns()
-        if self._view.paused_at_ns is None or drawn is None:
+        if self.view.paused_at_ns is None or drawn is None:
             self._draw()
         else:
             latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
             if self._drawn_versions != self._name_versions():
                 self._draw()
-            self._picture = replace(self._picture or drawn, behind_ns=behind_ns)
-            self._draw_picture(self._picture, self._layout)
+            self.picture = replace(self.picture or drawn, behind_ns=behind_ns)
+            self._draw_picture(self.picture, self.layout)
         trim_heap_after(began_ns)
         late_ns = self._ticked_ns - last_ns
-        if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self._view.delay_ns):
+        if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
             delay = span(round(late_ns, -9))
-            self._show_alert(f"the screen did not update for {delay}; measuring continued")
+            self.show_alert(f"the screen did not update for {delay}; measuring continued")
 
     def _announce_outliers(self) -> None:
         """Announce new outliers on the alert line, and pause at the first one if requested."""
         if self._outlier_actions and (failure := self._outlier_actions.alarm.failure):
             self._outlier_actions.alarm.failure = ""
-            self._show_alert(failure)
+            self.show_alert(failure)
         new = [one for one in self._outlier_list.every if one.first.at_ns > self._announced_ns]
         if not new:
             return
@@ -318,10 +406,10 @@ class OfftopApp(MouseActions):
         more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
         if self._outlier_actions and self._outlier_actions.bell:
             self.bell()
-        if self._freeze and self._view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
+        if self._freeze and self.view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
             self._freeze = False
-            self._set_view(views.paused_at(self._view, tick.at_ns))
-        self._show_alert(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
+            self.set_view(views.paused_at(self.view, tick.at_ns))
+        self.show_alert(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
 
     def _name_versions(self) -> tuple[int, int]:
         """Return the versions of function names and process details, which may arrive after their tick."""
@@ -341,7 +429,7 @@ class OfftopApp(MouseActions):
             return
         self._is_over = True
         what = "This is the end of the recording" if recorded else "All measured processes have exited"
-        self._show_alert(f"{what}: [ goes back, q quits.")
+        self.show_alert(f"{what}: [ goes back, q quits.")
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
@@ -355,10 +443,10 @@ class OfftopApp(MouseActions):
         super()._display(screen, exact(renderable))  # pyright: ignore[reportUnknownMemberType]
 
     @property
-    def _layout(self) -> Layout:
-        return self._layout_of(self._view)
+    def layout(self) -> Layout:
+        return self.layout_of(self.view)
 
-    def _layout_of(self, view: View) -> Layout:
+    def layout_of(self, view: View) -> Layout:
         newest = self._history.newest
         within = bool(newest.header.filters.within if newest else view.filters.within)
         suspects, categories = len(self._suspect_lines()), self._category_rows
@@ -369,37 +457,37 @@ class OfftopApp(MouseActions):
         if self._suspects is None or self._history.newest is None:
             return []
         width, room = self.size.width, most_suspect_lines(self.size.width, self.size.height)
-        return suspects.lines(self._suspect_texts(), width, room, self._glyphs)
+        return suspects.lines(self._suspect_texts(), width, room, self.glyphs)
 
     def _suspect_texts(self) -> list[suspects.SuspectText]:
         """Return the suspects of the tick that is shown."""
         found, catalog = self._found_suspects()
-        return suspects.described(found, catalog, self._source.names, self._suspect_causes, self._view.compared)
+        return suspects.described(found, catalog, self._source.names, self._suspect_causes, self.view.compared)
 
     def _found_suspects(self) -> tuple[Found, Catalog]:
-        ticks = self._history.last(1, self._view.paused_at_ns)
+        ticks = self._history.last(1, self.view.paused_at_ns)
         if self._suspects is None or not ticks:
             return NOTHING_FOUND, Catalog()
         return self._suspects.at(ticks[-1].number), ticks[-1].header.catalog
 
     def action_suspects(self) -> None:
         def gone() -> Sequence[str]:
-            return gone_texts(self._found_suspects()[0], self._view.compared)
+            return gone_texts(self._found_suspects()[0], self.view.compared)
 
-        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self._glyphs, gone))
+        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self.glyphs, gone))
 
     def _go_to_hop(self, key: ThreadKey) -> None:
-        self._set_view(panes.around_hop(self._view, key))
+        self.set_view(panes.around_hop(self.view, key))
 
     def _history_reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
 
-    def _set_view(self, view: View) -> None:
-        if view.delay_ns != self._view.delay_ns:
+    def set_view(self, view: View) -> None:
+        if view.delay_ns != self.view.delay_ns:
             self._pace.set_delay(view.delay_ns)
-        if (view.paused_at_ns is None) != (self._view.paused_at_ns is None):
+        if (view.paused_at_ns is None) != (self.view.paused_at_ns is None):
             self._source.hold(view.paused_at_ns is not None)
-        self._view = view
+        self.view = view
         self._draw()
 
     # Drawing
@@ -409,23 +497,23 @@ class OfftopApp(MouseActions):
             return
         if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._is_seeking():
             return
-        layout, self._drawn_versions = self._layout, self._name_versions()
-        self._picture = self._pictures.of(self._view, layout.room)
-        if self._picture:
-            categories = self._picture.categories
+        layout, self._drawn_versions = self.layout, self._name_versions()
+        self.picture = self._pictures.of(self.view, layout.room)
+        if self.picture:
+            categories = self.picture.categories
             self._category_rows = len(categories.rows) + (categories.elided is not None)
-            self._needs_cost_line = head.needs_cost_line(self._picture)
-            if (fitting := self._layout).room != layout.room:
-                self._picture = self._pictures.of(self._view, fitting.room)
+            self._needs_cost_line = head.needs_cost_line(self.picture)
+            if (fitting := self.layout).room != layout.room:
+                self.picture = self._pictures.of(self.view, fitting.room)
             layout = fitting
         self._place(layout)
-        if self._picture is None:
-            reading = fit("offtop: reading for the first time", layout.width, self._glyphs)
+        if self.picture is None:
+            reading = fit("offtop: reading for the first time", layout.width, self.glyphs)
             self._panels["head"].show([plain(reading, "dim")])
             return
-        self._view = self._picture.view
-        self._describe(self._picture)
-        self._draw_picture(self._picture, layout)
+        self.view = self.picture.view
+        self._describe(self.picture)
+        self._draw_picture(self.picture, layout)
         if isinstance(self.screen, StackProblems | Suspects) and self.screen.is_mounted:
             self.screen.draw()
 
@@ -460,8 +548,8 @@ class OfftopApp(MouseActions):
             self._source.describe(
                 {one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]}
             )
-        elif view.names != "comm" or self._pen(LIST).width >= tables.USER_WIDTH:
-            rows = picture.rows.rows[picture.first_row : picture.first_row + self._pen(LIST).height]
+        elif view.names != "comm" or self.pen(LIST).width >= tables.USER_WIDTH:
+            rows = picture.rows.rows[picture.first_row : picture.first_row + self.pen(LIST).height]
             self._source.describe({row.pid for row in rows})
 
     def _visible_objects(self, picture: Picture) -> Mapping[Object, int]:
@@ -475,13 +563,13 @@ class OfftopApp(MouseActions):
         if view.focus == STUCK:
             sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]]
         else:
-            sites = [row.top for row in tables.seen_rows(picture, self._pen(LIST)) if row.top != NOWHERE]
+            sites = [row.top for row in tables.seen_rows(picture, self.pen(LIST)) if row.top != NOWHERE]
         return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], catalog.wakes)}
 
-    def _pen(self, panel: str) -> Pen:
+    def pen(self, panel: str) -> Pen:
         rect = self._placed.get(panel)
         width, height = (rect.width, rect.height) if rect else (0, 0)
-        return Pen(width, height, self._glyphs, self._source.names)
+        return Pen(width, height, self.glyphs, self._source.names)
 
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
@@ -491,14 +579,14 @@ class OfftopApp(MouseActions):
             self._panels[name].show(lines[: layout.panels[name].height])
 
     def _lines_of(self, panel: str, picture: Picture, layout: Layout) -> Sequence[Line]:
-        pen = self._pen(panel)
+        pen = self.pen(panel)
         match panel:
             case "head" if len(layout.panels) == 1:
                 return head.one_line(picture, layout, self._source.recorded is not None)
             case "head":
                 written = self.recorder.bytes_written if self.recorder else None
                 recorded = self._source.recorded
-                return head.head(picture, self._source.host, layout, self._glyphs, recorded, written, self._is_over)
+                return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
             case "suspects":
                 return self._suspect_lines()
             case views.CATEGORIES:
@@ -520,22 +608,22 @@ class OfftopApp(MouseActions):
             case "alert":
                 return [self._alert_text(layout)]
             case "keys":
-                sampled = bool(self._picture and self._picture.sampling)
+                sampled = bool(self.picture and self.picture.sampling)
                 return [_key_bar(layout.width, self.chosen_keys, {_WAKEUP_KEY} if sampled else ())]
             case _:
-                return [plain(self._glyphs.edge, "border")] * pen.height
+                return [plain(self.glyphs.edge, "border")] * pen.height
 
     def _alert_text(self, layout: Layout) -> Line:
         if self._alert:
-            return plain(fit(self._alert, layout.width, self._glyphs), "alert")
-        return plain(fit(self._standing_text(layout.width), layout.width, self._glyphs), "dim")
+            return plain(fit(self._alert, layout.width, self.glyphs), "alert")
+        return plain(fit(self._standing_text(layout.width), layout.width, self.glyphs), "dim")
 
     def _standing_text(self, width: int) -> str:
         """Return what the alert line shows without an alert.
 
         That is a problem if there is one, otherwise the main cause, otherwise the meaning of the category.
         """
-        picture, category = self._picture, self._view.category
+        picture, category = self.picture, self.view.category
         if picture and picture.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
             unread_only = set(picture.lost) == {"unread"}
@@ -546,8 +634,8 @@ class OfftopApp(MouseActions):
         recorded = self._source.recorded
         if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
-        if picture and isinstance(self._view.pin, int) and not picture.threads_of.get(self._view.pin):
-            return f"pinned process {self._view.pin} has exited; p unpins it"
+        if picture and isinstance(self.view.pin, int) and not picture.threads_of.get(self.view.pin):
+            return f"pinned process {self.view.pin} has exited; p unpins it"
         if self._rules.error:
             return self._rules.error
         if picture and self._suspects is None and (cause := stacks.cause_line(picture)):
@@ -555,12 +643,12 @@ class OfftopApp(MouseActions):
         meaning = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
         return whole_sentences(" ".join(meaning.split()), width)
 
-    def _show_alert(self, text: str) -> None:
+    def show_alert(self, text: str) -> None:
         """Show `text` on the alert line until the next key, or for a few seconds."""
         self._alert = text
         self.set_timer(_ALERT_SECONDS, lambda: self._clear_alert(text))
-        if self._picture:
-            self._draw_picture(self._picture, self._layout)
+        if self.picture:
+            self._draw_picture(self.picture, self.layout)
 
     def _clear_alert(self, text: str) -> None:
         if self._alert == text:
@@ -606,50 +694,54 @@ class OfftopApp(MouseActions):
         ):
             return
         key = event.character if event.is_printable and event.character else event.key
-        self._show_alert(f"no action on {key!r}; ? for help")
+        self.show_alert(f"no action on {key!r}; ? for help")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable key actions while a question is open: keys belong to its answer."""
-        if action in _KEY_ACTIONS and self._prompt.is_open:
-            return action in ("leave", "leave_offtop", "suspend_process")
+        if self._prompt.is_open and action in ("perform", "command_palette"):
+            return bool(parameters) and parameters[0] in _DURING_A_QUESTION
         return super().check_action(action, parameters)
 
+    def action_perform(self, key: str) -> None:
+        """Do what the keys of the row `key` of KEYS are for."""
+        self._key_actions[key]()
+
     def action_focus_next(self) -> None:
-        self.action_next_pane(1)
+        self._focus_pane(1)
 
     def action_focus_previous(self) -> None:
-        self.action_next_pane(-1)
+        self._focus_pane(-1)
 
-    def action_next_pane(self, step: int) -> None:
+    def _focus_pane(self, step: int) -> None:
         if not self._prompt.is_open and len(self.screen_stack) == 1:
-            super().action_next_pane(step)
+            self.action_next_pane(step)
 
     def action_leave(self) -> None:
-        picture = self._picture
+        picture = self.picture
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
         elif picture and self._filter_matches_nothing(picture):
-            self._set_view(views.of_user(views.filtered(self._view, NOTHING), ""))
+            self.set_view(views.of_user(views.filtered(self.view, NOTHING), ""))
         else:
             super().action_leave()
 
     def action_reset(self) -> None:
         self._history.reset()
         self._draw()
-        self._show_alert("cumulative numbers (T, and w) are reset")
+        self.show_alert("cumulative numbers (T, and w) are reset")
 
     def _set_measured_view(self, view: View) -> None:
         """Switch to `view` if the source accepts its filters."""
         try:
-            if view.asked != self._view.asked:
+            if view.asked != self.view.asked:
                 self._source.set_filters(view.asked)
         except OfftopError as refused:
-            self._show_alert(str(refused))
+            self.show_alert(str(refused))
             return
-        self._set_view(view)
+        self.set_view(view)
 
-    def _ask(
+    def ask(
         self,
         question: str,
         answered: Callable[[str], str | None],
@@ -662,12 +754,12 @@ class OfftopApp(MouseActions):
 
     def action_write(self) -> None:
         if self._files is None:
-            self._show_alert("there is no config file to write to here")
+            self.show_alert("there is no config file to write to here")
             return
         try:
-            self._show_alert(self._files.save_settings(self._view, self.theme, self._mouse))
+            self.show_alert(self._files.save_settings(self.view, self.theme, self._mouse))
         except OfftopError as refused:
-            self._show_alert(str(refused))
+            self.show_alert(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
         return Pictures(self._history, self._source.names, self._rules).selected(picture)  # runs in another thread
@@ -684,21 +776,21 @@ class OfftopApp(MouseActions):
 
     def action_record(self) -> None:
         if self._source.recorded:
-            self._show_alert("this is a recording already")
+            self.show_alert("this is a recording already")
         elif self.recorder is not None:
             ending, self.recorder = self.recorder, None
             self._pace.recorder = None
-            self._show_alert("ending the recording")
+            self.show_alert("ending the recording")
             self._ending = Thread(target=self._end, args=(ending,), daemon=True)
             self._ending.start()
         elif self._files is None:
-            self._show_alert("this screen cannot write files")
+            self.show_alert("this screen cannot write files")
         else:
             try:
                 self.recorder = self._pace.recorder = self._files.recorder(self._source)
-                self._show_alert(f"recording to {printable(str(self.recorder.path))}; a ends it")
+                self.show_alert(f"recording to {printable(str(self.recorder.path))}; a ends it")
             except OfftopError as refused:
-                self._show_alert(str(refused))
+                self.show_alert(str(refused))
 
     def _end(self, recorder: Recorder) -> None:
         """Close the recording, in a separate thread.
@@ -710,7 +802,7 @@ class OfftopApp(MouseActions):
             self.post_message(AlertPosted(result))
 
     def on_alert_posted(self, message: AlertPosted) -> None:
-        self._show_alert(message.text)
+        self.show_alert(message.text)
 
     def report_thread_error(self, error: BaseException, thread: str) -> None:
         """Report an error that ended another thread; measuring goes on. Thread-safe."""
@@ -745,16 +837,16 @@ class OfftopApp(MouseActions):
         self._mouse = not self._mouse
         if isinstance(self._driver, terminal.TerminalDriver):
             self._driver.use_mouse(self._mouse)
-        self._show_alert("offtop uses the mouse" if self._mouse else "the mouse selects text in the terminal")
+        self.show_alert("offtop uses the mouse" if self._mouse else "the mouse selects text in the terminal")
 
     def action_command_palette(self) -> None:
         if self.size.height < _PALETTE_LINES:
-            self._show_alert("the palette needs more lines")
+            self.show_alert("the palette needs more lines")
         else:
             super().action_command_palette()
 
     def action_help(self) -> None:
-        end_ns = self._picture.newest.at_ns if self._picture else None
+        end_ns = self.picture.newest.at_ns if self.picture else None
         stacks = stack_ends.endings(one.window for one in self._history.last(_STACK_COUNT_NS, end_ns))
         about = [
             *stack_ends.rows_of(stacks),
@@ -762,7 +854,7 @@ class OfftopApp(MouseActions):
             *self._source.about(),
             ("history", self._history_reach()),
         ]
-        self.push_screen(Help(self._view.focus, self._categories, self.chosen_keys, about, self._glyphs))
+        self.push_screen(Help(self.view.focus, self._categories, self.chosen_keys, about, self.glyphs))
 
     def action_redraw(self) -> None:
         self.screen.refresh(layout=True)
@@ -782,7 +874,7 @@ class OfftopApp(MouseActions):
 
     def _filter_matches_nothing(self, picture: Picture) -> bool:
         """Return whether the user's filter matches nothing, so that it is probably wrong."""
-        view = self._view
+        view = self.view
         is_whole = view.group is None and view.program is None and view.pool is None
         own = (view.filter.text or view.user) and is_whole
         return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
@@ -794,7 +886,8 @@ class OfftopApp(MouseActions):
             self.exit(0)
 
 
-_KEY_ACTIONS = {row.action.partition("(")[0] for row in KEYS}
+_DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
+"""Keys of KEYS that work while a question is open."""
 _LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
 _LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
 _LOST_HINT_SAMPLED = (

@@ -127,12 +127,12 @@ def screen(app: OfftopApp) -> list[str]:
 
 def top(app: OfftopApp, panel: str) -> int:
     """Return the number of the first line of a panel: `head`, `alert`, or a pane of model.viewmodel.view."""
-    return app._layout.panels[panel].y  # pyright: ignore[reportPrivateUsage]
+    return app.layout.panels[panel].y
 
 
 def pane(app: OfftopApp, panel: str) -> list[str]:
     """Return the lines of a panel without trailing blanks, its title first if it has one."""
-    rect = app._layout.panels[panel]  # pyright: ignore[reportPrivateUsage]
+    rect = app.layout.panels[panel]
     strips = _strips(app)[rect.y : rect.y + rect.height]
     return [strip.crop(rect.x, rect.x + rect.width).text.rstrip() for strip in strips]
 
@@ -154,20 +154,20 @@ def waiting_line(app: OfftopApp) -> str:
 
 def calls_line(app: OfftopApp) -> str:
     """Return the head's line about the function of --within."""
-    assert app._layout.calls  # pyright: ignore[reportPrivateUsage]
+    assert app.layout.calls
     return pane(app, "head")[2]
 
 
 def cost_line(app: OfftopApp) -> str:
     """Return the head's line about what is lost, left out or sampled."""
-    layout = app._layout  # pyright: ignore[reportPrivateUsage]
+    layout = app.layout
     assert layout.cost
     return pane(app, "head")[2 + layout.calls]
 
 
 def timeline_row(app: OfftopApp) -> int:
     """Return the number of the timeline's line."""
-    layout = app._layout  # pyright: ignore[reportPrivateUsage]
+    layout = app.layout
     assert layout.timeline
     return 2 + layout.calls + layout.cost
 
@@ -178,7 +178,7 @@ def timeline(app: OfftopApp) -> str:
 
 def crumb_line(app: OfftopApp) -> str:
     """Return the head's line with the selection, the filters and the sort column."""
-    assert app._layout.crumb  # pyright: ignore[reportPrivateUsage]
+    assert app.layout.crumb
     return pane(app, "head")[-1]
 
 

@@ -41,7 +41,7 @@ def row_of(app: OfftopApp, name: str) -> list[str]:
 
 async def marked(app: OfftopApp, source: ScriptedSource, to: int = AFTER + 10) -> None:
     """Press B and continue to tick `to`."""
-    await app.run_action("mark")
+    await app.run_action("perform('mark')")
     await until(lambda: app.view.baseline is not None)
     source.go_on(to)
     await until(lambda: app.picture is not None and app.picture.newest.number == to)

@@ -178,7 +178,7 @@ async def test_n_finds_stuck_waits_by_cause(height: int) -> None:
     async with shown(ScriptedSource(STUCK, ticks=12), (160, height), rules=Fixed(rules)) as (app, pilot):
         await pilot.press("5")
         assert any("the journal: " in line for line in screen(app)) == (height == 30)
-        app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search="the journal"))  # pyright: ignore[reportPrivateUsage]
+        app.set_view(View(delay_ns=QUICK_NS, focus=PANE, search="the journal"))
         await pilot.press("n")
         assert app.view.stuck.cursor == ThreadKey(4242, 4270)
 

@@ -625,10 +625,10 @@ async def test_n_finds_threads_processes_categories_system_calls_and_functions()
     async with shown(ScriptedSource(STUCK, ticks=12)) as (app, pilot):
         await pilot.press("5")
         for word, found in (("gdb", GDB), ("Purge", PURGE), ("disk-r", CP), ("futex(", CONNECTION), ("jbd2", PURGE)):
-            app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search=word))  # pyright: ignore[reportPrivateUsage]
+            app.set_view(View(delay_ns=QUICK_NS, focus=PANE, search=word))
             await pilot.press("n")
             assert app.view.stuck.cursor == found
-        app._set_view(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))  # pyright: ignore[reportPrivateUsage]
+        app.set_view(View(delay_ns=QUICK_NS, focus=PANE, search="nowhere"))
         await pilot.press("n")
         assert (app.view.stuck.cursor, "no line here matches" in screen(app)[-2]) == (None, True)
 

@@ -35,14 +35,14 @@ class BaselineActions(FileActions):
 
     def action_mark(self) -> None:
         """Take the displayed span as the baseline, but at least the last minute of it."""
-        picture, span_ns = self._picture, max(LEAST_NS, self._view.span_ns)
-        if self._view.span_ns == SINCE_START:
+        picture, span_ns = self.picture, max(LEAST_NS, self.view.span_ns)
+        if self.view.span_ns == SINCE_START:
             span_ns = ALL_NS
         kept = self._history.last(span_ns, picture.newest.at_ns) if picture else []
         if not kept:
-            self._show_alert("there is nothing to take as a baseline yet")
+            self.show_alert("there is nothing to take as a baseline yet")
             return
-        ticks = last_alike(kept, span_ns, self._view.mode)
+        ticks = last_alike(kept, span_ns, self.view.mode)
         Thread(target=self._marked, args=(ticks,), name="offtop-mark", daemon=True).start()
 
     def _marked(self, ticks: Sequence[HistoryTick]) -> None:
@@ -55,18 +55,18 @@ class BaselineActions(FileActions):
     def on_baseline_ready(self, message: BaselineReady) -> None:
         if self._suspects:
             self._suspects.compare_with(message.baseline)
-        self._set_view(views.marked(self._view, message.baseline))
-        compares = "compared with it already" if self._view.diff else "D compares with it"
-        self._show_alert(f"baseline: {span_text(message.baseline)}; {compares}")
+        self.set_view(views.marked(self.view, message.baseline))
+        compares = "compared with it already" if self.view.diff else "D compares with it"
+        self.show_alert(f"baseline: {span_text(message.baseline)}; {compares}")
 
     def action_diff(self) -> None:
-        baseline = self._view.baseline
+        baseline = self.view.baseline
         if baseline is None:
-            self._show_alert("there is no baseline: B takes the last minute, --baseline a recording")
+            self.show_alert("there is no baseline: B takes the last minute, --baseline a recording")
             return
-        self._set_view(views.compared_or_not(self._view))
-        if self._view.diff:
-            self._show_alert(f"compared with {baseline.file or 'the baseline'}: {span_text(baseline)}")
+        self.set_view(views.compared_or_not(self.view))
+        if self.view.diff:
+            self.show_alert(f"compared with {baseline.file or 'the baseline'}: {span_text(baseline)}")
 
 
 def span_text(baseline: Baseline) -> str:

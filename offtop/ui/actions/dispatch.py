@@ -77,8 +77,8 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         self._move(step)
 
     def action_page(self, pages: int) -> None:
-        pane = self._layout.panels.get(self._view.focus)
-        above = 1 if self._view.focus == CATEGORIES else 2
+        pane = self.layout.panels.get(self.view.focus)
+        above = 1 if self.view.focus == CATEGORIES else 2
         self._move(pages * max(1, (pane.height if pane else 3) - above - 1))
 
     def action_first(self) -> None:
@@ -89,25 +89,25 @@ class KeyActions(OutlierKeyActions, BaselineActions):
 
     def _move(self, step: int) -> None:
         """Move the cursor of the focused pane down by `step` rows, or up if negative."""
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         if picture is None:
             return
         if view.focus == CATEGORIES:
             keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
             index = keys.index(view.category) if view.category in keys else 0
-            self._set_view(drilling.at_category(view, keys[_within(index + step, keys)]))
+            self.set_view(drilling.at_category(view, keys[_within(index + step, keys)]))
         elif view.focus == LIST and picture.rows.rows:
-            self._set_view(
+            self.set_view(
                 drilling.at_row(view, picture.rows.rows[_within(picture.cursor_row + step, picture.rows.rows)].key)
             )
         elif view.focus == TREE and picture.tree and picture.tree.branches:
             self._at_branch(picture, _within(picture.tree.cursor + step, picture.tree.branches))
         elif view.focus == SITE:
-            pane = self._layout.panels.get(SITE)
-            last = max(0, stacks.site_length(picture, self._pen(SITE)) - (pane.height - 1 if pane else 0))
-            self._set_view(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+            pane = self.layout.panels.get(SITE)
+            last = max(0, stacks.site_length(picture, self.pen(SITE)) - (pane.height - 1 if pane else 0))
+            self.set_view(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
         elif view.focus == LATENCY:
-            self._set_view(views.at_cell(view, latency.moved(picture, 0, -step)))
+            self.set_view(views.at_cell(view, latency.moved(picture, 0, -step)))
         elif view.focus == STUCK:
             self._move_stuck(picture, step)
         elif view.focus == OUTLIERS:
@@ -115,35 +115,35 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         elif view.focus == FLAME:
             for _ in range(min(abs(step), 20)):
                 view = panes.at_box(view, icicle.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
-            self._set_view(view)
+            self.set_view(view)
 
     def _move_stuck(self, picture: Picture, step: int) -> None:
         """Move in the list of waits, or scroll the wait that fills the pane."""
-        view, waits = self._view, picture.stuck.shown.waits
+        view, waits = self.view, picture.stuck.shown.waits
         if not waits:
             return
         if view.stuck.opened:
-            pen = self._pen(STUCK)
+            pen = self.pen(STUCK)
             last = max(0, len(stuck.in_full(picture, pen)) - pen.height + 1)
-            self._set_view(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
+            self.set_view(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
         else:
             row = _within(picture.stuck.cursor + step, waits)
-            self._set_view(panes.at_stuck(view, waits[row].site.thread))
+            self.set_view(panes.at_stuck(view, waits[row].site.thread))
 
     def _at_branch(self, picture: Picture, index: int) -> None:
         shown = picture.tree
         if shown is None:
             return
-        pane = self._layout.panels.get(TREE)
+        pane = self.layout.panels.get(TREE)
         lines = max(1, (pane.height if pane else 3) - 2)
         line = max(0, min(lines - 1, index - shown.first))
-        self._set_view(panes.at_branch(self._view, shown.branches[index].path, line))
+        self.set_view(panes.at_branch(self.view, shown.branches[index].path, line))
 
     def action_next_pane(self, step: int) -> None:
-        self._set_view(views.next_pane(self._view, self._layout.panes, step))
+        self.set_view(views.next_pane(self.view, self.layout.panes, step))
 
     def action_drill(self) -> None:
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         if picture is None:
             return
         if view.focus == TREE:
@@ -153,50 +153,50 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             if branch.more:
                 self.action_open()
             else:
-                self._set_view(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
+                self.set_view(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
         elif view.focus == STUCK:
             if picture.stuck.shown.waits and not view.stuck.opened:
                 self._move_stuck(picture, 0)
-                self._set_view(panes.stuck_entered(self._view, picture.stuck.alike(picture.stuck.cursor)))
+                self.set_view(panes.stuck_entered(self.view, picture.stuck.alike(picture.stuck.cursor)))
         elif view.focus == OUTLIERS:
             self._enter_outlier(picture)
         elif view.focus == FLAME:
-            self._set_view(panes.zoomed_in(view, icicle.chosen(picture)))
+            self.set_view(panes.zoomed_in(view, icicle.chosen(picture)))
         elif view.focus == LATENCY:
             cell = latency.moved(picture, 0, 0)
             if cell and latency.is_measured(picture):
-                self._set_view(replace(views.paused_at(view, cell.end_ns), zoomed=False))
+                self.set_view(replace(views.paused_at(view, cell.end_ns), zoomed=False))
             else:
-                self._show_alert("nothing was measured then")
+                self.show_alert("nothing was measured then")
         else:
             key = self._key_under_cursor()
-            self._set_view(drilling.entered(view, key))
+            self.set_view(drilling.entered(view, key))
             if isinstance(key, BaselineOnly):
-                self._show_alert("this is only in the baseline: nothing waits there now")
+                self.show_alert("this is only in the baseline: nothing waits there now")
             elif view.focus == LIST and isinstance(key, Object) and not key.kind:
-                self._show_alert("the object of these waits is unknown: 1 shows where threads waited")
+                self.show_alert("the object of these waits is unknown: 1 shows where threads waited")
 
     def action_leave(self) -> None:
-        self._set_view(drilling.left(self._view))
+        self.set_view(drilling.left(self.view))
 
     def action_sideways(self, step: int) -> None:
         """Handle the arrow keys right (1) and left (-1)."""
-        picture, focus = self._picture, self._view.focus
+        picture, focus = self.picture, self.view.focus
         if picture is None:
             return
         if focus == TREE:
             self.action_open() if step > 0 else self.action_close()
         elif focus == LATENCY:
-            self._set_view(views.at_cell(self._view, latency.moved(picture, step, 0)))
+            self.set_view(views.at_cell(self.view, latency.moved(picture, step, 0)))
         elif focus == FLAME:
-            self._set_view(panes.at_box(self._view, icicle.neighbour(picture, "right" if step > 0 else "left")))
+            self.set_view(panes.at_box(self.view, icicle.neighbour(picture, "right" if step > 0 else "left")))
         elif step > 0:
             self.action_drill()
         else:
             self.action_leave()
 
     def _key_under_cursor(self) -> Key | None:
-        picture = self._picture
+        picture = self.picture
         if picture is None or not picture.rows.rows:
             return None
         return picture.rows.rows[picture.cursor_row].key
@@ -204,59 +204,59 @@ class KeyActions(OutlierKeyActions, BaselineActions):
     # The tree
 
     def action_open(self) -> None:
-        if self._view.focus in (LIST, STUCK):
+        if self.view.focus in (LIST, STUCK):
             self._fold(False)
             return
         branch = self._branch()
         if branch is not None and branch.openable:
-            self._set_view(panes.branch_opened(self._view, branch.path))
+            self.set_view(panes.branch_opened(self.view, branch.path))
 
     def action_close(self) -> None:
         """Close the branch; if it is not open, move to its parent."""
-        if self._view.focus in (LIST, STUCK):
+        if self.view.focus in (LIST, STUCK):
             self._fold(True)
             return
-        branch, shown = self._branch(), self._picture.tree if self._picture else None
+        branch, shown = self._branch(), self.picture.tree if self.picture else None
         if branch is None or shown is None:
             return
         if branch.opened:
-            self._set_view(panes.branch_closed(self._view, branch.path))
+            self.set_view(panes.branch_closed(self.view, branch.path))
         elif branch.first:
             self._at_branch_of(branch.path[: branch.first])
 
     def _fold(self, folded: bool) -> None:
         """List pools of threads, programs, or waits that look alike, as one row each, or what they consist of."""
-        if self._view.focus == STUCK:
-            self._set_view(drilling.programs_or_processes(self._view, folded))
-        elif self._view.lists_threads:
-            self._set_view(drilling.folded_or_not(self._view, not folded))
-        elif self._view.lists_processes and self._view.program is None and (folded or self._lists_a_program):
-            self._set_view(drilling.programs_or_processes(self._view, folded))
-        elif self._view.lists_sleepers:
-            self._show_alert("+ and - unfold and fold programs, and pools of threads: H lists those")
+        if self.view.focus == STUCK:
+            self.set_view(drilling.programs_or_processes(self.view, folded))
+        elif self.view.lists_threads:
+            self.set_view(drilling.folded_or_not(self.view, not folded))
+        elif self.view.lists_processes and self.view.program is None and (folded or self._lists_a_program):
+            self.set_view(drilling.programs_or_processes(self.view, folded))
+        elif self.view.lists_sleepers:
+            self.show_alert("+ and - unfold and fold programs, and pools of threads: H lists those")
         else:
-            self._show_alert("+ and - unfold and fold programs and pools of threads that wait: 1 lists them")
+            self.show_alert("+ and - unfold and fold programs and pools of threads that wait: 1 lists them")
 
     @property
     def _lists_a_program(self) -> bool:
-        picture = self._picture
+        picture = self.picture
         return picture is not None and any(isinstance(row.key, Program) for row in picture.rows.rows)
 
     def _at_branch_of(self, path: Path) -> None:
-        picture = self._picture
+        picture = self.picture
         if picture and picture.tree:
             self._at_branch(picture, trees.index_of(picture.tree.branches, path))
 
     def action_open_all(self) -> None:
-        if not self._refuse_without("the stack tree: t shows it", TREE) and self._picture and self._picture.tree:
-            self._set_view(panes.all_opened(self._view, trees.all_paths(self._picture.tree.root)))
+        if not self._refuse_without("the stack tree: t shows it", TREE) and self.picture and self.picture.tree:
+            self.set_view(panes.all_opened(self.view, trees.all_paths(self.picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
         """Return the branch under the cursor; show an alert if there is none or the tree lacks the focus."""
-        shown = self._picture.tree if self._picture else None
-        if self._view.focus != TREE or shown is None or not shown.branches:
-            empty = "there is no stack here" if self._view.focus == TREE else ""
-            self._show_alert(empty or "this key is for the stack tree: t shows it")
+        shown = self.picture.tree if self.picture else None
+        if self.view.focus != TREE or shown is None or not shown.branches:
+            empty = "there is no stack here" if self.view.focus == TREE else ""
+            self.show_alert(empty or "this key is for the stack tree: t shows it")
             return None
         return shown.branches[shown.cursor]
 
@@ -267,32 +267,32 @@ class KeyActions(OutlierKeyActions, BaselineActions):
 
         If the focused pane leaves no room for it, focus the categories.
         """
-        view = views.next_latency(self._view, self._layout.latency)
+        view = views.next_latency(self.view, self.layout.latency)
         if view.latency != views.OFF and not self._has_room(LATENCY, view):
             view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
             if not self._has_room(LATENCY, view):
-                self._show_alert("no room for the latency pane: it needs a taller terminal")
+                self.show_alert("no room for the latency pane: it needs a taller terminal")
                 return
-        self._set_view(view)
+        self.set_view(view)
 
     def _has_room(self, pane: str, view: View) -> bool:
-        return pane in self._layout_of(view).panels
+        return pane in self.layout_of(view).panels
 
     # Search and filters
 
     def action_filter(self) -> None:
-        self._ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self._view.filter.text)
+        self.ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self.view.filter.text)
 
     def _filter_by(self, text: str, found: str = "") -> str | None:
         try:
             chosen = parse(text.strip(), self._groups, self._ids)
         except FilterError as wrong:
             return str(wrong)
-        self._set_view(views.filtered(self._view, chosen, found))
+        self.set_view(views.filtered(self.view, chosen, found))
         return None
 
     def action_user(self) -> None:
-        self._ask("only this user's processes (name or id; empty: all): ", self._of_user, self._view.user)
+        self.ask("only this user's processes (name or id; empty: all): ", self._of_user, self.view.user)
 
     def _of_user(self, text: str) -> str | None:
         """Filter by user.
@@ -306,41 +306,41 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             return str(wrong)
         if user and not self._source.recorded and not is_user(user):
             return f"'{printable(user)}' is not {NO_USER}"
-        self._set_view(views.of_user(self._view, user))
+        self.set_view(views.of_user(self.view, user))
         return None
 
     def action_states(self) -> None:
         def choices() -> list[Choice]:
-            mask = self._view.filters.states
+            mask = self.view.filters.states
             return [Choice(one, f"{one}  {WORDS[one]}", bool(mask & bit)) for one, bit in MASKS.items()]
 
         self.push_screen(
-            Chooser("only waits in these thread states (none chosen: all)", choices, self._of_state, self._glyphs)
+            Chooser("only waits in these thread states (none chosen: all)", choices, self._of_state, self.glyphs)
         )
 
     def _of_state(self, letter: str) -> None:
-        filters = self._view.filters
-        self._set_measured_view(replace(self._view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
+        filters = self.view.filters
+        self._set_measured_view(replace(self.view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
 
     def action_rate(self) -> None:
-        view = self._view
+        view = self.view
         now = view.rate.text if view.rate and view.rate_pid in (None, view.subject_ids[0]) else ""
-        self._ask("requests/s, CPU time each (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
+        self.ask("requests/s, CPU time each (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
 
     def _of_rate(self, text: str) -> str | None:
         try:
             rate = parse_rate(text) if text.strip() else None
         except ValueError:
             return f"{text!r} is not a rate: try 1500, 1.5k or 1500,1ms"
-        pid = self._view.subject_ids[0]
-        self._set_view(replace(self._view, rate=rate, rate_pid=pid))
+        pid = self.view.subject_ids[0]
+        self.set_view(replace(self.view, rate=rate, rate_pid=pid))
         if rate and pid is None:
-            self._show_alert("drill into a process to see its budget")
+            self.show_alert("drill into a process to see its budget")
         return None
 
     def _subject_pid(self) -> int:
         """Return the PID of the process under the cursor, or of the one drilled into; 0 if there is none."""
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         thread = self._stuck_thread()
         if thread is not None:
             return thread.pid
@@ -350,10 +350,10 @@ class KeyActions(OutlierKeyActions, BaselineActions):
 
     def action_process_details(self) -> None:
         pid = self._subject_pid()
-        if not pid and self._view.focus == STUCK:
-            self._show_alert("no process to show: this list is empty, or the thread has no process here")
+        if not pid and self.view.focus == STUCK:
+            self.show_alert("no process to show: this list is empty, or the thread has no process here")
         elif not pid:
-            self._show_alert(f"Y shows details of the process under the cursor: {self._key_to_processes}")
+            self.show_alert(f"Y shows details of the process under the cursor: {self._key_to_processes}")
         else:
             Thread(target=self._read_details, args=(pid,), name="offtop-facts", daemon=True).start()
 
@@ -369,17 +369,17 @@ class KeyActions(OutlierKeyActions, BaselineActions):
                 ProcessDetails(
                     title,
                     message.details or [("", "this process has exited, and nothing is stored about it")],
-                    self._glyphs,
+                    self.glyphs,
                 )
             )
 
     def action_stack_problems(self) -> None:
-        if self._picture is not None:
-            self.push_screen(StackProblems(self._stack_problems, self._glyphs, self._picture.sampling is not None))
+        if self.picture is not None:
+            self.push_screen(StackProblems(self._stack_problems, self.glyphs, self.picture.sampling is not None))
 
     def _stack_problems(self) -> tuple[ProblemSummary, int]:
         """Return the stack problems of the selection, and the ns that they were measured over."""
-        picture = self._picture
+        picture = self.picture
         return (
             (self._problems.of(picture.sites, picture.catalog), picture.span_ns) if picture else (ProblemSummary(), 0)
         )
@@ -388,20 +388,20 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         try:
             what = self._under_cursor_as_filter()
         except FilterError as too_long:
-            self._show_alert(str(too_long))
+            self.show_alert(str(too_long))
             return
         if what is None:
-            self._show_alert("X mutes the category, program, process, pool or function under the cursor")
+            self.show_alert("X mutes the category, program, process, pool or function under the cursor")
             return
-        self._set_view(views.muted_or_not(self._view, what))
-        if any(one.text == what.text for one in self._view.muted):
-            self._show_alert(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
+        self.set_view(views.muted_or_not(self.view, what))
+        if any(one.text == what.text for one in self.view.muted):
+            self.show_alert(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
         else:
-            self._show_alert(f"unmuted {what.text}")
+            self.show_alert(f"unmuted {what.text}")
 
     def _under_cursor_as_filter(self) -> Filter | None:
         """Return a filter for the waits of what is under the cursor; None if there is none."""
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         if picture is None:
             return None
         if view.focus == CATEGORIES and view.category != ALL:
@@ -434,7 +434,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
     # The list
 
     def action_pin(self) -> None:
-        view = self._view
+        view = self.view
         key = (
             self._stuck_thread()
             or (None if view.focus == LIST and not view.lists_sleepers else view.thread)
@@ -447,92 +447,92 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             UNNAMED.pid,
             NO_CGROUP,
         ):
-            self._set_measured_view(views.pinned(self._view, key))
+            self._set_measured_view(views.pinned(self.view, key))
         elif isinstance(key, WakerKey) and key.pid:
-            self._set_measured_view(views.pinned(self._view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
+            self._set_measured_view(views.pinned(self.view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
         elif isinstance(key, Pool):
-            self._show_alert("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
+            self.show_alert("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         elif isinstance(key, WakerKey):
-            self._show_alert("this waker is neither a process nor a thread: p pins only those")
+            self.show_alert("this waker is neither a process nor a thread: p pins only those")
         else:
-            self._show_alert(f"p pins a program, process, thread or cgroup: {self._key_to_processes}")
+            self.show_alert(f"p pins a program, process, thread or cgroup: {self._key_to_processes}")
 
     @property
     def _key_to_processes(self) -> str:
-        if isinstance(self._key_under_cursor(), Program) and self._view.focus == LIST:
+        if isinstance(self._key_under_cursor(), Program) and self.view.focus == LIST:
             return "ENTER lists those of this program"
-        return "TAB goes to their list" if self._view.lists_sleepers else "1 lists them"
+        return "TAB goes to their list" if self.view.lists_sleepers else "1 lists them"
 
     def _stuck_thread(self) -> ThreadKey | None:
         """Return the thread under the cursor of the waits in progress, if that pane has the focus."""
-        shown = self._picture.stuck if self._picture else None
-        if self._view.focus != STUCK or shown is None:
+        shown = self.picture.stuck if self.picture else None
+        if self.view.focus != STUCK or shown is None:
             return None
-        if self._view.stuck.opened:
-            return self._view.stuck.cursor
+        if self.view.stuck.opened:
+            return self.view.stuck.cursor
         return shown.shown.waits[shown.cursor].site.thread if shown.shown.waits else None
 
     def action_narrow(self) -> None:
-        if self._view.pin is None:
-            self._show_alert("F measures only what is pinned, and nothing is pinned: p pins")
+        if self.view.pin is None:
+            self.show_alert("F measures only what is pinned, and nothing is pinned: p pins")
             return
-        if isinstance(self._view.pin, Program):
-            self._show_alert("F measures only a process, thread or cgroup: pin one of those")
+        if isinstance(self.view.pin, Program):
+            self.show_alert("F measures only a process, thread or cgroup: pin one of those")
             return
-        if self._view.pin == "/":
-            self._show_alert("every process is in the cgroup / or below: F would exclude nothing")
+        if self.view.pin == "/":
+            self.show_alert("every process is in the cgroup / or below: F would exclude nothing")
             return
-        self._set_measured_view(views.narrowed_or_widened(self._view))
-        if self._view.narrowed:
-            self._show_alert("from now on, only the pin is measured; F measures everything again")
+        self._set_measured_view(views.narrowed_or_widened(self.view))
+        if self.view.narrowed:
+            self.show_alert("from now on, only the pin is measured; F measures everything again")
 
     # Columns and panes
 
     def action_setup(self) -> None:
-        self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self._glyphs))
+        self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self.glyphs))
 
     def _setup(self) -> list[Choice]:
-        view = self._view
+        view = self.view
         columns = [Choice(f"column {title}", f"column {title}", title not in view.hidden) for title in CHOOSABLE]
         panes = [Choice(f"pane {title}", f"pane {title}", self._is_shown(title)) for title in _PANES]
         muted = [Choice(f"muted {one.text}", f"muted {printable(one.text)}", True) for one in view.muted]
         return [*columns, *panes, *muted]
 
     def _is_shown(self, pane: str) -> bool:
-        return self._view.latency != views.OFF if pane == "latency" else pane not in self._view.hidden
+        return self.view.latency != views.OFF if pane == "latency" else pane not in self.view.hidden
 
     def _set_up(self, choice: str) -> None:
         kind, _, title = choice.partition(" ")
-        view = self._view
+        view = self.view
         if kind == "muted":
-            self._set_view(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
+            self.set_view(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
         elif kind == "pane" and title == "latency":
-            self._set_view(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
+            self.set_view(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
         else:
-            self._set_view(views.shown_or_hidden(view, title))
+            self.set_view(views.shown_or_hidden(view, title))
 
     # Time
 
     def action_delay(self) -> None:
         if self._source.recorded:
-            self._show_alert("a recording keeps its own pace: --speed plays it faster")
+            self.show_alert("a recording keeps its own pace: --speed plays it faster")
             return
-        now = span(self._view.delay_ns)
-        self._ask(f"seconds between ticks, 0.1 to 60 (now {now}): ", self._set_delay)
+        now = span(self.view.delay_ns)
+        self.ask(f"seconds between ticks, 0.1 to 60 (now {now}): ", self._set_delay)
 
     def _set_delay(self, text: str) -> str | None:
         if not text.strip():
             return None
         try:
-            view = views.with_delay(self._view, parse_duration(text.strip(), NS_PER_S))
+            view = views.with_delay(self.view, parse_duration(text.strip(), NS_PER_S))
         except ValueError:
             return f"{text!r} is not a delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
-        self._set_view(view)
+        self.set_view(view)
         return None
 
     def action_minimum(self) -> None:
-        now = span(self._view.filters.min_ns)
-        self._ask(f"shortest wait that gets a stack (now {now}): ", self._set_minimum)
+        now = span(self.view.filters.min_ns)
+        self.ask(f"shortest wait that gets a stack (now {now}): ", self._set_minimum)
 
     def _set_minimum(self, text: str) -> str | None:
         if not text.strip():
@@ -541,9 +541,9 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             min_ns = parse_duration(text.strip(), _NS_PER_MS)
         except ValueError:
             return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
-        self._set_measured_view(views.with_minimum(self._view, min_ns))
+        self._set_measured_view(views.with_minimum(self.view, min_ns))
         if self._outlier_actions and (trigger := self._outlier_actions.trigger_below(min_ns)):
-            self._show_alert(f"'{printable(trigger)}' reports no waits shorter than the minimum of {span(min_ns)}")
+            self.show_alert(f"'{printable(trigger)}' reports no waits shorter than the minimum of {span(min_ns)}")
         return None
 
     # Copying
@@ -552,13 +552,13 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         """Copy the chosen stack in folded form, or the row, to the terminal's clipboard."""
         text = self._to_copy()
         if not text:
-            self._show_alert("y copies the row or the branch under the cursor: TAB goes to one")
+            self.show_alert("y copies the row or the branch under the cursor: TAB goes to one")
             return
         self.copy_to_clipboard(text)
-        self._show_alert(f"copied: {text.partition(_LINE_END)[0]}")
+        self.show_alert(f"copied: {text.partition(_LINE_END)[0]}")
 
     def _to_copy(self) -> str:
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         if picture is None:
             return ""
         if view.focus in (TREE, SITE, FLAME):
@@ -580,19 +580,19 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             named = not isinstance(row.key, WakerKey | Object | Reason | BaselineOnly) or row.pid
             return f"{f'{key} ' if named else ''}{printable(self._text_of(row, picture))} {row.waiting:.2f}"
         if view.focus == OUTLIERS and picture.outliers.groups:
-            return _text(outliers.in_full(picture, self._pen(OUTLIERS)._replace(width=_UNCUT_WIDTH)))
+            return _text(outliers.in_full(picture, self.pen(OUTLIERS)._replace(width=_UNCUT_WIDTH)))
         if view.focus == STUCK and picture.stuck.shown.waits:
-            return _text(stuck.in_full(picture, self._pen(STUCK)._replace(width=_UNCUT_WIDTH)))
+            return _text(stuck.in_full(picture, self.pen(STUCK)._replace(width=_UNCUT_WIDTH)))
         category = view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
     def _text_of(self, row: Row, picture: Picture) -> str:
-        if not self._view.lists_sleepers:
-            return f"{row.name} {wakers.row_text(picture, row, self._pen(LIST))}"
-        place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self._pen(LIST).names)
+        if not self.view.lists_sleepers:
+            return f"{row.name} {wakers.row_text(picture, row, self.pen(LIST))}"
+        place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self.pen(LIST).names)
         return f"{row.title or row.name} {row.process} {place}"
 
-    def _pen(self, panel: str) -> Pen:
+    def pen(self, panel: str) -> Pen:
         raise NotImplementedError
 
 

@@ -94,27 +94,27 @@ class FileActions(ModeActions):
 
         The clip ends now, or at the tick that a paused screen shows.
         """
-        picture, view = self._picture, self._view
+        picture, view = self.picture, self.view
         if picture is None:
-            self._show_alert("there is nothing to save yet")
+            self.show_alert("there is nothing to save yet")
         elif self._saving is not None and self._saving.is_alive():
-            self._show_alert("a clip is being written already")
+            self.show_alert("a clip is being written already")
         elif view.paused_at_ns is None:
-            self._ask("save a clip of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
+            self.ask("save a clip of the last (90s, 10m, all): ", self._snapshot, _MINUTE)
         else:
             shown = _ALL if view.span_ns == SINCE_START else span(view.span_ns)
-            self._ask(f"save a clip up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
+            self.ask(f"save a clip up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._snapshot, shown)
 
     def _snapshot(self, text: str) -> str | None:
-        picture, answer = self._picture, text.strip()
+        picture, answer = self.picture, text.strip()
         if picture is None or not answer:
             return None
         try:
             span_ns = _ALL_NS if answer == _ALL else parse_duration(answer, NS_PER_S)
         except ValueError:
             return f"{text!r} is not a length of time: try 90s, 10m or all"
-        end_ns = None if self._view.paused_at_ns is None else picture.newest.at_ns
-        self._show_alert("writing the clip…")
+        end_ns = None if self.view.paused_at_ns is None else picture.newest.at_ns
+        self.show_alert("writing the clip…")
         self._saving = Thread(target=self._save, args=(span_ns, end_ns, _about(picture)), name="offtop-snapshot")
         self._saving.start()
         return None
@@ -159,16 +159,16 @@ class FileActions(ModeActions):
 
     def action_export(self) -> None:
         """Ask for a format, and export the selection over the displayed span."""
-        if self._picture is None or not self._picture.gathered:
-            self._show_alert("there is nothing to write yet")
+        if self.picture is None or not self.picture.gathered:
+            self.show_alert("there is nothing to write yet")
             return
         choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
-        self.push_screen(Chooser("write the selection as", lambda: choices, self._export, self._glyphs, closes=True))
+        self.push_screen(Chooser("write the selection as", lambda: choices, self._export, self.glyphs, closes=True))
 
     def _export(self, form: str) -> None:
-        if self._picture is not None:
-            self._show_alert("writing…")
-            Thread(target=self._exported, args=(form, self._picture), name="offtop-export", daemon=True).start()
+        if self.picture is not None:
+            self.show_alert("writing…")
+            Thread(target=self._exported, args=(form, self.picture), name="offtop-export", daemon=True).start()
 
     def _exported(self, form: str, picture: Picture) -> None:
         """Compute the export in a separate thread: a minute of thousands of stacks takes seconds."""
@@ -177,7 +177,7 @@ class FileActions(ModeActions):
         made = profile_of(window, shares, self._source.names, host, mode, idle)
         style = folded.Style(per=frozenset(_FOLDED_PER.get(form, ())))
         form = "folded" if form in _FOLDED_PER else form
-        self.post_message(Exported(form, in_form(form, made, selection(picture, self._glyphs), style=style)))
+        self.post_message(Exported(form, in_form(form, made, selection(picture, self.glyphs), style=style)))
 
     def on_exported(self, message: Exported) -> None:
         machine = re.sub(r"[^A-Za-z0-9.-]", "_", self._source.host)
@@ -188,9 +188,9 @@ class FileActions(ModeActions):
 
     def _write(self, file: Path, content: str | bytes) -> None:
         try:
-            self._show_alert(self._write_file(file, content))
+            self.show_alert(self._write_file(file, content))
         except OfftopError as refused:
-            self._show_alert(str(refused))
+            self.show_alert(str(refused))
 
     def _selected(self, picture: Picture) -> tuple[Window, Shares]:
         raise NotImplementedError

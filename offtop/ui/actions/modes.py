@@ -43,29 +43,29 @@ class ModeActions(SortActions):
 
     def action_mode(self, mode: str) -> None:
         """Show the current selection in `mode`."""
-        view = drilling.in_mode(self._view, mode)
-        if view == self._view:
-            sampled = self._picture is not None and self._picture.sampling is not None
-            self._show_alert(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
+        view = drilling.in_mode(self.view, mode)
+        if view == self.view:
+            sampled = self.picture is not None and self.picture.sampling is not None
+            self.show_alert(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
             return
-        changes = mode != self._view.mode
-        self._set_view(view)
+        changes = mode != self.view.mode
+        self.set_view(view)
         if changes and not self._source.recorded:
             self._request_mode(mode)
 
     def action_objects(self) -> None:
-        if self._picture and self._picture.sampling and not self._view.lists_objects:
-            self._show_alert(OF_OBJECTS)
+        if self.picture and self.picture.sampling and not self.view.lists_objects:
+            self.show_alert(OF_OBJECTS)
             return
-        self._set_view(drilling.objects_or_not(self._view))
+        self.set_view(drilling.objects_or_not(self.view))
 
     def action_reasons(self) -> None:
-        self._set_view(drilling.reasons_or_not(self._view))
+        self.set_view(drilling.reasons_or_not(self.view))
 
     def on_refused(self, message: Refused) -> None:
-        if self._picture and self._picture.sampling:  # sampling /proc never supports it
-            self._set_view(drilling.in_mode(self._view, OFFCPU))
-        self._show_alert(message.why)
+        if self.picture and self.picture.sampling:  # sampling /proc never supports it
+            self.set_view(drilling.in_mode(self.view, OFFCPU))
+        self.show_alert(message.why)
 
     def _request_mode(self, mode: str) -> None:
         """Request the mode from the source, in a separate thread.
@@ -73,7 +73,7 @@ class ModeActions(SortActions):
         The first time, loading the BPF programs takes a second.
         """
         with self._mode_lock:
-            self._requested_mode = mode, self._view.depth
+            self._requested_mode = mode, self.view.depth
             if self._mode_thread is None:
                 thread = Thread(target=self._request_modes, name="offtop-mode", daemon=True)
                 thread.start()

@@ -23,37 +23,37 @@ _WHEEL = 3
 
 class MouseActions(SearchActions):
     def on_clicked(self, event: Clicked) -> None:
-        picture = self._picture
+        picture = self.picture
         if picture is None or len(self.screen_stack) > 1:
             return
         if event.panel == "head" and not event.turns:
-            at_ns = moment_at(picture, self._layout, event.x, event.y)
+            at_ns = moment_at(picture, self.layout, event.x, event.y)
             if at_ns is not None:
                 self._go_to(at_ns)
-        elif event.panel in self._layout.panes:
+        elif event.panel in self.layout.panes:
             if event.turns:
                 self._turned(event)
             else:
                 self._clicked(event, picture)
 
     def _turned(self, event: Clicked) -> None:
-        if self._view.focus != event.panel:
-            self._set_view(views.in_pane(self._view, event.panel))
-        if self._view.focus == event.panel:
+        if self.view.focus != event.panel:
+            self.set_view(views.in_pane(self.view, event.panel))
+        if self.view.focus == event.panel:
             self._move(_WHEEL * event.turns)
 
     def _clicked(self, event: Clicked, picture: Picture) -> None:
-        view = views.in_pane(self._view, event.panel)
-        pen = self._pen(event.panel)
+        view = views.in_pane(self.view, event.panel)
+        pen = self.pen(event.panel)
         if event.panel == CATEGORIES:
             keys = [ALL, *(row.key for row in picture.categories.rows)]
             if event.y == 0:
                 self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
             elif event.y <= len(keys):
                 key = keys[event.y - 1]
-                is_selected = key == self._view.category and self._view.focus == CATEGORIES
+                is_selected = key == self.view.category and self.view.focus == CATEGORIES
                 if isinstance(key, str):
-                    self._set_view(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
+                    self.set_view(drilling.entered(view, None) if is_selected else drilling.at_category(view, key))
         elif event.panel == LIST:
             head = 1 + picture.account_lines
             line = event.y - head - 1
@@ -61,19 +61,19 @@ class MouseActions(SearchActions):
                 self._sort_at(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
             elif 0 <= line < len(seen := seen_rows(picture, pen)):
                 key = seen[line].key
-                is_selected = picture.first_row + line == picture.cursor_row and self._view.focus == LIST
-                self._set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
+                is_selected = picture.first_row + line == picture.cursor_row and self.view.focus == LIST
+                self.set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
         elif event.panel == TREE and picture.tree:
             index = picture.tree.first + event.y - 2
             if event.y > 1 and index < len(picture.tree.branches):
                 branch = picture.tree.branches[index]
-                is_selected = index == picture.tree.cursor and self._view.focus == TREE
+                is_selected = index == picture.tree.cursor and self.view.focus == TREE
                 view = panes.at_branch(view, branch.path, event.y - 2)
                 if is_selected and branch.openable:
                     view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
                 elif is_selected:
                     view = drilling.entered(view, None)
-                self._set_view(view)
+                self.set_view(view)
         elif event.panel == STUCK and not view.stuck.opened:
             row = picture.stuck.first + event.y - STUCK_FRAME
             if (
@@ -83,18 +83,18 @@ class MouseActions(SearchActions):
             ):
                 is_selected = row == picture.stuck.cursor
                 view = panes.at_stuck(view, picture.stuck.shown.waits[row].site.thread)
-                self._set_view(panes.stuck_entered(view, picture.stuck.alike(row)) if is_selected else view)
+                self.set_view(panes.stuck_entered(view, picture.stuck.alike(row)) if is_selected else view)
         elif event.panel == OUTLIERS and not view.outliers.opened:
             line = event.y - STUCK_FRAME
             row = picture.outliers.first + line
             if 0 <= line < stuck_lines(pen.height) and row < len(picture.outliers.groups):
                 is_selected = row == picture.outliers.cursor
                 view = panes.at_outlier(view, which(picture.outliers.groups[row]))
-                self._set_view(panes.outlier_opened(view) if is_selected else view)
+                self.set_view(panes.outlier_opened(view) if is_selected else view)
         elif event.panel == FLAME and (path := icicle.at(picture, event.x, event.y)):
             is_selected = path == icicle.chosen(picture)
-            self._set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
+            self.set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
         elif event.panel == LATENCY and picture.heat and picture.heat.rows:
             column, row = event.x - HEAT_SCALE + 1, len(picture.heat.rows) - event.y
             if 0 <= column < len(picture.heat.columns) and 0 <= row < len(picture.heat.rows):
-                self._set_view(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))
+                self.set_view(views.at_cell(view, views.Cell(picture.heat.ends_ns[column], row)))

@@ -20,20 +20,20 @@ from offtop.units import NS_PER_S, parse_moment, span
 class RewindActions(App[int]):
     """Actions of the keys that move in time, for the app to inherit."""
 
-    _view: View
-    _picture: Picture | None
+    view: View
+    picture: Picture | None
     _history: History
     _source: Source
     _wanted_ns: int | None = None
     """Target of a seek in a recording (CLOCK_REALTIME), until its tick arrives; otherwise None."""
 
-    def _set_view(self, view: View) -> None:
+    def set_view(self, view: View) -> None:
         raise NotImplementedError
 
-    def _show_alert(self, text: str) -> None:
+    def show_alert(self, text: str) -> None:
         raise NotImplementedError
 
-    def _ask(
+    def ask(
         self,
         question: str,
         answered: Callable[[str], str | None],
@@ -43,34 +43,34 @@ class RewindActions(App[int]):
         raise NotImplementedError
 
     def action_pause(self) -> None:
-        picture = self._picture
-        if self._view.paused_at_ns is not None:
+        picture = self.picture
+        if self.view.paused_at_ns is not None:
             newest = self._history.newest
             if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
                 try:
                     self._source.go_to(picture.newest.taken_ns)  # so that playing continues from here
                 except OfftopError as refused:
-                    self._show_alert(str(refused))
+                    self.show_alert(str(refused))
                     return
             self._wanted_ns = None
-            self._set_view(views.live(self._view))
+            self.set_view(views.live(self.view))
         elif picture is not None:
-            self._set_view(views.paused_at(self._view, picture.newest.at_ns))
+            self.set_view(views.paused_at(self.view, picture.newest.at_ns))
 
     def action_live(self) -> None:
         recorded = self._source.recorded
         if recorded:
             self._go_to(recorded.ended_ns)
-        elif self._view.paused_at_ns is not None:
-            self._set_view(views.live(self._view))
+        elif self.view.paused_at_ns is not None:
+            self.set_view(views.live(self.view))
         else:
-            self._show_alert("this is live already")
+            self.show_alert("this is live already")
 
     def action_step(self, ticks: int) -> None:
         """Pause, and move by `ticks`: forward, or back if negative."""
-        if self._picture is None:
+        if self.picture is None:
             return
-        shown = self._picture.newest
+        shown = self.picture.newest
         tick = self._history.tick(shown.number + ticks)
         if tick is not None:
             self._hold(tick)
@@ -80,14 +80,14 @@ class RewindActions(App[int]):
             self._go_to(shown.taken_ns + 1, after=True)
 
     def action_skip(self, seconds: int) -> None:
-        if self._picture is not None:
-            self._go_to(self._picture.newest.taken_ns + seconds * NS_PER_S)
+        if self.picture is not None:
+            self._go_to(self.picture.newest.taken_ns + seconds * NS_PER_S)
 
     def action_go_to(self) -> None:
-        self._ask("go to a time (02:10:55), or back or forward (-5m, +30s): ", self._answered)
+        self.ask("go to a time (02:10:55), or back or forward (-5m, +30s): ", self._answered)
 
     def _answered(self, text: str) -> str | None:
-        newest, picture = self._history.newest, self._picture
+        newest, picture = self._history.newest, self.picture
         if not text.strip() or newest is None or picture is None:
             return None
         last_ns = self._source.recorded.ended_ns if self._source.recorded else newest.taken_ns
@@ -110,11 +110,11 @@ class RewindActions(App[int]):
             try:
                 self._wanted_ns = self._source.go_to(taken_ns, after)
                 if not self._finish_seek():
-                    self._show_alert("reading the recording at that time")
+                    self.show_alert("reading the recording at that time")
                 elif taken_ns < oldest.taken_ns:
-                    self._show_alert("the recording begins here")
+                    self.show_alert("the recording begins here")
             except OfftopError as refused:
-                self._show_alert(str(refused))
+                self.show_alert(str(refused))
         elif recorded and taken_ns > recorded.ended_ns > newest.taken_ns:
             self._go_to(recorded.ended_ns)
         elif recorded and taken_ns <= recorded.began_ns < oldest.taken_ns - oldest.span_ns:
@@ -123,14 +123,14 @@ class RewindActions(App[int]):
             self._hold(self._history.taken_by(taken_ns) or oldest)
             if taken_ns < oldest.taken_ns - oldest.span_ns:
                 what = "the recording begins here" if recorded else "the history begins here"
-                self._show_alert(f"{what}: {span(round(self._history.reach_ns, -9))}")
+                self.show_alert(f"{what}: {span(round(self._history.reach_ns, -9))}")
             elif taken_ns > newest.taken_ns:
-                self._show_alert(
+                self.show_alert(
                     "this is the end of the recording" if recorded else "this is the newest tick; 0 returns to live"
                 )
 
     def _hold(self, tick: HistoryTick) -> None:
-        self._set_view(views.paused_at(self._view, tick.at_ns))
+        self.set_view(views.paused_at(self.view, tick.at_ns))
 
     def _finish_seek(self) -> bool:
         """Pause at the target of a seek if its tick has arrived.
@@ -143,6 +143,6 @@ class RewindActions(App[int]):
         if newest is None or newest.taken_ns < self._wanted_ns or self._wanted_ns < self._history.oldest_ns:
             return False
         wanted_ns, self._wanted_ns = self._wanted_ns, None
-        self._show_alert("")
+        self.show_alert("")
         self._hold(self._history.taken_by(wanted_ns) or newest)
         return True

@@ -69,35 +69,35 @@ class ViewActions(RewindActions):
     """Actions of the keys that change the view, for the app to inherit."""
 
     @property
-    def _layout(self) -> Layout:
+    def layout(self) -> Layout:
         raise NotImplementedError
 
-    def _layout_of(self, view: View) -> Layout:
+    def layout_of(self, view: View) -> Layout:
         """Return the layout that `view` would have."""
         raise NotImplementedError
 
     def _refuse_without(self, purpose: str, *panes: str) -> bool:
         """Return True, and show what the key is for, if none of `panes` is on the screen."""
-        if not self._layout.panels.keys().isdisjoint(panes):
+        if not self.layout.panels.keys().isdisjoint(panes):
             return False
-        self._show_alert(f"this key is for {purpose}")
+        self.show_alert(f"this key is for {purpose}")
         return True
 
     def action_change_view(self, what: str) -> None:
         if what in _NEEDED_PANES and self._refuse_without(*_NEEDED_PANES[what]):
             return
-        view = self._view
-        if what == "by_object" and self._picture and self._picture.sampling and not view.tree.shape.objects:
-            self._show_alert(OF_OBJECTS)
+        view = self.view
+        if what == "by_object" and self.picture and self.picture.sampling and not view.tree.shape.objects:
+            self.show_alert(OF_OBJECTS)
             return
         if what in _ONLY_FOR_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
-            self._show_alert(f"{_ONLY_FOR_SLEEPERS[what]} of waiting threads: 1 lists them")
+            self.show_alert(f"{_ONLY_FOR_SLEEPERS[what]} of waiting threads: 1 lists them")
             return
-        if what == "account" and self._layout.calls:
-            self._show_alert("with --within only a part of each second is counted, so there is no account")
+        if what == "account" and self.layout.calls:
+            self.show_alert("with --within only a part of each second is counted, so there is no account")
             return
-        view = VIEWS[what](self._view)
-        if what in _UNCHANGED and view == self._view:
-            self._show_alert(_UNCHANGED[what])
+        view = VIEWS[what](self.view)
+        if what in _UNCHANGED and view == self.view:
+            self.show_alert(_UNCHANGED[what])
         else:
-            self._set_view(view)
+            self.set_view(view)
