@@ -58,6 +58,7 @@ from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.ui.actions.files import AlertPosted, Recorder
 from offtop.ui.actions.mouse import MouseActions
+from offtop.ui.actions.rewind import Rewind
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS, shown
@@ -218,7 +219,7 @@ class OfftopApp(MouseActions):
         self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self.glyphs)
-        self._wanted_ns = pause_at_ns
+        self.rewind = Rewind(self, source, self._history, pause_at_ns)
         self._key_actions = self._actions_by_key()
 
     def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
@@ -274,13 +275,13 @@ class OfftopApp(MouseActions):
             "idle": partial(self.action_change_view, "idle"),
             "pin": self.action_pin,
             "narrow": self.action_narrow,
-            "pause": self.action_pause,
-            "tick_back": partial(self.action_step, -1),
-            "tick_on": partial(self.action_step, 1),
-            "minute_back": partial(self.action_skip, -60),
-            "minute_on": partial(self.action_skip, 60),
-            "go_to": self.action_go_to,
-            "live": self.action_live,
+            "pause": self.rewind.pause_or_resume,
+            "tick_back": partial(self.rewind.step, -1),
+            "tick_on": partial(self.rewind.step, 1),
+            "minute_back": partial(self.rewind.skip, -60),
+            "minute_on": partial(self.rewind.skip, 60),
+            "go_to": self.rewind.ask_for_time,
+            "live": self.rewind.return_to_live,
             "record": self.action_record,
             "snapshot": self.action_snapshot,
             "window": partial(self.action_change_view, "window"),
@@ -346,7 +347,7 @@ class OfftopApp(MouseActions):
         error: BaseException | None = None
         try:
             for _ in self._pace.ticks():
-                self._seen += not self._is_seeking()
+                self._seen += not self.rewind.is_seeking
                 self.post_message(NewTick())
         except BaseException as raised:
             error = raised
@@ -374,7 +375,7 @@ class OfftopApp(MouseActions):
         if self.recorder and self.recorder.failure:
             self.show_alert(self.recorder.failure)
             self.recorder = self._pace.recorder = None
-        if not self._finish_seek() or self._is_seeking():
+        if not self.rewind.finish_seek() or self.rewind.is_seeking:
             return
         self._announce_outliers()
         drawn, last_ns, began_ns = self.picture, self._ticked_ns, thread_time_ns()
@@ -495,7 +496,7 @@ class OfftopApp(MouseActions):
     def _draw(self) -> None:
         if not self.screen_stack:  # a thread's answer came while the app exits
             return
-        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self._is_seeking():
+        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self.rewind.is_seeking:
             return
         layout, self._drawn_versions = self.layout, self._name_versions()
         self.picture = self._pictures.of(self.view, layout.room)
@@ -516,11 +517,6 @@ class OfftopApp(MouseActions):
         self._draw_picture(self.picture, layout)
         if isinstance(self.screen, StackProblems | Suspects) and self.screen.is_mounted:
             self.screen.draw()
-
-    def _is_seeking(self) -> bool:
-        """Return whether the newest tick only leads up to the target of a seek."""
-        latest = self._history.latest
-        return latest is not None and latest.leads
 
     def _place(self, layout: Layout) -> None:
         """Move and resize the panels."""

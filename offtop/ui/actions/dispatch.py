@@ -35,7 +35,7 @@ from offtop.person import NO_USER, is_user
 from offtop.printable import printable
 from offtop.ui.actions.comparing import BaselineActions
 from offtop.ui.actions.outliers import OutlierKeyActions
-from offtop.ui.kit.lines import Line, Pen
+from offtop.ui.kit.lines import Line
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
 from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.process_details import ProcessDetails
@@ -591,9 +591,6 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             return f"{row.name} {wakers.row_text(picture, row, self.pen(LIST))}"
         place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self.pen(LIST).names)
         return f"{row.title or row.name} {row.process} {place}"
-
-    def pen(self, panel: str) -> Pen:
-        raise NotImplementedError
 
 
 def _text(lines: Iterable[Line]) -> str:

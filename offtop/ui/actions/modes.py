@@ -8,7 +8,6 @@ from threading import Lock, Thread, current_thread
 from textual.message import Message
 
 from offtop.errors import OfftopError
-from offtop.feed.source import Source
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling
 from offtop.ui.actions.sorting import SortActions
@@ -33,8 +32,6 @@ class Refused(Message):
 
 class ModeActions(SortActions):
     """Actions of the mode keys."""
-
-    _source: Source
 
     _requested_mode: tuple[str, int] | None = None
     """Mode and chain depth to request from the source next, or None."""

@@ -29,7 +29,7 @@ class MouseActions(SearchActions):
         if event.panel == "head" and not event.turns:
             at_ns = moment_at(picture, self.layout, event.x, event.y)
             if at_ns is not None:
-                self._go_to(at_ns)
+                self.rewind.go_to(at_ns)
         elif event.panel in self.layout.panes:
             if event.turns:
                 self._turned(event)

@@ -11,7 +11,6 @@ from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
 from offtop.ui.actions.files import FileActions
-from offtop.ui.kit.lines import Pen
 from offtop.ui.panes import outliers
 from offtop.units import NS_PER_S
 
@@ -24,9 +23,6 @@ class OutlierKeyActions(FileActions):
     _outlier_list: OutlierList
     _outlier_actions: OutlierActions | None = None
     """None if the outliers come from a recording."""
-
-    def pen(self, panel: str) -> Pen:
-        raise NotImplementedError
 
     def action_triggers(self) -> None:
         if self._outlier_actions is None:
@@ -103,5 +99,5 @@ class OutlierKeyActions(FileActions):
         self.set_view(
             panes.around_outlier(self.view, which(group), one.wait.site.thread if one.wait else None, category)
         )
-        self._go_to(one.taken_ns)
+        self.rewind.go_to(one.taken_ns)
         self.show_alert(f"outlier: {printable(one_line(one, self._source.names))}")

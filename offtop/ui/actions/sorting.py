@@ -6,7 +6,6 @@ Only visible tables are sorted.
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.ui.actions.view import FOR_LIST, ViewActions
-from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.panes.chooser import Choice, Chooser
 
 _FOR_TABLES = "the tables, which are not on the screen"
@@ -14,8 +13,6 @@ _FOR_TABLES = "the tables, which are not on the screen"
 
 class SortActions(ViewActions):
     """Actions that sort, for the app to inherit."""
-
-    glyphs: Glyphs
 
     def action_sort(self, sort: str) -> None:
         view = self.view

@@ -10,8 +10,7 @@ from offtop.model.values.wake import WAKEUP
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import FLAME, LIST, SITE, TREE, View
-from offtop.ui.actions.rewind import RewindActions
-from offtop.ui.kit.layout import Layout
+from offtop.ui.actions.base import ActionsBase
 
 VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
     {
@@ -65,16 +64,8 @@ _UNCHANGED = MappingProxyType(
 """Alert if the next view would be the same."""
 
 
-class ViewActions(RewindActions):
+class ViewActions(ActionsBase):
     """Actions of the keys that change the view, for the app to inherit."""
-
-    @property
-    def layout(self) -> Layout:
-        raise NotImplementedError
-
-    def layout_of(self, view: View) -> Layout:
-        """Return the layout that `view` would have."""
-        raise NotImplementedError
 
     def _refuse_without(self, purpose: str, *panes: str) -> bool:
         """Return True, and show what the key is for, if none of `panes` is on the screen."""
