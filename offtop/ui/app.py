@@ -59,6 +59,8 @@ from offtop.printable import printable
 from offtop.ui.actions.files import AlertPosted, Recorder
 from offtop.ui.actions.mouse import MouseActions
 from offtop.ui.actions.rewind import Rewind
+from offtop.ui.actions.sorting import Sorting
+from offtop.ui.actions.view_switches import ViewSwitches
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS, shown
@@ -220,6 +222,8 @@ class OfftopApp(MouseActions):
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self.glyphs)
         self.rewind = Rewind(self, source, self._history, pause_at_ns)
+        self.view_switches = ViewSwitches(self)
+        self.sorting = Sorting(self)
         self._key_actions = self._actions_by_key()
 
     def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
@@ -237,31 +241,31 @@ class OfftopApp(MouseActions):
             "back": self.action_leave,
             "right": partial(self.action_sideways, 1),
             "left": partial(self.action_sideways, -1),
-            "threads": partial(self.action_change_view, "threads"),
-            "cgroups": partial(self.action_change_view, "cgroups"),
-            "account": partial(self.action_change_view, "account"),
-            "tree": partial(self.action_change_view, "tree"),
+            "threads": partial(self.view_switches.change, "threads"),
+            "cgroups": partial(self.view_switches.change, "cgroups"),
+            "account": partial(self.view_switches.change, "account"),
+            "tree": partial(self.view_switches.change, "tree"),
             "offcpu": partial(self.action_mode, "offcpu"),
             "wakeup": partial(self.action_mode, "wakeup"),
             "offwake": partial(self.action_mode, "offwake"),
             "chain": partial(self.action_mode, "chain"),
-            "objects": self.action_objects,
-            "stuck": partial(self.action_change_view, "stuck"),
+            "objects": self.view_switches.list_objects,
+            "stuck": partial(self.view_switches.change, "stuck"),
             "suspects": self.action_suspects,
-            "outliers": partial(self.action_change_view, "outliers"),
+            "outliers": partial(self.view_switches.change, "outliers"),
             "triggers": self.action_triggers,
-            "reasons": self.action_reasons,
-            "flame": partial(self.action_change_view, "flame"),
-            "latency": self.action_latency,
-            "zoom": partial(self.action_change_view, "zoom"),
+            "reasons": self.view_switches.list_reasons,
+            "flame": partial(self.view_switches.change, "flame"),
+            "latency": self.view_switches.show_next_latency,
+            "zoom": partial(self.view_switches.change, "zoom"),
             "open": self.action_open,
             "close": self.action_close,
             "open_all": self.action_open_all,
-            "invert": partial(self.action_change_view, "invert"),
-            "kernel_frames": partial(self.action_change_view, "kernel_frames"),
-            "user_frames": partial(self.action_change_view, "user_frames"),
-            "machinery": partial(self.action_change_view, "machinery"),
-            "by_object": partial(self.action_change_view, "by_object"),
+            "invert": partial(self.view_switches.change, "invert"),
+            "kernel_frames": partial(self.view_switches.change, "kernel_frames"),
+            "user_frames": partial(self.view_switches.change, "user_frames"),
+            "machinery": partial(self.view_switches.change, "machinery"),
+            "by_object": partial(self.view_switches.change, "by_object"),
             "search": self.action_search,
             "next_hit": partial(self.action_next_hit, 1),
             "previous_hit": partial(self.action_next_hit, -1),
@@ -272,7 +276,7 @@ class OfftopApp(MouseActions):
             "facts": self.action_process_details,
             "stack_problems": self.action_stack_problems,
             "mute": self.action_mute,
-            "idle": partial(self.action_change_view, "idle"),
+            "idle": partial(self.view_switches.change, "idle"),
             "pin": self.action_pin,
             "narrow": self.action_narrow,
             "pause": self.rewind.pause_or_resume,
@@ -284,22 +288,22 @@ class OfftopApp(MouseActions):
             "live": self.rewind.return_to_live,
             "record": self.action_record,
             "snapshot": self.action_snapshot,
-            "window": partial(self.action_change_view, "window"),
+            "window": partial(self.view_switches.change, "window"),
             "mark": self.action_mark,
             "diff": self.action_diff,
             "reset": self.action_reset,
             "delay": self.action_delay,
             "minimum": self.action_minimum,
-            "names": partial(self.action_change_view, "names"),
-            "sort_waiting": partial(self.action_sort, "WAITING"),
-            "sort_max": partial(self.action_sort, "MAX"),
-            "sort_total": partial(self.action_sort, "TOTAL"),
-            "sort_events": partial(self.action_sort, "EV/S"),
-            "sort_left": partial(self.action_next_sort, -1),
-            "sort_right": partial(self.action_next_sort, 1),
-            "sort_by": self.action_sort_by,
-            "reverse": self.action_reverse,
-            "setup": self.action_setup,
+            "names": partial(self.view_switches.change, "names"),
+            "sort_waiting": partial(self.sorting.sort_by, "WAITING"),
+            "sort_max": partial(self.sorting.sort_by, "MAX"),
+            "sort_total": partial(self.sorting.sort_by, "TOTAL"),
+            "sort_events": partial(self.sorting.sort_by, "EV/S"),
+            "sort_left": partial(self.sorting.sort_by_next_column, -1),
+            "sort_right": partial(self.sorting.sort_by_next_column, 1),
+            "sort_by": self.sorting.choose_column,
+            "reverse": self.sorting.reverse,
+            "setup": self.view_switches.choose_columns_and_panes,
             "copy": self.action_copy,
             "export": self.action_export,
             "write": self.action_write,

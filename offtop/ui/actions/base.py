@@ -11,6 +11,7 @@ from offtop.model.viewmodel.view import View
 from offtop.model.windows.history import History
 from offtop.ui.actions.display import Answer
 from offtop.ui.actions.rewind import Rewind
+from offtop.ui.actions.sorting import Sorting
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.layout import Layout
 from offtop.ui.kit.lines import Pen
@@ -21,6 +22,7 @@ class ActionsBase(App[int]):
     picture: Picture | None
     glyphs: Glyphs
     rewind: Rewind
+    sorting: Sorting
     _history: History
     _source: Source
 

@@ -34,19 +34,17 @@ from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
 from offtop.printable import printable
 from offtop.ui.actions.comparing import BaselineActions
+from offtop.ui.actions.display import refuse_without
 from offtop.ui.actions.outliers import OutlierKeyActions
 from offtop.ui.kit.lines import Line
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
 from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.process_details import ProcessDetails
 from offtop.ui.panes.stack_problems import StackProblems
-from offtop.ui.panes.tables import CHOOSABLE
 from offtop.units import NS_PER_S, parse_duration, span
 
 _NS_PER_MS = 1_000_000
 """The screen shows the minimum in ms, so a bare number at its prompt is in ms. `--min` takes us, as bcc's tools do."""
-_PANES = ("timeline", "latency", "tree")
-"""Panes that `f` can hide. The latency pane is hidden by View.latency = OFF."""
 _UNCUT_WIDTH = 10_000
 """Width of copied lines, so that they are not cut to the screen."""
 _LINE_END = "\n"
@@ -248,7 +246,7 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             self._at_branch(picture, trees.index_of(picture.tree.branches, path))
 
     def action_open_all(self) -> None:
-        if not self._refuse_without("the stack tree: t shows it", TREE) and self.picture and self.picture.tree:
+        if not refuse_without(self, "the stack tree: t shows it", TREE) and self.picture and self.picture.tree:
             self.set_view(panes.all_opened(self.view, trees.all_paths(self.picture.tree.root)))
 
     def _branch(self) -> trees.Branch | None:
@@ -259,24 +257,6 @@ class KeyActions(OutlierKeyActions, BaselineActions):
             self.show_alert(empty or "this key is for the stack tree: t shows it")
             return None
         return shown.branches[shown.cursor]
-
-    # Latency
-
-    def action_latency(self) -> None:
-        """Show the next form of the latency pane.
-
-        If the focused pane leaves no room for it, focus the categories.
-        """
-        view = views.next_latency(self.view, self.layout.latency)
-        if view.latency != views.OFF and not self._has_room(LATENCY, view):
-            view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
-            if not self._has_room(LATENCY, view):
-                self.show_alert("no room for the latency pane: it needs a taller terminal")
-                return
-        self.set_view(view)
-
-    def _has_room(self, pane: str, view: View) -> bool:
-        return pane in self.layout_of(view).panels
 
     # Search and filters
 
@@ -485,31 +465,6 @@ class KeyActions(OutlierKeyActions, BaselineActions):
         self._set_measured_view(views.narrowed_or_widened(self.view))
         if self.view.narrowed:
             self.show_alert("from now on, only the pin is measured; F measures everything again")
-
-    # Columns and panes
-
-    def action_setup(self) -> None:
-        self.push_screen(Chooser("columns, panes, mutes", self._setup, self._set_up, self.glyphs))
-
-    def _setup(self) -> list[Choice]:
-        view = self.view
-        columns = [Choice(f"column {title}", f"column {title}", title not in view.hidden) for title in CHOOSABLE]
-        panes = [Choice(f"pane {title}", f"pane {title}", self._is_shown(title)) for title in _PANES]
-        muted = [Choice(f"muted {one.text}", f"muted {printable(one.text)}", True) for one in view.muted]
-        return [*columns, *panes, *muted]
-
-    def _is_shown(self, pane: str) -> bool:
-        return self.view.latency != views.OFF if pane == "latency" else pane not in self.view.hidden
-
-    def _set_up(self, choice: str) -> None:
-        kind, _, title = choice.partition(" ")
-        view = self.view
-        if kind == "muted":
-            self.set_view(views.muted_or_not(view, next(one for one in view.muted if one.text == title)))
-        elif kind == "pane" and title == "latency":
-            self.set_view(views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO))
-        else:
-            self.set_view(views.shown_or_hidden(view, title))
 
     # Time
 

@@ -10,8 +10,7 @@ from textual.message import Message
 from offtop.errors import OfftopError
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling
-from offtop.ui.actions.sorting import SortActions
-from offtop.ui.actions.view import OF_OBJECTS
+from offtop.ui.actions.base import ActionsBase
 
 _ALREADY = {
     OFFCPU: "this is off-CPU mode already: 2 lists wakers, 5 waits in progress",
@@ -30,7 +29,7 @@ class Refused(Message):
         self.why = why
 
 
-class ModeActions(SortActions):
+class ModeActions(ActionsBase):
     """Actions of the mode keys."""
 
     _requested_mode: tuple[str, int] | None = None
@@ -49,15 +48,6 @@ class ModeActions(SortActions):
         self.set_view(view)
         if changes and not self._source.recorded:
             self._request_mode(mode)
-
-    def action_objects(self) -> None:
-        if self.picture and self.picture.sampling and not self.view.lists_objects:
-            self.show_alert(OF_OBJECTS)
-            return
-        self.set_view(drilling.objects_or_not(self.view))
-
-    def action_reasons(self) -> None:
-        self.set_view(drilling.reasons_or_not(self.view))
 
     def on_refused(self, message: Refused) -> None:
         if self.picture and self.picture.sampling:  # sampling /proc never supports it

@@ -48,7 +48,7 @@ class MouseActions(SearchActions):
         if event.panel == CATEGORIES:
             keys = [ALL, *(row.key for row in picture.categories.rows)]
             if event.y == 0:
-                self._sort_at(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
+                self.sorting.sort_by_title(sort_at(category_columns(picture, pen), CATEGORY_MARK, event.x))
             elif event.y <= len(keys):
                 key = keys[event.y - 1]
                 is_selected = key == self.view.category and self.view.focus == CATEGORIES
@@ -58,7 +58,7 @@ class MouseActions(SearchActions):
             head = 1 + picture.account_lines
             line = event.y - head - 1
             if event.y == head:
-                self._sort_at(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
+                self.sorting.sort_by_title(sort_at(list_columns(picture, pen), LIST_MARK, event.x))
             elif 0 <= line < len(seen := seen_rows(picture, pen)):
                 key = seen[line].key
                 is_selected = picture.first_row + line == picture.cursor_row and self.view.focus == LIST
