@@ -56,7 +56,9 @@ from offtop.model.windows.breakdown import ALL, Shares
 from offtop.model.windows.history import HISTORY_NS, History, none_standing
 from offtop.model.windows.window import Window
 from offtop.printable import printable
+from offtop.ui.actions.baseline_comparison import BaselineComparison
 from offtop.ui.actions.files import AlertPosted, Recorder
+from offtop.ui.actions.modes import Modes
 from offtop.ui.actions.mouse import MouseActions
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
@@ -224,6 +226,8 @@ class OfftopApp(MouseActions):
         self.rewind = Rewind(self, source, self._history, pause_at_ns)
         self.view_switches = ViewSwitches(self)
         self.sorting = Sorting(self)
+        self.modes = Modes(self, source)
+        self.baseline_comparison = BaselineComparison(self, self._history, source.names, self._suspects)
         self._key_actions = self._actions_by_key()
 
     def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
@@ -245,10 +249,10 @@ class OfftopApp(MouseActions):
             "cgroups": partial(self.view_switches.change, "cgroups"),
             "account": partial(self.view_switches.change, "account"),
             "tree": partial(self.view_switches.change, "tree"),
-            "offcpu": partial(self.action_mode, "offcpu"),
-            "wakeup": partial(self.action_mode, "wakeup"),
-            "offwake": partial(self.action_mode, "offwake"),
-            "chain": partial(self.action_mode, "chain"),
+            "offcpu": partial(self.modes.show, "offcpu"),
+            "wakeup": partial(self.modes.show, "wakeup"),
+            "offwake": partial(self.modes.show, "offwake"),
+            "chain": partial(self.modes.show, "chain"),
             "objects": self.view_switches.list_objects,
             "stuck": partial(self.view_switches.change, "stuck"),
             "suspects": self.action_suspects,
@@ -289,8 +293,8 @@ class OfftopApp(MouseActions):
             "record": self.action_record,
             "snapshot": self.action_snapshot,
             "window": partial(self.view_switches.change, "window"),
-            "mark": self.action_mark,
-            "diff": self.action_diff,
+            "mark": self.baseline_comparison.take,
+            "diff": self.baseline_comparison.start_or_stop,
             "reset": self.action_reset,
             "delay": self.action_delay,
             "minimum": self.action_minimum,

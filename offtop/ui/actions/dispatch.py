@@ -33,7 +33,6 @@ from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIE
 from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
 from offtop.printable import printable
-from offtop.ui.actions.comparing import BaselineActions
 from offtop.ui.actions.display import refuse_without
 from offtop.ui.actions.outliers import OutlierKeyActions
 from offtop.ui.kit.lines import Line
@@ -58,7 +57,7 @@ class DetailsReady(Message):
         self.pid, self.details = pid, details
 
 
-class KeyActions(OutlierKeyActions, BaselineActions):
+class KeyActions(OutlierKeyActions):
     """Actions of the keys, for the app to inherit."""
 
     _groups: Mapping[str, tuple[str, ...]]

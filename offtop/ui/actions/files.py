@@ -21,7 +21,7 @@ from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.reports.batch import look_up
 from offtop.reports.exports import ENDINGS, FORMATS, in_form
-from offtop.ui.actions.modes import ModeActions
+from offtop.ui.actions.base import ActionsBase
 from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.head import clock, selection
 from offtop.units import NS_PER_S, parse_duration, size, span
@@ -80,7 +80,7 @@ class Recorder(pace.Recorder, Protocol):
         ...
 
 
-class FileActions(ModeActions):
+class FileActions(ActionsBase):
     """Actions of the keys that write a file, for the app to inherit."""
 
     _outliers: Outliers

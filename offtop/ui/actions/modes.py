@@ -1,16 +1,16 @@
-"""Actions of the mode keys.
+"""Switching between the modes: where threads wait, and who wakes them.
 
 The mode is shown at once; the source collects its data a little later.
 """
 
+from functools import partial
 from threading import Lock, Thread, current_thread
 
-from textual.message import Message
-
 from offtop.errors import OfftopError
+from offtop.feed.source import Source
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling
-from offtop.ui.actions.base import ActionsBase
+from offtop.ui.actions.display import Display
 
 _ALREADY = {
     OFFCPU: "this is off-CPU mode already: 2 lists wakers, 5 waits in progress",
@@ -21,70 +21,67 @@ _ALREADY = {
 _ALREADY_SAMPLED = "this is off-CPU mode already: 5 lists waits in progress; wakers (2) need BPF"
 
 
-class Refused(Message):
-    """The source cannot collect the data of a mode."""
+class Modes:
+    def __init__(self, display: Display, source: Source) -> None:
+        self._display, self._source = display, source
+        self._requested: tuple[str, int] | None = None
+        """Mode and chain depth to request from the source next, or None."""
+        self._lock = Lock()
+        self._thread: Thread | None = None
 
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self.why = why
+    @property
+    def is_requesting(self) -> bool:
+        return self._thread is not None
 
-
-class ModeActions(ActionsBase):
-    """Actions of the mode keys."""
-
-    _requested_mode: tuple[str, int] | None = None
-    """Mode and chain depth to request from the source next, or None."""
-    _mode_lock = Lock()
-    _mode_thread: Thread | None = None
-
-    def action_mode(self, mode: str) -> None:
+    def show(self, mode: str) -> None:
         """Show the current selection in `mode`."""
-        view = drilling.in_mode(self.view, mode)
-        if view == self.view:
-            sampled = self.picture is not None and self.picture.sampling is not None
-            self.show_alert(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
+        display = self._display
+        view = drilling.in_mode(display.view, mode)
+        if view == display.view:
+            sampled = display.picture is not None and display.picture.sampling is not None
+            display.show_alert(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
             return
-        changes = mode != self.view.mode
-        self.set_view(view)
+        changes = mode != display.view.mode
+        display.set_view(view)
         if changes and not self._source.recorded:
-            self._request_mode(mode)
+            self._request(mode, view.depth)
 
-    def on_refused(self, message: Refused) -> None:
-        if self.picture and self.picture.sampling:  # sampling /proc never supports it
-            self.set_view(drilling.in_mode(self.view, OFFCPU))
-        self.show_alert(message.why)
-
-    def _request_mode(self, mode: str) -> None:
+    def _request(self, mode: str, depth: int) -> None:
         """Request the mode from the source, in a separate thread.
 
         The first time, loading the BPF programs takes a second.
         """
-        with self._mode_lock:
-            self._requested_mode = mode, self.view.depth
-            if self._mode_thread is None:
-                thread = Thread(target=self._request_modes, name="offtop-mode", daemon=True)
+        with self._lock:
+            self._requested = mode, depth
+            if self._thread is None:
+                thread = Thread(target=self._send_requests, name="offtop-mode", daemon=True)
                 thread.start()
-                self._mode_thread = thread
+                self._thread = thread
 
-    def _request_modes(self) -> None:
+    def _send_requests(self) -> None:
         try:
             while (request := self._take_request()) is not None:
                 try:
                     self._source.set_mode(*request)
                 except OfftopError as refused:
-                    self.post_message(Refused(str(refused)))
+                    self._display.run_later(partial(self._show_refusal, str(refused)))
         finally:  # even after an unexpected error, so that the mode keys keep working
-            with self._mode_lock:
-                if self._mode_thread is current_thread():
-                    self._mode_thread = None
+            with self._lock:
+                if self._thread is current_thread():
+                    self._thread = None
 
     def _take_request(self) -> tuple[str, int] | None:
         """Take the next request; None ends this thread.
 
         A new thread then handles later requests.
         """
-        with self._mode_lock:
-            request, self._requested_mode = self._requested_mode, None
+        with self._lock:
+            request, self._requested = self._requested, None
             if request is None:
-                self._mode_thread = None
+                self._thread = None
         return request
+
+    def _show_refusal(self, reason: str) -> None:
+        if self._display.picture and self._display.picture.sampling:  # sampling /proc never supports it
+            self._display.set_view(drilling.in_mode(self._display.view, OFFCPU))
+        self._display.show_alert(reason)
