@@ -13,7 +13,7 @@ import pytest
 from offtop import cli, faults
 from offtop.commands import run
 from offtop.kernel.bpf import libbpf
-from offtop.ui.actions import files as keeping
+from offtop.ui.actions import exports
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown, until
 from tests.ui.terminal import terminal
@@ -146,7 +146,7 @@ def test_error_in_a_key_action_prints_one_sentence_and_restores_the_terminal() -
 @asynchronous
 async def test_screen_continues_after_an_error_while_writing_a_file() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeping, "profile_of", broken)
+        patch.setattr(exports, "profile_of", broken)
         async with shown(ScriptedSource(SHOP, ticks=5), files=Written()) as (app, pilot):
             with faults.report_thread_errors(app.report_thread_error):
                 await pilot.press("e", "enter")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
 
 @dataclass(frozen=True, slots=True)
 class SavedFiles:
-    """Writes files with the user's rights. Implements ui.app.Files."""
+    """Writes files with the user's rights. Implements ui.actions.files.Files."""
 
     loaded: "Loaded"
     owner: "Person"

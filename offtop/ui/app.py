@@ -12,10 +12,9 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Thread
 from time import monotonic_ns, thread_time_ns
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rich.console import RenderableType
 from textual import events
@@ -52,14 +51,16 @@ from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.outlier_list import OutlierList
 from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
-from offtop.model.windows.breakdown import ALL, Shares
+from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HISTORY_NS, History, none_standing
-from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.ui.actions.baseline_comparison import BaselineComparison
-from offtop.ui.actions.files import AlertPosted, Recorder
+from offtop.ui.actions.clips import Clips
+from offtop.ui.actions.exports import Exports
+from offtop.ui.actions.files import Files, NoFiles, Recorder
 from offtop.ui.actions.modes import Modes
 from offtop.ui.actions.mouse import MouseActions
+from offtop.ui.actions.recording import Recording
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.actions.view_switches import ViewSwitches
@@ -90,29 +91,6 @@ _PANELS = (
     *("head", "suspects", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
     *("border", "border-low", "alert", "keys"),
 )
-
-
-class Files(Protocol):
-    """Writes what the user saves, owned by the user. All methods raise OfftopError."""
-
-    def save_settings(self, view: View, theme: str, mouse: bool) -> str:
-        """Write the settings to the config file; return a message that names the file."""
-        ...
-
-    def write(self, path: Path, text: str | bytes) -> str:
-        """Write a file; return a message that names it."""
-        ...
-
-    def recorder(self, source: Source) -> Recorder:
-        """Start a recording of `source`."""
-        ...
-
-    def clip(self, source: Source, what: str, taken_ns: int) -> Recorder:
-        """Start a clip that ends at `taken_ns` (CLOCK_REALTIME).
-
-        `what` becomes part of its file name.
-        """
-        ...
 
 
 class NewTick(Message):
@@ -194,13 +172,11 @@ class OfftopApp(MouseActions):
             suspects=self._suspects,
         )
         self._pace.alarm = outlier_actions.alarm if outlier_actions else None
-        self.recorder = self._pace.recorder = recorder
-        self._ending: Thread | None = None
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
         self._seen = 0
         """Number of ticks so far, without those that lead up to a seek target."""
-        self._files = files
+        self._files = files or NoFiles()
         self._mouse = mouse
         self.view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self.picture: Picture | None = None
@@ -228,6 +204,11 @@ class OfftopApp(MouseActions):
         self.sorting = Sorting(self)
         self.modes = Modes(self, source)
         self.baseline_comparison = BaselineComparison(self, self._history, source.names, self._suspects)
+        self.recording = Recording(self, source, self._pace, self._files, recorder)
+        self.clips = Clips(self, source, self._history, self._outliers, self._files)
+        self.exports = Exports(
+            self, source, self._files, lambda: Pictures(self._history, source.names, rules), self.export_screenshot
+        )
         self._key_actions = self._actions_by_key()
 
     def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
@@ -290,8 +271,8 @@ class OfftopApp(MouseActions):
             "minute_on": partial(self.rewind.skip, 60),
             "go_to": self.rewind.ask_for_time,
             "live": self.rewind.return_to_live,
-            "record": self.action_record,
-            "snapshot": self.action_snapshot,
+            "record": self.recording.start_or_stop,
+            "snapshot": self.clips.ask_for_length,
             "window": partial(self.view_switches.change, "window"),
             "mark": self.baseline_comparison.take,
             "diff": self.baseline_comparison.start_or_stop,
@@ -309,9 +290,9 @@ class OfftopApp(MouseActions):
             "reverse": self.sorting.reverse,
             "setup": self.view_switches.choose_columns_and_panes,
             "copy": self.action_copy,
-            "export": self.action_export,
+            "export": self.exports.choose_format,
             "write": self.action_write,
-            "screenshot": self.action_save_screen,
+            "screenshot": self.exports.save_screen,
             "help": self.action_help,
             "redraw": self.action_redraw,
             "suspend": self.action_suspend_process,
@@ -323,7 +304,8 @@ class OfftopApp(MouseActions):
         self.push_screen(overlay)
 
     def run_later(self, function: Callable[[], None]) -> None:
-        self.call_later(function)
+        if self.is_running:
+            self.call_later(function)
 
     def compose(self) -> ComposeResult:
         yield from self._panels.values()
@@ -380,9 +362,7 @@ class OfftopApp(MouseActions):
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
             self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
             return  # the later drawing includes this tick
-        if self.recorder and self.recorder.failure:
-            self.show_alert(self.recorder.failure)
-            self.recorder = self._pace.recorder = None
+        self.recording.stop_if_failed()
         if not self.rewind.finish_seek() or self.rewind.is_seeking:
             return
         self._announce_outliers()
@@ -588,7 +568,7 @@ class OfftopApp(MouseActions):
             case "head" if len(layout.panels) == 1:
                 return head.one_line(picture, layout, self._source.recorded is not None)
             case "head":
-                written = self.recorder.bytes_written if self.recorder else None
+                written = self.recording.bytes_written
                 recorded = self._source.recorded
                 return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
             case "suspects":
@@ -757,60 +737,14 @@ class OfftopApp(MouseActions):
         self._draw()
 
     def action_write(self) -> None:
-        if self._files is None:
-            self.show_alert("there is no config file to write to here")
-            return
         try:
             self.show_alert(self._files.save_settings(self.view, self.theme, self._mouse))
         except OfftopError as refused:
             self.show_alert(str(refused))
 
-    def _selected(self, picture: Picture) -> tuple[Window, Shares]:
-        return Pictures(self._history, self._source.names, self._rules).selected(picture)  # runs in another thread
-
-    def _write_file(self, path: Path, content: str | bytes) -> str:
-        if self._files is None:
-            raise OfftopError("This screen cannot write files")
-        return self._files.write(path, content)
-
-    def _snapshot_file(self, what: str, taken_ns: int) -> Recorder:
-        if self._files is None:
-            raise OfftopError("This screen cannot write files")
-        return self._files.clip(self._source, what, taken_ns)
-
-    def action_record(self) -> None:
-        if self._source.recorded:
-            self.show_alert("this is a recording already")
-        elif self.recorder is not None:
-            ending, self.recorder = self.recorder, None
-            self._pace.recorder = None
-            self.show_alert("ending the recording")
-            self._ending = Thread(target=self._end, args=(ending,), daemon=True)
-            self._ending.start()
-        elif self._files is None:
-            self.show_alert("this screen cannot write files")
-        else:
-            try:
-                self.recorder = self._pace.recorder = self._files.recorder(self._source)
-                self.show_alert(f"recording to {printable(str(self.recorder.path))}; a ends it")
-            except OfftopError as refused:
-                self.show_alert(str(refused))
-
-    def _end(self, recorder: Recorder) -> None:
-        """Close the recording, in a separate thread.
-
-        The last names and the disk may take seconds.
-        """
-        result = recorder.close()
-        if self.is_running:
-            self.post_message(AlertPosted(result))
-
-    def on_alert_posted(self, message: AlertPosted) -> None:
-        self.show_alert(message.text)
-
     def report_thread_error(self, error: BaseException, thread: str) -> None:
         """Report an error that ended another thread; measuring goes on. Thread-safe."""
-        self.post_message(AlertPosted(faults.error_text(error, thread)))
+        self.call_later(self.show_alert, faults.error_text(error, thread))
 
     def _fatal_error(self) -> None:
         """Keep the error for `run`, which raises it once the terminal is restored.
@@ -826,10 +760,7 @@ class OfftopApp(MouseActions):
 
     def close_recordings(self) -> str:
         """Finish recordings and clips; return messages about the results, or an empty string."""
-        if self._ending is not None:
-            self._ending.join()
-        results = self.wait_for_clip(), self.recorder.close() if self.recorder else ""
-        return "; ".join(filter(None, results))
+        return "; ".join(filter(None, (self.clips.wait(), self.recording.finish())))
 
     def action_theme(self, name: str) -> None:
         """Switch to the theme. Raises UsageError if it does not exist."""

@@ -10,12 +10,12 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import OUTLIERS
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
-from offtop.ui.actions.files import FileActions
+from offtop.ui.actions.base import ActionsBase
 from offtop.ui.panes import outliers
 from offtop.units import NS_PER_S
 
 
-class OutlierKeyActions(FileActions):
+class OutlierKeyActions(ActionsBase):
     """Actions of the outlier keys, for the app to inherit."""
 
     _ids: tuple[str, ...]
