@@ -41,7 +41,6 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.suspects import NOTHING_FOUND, Found
-from offtop.model.outliers.text import one_line
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.outlier import Outliers
 from offtop.model.values.peers import waited_on
@@ -53,13 +52,13 @@ from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HISTORY_NS, History, none_standing
-from offtop.printable import printable
 from offtop.ui.actions.baseline_comparison import BaselineComparison
 from offtop.ui.actions.clips import Clips
 from offtop.ui.actions.exports import Exports
 from offtop.ui.actions.files import Files, NoFiles, Recorder
 from offtop.ui.actions.modes import Modes
 from offtop.ui.actions.mouse import MouseActions
+from offtop.ui.actions.outliers import OutlierAlerts, OutlierTimes, Triggers
 from offtop.ui.actions.recording import Recording
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
@@ -154,13 +153,8 @@ class OfftopApp(MouseActions):
         self._suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
         standing = self._suspects.standing if self._suspects else none_standing
         self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts, standing=standing)
-        self._outlier_actions = outlier_actions
         self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
-        self._outlier_list = OutlierList(self._outliers)
-        self._announced_ns = max((one.at_ns for one in self._outliers.every), default=0)
-        """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
-        self._freeze = outlier_actions is not None and outlier_actions.freeze
-        """Whether to pause the screen at the next outlier."""
+        outlier_list = OutlierList(self._outliers)
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
         self._problems = Problems(source.names, source.why_nameless)
         self._suspect_causes = CauseFinder(source.names, rules)
@@ -204,6 +198,9 @@ class OfftopApp(MouseActions):
         self.sorting = Sorting(self)
         self.modes = Modes(self, source)
         self.baseline_comparison = BaselineComparison(self, self._history, source.names, self._suspects)
+        self.triggers = Triggers(self, outlier_actions)
+        self.outlier_alerts = OutlierAlerts(self, outlier_actions, outlier_list, self._history, source.names, self.bell)
+        self.outlier_times = OutlierTimes(self, outlier_list, source, self._history, self.rewind, categories.ids)
         self.recording = Recording(self, source, self._pace, self._files, recorder)
         self.clips = Clips(self, source, self._history, self._outliers, self._files)
         self.exports = Exports(
@@ -238,7 +235,7 @@ class OfftopApp(MouseActions):
             "stuck": partial(self.view_switches.change, "stuck"),
             "suspects": self.action_suspects,
             "outliers": partial(self.view_switches.change, "outliers"),
-            "triggers": self.action_triggers,
+            "triggers": self.triggers.ask,
             "reasons": self.view_switches.list_reasons,
             "flame": partial(self.view_switches.change, "flame"),
             "latency": self.view_switches.show_next_latency,
@@ -365,7 +362,7 @@ class OfftopApp(MouseActions):
         self.recording.stop_if_failed()
         if not self.rewind.finish_seek() or self.rewind.is_seeking:
             return
-        self._announce_outliers()
+        self.outlier_alerts.announce_new()
         drawn, last_ns, began_ns = self.picture, self._ticked_ns, thread_time_ns()
         self._ticked_ns = monotonic_ns()
         if self.view.paused_at_ns is None or drawn is None:
@@ -382,23 +379,6 @@ class OfftopApp(MouseActions):
         if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
             delay = span(round(late_ns, -9))
             self.show_alert(f"the screen did not update for {delay}; measuring continued")
-
-    def _announce_outliers(self) -> None:
-        """Announce new outliers on the alert line, and pause at the first one if requested."""
-        if self._outlier_actions and (failure := self._outlier_actions.alarm.failure):
-            self._outlier_actions.alarm.failure = ""
-            self.show_alert(failure)
-        new = [one for one in self._outlier_list.every if one.first.at_ns > self._announced_ns]
-        if not new:
-            return
-        worst, self._announced_ns = new[-1].worst, new[-1].first.at_ns
-        more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
-        if self._outlier_actions and self._outlier_actions.bell:
-            self.bell()
-        if self._freeze and self.view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
-            self._freeze = False
-            self.set_view(views.paused_at(self.view, tick.at_ns))
-        self.show_alert(f"outlier: {printable(one_line(worst, self._source.names))}{more}")
 
     def _name_versions(self) -> tuple[int, int]:
         """Return the versions of function names and process details, which may arrive after their tick."""

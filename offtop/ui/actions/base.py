@@ -10,6 +10,7 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.history import History
 from offtop.ui.actions.display import Answer
+from offtop.ui.actions.outliers import OutlierTimes, Triggers
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.kit.glyphs import Glyphs
@@ -23,6 +24,8 @@ class ActionsBase(App[int]):
     glyphs: Glyphs
     rewind: Rewind
     sorting: Sorting
+    triggers: Triggers
+    outlier_times: OutlierTimes
     _history: History
     _source: Source
 

@@ -28,13 +28,14 @@ from offtop.model.values.state import MASKS, WORDS
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel.outlier_list import which
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL
 from offtop.person import NO_USER, is_user
 from offtop.printable import printable
+from offtop.ui.actions.base import ActionsBase
 from offtop.ui.actions.display import refuse_without
-from offtop.ui.actions.outliers import OutlierKeyActions
 from offtop.ui.kit.lines import Line
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
 from offtop.ui.panes.chooser import Choice, Chooser
@@ -57,9 +58,11 @@ class DetailsReady(Message):
         self.pid, self.details = pid, details
 
 
-class KeyActions(OutlierKeyActions):
+class KeyActions(ActionsBase):
     """Actions of the keys, for the app to inherit."""
 
+    _ids: tuple[str, ...]
+    """Ids of all categories."""
     _groups: Mapping[str, tuple[str, ...]]
     _problems: Problems
 
@@ -126,6 +129,28 @@ class KeyActions(OutlierKeyActions):
         else:
             row = _within(picture.stuck.cursor + step, waits)
             self.set_view(panes.at_stuck(view, waits[row].site.thread))
+
+    def _move_outlier(self, picture: Picture, step: int) -> None:
+        """Move in the list of outliers, or scroll the one that fills the pane."""
+        view, shown = self.view, picture.outliers
+        if not shown.groups:
+            return
+        if view.outliers.opened:
+            pen = self.pen(OUTLIERS)
+            last = max(0, len(outliers.in_full(picture, pen)) - pen.height + 1)
+            self.set_view(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
+        else:
+            row = max(0, min(len(shown.groups) - 1, shown.cursor + step))
+            self.set_view(panes.at_outlier(view, which(shown.groups[row])))
+
+    def _enter_outlier(self, picture: Picture) -> None:
+        """Show the outlier under the cursor in full; if it is shown already, go to its time."""
+        shown = picture.outliers
+        if shown.groups and self.view.outliers.opened:
+            self.outlier_times.go_to(shown.groups[shown.cursor])
+        elif shown.groups:
+            self._move_outlier(picture, 0)
+            self.set_view(panes.outlier_opened(self.view))
 
     def _at_branch(self, picture: Picture, index: int) -> None:
         shown = picture.tree
@@ -496,8 +521,7 @@ class KeyActions(OutlierKeyActions):
         except ValueError:
             return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
         self._set_measured_view(views.with_minimum(self.view, min_ns))
-        if self._outlier_actions and (trigger := self._outlier_actions.trigger_below(min_ns)):
-            self.show_alert(f"'{printable(trigger)}' reports no waits shorter than the minimum of {span(min_ns)}")
+        self.triggers.warn_below(min_ns)
         return None
 
     # Copying

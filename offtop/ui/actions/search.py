@@ -48,7 +48,7 @@ class SearchActions(KeyActions):
         if picture is None:
             return
         if not word:
-            self._next_outlier(step)
+            self.outlier_times.go_to_next(step)
             return
         if view.focus == TREE and picture.tree:
             self._to_branch(trees.paths_with(picture.tree.root, word), picture.tree, step)
