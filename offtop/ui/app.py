@@ -56,9 +56,11 @@ from offtop.ui.actions.baseline_comparison import BaselineComparison
 from offtop.ui.actions.clips import Clips
 from offtop.ui.actions.exports import Exports
 from offtop.ui.actions.files import Files, NoFiles, Recorder
+from offtop.ui.actions.filters import Filters
 from offtop.ui.actions.modes import Modes
 from offtop.ui.actions.mouse import MouseActions
 from offtop.ui.actions.outliers import OutlierAlerts, OutlierTimes, Triggers
+from offtop.ui.actions.questions import DelayQuestion, RateQuestion
 from offtop.ui.actions.recording import Recording
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
@@ -146,7 +148,6 @@ class OfftopApp(MouseActions):
         self._bound = {key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(",")}
         self._source = source
         self._categories = categories
-        self._groups, self._ids = categories.groups, categories.ids
         self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
         self._rules = rules
         verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
@@ -201,6 +202,9 @@ class OfftopApp(MouseActions):
         self.triggers = Triggers(self, outlier_actions)
         self.outlier_alerts = OutlierAlerts(self, outlier_actions, outlier_list, self._history, source.names, self.bell)
         self.outlier_times = OutlierTimes(self, outlier_list, source, self._history, self.rewind, categories.ids)
+        self.filters = Filters(self, source, categories, self.triggers.warn_below)
+        self.delay_question = DelayQuestion(self, source)
+        self.rate_question = RateQuestion(self)
         self.recording = Recording(self, source, self._pace, self._files, recorder)
         self.clips = Clips(self, source, self._history, self._outliers, self._files)
         self.exports = Exports(
@@ -251,10 +255,10 @@ class OfftopApp(MouseActions):
             "search": self.action_search,
             "next_hit": partial(self.action_next_hit, 1),
             "previous_hit": partial(self.action_next_hit, -1),
-            "filter": self.action_filter,
-            "user": self.action_user,
-            "states": self.action_states,
-            "rate": self.action_rate,
+            "filter": self.filters.ask_for_filter,
+            "user": self.filters.ask_for_user,
+            "states": self.filters.choose_states,
+            "rate": self.rate_question.ask,
             "facts": self.action_process_details,
             "stack_problems": self.action_stack_problems,
             "mute": self.action_mute,
@@ -274,8 +278,8 @@ class OfftopApp(MouseActions):
             "mark": self.baseline_comparison.take,
             "diff": self.baseline_comparison.start_or_stop,
             "reset": self.action_reset,
-            "delay": self.action_delay,
-            "minimum": self.action_minimum,
+            "delay": self.delay_question.ask,
+            "minimum": self.filters.ask_for_minimum,
             "names": partial(self.view_switches.change, "names"),
             "sort_waiting": partial(self.sorting.sort_by, "WAITING"),
             "sort_max": partial(self.sorting.sort_by, "MAX"),
@@ -694,16 +698,6 @@ class OfftopApp(MouseActions):
         self._history.reset()
         self._draw()
         self.show_alert("cumulative numbers (T, and w) are reset")
-
-    def _set_measured_view(self, view: View) -> None:
-        """Switch to `view` if the source accepts its filters."""
-        try:
-            if view.asked != self.view.asked:
-                self._source.set_filters(view.asked)
-        except OfftopError as refused:
-            self.show_alert(str(refused))
-            return
-        self.set_view(view)
 
     def ask(
         self,

@@ -204,7 +204,7 @@ async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
 
 def known(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Make these the only users known to this machine."""
-    monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
+    monkeypatch.setattr("offtop.ui.actions.filters.is_user", lambda text: text in names or text.isdecimal())  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType, reportUnknownMemberType]
 
 
 @asynchronous

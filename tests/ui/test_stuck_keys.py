@@ -513,7 +513,7 @@ async def test_filter_applies_to_stuck_waits(text: str, left: list[int]) -> None
 
 @asynchronous
 async def test_mutes_and_the_user_filter_apply_to_stuck_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offtop.ui.actions.dispatch.is_user", "ann".__eq__)
+    monkeypatch.setattr("offtop.ui.actions.filters.is_user", "ann".__eq__)
     async with shown(ScriptedSource(STUCK, ticks=12, who=WHO)) as (app, pilot):
         await pilot.press("down", "X", "5")
         assert tids(app) == [900, 901, 4270]

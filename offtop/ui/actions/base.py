@@ -10,7 +10,8 @@ from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.history import History
 from offtop.ui.actions.display import Answer
-from offtop.ui.actions.outliers import OutlierTimes, Triggers
+from offtop.ui.actions.filters import Filters
+from offtop.ui.actions.outliers import OutlierTimes
 from offtop.ui.actions.rewind import Rewind
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.kit.glyphs import Glyphs
@@ -24,7 +25,7 @@ class ActionsBase(App[int]):
     glyphs: Glyphs
     rewind: Rewind
     sorting: Sorting
-    triggers: Triggers
+    filters: Filters
     outlier_times: OutlierTimes
     _history: History
     _source: Source

@@ -3,7 +3,7 @@
 Most of them compute the next View from the current one and from what the screen shows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from threading import Thread
 
@@ -13,7 +13,6 @@ from offtop.export import folded
 from offtop.model.aggregate import location
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineOnly
-from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.filter import Filter, FilterError, of_program, parse, quoted
 from offtop.model.aggregate.pool import Pool, family, parts
 from offtop.model.aggregate.program import Program
@@ -24,27 +23,22 @@ from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, UNNAMED
-from offtop.model.values.state import MASKS, WORDS
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.outlier_list import which
 from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
+from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
 from offtop.model.windows.breakdown import ALL
-from offtop.person import NO_USER, is_user
 from offtop.printable import printable
 from offtop.ui.actions.base import ActionsBase
 from offtop.ui.actions.display import refuse_without
+from offtop.ui.actions.filters import set_measured_view
 from offtop.ui.kit.lines import Line
 from offtop.ui.panes import icicle, latency, outliers, stacks, stuck, wakers
-from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.process_details import ProcessDetails
 from offtop.ui.panes.stack_problems import StackProblems
-from offtop.units import NS_PER_S, parse_duration, span
 
-_NS_PER_MS = 1_000_000
-"""The screen shows the minimum in ms, so a bare number at its prompt is in ms. `--min` takes us, as bcc's tools do."""
 _UNCUT_WIDTH = 10_000
 """Width of copied lines, so that they are not cut to the screen."""
 _LINE_END = "\n"
@@ -61,15 +55,7 @@ class DetailsReady(Message):
 class KeyActions(ActionsBase):
     """Actions of the keys, for the app to inherit."""
 
-    _ids: tuple[str, ...]
-    """Ids of all categories."""
-    _groups: Mapping[str, tuple[str, ...]]
     _problems: Problems
-
-    # Implemented by the app
-
-    def _set_measured_view(self, view: View) -> None:
-        raise NotImplementedError
 
     # Moving
 
@@ -282,66 +268,6 @@ class KeyActions(ActionsBase):
             return None
         return shown.branches[shown.cursor]
 
-    # Search and filters
-
-    def action_filter(self) -> None:
-        self.ask("filter (as comm=mysql* max>10ms cat!=poll): ", self._filter_by, self.view.filter.text)
-
-    def _filter_by(self, text: str, found: str = "") -> str | None:
-        try:
-            chosen = parse(text.strip(), self._groups, self._ids)
-        except FilterError as wrong:
-            return str(wrong)
-        self.set_view(views.filtered(self.view, chosen, found))
-        return None
-
-    def action_user(self) -> None:
-        self.ask("only this user's processes (name or id; empty: all): ", self._of_user, self.view.user)
-
-    def _of_user(self, text: str) -> str | None:
-        """Filter by user.
-
-        A recording may have users that do not exist on this machine, so any name is accepted there.
-        """
-        user = text.strip()
-        try:
-            parse(f"user={quoted(user)}")
-        except FilterError as wrong:
-            return str(wrong)
-        if user and not self._source.recorded and not is_user(user):
-            return f"'{printable(user)}' is not {NO_USER}"
-        self.set_view(views.of_user(self.view, user))
-        return None
-
-    def action_states(self) -> None:
-        def choices() -> list[Choice]:
-            mask = self.view.filters.states
-            return [Choice(one, f"{one}  {WORDS[one]}", bool(mask & bit)) for one, bit in MASKS.items()]
-
-        self.push_screen(
-            Chooser("only waits in these thread states (none chosen: all)", choices, self._of_state, self.glyphs)
-        )
-
-    def _of_state(self, letter: str) -> None:
-        filters = self.view.filters
-        self._set_measured_view(replace(self.view, filters=replace(filters, states=filters.states ^ MASKS[letter])))
-
-    def action_rate(self) -> None:
-        view = self.view
-        now = view.rate.text if view.rate and view.rate_pid in (None, view.subject_ids[0]) else ""
-        self.ask("requests/s, CPU time each (1500 or 1500,1ms; empty: none): ", self._of_rate, now)
-
-    def _of_rate(self, text: str) -> str | None:
-        try:
-            rate = parse_rate(text) if text.strip() else None
-        except ValueError:
-            return f"{text!r} is not a rate: try 1500, 1.5k or 1500,1ms"
-        pid = self.view.subject_ids[0]
-        self.set_view(replace(self.view, rate=rate, rate_pid=pid))
-        if rate and pid is None:
-            self.show_alert("drill into a process to see its budget")
-        return None
-
     def _subject_pid(self) -> int:
         """Return the PID of the process under the cursor, or of the one drilled into; 0 if there is none."""
         picture, view = self.picture, self.view
@@ -451,9 +377,11 @@ class KeyActions(ActionsBase):
             UNNAMED.pid,
             NO_CGROUP,
         ):
-            self._set_measured_view(views.pinned(self.view, key))
+            set_measured_view(self, self._source, views.pinned(self.view, key))
         elif isinstance(key, WakerKey) and key.pid:
-            self._set_measured_view(views.pinned(self.view, ThreadKey(key.pid, key.tid) if key.tid else key.pid))
+            set_measured_view(
+                self, self._source, views.pinned(self.view, ThreadKey(key.pid, key.tid) if key.tid else key.pid)
+            )
         elif isinstance(key, Pool):
             self.show_alert("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         elif isinstance(key, WakerKey):
@@ -486,43 +414,9 @@ class KeyActions(ActionsBase):
         if self.view.pin == "/":
             self.show_alert("every process is in the cgroup / or below: F would exclude nothing")
             return
-        self._set_measured_view(views.narrowed_or_widened(self.view))
+        set_measured_view(self, self._source, views.narrowed_or_widened(self.view))
         if self.view.narrowed:
             self.show_alert("from now on, only the pin is measured; F measures everything again")
-
-    # Time
-
-    def action_delay(self) -> None:
-        if self._source.recorded:
-            self.show_alert("a recording keeps its own pace: --speed plays it faster")
-            return
-        now = span(self.view.delay_ns)
-        self.ask(f"seconds between ticks, 0.1 to 60 (now {now}): ", self._set_delay)
-
-    def _set_delay(self, text: str) -> str | None:
-        if not text.strip():
-            return None
-        try:
-            view = views.with_delay(self.view, parse_duration(text.strip(), NS_PER_S))
-        except ValueError:
-            return f"{text!r} is not a delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
-        self.set_view(view)
-        return None
-
-    def action_minimum(self) -> None:
-        now = span(self.view.filters.min_ns)
-        self.ask(f"shortest wait that gets a stack (now {now}): ", self._set_minimum)
-
-    def _set_minimum(self, text: str) -> str | None:
-        if not text.strip():
-            return None
-        try:
-            min_ns = parse_duration(text.strip(), _NS_PER_MS)
-        except ValueError:
-            return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
-        self._set_measured_view(views.with_minimum(self.view, min_ns))
-        self.triggers.warn_below(min_ns)
-        return None
 
     # Copying
 

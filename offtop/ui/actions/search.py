@@ -39,7 +39,7 @@ class SearchActions(KeyActions):
         if not word:
             self.set_view(views.searched(self.view, ""))
             return None
-        return self._filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
+        return self.filters.filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
 
     def action_next_hit(self, step: int) -> None:
         """Go to the next (1) or previous (-1) match in the focused pane."""
