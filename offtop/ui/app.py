@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from rich.console import RenderableType
 from textual import events
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.command import CommandPalette
 from textual.message import Message
@@ -32,9 +32,7 @@ from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.heap import trim_heap_after
 from offtop.model.aggregate import stack_ends
-from offtop.model.aggregate.filter import NOTHING
 from offtop.model.aggregate.rows import NOWHERE
-from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import gone_texts
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
@@ -49,30 +47,39 @@ from offtop.model.viewmodel import panes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.outlier_list import OutlierList
 from offtop.model.viewmodel.picture import Picture, Pictures
-from offtop.model.viewmodel.view import CATEGORIES, HEATMAP, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE, View
+from offtop.model.viewmodel.view import CATEGORIES, LATENCY, LIST, SITE, STUCK, TREE, View
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HISTORY_NS, History, none_standing
 from offtop.ui.actions.baseline_comparison import BaselineComparison
 from offtop.ui.actions.clips import Clips
+from offtop.ui.actions.details import Details
 from offtop.ui.actions.exports import Exports
 from offtop.ui.actions.files import Files, NoFiles, Recorder
 from offtop.ui.actions.filters import Filters
+from offtop.ui.actions.latency_pane import LatencyPane
 from offtop.ui.actions.modes import Modes
-from offtop.ui.actions.mouse import MouseActions
+from offtop.ui.actions.mouse import Mouse
+from offtop.ui.actions.navigation import Navigation
 from offtop.ui.actions.outliers import OutlierAlerts, OutlierTimes, Triggers
+from offtop.ui.actions.pane import Panes
 from offtop.ui.actions.questions import DelayQuestion, RateQuestion
 from offtop.ui.actions.recording import Recording
 from offtop.ui.actions.rewind import Rewind
+from offtop.ui.actions.search import Search
+from offtop.ui.actions.selection import Selection
 from offtop.ui.actions.sorting import Sorting
+from offtop.ui.actions.stack_panes import FlamePane, SitePane, TreePane
+from offtop.ui.actions.table_panes import CategoriesPane, ListPane
 from offtop.ui.actions.view_switches import ViewSwitches
+from offtop.ui.actions.wait_panes import OutliersPane, StuckPane
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS, shown
 from offtop.ui.kit.layout import Layout, Rect, arrange, most_suspect_lines
-from offtop.ui.kit.lines import Line, Panel, Pen, exact, fit, marked, plain, whole_sentences
+from offtop.ui.kit.lines import Clicked, Line, Panel, Pen, exact, fit, plain, whole_sentences
 from offtop.ui.kit.palette import Actions as PaletteActions
 from offtop.ui.kit.prompt import Prompt
-from offtop.ui.panes import head, icicle, latency, outliers, stacks, stuck, suspects, tables
+from offtop.ui.panes import head, stacks, suspects, tables
 from offtop.ui.panes.help import Help
 from offtop.ui.panes.stack_problems import StackProblems
 from offtop.ui.panes.suspects import Suspects
@@ -109,7 +116,7 @@ class SourceEnded(Message):
         self.error = error
 
 
-class OfftopApp(MouseActions):
+class OfftopApp(App[int]):
     CSS = f"""
     Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
     Panel {{ background: $background; color: $foreground; }}
@@ -157,7 +164,6 @@ class OfftopApp(MouseActions):
         self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
         outlier_list = OutlierList(self._outliers)
         self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
-        self._problems = Problems(source.names, source.why_nameless)
         self._suspect_causes = CauseFinder(source.names, rules)
         self._pace = pace.Pace(
             source,
@@ -205,6 +211,24 @@ class OfftopApp(MouseActions):
         self.filters = Filters(self, source, categories, self.triggers.warn_below)
         self.delay_question = DelayQuestion(self, source)
         self.rate_question = RateQuestion(self)
+        self.panes = Panes(
+            self,
+            (
+                CategoriesPane(self, self.sorting),
+                LatencyPane(self),
+                ListPane(self, self.sorting),
+                TreePane(self),
+                SitePane(self, categories.rule_of),
+                FlamePane(self),
+                StuckPane(self),
+                OutliersPane(self, self.outlier_times),
+            ),
+        )
+        self.navigation = Navigation(self, self.panes)
+        self.mouse = Mouse(self, self.panes, self.rewind)
+        self.search = Search(self, self.panes, self.filters, self.outlier_times)
+        self.selection = Selection(self, self.panes, source, self.copy_to_clipboard)
+        self.details = Details(self, self.panes, source)
         self.recording = Recording(self, source, self._pace, self._files, recorder)
         self.clips = Clips(self, source, self._history, self._outliers, self._files)
         self.exports = Exports(
@@ -215,18 +239,18 @@ class OfftopApp(MouseActions):
     def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
         """Return what each row of KEYS does, by its id."""
         return {
-            "down": partial(self.action_move, 1),
-            "up": partial(self.action_move, -1),
-            "page_down": partial(self.action_page, 1),
-            "page_up": partial(self.action_page, -1),
-            "first": self.action_first,
-            "last": self.action_last,
-            "next_pane": partial(self.action_next_pane, 1),
-            "previous_pane": partial(self.action_next_pane, -1),
-            "drill": self.action_drill,
-            "back": self.action_leave,
-            "right": partial(self.action_sideways, 1),
-            "left": partial(self.action_sideways, -1),
+            "down": partial(self.navigation.move, 1),
+            "up": partial(self.navigation.move, -1),
+            "page_down": partial(self.navigation.move_by_pages, 1),
+            "page_up": partial(self.navigation.move_by_pages, -1),
+            "first": self.navigation.move_to_first,
+            "last": self.navigation.move_to_last,
+            "next_pane": partial(self.navigation.focus_pane, 1),
+            "previous_pane": partial(self.navigation.focus_pane, -1),
+            "drill": self.navigation.enter,
+            "back": self._go_back,
+            "right": partial(self.navigation.move_sideways, 1),
+            "left": partial(self.navigation.move_sideways, -1),
             "threads": partial(self.view_switches.change, "threads"),
             "cgroups": partial(self.view_switches.change, "cgroups"),
             "account": partial(self.view_switches.change, "account"),
@@ -244,27 +268,27 @@ class OfftopApp(MouseActions):
             "flame": partial(self.view_switches.change, "flame"),
             "latency": self.view_switches.show_next_latency,
             "zoom": partial(self.view_switches.change, "zoom"),
-            "open": self.action_open,
-            "close": self.action_close,
-            "open_all": self.action_open_all,
+            "open": self.navigation.open,
+            "close": self.navigation.close,
+            "open_all": self.navigation.open_all,
             "invert": partial(self.view_switches.change, "invert"),
             "kernel_frames": partial(self.view_switches.change, "kernel_frames"),
             "user_frames": partial(self.view_switches.change, "user_frames"),
             "machinery": partial(self.view_switches.change, "machinery"),
             "by_object": partial(self.view_switches.change, "by_object"),
-            "search": self.action_search,
-            "next_hit": partial(self.action_next_hit, 1),
-            "previous_hit": partial(self.action_next_hit, -1),
+            "search": self.search.ask,
+            "next_hit": partial(self.search.go_to_next, 1),
+            "previous_hit": partial(self.search.go_to_next, -1),
             "filter": self.filters.ask_for_filter,
             "user": self.filters.ask_for_user,
             "states": self.filters.choose_states,
             "rate": self.rate_question.ask,
-            "facts": self.action_process_details,
-            "stack_problems": self.action_stack_problems,
-            "mute": self.action_mute,
+            "facts": self.details.show_process,
+            "stack_problems": self.details.show_stack_problems,
+            "mute": self.selection.mute,
             "idle": partial(self.view_switches.change, "idle"),
-            "pin": self.action_pin,
-            "narrow": self.action_narrow,
+            "pin": self.selection.pin,
+            "narrow": self.selection.measure_only_pinned,
             "pause": self.rewind.pause_or_resume,
             "tick_back": partial(self.rewind.step, -1),
             "tick_on": partial(self.rewind.step, 1),
@@ -290,7 +314,7 @@ class OfftopApp(MouseActions):
             "sort_by": self.sorting.choose_column,
             "reverse": self.sorting.reverse,
             "setup": self.view_switches.choose_columns_and_panes,
-            "copy": self.action_copy,
+            "copy": self.selection.copy,
             "export": self.exports.choose_format,
             "write": self.action_write,
             "screenshot": self.exports.save_screen,
@@ -300,6 +324,10 @@ class OfftopApp(MouseActions):
             "quit": self.action_leave_offtop,
             "interrupt": self.action_leave_offtop,
         }
+
+    @property
+    def has_overlay(self) -> bool:
+        return len(self.screen_stack) > 1
 
     def open_overlay(self, overlay: ModalScreen[None]) -> None:
         self.push_screen(overlay)
@@ -542,8 +570,6 @@ class OfftopApp(MouseActions):
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
             lines = self._lines_of(name, picture, layout)
-            if name in (LIST, TREE, SITE, STUCK, OUTLIERS):
-                lines = [marked(line, picture.view.search) for line in lines]
             self._panels[name].show(lines[: layout.panels[name].height])
 
     def _lines_of(self, panel: str, picture: Picture, layout: Layout) -> Sequence[Line]:
@@ -557,27 +583,13 @@ class OfftopApp(MouseActions):
                 return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
             case "suspects":
                 return self._suspect_lines()
-            case views.CATEGORIES:
-                return tables.categories(picture, pen)
-            case views.LIST:
-                return tables.rows(picture, pen)
-            case views.TREE:
-                return stacks.tree(picture, pen)
-            case views.SITE:
-                return stacks.site(picture, self._categories.rule_of, pen)
-            case views.LATENCY:
-                return (latency.heat_map if layout.latency == HEATMAP else latency.histogram)(picture, pen)
-            case views.FLAME:
-                return icicle.flame(picture, pen)
-            case views.STUCK:
-                return stuck.stuck(picture, pen)
-            case views.OUTLIERS:
-                return outliers.outliers(picture, pen)
             case "alert":
                 return [self._alert_text(layout)]
             case "keys":
                 sampled = bool(self.picture and self.picture.sampling)
                 return [_key_bar(layout.width, self.chosen_keys, {_WAKEUP_KEY} if sampled else ())]
+            case _ if panel in self.panes.by_name:
+                return self.panes.by_name[panel].lines(picture, layout)
             case _:
                 return [plain(self.glyphs.edge, "border")] * pen.height
 
@@ -622,6 +634,10 @@ class OfftopApp(MouseActions):
         if self._alert == text:
             self._alert = ""
             self._draw()
+
+    def on_clicked(self, event: Clicked) -> None:
+        if not self.has_overlay:
+            self.mouse.click(event)
 
     # Keys that need more than the view
 
@@ -681,18 +697,15 @@ class OfftopApp(MouseActions):
         self._focus_pane(-1)
 
     def _focus_pane(self, step: int) -> None:
-        if not self._prompt.is_open and len(self.screen_stack) == 1:
-            self.action_next_pane(step)
+        if not self._prompt.is_open and not self.has_overlay:
+            self.navigation.focus_pane(step)
 
-    def action_leave(self) -> None:
-        picture = self.picture
+    def _go_back(self) -> None:
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
-        elif picture and self._filter_matches_nothing(picture):
-            self.set_view(views.of_user(views.filtered(self.view, NOTHING), ""))
         else:
-            super().action_leave()
+            self.navigation.leave()
 
     def action_reset(self) -> None:
         self._history.reset()
@@ -780,13 +793,6 @@ class OfftopApp(MouseActions):
             self._suspend_signal()
             self._driver.suspend_application_mode()  # before the shell gets the terminal
             os.killpg(0, signal.SIGTSTP)
-
-    def _filter_matches_nothing(self, picture: Picture) -> bool:
-        """Return whether the user's filter matches nothing, so that it is probably wrong."""
-        view = self.view
-        is_whole = view.group is None and view.program is None and view.pool is None
-        own = (view.filter.text or view.user) and is_whole
-        return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
 
     def action_leave_offtop(self) -> None:
         if len(self.screen_stack) > 1:

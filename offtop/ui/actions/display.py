@@ -30,6 +30,11 @@ class Display(Protocol):
     @property
     def glyphs(self) -> Glyphs: ...
 
+    @property
+    def has_overlay(self) -> bool:
+        """Whether an overlay, or the palette, covers the panes."""
+        ...
+
     def layout_of(self, view: View) -> Layout:
         """Return the layout that `view` would have."""
         ...

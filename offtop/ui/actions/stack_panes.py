@@ -1,0 +1,223 @@
+"""The panes with stacks: the tree, the icicle, and one whole stack."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from offtop.export import folded
+from offtop.model.aggregate import tree as trees
+from offtop.model.aggregate.filter import Filter, parse, quoted
+from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
+from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel.picture import Picture, TreePicture
+from offtop.model.viewmodel.view import FLAME, SITE, TREE
+from offtop.model.windows.breakdown import Part
+from offtop.ui.actions.display import Display
+from offtop.ui.actions.pane import Pane, within
+from offtop.ui.kit.layout import Layout
+from offtop.ui.kit.lines import Line, Pen
+from offtop.ui.panes import icicle, stacks
+
+
+class StackPane(Pane):
+    """A pane with stacks, and a path of them under its cursor."""
+
+    def as_filter(self, picture: Picture) -> Filter | None:
+        path = self._path(picture)
+        return _filter_of(path[-1]) if path else None
+
+    def _path(self, picture: Picture) -> Path:
+        raise NotImplementedError
+
+    def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
+        """Return what to copy: a path, and how long threads waited there."""
+        return picture.view.path, picture.latency
+
+    def as_text(self, picture: Picture) -> str:
+        path, waits = self._path_and_waits(picture)
+        if not path:
+            return ""
+        path = path[::-1] if picture.view.tree.shape.inverted else path
+        return f"{folded.one_line(path)} {waits.total_ns // 1000}"
+
+
+class TreePane(StackPane):
+    name = TREE
+
+    def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        return stacks.tree(picture, pen)
+
+    def move(self, picture: Picture, step: int) -> None:
+        if picture.tree and picture.tree.branches:
+            self._select(picture.tree, within(picture.tree.cursor + step, picture.tree.branches))
+
+    def _select(self, tree: TreePicture, index: int) -> None:
+        pane = self._display.layout.panels.get(TREE)
+        lines = max(1, (pane.height if pane else 3) - 2)
+        line = max(0, min(lines - 1, index - tree.first))
+        self._display.set_view(panes.at_branch(self._display.view, tree.branches[index].path, line))
+
+    def move_sideways(self, picture: Picture, step: int) -> bool:
+        self.open() if step > 0 else self.close()
+        return True
+
+    def enter(self, picture: Picture) -> None:
+        view, branch = self._display.view, self._branch()
+        if branch and branch.more:
+            self.open()
+        elif branch:
+            self._display.set_view(drilling.entered(panes.at_branch(view, branch.path, view.tree.line), None))
+
+    def open(self) -> None:
+        branch = self._branch()
+        if branch is not None and branch.openable:
+            self._display.set_view(panes.branch_opened(self._display.view, branch.path))
+
+    def close(self) -> None:
+        """Close the branch; if it is not open, move to its parent."""
+        branch, picture = self._branch(), self._display.picture
+        if branch is None or picture is None or picture.tree is None:
+            return
+        if branch.opened:
+            self._display.set_view(panes.branch_closed(self._display.view, branch.path))
+        elif branch.first:
+            self._select(picture.tree, trees.index_of(picture.tree.branches, branch.path[: branch.first]))
+
+    def _branch(self) -> trees.Branch | None:
+        """Return the branch under the cursor; show an alert if there is none."""
+        picture = self._display.picture
+        if picture is None or picture.tree is None or not picture.tree.branches:
+            self._display.show_alert("there is no stack here")
+            return None
+        return picture.tree.branches[picture.tree.cursor]
+
+    def next_match(self, picture: Picture, word: str, step: int) -> bool:
+        """Go to a match, and open the branches around it. Their order is that of the fully opened tree."""
+        tree = picture.tree
+        if tree is None:
+            return False
+        matches = trees.paths_with(tree.root, word)
+        if not matches or not tree.branches:
+            self._display.show_alert("no function here matches")
+            return True
+        branch = tree.branches[tree.cursor]
+        now = trees.order_of(tree.root, branch.path)
+        others = {
+            trees.order_of(tree.root, path): path
+            for path in matches
+            if branch.path[: len(path)] != path or len(path) <= branch.first  # not on the line of the cursor
+        }
+        orders = sorted(others) or [trees.order_of(tree.root, matches[0])]
+        beyond = [order for order in orders if (order > now if step > 0 else order < now)]
+        target = others.get((beyond or orders)[0 if step > 0 else -1], matches[0])
+        view = self._display.view
+        view = panes.branch_opened(view, target[:-1]) if len(target) > 1 else view
+        self._display.set_view(panes.at_branch(view, target, view.tree.line))
+        found = self._branch()
+        if found and found.more:
+            self._display.set_view(panes.branch_opened(self._display.view, found.path))
+        return True
+
+    def _path(self, picture: Picture) -> Path:
+        tree = picture.tree
+        return tree.branches[tree.cursor].path if tree and tree.branches else ()
+
+    def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
+        tree = picture.tree
+        if tree is None or not tree.branches:
+            return super()._path_and_waits(picture)
+        branch = tree.branches[tree.cursor]
+        return branch.path, branch.part
+
+    def click(self, picture: Picture, x: int, y: int) -> None:
+        tree = picture.tree
+        if tree is None or y <= 1 or tree.first + y - 2 >= len(tree.branches):
+            return
+        index = tree.first + y - 2
+        branch = tree.branches[index]
+        view = panes.at_branch(self._focused_view, branch.path, y - 2)
+        if index == tree.cursor and self._has_focus:
+            if branch.openable:
+                view = (panes.branch_closed if branch.opened else panes.branch_opened)(view, branch.path)
+            else:
+                view = drilling.entered(view, None)
+        self._display.set_view(view)
+
+
+class FlamePane(StackPane):
+    name = FLAME
+    highlights_matches = False
+
+    def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        return icicle.flame(picture, pen)
+
+    def move(self, picture: Picture, step: int) -> None:
+        view = self._display.view
+        for _ in range(min(abs(step), 20)):
+            view = panes.at_box(view, icicle.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
+        self._display.set_view(view)
+
+    def move_sideways(self, picture: Picture, step: int) -> bool:
+        box = icicle.neighbour(picture, "right" if step > 0 else "left")
+        self._display.set_view(panes.at_box(self._display.view, box))
+        return True
+
+    def enter(self, picture: Picture) -> None:
+        self._display.set_view(panes.zoomed_in(self._display.view, icicle.chosen(picture)))
+
+    def next_match(self, picture: Picture, word: str, step: int) -> bool:
+        if picture.flame is None:
+            return False
+        paths, view, now = [box.path for box in picture.flame.boxes], self._display.view, icicle.chosen(picture)
+        matches = {
+            index: panes.at_box(view, path) for index, path in enumerate(paths) if word in path[-1].name.casefold()
+        }
+        return self._go_to_match(matches, paths.index(now) if now in paths else -1, step)
+
+    def _path(self, picture: Picture) -> Path:
+        return icicle.chosen(picture)
+
+    def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
+        path, waits = super()._path_and_waits(picture)
+        if picture.flame:
+            path = icicle.chosen(picture)
+            waits = next((box.part for box in picture.flame.boxes if box.path == path), waits)
+        return path, waits
+
+    def click(self, picture: Picture, x: int, y: int) -> None:
+        path, view = icicle.at(picture, x, y), self._focused_view
+        if path:
+            is_selected = path == icicle.chosen(picture)
+            self._display.set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
+
+
+class SitePane(StackPane):
+    name = SITE
+
+    def __init__(self, display: Display, rule_of: Callable[[Sequence[str]], str]) -> None:
+        """`rule_of` returns the category rule that matches the functions of a stack."""
+        super().__init__(display)
+        self._rule_of = rule_of
+
+    def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        return stacks.site(picture, self._rule_of, pen)
+
+    def move(self, picture: Picture, step: int) -> None:
+        pane, view = self._display.layout.panels.get(SITE), self._display.view
+        last = max(0, stacks.site_length(picture, self._pen) - (pane.height - 1 if pane else 0))
+        self._display.set_view(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
+
+    def _path(self, picture: Picture) -> Path:
+        return self._display.view.path
+
+
+def _filter_of(step: Step) -> Filter | None:
+    """Return a filter for waits through this step; None if no filter can name it."""
+    if step in (trees.MORE, NO_FRAMES, NO_THING) or step in TURNS:
+        return None
+    if step.is_object:
+        return parse(f"object={quoted(step.name)}")
+    if step.is_waker:
+        return parse(f"waker={quoted(step.name)}")
+    if step.name.startswith(WOKE):
+        return parse(f"proc={quoted(step.name.removeprefix(WOKE))}")
+    return parse(f"stack={quoted(step.name)}")
