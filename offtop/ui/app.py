@@ -9,7 +9,7 @@ tick; a newer message replaces one that is still queued.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -26,64 +26,34 @@ from textual.screen import ModalScreen, Screen
 
 from offtop import faults
 from offtop.errors import OfftopError, warn
-from offtop.feed import pace
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
-from offtop.feed.suspect_watch import SuspectWatch
 from offtop.heap import trim_heap_after
 from offtop.model.aggregate import stack_ends
-from offtop.model.aggregate.rows import NOWHERE
-from offtop.model.aggregate.suspect_text import gone_texts
-from offtop.model.classify.categories import Categories, is_periodic
-from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.categories import Categories
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.suspects import NOTHING_FOUND, Found
-from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.outlier import Outliers
-from offtop.model.values.peers import waited_on
-from offtop.model.values.wake import Object
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.outlier_list import OutlierList
-from offtop.model.viewmodel.picture import Picture, Pictures
-from offtop.model.viewmodel.view import CATEGORIES, LATENCY, LIST, SITE, STUCK, TREE, View
-from offtop.model.windows.breakdown import ALL
-from offtop.model.windows.history import HISTORY_NS, History, none_standing
-from offtop.ui.actions.baseline_comparison import BaselineComparison
-from offtop.ui.actions.clips import Clips
-from offtop.ui.actions.details import Details
-from offtop.ui.actions.exports import Exports
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import View
+from offtop.model.windows.history import HISTORY_NS
+from offtop.ui.actions.alert import AlertLine
+from offtop.ui.actions.controllers import Controllers
 from offtop.ui.actions.files import Files, NoFiles, Recorder
-from offtop.ui.actions.filters import Filters
-from offtop.ui.actions.latency_pane import LatencyPane
-from offtop.ui.actions.modes import Modes
-from offtop.ui.actions.mouse import Mouse
-from offtop.ui.actions.navigation import Navigation
-from offtop.ui.actions.outliers import OutlierAlerts, OutlierTimes, Triggers
-from offtop.ui.actions.pane import Panes
-from offtop.ui.actions.questions import DelayQuestion, RateQuestion
-from offtop.ui.actions.recording import Recording
-from offtop.ui.actions.rewind import Rewind
-from offtop.ui.actions.search import Search
-from offtop.ui.actions.selection import Selection
-from offtop.ui.actions.sorting import Sorting
-from offtop.ui.actions.stack_panes import FlamePane, SitePane, TreePane
-from offtop.ui.actions.table_panes import CategoriesPane, ListPane
-from offtop.ui.actions.view_switches import ViewSwitches
-from offtop.ui.actions.wait_panes import OutliersPane, StuckPane
+from offtop.ui.actions.session import Session
 from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
-from offtop.ui.kit.keys import BINDINGS, KEYS, shown
-from offtop.ui.kit.layout import Layout, Rect, arrange, most_suspect_lines
-from offtop.ui.kit.lines import Clicked, Line, Panel, Pen, exact, fit, plain, whole_sentences
+from offtop.ui.kit.keys import BINDINGS, KEYS
+from offtop.ui.kit.layout import Layout, Rect, arrange
+from offtop.ui.kit.lines import Clicked, Line, Panel, Pen, exact, fit, plain
 from offtop.ui.kit.palette import Actions as PaletteActions
 from offtop.ui.kit.prompt import Prompt
-from offtop.ui.panes import head, stacks, suspects, tables
+from offtop.ui.panes import head
 from offtop.ui.panes.help import Help
+from offtop.ui.panes.key_bar import key_bar
 from offtop.ui.panes.stack_problems import StackProblems
 from offtop.ui.panes.suspects import Suspects
-from offtop.units import NS_PER_S, count, size, span
+from offtop.units import NS_PER_S, size, span
 
 _ALERT_SECONDS = 6.0
 _BEHIND_SECONDS = 0.25
@@ -91,14 +61,8 @@ _STACK_COUNT_NS = 60 * NS_PER_S
 """Help counts complete and incomplete user stacks over this time."""
 _FROZEN_NS = 3 * NS_PER_S
 """A delay this long is reported: the terminal did not read, or offtop was suspended."""
-_MOST_DETAILED = 200
-"""How many of the listed waits get process details and peers: a screenful."""
 _PALETTE_LINES = 8
 """Least screen height for Textual's command palette, which fails if its list has no line."""
-_PANELS = (
-    *("head", "suspects", CATEGORIES, LATENCY, LIST, TREE, SITE, *views.WHOLE_SCREEN),
-    *("border", "border-low", "alert", "keys"),
-)
 
 
 class NewTick(Message):
@@ -153,26 +117,17 @@ class OfftopApp(App[int]):
         self.chosen_keys: Mapping[str, str] = keymap or {}
         self.set_keymap(dict(self.chosen_keys))
         self._bound = {key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(",")}
-        self._source = source
-        self._categories = categories
         self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
-        self._rules = rules
-        verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
-        self._suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
-        standing = self._suspects.standing if self._suspects else none_standing
-        self._history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts, standing=standing)
-        self._outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
-        outlier_list = OutlierList(self._outliers)
-        self._pictures = Pictures(self._history, source.names, rules, self._outliers, goes_on=source.recorded is None)
-        self._suspect_causes = CauseFinder(source.names, rules)
-        self._pace = pace.Pace(
+        self.session = Session(
             source,
-            self._history,
-            view.delay_ns,
-            detector=outlier_actions.detector if outlier_actions else None,
-            suspects=self._suspects,
+            categories,
+            rules,
+            view=view,
+            history_ns=history_ns,
+            outlier_actions=outlier_actions,
+            weights=weights,
         )
-        self._pace.alarm = outlier_actions.alarm if outlier_actions else None
+        self._source, self._history, self._pace = source, self.session.history, self.session.pace
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
         self._seen = 0
@@ -186,144 +141,39 @@ class OfftopApp(App[int]):
         """Rows of the table of categories, without their sum; None before the first picture."""
         self._needs_cost_line = False
         self._drawn_versions = (0, 0)
-        """`_name_versions()` when the screen was last drawn."""
+        """`Session.versions` when the screen was last drawn."""
         self._ticked_ns = 0
         """CLOCK_MONOTONIC when the last tick was drawn."""
-        self._alert = ""
-        self._must_greet = is_first_start
-        """Whether to tell the keys to begin with, until one is pressed."""
         self._is_over = False
         """Whether the source has ended."""
         self.failure: BaseException | None = None
         self.early_signals: Sequence[int] = ()
         """Termination signals received before the screen existed."""
-        self._panels = {name: Panel(name, classes="placed") for name in _PANELS}
         self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self.glyphs)
-        self.rewind = Rewind(self, source, self._history, pause_at_ns)
-        self.view_switches = ViewSwitches(self)
-        self.sorting = Sorting(self)
-        self.modes = Modes(self, source)
-        self.baseline_comparison = BaselineComparison(self, self._history, source.names, self._suspects)
-        self.triggers = Triggers(self, outlier_actions)
-        self.outlier_alerts = OutlierAlerts(self, outlier_actions, outlier_list, self._history, source.names, self.bell)
-        self.outlier_times = OutlierTimes(self, outlier_list, source, self._history, self.rewind, categories.ids)
-        self.filters = Filters(self, source, categories, self.triggers.warn_below)
-        self.delay_question = DelayQuestion(self, source)
-        self.rate_question = RateQuestion(self)
-        self.panes = Panes(
-            self,
-            (
-                CategoriesPane(self, self.sorting),
-                LatencyPane(self),
-                ListPane(self, self.sorting),
-                TreePane(self),
-                SitePane(self, categories.rule_of),
-                FlamePane(self),
-                StuckPane(self),
-                OutliersPane(self, self.outlier_times),
-            ),
-        )
-        self.navigation = Navigation(self, self.panes)
-        self.mouse = Mouse(self, self.panes, self.rewind)
-        self.search = Search(self, self.panes, self.filters, self.outlier_times)
-        self.selection = Selection(self, self.panes, source, self.copy_to_clipboard)
-        self.details = Details(self, self.panes, source)
-        self.recording = Recording(self, source, self._pace, self._files, recorder)
-        self.clips = Clips(self, source, self._history, self._outliers, self._files)
-        self.exports = Exports(
-            self, source, self._files, lambda: Pictures(self._history, source.names, rules), self.export_screenshot
-        )
-        self._key_actions = self._actions_by_key()
-
-    def _actions_by_key(self) -> Mapping[str, Callable[[], None]]:
-        """Return what each row of KEYS does, by its id."""
-        return {
-            "down": partial(self.navigation.move, 1),
-            "up": partial(self.navigation.move, -1),
-            "page_down": partial(self.navigation.move_by_pages, 1),
-            "page_up": partial(self.navigation.move_by_pages, -1),
-            "first": self.navigation.move_to_first,
-            "last": self.navigation.move_to_last,
-            "next_pane": partial(self.navigation.focus_pane, 1),
-            "previous_pane": partial(self.navigation.focus_pane, -1),
-            "drill": self.navigation.enter,
+        self._alert_line = AlertLine(self, self.session, is_first_start)
+        self.controllers = Controllers(self, self.session, self._files, recorder, pause_at_ns)
+        self._actions: Mapping[str, Callable[[], None]] = {
+            **self.controllers.actions(),
             "back": self._go_back,
-            "right": partial(self.navigation.move_sideways, 1),
-            "left": partial(self.navigation.move_sideways, -1),
-            "threads": partial(self.view_switches.change, "threads"),
-            "cgroups": partial(self.view_switches.change, "cgroups"),
-            "account": partial(self.view_switches.change, "account"),
-            "tree": partial(self.view_switches.change, "tree"),
-            "offcpu": partial(self.modes.show, "offcpu"),
-            "wakeup": partial(self.modes.show, "wakeup"),
-            "offwake": partial(self.modes.show, "offwake"),
-            "chain": partial(self.modes.show, "chain"),
-            "objects": self.view_switches.list_objects,
-            "stuck": partial(self.view_switches.change, "stuck"),
-            "suspects": self.action_suspects,
-            "outliers": partial(self.view_switches.change, "outliers"),
-            "triggers": self.triggers.ask,
-            "reasons": self.view_switches.list_reasons,
-            "flame": partial(self.view_switches.change, "flame"),
-            "latency": self.view_switches.show_next_latency,
-            "zoom": partial(self.view_switches.change, "zoom"),
-            "open": self.navigation.open,
-            "close": self.navigation.close,
-            "open_all": self.navigation.open_all,
-            "invert": partial(self.view_switches.change, "invert"),
-            "kernel_frames": partial(self.view_switches.change, "kernel_frames"),
-            "user_frames": partial(self.view_switches.change, "user_frames"),
-            "machinery": partial(self.view_switches.change, "machinery"),
-            "by_object": partial(self.view_switches.change, "by_object"),
-            "search": self.search.ask,
-            "next_hit": partial(self.search.go_to_next, 1),
-            "previous_hit": partial(self.search.go_to_next, -1),
-            "filter": self.filters.ask_for_filter,
-            "user": self.filters.ask_for_user,
-            "states": self.filters.choose_states,
-            "rate": self.rate_question.ask,
-            "facts": self.details.show_process,
-            "stack_problems": self.details.show_stack_problems,
-            "mute": self.selection.mute,
-            "idle": partial(self.view_switches.change, "idle"),
-            "pin": self.selection.pin,
-            "narrow": self.selection.measure_only_pinned,
-            "pause": self.rewind.pause_or_resume,
-            "tick_back": partial(self.rewind.step, -1),
-            "tick_on": partial(self.rewind.step, 1),
-            "minute_back": partial(self.rewind.skip, -60),
-            "minute_on": partial(self.rewind.skip, 60),
-            "go_to": self.rewind.ask_for_time,
-            "live": self.rewind.return_to_live,
-            "record": self.recording.start_or_stop,
-            "snapshot": self.clips.ask_for_length,
-            "window": partial(self.view_switches.change, "window"),
-            "mark": self.baseline_comparison.take,
-            "diff": self.baseline_comparison.start_or_stop,
             "reset": self.action_reset,
-            "delay": self.delay_question.ask,
-            "minimum": self.filters.ask_for_minimum,
-            "names": partial(self.view_switches.change, "names"),
-            "sort_waiting": partial(self.sorting.sort_by, "WAITING"),
-            "sort_max": partial(self.sorting.sort_by, "MAX"),
-            "sort_total": partial(self.sorting.sort_by, "TOTAL"),
-            "sort_events": partial(self.sorting.sort_by, "EV/S"),
-            "sort_left": partial(self.sorting.sort_by_next_column, -1),
-            "sort_right": partial(self.sorting.sort_by_next_column, 1),
-            "sort_by": self.sorting.choose_column,
-            "reverse": self.sorting.reverse,
-            "setup": self.view_switches.choose_columns_and_panes,
-            "copy": self.selection.copy,
-            "export": self.exports.choose_format,
             "write": self.action_write,
-            "screenshot": self.exports.save_screen,
             "help": self.action_help,
             "redraw": self.action_redraw,
             "suspend": self.action_suspend_process,
             "quit": self.action_leave_offtop,
             "interrupt": self.action_leave_offtop,
         }
+        self._drawings: Mapping[str, Callable[[Picture, Layout], Sequence[Line]]] = {
+            "head": self._head_lines,
+            "suspects": lambda _, __: self._suspect_lines(),
+            **{name: pane.lines for name, pane in self.controllers.panes.by_name.items()},
+            **{name: partial(self._border_lines, name) for name in ("border", "border-low")},
+            "alert": self._alert_line.lines,
+            "keys": lambda picture, layout: [key_bar(picture, layout.width, self.chosen_keys)],
+        }
+        """Function that draws each panel, by its id."""
+        self._panels = {name: Panel(name, classes="placed") for name in self._drawings}
 
     @property
     def has_overlay(self) -> bool:
@@ -366,7 +216,7 @@ class OfftopApp(App[int]):
         error: BaseException | None = None
         try:
             for _ in self._pace.ticks():
-                self._seen += not self.rewind.is_seeking
+                self._seen += not self.controllers.rewind.is_seeking
                 self.post_message(NewTick())
         except BaseException as raised:
             error = raised
@@ -391,10 +241,10 @@ class OfftopApp(App[int]):
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
             self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
             return  # the later drawing includes this tick
-        self.recording.stop_if_failed()
-        if not self.rewind.finish_seek() or self.rewind.is_seeking:
+        self.controllers.recording.stop_if_failed()
+        if not self.controllers.rewind.finish_seek() or self.controllers.rewind.is_seeking:
             return
-        self.outlier_alerts.announce_new()
+        self.controllers.outlier_alerts.announce_new()
         drawn, last_ns, began_ns = self.picture, self._ticked_ns, thread_time_ns()
         self._ticked_ns = monotonic_ns()
         if self.view.paused_at_ns is None or drawn is None:
@@ -402,7 +252,7 @@ class OfftopApp(App[int]):
         else:
             latest = self._history.latest
             behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
-            if self._drawn_versions != self._name_versions():
+            if self._drawn_versions != self.session.versions:
                 self._draw()
             self.picture = replace(self.picture or drawn, behind_ns=behind_ns)
             self._draw_picture(self.picture, self.layout)
@@ -411,11 +261,6 @@ class OfftopApp(App[int]):
         if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
             delay = span(round(late_ns, -9))
             self.show_alert(f"the screen did not update for {delay}; measuring continued")
-
-    def _name_versions(self) -> tuple[int, int]:
-        """Return the versions of function names and process details, which may arrive after their tick."""
-        newest = self._history.newest
-        return self._source.names.version, newest.header.catalog.details_version if newest else 0
 
     def on_source_ended(self, message: SourceEnded) -> None:
         if message.error is not None:
@@ -454,31 +299,7 @@ class OfftopApp(App[int]):
         return arrange(self.size.width, self.size.height, view, within, suspects, categories, self._needs_cost_line)
 
     def _suspect_lines(self) -> list[Line]:
-        """Return the lines about suspects, if they are looked for and there is room."""
-        if self._suspects is None or self._history.newest is None:
-            return []
-        width, room = self.size.width, most_suspect_lines(self.size.width, self.size.height)
-        return suspects.lines(self._suspect_texts(), width, room, self.glyphs)
-
-    def _suspect_texts(self) -> list[suspects.SuspectText]:
-        """Return the suspects of the tick that is shown."""
-        found, catalog = self._found_suspects()
-        return suspects.described(found, catalog, self._source.names, self._suspect_causes, self.view.compared)
-
-    def _found_suspects(self) -> tuple[Found, Catalog]:
-        ticks = self._history.last(1, self.view.paused_at_ns)
-        if self._suspects is None or not ticks:
-            return NOTHING_FOUND, Catalog()
-        return self._suspects.at(ticks[-1].number), ticks[-1].header.catalog
-
-    def action_suspects(self) -> None:
-        def gone() -> Sequence[str]:
-            return gone_texts(self._found_suspects()[0], self.view.compared)
-
-        self.push_screen(Suspects(self._suspect_texts, self._go_to_hop, self.glyphs, gone))
-
-    def _go_to_hop(self, key: ThreadKey) -> None:
-        self.set_view(panes.around_hop(self.view, key))
+        return self.controllers.suspect_report.lines(self.size.width, self.size.height)
 
     def _history_reach(self) -> str:
         return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
@@ -496,16 +317,16 @@ class OfftopApp(App[int]):
     def _draw(self) -> None:
         if not self.screen_stack:  # a thread's answer came while the app exits
             return
-        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self.rewind.is_seeking:
+        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self.controllers.rewind.is_seeking:
             return
-        layout, self._drawn_versions = self.layout, self._name_versions()
-        self.picture = self._pictures.of(self.view, layout.room)
+        layout, self._drawn_versions = self.layout, self.session.versions
+        self.picture = self.session.pictures.of(self.view, layout.room)
         if self.picture:
             categories = self.picture.categories
             self._category_rows = len(categories.rows) + (categories.elided is not None)
             self._needs_cost_line = head.needs_cost_line(self.picture)
             if (fitting := self.layout).room != layout.room:
-                self.picture = self._pictures.of(self.view, fitting.room)
+                self.picture = self.session.pictures.of(self.view, fitting.room)
             layout = fitting
         self._place(layout)
         if self.picture is None:
@@ -513,7 +334,7 @@ class OfftopApp(App[int]):
             self._panels["head"].show([plain(reading, "dim")])
             return
         self.view = self.picture.view
-        self._describe(self.picture)
+        self.controllers.lookups.request(self.picture)
         self._draw_picture(self.picture, layout)
         if isinstance(self.screen, StackProblems | Suspects) and self.screen.is_mounted:
             self.screen.draw()
@@ -532,36 +353,6 @@ class OfftopApp(App[int]):
                 panel.styles.width, panel.styles.height = rect.width, rect.height
         self._prompt.styles.offset = 0, layout.panels[prompt_panel].y
 
-    def _describe(self, picture: Picture) -> None:
-        """Ask the source for the peers and process details that the view needs, and no others."""
-        view = picture.view
-        self._source.find_peers(self._visible_objects(picture))
-        if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
-            every = [by_pid for tick in picture.ticks for by_pid in tick.breakdown.processes.values()]
-            counted = picture.threads_of if view.lists_cgroups else ()
-            self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
-        elif view.focus == STUCK:
-            self._source.describe(
-                {one.site.pid for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]}
-            )
-        elif view.names != "comm" or self.pen(LIST).width >= tables.USER_WIDTH:
-            rows = picture.rows.rows[picture.first_row : picture.first_row + self.pen(LIST).height]
-            self._source.describe({row.pid for row in rows})
-
-    def _visible_objects(self, picture: Picture) -> Mapping[Object, int]:
-        """Return the objects that the visible rows wait on, each with a waiting PID.
-
-        If a filter needs peers, return those of all rows.
-        """
-        view, catalog = picture.view, picture.catalog
-        if any(one.needs_peers for one in (view.filter, *view.muted)):
-            return waited_on(picture.newest.waits, catalog.wakes)
-        if view.focus == STUCK:
-            sites = [one.site for one in picture.stuck.shown.waits[picture.stuck.first :][:_MOST_DETAILED]]
-        else:
-            sites = [row.top for row in tables.seen_rows(picture, self.pen(LIST)) if row.top != NOWHERE]
-        return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], catalog.wakes)}
-
     def pen(self, panel: str) -> Pen:
         rect = self._placed.get(panel)
         width, height = (rect.width, rect.height) if rect else (0, 0)
@@ -569,81 +360,39 @@ class OfftopApp(App[int]):
 
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
-            lines = self._lines_of(name, picture, layout)
+            lines = self._drawings[name](picture, layout)
             self._panels[name].show(lines[: layout.panels[name].height])
 
-    def _lines_of(self, panel: str, picture: Picture, layout: Layout) -> Sequence[Line]:
-        pen = self.pen(panel)
-        match panel:
-            case "head" if len(layout.panels) == 1:
-                return head.one_line(picture, layout, self._source.recorded is not None)
-            case "head":
-                written = self.recording.bytes_written
-                recorded = self._source.recorded
-                return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
-            case "suspects":
-                return self._suspect_lines()
-            case "alert":
-                return [self._alert_text(layout)]
-            case "keys":
-                sampled = bool(self.picture and self.picture.sampling)
-                return [_key_bar(layout.width, self.chosen_keys, {_WAKEUP_KEY} if sampled else ())]
-            case _ if panel in self.panes.by_name:
-                return self.panes.by_name[panel].lines(picture, layout)
-            case _:
-                return [plain(self.glyphs.edge, "border")] * pen.height
+    def _head_lines(self, picture: Picture, layout: Layout) -> list[Line]:
+        recorded, written = self._source.recorded, self.controllers.recording.bytes_written
+        if len(layout.panels) == 1:
+            return head.one_line(picture, layout, recorded is not None)
+        return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
 
-    def _alert_text(self, layout: Layout) -> Line:
-        if self._alert:
-            return plain(fit(self._alert, layout.width, self.glyphs), "alert")
-        return plain(fit(self._standing_text(layout.width), layout.width, self.glyphs), "dim")
-
-    def _standing_text(self, width: int) -> str:
-        """Return what the alert line shows without an alert.
-
-        That is a problem if there is one, otherwise the main cause, otherwise the meaning of the category.
-        """
-        picture, category = self.picture, self.view.category
-        if picture and picture.lost:
-            kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            unread_only = set(picture.lost) == {"unread"}
-            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
-            return f"lost {kinds}: {hint}"
-        if self._must_greet:
-            return whole_sentences(_FIRST_KEYS, width)
-        recorded = self._source.recorded
-        if picture and recorded and picture.newest.taken_ns == recorded.ended_ns:
-            return "this is the end of the recording: [ and { go back, b goes anywhere"
-        if picture and isinstance(self.view.pin, int) and not picture.threads_of.get(self.view.pin):
-            return f"pinned process {self.view.pin} has exited; p unpins it"
-        if self._rules.error:
-            return self._rules.error
-        if picture and self._suspects is None and (cause := stacks.cause_line(picture)):
-            return whole_sentences(cause, width)
-        meaning = f"{category}: {self._categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
-        return whole_sentences(" ".join(meaning.split()), width)
+    def _border_lines(self, name: str, picture: Picture, layout: Layout) -> list[Line]:
+        return [plain(self.glyphs.edge, "border")] * layout.panels[name].height
 
     def show_alert(self, text: str) -> None:
         """Show `text` on the alert line until the next key, or for a few seconds."""
-        self._alert = text
+        self._alert_line.alert = text
         self.set_timer(_ALERT_SECONDS, lambda: self._clear_alert(text))
         if self.picture:
             self._draw_picture(self.picture, self.layout)
 
     def _clear_alert(self, text: str) -> None:
-        if self._alert == text:
-            self._alert = ""
+        if self._alert_line.alert == text:
+            self._alert_line.alert = ""
             self._draw()
 
     def on_clicked(self, event: Clicked) -> None:
         if not self.has_overlay:
-            self.mouse.click(event)
+            self.controllers.mouse.click(event)
 
     # Keys that need more than the view
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
-            self._alert, self._must_greet = "", False
+            self._alert_line.clear()
             if not event.is_forwarded and len(self.screen_stack) == 1 and await self._run_key(event):
                 return
             if not event.is_forwarded and isinstance(self.screen, Help) and await self.screen.take(event):
@@ -688,7 +437,7 @@ class OfftopApp(App[int]):
 
     def action_perform(self, key: str) -> None:
         """Do what the keys of the row `key` of KEYS are for."""
-        self._key_actions[key]()
+        self._actions[key]()
 
     def action_focus_next(self) -> None:
         self._focus_pane(1)
@@ -698,14 +447,14 @@ class OfftopApp(App[int]):
 
     def _focus_pane(self, step: int) -> None:
         if not self._prompt.is_open and not self.has_overlay:
-            self.navigation.focus_pane(step)
+            self.controllers.navigation.focus_pane(step)
 
     def _go_back(self) -> None:
         if self._prompt.is_open:
             self._prompt.drop()
             self._draw()
         else:
-            self.navigation.leave()
+            self.controllers.navigation.leave()
 
     def action_reset(self) -> None:
         self._history.reset()
@@ -747,7 +496,7 @@ class OfftopApp(App[int]):
 
     def close_recordings(self) -> str:
         """Finish recordings and clips; return messages about the results, or an empty string."""
-        return "; ".join(filter(None, (self.clips.wait(), self.recording.finish())))
+        return "; ".join(filter(None, (self.controllers.clips.wait(), self.controllers.recording.finish())))
 
     def action_theme(self, name: str) -> None:
         """Switch to the theme. Raises UsageError if it does not exist."""
@@ -776,7 +525,7 @@ class OfftopApp(App[int]):
             *self._source.about(),
             ("history", self._history_reach()),
         ]
-        self.push_screen(Help(self.view.focus, self._categories, self.chosen_keys, about, self.glyphs))
+        self.push_screen(Help(self.view.focus, self.session.categories, self.chosen_keys, about, self.glyphs))
 
     def action_redraw(self) -> None:
         self.screen.refresh(layout=True)
@@ -803,40 +552,6 @@ class OfftopApp(App[int]):
 
 _DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
 """Keys of KEYS that work while a question is open."""
-_LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
-_LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
-_LOST_HINT_SAMPLED = (
-    "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
-)
-"""The same, when /proc is sampled."""
-_WAKEUP_KEY = "wakeup"
-"""Id of the key for wakers, which does nothing when /proc is sampled."""
-_FIRST_KEYS = "Enter shows what is inside a row, 6 who everybody waits behind, ? all keys."
-_ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
-
-
-def _key_bar(width: int, chosen: Mapping[str, str], disabled: Collection[str]) -> Line:
-    """Return the key bar. `disabled`: ids of keys that do nothing here."""
-    bars = {
-        row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
-        for row in KEYS
-        if row.bar and row.id not in disabled
-    }
-
-    def fitting() -> Iterator[str]:
-        room = width
-        for name in sorted(bars, key=lambda name: name not in ("help", "quit")):
-            room -= len(bars[name]) + 1
-            if room >= -1:
-                yield name
-
-    kept = {*fitting()}
-    spans: list[tuple[str, str]] = []
-    for name, bar in bars.items():
-        if name in kept:
-            key, _, word = bar.partition(" ")
-            spans += [(key, "key"), (f" {word} ", "dim")]
-    return Line(tuple(spans))
 
 
 def run(

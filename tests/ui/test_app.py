@@ -39,8 +39,8 @@ async def test_queued_ticks_are_drawn_once() -> None:
     source = ScriptedSource(ticks=1)
     async with shown(source) as (app, pilot):
         drawn: list[int] = []
-        draw = app._pictures.of  # pyright: ignore[reportPrivateUsage]
-        app._pictures.of = lambda view, room: drawn.append(0) or draw(view, room)  # pyright: ignore[reportPrivateUsage]
+        draw = app.session.pictures.of
+        app.session.pictures.of = lambda view, room: drawn.append(0) or draw(view, room)
         source.go_on(to=300)
         while source.reads <= 300:
             time.sleep(0.01)  # blocks the event loop on purpose

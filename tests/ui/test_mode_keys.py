@@ -617,7 +617,7 @@ async def test_mode_keys_work_after_an_unexpected_error(monkeypatch: pytest.Monk
             patch.setattr(source, "set_mode", fail)
             await pilot.press("2")
             await until(failed.is_set)
-            await until(lambda: not app.modes.is_requesting)
+            await until(lambda: not app.controllers.modes.is_requesting)
         await pilot.press("3")
         await until(lambda: source.mode == OFFWAKE)
 

@@ -30,7 +30,7 @@ async def test_a_records_each_tick_until_pressed_again() -> None:
     async with shown(source, files=FakeFiles()) as (app, pilot):
         assert "REC" not in screen(app)[0]
         await pilot.press("a")
-        recorder = app.recording.recorder
+        recorder = app.controllers.recording.recorder
         assert isinstance(recorder, FakeRecorder)
         source.go_on(to=6)
         await until(lambda: "REC 2.0MB" in screen(app)[0] and len(recorder.taken) == 4)
@@ -38,7 +38,7 @@ async def test_a_records_each_tick_until_pressed_again() -> None:
         await until(lambda: "recorded 4 ticks: shop.offtop" in screen(app)[-2])
         source.go_on(to=8)
         await until(lambda: app.picture is not None and app.picture.newest.number == 8)
-        assert (len(recorder.taken), app.recording.recorder) == (4, None)
+        assert (len(recorder.taken), app.controllers.recording.recorder) == (4, None)
 
 
 @asynchronous
@@ -50,7 +50,7 @@ async def test_failed_recording_is_reported_and_measuring_continues() -> None:
         await until(lambda: "recording stopped: 37MB left on /var/tmp" in screen(app)[-2])
         source.go_on(to=6)
         await until(lambda: app.picture is not None and app.picture.newest.number == 6)
-        assert app.recording.recorder is None
+        assert app.controllers.recording.recorder is None
 
 
 @asynchronous

@@ -121,7 +121,7 @@ async def test_two_clips_of_one_moment_are_two_files(tmp_path: Path) -> None:
         for number in (1, 2):
             await pilot.press("s", "enter")
             await until(lambda number=number: len([*tmp_path.iterdir()]) == number and "saved" in screen(app)[-2])
-            await until(lambda: not app.clips.is_writing)
+            await until(lambda: not app.controllers.clips.is_writing)
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["offtop-db7-20261121T020003-all-2.offtop", "offtop-db7-20261121T020003-all.offtop"]
 
@@ -144,7 +144,7 @@ async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
         for tick in app.picture.ticks:
             wait = LongWait(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
             one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
-            app.clips.outliers.add([one._replace(catalog=app.picture.catalog)])
+            app.session.outliers.add([one._replace(catalog=app.picture.catalog)])
         await pilot.press("s", *"3s", "enter")
         await until(lambda: "saved " in screen(app)[-2])
     (file,) = tmp_path.iterdir()

@@ -5,15 +5,13 @@ from functools import partial
 from threading import Thread
 
 from offtop.errors import OfftopError
-from offtop.feed.source import Source
-from offtop.model.values.outlier import Outliers
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import SINCE_START
-from offtop.model.windows.history import History
 from offtop.printable import printable
 from offtop.reports.batch import look_up
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.files import Files
+from offtop.ui.actions.session import Session
 from offtop.ui.panes.head import clock
 from offtop.units import NS_PER_S, parse_duration, size, span
 
@@ -23,10 +21,8 @@ _MINUTE = "1m"
 
 
 class Clips:
-    def __init__(self, display: Display, source: Source, history: History, outliers: Outliers, files: Files) -> None:
-        self._display, self._source, self._history, self._files = display, source, history, files
-        self.outliers = outliers
-        """A clip includes those of its time."""
+    def __init__(self, display: Display, session: Session, files: Files) -> None:
+        self._display, self._session, self._files = display, session, files
         self._thread: Thread | None = None
         self._result = ""
         """Message about the last clip."""
@@ -76,15 +72,15 @@ class Clips:
         self._display.run_later(partial(self._display.show_alert, self._result))
 
     def _save_ticks(self, span_ns: int, end_ns: int | None, what: str) -> str:
-        ticks = self._history.last(span_ns, end_ns)
+        ticks = self._session.history.last(span_ns, end_ns)
         if not ticks:
             return "there is nothing to save yet"
         last = ticks[-1]
-        look_up(self._source, last, ())
-        recorder = self._files.clip(self._source, what, last.taken_ns)
+        look_up(self._session.source, last, ())
+        recorder = self._files.clip(self._session.source, what, last.taken_ns)
         begin_ns = ticks[0].at_ns - ticks[0].span_ns
-        outliers = [one for one in self.outliers.every if one.at_ns > begin_ns]
-        for one in self._history.snapshots_of_last(span_ns, last.at_ns):
+        outliers = [one for one in self._session.outliers.every if one.at_ns > begin_ns]
+        for one in self._session.history.snapshots_of_last(span_ns, last.at_ns):
             recorder.add(replace(one, outliers=[outlier for outlier in outliers if outlier.at_ns == one.at_ns]))
         result = recorder.close()
         if not recorder.is_whole:

@@ -56,6 +56,16 @@ class Display(Protocol):
         """
         ...
 
+    def bell(self) -> None: ...
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Put `text` on the clipboard of the terminal."""
+        ...
+
+    def export_screenshot(self) -> str:
+        """Return the screen as SVG."""
+        ...
+
     def open_overlay(self, overlay: ModalScreen[None]) -> None: ...
 
     def run_later(self, function: Callable[[], None]) -> None:

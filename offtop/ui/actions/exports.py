@@ -1,7 +1,6 @@
 """Writing the selection, or the screen, to a file."""
 
 import re
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -10,11 +9,11 @@ from threading import Thread
 from offtop.errors import OfftopError
 from offtop.export import folded
 from offtop.export.profile import profile_of
-from offtop.feed.source import Source
 from offtop.model.viewmodel.picture import Picture, Pictures
 from offtop.reports.exports import ENDINGS, FORMATS, in_form
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.files import Files
+from offtop.ui.actions.session import Session
 from offtop.ui.panes.chooser import Choice, Chooser
 from offtop.ui.panes.head import selection
 
@@ -30,12 +29,8 @@ _FORMS = {
 
 
 class Exports:
-    def __init__(
-        self, display: Display, source: Source, files: Files, pictures: Callable[[], Pictures], svg: Callable[[], str]
-    ) -> None:
-        """`pictures` returns new Pictures, for another thread; `svg` the screen as it is."""
-        self._display, self._source, self._files = display, source, files
-        self._pictures, self._svg = pictures, svg
+    def __init__(self, display: Display, session: Session, files: Files) -> None:
+        self._display, self._session, self._files = display, session, files
 
     def choose_format(self) -> None:
         """Ask for a format, and export the selection over the displayed span."""
@@ -56,17 +51,17 @@ class Exports:
 
     def _compute(self, form: str, picture: Picture) -> None:
         """Compute the export in a separate thread: a minute of thousands of stacks takes seconds."""
-        window, shares = self._pictures().selected(picture)
-        mode, idle, host = picture.view.mode, picture.view.idle_shown, self._source.host
-        profile = profile_of(window, shares, self._source.names, host, mode, idle)
+        source, mode, idle = self._session.source, picture.view.mode, picture.view.idle_shown
+        own_pictures = Pictures(self._session.history, source.names, self._session.rules)
+        profile = profile_of(*own_pictures.selected(picture), source.names, source.host, mode, idle)
         style = folded.Style(per=frozenset(_FOLDED_PER.get(form, ())))
         form = "folded" if form in _FOLDED_PER else form
         content = in_form(form, profile, selection(picture, self._display.glyphs), style=style)
-        machine = re.sub(r"[^A-Za-z0-9.-]", "_", host)
+        machine = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         self._display.run_later(partial(self._write, f"offtop-{machine}", ENDINGS[form], content))
 
     def save_screen(self) -> None:
-        self._write("offtop", "svg", self._svg())
+        self._write("offtop", "svg", self._display.export_screenshot())
 
     def _write(self, name: str, ending: str, content: str | bytes) -> None:
         path = Path(f"{name}-{datetime.now():%Y%m%dT%H%M%S}.{ending}")

@@ -1,21 +1,17 @@
 """Outliers: the triggers that define them, the alert at a new one, and going to the time of one."""
 
-from collections.abc import Callable
-
 from offtop.errors import OfftopError
 from offtop.feed.outlier_actions import OutlierActions
-from offtop.feed.source import Source
 from offtop.model.outliers.text import one_line
 from offtop.model.values.outlier import Group
-from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.outlier_list import OutlierList, which
+from offtop.model.viewmodel.outlier_list import which
 from offtop.model.windows.breakdown import ALL
-from offtop.model.windows.history import History
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.rewind import Rewind
+from offtop.ui.actions.session import Session
 from offtop.units import NS_PER_S, span
 
 
@@ -50,20 +46,11 @@ class Triggers:
 
 
 class OutlierAlerts:
-    def __init__(
-        self,
-        display: Display,
-        actions: OutlierActions | None,
-        outliers: OutlierList,
-        history: History,
-        names: Names,
-        ring_bell: Callable[[], None],
-    ) -> None:
-        self._display, self._actions, self._outliers = display, actions, outliers
-        self._history, self._names, self._ring_bell = history, names, ring_bell
-        self._newest_ns = max((one.last.at_ns for one in outliers.every), default=0)
+    def __init__(self, display: Display, session: Session) -> None:
+        self._display, self._session, self._actions = display, session, session.outlier_actions
+        self._newest_ns = max((one.last.at_ns for one in session.outlier_list.every), default=0)
         """CLOCK_MONOTONIC of the newest outlier that was announced on the alert line."""
-        self._pauses = actions is not None and actions.freeze
+        self._pauses = self._actions is not None and self._actions.freeze
         """Whether to pause the screen at the next outlier."""
 
     def announce_new(self) -> None:
@@ -72,37 +59,32 @@ class OutlierAlerts:
         if self._actions and (failure := self._actions.alarm.failure):
             self._actions.alarm.failure = ""
             display.show_alert(failure)
-        new = [one for one in self._outliers.every if one.first.at_ns > self._newest_ns]
+        new = [one for one in self._session.outlier_list.every if one.first.at_ns > self._newest_ns]
         if not new:
             return
         worst, self._newest_ns = new[-1].worst, new[-1].first.at_ns
         more = f" (and {len(new) - 1} more: O)" if len(new) > 1 else " (O)"
         if self._actions and self._actions.bell:
-            self._ring_bell()
-        if self._pauses and display.view.paused_at_ns is None and (tick := self._history.taken_by(worst.taken_ns)):
+            display.bell()
+        if (
+            self._pauses
+            and display.view.paused_at_ns is None
+            and (tick := self._session.history.taken_by(worst.taken_ns))
+        ):
             self._pauses = False
             display.set_view(views.paused_at(display.view, tick.at_ns))
-        display.show_alert(f"outlier: {printable(one_line(worst, self._names))}{more}")
+        display.show_alert(f"outlier: {printable(one_line(worst, self._session.source.names))}{more}")
 
 
 class OutlierTimes:
     """Shows the screen as it was at the time of an outlier."""
 
-    def __init__(
-        self,
-        display: Display,
-        outliers: OutlierList,
-        source: Source,
-        history: History,
-        rewind: Rewind,
-        category_ids: tuple[str, ...],
-    ) -> None:
-        self._display, self._outliers, self._source, self._history = display, outliers, source, history
-        self._rewind, self._category_ids = rewind, category_ids
+    def __init__(self, display: Display, session: Session, rewind: Rewind) -> None:
+        self._display, self._session, self._rewind = display, session, rewind
 
     def go_to_next(self, step: int) -> None:
         """Go to the next outlier after the displayed time (1), or the last one before (-1)."""
-        picture, every = self._display.picture, self._outliers.every
+        picture, every = self._display.picture, self._session.outlier_list.every
         view = self._display.view
         if picture is None or not every:
             self._display.show_alert("no outliers yet: ! chooses what counts as one; / searches")
@@ -127,8 +109,8 @@ class OutlierTimes:
 
     def go_to(self, group: Group) -> None:
         """Show all panes as they were at the time of the outlier, with its thread selected."""
-        one, recorded = group.worst, self._source.recorded
-        picture, oldest = self._display.picture, self._history.oldest
+        one, recorded = group.worst, self._session.source.recorded
+        picture, oldest = self._display.picture, self._session.history.oldest
         if picture is None or oldest is None:
             return
         if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
@@ -138,9 +120,9 @@ class OutlierTimes:
                 f"this was {ago_s // 60} min ago, longer than the history: only this much is stored"
             )
             return
-        category = one.category if one.category in self._category_ids else ALL
+        category = one.category if one.category in self._session.categories.ids else ALL
         self._display.set_view(
             panes.around_outlier(self._display.view, which(group), one.wait.site.thread if one.wait else None, category)
         )
         self._rewind.go_to(one.taken_ns)
-        self._display.show_alert(f"outlier: {printable(one_line(one, self._source.names))}")
+        self._display.show_alert(f"outlier: {printable(one_line(one, self._session.source.names))}")

@@ -1,7 +1,5 @@
 """What is done to the row or branch under the cursor: pin it, mute it, copy it."""
 
-from collections.abc import Callable
-
 from offtop.feed.source import Source
 from offtop.model.aggregate.filter import FilterError
 from offtop.model.aggregate.pool import Pool
@@ -20,9 +18,8 @@ _UNKNOWN = (EXITED, EXITED.pid, UNNAMED, UNNAMED.pid, NO_CGROUP)
 
 
 class Selection:
-    def __init__(self, display: Display, panes: Panes, source: Source, copy: Callable[[str], None]) -> None:
-        """`copy` puts a text on the clipboard of the terminal."""
-        self._display, self._panes, self._source, self._copy = display, panes, source, copy
+    def __init__(self, display: Display, panes: Panes, source: Source) -> None:
+        self._display, self._panes, self._source = display, panes, source
 
     def mute(self) -> None:
         picture, display = self._display.picture, self._display
@@ -75,6 +72,6 @@ class Selection:
         if not text:
             self._display.show_alert("y copies the row or the branch under the cursor: TAB goes to one")
             return
-        self._copy(text)
+        self._display.copy_to_clipboard(text)
         first_line, *_ = text.split("\n")
         self._display.show_alert(f"copied: {first_line}")

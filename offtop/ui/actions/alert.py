@@ -1,0 +1,57 @@
+"""The alert line: an alert, or what there is to know without one."""
+
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.windows.breakdown import ALL
+from offtop.ui.actions.display import Display
+from offtop.ui.actions.session import Session
+from offtop.ui.kit.layout import Layout
+from offtop.ui.kit.lines import Line, fit, plain, whole_sentences
+from offtop.ui.panes import stacks
+from offtop.units import count
+
+_LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
+_LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
+_LOST_HINT_SAMPLED = (
+    "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
+)
+"""The same, when /proc is sampled."""
+_FIRST_KEYS = "Enter shows what is inside a row, 6 who everybody waits behind, ? all keys."
+_ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
+
+
+class AlertLine:
+    def __init__(self, display: Display, session: Session, is_first_start: bool) -> None:
+        self._display, self._session = display, session
+        self._shows_first_keys = is_first_start
+        """Whether to name the keys to begin with, until one is pressed."""
+        self.alert = ""
+
+    def clear(self) -> None:
+        """Clear the line because a key was pressed."""
+        self.alert, self._shows_first_keys = "", False
+
+    def lines(self, picture: Picture, layout: Layout) -> list[Line]:
+        text, token = (self.alert, "alert") if self.alert else (self._text_without_alert(picture, layout.width), "dim")
+        return [plain(fit(text, layout.width, self._display.glyphs), token)]
+
+    def _text_without_alert(self, picture: Picture, width: int) -> str:
+        """Return a problem if there is one, otherwise the main cause, otherwise the meaning of the category."""
+        category, pin = self._display.view.category, self._display.view.pin
+        if picture.lost:
+            kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
+            unread_only = set(picture.lost) == {"unread"}
+            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
+            return f"lost {kinds}: {hint}"
+        if self._shows_first_keys:
+            return whole_sentences(_FIRST_KEYS, width)
+        recorded = self._session.source.recorded
+        if recorded and picture.newest.taken_ns == recorded.ended_ns:
+            return "this is the end of the recording: [ and { go back, b goes anywhere"
+        if isinstance(pin, int) and not picture.threads_of.get(pin):
+            return f"pinned process {pin} has exited; p unpins it"
+        if self._session.rules.error:
+            return self._session.rules.error
+        if self._session.suspects is None and (cause := stacks.cause_line(picture)):
+            return whole_sentences(cause, width)
+        meaning = f"{category}: {self._session.categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
+        return whole_sentences(" ".join(meaning.split()), width)

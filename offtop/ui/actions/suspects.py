@@ -1,0 +1,47 @@
+"""Suspects: who others wait behind, in short above the panes, and hop by hop in an overlay."""
+
+from collections.abc import Sequence
+
+from offtop.model.aggregate.suspect_text import gone_texts
+from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.viewmodel import panes
+from offtop.ui.actions.display import Display
+from offtop.ui.actions.session import Session
+from offtop.ui.kit.layout import most_suspect_lines
+from offtop.ui.kit.lines import Line
+from offtop.ui.panes import suspects
+
+
+class SuspectReport:
+    def __init__(self, display: Display, session: Session) -> None:
+        self._display, self._session = display, session
+        self._causes = CauseFinder(session.source.names, session.rules)
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """Return the lines for a screen of that size; none if nobody looks for suspects, or if there is no room."""
+        if self._session.suspects is None or self._session.history.newest is None:
+            return []
+        return suspects.lines(self._texts(), width, most_suspect_lines(width, height), self._display.glyphs)
+
+    def _texts(self) -> list[suspects.SuspectText]:
+        """Return the suspects of the tick that is shown."""
+        found, catalog = self._found()
+        compared = self._display.view.compared
+        return suspects.described(found, catalog, self._session.source.names, self._causes, compared)
+
+    def _found(self) -> tuple[Found, Catalog]:
+        ticks = self._session.history.last(1, self._display.view.paused_at_ns)
+        if self._session.suspects is None or not ticks:
+            return NOTHING_FOUND, Catalog()
+        return self._session.suspects.at(ticks[-1].number), ticks[-1].header.catalog
+
+    def show_chains(self) -> None:
+        def gone() -> Sequence[str]:
+            return gone_texts(self._found()[0], self._display.view.compared)
+
+        self._display.open_overlay(suspects.Suspects(self._texts, self._go_to_hop, self._display.glyphs, gone))
+
+    def _go_to_hop(self, key: ThreadKey) -> None:
+        self._display.set_view(panes.around_hop(self._display.view, key))
