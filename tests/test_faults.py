@@ -127,7 +127,7 @@ BREAKS = """
 from offtop import cli
 from offtop.ui.app import OfftopApp
 def breaks(*_): raise KeyError('\\x1b[2J')
-OfftopApp.action_leave_offtop = breaks
+OfftopApp.leave_overlay_or_quit = breaks
 cli.main(['demo'])
 """
 

@@ -465,7 +465,7 @@ def _run_screen(
     pause_at_ns: int | None = None,
 ) -> int:
     from offtop.settings.first_start import is_first_start
-    from offtop.ui import app
+    from offtop.ui import run
     from offtop.ui.kit import terminal
 
     settings = loaded.settings
@@ -473,7 +473,7 @@ def _run_screen(
         os.environ.pop("NO_COLOR", None)
     colour = settings.color != "never" and not os.environ.get("NO_COLOR")
     theme = (settings.theme or terminal.theme()) if colour else "mono"
-    return app.run(
+    return run.run(
         source,
         view,
         rules,
@@ -500,7 +500,7 @@ def _load_screen() -> None:
     Errors are reported when it is used.
     """
     with contextlib.suppress(ImportError):
-        importlib.import_module("offtop.ui.app")
+        importlib.import_module("offtop.ui.run")
 
 
 def _no_screen(args: argparse.Namespace) -> str | None:

@@ -25,11 +25,10 @@ from textual.message import Message
 from textual.screen import ModalScreen, Screen
 
 from offtop import faults
-from offtop.errors import OfftopError, warn
+from offtop.errors import OfftopError
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
 from offtop.heap import trim_heap_after
-from offtop.model.aggregate import stack_ends
 from offtop.model.classify.categories import Categories
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.classify.suspect_weights import Weights
@@ -39,13 +38,15 @@ from offtop.model.viewmodel.view import View
 from offtop.model.windows.history import HISTORY_NS
 from offtop.ui.actions.alert import AlertLine
 from offtop.ui.actions.controllers import Controllers
+from offtop.ui.actions.display import Answer
 from offtop.ui.actions.files import Files, NoFiles, Recorder
 from offtop.ui.actions.session import Session
 from offtop.ui.kit import terminal, theme
+from offtop.ui.kit.board import Board
 from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS
-from offtop.ui.kit.layout import Layout, Rect, arrange
-from offtop.ui.kit.lines import Clicked, Line, Panel, Pen, exact, fit, plain
+from offtop.ui.kit.layout import Layout, arrange
+from offtop.ui.kit.lines import Clicked, Line, Pen, exact, fit, plain
 from offtop.ui.kit.palette import Actions as PaletteActions
 from offtop.ui.kit.prompt import Prompt
 from offtop.ui.panes import head
@@ -53,14 +54,14 @@ from offtop.ui.panes.help import Help
 from offtop.ui.panes.key_bar import key_bar
 from offtop.ui.panes.stack_problems import StackProblems
 from offtop.ui.panes.suspects import Suspects
-from offtop.units import NS_PER_S, size, span
+from offtop.units import NS_PER_S, span
 
 _ALERT_SECONDS = 6.0
 _BEHIND_SECONDS = 0.25
-_STACK_COUNT_NS = 60 * NS_PER_S
-"""Help counts complete and incomplete user stacks over this time."""
 _FROZEN_NS = 3 * NS_PER_S
 """A delay this long is reported: the terminal did not read, or offtop was suspended."""
+_DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
+"""Keys of KEYS that work while a question is open."""
 _PALETTE_LINES = 8
 """Least screen height for Textual's command palette, which fails if its list has no line."""
 
@@ -149,20 +150,18 @@ class OfftopApp(App[int]):
         self.failure: BaseException | None = None
         self.early_signals: Sequence[int] = ()
         """Termination signals received before the screen existed."""
-        self._placed: dict[str, Rect | None] = {}
         self._prompt = Prompt(self.glyphs)
         self._alert_line = AlertLine(self, self.session, is_first_start)
-        self.controllers = Controllers(self, self.session, self._files, recorder, pause_at_ns)
+        self.controllers = Controllers(self, self.session, self._files, recorder, pause_at_ns, self.chosen_keys)
         self._actions: Mapping[str, Callable[[], None]] = {
             **self.controllers.actions(),
             "back": self._go_back,
-            "reset": self.action_reset,
-            "write": self.action_write,
-            "help": self.action_help,
-            "redraw": self.action_redraw,
+            "reset": self._reset,
+            "write": self._save_settings,
+            "redraw": self._redraw,
             "suspend": self.action_suspend_process,
-            "quit": self.action_leave_offtop,
-            "interrupt": self.action_leave_offtop,
+            "quit": self.leave_overlay_or_quit,
+            "interrupt": self.leave_overlay_or_quit,
         }
         self._drawings: Mapping[str, Callable[[Picture, Layout], Sequence[Line]]] = {
             "head": self._head_lines,
@@ -173,7 +172,7 @@ class OfftopApp(App[int]):
             "keys": lambda picture, layout: [key_bar(picture, layout.width, self.chosen_keys)],
         }
         """Function that draws each panel, by its id."""
-        self._panels = {name: Panel(name, classes="placed") for name in self._drawings}
+        self._board = Board(self._drawings)
 
     @property
     def has_overlay(self) -> bool:
@@ -187,11 +186,11 @@ class OfftopApp(App[int]):
             self.call_later(function)
 
     def compose(self) -> ComposeResult:
-        yield from self._panels.values()
+        yield from self._board.panels.values()
         yield self._prompt
 
     def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, self._resumed)  # pyright: ignore[reportUnknownMemberType]
+        self.app_resume_signal.subscribe(self, self._redraw)  # pyright: ignore[reportUnknownMemberType]
         if not self.is_headless:
             loop = asyncio.get_running_loop()
             for number in terminal.EXIT_SIGNALS:
@@ -301,9 +300,6 @@ class OfftopApp(App[int]):
     def _suspect_lines(self) -> list[Line]:
         return self.controllers.suspect_report.lines(self.size.width, self.size.height)
 
-    def _history_reach(self) -> str:
-        return f"{span(round(self._history.reach_ns, -9))} back, in {size(self._history.bytes_held)}"
-
     def set_view(self, view: View) -> None:
         if view.delay_ns != self.view.delay_ns:
             self._pace.set_delay(view.delay_ns)
@@ -317,7 +313,11 @@ class OfftopApp(App[int]):
     def _draw(self) -> None:
         if not self.screen_stack:  # a thread's answer came while the app exits
             return
-        if isinstance(self.screen, Help) or not self._panels["head"].is_mounted or self.controllers.rewind.is_seeking:
+        if (
+            isinstance(self.screen, Help)
+            or not self._board.panels["head"].is_mounted
+            or self.controllers.rewind.is_seeking
+        ):
             return
         layout, self._drawn_versions = self.layout, self.session.versions
         self.picture = self.session.pictures.of(self.view, layout.room)
@@ -331,7 +331,7 @@ class OfftopApp(App[int]):
         self._place(layout)
         if self.picture is None:
             reading = fit("offtop: reading for the first time", layout.width, self.glyphs)
-            self._panels["head"].show([plain(reading, "dim")])
+            self._board.panels["head"].show([plain(reading, "dim")])
             return
         self.view = self.picture.view
         self.controllers.lookups.request(self.picture)
@@ -340,28 +340,17 @@ class OfftopApp(App[int]):
             self.screen.draw()
 
     def _place(self, layout: Layout) -> None:
-        """Move and resize the panels."""
+        """Move and resize the panels and the prompt."""
         prompt_panel = "alert" if "alert" in layout.panels else "head"
-        for name, panel in self._panels.items():
-            rect = layout.panels.get(name) if name != prompt_panel or not self._prompt.is_open else None
-            if name in self._placed and self._placed[name] == rect:
-                continue
-            self._placed[name] = rect
-            panel.display = rect is not None
-            if rect is not None:
-                panel.styles.offset = rect.x, rect.y
-                panel.styles.width, panel.styles.height = rect.width, rect.height
+        self._board.place(layout, prompt_panel if self._prompt.is_open else "")
         self._prompt.styles.offset = 0, layout.panels[prompt_panel].y
 
     def pen(self, panel: str) -> Pen:
-        rect = self._placed.get(panel)
-        width, height = (rect.width, rect.height) if rect else (0, 0)
-        return Pen(width, height, self.glyphs, self._source.names)
+        return Pen(*self._board.size(panel), self.glyphs, self._source.names)
 
     def _draw_picture(self, picture: Picture, layout: Layout) -> None:
         for name in layout.panels:
-            lines = self._drawings[name](picture, layout)
-            self._panels[name].show(lines[: layout.panels[name].height])
+            self._board.show(name, self._drawings[name](picture, layout), layout)
 
     def _head_lines(self, picture: Picture, layout: Layout) -> list[Line]:
         recorded, written = self._source.recorded, self.controllers.recording.bytes_written
@@ -388,12 +377,12 @@ class OfftopApp(App[int]):
         if not self.has_overlay:
             self.controllers.mouse.click(event)
 
-    # Keys that need more than the view
+    # Keys
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
             self._alert_line.clear()
-            if not event.is_forwarded and len(self.screen_stack) == 1 and await self._run_key(event):
+            if not event.is_forwarded and not self.has_overlay and await self._run_key(event):
                 return
             if not event.is_forwarded and isinstance(self.screen, Help) and await self.screen.take(event):
                 return
@@ -419,12 +408,7 @@ class OfftopApp(App[int]):
         return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
 
     def on_key(self, event: events.Key) -> None:
-        if (
-            len(self.screen_stack) > 1
-            or self._prompt.is_open
-            or event.key in self._bound
-            or event.character in self._bound
-        ):
+        if self.has_overlay or self._prompt.is_open or not self._bound.isdisjoint((event.key, event.character)):
             return
         key = event.character if event.is_printable and event.character else event.key
         self.show_alert(f"no action on {key!r}; ? for help")
@@ -456,23 +440,17 @@ class OfftopApp(App[int]):
         else:
             self.controllers.navigation.leave()
 
-    def action_reset(self) -> None:
+    def _reset(self) -> None:
         self._history.reset()
         self._draw()
         self.show_alert("cumulative numbers (T, and w) are reset")
 
-    def ask(
-        self,
-        question: str,
-        answered: Callable[[str], str | None],
-        now: str = "",
-        typed: Callable[[str], None] | None = None,
-    ) -> None:
+    def ask(self, question: str, answered: Answer, now: str = "", typed: Callable[[str], None] | None = None) -> None:
         """Ask on the alert line, or on the head if the screen has only one line."""
         self._prompt.ask(question, answered, now, typed)
         self._draw()
 
-    def action_write(self) -> None:
+    def _save_settings(self) -> None:
         try:
             self.show_alert(self._files.save_settings(self.view, self.theme, self._mouse))
         except OfftopError as refused:
@@ -516,22 +494,8 @@ class OfftopApp(App[int]):
         else:
             super().action_command_palette()
 
-    def action_help(self) -> None:
-        end_ns = self.picture.newest.at_ns if self.picture else None
-        stacks = stack_ends.endings(one.window for one in self._history.last(_STACK_COUNT_NS, end_ns))
-        about = [
-            *stack_ends.rows_of(stacks),
-            ("theme", self.theme),
-            *self._source.about(),
-            ("history", self._history_reach()),
-        ]
-        self.push_screen(Help(self.view.focus, self.session.categories, self.chosen_keys, about, self.glyphs))
-
-    def action_redraw(self) -> None:
+    def _redraw(self, _: object = None) -> None:
         self.screen.refresh(layout=True)
-
-    def _resumed(self, _: object) -> None:
-        self.action_redraw()
 
     def action_suspend_process(self) -> None:
         """Stop the whole foreground process group, as the terminal does for ctrl-Z.
@@ -543,74 +507,8 @@ class OfftopApp(App[int]):
             self._driver.suspend_application_mode()  # before the shell gets the terminal
             os.killpg(0, signal.SIGTSTP)
 
-    def action_leave_offtop(self) -> None:
-        if len(self.screen_stack) > 1:
+    def leave_overlay_or_quit(self) -> None:
+        if self.has_overlay:
             self.pop_screen()
         else:
             self.exit(0)
-
-
-_DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
-"""Keys of KEYS that work while a question is open."""
-
-
-def run(
-    source: Source,
-    view: View,
-    categories: Categories,
-    *,
-    theme: str = "",
-    ascii_only: bool = False,
-    colour: bool = True,
-    history_ns: int = HISTORY_NS,
-    iterations: int | None = None,
-    keymap: Mapping[str, str] | None = None,
-    files: Files | None = None,
-    mouse: bool = False,
-    recorder: Recorder | None = None,
-    rules: RuleSource = WITHOUT_RULES,
-    outlier_actions: OutlierActions | None = None,
-    pause_at_ns: int | None = None,
-    weights: Weights | None = None,
-    is_first_start: bool = False,
-) -> int:
-    """Show `source` until the user quits, or for `iterations` ticks; return the exit status.
-
-    Raises what the source raised, once the terminal is restored. `colour` is False for --color never; NO_COLOR
-    has the same effect. An empty `theme` selects one that the terminal can show. `history_ns` is the length of the
-    history, which its memory limit may shorten. `outlier_actions` is None if the outliers come from a recording.
-    `pause_at_ns` is the time in a recording at which the screen is paused at first (CLOCK_REALTIME).
-    `weights` are those of suspects; None: do not look for any. `is_first_start` says whether to tell the keys to begin
-    with.
-    """
-    if os.environ.pop("NO_COLOR", None) or not colour:
-        theme = "mono"
-    app = OfftopApp(
-        source,
-        view,
-        categories,
-        theme_name=theme or terminal.theme(),
-        ascii_only=ascii_only or not terminal.supports_utf8(),
-        history_ns=history_ns,
-        iterations=iterations,
-        keymap=keymap,
-        files=files,
-        mouse=mouse,
-        recorder=recorder,
-        rules=rules,
-        outlier_actions=outlier_actions,
-        pause_at_ns=pause_at_ns,
-        weights=weights,
-        is_first_start=is_first_start,
-    )
-    try:
-        with faults.report_thread_errors(app.report_thread_error), terminal.collected_signals() as app.early_signals:
-            status = app.run(mouse=mouse)
-    finally:
-        app.leave_terminal()
-        results = app.close_recordings()
-        if results:
-            warn(f"offtop: {results}")
-    if app.failure is not None:
-        raise app.failure
-    return app.return_code or 0 if status is None else status

@@ -14,7 +14,7 @@ from offtop.feed.source import Source
 from offtop.model.classify.categories import parse
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
-from offtop.ui.app import run
+from offtop.ui.run import run
 from offtop.units import NS_PER_S
 from tests.ui.busy import BusySource
 from tests.ui.scripted import ScriptedSource

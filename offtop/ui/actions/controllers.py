@@ -11,6 +11,7 @@ from offtop.ui.actions.display import Display
 from offtop.ui.actions.exports import Exports
 from offtop.ui.actions.files import Files, Recorder
 from offtop.ui.actions.filters import Filters
+from offtop.ui.actions.help_page import HelpPage
 from offtop.ui.actions.latency_pane import LatencyPane
 from offtop.ui.actions.lookups import Lookups
 from offtop.ui.actions.modes import Modes
@@ -34,7 +35,13 @@ from offtop.ui.actions.wait_panes import OutliersPane, StuckPane
 
 class Controllers:
     def __init__(
-        self, display: Display, session: Session, files: Files, recorder: Recorder | None, pause_at_ns: int | None
+        self,
+        display: Display,
+        session: Session,
+        files: Files,
+        recorder: Recorder | None,
+        pause_at_ns: int | None,
+        chosen_keys: Mapping[str, str],
     ) -> None:
         """`pause_at_ns` is the time in a recording to pause at first (CLOCK_REALTIME), or None."""
         source, history, categories = session.source, session.history, session.categories
@@ -68,6 +75,7 @@ class Controllers:
         self.search = Search(display, self.panes, self.filters, self.outlier_times)
         self.selection = Selection(display, self.panes, source)
         self.details = Details(display, self.panes, source)
+        self.help_page = HelpPage(display, session, chosen_keys)
         self.lookups = Lookups(display, source)
         self.recording = Recording(display, source, session.pace, files, recorder)
         self.clips = Clips(display, session, files)
@@ -96,6 +104,7 @@ class Controllers:
             "open": self.navigation.open,
             "close": self.navigation.close,
             "open_all": self.navigation.open_all,
+            "help": self.help_page.show,
             "search": self.search.ask,
             "next_hit": partial(self.search.go_to_next, 1),
             "previous_hit": partial(self.search.go_to_next, -1),

@@ -31,6 +31,9 @@ class Display(Protocol):
     def glyphs(self) -> Glyphs: ...
 
     @property
+    def theme(self) -> str: ...
+
+    @property
     def has_overlay(self) -> bool:
         """Whether an overlay, or the palette, covers the panes."""
         ...

@@ -16,9 +16,9 @@ from textual.widgets import Input, Static
 from offtop.errors import UsageError
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT
-from offtop.ui.app import run
 from offtop.ui.kit import theme
 from offtop.ui.kit.lines import Line, Panel
+from offtop.ui.run import run
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import CATEGORIES, asynchronous, coloured, running, screen, shown, until
 
