@@ -13,7 +13,7 @@ from completions import parser_of_everything
 
 from offtop import paths
 from offtop.settings import config
-from offtop.ui.kit import keys
+from offtop.ui.kit import keys, pane_keys
 from offtop.ui.panes import help as helps
 
 
@@ -32,7 +32,7 @@ def all_tables() -> dict[str, str]:
             f"## {group.title}\n\n{_table(('key', 'does'), _keys(group.rows))}" for group in keys.grouped({})
         ),
         "panes": "\n".join(
-            f"**{pane.title}**\n\n{_table(('key', 'does'), _keys(pane.rows({})))}" for pane in keys.PANES.values()
+            f"**{pane.title}**\n\n{_table(('key', 'does'), _keys(pane.rows({})))}" for pane in pane_keys.PANES.values()
         ),
         "presets": _table(("action", *(name for name in keys.PRESETS if keys.PRESETS[name])), _presets()),
         "actions": ", ".join(f"`{row.id}`" for row in keys.KEYS) + "\n",

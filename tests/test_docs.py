@@ -19,7 +19,7 @@ from docs import tables
 from offtop import cli, errors
 from offtop.commands import options
 from offtop.settings import config
-from offtop.ui.kit import keys
+from offtop.ui.kit import keys, pane_keys
 
 _ROOT = Path(__file__).parents[1]
 _DOCS = _ROOT / "docs"
@@ -87,7 +87,7 @@ def test_key_tables_have_every_key() -> None:
         assert f"`{row.id}`" in every["actions"]
     rows = [row for group in keys.grouped({}) for row in group.rows]
     assert sum(len(pressed.split()) for pressed, _ in rows) == sum(len(row.keys.split(",")) for row in keys.KEYS)
-    assert all(pane.title in every["panes"] for pane in keys.PANES.values())
+    assert all(pane.title in every["panes"] for pane in pane_keys.PANES.values())
 
 
 def test_every_bound_key_is_in_the_key_table() -> None:

@@ -119,15 +119,7 @@ class OfftopApp(App[int]):
         self.set_keymap(dict(self.chosen_keys))
         self._bound = {key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(",")}
         self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
-        self.session = Session(
-            source,
-            categories,
-            rules,
-            view=view,
-            history_ns=history_ns,
-            outlier_actions=outlier_actions,
-            weights=weights,
-        )
+        self.session = Session(source, categories, rules, view, history_ns, outlier_actions, weights)
         self._source, self._history, self._pace = source, self.session.history, self.session.pace
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
         self._iterations = iterations
@@ -221,9 +213,6 @@ class OfftopApp(App[int]):
             error = raised
         self.post_message(SourceEnded(error))
 
-    def _retry_drawing(self) -> None:
-        self.post_message(NewTick())
-
     def _check_terminal(self) -> None:
         """Exit if the terminal is gone; otherwise pick up its size, in case SIGWINCH was lost."""
         if terminal.is_gone():
@@ -238,7 +227,7 @@ class OfftopApp(App[int]):
         if newest and self._iterations and self._seen >= self._iterations:
             self.exit(0)
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
-            self.set_timer(_BEHIND_SECONDS, self._retry_drawing)
+            self.set_timer(_BEHIND_SECONDS, partial(self.post_message, NewTick()))
             return  # the later drawing includes this tick
         self.controllers.recording.stop_if_failed()
         if not self.controllers.rewind.finish_seek() or self.controllers.rewind.is_seeking:

@@ -306,7 +306,7 @@ class View:
         return WAITING if self.sort == CHANGE and not self.compared else self.sort
 
     @property
-    def asked(self) -> Filters:
+    def measured_filters(self) -> Filters:
         """What the kernel should count."""
         if not self.narrowed or self.pin is None or isinstance(self.pin, Program):
             return self.filters

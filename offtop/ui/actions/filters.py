@@ -23,8 +23,8 @@ _NS_PER_MS = 1_000_000
 def set_measured_view(display: Display, source: Source, view: View) -> None:
     """Switch to `view` if the source accepts its filters; otherwise say why not."""
     try:
-        if view.asked != display.view.asked:
-            source.set_filters(view.asked)
+        if view.measured_filters != display.view.measured_filters:
+            source.set_filters(view.measured_filters)
     except OfftopError as refused:
         display.show_alert(str(refused))
         return

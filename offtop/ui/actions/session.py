@@ -21,7 +21,6 @@ class Session:
         source: Source,
         categories: Categories,
         rules: RuleSource,
-        *,
         view: View,
         history_ns: int,
         outlier_actions: OutlierActions | None,

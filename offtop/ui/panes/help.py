@@ -12,8 +12,9 @@ from textual.screen import ModalScreen
 from offtop.model.classify.categories import Categories
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
-from offtop.ui.kit.keys import PANES, Group, grouped
+from offtop.ui.kit.keys import Group, grouped
 from offtop.ui.kit.lines import NO_LINE, Line, Panel, marked, plain
+from offtop.ui.kit.pane_keys import PANES
 from offtop.ui.kit.prompt import Prompt
 
 NUMBERS = """

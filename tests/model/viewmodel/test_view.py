@@ -155,7 +155,7 @@ def test_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press]]
     assert view.focus != LATENCY or view.latency == HEATMAP
     assert view.pin is not None or not view.narrowed
     assert len({one.text for one in view.muted}) == len(view.muted)
-    assert view.asked == view.filters or view.narrowed
+    assert view.measured_filters == view.filters or view.narrowed
     assert not (view.lists_cgroups and view.lists_threads)
     assert view.group is None or view.filter.text.endswith(views.in_cgroup(view.group[0]).text)
     assert not view.tree.opened & view.tree.closed
@@ -253,19 +253,21 @@ def test_scope_of_a_thread_is_its_pid_and_tid() -> None:
 
 def test_narrowed_view_adds_the_pin_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(who="user"), pin=WORKER)
-    assert view.asked == Filters(who="user")
-    assert views.narrowed_or_widened(view).asked == Filters(tids=(8,), who="user")
-    assert replace(view, pin=7, narrowed=True).asked == Filters(pids=(7,), who="user")
-    assert views.narrowed_or_widened(View()).asked == Filters()
+    assert view.measured_filters == Filters(who="user")
+    assert views.narrowed_or_widened(view).measured_filters == Filters(tids=(8,), who="user")
+    assert replace(view, pin=7, narrowed=True).measured_filters == Filters(pids=(7,), who="user")
+    assert views.narrowed_or_widened(View()).measured_filters == Filters()
     beyond = replace(view, pin=ThreadKey(OUTSIDE, 8), narrowed=True)
-    assert beyond.asked == Filters(pids=(OUTSIDE,), who="user")  # its tid may belong to another thread in here
+    assert beyond.measured_filters == Filters(
+        pids=(OUTSIDE,), who="user"
+    )  # its tid may belong to another thread in here
     assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
 
 
 def test_pinned_cgroup_is_added_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(pids=(7,), cgroup="/a"), pin="/a/b")
-    assert view.asked == Filters(pids=(7,), cgroup="/a")
-    assert views.narrowed_or_widened(view).asked == Filters(pids=(7,), cgroup="/a/b")
+    assert view.measured_filters == Filters(pids=(7,), cgroup="/a")
+    assert views.narrowed_or_widened(view).measured_filters == Filters(pids=(7,), cgroup="/a/b")
 
 
 def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_with_the_earlier_filter() -> None:

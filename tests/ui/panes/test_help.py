@@ -2,8 +2,9 @@
 
 import pytest
 
-from offtop.ui.kit.keys import KEYS, PANES
+from offtop.ui.kit.keys import KEYS
 from offtop.ui.kit.keys import shown as shown_key
+from offtop.ui.kit.pane_keys import PANES
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import asynchronous, screen, shown
 
