@@ -130,9 +130,8 @@ class OfftopApp(App[int]):
         self.view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self.picture: Picture | None = None
         """The picture on the screen; None before the first tick."""
-        self._category_rows: int | None = None
-        """Rows of the table of categories, without their sum; None before the first picture."""
-        self._needs_cost_line = False
+        self._category_rows_and_cost_line: tuple[int | None, bool] = None, False
+        """How many categories there are (None before the first picture), and whether the head needs a cost line."""
         self._drawn_versions = (0, 0)
         """`Session.versions` when the screen was last drawn."""
         self._ticked_ns = 0
@@ -283,8 +282,8 @@ class OfftopApp(App[int]):
     def layout_of(self, view: View) -> Layout:
         newest = self._history.newest
         within = bool(newest.header.filters.within if newest else view.filters.within)
-        suspects, categories = len(self._suspect_lines()), self._category_rows
-        return arrange(self.size.width, self.size.height, view, within, suspects, categories, self._needs_cost_line)
+        needs = len(self._suspect_lines()), *self._category_rows_and_cost_line
+        return arrange(*self.size, view, within, *needs)
 
     def _suspect_lines(self) -> list[Line]:
         return self.controllers.suspect_report.lines(self.size.width, self.size.height)
@@ -296,8 +295,6 @@ class OfftopApp(App[int]):
             self._source.hold(view.paused_at_ns is not None)
         self.view = view
         self._draw()
-
-    # Drawing
 
     def _draw(self) -> None:
         if not self.screen_stack:  # a thread's answer came while the app exits
@@ -312,8 +309,8 @@ class OfftopApp(App[int]):
         self.picture = self.session.pictures.of(self.view, layout.room)
         if self.picture:
             categories = self.picture.categories
-            self._category_rows = len(categories.rows) + (categories.elided is not None)
-            self._needs_cost_line = head.needs_cost_line(self.picture)
+            rows = len(categories.rows) + (categories.elided is not None)
+            self._category_rows_and_cost_line = rows, head.needs_cost_line(self.picture)
             if (fitting := self.layout).room != layout.room:
                 self.picture = self.session.pictures.of(self.view, fitting.room)
             layout = fitting
@@ -365,8 +362,6 @@ class OfftopApp(App[int]):
     def on_clicked(self, event: Clicked) -> None:
         if not self.has_overlay:
             self.controllers.mouse.click(event)
-
-    # Keys
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
