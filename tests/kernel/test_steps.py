@@ -30,7 +30,7 @@ from offtop.model.values.stack import Frame
 SP, BP, RBX = X86_64.sp, X86_64.bp, 3
 STACK, CODE, LIBRARY = 0x7000_0000, 0x40_0000, 0x7F00_0000
 CALLED, SAME = Value(CFA, -8, True), Value(BP)
-KEPT = tuple(map(Value, X86_64.kept))
+KEPT = tuple(map(Value, X86_64.callee_saved))
 FIRST = Rule(Value(SP, 8), Value(UNDEFINED), SAME, KEPT)
 
 
@@ -81,8 +81,8 @@ class Made:
         return step.unwind(state, self.frame, self.rule, self.read, self.read_code, self.machine, guess, depth)
 
 
-def state(pc: int, sp: int = STACK, bp: int = 0, kept: tuple[int | None, ...] = (0,) * 5) -> State:
-    return State(pc, sp, bp, kept)
+def state(pc: int, sp: int = STACK, bp: int = 0, callee_saved: tuple[int | None, ...] = (0,) * 5) -> State:
+    return State(pc, sp, bp, callee_saved)
 
 
 def offsets(walk: UnwindResult) -> list[int]:
@@ -169,13 +169,15 @@ def test_a_frame_pointer_is_restored_from_where_it_was_saved() -> None:
 def test_an_unknown_register_ends_the_stack() -> None:
     by_rbx = Rule(Value(RBX, 16), CALLED, SAME, KEPT)
     made = Made([1, CODE + 0x1010], {0: by_rbx, 1: FIRST})
-    assert offsets(made.walk(state(CODE + 0x10, kept=(STACK, 0, 0, 0, 0)))) == [0x10, 0x100F]
-    assert made.walk(state(CODE + 0x10, kept=(None,) * 5)).end == END_CFA_UNSUPPORTED
+    assert offsets(made.walk(state(CODE + 0x10, callee_saved=(STACK, 0, 0, 0, 0)))) == [0x10, 0x100F]
+    assert made.walk(state(CODE + 0x10, callee_saved=(None,) * 5)).end == END_CFA_UNSUPPORTED
 
 
 def test_rules_with_too_few_or_too_many_registers_do_no_harm() -> None:
-    for kept in ((), (Value(99),) * 20):
-        walk = Made([CODE + 0x1010], {0: pushed(8)._replace(kept=kept), 1: FIRST}).walk(state(CODE + 0x10))
+    for callee_saved in ((), (Value(99),) * 20):
+        walk = Made([CODE + 0x1010], {0: pushed(8)._replace(callee_saved=callee_saved), 1: FIRST}).walk(
+            state(CODE + 0x10)
+        )
         assert (offsets(walk), walk.end) == ([0x10, 0x100F], END_COMPLETE)
 
 
@@ -315,7 +317,7 @@ def test_unreadable_code_is_no_call() -> None:
 
 # ---- arm64, where calls leave the return address in x30
 
-ARM_KEPT = tuple(map(Value, AARCH64.kept))
+ARM_KEPT = tuple(map(Value, AARCH64.callee_saved))
 LEAF = Rule(Value(31), Value(30), Value(29), ARM_KEPT)
 
 
@@ -361,13 +363,13 @@ def test_signatures_of_return_addresses_are_stripped() -> None:
 
 
 def test_a_signal_in_a_leaf_preserves_its_return_address() -> None:
-    at = {register: 312 + 8 * register for register in (*AARCH64.kept, 29)} | {31: 560, 32: 568}
+    at = {register: 312 + 8 * register for register in (*AARCH64.callee_saved, 29)} | {31: 560, 32: 568}
     frame = [0] * 80
     for register, value in {30: CODE + 0x2010, 31: STACK + 8 * 80, 32: CODE + 0x1010}.items():
         frame[at[register] // 8] = value
     restored = (
         *(Value(31, at[31], True), Value(31, at[32], True), Value(31, at[29], True)),
-        tuple(Value(31, at[register], True) for register in AARCH64.kept),
+        tuple(Value(31, at[register], True) for register in AARCH64.callee_saved),
     )
     handled = Rule(*restored, Value(31, at[31], True), True)
     walk = on_arm([*frame, 0, 0], {0: handled, 1: LEAF, 2: framed(16)}, 0)
