@@ -53,7 +53,7 @@ from offtop.model.values.wake import (
 )
 from offtop.model.windows.window import Window, merge
 from tests.kernel import programs, wakings, watch
-from tests.kernel.programs import Program, running
+from tests.kernel.programs import Program, running, until
 from tests.kernel.test_counts import SPIN
 from tests.kernel.test_namespaces import OWN, Container
 from tests.kernel.watch import MS, S, Watch
@@ -660,12 +660,14 @@ def opened() -> set[tuple[str, str]]:
 def test_a_failed_load_is_reported_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with wakings.running("futex") as child, watch.watching_kernel_stacks(of(child)) as live:
         monkeypatch.setenv(cache.VARIABLE, "")
+        live.tick()
+        live.tick()  # the source's workers start when they are first needed
         before = opened()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", "/nosuch")
             with pytest.raises(KernelError, match="No such file"):
                 live.source.set_mode(CHAIN)
-        assert opened() == before
+        until(lambda: opened() == before)  # meanwhile the source's workers open descriptors of their own
         live.source.set_mode(CHAIN)
         live.tick()
         child.go()
