@@ -2,9 +2,9 @@
 
 `sudo .venv/bin/python screenshots/demo.py` overwrites offtop/demo.offtop. It needs PostgreSQL, pgbench and nginx from
 Debian, and the blkio cgroup controller. The demo shows a database that commits all the time and an idle web server.
-From second 12 on, the threads of a report contend for Python's GIL. From second 30 on, a table lock blocks all
-sessions. From second 50 on, the database's disk is limited to 200 KB/s, so that each fsync stalls and sessions queue up
-behind it.
+From second 1 to 10, a session that is idle in transaction holds the rows that all others want. From second 14 on, the
+threads of a report contend for Python's GIL. From second 30 on, a table lock blocks all sessions. From second 50 on,
+the database's disk is limited to 200 KB/s, so that each fsync stalls and sessions queue up behind it.
 """
 
 import os
@@ -86,8 +86,19 @@ class OfTheLoad(LiveFeed):
         self._catalog.details_version = catalog.details_version
         self._catalog.lives = {key: life for key, life in catalog.lives.items() if key.pid in own}
         self._catalog.calls = catalog.calls
-        waiting = {key: one for key, one in snapshot.waiting.items() if key.pid in own}
-        return replace(snapshot, threads=self._threads, sites=self._sites, waiting=waiting, catalog=self._catalog)
+        return replace(
+            snapshot,
+            threads=self._threads,
+            sites=self._sites,
+            waiting={key: one for key, one in snapshot.waiting.items() if key.pid in own},
+            catalog=self._catalog,
+            blockers={
+                key: tuple(one for one in some if one.pid in own)
+                for key, some in snapshot.blockers.items()
+                if key.pid in own
+            },
+            titles={pid: title for pid, title in snapshot.titles.items() if pid in own},
+        )
 
     @property
     def names(self) -> Names:
@@ -118,7 +129,10 @@ class OfTheLoad(LiveFeed):
         return self._source.process_details(pid)
 
     def about(self) -> list[tuple[str, str]]:
-        return [("kernel", os.uname().release.split("-")[0]), ("door", dict(self._source.about())["door"])]
+        return [
+            ("kernel", os.uname().release.split("-")[0]),
+            ("switch-in probe", dict(self._source.about())["switch-in probe"]),
+        ]
 
     def close(self) -> None:
         self._source.close()
@@ -133,16 +147,17 @@ def _grown(before: Mapping[K, V], now: Mapping[K, V], own: set[int]) -> dict[K, 
 def main() -> None:
     target = paths.demo()
     with ExitStack() as opened:
-        place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="offtop-demo-", dir="/var/tmp")))
+        place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="demo-", dir="/srv")))
         place.chmod(0o755)
         _database(opened, place)
         _web_server(opened, place)
         rules = parse(paths.categories().read_text(encoding="utf-8"))
         source = OfTheLoad(LiveSource(rules, Filters(), mode=CHAIN))
         opened.callback(source.close)
-        target.unlink(missing_ok=True)
-        recorder = Recorder(target, source, person())
-        for second, begin in ((12, _report), (30, _lock), (50, _slow)):
+        memory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="offtop-demo-", dir="/dev/shm")))
+        recorded = memory / target.name  # the disk is busy with the database
+        recorder = Recorder(recorded, source, person())
+        for second, begin in ((1, _idle), (14, _report), (30, _lock), (50, _slow)):
             _later(opened, second, begin, place)
         began_s = time.monotonic()
         for second in range(SECONDS + 1):
@@ -151,6 +166,7 @@ def main() -> None:
             assert snapshot is not None
             recorder.add(snapshot)
         print(recorder.close())
+        shutil.copyfile(recorded, target)
     target.chmod(0o644)
 
 
@@ -188,6 +204,7 @@ def _database(opened: ExitStack, place: Path) -> None:
     for process in (postmaster, *_children(postmaster)):
         (_CGROUP / "cgroup.procs").write_text(process)
     _run(tools / "pgbench", "-h", data, "-i", "-s", "20", "-q", "postgres", user="postgres")
+    os.sync()  # otherwise the disk would still be busy with that
     load = ("-c", "16", "-j", "2", "-R", "300", "-T", str(SECONDS + 20), "postgres")
     _started(opened, tools / "pgbench", "-h", data, *load, user="postgres")
 
@@ -209,6 +226,14 @@ def _later(opened: ExitStack, second: int, begin: Callable[[ExitStack, Path], No
     timer = threading.Timer(second, begin, (opened, place))
     opened.callback(timer.cancel)
     timer.start()
+
+
+def _idle(opened: ExitStack, place: Path) -> None:
+    """Let a client update rows and then do nothing for a while, as one that waits for its user does."""
+    psql = max(_PG.iterdir()) / "bin" / "psql"
+    update = "BEGIN; UPDATE pgbench_branches SET bbalance = bbalance;"
+    script = f"{{ echo '{update}'; sleep 9; echo 'COMMIT;'; }} | {psql} -q -h {place / 'pg'} postgres"
+    _started(opened, "sh", "-c", script, user="postgres")
 
 
 def _report(opened: ExitStack, place: Path) -> None:
