@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from offtop import paths
-from offtop.model.classify import suspect_weights
+from offtop.model.classify import causes, suspect_weights
+from offtop.model.classify.causes import Fixed
 from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.ui.kit.glyphs import UNICODE
 from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
 from tests.ui.scripted import ScriptedSource, Waits
-from tests.ui.shown import asynchronous, pane, screen, shown, top, until
+from tests.ui.shown import CATEGORIES, asynchronous, pane, screen, shown, top, until
 
 WEIGHTS = replace(suspect_weights.parse(paths.suspects().read_text()), settle_ns=0)
 _LOCKED = ("__lll_lock_wait", "pthread_mutex_lock", "work")
@@ -55,6 +56,21 @@ async def test_machine_on_which_nobody_waits_for_a_lock_says_so_in_one_line() ->
         assert isinstance(app.screen, Suspects)
         await pilot.press("escape")
         assert not isinstance(app.screen, Suspects)
+
+
+@asynchronous
+async def test_queue_of_short_waits_has_no_suspect_but_is_named() -> None:
+    rule = '[[rule]]\nid = "m"\nname = "a mutex"\nsays = "x"\nown = ["work"]\n'
+    rules = Fixed(causes.parse(rule, "rules.toml", "Mend it", CATEGORIES.ids))
+    short = [Waits("shop", 40, f"w{n}", n, "lock", "futex_do_wait", ("work",), (90,) * 9) for n in range(41, 44)]
+    for table, says in (
+        (short, "nobody is known to hold others up; 100% wait for a mutex (shop)"),
+        (short[:1], "nothing stands out"),
+    ):
+        async with shown(ScriptedSource(table, ticks=4), weights=WEIGHTS, rules=rules) as (app, pilot):
+            assert says in screen(app)
+            await pilot.press("6")
+            assert any(line.strip() == says for line in screen(app))
 
 
 @asynchronous

@@ -19,7 +19,6 @@ from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
 from offtop.units import NS_PER_S, duration, threads, times
 
-NOTHING = "nothing stands out"
 _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",

@@ -23,7 +23,11 @@ class SuspectReport:
         """Return the lines for a screen of that size; none if nobody looks for suspects, or if there is no room."""
         if self._session.suspects is None or self._session.history.newest is None:
             return []
-        return suspects.lines(self._texts(), width, most_suspect_lines(width, height), self._display.glyphs)
+        room = most_suspect_lines(width, height)
+        return suspects.lines(self._texts(), width, room, self._display.glyphs, self._without())
+
+    def _without(self) -> str:
+        return suspects.without_suspects(self._display.picture)
 
     def _texts(self) -> list[suspects.SuspectText]:
         """Return the suspects of the tick that is shown."""
@@ -41,7 +45,8 @@ class SuspectReport:
         def gone() -> Sequence[str]:
             return gone_texts(self._found()[0], self._display.view.compared)
 
-        self._display.open_overlay(suspects.Suspects(self._texts, self._go_to_hop, self._display.glyphs, gone))
+        glyphs = self._display.glyphs
+        self._display.open_overlay(suspects.Suspects(self._texts, self._go_to_hop, glyphs, self._without, gone))
 
     def _go_to_hop(self, key: ThreadKey) -> None:
         self._display.set_view(panes.around_hop(self._display.view, key))

@@ -7,20 +7,22 @@ from typing import ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.suspect_text import NOTHING, SuspectTexts, change_text, of_several
-from offtop.model.classify.cause_finder import CauseFinder
+from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, of_several
+from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.suspects import Found, Hop
 from offtop.model.values.blockers import VIA
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
+from offtop.model.viewmodel.picture import Picture
 from offtop.model.windows.baseline import Baseline
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
 from offtop.ui.kit.lines import Clicked, Line, fit, plain
 from offtop.ui.kit.overlay import Overlay
-from offtop.units import duration, threads
+from offtop.units import average, duration, threads
 
 _MARK, _INDENT, _KEY = "! ", "  ", " 6"
+_NOTHING = "nothing stands out"
 
 
 class HopText(NamedTuple):
@@ -80,12 +82,23 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
     return HopText(hop.key, texts.who(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
 
 
-def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room."""
+def without_suspects(picture: Picture | None) -> str:
+    """Return what stands in place of suspects: what most threads wait for, if that is one thread or more on average."""
+    cause = most(picture.diagnosis) if picture else None
+    if picture is None or cause is None or average(cause.total_ns, picture.span_ns) < 1:
+        return _NOTHING
+    return f"nobody is known to hold others up; {cause.in_short(picture.catalog, picture.view.pid is None)}"
+
+
+def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = _NOTHING) -> list[Line]:
+    """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room.
+
+    `without`: the line if there are none.
+    """
     if not room:
         return []
     if not found:
-        return [plain(fit(NOTHING, width, glyphs), "dim")]
+        return [plain(fit(without, width, glyphs), "dim")]
     cells = max(10, width - len(_MARK) - len(_KEY))
     shown = found[:room]
     spare = room - len(shown)
@@ -131,10 +144,12 @@ class Suspects(Overlay):
         suspects: Callable[[], Sequence[SuspectText]],
         go_to: Callable[[ThreadKey], None],
         glyphs: Glyphs,
-        gone: Callable[[], Sequence[str]] = tuple,
+        without: Callable[[], str],
+        gone: Callable[[], Sequence[str]],
     ) -> None:
-        """`gone` returns a line for each suspect that only the baseline has."""
+        """`without` returns the line if there are none, `gone` one for each suspect that only the baseline has."""
         super().__init__()
+        self._without = without
         self._suspects, self._go_to, self._glyphs, self._gone = suspects, go_to, glyphs, gone
         first = suspects()[:1]
         self._cursor, self._top = len(first[0].hops) - 1 if first else 0, 0
@@ -185,7 +200,7 @@ class Suspects(Overlay):
                     for text, token in self._hop_lines(hop, number == chosen)
                 ]
                 number += 1
-        rows = rows or [_Row(self._line(f" {NOTHING}", width, "dim"))]
+        rows = rows or [_Row(self._line(f" {self._without()}", width, "dim"))]
         return rows + [_Row(self._line(f" {printable(text)}", width, "dim")) for text in self._gone()]
 
     @staticmethod
