@@ -465,25 +465,21 @@ def _run_screen(
     pause_at_ns: int | None = None,
 ) -> int:
     from offtop.settings.first_start import is_first_start
-    from offtop.ui import run
+    from offtop.ui import app, run
     from offtop.ui.kit import terminal
 
     settings = loaded.settings
-    if settings.color == "always":
-        os.environ.pop("NO_COLOR", None)
-    colour = settings.color != "never" and not os.environ.get("NO_COLOR")
-    theme = (settings.theme or terminal.theme()) if colour else "mono"
-    return run.run(
+    look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
+    screen = app.OfftopApp(
         source,
         view,
         rules,
-        theme=theme,
-        ascii_only=settings.ascii or os.environ.get("TERM", "").startswith("linux"),
-        colour=colour,
+        theme_name=look.theme,
+        ascii_only=look.ascii_only,
         history_ns=settings.history_ns,
         iterations=args.iterations,
         keymap=keymap,
-        files=replace(kept, theme=theme),
+        files=replace(kept, theme=look.theme),
         mouse=settings.mouse,
         recorder=recorder,
         rules=rule_files,
@@ -492,6 +488,7 @@ def _run_screen(
         weights=choices.suspect_weights(),
         is_first_start=is_first_start(kept.owner),
     )
+    return run.run(screen)
 
 
 def _load_screen() -> None:

@@ -111,7 +111,11 @@ class OfftopApp(App[int]):
         weights: Weights | None = None,
         is_first_start: bool = False,
     ) -> None:
-        """`weights`: of suspects; None: do not look for any. `is_first_start`: tell the keys to begin with."""
+        """`iterations`: the app ends after so many ticks. `history_ns`: length of the history, which its memory limit
+        may shorten. `outlier_actions`: None if the outliers come from a recording. `pause_at_ns`: time in a recording
+        at which the screen is paused at first (CLOCK_REALTIME). `weights`: of suspects; None: do not look for any.
+        `is_first_start`: tell the keys to begin with.
+        """
         super().__init__(driver_class=terminal.TerminalDriver)
         self.action_theme(theme_name)
         self.animation_level = "none"
@@ -126,7 +130,7 @@ class OfftopApp(App[int]):
         self._seen = 0
         """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files or NoFiles()
-        self._mouse = mouse
+        self.uses_mouse = mouse
         self.view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self.picture: Picture | None = None
         """The picture on the screen; None before the first tick."""
@@ -436,7 +440,7 @@ class OfftopApp(App[int]):
 
     def _save_settings(self) -> None:
         try:
-            self.show_alert(self._files.save_settings(self.view, self.theme, self._mouse))
+            self.show_alert(self._files.save_settings(self.view, self.theme, self.uses_mouse))
         except OfftopError as refused:
             self.show_alert(str(refused))
 
@@ -467,10 +471,10 @@ class OfftopApp(App[int]):
         self.theme = name
 
     def action_mouse(self) -> None:
-        self._mouse = not self._mouse
+        self.uses_mouse = not self.uses_mouse
         if isinstance(self._driver, terminal.TerminalDriver):
-            self._driver.use_mouse(self._mouse)
-        self.show_alert("offtop uses the mouse" if self._mouse else "the mouse selects text in the terminal")
+            self._driver.use_mouse(self.uses_mouse)
+        self.show_alert("offtop uses the mouse" if self.uses_mouse else "the mouse selects text in the terminal")
 
     def action_command_palette(self) -> None:
         if self.size.height < _PALETTE_LINES:

@@ -14,6 +14,8 @@ from offtop.feed.source import Source
 from offtop.model.classify.categories import parse
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
+from offtop.ui.app import OfftopApp
+from offtop.ui.kit import terminal
 from offtop.ui.run import run
 from offtop.units import NS_PER_S
 from tests.ui.busy import BusySource
@@ -54,7 +56,9 @@ def main() -> int:
     view = View(delay_ns=round(options.delay * NS_PER_S))
     categories = parse(paths.categories().read_text(encoding="utf-8"))
     try:
-        return run(source, view, categories, mouse=options.mouse)
+        theme, ascii_only = terminal.choose_look()
+        app = OfftopApp(source, view, categories, theme_name=theme, ascii_only=ascii_only, mouse=options.mouse)
+        return run(app)
     except OfftopError as error:
         print(f"offtop: {error}", file=sys.stderr)
         return error.status

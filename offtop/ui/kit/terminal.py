@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 from collections.abc import Generator
-from typing import IO, TextIO
+from typing import IO, NamedTuple, TextIO
 
 from rich.console import Console
 from textual.app import App
@@ -206,3 +206,20 @@ def supports_utf8() -> bool:
 def theme() -> str:
     """Return the default theme: one of the terminal's own 16 colours if it has no more."""
     return "ansi" if Console(file=screen_file(), force_terminal=True).color_system == "standard" else "dark"
+
+
+class Look(NamedTuple):
+    theme: str
+    ascii_only: bool
+
+
+def choose_look(theme_name: str = "", ascii_only: bool = False, color: str = "auto") -> Look:
+    """Return how to draw on this terminal: with that theme (empty: one that it can show), and only ASCII if it must be.
+
+    `color` is the value of --color. Call it before the app is made: it removes $NO_COLOR from the environment, because
+    Textual would turn the colours of a theme into greys, while offtop has a theme without colours.
+    """
+    refuses_colour = bool(os.environ.pop("NO_COLOR", None)) and color != "always"
+    is_plain = color == "never" or refuses_colour
+    is_console = os.environ.get("TERM", "").startswith("linux")
+    return Look("mono" if is_plain else theme_name or theme(), ascii_only or is_console or not supports_utf8())

@@ -16,9 +16,9 @@ from textual.widgets import Input, Static
 from offtop.errors import UsageError
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT
+from offtop.ui.app import OfftopApp
 from offtop.ui.kit import theme
 from offtop.ui.kit.lines import Line, Panel
-from offtop.ui.run import run
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import CATEGORIES, asynchronous, coloured, running, screen, shown, until
 
@@ -191,7 +191,7 @@ def test_unknown_theme_is_a_usage_error_that_lists_the_themes() -> None:
         with pytest.raises(UsageError, match=named):
             ask("../dark x")
     with pytest.raises(UsageError, match=named):
-        run(ScriptedSource(), View(), CATEGORIES, theme="../dark x")
+        OfftopApp(ScriptedSource(), View(), CATEGORIES, theme_name="../dark x")
 
 
 @pytest.mark.parametrize("name", COLOURED)
