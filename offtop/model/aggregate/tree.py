@@ -29,12 +29,13 @@ class Node:
     stacks that differ near the leaf.
     """
 
-    __slots__ = ("_children", "_level", "_places", "histogram", "max_ns", "total_ns", "waits")
+    __slots__ = ("_category", "_children", "_level", "_places", "histogram", "max_ns", "total_ns", "waits")
 
     def __init__(self, places: Sequence[_Placed], level: int) -> None:
         """`places`: the paths through this branch, and their time. The first `level` steps lead to this branch."""
         self._places, self._level = places, level
         self._children: dict[Step, Node] | None = None
+        self._category: str | None = None
         self.waits, self.total_ns, self.max_ns, self.histogram = total(part for _, part, _ in places)
 
     @property
@@ -44,8 +45,10 @@ class Node:
     @property
     def category(self) -> str:
         """Category of all its stacks; empty if they have several."""
-        first = self._places[0][2] if self._places else ""
-        return first if all(category == first for *_, category in self._places) else ""
+        if self._category is None:
+            first = self._places[0][2] if self._places else ""
+            self._category = first if all(category == first for *_, category in self._places) else ""
+        return self._category
 
     @property
     def children(self) -> "Mapping[Step, Node]":
