@@ -75,6 +75,9 @@ class DeferredRecords:
     def __init__(self) -> None:
         self._held: dict[tuple[SiteKey, int], _Held] = {}
         """Keyed by site and the time at which its thread acquired its tid."""
+        self._located: dict[ThreadIdentity, dict[tuple[int, ...], SiteKey]] = {}
+        """Threads with sites that are held back: raw ids → site. Another look-up may give another site, for example
+        because the process has exited since."""
         self._shown = OrderedDict[ThreadIdentity, ProvisionalWait]()
         self._written_off = OrderedDict[ThreadIdentity, SiteTotals]()
         """Written-off threads, and what was counted of them in place of their record."""
@@ -103,12 +106,14 @@ class DeferredRecords:
             return Sorted(ended, [], [])
         columns = *records.ids.T.tolist(), records.rows["tid_acquired_ns"].tolist()
         reported = {*zip(*columns, strict=True)}
-        is_absent = ~is_reported
+        is_absent, located = ~is_reported, self._located
         for row in np.flatnonzero(is_absent).tolist():
             site, acquired_ns = ended.key(row), int(ended.tid_acquired_ns[row])
             if (site.pid, site.tid, acquired_ns) in reported:
                 is_absent[row] = False
                 continue
+            of_thread = located.setdefault((site.thread, acquired_ns), {})
+            of_thread.setdefault(tuple(ended.raw[row].tolist()), site)
             entry = held.get((site, acquired_ns), _Held(0, at_ns, self._threads_lost_before, SiteTotals()))
             held[site, acquired_ns] = entry._replace(totals=entry.totals.plus(ended.totals(row)))
         self._threads_lost_before, self._threads_lost = self._threads_lost, threads_lost
@@ -121,7 +126,17 @@ class DeferredRecords:
                 self._held[site, tid_acquired_ns] = one._replace(ticks=one.ticks + 1)
             else:
                 found.lost.append((site, tid_acquired_ns, one.totals))
+        still_held = {(site.thread, acquired_ns) for site, acquired_ns in self._held}
+        self._located = {identity: some for identity, some in located.items() if identity in still_held}
         return found
+
+    @property
+    def has_sites(self) -> bool:
+        return bool(self._located)
+
+    def site_of(self, identity: ThreadIdentity, raw: tuple[int, int, int]) -> SiteKey | None:
+        """Return the site at which waits of that thread are held back that have these raw ids."""
+        return self._located.get(identity, {}).get(raw)
 
     def keep_shown(self, identity: ThreadIdentity, switched_out_ns: int, at_ns: int) -> None:
         """Note that a wait was shown as in progress until `at_ns`, and no longer is."""

@@ -212,6 +212,7 @@ class Drain:
                     numbers[:, : layout.SITE_NUMBERS].copy(),
                     numbers[:, layout.SITE_NUMBERS :].copy(),
                     words[:, SITES.width].astype(np.int64),
+                    words[:, THREADS.width : SITES.width],
                 )
             )
         return SiteDeltas(*map(np.concatenate, zip(*parts, strict=True)))

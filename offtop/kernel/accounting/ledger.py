@@ -546,6 +546,15 @@ class Ledger:
         some = did[is_located]
         raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
         sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
+        if self._deferred.has_sites:
+            for at in np.flatnonzero(is_located).tolist():
+                one = record_of(did[at])
+                held = self._deferred.site_of(
+                    (ThreadKey(*ids[at].tolist()), one.tid_acquired_ns),
+                    (one.first_kernel, one.first_user, one.first_wake),
+                )
+                if held:
+                    sites[at] = held
         return sites, is_lost | is_located
 
     @staticmethod

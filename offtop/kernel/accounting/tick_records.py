@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
@@ -202,12 +203,15 @@ class SiteDeltas(NamedTuple):
     """(n, 40)"""
     tid_acquired_ns: Ints
     """As in layout.ThreadRecord; 0 if unknown."""
+    raw: NDArray[np.uint64]
+    """(n, 3): raw ids of kernel stack, user stack and wake; 0 if unknown."""
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SiteKey, SiteTotals]]) -> "SiteDeltas":
         keys, totals = [list(column) for column in zip(*entries, strict=True)] or ([], [])
         ids, numbers = integers(keys, SITES.width), integers([one[:-1] for one in totals], 4)
-        return cls(ids, numbers, log2.to_lanes([one[-1] for one in totals]), np.zeros(len(keys), np.int64))
+        lanes = log2.to_lanes([one[-1] for one in totals])
+        return cls(ids, numbers, lanes, np.zeros(len(keys), np.int64), np.zeros((len(keys), 3), np.uint64))
 
     def key(self, row: int) -> SiteKey:
         return SITES.key(self.ids[row].tolist())
@@ -216,7 +220,8 @@ class SiteDeltas(NamedTuple):
         return SITES.totals((*self.numbers[row].tolist(), *log2.of_lanes(self.lanes[row : row + 1])))
 
     def of_rows(self, which: Ints | Mask) -> "SiteDeltas":
-        return SiteDeltas(*(column[which] for column in self))
+        ids, numbers, lanes, tid_acquired_ns, raw = self
+        return SiteDeltas(ids[which], numbers[which], lanes[which], tid_acquired_ns[which], raw[which])
 
     def without(self, pids: Collection[int]) -> "SiteDeltas":
         return self.of_rows(~np.isin(self.ids[:, 0], [*pids]))

@@ -87,6 +87,9 @@ class Wakes:
         self._known_wakers: dict[int, Waker] = {}
         self._ids: dict[tuple[int, int, bool], int] = {}
         """Catalog id by raw id, the waiting thread (where a chain may close) and whether it waited on the object."""
+        self._this_tick_only: dict[tuple[int, int, bool], int] = {}
+        """The same for wakes that a later tick may know better. A record's first wake is resolved twice in a tick, and
+        must be the same both times."""
         self._by_wake: dict[Wake, int] = {}
         self._next_id = FIRST_WAKE
         self._open: dict[tuple[int, int], tuple[int, int]] = {}
@@ -104,21 +107,28 @@ class Wakes:
         """
         if raw_id < layout.FIRST_ID:
             return raw_id if raw_id != layout.WAKE_NO_ROOM else layout.NO_WAKE
-        known = self._ids.get((raw_id, tid, is_on_object))
-        if known is not None:
-            return known
-        if raw_id & layout.OBJECT_ID_BIT:
-            return self._id_of_object(raw_id, pid, tid, is_on_object)
+        key = raw_id, tid, is_on_object
+        known = self._ids.get(key)
+        if known is None:
+            known = self._this_tick_only.get(key)
+        if known is None:
+            find = self._find_object if raw_id & layout.OBJECT_ID_BIT else self._find
+            known, is_provisional = find(raw_id, pid, tid, is_on_object)
+            if len(self._ids) >= _MAX_CACHED:
+                self._ids.clear()
+            (self._this_tick_only if is_provisional else self._ids)[key] = known
+        return known
+
+    def _find(self, raw_id: int, pid: int, tid: int, is_on_object: bool) -> tuple[int, bool]:
+        """Return the catalog id of a wake, and whether it may be known better later."""
         found = self._wakes.read(raw_id)
         if found is None:
             self.unread += 1
-            return layout.WAKE_LOST
+            return layout.WAKE_LOST, True
         wake = self._resolve(found, pid, tid)
         object_, is_provisional = self._object(found.object, pid, is_on_object)
         known = self._intern(wake._replace(object=object_))
-        if known != layout.WAKE_LOST and not is_provisional:
-            self._remember(raw_id, tid, is_on_object, known)
-        return known
+        return known, is_provisional or known == layout.WAKE_LOST
 
     def waiting_on(self, found: ObjectRecord, pid: int, with_wakers: bool, is_on_object: bool = True) -> int:
         """Return the catalog id of what a wait in progress is on; NO_WAKE if unknown.
@@ -132,26 +142,19 @@ class Wakes:
             return NO_OBJECT, False
         return self._objects.of(pid, found)
 
-    def _id_of_object(self, raw_id: int, pid: int, tid: int, is_on_object: bool) -> int:
+    def _find_object(self, raw_id: int, pid: int, _tid: int, is_on_object: bool) -> tuple[int, bool]:
+        """Return the same for what a thread waited on, if its waker is unknown."""
         found = self._waited_on.read(raw_id)
         if found is None:
             self.unread += 1
-            return layout.NO_WAKE
-        known, is_provisional = self._id_with_object(NOT_GATHERED, found, pid, is_on_object)
-        if not is_provisional:
-            self._remember(raw_id, tid, is_on_object, known)
-        return known
+            return layout.NO_WAKE, True
+        return self._id_with_object(NOT_GATHERED, found, pid, is_on_object)
 
     def _id_with_object(self, waker: Waker, found: ObjectRecord, pid: int, is_on_object: bool) -> tuple[int, bool]:
         """The id of a wait with an unknown waker, and whether its object may be known better later."""
         object_, is_provisional = self._object(found, pid, is_on_object)
         known = self._intern(Wake(waker, object_)) if object_ != NO_OBJECT else layout.NO_WAKE
         return (layout.NO_WAKE, True) if known == layout.WAKE_LOST else (known, is_provisional)
-
-    def _remember(self, raw_id: int, tid: int, is_on_object: bool, known: int) -> None:
-        if len(self._ids) >= _MAX_CACHED:
-            self._ids.clear()
-        self._ids[raw_id, tid, is_on_object] = known
 
     def storms(self, drained: Sequence[tuple[tuple[int, int], Sequence[int]]]) -> dict[int, Storm]:
         """Return one tick's storms by the catalog id of their waker.
@@ -175,6 +178,7 @@ class Wakes:
 
     def make_room(self, at_once: bool) -> None:
         """Keep the kernel's tables from filling up; call it once per tick. `at_once`: one is full."""
+        self._this_tick_only.clear()
         freed = self._wakes.make_room(at_once), self._waited_on.make_room(at_once)
         if any(freed):
             self._ids.clear()
@@ -197,6 +201,7 @@ class Wakes:
         self._by_wake = {wake: i for wake, i in self._by_wake.items() if i not in wakes}
         self.most_kept = None
         self._ids.clear()
+        self._this_tick_only.clear()
         self._known_wakers = {
             raw: one for raw, one in self._known_wakers.items() if one.kernel not in stacks and one.user not in stacks
         }

@@ -482,6 +482,26 @@ def test_site_deltas_count_once_the_thread_record_arrives() -> None:
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
 
 
+def test_a_late_record_finds_its_first_wait_where_its_site_was_counted() -> None:
+    """The process has exited since, so that its futex has another name at a second look-up."""
+    key, raw = ThreadKey(7, 100), (3, 13, 77)
+    wait = Wait(switched_out_ns=5_000, switched_in_ns=20_000, ready_ns=20_000, preempted=False, kernel=3, user=13)
+    begun, ended = record_of([wait], 0, TICK_NS), record_of([wait], TICK_NS, 2 * TICK_NS)
+    assert begun and ended
+    seen = SiteKey(7, 100, 3, 13, FIRST_WAKE)
+    ((_, totals),) = site_records(key, [wait], TICK_NS, 2 * TICK_NS)
+    deltas = SiteDeltas.of([(seen, totals)])._replace(raw=np.array([raw], np.uint64))
+    ledger = Ledger(0, lambda raw: np.tile(np.array([seen._replace(wake=FIRST_WAKE + 1)], np.int64), (len(raw), 1)))
+    scanned = OffCpuTask(key, 5_000, False, 0, 3)
+    ledger.tick(10_000, MIN_NS, [(key, begun)], NOTHING, [scanned])
+    ledger.tick(20_000, MIN_NS, [], deltas, [])
+    before = snapshot(ledger)
+    last = ended._replace(**dict(zip(("first_kernel", "first_user", "first_wake"), raw, strict=True)))
+    ledger.tick(30_000, MIN_NS, [(key, last)], NOTHING, [], gone={key: 0})
+    assert (ledger.threads[key].offcpu_ns, ledger.sites[seen].total_ns) == (15_000, 15_000)
+    check_sums(between(before, snapshot(ledger)))
+
+
 def test_after_a_lost_record_sites_count_and_the_thread_is_evicted() -> None:
     key = ThreadKey(7, 100)
     wait = Wait(switched_out_ns=5_000, switched_in_ns=8_000, ready_ns=8_000, preempted=False, kernel=3, user=13)

@@ -12,6 +12,7 @@ from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.id_table import IdTable
 from offtop.kernel.bpf.layout import ObjectRecord, ThreadRecord
 from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.resolve import wakes
 from offtop.kernel.resolve.wakes import Wakes
 from offtop.model.values import histogram as log2
@@ -250,6 +251,33 @@ def test_a_softirq_is_not_the_thread_that_runs_it(kernel: Kernel) -> None:
     waker = kernel.made(kernel.waker(56, RCU, user=60, comm="innocent")).waker
     assert waker == Waker(SOFTIRQ, "rcu_core", kernel=RCU)
     assert waker.label == "softirq (rcu_core)"
+
+
+class SlowReads:
+    """A reader that misses its first deadline."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def ask(self, *_: object) -> bytes:
+        self.asked += 1
+        if self.asked == 1:
+            raise TimeoutError
+        return b"1000-2000 rw-s 0 08:01 5 /dev/shm/queue"
+
+
+def test_a_wake_keeps_its_id_in_a_tick_even_if_its_object_is_known_meanwhile() -> None:
+    wakers, wakes, objects = (FakeMap(1 << 20, one.size) for one in (layout.WAKER, layout.WAKE, layout.OBJECT))
+    raw = layout.OBJECT_ID_BIT | layout.FIRST_ID
+    objects.put(raw, raw_object(layout.OBJECT_FUTEX, argument=0x1010))
+    catalog = Catalog()
+    raw_wakers, raw_wakes, raw_objects = (cast(Map, one) for one in (wakers, wakes, objects))
+    reads = cast(Channel, SlowReads())
+    read = Wakes(raw_wakers, raw_wakes, raw_objects, catalog, _raw_ids, lambda _: "", reads)
+    ids = [read.id_of(raw, PID, SLEEPER) for _ in range(2)]
+    read.make_room(at_once=False)
+    later = read.id_of(raw, PID, SLEEPER)
+    assert [catalog.wake(one).object.name for one in (*ids, later)] == ["0x1010", "0x1010", "/dev/shm/queue+0x10"]
 
 
 def test_the_number_of_chains_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
