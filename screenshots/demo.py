@@ -30,7 +30,8 @@ from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
 from offtop.model.values.outlier import Thresholds
 from offtop.model.values.snapshot import Filters, SiteTotals, Snapshot, ThreadTotals
 from offtop.model.values.stack import Frame, Names
-from offtop.model.values.wake import CHAIN, Object
+from offtop.model.values.wake import CHAIN, UNSEEN, WAKE_UNSEEN, Object, Wake
+from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 from offtop.person import person
 from offtop.recording.writer import Recorder
 
@@ -77,7 +78,8 @@ class OfTheLoad(LiveFeed):
         own = {pid for pid, name in catalog.processes.items() if name in _KEPT or name.startswith(_KERNEL)}
         self._threads = _grown(self._threads, snapshot.threads, own)
         self._sites = _grown(self._sites, snapshot.sites, own)
-        self._catalog.stacks, self._catalog.wakes = catalog.stacks, catalog.wakes
+        self._catalog.stacks = catalog.stacks
+        self._catalog.wakes = {number: _without_others(wake, own) for number, wake in catalog.wakes.items()}
         self._catalog.processes = {pid: catalog.processes[pid] for pid in own}
         self._catalog.comms = {key: comm for key, comm in catalog.comms.items() if key.pid in own}
         self._catalog.details = {
@@ -136,6 +138,16 @@ class OfTheLoad(LiveFeed):
 
     def close(self) -> None:
         self._source.close()
+
+
+def _without_others(wake: Wake, own: set[int]) -> Wake:
+    """Return `wake` without wakers of other processes, such as this one: nobody has recorded those wakeups."""
+    if wake.waker.pid and wake.waker.pid not in own:
+        return Wake(RESERVED_WAKES[WAKE_UNSEEN].waker, wake.object)
+    for number, link in enumerate(wake.links):
+        if link.waker.pid and link.waker.pid not in own:
+            return wake._replace(links=wake.links[:number], end=UNSEEN)
+    return wake
 
 
 def _grown(before: Mapping[K, V], now: Mapping[K, V], own: set[int]) -> dict[K, V]:

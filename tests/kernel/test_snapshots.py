@@ -57,8 +57,8 @@ def numbers(tick: dict[str, Any]) -> dict[str, Any]:
     arrived late.
     """
     stuck = [one for one in tick["still_blocked"] if one["age_ns"] >= 100 * MS and not one["held_by"]]
-    lists = {**{name: tick[name] for name in ("categories", "threads", "sites")}, "still_blocked": stuck}
-    varying = ("idle", "idle_ns", "diagnosis")
+    lists = {**{name: tick[name] for name in ("categories", "programs", "threads", "sites")}, "still_blocked": stuck}
+    varying = ("idle", "idle_ns", "diagnosis", "places")
     rows = {
         name: sorted(json.dumps({key: value for key, value in one.items() if key not in varying}) for one in some)
         for name, some in lists.items()
