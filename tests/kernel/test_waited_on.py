@@ -148,7 +148,9 @@ def test_a_poll_of_nothing_waits_on_nothing(live: Watch) -> None:
     with wakings.running("nap") as child:
         asked(live, child)
         child.go()
-        assert waits_on(live.tick(), child.pid)[NO_OBJECT] == TIMES
+        window = live.tick()
+        most_preempted = watch.thread(window, child.pid).involuntary  # those waits are on no object, too
+        assert 0 <= waits_on(window, child.pid)[NO_OBJECT] - TIMES <= most_preempted
 
 
 def test_an_object_that_no_system_call_names_is_unknown(live: Watch) -> None:

@@ -93,9 +93,11 @@ def test_each_wait_over_its_threshold_arrives_once_and_complete(probe: str) -> N
             assert one.cpu in os.sched_getaffinity(0)
         assert all(a.ended_ns < b.began_ns for a, b in pairwise(long_waits))
         sites = watch.sites_of(window, child.tid)
-        assert sum(sites[site].waits for site in {one.site for one in long_waits}) == len(long_waits)
-        those_ns = sum(sites[site].total_ns for site in {one.site for one in long_waits})
-        assert those_ns == sum(one.ended_ns - one.began_ns for one in long_waits)
+        at_those = [sites[site] for site in {one.site for one in long_waits}]
+        preempted = sum(one.waits for one in at_those) - len(long_waits)  # on its way to sleep, for less than 15 ms
+        assert 0 <= preempted <= watch.thread(window, child.tid).involuntary
+        rest_ns = sum(one.total_ns for one in at_those) - sum(one.ended_ns - one.began_ns for one in long_waits)
+        assert 0 <= rest_ns <= preempted * 15 * MS
 
 
 def test_without_thresholds_no_outlier_arrives() -> None:
