@@ -15,7 +15,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist bench flaky incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist bench flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -61,6 +61,9 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 flaky: setup-test ## run each kernel test 20 times: none may fail; ARGS='tests/kernel/test_sums.py' runs one file
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m kernel --count 20 -n 2 --dist loadfile \
 	    --session-timeout 43200 $(ARGS)
+
+examples: setup-test ## run the property tests with 1,000 examples each instead of 40
+	@OFFTOP_EXAMPLES=1000 $(bin)/pytest -p no:cacheprovider -m 'hypothesis and not kernel' --timeout 1800 -n 2 $(ARGS)
 
 # -W makes a dead link an error.
 docs: setup-test ## build the manual as HTML: build/docs/index.html

@@ -20,8 +20,14 @@ from hypothesis import HealthCheck, settings
 
 from offtop.person import Person
 
-# How long an example takes depends on the machine, which may be busy with other work.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes depends on the machine, which may be busy with other work. Each run draws other examples,
+# and `make examples` draws many.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    max_examples=int(os.environ.get("OFFTOP_EXAMPLES", "40")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy")
 
 ANN = 54321
