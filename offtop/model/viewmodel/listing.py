@@ -24,7 +24,6 @@ from offtop.model.aggregate.rows import (
     thread_rows,
     wake_rows,
 )
-from offtop.model.aggregate.selection import FilterCache
 from offtop.model.aggregate.waker_rows import (
     G,
     KeyOf,
@@ -44,7 +43,7 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Holder
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.values.wake import Object
-from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.seconds import Seconds
 from offtop.model.viewmodel.view import View
 from offtop.model.windows import stuck
@@ -52,9 +51,7 @@ from offtop.model.windows.breakdown import (
     NO_PART,
     SHORT,
     Added,
-    Breakdown,
     Leaf,
-    Scope,
     Shares,
     by_process,
     by_site,
@@ -64,49 +61,15 @@ from offtop.model.windows.breakdown import (
     top_of_threads,
     total,
 )
-from offtop.model.windows.history import History, HistoryTick
+from offtop.model.windows.history import History
 from offtop.model.windows.rolling import Sums
-from offtop.model.windows.stuck import Age, Stuck
+from offtop.model.windows.stuck import Age
 from offtop.model.windows.window import storms_over
 
 _LOOKED_UP_TICKS = 3
 """How many of the last ticks are searched for a row's stack. A row whose waits are all short has none."""
 _ROWS = 500
 _EVERY_ROW = 1_000_000
-
-
-class Scene(NamedTuple):
-    """What a picture is made from."""
-
-    view: View
-    filter_cache: FilterCache
-    ticks: Sequence[HistoryTick]
-    """Ticks of the span."""
-    moved: HistoryTick | None
-    """Time that moved between sites within them, as one tick; None if none did."""
-    newest: HistoryTick
-    """The last tick, even if the span is everything since the start."""
-    ever: HistoryTick | None
-    """Everything since the start, if it is needed."""
-    breakdown: Breakdown
-    """What mutes and filters leave of the span."""
-    threads: Collection[ThreadKey]
-    """All threads that ever ran or waited."""
-    threads_of: Mapping[int, int]
-    """pid → number of these threads."""
-    stuck: Stuck
-    """What mutes and filters leave of the waits in progress."""
-    comparison: Comparison | None
-    """Comparison with the baseline, if it is on."""
-
-    @property
-    def scope(self) -> Scope:
-        """Which waits the list covers."""
-        return self.view.scope._replace(tid=None)
-
-    @property
-    def catalog(self) -> Catalog:
-        return self.ticks[-1].header.catalog
 
 
 class ListedRows(NamedTuple):
@@ -186,11 +149,10 @@ class Listing:
         self, seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], Added]
     ) -> Sequence[Row]:
         """Add to each row what it waits for, and how much of its time that is."""
-        span_ns = sum(tick.span_ns for tick in scene.ticks)
         if scene.view.lists_threads:
             found = _sites_of_threads(seen, scene, made.pools)
         else:
-            found = {key: (some, span_ns) for key, some in _sites_of_processes(seen, scene, made, sites).items()}
+            found = {key: (some, scene.span_ns) for key, some in _sites_of_processes(seen, scene, made, sites).items()}
         return [
             row._replace(places=self._place_names.shares(found[row.key][0], scene.catalog), places_ns=found[row.key][1])
             if row.key in found
@@ -245,7 +207,7 @@ class Listing:
                     scene.ticks,
                     scene.moved,
                 ),
-                sum(tick.span_ns for tick in scene.ticks),
+                scene.span_ns,
                 catalog,
                 order,
                 pinned=[pin] if pin else [],
@@ -297,8 +259,7 @@ class Listing:
         table = self._sums.of("wakes", about, lambda tick: by_wake(filter_cache.shares(tick), scope), *ticks)
         ready = self._sums.of("ready", about, lambda tick: ready_by_wake(filter_cache.shares(tick), scope), *ticks)
         ever = by_wake(filter_cache.shares(scene.ever), scope) if scene.ever else None
-        span_ns = sum(tick.span_ns for tick in scene.ticks)
-        waited = _Waited(table, ready, ever, span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
+        waited = _Waited(table, ready, ever, scene.span_ns, stuck.by_wake(scene.stuck.in_scope(scope)))
         if view.lists_objects:
             things = object_of(catalog)
             return _grouped(waited, order, things, view.cursor, last=placeholder_keys(things))
@@ -318,7 +279,7 @@ class Listing:
         ages = stuck.by_site(scene.stuck.in_scope(scope))
         every = [*{**sites, **(ever or {}), **ages}]
         reasons = dict(zip(every, self._cause_finder.reasons_at(every, scene.catalog), strict=True))
-        waited = _Waited(sites, {}, ever, sum(tick.span_ns for tick in scene.ticks), ages)
+        waited = _Waited(sites, {}, ever, scene.span_ns, ages)
         return _grouped(waited, order, lambda *site: reasons[site], scene.view.cursor, last={NO_REASON, BELOW_REASON})
 
     def _folded_pools(self, scene: Scene) -> Folding[tuple[int, ...], Pool]:
@@ -373,7 +334,7 @@ def _storms(scene: Scene, rows: Ranking) -> list[Row]:
     """Return rows of storms, for wakers that have rows."""
     key_of = waker_of(scene.catalog, scene.view.lists_waking_threads)
     storms = storms_of_rows(storms_over(tick.header for tick in scene.ticks), rows, key_of)
-    return storm_rows(storms, sum(tick.span_ns for tick in scene.ticks))
+    return storm_rows(storms, scene.span_ns)
 
 
 class _Waited(NamedTuple):

@@ -1,47 +1,42 @@
 """Picture: everything the screen shows of a History in a View, as numbers and names."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from offtop.model.aggregate import icicle as icicles
-from offtop.model.aggregate import steps
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineRow
 from offtop.model.aggregate.filter import (
-    Filter,
-    of_object,
     of_pool,
     of_program,
-    of_reason,
-    of_waker,
-    parse,
-    quoted,
 )
 from offtop.model.aggregate.icicle import Icicle
 from offtop.model.aggregate.place_shares import PlaceNames
 from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
-from offtop.model.aggregate.selection import FilterCache, FilterCaches, Parts, Selection
+from offtop.model.aggregate.selection import FilterCache, Parts
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.aggregate.tree import NO_NAMELESS, Branch, Nameless, Node
 from offtop.model.classify.categories import OTHER
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
-from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.outlier import NO_OUTLIERS, Outliers
-from offtop.model.values.snapshot import Filters, Sampling, Snapshot
+from offtop.model.values.snapshot import Sampling
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
 from offtop.model.values.table import Ints
-from offtop.model.values.wake import NO_WAKE, OFFCPU, WAKEUP, Object, gathers
+from offtop.model.values.wake import NO_WAKE, OFFCPU, WAKEUP, Object
 from offtop.model.values.within import Calls
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.comparison import Comparison, Now, Trees
-from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing, Scene
+from offtop.model.viewmodel.comparison import Comparison, Trees
+from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
+from offtop.model.viewmodel.room import Room
+from offtop.model.viewmodel.scene import Scene, Scenes, last_alike, sums_of
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
+from offtop.model.viewmodel.series import Series, series
 from offtop.model.viewmodel.stuck_list import StuckList, StuckPicture
-from offtop.model.viewmodel.view import SINCE_START, View
+from offtop.model.viewmodel.view import View
 from offtop.model.windows import heat as heats
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import (
@@ -57,22 +52,16 @@ from offtop.model.windows.breakdown import (
     Shares,
     by_category,
     by_place,
-    by_process,
     by_site,
-    merged,
     total,
 )
 from offtop.model.windows.heat import Heat
-from offtop.model.windows.history import History, HistoryTick, moved_in
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.rolling import Sums
 from offtop.model.windows.stuck import NO_AGE, Age, Stuck
-from offtop.model.windows.window import Window, calls_over, merge, sampling_over
+from offtop.model.windows.window import Window, calls_over, merge
 from offtop.units import NS_PER_S
 
-Series = tuple[float | None, ...]
-"""Average waiting threads in cells of time, the latest last; None if nothing was measured."""
-
-LONGEST_ROLLING_NS = 60 * NS_PER_S
 _RECENT_NS = 10 * NS_PER_S
 _LIST_ONLY_SORTS = ("PID", "NAME")
 """Sorts that do not apply to categories, which are then sorted by WAITING."""
@@ -82,31 +71,6 @@ _LEAST_BESIDE_ACCOUNT = 6
 """The account is shown above the list if the list has at least so many rows."""
 _SMALL_BRANCH = 200
 """Branches below this fraction of the total (1/n, 0.5 %) are summed up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Space for each pane, in rows, lines or cells; 0: the pane is not shown."""
-
-    rows: int = 7
-    """Visible rows of the list, for which places are looked up."""
-    tree: int = 0
-    """Lines."""
-    stuck: int = 0
-    """Lines of the list of waits in progress, or of outliers."""
-    site: int = 0
-    """Places."""
-    flame: tuple[int, int] = (0, 0)
-    """Columns and lines."""
-    latency: bool = False
-    heat: tuple[int, int] = (0, 0)
-    """Columns and rows."""
-    heat_cell_ns: int = 5 * NS_PER_S
-    categories: int = 7
-    spark_cells: int = 20
-    spark_cell_ns: int = 3 * NS_PER_S
-    timeline_cells: int = 60
-    timeline_cell_ns: int = 5 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,55 +183,6 @@ class Picture:
         return self.view.thread or self.view.pid
 
 
-def series(
-    ticks: Sequence[HistoryTick], cells: int, cell_ns: int, end_ns: int, waiting_ns: Callable[[HistoryTick], int | None]
-) -> Series:
-    """Average `waiting_ns` in `cells` cells, the last of which contains `end_ns`.
-
-    A cell is None if nothing was measured in it. Cells begin at multiples of `cell_ns`, so that the picture moves by
-    whole cells and does not flicker.
-    """
-    newest = (end_ns - 1) // cell_ns
-    sums: dict[int, tuple[int, int]] = {}
-    for tick in ticks:
-        cell = (tick.at_ns - 1) // cell_ns - newest + cells - 1
-        if 0 <= cell < cells and (ns := waiting_ns(tick)) is not None:
-            was_ns, was_span_ns = sums.get(cell, (0, 0))
-            sums[cell] = (was_ns + ns, was_span_ns + tick.span_ns)
-    return tuple(sums[cell][0] / sums[cell][1] if sums.get(cell, (0, 0))[1] else None for cell in range(cells))
-
-
-class _AllThreads(NamedTuple):
-    threads: Collection[ThreadKey]
-    of_process: Mapping[int, int]
-    """pid → how many of these."""
-
-
-class _PausedView:
-    """Ticks that a paused view shows; History may drop them meanwhile."""
-
-    def __init__(self, history: History, at_ns: int, mode: str) -> None:
-        self.at_ns = at_ns
-        oldest = history.oldest
-        self.ticks = history.last(LONGEST_ROLLING_NS, at_ns) or ([oldest] if oldest else [])
-        self._history = history
-        self._is_newest = history.newest is not None and history.newest.at_ns == at_ns
-        self.everyone = _all_threads(history.latest) if self._is_newest else _threads_in(self.ticks)
-        self._since_start: dict[str, HistoryTick | None] = {}
-        if self._is_newest:
-            self._since_start[mode] = history.since_start(mode)
-
-    def since_start(self, mode: str) -> HistoryTick | None:
-        """Return everything since the start up to the paused tick.
-
-        For an earlier tick, or in another mode than the one it was paused in, it is built when needed, and goes back
-        only as far as History does.
-        """
-        if mode not in self._since_start:
-            self._since_start[mode] = self._history.until(self.at_ns, mode)
-        return self._since_start[mode]
-
-
 class Pictures:
     """Makes pictures of a history; caches only what makes the next one cheap."""
 
@@ -282,75 +197,50 @@ class Pictures:
     ) -> None:
         """`goes_on`: more ticks will follow, so results that arrive late may wait for the next one."""
         self._history = history
-        self._goes_on = goes_on
         self._outliers = OutlierList(outliers)
         self._names = names
         self._cause_finder = CauseFinder(names, rules)
-        self._paused: _PausedView | None = None
+        self._scenes = Scenes(history, self._cause_finder, rules, goes_on=goes_on)
         self._sums = Sums(history)
         self._seconds = Seconds()
         place_names = PlaceNames(self._cause_finder)
         self._listing = Listing(history, self._sums, self._seconds, self._cause_finder, place_names)
         self._stuck_list = StuckList(self._cause_finder, place_names)
-        self._filter_caches = FilterCaches(self._cause_finder)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
-        self._stuck: tuple[object, Stuck] | None = None
         self._unfiltered: FilterCache | None = None
-        self._all_threads: tuple[object, _AllThreads] | None = None
-        self._moved: tuple[object, HistoryTick | None] | None = None
-        self._rules = rules
-        self._compared: Comparison | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """Return the picture; None while there is no tick yet."""
-        self._pause_or_resume(view)
-        minute = self._paused.ticks if self._paused else self._history.last(LONGEST_ROLLING_NS)
-        if not minute:
+        scene = self._scenes.of(view)
+        if scene is None:
             return None
-        ever = self._since_start(view.mode) if view.span_ns == SINCE_START or view.sort == "TOTAL" else None
-        newest = minute[-1]
-        gathered = gathers(newest.header.mode, view.mode)
-        ticks = [ever] if ever and view.span_ns == SINCE_START else last_alike(minute, view.span_ns, view.mode)
+        ticks, newest, filter_cache, comparison = scene.ticks, scene.newest, scene.filter_cache, scene.comparison
         # context switches are not summed since the start
-        recent = last_alike(minute, _RECENT_NS, OFFCPU) if ticks[0] is ever else ticks
-        filter_cache = self._filter_cache_of(view, newest)
-        filter_cache.forget(self._history.oldest, minute[0])
-        moved = self._moved_in(ticks)
-        added = [*ticks, moved] if moved else ticks
-        taken = [filter_cache.taken(tick) for tick in added]
-        unmuted = _sums_of(one.unmuted for one in taken)
+        recent = last_alike(scene.minute, _RECENT_NS, OFFCPU) if ticks[0] is scene.ever else ticks
+        unmuted = sums_of(one.unmuted for one in scene.taken)
         parts = _by_category(unmuted, view.idle_shown)
-        one = merged([tick.breakdown for tick in taken])
-        chosen = replace(one, categories=_sums_of(filter_cache.chosen(tick) for tick in added))
-        passing = self._stuck_of(filter_cache, newest)
-        of_selection = filter_cache.chosen_stuck(passing, newest)
-        shown_ages = stuck.by_category(of_selection.in_scope(Scope(idle=view.idle_shown)))
-        every_thread, counts = self._paused.everyone if self._paused else self._current_threads()
-        span_ns = sum(tick.span_ns for tick in ticks)
-        pids = by_process(one, view.scope._replace(pid=None, tid=None)).keys() if view.compared else ()
-        header, sampling = newest.header, sampling_over(tick.header for tick in ticks)
-        comparison = self._comparison(view, Now(span_ns, header.catalog, every_thread, pids, header.filters, sampling))
+        shown_ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=view.idle_shown)))
         compare = comparison.categories() if comparison else None
+        ever = scene.ever
         categories = category_rows(
-            chosen,
+            replace(scene.breakdown, categories=scene.chosen),
             Order(
                 WAITING if view.sort in _LIST_ONLY_SORTS else view.table_sort, limit=room.categories, compare=compare
             ),
             idle_shown=view.idle_shown,
-            lifetime=replace(one, categories=filter_cache.chosen(ever)) if ever else None,
+            lifetime=replace(scene.breakdown, categories=filter_cache.chosen(ever)) if ever else None,
             keep=view.category,
             now=shown_ages,
         )
-        of_subject = self._all_of_selection(view, filter_cache, added, chosen.categories)
+        of_subject = self._all_of_selection(scene)
         account = self._seconds.of_selection(view, ticks, of_subject)
         account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        scene = Scene(view, filter_cache, ticks, moved, newest, ever, one, every_thread, counts, passing, comparison)
         sites = self._sites(scene)
-        if gathered:
+        if scene.gathered:
             listed = self._listing.of(scene, max(1, room.rows - account_lines), sites)
-            view, tree, places, flame = self._stacks(view, room, scene, of_selection)
+            view, tree, places, flame = self._stacks(view, room, scene)
         else:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         end_ns = self._timeline_end_ns(view, room, newest)
@@ -362,37 +252,37 @@ class Pictures:
             view=view,
             newest=newest,
             behind_ns=self._history.latest.at_ns - newest.at_ns if self._history.latest else 0,
-            span_ns=span_ns,
+            span_ns=scene.span_ns,
             shown=shown,
             ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
             other_ns=parts.get(OTHER, NO_PART).total_ns,
             filtered_ns=filtered_ns,
             hidden_ns=all_ns - shown.total_ns - filtered_ns,
             standing_ns=0 if view.idle_shown else _standing(unmuted).total_ns,
-            muted_ns=sum(tick.muted_ns for tick in taken),
-            passing_ns=total(by_category(one, view.idle_shown, filtered_shown=False).values()).total_ns,
-            idle_passing_ns=0 if view.idle_shown else _idle(one.categories).total_ns,
+            muted_ns=sum(tick.muted_ns for tick in scene.taken),
+            passing_ns=total(by_category(scene.breakdown, view.idle_shown, filtered_shown=False).values()).total_ns,
+            idle_passing_ns=0 if view.idle_shown else _idle(scene.breakdown.categories).total_ns,
             ticks=ticks,
-            threads_of=counts,
+            threads_of=scene.threads_of,
             lost=_added(tick.header.lost for tick in ticks),
             calls=calls_over(tick.header for tick in ticks),
-            sampling=sampling,
+            sampling=scene.sampling,
             thinned_ns=sum(tick.header.cost.thinned.waits_ns for tick in ticks),
             switches_per_s=_per_second([tick for tick in recent if tick.header.cost.switches >= 0]),
             catalog=newest.header.catalog,
             categories=categories,
-            sparks=_sparks(minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
+            sparks=_sparks(scene.minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
             rows=listed.rows,
             cursor_row=listed.cursor,
             first_row=listed.first,
             tree=tree,
             places=places,
-            stuck=self._stuck_list.of(of_selection, view, room.stuck, newest.header.catalog),
+            stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, newest.header.catalog),
             outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
             account=account,
             account_lines=account_lines,
             unexplained_pct=self._seconds.unexplained_pct(newest),
-            gathered=gathered,
+            gathered=scene.gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             diagnosis=self._cause_finder.rules_of(sites, scene.catalog),
@@ -402,7 +292,7 @@ class Pictures:
             flame_before=_before_of_boxes(flame, comparison),
             uncompared=comparison.why_uncompared if comparison else "",
             caveat=comparison.caveat if comparison else "",
-            latency=total(_in(chosen.categories, view.category, view.idle_shown, view.scope.blocked)),
+            latency=total(_in(scene.chosen, view.category, view.idle_shown, view.scope.blocked)),
             heat=self._heat(room, newest, past, view) if room.heat[0] else None,
             timeline=series(
                 self._history.last(room.timeline_cells * room.timeline_cell_ns, end_ns),
@@ -418,80 +308,23 @@ class Pictures:
         """Return everything the picture covers as one window, and the selection's part of it."""
         view = picture.view
         whole = HistoryTick.of(merge([tick.window for tick in picture.ticks]), picture.newest.idle)
-        filter_cache = self._filter_cache_of(view, picture.newest)
+        filter_cache = self._scenes.filter_cache(view, picture.newest)
         return whole.window, filter_cache.of_branch(filter_cache.shares(whole).in_scope(view.scope), whole)
 
-    def _comparison(self, view: View, now: Now) -> Comparison | None:
-        baseline = view.compared
-        if baseline is None:
-            self._compared = None
-            return None
-        if self._compared is None or self._compared.baseline is not baseline:
-            self._compared = Comparison(baseline, self._rules)
-        self._compared.select(view, _user_filter(view.user), now)
-        return self._compared
-
-    def _pause_or_resume(self, view: View) -> None:
-        if view.paused_at_ns is None:
-            self._paused = None
-        elif self._paused is None or self._paused.at_ns != view.paused_at_ns:
-            self._paused = _PausedView(self._history, view.paused_at_ns, view.mode)
-
-    def _all_of_selection(
-        self, view: View, filter_cache: FilterCache, ticks: Sequence[HistoryTick], chosen: Parts
-    ) -> Parts:
+    def _all_of_selection(self, scene: Scene) -> Parts:
         """Return the time of the selected program, process or thread by leaf, without filters and mutes."""
+        view, of_view = scene.view, scene.filter_cache.selection
         own = (of_pool(view.pool),) if view.pool else (of_program(view.program),) if view.program else ()
-        selection = filter_cache.selection._replace(filters=own, muted=(), path=())
+        selection = of_view._replace(filters=own, muted=(), path=())
         is_whole = view.subject_ids[0] is None and view.program is None
-        if is_whole or selection == filter_cache.selection:
-            return chosen
+        if is_whole or selection == of_view:
+            return scene.chosen
         if self._unfiltered is None or self._unfiltered.selection != selection:
             self._unfiltered = FilterCache(selection, self._cause_finder)
-        self._unfiltered.forget(self._history.oldest, ticks[0])
-        return _sums_of(self._unfiltered.chosen(tick) for tick in ticks)
+        self._unfiltered.forget(self._history.oldest, scene.ticks[0])
+        return sums_of(self._unfiltered.chosen(tick) for tick in scene.added)
 
-    def _moved_in(self, ticks: Sequence[HistoryTick]) -> HistoryTick | None:
-        since_ns = ticks[0].at_ns - ticks[0].span_ns
-        key = since_ns, ticks[-1].at_ns
-        if self._moved is None or self._moved[0] != key:
-            self._moved = key, moved_in(ticks, since_ns)
-        return self._moved[1]
-
-    def _current_threads(self) -> _AllThreads:
-        latest = self._history.latest
-        if self._all_threads is None or self._all_threads[0] is not latest:
-            self._all_threads = latest, _all_threads(latest)
-        return self._all_threads[1]
-
-    def _since_start(self, mode: str) -> HistoryTick | None:
-        return self._paused.since_start(mode) if self._paused else self._history.since_start(mode)
-
-    def _filter_cache_of(self, view: View, newest: HistoryTick) -> FilterCache:
-        chosen = (
-            *(view.filter, _user_filter(view.user)),
-            *([of_program(view.program)] if view.program else []),
-            *([of_pool(view.pool)] if view.pool else []),
-            *([of_waker(view.waker)] if view.waker else []),
-            *([of_object(view.object)] if view.object else []),
-            *([of_reason(view.reason)] if view.reason else []),
-        )
-        filters = tuple(one for one in chosen if one.chooses_waits)
-        tid = view.thread.tid if view.thread else None
-        pid = view.thread.pid if view.thread else view.pid
-        selection = Selection(filters, view.muted, pid, tid, view.path, view.tree.shape if view.path else steps.Shape())
-        return self._filter_caches.of(selection, newest, held=not self._goes_on or view.paused_at_ns is not None)
-
-    def _stuck_of(self, filter_cache: FilterCache, newest: HistoryTick) -> Stuck:
-        """Return the waits in progress at the end of a tick that pass mutes and filters."""
-        key = (filter_cache, newest.number, newest.at_ns)
-        if self._stuck is None or self._stuck[0] != key:
-            self._stuck = key, filter_cache.stuck(self._history.stuck(newest), newest)
-        return self._stuck[1]
-
-    def _stacks(
-        self, view: View, room: Room, scene: Scene, of_selection: Stuck
-    ) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
+    def _stacks(self, view: View, room: Room, scene: Scene) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
         """Return the tree, the places of the chosen branch, and the icicle, if there is room."""
         tree, places, flame = None, Ranking(), None
         filter_cache, ticks = scene.filter_cache, scene.ticks
@@ -506,7 +339,7 @@ class Pictures:
             ticks,
             scene.moved,
         )
-        catalog, span_ns = ticks[-1].header.catalog, sum(tick.span_ns for tick in ticks)
+        catalog, span_ns = scene.catalog, scene.span_ns
         about = (view.scope, filter_cache, shape, self._names.version)
         steps = self._steps_of(catalog, shape)
         path_of = steps.of
@@ -521,7 +354,7 @@ class Pictures:
         if room.tree and self._root:
             was = scene.comparison.trees() if scene.comparison else None
             view, tree = _tree_picture(view, self._root[1], room.tree, was)
-            now = _ages_of_paths(of_selection, view.scope, path_of, places_of)
+            now = _ages_of_paths(scene.chosen_stuck, view.scope, path_of, places_of)
             tree = replace(tree, nameless=self._root[2], now=now)
         if room.flame[0] and self._root:
             begin_ns = 0 if ticks[0].number else ticks[0].at_ns - ticks[0].span_ns
@@ -646,19 +479,6 @@ def _ages_of_paths(
     return ages
 
 
-def _user_filter(user: str) -> Filter:
-    return parse(f"user={quoted(user)}" if user else "")
-
-
-def _sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
-    sums: dict[Leaf, Part] = {}
-    for parts in every:
-        for leaf, part in parts.items():
-            was = sums.get(leaf)
-            sums[leaf] = part if was is None else was.plus(part)
-    return sums
-
-
 def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
     """Return category → time, without filtered and optionally without idle time."""
     sums: dict[str, Part] = {}
@@ -704,37 +524,6 @@ def _sparks(
         for key in (ALL, *keys)
         if isinstance(key, str)
     }
-
-
-def last_alike(minute: Sequence[HistoryTick], span_ns: int, mode: str) -> Sequence[HistoryTick]:
-    """Select ticks as History.last does, back to where filters or mode were different."""
-
-    def same(tick: HistoryTick) -> tuple[Filters, bool]:
-        return _counted(tick), gathers(tick.header.mode, mode)
-
-    from_ns, newest = minute[-1].at_ns - span_ns, same(minute[-1])
-    ticks = [tick for tick in minute if tick.at_ns - tick.span_ns // 2 > from_ns or tick is minute[-1]]
-    before = next((index for index in reversed(range(len(ticks))) if same(ticks[index]) != newest), -1)
-    return ticks[before + 1 :]
-
-
-def _counted(tick: HistoryTick) -> Filters:
-    """Return which threads and waits are counted; the minimum excludes none."""
-    return replace(tick.header.filters, min_ns=0)
-
-
-def _all_threads(snapshot: Snapshot | None) -> _AllThreads:
-    """Return the threads that have ever done anything, without evicted ones."""
-    return _counted_by_process({*snapshot.threads, *snapshot.waiting} if snapshot else ())
-
-
-def _threads_in(ticks: Sequence[HistoryTick]) -> _AllThreads:
-    """Return the same for a past tick: the threads that did anything in it, or waited."""
-    return _counted_by_process({key for key, _ in ticks[-1].window.each_thread()} if ticks else ())
-
-
-def _counted_by_process(threads: Collection[ThreadKey]) -> _AllThreads:
-    return _AllThreads(threads, Counter(pid for pid, _ in threads))
 
 
 def _per_second(ticks: Sequence[HistoryTick]) -> float:

@@ -9,7 +9,7 @@ from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.classify.suspects import averages
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.picture import last_alike
+from offtop.model.viewmodel.scene import last_alike
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.model.windows.baseline import LEAST_NS, Baseline, baseline_of, parts_of
 from offtop.model.windows.history import History, HistoryTick

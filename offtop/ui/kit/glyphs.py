@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from offtop.model.viewmodel.picture import Series
+from offtop.model.viewmodel.series import Series
 
 
 class Glyphs(NamedTuple):

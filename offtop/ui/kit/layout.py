@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.viewmodel.picture import Room
+from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.view import (
     AUTO,
     CATEGORIES,

@@ -18,7 +18,8 @@ from offtop.model.values.snapshot import Bound
 from offtop.model.values.wake import CHAIN, MODES, NO_OBJECT, OFFCPU, OFFWAKE, WAKEUP, Storm
 from offtop.model.viewmodel import drilling
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.picture import Picture, Pictures, Room
+from offtop.model.viewmodel.picture import Picture, Pictures
+from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.view import LIST, SINCE_START, SITE, TREE, View
 from offtop.model.windows.breakdown import ALL, total
 from offtop.model.windows.history import History, HistoryTick

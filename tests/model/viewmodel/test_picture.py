@@ -17,7 +17,8 @@ from offtop.model.values.stack import Frame
 from offtop.model.values.table import Ints, Mask
 from offtop.model.viewmodel import drilling, panes
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel.picture import Picture, Pictures, Room
+from offtop.model.viewmodel.picture import Picture, Pictures
+from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.view import SINCE_START, SPANS_NS, View
 from offtop.model.windows.breakdown import ALL, FILTERED, RUN_QUEUE, total
 from offtop.model.windows.history import History

@@ -12,7 +12,9 @@ from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Filters, Snapshot
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, integers
-from offtop.model.viewmodel.picture import Pictures, Room, series
+from offtop.model.viewmodel.picture import Pictures
+from offtop.model.viewmodel.room import Room
+from offtop.model.viewmodel.series import series
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import ALL, Idle, Leaf, Scope, break_down, by_thread, merged, total
 from offtop.model.windows.history import History, HistoryTick, Packed, pack
