@@ -99,6 +99,9 @@ class OfTheLoad(LiveFeed):
                 for key, some in snapshot.blockers.items()
                 if key.pid in own
             },
+            moves=[one for one in snapshot.moves if one.was.pid in own],
+            long_waits=[one for one in snapshot.long_waits if one.site.pid in own],
+            storms={wake: one for wake, one in snapshot.storms.items() if catalog.wake(wake).waker.pid in own},
             titles={pid: title for pid, title in snapshot.titles.items() if pid in own},
         )
 
