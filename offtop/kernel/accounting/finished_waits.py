@@ -1,0 +1,182 @@
+"""Finished waits: those of thread records, minus what was already shown of them, and those of sites."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offtop.kernel.accounting.deferred import DeferredRecords
+from offtop.kernel.accounting.thread_table import UNKNOWN_NS, ThreadTable
+from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
+from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
+from offtop.kernel.accounting.waits_in_progress import WaitsInProgress
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.scan_rows import Rows, record_of
+from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.stack import FIRST_STACK, NO_STACK, STACK_LOST
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers
+from offtop.model.values.waits import KERNEL, PREEMPTED, SWITCHED_OUT_NS, WAKE
+from offtop.model.values.wake import NO_WAKE
+
+Locate = Callable[[NDArray[np.uint64]], Ints]
+"""Rows of pid, tid, raw kernel stack id, raw user stack id and raw wake id → rows of sites."""
+
+
+class FinishedWaits:
+    """Counts finished waits."""
+
+    def __init__(
+        self, table: ThreadTable, in_progress: WaitsInProgress, deferred: DeferredRecords, locate: Locate
+    ) -> None:
+        """`locate` turns a record's raw ids into a site."""
+        self._table, self._in_progress, self._deferred, self._locate = table, in_progress, deferred, locate
+
+    def count(self, tick: TickDeltas, rows: Ints, records: ThreadRecords) -> Mask:
+        """Add the finished waits of records, minus what was shown of the first one while it was in progress.
+
+        `rows` are the threads of the records, each once. Returns which records are of a previous owner of the tid.
+        """
+        table, did, size = self._table, records.rows, len(rows)
+        acquired_ns = table.tid_acquired_ns[rows]
+        is_previous = did["tid_acquired_ns"] < acquired_ns
+        has_ended = table.is_waiting[rows] & ~is_previous
+        was_new = table.is_new[rows]
+        was_shown = has_ended & ~was_new
+        waits = table.waits[rows]
+        table.end(rows[has_ended])
+        table.tid_acquired_ns[rows] = np.maximum(acquired_ns, did["tid_acquired_ns"])
+        switched_out_ns = np.where(was_shown, waits[:, SWITCHED_OUT_NS], 0)
+        shown_to_ns = np.full(size, tick.snapshot_ns)
+        is_whole = np.ones(size, np.bool_)
+        deferred = self._deferred.of(records)
+        if deferred:
+            did = did.copy()
+        for at, identity in deferred:
+            rest = self._deferred.rest(identity, record_of(did[at]))
+            if rest:
+                did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
+            shown = self._deferred.shown_of(identity)
+            if shown and not was_shown[at]:
+                switched_out_ns[at], shown_to_ns[at] = shown
+                if tick.filter_changed:  # it may not have been counted in between
+                    shown_to_ns[at] = tick.before_ns
+        for at in np.flatnonzero(
+            was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["tid_acquired_ns"])
+        ).tolist():
+            key = ThreadKey(*records.ids[at].tolist())
+            self._deferred.keep_shown((key, int(acquired_ns[at])), int(switched_out_ns[at]), tick.snapshot_ns)
+        has_first = (did["waits"] > 0) & is_whole
+        was_known = has_first & (switched_out_ns > 0) & (switched_out_ns == did["first_switched_out_ns"])
+        for at, identity in deferred:
+            if was_known[at]:
+                self._deferred.forget_shown(identity)
+        was_uncounted = has_first & ~was_shown & ~was_new if tick.filter_changed else np.zeros(size, np.bool_)
+        shown_to_ns[was_uncounted] = tick.before_ns
+        was_counted = was_known | was_uncounted
+        sites, has_site = self._first_sites(records.ids, did, was_counted)
+        moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
+        at = np.flatnonzero(was_shown & was_known & has_site)
+        now = self._with_scanned_stack(tick, sites[at], waits[at])
+        moved_ns[at], moved_ready_ns[at] = self._in_progress.move(tick, waits[at], now, did["first_off_ns"][at])
+        numbers = np.zeros((size, THREADS.numbers), np.int64)
+        numbers[was_shown] = self._in_progress.settled(
+            tick, waits[was_shown], moved_ns[was_shown], moved_ready_ns[was_shown]
+        )
+        # Of the first wait: counted in earlier ticks, or settled just now.
+        rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_switched_out_ns"]))
+        rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
+        taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
+        taken_ready_ns = np.where(was_counted, did["first_runqueue_ns"] - rest_ready_ns, 0)
+        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
+        is_ready: Mask = (did["involuntary"] > 0) & (did["first_runqueue_ns"] == did["first_off_ns"])
+        is_ready &= (did["first_kind"] & layout.KIND_NEW) == 0
+        was_preempted: Mask = np.where(was_shown, waits[:, PREEMPTED] != 0, is_ready)
+        has_numbers: Mask = (did["waits"] != 0) | ~is_whole
+        for name, taken in (
+            ("waits", 0),
+            ("offcpu_ns", taken_ns),
+            ("runqueue_ns", taken_ready_ns),
+            ("preempted_ns", taken_ns * was_preempted),
+            ("involuntary", 0),
+            ("short_waits", 0),
+            ("short_ns", taken_ns * is_short),
+            ("short_runqueue_ns", taken_ready_ns * is_short),
+            ("filtered_ns", taken_ns * is_filtered),
+            ("filtered_runqueue_ns", taken_ready_ns * is_filtered),
+            ("max_ns", 0),
+        ):
+            numbers[:, THREAD_COLUMN[name]] += (did[name] - taken) * has_numbers
+        at = np.flatnonzero(has_numbers | was_shown)
+        tick.ended.append((records.ids[at], numbers[at], did["histogram"][at]))
+        at = np.flatnonzero(has_numbers & (did["lost_waits"] != 0))
+        lost = did[at]
+        tick.add_sites(_lost_sites(records.ids[at]), lost["lost_ns"], lost["lost_runqueue_ns"], lost["lost_waits"])
+        at = np.flatnonzero(has_site & (taken_ns != 0))
+        tick.add_sites(sites[at], (moved_ns - taken_ns)[at], (moved_ready_ns - taken_ready_ns)[at])
+        return is_previous
+
+    def hold_back(
+        self, tick: TickDeltas, ended: SiteDeltas, last: LastRecords, threads_lost: int
+    ) -> tuple[SiteDeltas, set[ThreadKey]]:
+        """Hold back the sites of threads whose record has not arrived.
+
+        Returns the rest, and the written-off threads.
+        """
+        acquired_ns = last.acquired_ns(self._table.known_rows_of(ended.ids))
+        is_reported = acquired_ns == ended.tid_acquired_ns
+        found = self._deferred.sort(ended, is_reported, last.records, tick.at_ns, threads_lost)
+        tick.late += found.late
+        lost: set[ThreadKey] = set()
+        for site, tid_acquired_ns, totals in found.lost:
+            key = site.thread
+            row = self._table.row(key)
+            is_current = row < 0 or tid_acquired_ns >= self._table.tid_acquired_ns[row]
+            if is_current and row >= 0:  # it was shown as waiting ever since it was switched out
+                self._in_progress.settle_as_shown(tick, np.array([row]))
+            rest = self._deferred.write_off((key, tid_acquired_ns), totals)
+            numbers = np.zeros((1, THREADS.numbers), np.int64)
+            numbers[0, :3], numbers[0, THREAD_COLUMN["max_ns"]] = rest[:3], rest.max_ns
+            tick.ended.append((integers([key], 2), numbers, log2.to_lanes([rest.histogram])))
+            tick.late.append((site, rest))
+            if is_current:
+                lost.add(key)
+        return found.now, lost
+
+    def _first_sites(self, ids: Ints, did: Rows, wanted: Mask) -> tuple[Ints, Mask]:
+        """Return the sites of the first waits of those records that are `wanted`, and which of them have one."""
+        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
+        sites = np.zeros((len(did), SITES.width), np.int64)
+        sites[is_lost] = _lost_sites(ids[is_lost])
+        some = did[is_located]
+        raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
+        sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
+        if self._deferred.has_sites:
+            for at in np.flatnonzero(is_located).tolist():
+                one = record_of(did[at])
+                held = self._deferred.site_of(
+                    (ThreadKey(*ids[at].tolist()), one.tid_acquired_ns),
+                    (one.first_kernel, one.first_user, one.first_wake),
+                )
+                if held:
+                    sites[at] = held
+        return sites, is_lost | is_located
+
+    @staticmethod
+    def _with_scanned_stack(tick: TickDeltas, sites: Ints, waits: Ints) -> Ints:
+        """Return the sites at which `waits` ended, with the kernel stack of the task scan where only that has one."""
+        is_scanned = (sites[:, KERNEL] == NO_STACK) & (waits[:, KERNEL] >= FIRST_STACK)
+        if not is_scanned.any():
+            return sites
+        now = sites.copy()
+        now[is_scanned, :WAKE] = waits[is_scanned, :WAKE]
+        before, after = (map(SITES.key, some[is_scanned].tolist()) for some in (sites, now))
+        tick.renamed.update(zip(before, after, strict=True))
+        return now
+
+
+def _lost_sites(ids: Ints) -> Ints:
+    """Return the sites of waits of these threads for which there was no room."""
+    return np.column_stack((ids, np.tile((STACK_LOST, STACK_LOST, NO_WAKE), (len(ids), 1))))

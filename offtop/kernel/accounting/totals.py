@@ -1,0 +1,92 @@
+"""Running totals by thread, by site, and of wake-up storms."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from offtop.kernel.accounting.tick_deltas import TickDeltas
+from offtop.kernel.accounting.tick_records import SiteDeltas
+from offtop.model.values.catalog import SiteKey, ThreadKey
+from offtop.model.values.running import Running
+from offtop.model.values.snapshot import EXITED
+from offtop.model.values.stack import NO_STACK
+from offtop.model.values.table import SITES, THREADS, Ints
+from offtop.model.values.waits import KERNEL
+from offtop.model.values.wake import Storm
+
+
+class Totals:
+    """Running totals as of the last tick."""
+
+    def __init__(self) -> None:
+        self.threads = Running(THREADS)
+        self.sites = Running(SITES)
+        self.storms: dict[int, Storm] = {}
+        """Totals by the catalog id of a wake with the storm's waker."""
+        self.stormed_ns: dict[int, int] = {}
+        """Time of the last change of each entry of `storms`."""
+        self._sites_of: dict[ThreadKey, list[SiteKey]] = {}
+
+    def add(self, tick: TickDeltas, counted: SiteDeltas, follows_snapshot: bool) -> None:
+        """Add what the tick collected, and `counted`: the finished waits at sites from the BPF programs.
+
+        `follows_snapshot`: maxima restart, because a snapshot has shown those of the last tick.
+        """
+        at_ns = tick.at_ns
+        if follows_snapshot:
+            self.threads.begin_tick()
+            self.sites.begin_tick()
+        if tick.ended:
+            ids, numbers, lanes = (np.concatenate(parts) for parts in zip(*tick.ended, strict=True))
+            self.threads.add(ids, numbers, lanes, at_ns)
+        if tick.settled:
+            ids, numbers = (np.concatenate(parts) for parts in zip(*tick.settled, strict=True))
+            self.threads.add(ids, numbers, None, at_ns)
+        late = SiteDeltas.of(tick.late)
+        self._add_sites(tick, counted.ids, counted.numbers, counted.lanes)
+        if tick.sites:
+            ids, numbers = (np.concatenate(parts) for parts in zip(*tick.sites, strict=True))
+            self._add_sites(tick, ids, numbers, None)
+        self._add_sites(tick, late.ids, late.numbers, late.lanes)
+
+    def add_storms(self, storms: Mapping[int, Storm], at_ns: int, follows_snapshot: bool) -> None:
+        """Add the storms of a tick, by the wake with the storm's waker. `follows_snapshot`: see `add`."""
+        if follows_snapshot:
+            self.storms = {wake: was._replace(largest=0) if was.largest else was for wake, was in self.storms.items()}
+        for wake, one in storms.items():
+            self.stormed_ns[wake] = at_ns
+            was = self.storms.get(wake, Storm())
+            self.storms[wake] = was.plus(one)._replace(largest=max(was.largest, one.largest))
+
+    def move_thread_to_exited(self, key: ThreadKey) -> Sequence[SiteKey]:
+        """Add the totals of an exited thread to EXITED, and those of its sites, and return its sites."""
+        self.threads.move(key, EXITED)
+        sites = self._sites_of.pop(key, ())
+        for site in sites:
+            self._move_to_exited(site)
+        return sites
+
+    def move_sites_to_exited(self, sites: Sequence[SiteKey]) -> None:
+        """Add the totals of these sites to the sites of exited threads."""
+        for site in sites:
+            self._move_to_exited(site)
+        moved = set(sites)
+        for thread in {site.thread for site in sites} & self._sites_of.keys():
+            self._sites_of[thread] = [one for one in self._sites_of[thread] if one not in moved]
+
+    def forget_storms(self, wake: int) -> None:
+        self.storms.pop(wake, None)
+        self.stormed_ns.pop(wake, None)
+
+    def _move_to_exited(self, site: SiteKey) -> None:
+        self.sites.move(site, SiteKey(EXITED.pid, EXITED.tid, site.kernel, NO_STACK))
+
+    def _add_sites(self, tick: TickDeltas, ids: Ints, numbers: Ints, lanes: Ints | None) -> None:
+        if tick.renamed:
+            ids = ids.copy()
+            for row in np.flatnonzero(ids[:, KERNEL] == NO_STACK).tolist():
+                key = SITES.key(ids[row].tolist())
+                ids[row] = tick.renamed.get(key, key)
+        for key in map(SITES.key, self.sites.add(ids, numbers, lanes, tick.at_ns).tolist()):
+            if key.tid:
+                self._sites_of.setdefault(key.thread, []).append(key)

@@ -1,0 +1,271 @@
+"""Waits in progress: how they begin, grow, move to another site, and become finished time.
+
+A snapshot shows the part of each wait that has passed so far. When the wait ends, that part is settled: it becomes
+finished time, and the record of the wait then adds only the rest.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from offtop.kernel.accounting.deferred import DeferredRecords
+from offtop.kernel.accounting.eviction import Eviction
+from offtop.kernel.accounting.thread_table import ThreadTable
+from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
+from offtop.kernel.accounting.tick_records import NOT_SCANNED, NewThread
+from offtop.kernel.bpf import layout
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.moves import MOVE_FIELDS, Moves
+from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT
+from offtop.model.values.table import SITES, THREADS, Ints, integers
+from offtop.model.values.waits import (
+    ARGUMENTS,
+    BOUND,
+    CALL,
+    FIELDS,
+    FROM_NS,
+    KERNEL,
+    PREEMPTED,
+    READ_USER,
+    READY_NS,
+    SINCE_NS,
+    STATE,
+    SWITCHED_OUT_NS,
+    USER,
+    WAKE,
+)
+from offtop.model.values.wake import NO_WAKE
+
+_DETAILS = [SINCE_NS, BOUND, CALL, *range(ARGUMENTS, READ_USER)]
+"""Columns of a wait that come from the task scan alone."""
+
+
+class WaitsInProgress:
+    """The waits in progress of the ThreadTable, and their moves between sites."""
+
+    def __init__(self, table: ThreadTable, deferred: DeferredRecords, eviction: Eviction) -> None:
+        self._table, self._deferred, self._eviction = table, deferred, eviction
+        self._moves: list[Ints] = []
+
+    @property
+    def moves(self) -> Moves:
+        """Moves since `forget_moves`."""
+        return Moves(np.concatenate([integers([], MOVE_FIELDS), *self._moves]))
+
+    def forget_moves(self) -> None:
+        self._moves.clear()
+
+    def begin(self, tick: TickDeltas, rows: Ints, switched_out_ns: Ints, from_ns: Ints, state: Ints) -> None:
+        """Add waits in progress that no snapshot has shown.
+
+        Each is at the stack from the task scan, or short for now.
+        """
+        table, scanned = self._table, tick.tasks.waits.rows
+        waits = np.zeros((len(rows), FIELDS), np.int64)
+        waits[:, :2], waits[:, KERNEL], waits[:, CALL] = table.ids[rows], SHORT, -1
+        waits[:, SWITCHED_OUT_NS], waits[:, FROM_NS], waits[:, STATE] = switched_out_ns, from_ns, state
+        waits[:, PREEMPTED] = (state & (layout.RUNNING | layout.TASK_NEW)) == layout.RUNNING
+        is_filtered = tick.excludes(state)
+        waits[is_filtered, KERNEL] = FILTERED
+        is_unsettled = np.ones(len(rows), np.bool_)
+        at, task = tick.scanned(rows, switched_out_ns)
+        has_stack = scanned[task, KERNEL] != NOT_SCANNED
+        at, task = at[has_stack], task[has_stack]
+        waits[at[:, None], _DETAILS] = scanned[task[:, None], _DETAILS]
+        is_shown = ~is_filtered[at]
+        at, task = at[is_shown], task[is_shown]
+        waits[at, KERNEL], waits[at, WAKE] = scanned[task, KERNEL], scanned[task, WAKE]
+        is_runnable = (state[at] & layout.RUNNING != 0) | tick.tasks.runnable[task]
+        is_unsettled[at] = (waits[at, KERNEL] < FIRST_STACK) | is_runnable
+        table.waits[rows], table.is_unsettled[rows] = waits, is_unsettled
+        table.is_waiting[rows] = table.is_new[rows] = True
+        table.change(rows)
+        self._set_holders(tick, rows[at])
+
+    def begin_new(self, tick: TickDeltas, last: LastRecords) -> None:
+        """Add new threads' waits for their first CPU, which only the task scan reports.
+
+        A record is of what the thread did in this tick, or of what a previous owner of its tid did.
+        """
+        table, tasks = self._table, tick.tasks
+        new = np.flatnonzero(tasks.waits.rows[:, STATE] & layout.TASK_NEW)
+        rows, switched_out_ns = tick.task_rows[new], tasks.waits.rows[new, SWITCHED_OUT_NS]
+        is_known = table.is_waiting[rows] & (table.waits[rows, SWITCHED_OUT_NS] == switched_out_ns)
+        is_known |= last.acquired_ns(rows) >= tasks.tid_acquired_ns[new]
+        new, rows, switched_out_ns = new[~is_known], rows[~is_known], switched_out_ns[~is_known]
+        self.settle_as_shown(tick, rows)
+        table.tid_acquired_ns[rows] = tasks.tid_acquired_ns[new]
+        self.begin(tick, rows, switched_out_ns, np.minimum(switched_out_ns, tick.at_ns), tasks.waits.rows[new, STATE])
+
+    def end_new(self, tick: TickDeltas, one: NewThread, last: LastRecords) -> None:
+        """Settle a new thread's wait for its first CPU.
+
+        The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
+        later: the thread has not been switched out yet.
+        """
+        identity, until_ns = (one.key, one.tid_acquired_ns), one.switched_out_ns + one.first_ns
+        table, rows = self._table, self._table.rows_of(integers([one.key], 2))
+        has_returned = last.acquired_ns(rows)[0] >= one.tid_acquired_ns
+        if until_ns > tick.at_ns or has_returned or self._deferred.shown_of(identity):
+            return
+        tick = replace(tick, task_of=np.full_like(tick.task_of, -1))  # the scan saw an earlier wait, if any
+        if table.is_waiting[rows[0]] and table.waits[rows[0], SWITCHED_OUT_NS] == one.switched_out_ns:
+            until_ns = until_ns if table.is_new[rows[0]] else max(until_ns, tick.snapshot_ns)
+        else:
+            self.settle_as_shown(tick, rows)
+            table.tid_acquired_ns[rows] = one.tid_acquired_ns
+            switched_out_ns = np.array([one.switched_out_ns])
+            self.begin(tick, rows, switched_out_ns, switched_out_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
+        self.place(tick, rows, until_ns)
+        self.settle(tick, table.waits[rows], until_ns=until_ns)
+        table.end(rows)
+        self._deferred.keep_shown(identity, one.switched_out_ns, until_ns)
+
+    def prime(self, tick: TickDeltas, last: LastRecords, scan_ns: int) -> None:
+        """Adopt the waits in progress from the task scan that began at `scan_ns`.
+
+        Some of them began before tracing did.
+        """
+        table, tasks = self._table, tick.tasks
+        record = last.positions(tick.task_rows)
+        is_running = record >= 0
+        is_running[is_running] = last.records.rows["switched_out_ns"][record[is_running]] == 0
+        rows = table.waiting
+        over = rows[~table.flags(tick.task_rows[~is_running])[rows] & (table.waits[rows, SWITCHED_OUT_NS] < scan_ns)]
+        self.settle_as_shown(tick, over)
+        table.is_unsettled[over] = False
+        new = ~is_running & ~table.is_waiting[tick.task_rows] & (tasks.waits.rows[:, KERNEL] != NOT_SCANNED)
+        rows, some = tick.task_rows[new], tasks.waits.rows[new]
+        table.tid_acquired_ns[rows] = np.maximum(table.tid_acquired_ns[rows], tasks.tid_acquired_ns[new])
+        self.begin(tick, rows, some[:, SWITCHED_OUT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
+
+    def place(self, tick: TickDeltas, rows: Ints, at_ns: int) -> None:
+        """Update waits in progress: their sites as of `at_ns`, and how much of each is run queue."""
+        table, tasks = self._table, tick.tasks
+        is_waiting = table.is_waiting[rows]
+        table.is_unsettled[rows[~is_waiting]] = False
+        rows = rows[is_waiting]
+        was, waits = table.waits[rows], table.waits[rows]
+        switched_out_ns, state, kernel = was[:, SWITCHED_OUT_NS], was[:, STATE], waits[:, KERNEL]
+        age_ns = at_ns - switched_out_ns
+        seen, task = tick.scanned(rows, switched_out_ns)
+        has_stack = tasks.waits.rows[task, KERNEL] != NOT_SCANNED
+        at, scanned = seen[has_stack], tasks.waits.rows[task[has_stack]]
+        is_placeless = np.isin(kernel, [*PLACELESS])
+        kernel[is_placeless] = np.where(age_ns[is_placeless] < tick.min_ns, SHORT, NO_STACK)
+        waits[at, KERNEL], waits[at, WAKE] = scanned[:, KERNEL], scanned[:, WAKE]
+        waits[at[:, None], _DETAILS] = scanned[:, _DETAILS]
+        is_filtered = tick.excludes(state)
+        if tick.max_ns:
+            is_filtered |= age_ns > tick.max_ns
+        waits[is_filtered, KERNEL], waits[is_filtered, WAKE] = FILTERED, NO_WAKE
+        waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, was[:, READ_USER])
+        # It may have been switched out just after its first snapshot.
+        waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(switched_out_ns, at_ns))
+        moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
+        moves_on &= (waits[:, FROM_NS] < tick.snapshot_ns) & ~table.is_new[rows]
+        is_settled = moves_on & (np.isin(was[:, KERNEL], [*PLACELESS]) | np.isin(kernel, [*PLACELESS]))
+        self.settle(tick, was[is_settled])
+        waits[is_settled, FROM_NS], waits[is_settled, READY_NS] = tick.snapshot_ns, 0
+        moved = moves_on & ~is_settled
+        self.move(tick, was[moved], waits[moved, : SITES.width], at_ns - waits[moved, FROM_NS])
+        so_far_ns = at_ns - waits[:, FROM_NS]
+        is_ready = (waits[:, PREEMPTED] != 0) | (state & layout.TASK_NEW != 0)
+        if tick.has_snapshot:
+            is_queued = tasks.runnable[task] & (tasks.queued_ns[task] != 0)
+            at, queued_ns = seen[is_queued], tasks.queued_ns[task[is_queued]]
+            ready_ns = at_ns - np.maximum(switched_out_ns[at], queued_ns)
+            # Time shown as blocked stays blocked.
+            grown_ns = waits[at, READY_NS] + at_ns - np.maximum(waits[at, FROM_NS], tick.snapshot_ns)
+            ready_ns = np.minimum(np.minimum(ready_ns, grown_ns), so_far_ns[at])
+            waits[at, READY_NS] = np.maximum(waits[at, READY_NS], ready_ns)
+        waits[is_ready, READY_NS] = so_far_ns[is_ready]
+        table.is_unsettled[rows] = np.isin(kernel, [SHORT, FILTERED, NO_STACK]) | (waits[:, READY_NS] != 0)
+        table.waits[rows] = waits
+        table.change(rows[(waits != was).any(axis=1)])
+        self._set_holders(tick, rows[seen])
+
+    def read_user(self, key: ThreadKey, switched_out_ns: int, user: int) -> None:
+        """Set the user stack of a wait in progress, which was unwound in user space."""
+        table, row = self._table, self._table.row(key)
+        if row >= 0 and table.is_waiting[row] and table.waits[row, SWITCHED_OUT_NS] == switched_out_ns:
+            table.waits[row, READ_USER] = user
+            table.is_unsettled[row] = True  # its site changes in the next tick
+            table.change(np.array([row]))
+
+    def settle(self, tick: TickDeltas, waits: Ints, until_ns: int = 0) -> None:
+        """Turn what was shown of waits in progress into finished time; the arguments are those of `settled`."""
+        tick.settled.append((waits[:, :2], self.settled(tick, waits, until_ns=until_ns)))
+
+    def settled(
+        self, tick: TickDeltas, waits: Ints, moved_ns: Ints | int = 0, moved_ready_ns: Ints | int = 0, until_ns: int = 0
+    ) -> Ints:
+        """Add what was shown of waits in progress to their sites, and return what it adds to their threads.
+
+        What moved to another site is excluded. `until_ns`: add everything up to this time instead.
+        """
+        shown_ns = np.maximum(0, (until_ns or tick.snapshot_ns) - waits[:, FROM_NS])
+        # If it has been runnable from the start, that is as of the last tick.
+        ready_ns = np.minimum(shown_ns, waits[:, READY_NS])
+        kernel = waits[:, KERNEL]
+        read = np.unique(waits[:, READ_USER])
+        self._eviction.release_stacks(read[read != NO_STACK], tick.before_ns)
+        at = ~np.isin(kernel, [*PLACELESS])
+        tick.add_sites(waits[at, : SITES.width], (shown_ns - moved_ns)[at], (ready_ns - moved_ready_ns)[at])
+        numbers = np.zeros((len(waits), THREADS.numbers), np.int64)
+        for name, values in (
+            ("offcpu_ns", shown_ns),
+            ("runqueue_ns", ready_ns),
+            ("preempted_ns", shown_ns * waits[:, PREEMPTED]),
+            ("short_ns", shown_ns * (kernel == SHORT)),
+            ("short_runqueue_ns", ready_ns * (kernel == SHORT)),
+            ("filtered_ns", shown_ns * (kernel == FILTERED)),
+            ("filtered_runqueue_ns", ready_ns * (kernel == FILTERED)),
+        ):
+            numbers[:, THREAD_COLUMN[name]] = values
+        return numbers
+
+    def settle_as_shown(self, tick: TickDeltas, rows: Ints) -> None:
+        """Settle the waits in progress of previous owners of a tid, or of written-off threads.
+
+        They are kept as shown in case a record of that thread still arrives.
+        """
+        table = self._table
+        rows = rows[table.is_waiting[rows]]
+        table.end(rows)
+        rows = rows[~table.is_new[rows]]
+        self.settle(tick, table.waits[rows])
+        began_ns, acquired_ns = (
+            table.waits[rows, SWITCHED_OUT_NS].tolist(),
+            np.maximum(0, table.tid_acquired_ns[rows]).tolist(),
+        )
+        for key, acquired, began in zip(table.keys(rows), acquired_ns, began_ns, strict=True):
+            self._deferred.keep_shown((key, acquired), began, tick.snapshot_ns)
+
+    def move(self, tick: TickDeltas, waits: Ints, now: Ints, longest_ns: Ints) -> tuple[Ints, Ints]:
+        """Move what was shown of waits, at most `longest_ns` of each, to the sites `now`.
+
+        Returns how much was moved, and how much of that was run queue.
+        """
+        moved_ns = np.minimum(longest_ns, np.maximum(0, tick.snapshot_ns - waits[:, FROM_NS]))
+        moved_ns[np.isin(waits[:, KERNEL], [*PLACELESS])] = 0
+        ready_ns = np.minimum(waits[:, READY_NS], moved_ns)
+        was = waits[:, : SITES.width]
+        at = (moved_ns != 0) & (now != was).any(axis=1)
+        until_ns = np.full(np.count_nonzero(at), tick.snapshot_ns)
+        times = until_ns - moved_ns[at], until_ns, ready_ns[at]
+        self._moves.append(np.column_stack((was[at], now[at], *times)))
+        self._eviction.release_sites(was[at], tick.before_ns)
+        return moved_ns, ready_ns
+
+    def _set_holders(self, tick: TickDeltas, rows: Ints) -> None:
+        """Take the lock holders of these threads from the task scan."""
+        before, now = self._table.holders, tick.tasks.waits.holders
+        if not (before or now):
+            return
+        for row, key in zip(rows.tolist(), self._table.keys(rows), strict=True):
+            if before.get(key) != now.get(key):
+                self._table.change(np.array([row]))
+                before.pop(key, None)
+                if key in now:
+                    before[key] = now[key]
