@@ -15,14 +15,8 @@
  *
  * maps
  *   record         per thread: its wait in progress, and what ended, in a double buffer
- *   sites_*        ended waits by stack, in a double buffer
- *   object_sites   per buffer: how many of these sites exist because of their object (object.c)
- *   exited_*       what exited threads did, in a double buffer
- *   exited_sums    per CPU: the sums of those for which exited_* had no room
  *   active_buffer  index of the buffers that are being written; user space reads and empties the others meanwhile
  *   kernel_stacks  frames by stack id; user stacks are in userstack.c
- *   thresholds     outlier thresholds, written by user space
- *   outliers       ring buffer of the waits that reached them
  *   clock_sample   offset between our clock and the scheduler's, as measured here
  *   clock_offset   the same offset, as user space has chosen it from the samples
  *
@@ -45,11 +39,9 @@
  * lock), on one CPU at a time, so nothing here is atomic.
  *
  * -D:
- *   THREADS, EXITS, SITES, KERNEL_STACKS, EXECS, THRESHOLDS    map sizes
- *   OUTLIERS                ring buffer size in pages; not set if ring buffers are not safe on this kernel
+ *   THREADS, KERNEL_STACKS, EXECS    map sizes
  *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, PCOUNT, SUM_EXEC, EXEC_START, START_TIME
  *                           offsets in task_struct, from BTF
- *   TASK_CGROUPS, CGROUP_*  how to get from a task to its cgroup's id
  *   REG_*                   offsets in pt_regs: system call number and arguments, ip, sp, frame pointer, other
  *                           callee-saved registers
  *   STATE_ARGUMENT          sched_switch passes prev_state (since fa2c3254d7cf, 5.18)
@@ -68,26 +60,7 @@ BPF_ARRAY(scan_mode, u32, 1);
 BPF_ARRAY(clock_sample, u64, 1);
 BPF_ARRAY(clock_offset, u64, 1);
 BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
-BPF_HASH(only_pids, u32, u32, 1024);
-BPF_HASH(only_tids, u32, u32, 1024);
-#ifdef TASK_CGROUPS
-BPF_CGROUP_ARRAY(only_cgroup, 1); /* cgroup v2 */
-#else
-BPF_ARRAY(only_cgroup, u32, 1);
-#endif
-
-BPF_TABLE("hash", struct exited_key, struct exited, exited_0, EXITS);
-BPF_TABLE("hash", struct exited_key, struct exited, exited_1, EXITS);
-BPF_PERCPU_ARRAY(exited_sums, struct thread, 2);
-BPF_TABLE("hash", struct site_key, struct site, sites_0, SITES);
-BPF_TABLE("hash", struct site_key, struct site, sites_1, SITES);
-BPF_ARRAY(object_sites, u64, 2);
 BPF_TABLE("hash", u64, struct stack, kernel_stacks, KERNEL_STACKS);
-#ifdef OUTLIERS
-BPF_TABLE("hash", struct threshold_key, struct threshold, thresholds, THRESHOLDS);
-BPF_RINGBUF_OUTPUT(outliers, OUTLIERS);
-BPF_PERCPU_ARRAY(outlier_scratch, struct outlier, 1);
-#endif
 BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* by pid: self_exec_id after its last exec */
 
 /*
@@ -97,14 +70,12 @@ BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* by pid: self_exec_id after its
 BPF_TABLE("hash", u32, u32, barrier_inner, 1);
 BPF_ARRAY_OF_MAPS(barrier, "barrier_inner", 1);
 
-/* Structs that are too large for the BPF stack. The blanks are never written. */
-BPF_PERCPU_ARRAY(exited_scratch, struct exited, 1);
-BPF_PERCPU_ARRAY(exiting_scratch, struct record, 1); /* for a thread that exits without a record: only its ids are set */
-BPF_ARRAY(blank_site, struct site, 1);
+/* For a thread that exits without a record: only its ids are set. Too large for the BPF stack. */
+BPF_PERCPU_ARRAY(exiting_scratch, struct record, 1);
 
 #ifdef RECORDS_IN_HASH
 BPF_TABLE("hash", u64, struct record, record, THREADS);
-BPF_ARRAY(blank_record, struct record, 1);
+BPF_ARRAY(blank_record, struct record, 1); /* never written, because it is too large for the BPF stack */
 #else
 BPF_TASK_STORAGE(record, struct record);
 #endif
@@ -121,60 +92,7 @@ static inline __attribute__((always_inline)) void count_lost(u32 kind)
 		*n += 1;
 }
 
-static inline __attribute__((always_inline)) bool is_own(struct config *c, u32 pid)
-{
-	return pid == c->self || pid == c->children[0] || pid == c->children[1] || pid == c->children[2];
-}
-
-/*
- * Return whether a thread is in the selected cgroup or below it. For the current thread and cgroup v2 a helper does
- * this at a tenth of the cost.
- */
-static inline __attribute__((always_inline)) bool in_cgroup(struct config *c, void *task, bool is_current)
-{
-#ifdef TASK_CGROUPS
-	if (is_current && !(c->select & CGROUP_V1))
-		return only_cgroup.check_current_task(0) > 0;
-
-	char *at = 0;
-	u32 level = 0;
-	u64 id = 0;
-
-	bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_CGROUPS);
-	bpf_probe_read_kernel(&at, sizeof(at), at + c->cgroup_offset);
-	if (c->select & CGROUP_V1)
-		bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_OF_STATE);
-	bpf_probe_read_kernel(&level, sizeof(level), at + CGROUP_LEVEL);
-	if (level < c->cgroup_level)
-		return false;
-#ifdef CGROUP_ANCESTORS
-	bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_ANCESTORS + 8 * (u64)c->cgroup_level);
-	bpf_probe_read_kernel(&at, sizeof(at), at + CGROUP_NODE);
-	bpf_probe_read_kernel(&id, sizeof(id), at + CGROUP_NODE_ID);
-#else /* before 7f203bc89eb6, 6.1 */
-	bpf_probe_read_kernel(&id, sizeof(id), at + CGROUP_ANCESTOR_IDS + 8 * (u64)c->cgroup_level);
-#endif
-	return id == c->cgroup;
-#else
-	return false;
-#endif
-}
-
-static inline __attribute__((always_inline)) bool passes_filters(struct config *c, void *task, bool is_current, u32 pid, u32 tid, u32 flags)
-{
-	if (is_own(c, pid) || !IS_COUNTED(pid))
-		return false;
-	if (!c->select)
-		return true;
-	if (c->select & ONLY_USER && flags & PF_KTHREAD)
-		return false;
-	if (c->select & ONLY_KERNEL && !(flags & PF_KTHREAD))
-		return false;
-	if (c->select & (ONLY_PIDS | ONLY_TIDS) && !(c->select & ONLY_PIDS && only_pids.lookup(&pid)) &&
-	    !(c->select & ONLY_TIDS && !IS_OUTSIDE(pid) && only_tids.lookup(&tid)))
-		return false;
-	return !(c->select & ONLY_CGROUP) || in_cgroup(c, task, is_current);
-}
+#include "filters.c"
 
 /* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */
 static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
@@ -216,6 +134,11 @@ static inline __attribute__((always_inline)) bool find_shown_ids(struct task_str
 #endif
 
 #include "within.c"
+#include "exited.c"
+#include "site.c"
+#include "outlier.c"
+#include "thinning.c"
+#include "userstack.c"
 
 static inline __attribute__((always_inline)) void set_identity(struct record *r, u32 pid, u32 tid, u64 tid_acquired_ns)
 {
@@ -223,129 +146,6 @@ static inline __attribute__((always_inline)) void set_identity(struct record *r,
 	r->tid = tid;
 	r->tid_acquired_ns = tid_acquired_ns;
 }
-
-/* Copy one buffer of an exiting thread to exited_*. Return false if that is full. */
-static inline __attribute__((always_inline)) bool save_buffer(struct exited *exited, struct exited_key *key, u32 which, struct thread *thread, bool is_previous)
-{
-	thread->switched_out_ns = 0;
-	thread->is_previous = is_previous;
-	__builtin_memcpy(&exited->thread, thread, sizeof(exited->thread));
-	return !(which ? exited_1.update(key, exited) : exited_0.update(key, exited));
-}
-
-/* Add `from` to `to`, which is of the next tick. */
-static inline __attribute__((always_inline)) void add_thread(struct thread *to, struct thread *from)
-{
-	if (from->waits) {
-		to->first_switched_out_ns = from->first_switched_out_ns;
-		to->first_off_ns = from->first_off_ns;
-		to->first_runqueue_ns = from->first_runqueue_ns;
-		to->first_kernel = from->first_kernel;
-		to->first_user = from->first_user;
-		to->first_wake = from->first_wake;
-		to->first_kind = from->first_kind;
-	}
-	if (!to->state) {
-		to->state = from->state;
-		to->tid_acquired_ns = from->tid_acquired_ns;
-		to->exec_ns = from->exec_ns;
-	}
-	to->waits += from->waits;
-	to->offcpu_ns += from->offcpu_ns;
-	to->runqueue_ns += from->runqueue_ns;
-	to->preempted_ns += from->preempted_ns;
-	to->involuntary += from->involuntary;
-	to->short_waits += from->short_waits;
-	to->short_ns += from->short_ns;
-	to->short_runqueue_ns += from->short_runqueue_ns;
-	to->filtered_waits += from->filtered_waits;
-	to->filtered_ns += from->filtered_ns;
-	to->filtered_runqueue_ns += from->filtered_runqueue_ns;
-	to->lost_waits += from->lost_waits;
-	to->lost_ns += from->lost_ns;
-	to->lost_runqueue_ns += from->lost_runqueue_ns;
-	if (from->max_ns > to->max_ns)
-		to->max_ns = from->max_ns;
-#pragma unroll
-	for (int lane = 0; lane < LANES; lane++)
-		to->histogram[lane] += from->histogram[lane];
-}
-
-/*
- * Save the buffers of an exiting thread. No scan will read its idle buffer any more, so both go to the active exited_*.
- * The key of the idle one, which is of the previous tick, has the lower time, to keep them in order. If there is room
- * for one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no
- * room at all, the sum goes to the CPU's exited_sums, which keeps the time but not the thread.
- */
-static inline __attribute__((always_inline)) void save_exiting(struct task_struct *task, struct record *r, u32 which)
-{
-	u32 zero = 0;
-	struct exited *exited = exited_scratch.lookup(&zero);
-	struct exited_key key = {.at_ns = bpf_ktime_get_ns(), .pid = r->pid, .tid = r->tid};
-	struct thread *previous = which ? &r->buffers[0] : &r->buffers[1], *last = which ? &r->buffers[1] : &r->buffers[0];
-	bool has_previous = previous->state;
-
-	if (!exited)
-		return;
-	bpf_probe_read_kernel(exited->comm, sizeof(exited->comm), (char *)task + TASK_COMM);
-	exited->start_ns = MEMBER(u64, task, START_TIME);
-	bool previous_is_kept = has_previous && save_buffer(exited, &key, which, previous, true);
-	key.at_ns += 1;
-	bool is_kept = (!has_previous || previous_is_kept) && (!last->state || save_buffer(exited, &key, which, last, false));
-	if (!is_kept) {
-		key.at_ns -= 1;
-		if (previous_is_kept) /* user space may have removed it meanwhile */
-			has_previous = !(which ? exited_1.delete(&key) : exited_0.delete(&key));
-		if (has_previous)
-			add_thread(last, previous);
-		key.at_ns += 1;
-		is_kept = has_previous && save_buffer(exited, &key, which, last, false);
-	}
-	if (!is_kept) {
-		struct thread *rest = exited_sums.lookup(&which);
-
-		count_lost(LOST_THREADS);
-		if (rest)
-			add_thread(rest, last);
-	}
-	if (previous->state)
-		__builtin_memset(previous, 0, sizeof(*previous));
-	if (last->state)
-		__builtin_memset(last, 0, sizeof(*last));
-}
-
-/*
- * Return the site of a wait, and create it if there is none yet.
- *
- * Threads that wait on a new object each time would fill the sites. Beyond a limit per tick, for one thread and for
- * all, new sites are kept without their object. This code has nearly no branches, because the verifier reaches it on
- * many paths.
- */
-static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
-{
-	struct site *site = which ? sites_1.lookup(key) : sites_0.lookup(key);
-	u32 zero = 0;
-
-	if (site)
-		return site;
-	struct site *blank = blank_site.lookup(&zero);
-	if (!blank)
-		return 0;
-	u64 is_object = key->wake >> 63, has_room = ((u64)thread->objects - MAX_OBJECTS) >> 63;
-	key->wake = is_object & ~has_room ? WAKE_NO_ROOM : key->wake;
-	thread->objects += is_object & has_room;
-	u64 *count = object_sites.lookup(&which);
-	if (count)
-		__sync_fetch_and_add(count, is_object & has_room);
-	if (which)
-		sites_1.insert(key, blank);
-	else
-		sites_0.insert(key, blank);
-	return which ? sites_1.lookup(key) : sites_0.lookup(key);
-}
-
-#include "thinning.c"
-#include "userstack.c"
 
 static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack *stack, u32 depth)
 {
@@ -386,133 +186,6 @@ static inline __attribute__((always_inline)) u32 state_of(u32 state)
 
 #include "object.c"
 #include "waker.c"
-
-/*
- * Count one wait. The check is for the verifier: that of 6.1 has lost the bound here. The asm keeps clang from dropping
- * it.
- */
-static inline __attribute__((always_inline)) void count_in_histogram(u64 *histogram, u64 lane)
-{
-	asm volatile("" : "+r"(lane));
-	if (lane < LANES)
-		histogram[lane] += 1;
-}
-
-#ifdef OUTLIERS
-/*
- * Report a wait that reached the lowest outlier threshold, unless it did not reach its own. If user space has not set
- * its own yet, it is reported.
- */
-static inline __attribute__((always_inline)) void report_outlier(struct record *r, void *task, struct site_key *key, u64 switched_out_ns, u64 off_ns, u64 runqueue_ns)
-{
-	u32 zero = 0;
-	struct outlier *o = outlier_scratch.lookup(&zero);
-
-	if (!o)
-		return;
-	void *main_thread = task;
-#ifdef TASK_LEADER
-	bpf_probe_read_kernel(&main_thread, sizeof(main_thread), (char *)task + TASK_LEADER);
-#endif
-	o->threshold.kernel = key->kernel;
-	bpf_probe_read_kernel(o->threshold.program, sizeof(o->threshold.program), (char *)main_thread + TASK_COMM);
-	struct threshold *threshold = thresholds.lookup(&o->threshold);
-	if (threshold && off_ns - runqueue_ns < threshold->blocked_ns && runqueue_ns < threshold->runqueue_ns)
-		return;
-	o->switched_out_ns = switched_out_ns;
-	o->switched_in_ns = switched_out_ns + off_ns;
-	o->runqueue_ns = runqueue_ns;
-	o->kernel = key->kernel;
-	o->user = key->user;
-	o->wake = key->wake;
-	o->pid = r->pid;
-	o->tid = r->tid;
-	o->state = r->state;
-	o->cpu = bpf_get_smp_processor_id();
-	if (outliers.ringbuf_output(o, sizeof(*o), BPF_RB_NO_WAKEUP))
-		count_lost(LOST_OUTLIERS);
-}
-#endif
-
-/*
- * A wait that has ended. It is kept in a map, where the verifier tracks no values: otherwise the verifier would follow
- * the rest of the program once for each path through the stack walks.
- */
-struct ended {
-	struct site_key key;
-	u64 switched_out_ns;
-	u64 off_ns;
-	u64 runqueue_ns;
-	u32 which;         /* which buffer of the sites */
-	u32 lane;          /* histogram bucket */
-};
-BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
-
-static inline __attribute__((always_inline)) u32 count_short(struct thread *thread, struct ended *e)
-{
-	thread->short_waits += 1;
-	thread->short_ns += e->off_ns;
-	thread->short_runqueue_ns += e->runqueue_ns;
-	return KIND_SHORT;
-}
-
-/*
- * Count a wait that gets no stack because it is filtered out or short. Return its kind, or KIND_NONE if it gets one.
- */
-static inline __attribute__((always_inline)) u32 count_without_site(struct config *c, u32 state, struct thread *thread, struct ended *e)
-{
-	if (e->off_ns > c->max_ns || !(state & c->states)) {
-		thread->filtered_waits += 1;
-		thread->filtered_ns += e->off_ns;
-		thread->filtered_runqueue_ns += e->runqueue_ns;
-		return KIND_FILTERED;
-	}
-	if (e->off_ns < c->requested_min_ns)
-		return count_short(thread, e);
-	return KIND_NONE;
-}
-
-/* Count a wait at its site. Return its kind. */
-static inline __attribute__((always_inline)) u32 count_at_site(u32 which, struct thread *thread, struct ended *e)
-{
-	struct site *site = site_of(which, &e->key, thread);
-
-	if (!site) {
-		count_lost(LOST_SITES);
-		thread->lost_waits += 1;
-		thread->lost_ns += e->off_ns;
-		thread->lost_runqueue_ns += e->runqueue_ns;
-		return KIND_LOST;
-	}
-	site->waits += 1;
-	site->total_ns += e->off_ns;
-	site->runqueue_ns += e->runqueue_ns;
-	if (e->off_ns > site->max_ns)
-		site->max_ns = e->off_ns;
-	count_in_histogram(site->histogram, e->lane);
-	return KIND_SITE;
-}
-
-/* Count a wait of any kind in its thread. */
-static inline __attribute__((always_inline)) void count_wait(struct thread *thread, struct ended *e, u32 kind)
-{
-	if (!thread->waits) {
-		thread->first_kind = kind;
-		thread->first_switched_out_ns = e->switched_out_ns;
-		thread->first_off_ns = e->off_ns;
-		thread->first_runqueue_ns = e->runqueue_ns;
-		thread->first_kernel = e->key.kernel;
-		thread->first_user = e->key.user;
-		thread->first_wake = e->key.wake;
-	}
-	thread->switched_out_ns = 0;
-	thread->waits += 1;
-	thread->offcpu_ns += e->off_ns;
-	thread->runqueue_ns += e->runqueue_ns;
-	if (e->off_ns > thread->max_ns)
-		thread->max_ns = e->off_ns;
-	count_in_histogram(thread->histogram, e->lane);
-}
 
 /* Return how often a thread got a CPU. All ones: unknown, or first waits are not counted (WITHIN). */
 static inline __attribute__((always_inline)) u64 pcount_of(struct task_struct *task)
