@@ -33,6 +33,11 @@ class Worker:
         self._name, self._run = name, run
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread runs: it has been started, and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wake(self) -> None:
         """Have the thread look for a request."""
         with self.changed:

@@ -68,10 +68,10 @@ def test_close_waits_for_a_hanging_request_no_longer_than_asked() -> None:
     squares.worker.close()
     squares.worker.close(0.05)
     assert time.monotonic() - began_s < SECONDS / 2
-    assert threads() == 1
+    assert (threads(), squares.worker.is_running) == (1, True)
     let_go.set()
     squares.worker.close(SECONDS)
-    assert (squares.found, threads()) == ([7], 0)
+    assert (squares.found, threads(), squares.worker.is_running) == ([7], 0, False)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from offtop.person import Person, as_person
 from offtop.printable import printable
 from offtop.recording import form, outlier_rows
 from offtop.units import NS_PER_S, size
+from offtop.worker import Rest, Worker
 
 KEEP_NS = 48 * 3600 * NS_PER_S
 MOST_BYTES = 2 << 30
@@ -113,11 +115,8 @@ class Recorder:
         self._used: set[int] = set()
         """Stacks used since the last whole tick."""
         self._queue: deque[_Written] = deque()
-        self._changed = threading.Condition()
         self._adding = threading.Lock()
         self._closing = False
-        self._is_queue_complete = False
-        """Whether the writing thread may stop when the queue is empty."""
         self._last_names: _Rows = ()
         self._reasons: _Rows = ()
         """(file, why its functions have no names)."""
@@ -131,10 +130,11 @@ class Recorder:
         """Size of the file after the last tick."""
         opened = threading.Event()
         self._refusal: OfftopError | None = None
-        self._thread = threading.Thread(target=self._run, args=(opened,), name="offtop-record", daemon=True)
-        self._thread.start()
+        self._worker = Worker("offtop-record", partial(self._run, opened))
+        self._worker.wake()
         if not opened.wait(_OPEN_SECONDS):
             self._closing = True
+            self._worker.close()
             raise OfftopError(f"{self._shown} cannot be created: the disk does not respond. Name another file")
         if self._refusal:
             raise self._refusal
@@ -142,8 +142,8 @@ class Recorder:
     def add(self, snapshot: Snapshot) -> None:
         """Queue a snapshot. The cost follows what changed since the one before."""
         if self._past:
-            with self._changed:
-                has_room = self._changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED, _CLOSE_SECONDS)
+            with self._worker.changed:
+                has_room = self._worker.changed.wait_for(lambda: len(self._queue) < _MOST_QUEUED, _CLOSE_SECONDS)
             self._past = has_room  # wait for a hung disk only once
         with self._adding:
             if self.failure or self._closing:
@@ -153,9 +153,9 @@ class Recorder:
                 self._moves += self._reaching_back(snapshot)
                 return
             written = self._made(snapshot)
-        with self._changed:
+        with self._worker.changed:
             self._queue.append(written)
-            self._changed.notify_all()
+            self._worker.wake()
 
     def _made(self, snapshot: Snapshot) -> _Written:
         before, self._before = self._before, snapshot
@@ -204,11 +204,8 @@ class Recorder:
             self._last_names = self._names(every=True)
             reasons = {frame.file: self._source.why_nameless(frame) for frame in self._unnamed}
             self._reasons = [(form.text_bytes(file), reason) for file, reason in reasons.items() if reason]
-        with self._changed:
-            self._is_queue_complete = True
-            self._changed.notify_all()
-        self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
+        self._worker.close(_CLOSE_SECONDS)
+        if self._worker.is_running:
             return f"the disk does not respond, so the end of the recording may be missing: {self._shown}"
         left_out = f" ({self.skipped:,} skipped: the disk was too slow)" if self.skipped else ""
         ticks = max(0, self._number - 1)  # what passes between two readings
@@ -218,7 +215,7 @@ class Recorder:
     @property
     def is_whole(self) -> bool:
         """Whether everything was written. Valid once the recorder is closed."""
-        return not (self.failure or self.skipped or self._thread.is_alive())
+        return not (self.failure or self.skipped or self._worker.is_running)
 
     @property
     def _shown(self) -> str:
@@ -375,14 +372,13 @@ class Recorder:
 
     # The writing thread
 
-    def _run(self, opened: threading.Event) -> None:
-        """Write until the queue is empty after close(). A worker.Worker would drop what is queued then."""
+    def _run(self, opened: threading.Event, worker: Worker) -> None:
         try:
             with as_person(self._owner):
                 database = self._make()
                 opened.set()
                 try:
-                    self._write_all(database)
+                    self._write_all(database, worker)
                 finally:
                     database.close()
         except OfftopError as error:
@@ -434,14 +430,11 @@ class Recorder:
         about = {form.ABOUT[what]: value for what, value in self._source.about() if what in form.ABOUT}
         return about | {f"{form.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
 
-    def _write_all(self, database: sqlite3.Connection) -> None:
-        while (written := self._next()) is not None:
-            self._check_room()
-            with _transaction(database):
-                self._write(database, written)
-            if written.used:
-                database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            self.bytes_written = self._bytes_of(database)
+    def _write_all(self, database: sqlite3.Connection, worker: Worker) -> None:
+        for written in worker.requests(lambda: self._queue.popleft() if self._queue else Rest()):
+            self._write_tick(database, written)
+        while self._queue:  # when close() was called
+            self._write_tick(database, self._queue.popleft())
         with _transaction(database):
             database.executemany("UPDATE frames SET told = ? WHERE id = ?", self._last_names)
             database.executemany("INSERT OR REPLACE INTO nameless VALUES (?, ?)", self._reasons)
@@ -449,14 +442,13 @@ class Recorder:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             database.execute("PRAGMA journal_mode = DELETE")
 
-    def _next(self) -> _Written | None:
-        with self._changed:
-            while not self._queue:
-                if self._is_queue_complete:
-                    return None
-                self._changed.wait()
-            self._changed.notify_all()
-            return self._queue.popleft()
+    def _write_tick(self, database: sqlite3.Connection, written: _Written) -> None:
+        self._check_room()
+        with _transaction(database):
+            self._write(database, written)
+        if written.used:
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self.bytes_written = self._bytes_of(database)
 
     def _write(self, database: sqlite3.Connection, written: _Written) -> None:
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
