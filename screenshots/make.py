@@ -71,14 +71,14 @@ async def take(shot: Shot) -> str:
     app = OfftopApp(source, View(), rules, theme_name=shot.theme, rules=Fixed(named), weights=weights)
     async with app.run_test(size=shot.size) as pilot:
         try:
-            await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) >= at_ns)
+            await _until(lambda: (app.picture.common.newest.taken_ns if app.picture else 0) >= at_ns)
             await pilot.press("space")
             if shot.normal:
                 await pilot.press("B")
                 await _until(lambda: app.view.baseline is not None)
                 await pilot.press("b", *f"+{shot.second - shot.normal}s", "enter")
                 later_ns = at_ns + (shot.second - shot.normal) * NS_PER_S
-                await _until(lambda: (app.picture.newest.taken_ns if app.picture else 0) > later_ns - NS_PER_S)
+                await _until(lambda: (app.picture.common.newest.taken_ns if app.picture else 0) > later_ns - NS_PER_S)
             # Which nodes the tree opened depends on the ticks drawn so far. Moving the selection resets it.
             for key in ("down", "up", *shot.keys):
                 await pilot.press(key)

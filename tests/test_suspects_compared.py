@@ -135,7 +135,7 @@ async def test_screen_says_since_when_a_suspect_is_new_and_which_are_gone() -> N
         await pilot.press("B")
         await until(lambda: app.view.baseline is not None)
         source.go_on(70)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 70)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 70)
         await pilot.pause()
         assert "new since" not in "\n".join(screen(app)), "D compares"
         await pilot.press("D")
@@ -154,7 +154,7 @@ async def test_screen_weighs_waits_by_the_baseline_as_soon_as_there_is_one() -> 
         await pilot.press("B")
         await until(lambda: app.view.baseline is not None)
         source.go_on(63)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 63)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 63)
         await pilot.press("D")
         text = "\n".join(screen(app))
         assert "nothing stands out" in text
@@ -162,6 +162,6 @@ async def test_screen_weighs_waits_by_the_baseline_as_soon_as_there_is_one() -> 
         assert "gone" not in "\n".join(screen(app)[10:-8])
         await pilot.press("escape")
         source.go_on(70)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 70)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 70)
         await pilot.pause()
         assert " of the baseline: 6 threads of shop wait for a mutex" in "\n".join(screen(app))

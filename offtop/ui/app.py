@@ -164,7 +164,7 @@ class OfftopApp(App[int]):
             **{name: pane.lines for name, pane in self.controllers.panes.by_name.items()},
             **{name: partial(self._border_lines, name) for name in ("border", "border-low")},
             "alert": self._alert_line.lines,
-            "keys": lambda picture, layout: [key_bar(picture, layout.width, self.chosen_keys)],
+            "keys": lambda picture, layout: [key_bar(picture.common, layout.width, self.chosen_keys)],
         }
         """Function that draws each panel, by its id."""
         self._board = Board(self._drawings)
@@ -242,10 +242,11 @@ class OfftopApp(App[int]):
             self._draw()
         else:
             latest = self._history.latest
-            behind_ns = latest.at_ns - drawn.newest.at_ns if latest else 0
+            behind_ns = latest.at_ns - drawn.common.newest.at_ns if latest else 0
             if self._drawn_versions != self.session.versions:
                 self._draw()
-            self.picture = replace(self.picture or drawn, behind_ns=behind_ns)
+            shown = self.picture or drawn
+            self.picture = replace(shown, head=replace(shown.head, behind_ns=behind_ns))
             self._draw_picture(self.picture, self.layout)
         trim_heap_after(began_ns)
         late_ns = self._ticked_ns - last_ns
@@ -314,7 +315,7 @@ class OfftopApp(App[int]):
         if self.picture:
             categories = self.picture.categories
             rows = len(categories.rows) + (categories.elided is not None)
-            self._category_rows_and_cost_line = rows, head.needs_cost_line(self.picture)
+            self._category_rows_and_cost_line = rows, head.needs_cost_line(self.picture.head, self.picture.common)
             if (fitting := self.layout).room != layout.room:
                 self.picture = self.session.pictures.of(self.view, fitting.room)
             layout = fitting
@@ -323,7 +324,7 @@ class OfftopApp(App[int]):
             reading = fit("offtop: reading for the first time", layout.width, self.glyphs)
             self._board.panels["head"].show([plain(reading, "dim")])
             return
-        self.view = self.picture.view
+        self.view = self.picture.common.view
         self.controllers.lookups.request(self.picture)
         self._draw_picture(self.picture, layout)
         if isinstance(self.screen, StackProblems | Suspects) and self.screen.is_mounted:
@@ -345,8 +346,10 @@ class OfftopApp(App[int]):
     def _head_lines(self, picture: Picture, layout: Layout) -> list[Line]:
         recorded, written = self._source.recorded, self.controllers.recording.bytes_written
         if len(layout.panels) == 1:
-            return head.one_line(picture, layout, recorded is not None)
-        return head.head(picture, self._source.host, layout, self.glyphs, recorded, written, self._is_over)
+            return head.one_line(picture.head, picture.common, layout, recorded is not None)
+        return head.head(
+            picture.head, picture.common, self._source.host, layout, self.glyphs, recorded, written, self._is_over
+        )
 
     def _border_lines(self, name: str, picture: Picture, layout: Layout) -> list[Line]:
         return [plain(self.glyphs.edge, "border")] * layout.panels[name].height

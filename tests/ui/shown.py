@@ -105,7 +105,7 @@ async def shown(
     async with running(app, size) as pilot:
         try:
             wanted = source.ticks if ticks is None else ticks
-            await until(lambda: (app.picture.newest.number if app.picture else 0) == wanted)
+            await until(lambda: (app.picture.common.newest.number if app.picture else 0) == wanted)
             await pilot.pause()
             yield app, pilot
         finally:

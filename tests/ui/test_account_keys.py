@@ -294,7 +294,7 @@ async def test_filter_does_not_change_the_account_of_a_process() -> None:
         assert sum(ns for _, ns in whole.parts) == whole.account.ready_ns + whole.account.blocked_ns
         assert "10% idle, 69% blocked otherwise, 1% ready to run" in shares
         await pilot.press("backslash", *"cat=lock", "enter")
-        assert app.picture.passing_ns < whole.account.blocked_ns
+        assert app.picture.common.totals.passing_ns < whole.account.blocked_ns
         (again,) = lines_with(screen(app), " 7 threads:")
         assert (app.picture.account, again[:80]) == (whole, shares[:80])
         (figures,) = (line[:80] for line in screen(app) if line.startswith(" running "))
@@ -365,7 +365,7 @@ def test_steal_and_unexplained_time_need_every_thread_to_be_counted(some: Filter
         async with shown(source, (160, 50)) as (app, pilot):
             await pilot.press("tab", "enter", "end", "enter")
             assert app.picture is not None and app.picture.account is not None
-            return app.picture.account.left.steal_ns, app.picture.unexplained_pct
+            return app.picture.account.left.steal_ns, app.picture.head.unexplained_pct
 
     steal_ns, unexplained_pct = asyncio.run(residue(Filters()))
     assert steal_ns > 0 and unexplained_pct > 0

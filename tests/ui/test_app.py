@@ -28,10 +28,10 @@ async def test_blocked_screen_does_not_stop_reading() -> None:
             time.sleep(0.01)  # blocks the event loop on purpose
         read_meanwhile = source.reads
         source.go_on(to=source.reads)
-        await until(lambda: app.picture is not None and app.picture.newest.number == source.ticks)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == source.ticks)
         await pilot.pause()
         assert app.picture is not None
-        assert app.picture.newest.number >= read_meanwhile - 1
+        assert app.picture.common.newest.number >= read_meanwhile - 1
 
 
 @asynchronous
@@ -44,7 +44,7 @@ async def test_queued_ticks_are_drawn_once() -> None:
         source.go_on(to=300)
         while source.reads <= 300:
             time.sleep(0.01)  # blocks the event loop on purpose
-        await until(lambda: app.picture is not None and app.picture.newest.number == 300)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 300)
         await pilot.pause()
         assert len(drawn) <= 3
 
@@ -60,7 +60,7 @@ async def test_ended_source_leaves_its_last_picture() -> None:
         assert screen(app)[0].endswith("ENDED")
         assert app.is_running
         assert app.picture is not None
-        assert app.picture.newest.number == 3
+        assert app.picture.common.newest.number == 3
 
 
 @asynchronous

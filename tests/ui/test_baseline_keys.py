@@ -44,7 +44,7 @@ async def marked(app: OfftopApp, source: ScriptedSource, to: int = AFTER + 10) -
     await app.run_action("perform('mark')")
     await until(lambda: app.view.baseline is not None)
     source.go_on(to)
-    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+    await until(lambda: app.picture is not None and app.picture.common.newest.number == to)
 
 
 @asynchronous
@@ -56,7 +56,7 @@ async def test_b_reports_the_baseline_and_d_shows_changes_since() -> None:
         assert alert(app) == "baseline: 2026-11-21 02:00:00 to 02:01:00, 1m; D compares with it"
         assert not line_with(app, "CHANGE")
         source.go_on(AFTER + 10)
-        await until(lambda: app.picture is not None and app.picture.newest.number == AFTER + 10)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == AFTER + 10)
         await pilot.press("D")
         assert "compared with the baseline: 2026-11-21 02:00:00" in alert(app)
         assert "vs 02:01:00 (D)" in crumb_line(app)
@@ -170,7 +170,7 @@ async def test_baseline_without_wakers_is_reported() -> None:
         await pilot.press("D", "2")
         await until(lambda: source.mode == "wakeup")
         source.go_on(24)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 24)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 24)
         assert "the baseline has no wakers" in line_with(app, "wakers: ")
         await pilot.press("B")
         await until(lambda: "compared with it already" in alert(app))

@@ -70,7 +70,7 @@ async def test_cgroup_list_looks_up_all_processes_and_follows_the_answers() -> N
         await pilot.press("C")
         assert scripted.asked[-1] >= {100, 200, 300}
         scripted.go_on(to=13)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 13)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 13)
         await pilot.pause()
         assert [key for key, *_ in listed(app)] == [DOCKER, MYSQL]
 
@@ -117,7 +117,7 @@ async def test_pinned_cgroup_is_on_top_and_f_restricts_the_kernel_filter_to_it()
         assert scripted.filters == Filters(cgroup=MYSQL)
         assert "pin mysql.service only" in crumb_line(app)
         scripted.go_on(to=13)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 13)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 13)
         await pilot.pause()
         assert "only cgroup mysql.service" in waiting_line(app)
         await pilot.press("F", "p")

@@ -72,11 +72,11 @@ async def test_rule_can_override_what_counts_as_idle() -> None:
     view = View(delay_ns=QUICK_NS)
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view, rules=Fixed(RULES)) as (app, _):
         assert app.picture
-        assert app.picture.hidden_ns == round(0.1 * app.picture.span_ns)
+        assert app.picture.common.totals.hidden_ns == round(0.1 * app.picture.common.span_ns)
         assert [row.name for row in app.picture.categories.rows][:2] == ["poll", "lock"]
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view) as (app, _):
         assert app.picture
-        assert app.picture.hidden_ns == app.picture.span_ns, "without rules only the door is idle"
+        assert app.picture.common.totals.hidden_ns == app.picture.common.span_ns, "without rules only the door is idle"
         assert above_the_keys(screen(app)).startswith("WAITING: average number of waiting threads")
 
 
@@ -97,7 +97,7 @@ async def test_l_lists_causes_and_enter_leads_to_their_waits() -> None:
         listed = [(row.name, row.waiting) for row in app.picture.rows.rows]
         assert listed[0] == ("guests", 1.0)
         assert ("the order book", 0.6) in listed
-        assert sum(row.part.total_ns for row in app.picture.rows.rows) == app.picture.shown.total_ns
+        assert sum(row.part.total_ns for row in app.picture.rows.rows) == app.picture.common.totals.shown.total_ns
         assert "door: do_epoll_wait" in line_with(screen(app), " guests  ")
         await pilot.press("tab", "down", "enter")
         assert app.view.reason and app.view.reason.name == "the order book"
@@ -141,7 +141,7 @@ async def test_cause_of_mostly_queued_site_is_the_cpu() -> None:
     async with shown(ScriptedSource(QUEUED, ticks=3), (100, 50), view, rules=rules) as (app, pilot):
         await pilot.press("t", "enter")
         assert app.picture
-        catalog = app.picture.catalog
+        catalog = app.picture.common.catalog
         rule_by_depth = {
             len(catalog.stack(row.key.user).frames): row.rule.id
             for row in app.picture.places.rows

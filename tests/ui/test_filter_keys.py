@@ -32,7 +32,8 @@ def accounted_ms(app: OfftopApp) -> tuple[int, int, int, int]:
     """Return the shown, hidden, muted and filtered time in ms."""
     picture = app.picture
     assert picture is not None
-    parts = picture.shown.total_ns, picture.hidden_ns, picture.muted_ns, picture.filtered_ns
+    totals = picture.common.totals
+    parts = totals.shown.total_ns, totals.hidden_ns, totals.muted_ns, totals.filtered_ns
     return parts[0] // MS, parts[1] // MS, parts[2] // MS, parts[3] // MS
 
 
@@ -130,8 +131,8 @@ async def test_filter_expression_applies_to_every_pane(key: str) -> None:
         assert categories(app) == {"lock": 6_000}
         assert [row.part.total_ns // MS for row in app.picture.rows.rows] == [6_000]
         assert app.picture.tree.root.total_ns == 6_000 * MS
-        assert (app.picture.latency.waits, app.picture.latency.total_ns) == (30, 6_000 * MS)
-        assert {round(value, 2) for value in app.picture.timeline if value is not None} == {0.60}
+        assert (app.picture.common.selected.waits, app.picture.common.selected.total_ns) == (30, 6_000 * MS)
+        assert {round(value, 2) for value in app.picture.head.timeline.cells if value is not None} == {0.60}
         assert "0.60 pass" in crumb_line(app)
 
 
@@ -356,10 +357,10 @@ async def test_filter_applies_to_the_selected_thread() -> None:
         assert app.view.thread == ThreadKey(100, 101)
         await pilot.press("\\", *"cat=lock", "enter")
         assert app.picture is not None
-        assert app.picture.latency.total_ns == 4_000 * MS
+        assert app.picture.common.selected.total_ns == 4_000 * MS
         assert any("stack tree: shop(100) > worker-1(101)" in line for line in screen(app))
         await pilot.press("\\", *"bank", "enter")
-        assert app.picture.latency.total_ns == 0
+        assert app.picture.common.selected.total_ns == 0
         assert app.view.thread == ThreadKey(100, 101)
 
 

@@ -120,7 +120,7 @@ async def test_box_title_and_description_stay_consistent_between_redraws() -> No
         await pilot.press("g")
         for tick in (3, 4, 5):
             source.go_on(to=tick)
-            await until(lambda: app.picture is not None and app.picture.newest.number == tick)  # noqa: B023
+            await until(lambda: app.picture is not None and app.picture.common.newest.number == tick)  # noqa: B023
             await pilot.pause()
             assert "(1.00 threads)" in pane(app, FLAME)[0]
             assert box_line(app).startswith("main  1.00 waiting (100.0%)")

@@ -123,16 +123,16 @@ async def test_enter_on_a_heat_map_cell_rewinds_all_panes_to_its_time(
         assert app.view.cell is not None and app.view.cell.end_ns == AT_NS + at_s * SECOND
         await pilot.press("enter")
         assert app.picture is not None
-        assert app.picture.newest.number == at_s
-        assert app.picture.shown.total_ns == waited_ms * MS
+        assert app.picture.common.newest.number == at_s
+        assert app.picture.common.totals.shown.total_ns == waited_ms * MS
         assert f"02:00:{at_s:02}" in screen(app)[0]
         assert f"PAUSED -{22 - at_s}s" in screen(app)[0]
         assert any(line.startswith("  disk-read") for line in screen(app)) is (at_s == 10)
         source.go_on(to=23)
-        await until(lambda: app.picture is not None and app.picture.behind_ns == (23 - at_s) * SECOND)
-        assert app.picture.newest.number == at_s
+        await until(lambda: app.picture is not None and app.picture.head.behind_ns == (23 - at_s) * SECOND)
+        assert app.picture.common.newest.number == at_s
         await pilot.press("space")
-        assert app.picture.newest.number == 23
+        assert app.picture.common.newest.number == 23
         assert "LIVE" in screen(app)[0]
 
 
@@ -195,7 +195,7 @@ async def test_heat_map_advances_and_the_cursor_stays_at_its_time() -> None:
         await pilot.press("tab", "left")
         assert cell_line(app).startswith(" 02:00:05-02:00:10 ")
         source.go_on(to=31)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 31)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 31)
         await pilot.pause()
         assert cell_line(app).startswith(" 02:00:05-02:00:10 ")
         assert app.picture is not None and app.picture.heat is not None

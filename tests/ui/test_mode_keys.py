@@ -81,7 +81,7 @@ def stacks(app: OfftopApp) -> list[str]:
 
 async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
     source.go_on(to)
-    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+    await until(lambda: app.picture is not None and app.picture.common.newest.number == to)
 
 
 # Switching modes
@@ -302,7 +302,7 @@ async def test_waker_can_be_muted_pinned_filtered_to_and_copied() -> None:
         assert not any("shop" in row for row in listed(app))
         assert "muted (f)" in waiting_line(app)
         assert app.picture is not None
-        assert app.picture.muted_ns == 6_000_000_000
+        assert app.picture.common.totals.muted_ns == 6_000_000_000
         await pilot.press("home", "p")
         assert "pin bank(200)" in crumb_line(app)
         assert line_with(app, " 200 bank").startswith(">*")

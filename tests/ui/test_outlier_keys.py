@@ -58,7 +58,7 @@ def title(app: OfftopApp) -> str:
 def second(app: OfftopApp) -> int:
     """Return which of the scripted seconds is shown."""
     assert app.picture
-    return app.picture.newest.at_ns // 10**9 - 1000
+    return app.picture.common.newest.at_ns // 10**9 - 1000
 
 
 @asynchronous

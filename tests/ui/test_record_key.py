@@ -37,7 +37,7 @@ async def test_a_records_each_tick_until_pressed_again() -> None:
         await pilot.press("a")
         await until(lambda: "recorded 4 ticks: shop.offtop" in screen(app)[-2])
         source.go_on(to=8)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 8)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 8)
         assert (len(recorder.taken), app.controllers.recording.recorder) == (4, None)
 
 
@@ -49,7 +49,7 @@ async def test_failed_recording_is_reported_and_measuring_continues() -> None:
         source.go_on(to=5)
         await until(lambda: "recording stopped: 37MB left on /var/tmp" in screen(app)[-2])
         source.go_on(to=6)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 6)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 6)
         assert app.controllers.recording.recorder is None
 
 

@@ -65,7 +65,7 @@ async def played(
 
 def second(app: OfftopApp) -> int:
     """Return which second of the recording is on the screen."""
-    return (app.picture.newest.taken_ns - START_NS) // NS_PER_S if app.picture else -1
+    return (app.picture.common.newest.taken_ns - START_NS) // NS_PER_S if app.picture else -1
 
 
 async def at(app: OfftopApp, pilot: Pilot[int], wanted: int) -> None:
@@ -164,8 +164,8 @@ async def test_window_since_the_start_ends_at_the_paused_moment() -> None:
     async with shown(ScriptedSource(PILE, ticks=100), view=View(delay_ns=QUICK_NS, span_ns=0)) as (app, pilot):
         for keys, ticks in ((("{",), 40), (("]", "]"), 42)):
             await pilot.press(*keys)
-            assert app.picture and (app.picture.span_ns, second(app)) == (ticks * NS_PER_S, ticks)
-        assert app.picture.shown.total_ns == 42 * 1_000 * MS + 2 * 900 * MS
+            assert app.picture and (app.picture.common.span_ns, second(app)) == (ticks * NS_PER_S, ticks)
+        assert app.picture.common.totals.shown.total_ns == 42 * 1_000 * MS + 2 * 900 * MS
 
 
 @asynchronous
@@ -194,7 +194,7 @@ async def test_replay_stops_while_paused_and_resumes_from_the_shown_moment(file:
         await until(lambda: second(app) > 3)
         await pilot.press("space")
         held, newest = second(app), None
-        while newest != (newest := app.picture and app.picture.behind_ns):  # one more tick may be on its way
+        while newest != (newest := app.picture and app.picture.head.behind_ns):  # one more tick may be on its way
             await pilot.pause(0.5)
         assert second(app) == held < 60
         await pilot.press("[", "[", "space")

@@ -140,11 +140,11 @@ async def test_clip_being_written_at_exit_is_complete(tmp_path: Path) -> None:
 async def test_clip_has_the_outliers_of_its_time(tmp_path: Path) -> None:
     async with shown(ScriptedSource(SHOP, ticks=9), files=Here(tmp_path)) as (app, pilot):
         assert app.picture
-        site = next(site for site, _ in app.picture.newest.window.each_site() if site.pid == 200)
-        for tick in app.picture.ticks:
+        site = next(site for site, _ in app.picture.common.newest.window.each_site() if site.pid == 200)
+        for tick in app.picture.common.ticks:
             wait = LongWait(site, tick.at_ns - SECOND, tick.at_ns, program="bank")
             one = Outlier(tick.at_ns, tick.taken_ns, "any.max > 500ms", "max", "lock", "bank", 1e9, 5e8, wait=wait)
-            app.session.outliers.add([one._replace(catalog=app.picture.catalog)])
+            app.session.outliers.add([one._replace(catalog=app.picture.common.catalog)])
         await pilot.press("s", *"3s", "enter")
         await until(lambda: "saved " in screen(app)[-2])
     (file,) = tmp_path.iterdir()

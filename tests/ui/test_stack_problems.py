@@ -43,7 +43,7 @@ async def test_problems_are_updated_while_open() -> None:
         assert any("90% with all names" in line for line in screen(app))
         source.name("", "count_money")
         source.go_on(4)
-        await until(lambda: bool(app.picture and app.picture.newest.number == 4))
+        await until(lambda: bool(app.picture and app.picture.common.newest.number == 4))
         await pilot.pause()
         assert isinstance(app.screen, StackProblems)
         assert any("40% whole, 100% with all names" in line for line in screen(app))

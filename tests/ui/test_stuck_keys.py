@@ -195,7 +195,7 @@ async def test_cursor_stays_with_its_thread() -> None:
         await pilot.press("end", "i")  # nginx appears in the second line
         assert (tids(app), chosen(app)) == ([900, 700, 4268, 901, 801], LATE)
         source.go_on(9)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 9)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 9)
         await pilot.pause()
         assert (tids(app), chosen(app)) == ([900, 700, 4268, 901], CP)  # late no longer waits
 
@@ -230,7 +230,7 @@ async def test_waits_in_different_containers_do_not_look_alike() -> None:
     source = ScriptedSource(pool, ticks=9)
     async with shown(source) as (app, pilot):
         assert app.picture
-        app.picture.catalog.details |= {pid: Details(cgroup=f"/container-{pid % 2}") for pid in range(2, 6)}
+        app.picture.common.catalog.details |= {pid: Details(cgroup=f"/container-{pid % 2}") for pid in range(2, 6)}
         await pilot.press("5")
         assert [row[1] for row in rows(app)] == ["x2", "x2"]
 
@@ -392,7 +392,7 @@ async def test_open_wait_that_ended_says_so_and_is_not_replaced() -> None:
         await pilot.press("5", "end", "enter")
         assert any("late(801) of late(800)" in line for line in screen(app))
         source.go_on(9)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 9)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 9)
         await pilot.pause()
         assert " This wait has ended, or a filter hides it." in screen(app)
         assert not any("cp(900)" in line for line in screen(app))

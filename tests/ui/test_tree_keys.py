@@ -38,7 +38,7 @@ def at_cursor(app: OfftopApp) -> tuple[int, str]:
 
 async def ticks(app: OfftopApp, source: ScriptedSource, to: int) -> None:
     source.go_on(to)
-    await until(lambda: app.picture is not None and app.picture.newest.number == to)
+    await until(lambda: app.picture is not None and app.picture.common.newest.number == to)
 
 
 @asynchronous
@@ -303,7 +303,7 @@ async def test_changing_the_shape_in_a_site_returns_to_the_tree(key: str) -> Non
         assert (app.view.focus, app.view.path) == (TREE, ())
         assert app.picture is not None and app.picture.tree is not None
         assert app.picture.tree.root.total_ns == 10 * NS_PER_S
-        assert app.picture.latency.total_ns == 10 * NS_PER_S
+        assert app.picture.common.selected.total_ns == 10 * NS_PER_S
 
 
 @asynchronous

@@ -1,7 +1,6 @@
 """Picture: everything the screen shows of a History in a View, as numbers and names."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate import icicle as icicles
@@ -17,52 +16,47 @@ from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, categ
 from offtop.model.aggregate.selection import FilterCache, Parts
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.aggregate.tree import NO_NAMELESS, Branch, Nameless, Node
-from offtop.model.classify.categories import OTHER
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.outlier import NO_OUTLIERS, Outliers
-from offtop.model.values.snapshot import Sampling
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
 from offtop.model.values.table import Ints
-from offtop.model.values.wake import NO_WAKE, OFFCPU, WAKEUP, Object
-from offtop.model.values.within import Calls
+from offtop.model.values.wake import NO_WAKE, WAKEUP, Object
 from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.common import Common, common_of
 from offtop.model.viewmodel.comparison import Comparison, Trees
+from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
 from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene, Scenes, last_alike, sums_of
+from offtop.model.viewmodel.scene import Scene, Scenes, sums_of
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
 from offtop.model.viewmodel.series import Series, series
 from offtop.model.viewmodel.stuck_list import StuckList, StuckPicture
+from offtop.model.viewmodel.timeline import timeline_and_heat
+from offtop.model.viewmodel.totals import parts_in
 from offtop.model.viewmodel.view import View
-from offtop.model.windows import heat as heats
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import (
     ALL,
-    FILTERED,
     NO_PART,
     RUN_QUEUE,
     Added,
     Leaf,
-    Part,
     Place,
     Scope,
     Shares,
-    by_category,
     by_place,
     by_site,
-    total,
 )
 from offtop.model.windows.heat import Heat
 from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.rolling import Sums
 from offtop.model.windows.stuck import NO_AGE, Age, Stuck
-from offtop.model.windows.window import Window, calls_over, merge
+from offtop.model.windows.window import Window, merge
 from offtop.units import NS_PER_S
 
-_RECENT_NS = 10 * NS_PER_S
 _LIST_ONLY_SORTS = ("PID", "NAME")
 """Sorts that do not apply to categories, which are then sorted by WAITING."""
 _FLAME_NS = 2 * NS_PER_S
@@ -90,47 +84,10 @@ class TreePicture:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    view: View
-    """With the branches that opened by themselves."""
-    newest: HistoryTick
-    """The latest tick shown."""
-    behind_ns: int
-    """Time between that tick and the latest snapshot; 0 unless paused."""
-    span_ns: int
-    """Measured length of the span that the rows cover."""
-    shown: Part
-    """All waits that are neither muted nor idle and hidden."""
-    ready_ns: int
-    """Run-queue part of `shown`."""
-    hidden_ns: int
-    """Idle and hidden."""
-    standing_ns: int
-    """Part of `hidden_ns` that is idle only because it has always stood there."""
-    muted_ns: int
-    filtered_ns: int
-    """Excluded by --max and --state."""
-    other_ns: int
-    """Part of `shown` that no category rule matches."""
-    passing_ns: int
-    """Part of `shown` that passes the user's filter."""
-    idle_passing_ns: int
-    """Idle time that passes it and is hidden."""
-    ticks: Sequence[HistoryTick]
-    """Ticks of the span."""
+    common: Common
+    head: HeadPicture
     threads_of: Mapping[int, int]
     """pid → how many of its threads have ever waited; without processes that exited."""
-    lost: Mapping[str, int]
-    """Records lost in the span, by kind."""
-    calls: Calls
-    """Calls of the --within function in the span."""
-    sampling: Sampling | None
-    """How waits were sampled in the span; None: every wait was recorded."""
-    thinned_ns: int
-    """Off-CPU time without a stack, to keep to the CPU budget."""
-    switches_per_s: float
-    """Context switches per second of the machine, in the span or, if that is everything since the start, in the last
-    10 s; negative: unknown."""
-    catalog: Catalog
     categories: Ranking
     sparks: Mapping[str, Series]
     """By category, over the last minute; breakdown.ALL is the sum."""
@@ -149,19 +106,13 @@ class Picture:
     """Of the selected program, process, pool or thread."""
     account_lines: int
     """How many lines of the list it takes."""
-    unexplained_pct: float
-    """CPU time of the newest tick that neither threads nor interrupts nor steal account for."""
     oldest: Age
     """Oldest wait of everything shown."""
-    gathered: bool
-    """Whether the newest tick has what the mode shows; if not, there is no list, tree or icicle."""
     flame: Icicle | None
     flame_span_ns: int
     """Span of the icicle, which may be older than the rest."""
     flame_before: Mapping[Path, BaselineRow]
     """Baseline values of its boxes."""
-    uncompared: str
-    """Why list and tree are not compared; empty if they are."""
     caveat: str
     """Why some changes may be none."""
     diagnosis: Sequence[CauseShare]
@@ -170,17 +121,7 @@ class Picture:
     """Objects for which a rule would name the peer if it were known → a process that waits on each."""
     sites: Mapping[tuple[int, ...], Added]
     """The selection by sites (breakdown.by_site)."""
-    latency: Part
-    """Of the selection; without run-queue time if wakers are shown, as in list, tree and icicle."""
     heat: Heat | None
-    timeline: Series
-    timeline_end_ns: int
-    """CLOCK_MONOTONIC contained in its last cell. If paused, the timeline also shows later ticks."""
-
-    @property
-    def subject(self) -> Key | None:
-        """Process or thread that tree, latency and timeline show; None: all of the category."""
-        return self.view.thread or self.view.pid
 
 
 class Pictures:
@@ -217,10 +158,6 @@ class Pictures:
         if scene is None:
             return None
         ticks, newest, filter_cache, comparison = scene.ticks, scene.newest, scene.filter_cache, scene.comparison
-        # context switches are not summed since the start
-        recent = last_alike(scene.minute, _RECENT_NS, OFFCPU) if ticks[0] is scene.ever else ticks
-        unmuted = sums_of(one.unmuted for one in scene.taken)
-        parts = _by_category(unmuted, view.idle_shown)
         shown_ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=view.idle_shown)))
         compare = comparison.categories() if comparison else None
         ever = scene.ever
@@ -243,33 +180,14 @@ class Pictures:
             view, tree, places, flame = self._stacks(view, room, scene)
         else:
             listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
-        end_ns = self._timeline_end_ns(view, room, newest)
-        past = self._past(room, newest, end_ns, filter_cache)
-        all_ns = total(unmuted.values()).total_ns
-        shown = total(parts.values())
-        filtered_ns = total(part for leaf, part in unmuted.items() if leaf.category == FILTERED).total_ns
+        timeline, heat = timeline_and_heat(self._history, scene, room)
+        outliers = self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck)
         return Picture(
-            view=view,
-            newest=newest,
-            behind_ns=self._history.latest.at_ns - newest.at_ns if self._history.latest else 0,
-            span_ns=scene.span_ns,
-            shown=shown,
-            ready_ns=parts.get(RUN_QUEUE, NO_PART).total_ns,
-            other_ns=parts.get(OTHER, NO_PART).total_ns,
-            filtered_ns=filtered_ns,
-            hidden_ns=all_ns - shown.total_ns - filtered_ns,
-            standing_ns=0 if view.idle_shown else _standing(unmuted).total_ns,
-            muted_ns=sum(tick.muted_ns for tick in scene.taken),
-            passing_ns=total(by_category(scene.breakdown, view.idle_shown, filtered_shown=False).values()).total_ns,
-            idle_passing_ns=0 if view.idle_shown else _idle(scene.breakdown.categories).total_ns,
-            ticks=ticks,
+            common=common_of(scene, view),
+            head=head_picture(
+                scene, self._history, self._seconds, timeline, outliers.groups, next(iter(categories.rows), None)
+            ),
             threads_of=scene.threads_of,
-            lost=_added(tick.header.lost for tick in ticks),
-            calls=calls_over(tick.header for tick in ticks),
-            sampling=scene.sampling,
-            thinned_ns=sum(tick.header.cost.thinned.waits_ns for tick in ticks),
-            switches_per_s=_per_second([tick for tick in recent if tick.header.cost.switches >= 0]),
-            catalog=newest.header.catalog,
             categories=categories,
             sparks=_sparks(scene.minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
             rows=listed.rows,
@@ -278,11 +196,9 @@ class Pictures:
             tree=tree,
             places=places,
             stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, newest.header.catalog),
-            outliers=self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck),
+            outliers=outliers,
             account=account,
             account_lines=account_lines,
-            unexplained_pct=self._seconds.unexplained_pct(newest),
-            gathered=scene.gathered,
             oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
             diagnosis=self._cause_finder.rules_of(sites, scene.catalog),
@@ -290,25 +206,15 @@ class Pictures:
             unanswered=self._cause_finder.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
             flame_before=_before_of_boxes(flame, comparison),
-            uncompared=comparison.why_uncompared if comparison else "",
             caveat=comparison.caveat if comparison else "",
-            latency=total(_in(scene.chosen, view.category, view.idle_shown, view.scope.blocked)),
-            heat=self._heat(room, newest, past, view) if room.heat[0] else None,
-            timeline=series(
-                self._history.last(room.timeline_cells * room.timeline_cell_ns, end_ns),
-                room.timeline_cells,
-                room.timeline_cell_ns,
-                end_ns,
-                lambda tick: _in_category(past[tick.number], view).total_ns if tick.number in past else None,
-            ),
-            timeline_end_ns=end_ns,
+            heat=heat,
         )
 
     def selected(self, picture: Picture) -> tuple[Window, Shares]:
         """Return everything the picture covers as one window, and the selection's part of it."""
-        view = picture.view
-        whole = HistoryTick.of(merge([tick.window for tick in picture.ticks]), picture.newest.idle)
-        filter_cache = self._scenes.filter_cache(view, picture.newest)
+        common, view = picture.common, picture.common.view
+        whole = HistoryTick.of(merge([tick.window for tick in common.ticks]), common.newest.idle)
+        filter_cache = self._scenes.filter_cache(view, common.newest)
         return whole.window, filter_cache.of_branch(filter_cache.shares(whole).in_scope(view.scope), whole)
 
     def _all_of_selection(self, scene: Scene) -> Parts:
@@ -423,25 +329,6 @@ class Pictures:
             scene.moved,
         )
 
-    def _timeline_end_ns(self, view: View, room: Room, newest: HistoryTick) -> int:
-        """Return the end of the timeline: now, or at most half its width after a paused tick."""
-        last = self._history.newest
-        if view.paused_at_ns is None or last is None:
-            return newest.at_ns
-        return max(newest.at_ns, min(last.at_ns, newest.at_ns + room.timeline_cells * room.timeline_cell_ns // 2))
-
-    def _past(self, room: Room, newest: HistoryTick, end_ns: int, filter_cache: FilterCache) -> dict[int, Parts]:
-        """Return the selection's time in each tick of timeline and heat map, if known by now."""
-        timeline_ns = room.timeline_cells * room.timeline_cell_ns
-        heat_ns = room.heat[0] * room.heat_cell_ns + end_ns - newest.at_ns
-        return filter_cache.parts_of(self._history.last(max(timeline_ns, heat_ns), end_ns))
-
-    def _heat(self, room: Room, newest: HistoryTick, past: Mapping[int, Parts], view: View) -> Heat:
-        columns, rows = room.heat
-        ticks = self._history.last(columns * room.heat_cell_ns, newest.at_ns)
-        histograms = {number: _in_category(parts, view).histogram for number, parts in past.items()}
-        return heats.heat(ticks, histograms, columns, room.heat_cell_ns, newest.at_ns, rows)
-
 
 def _tree_picture(view: View, root: Node, lines: int, was: Trees | None) -> tuple[View, TreePicture]:
     """Open large branches and return the lines of the tree.
@@ -479,34 +366,6 @@ def _ages_of_paths(
     return ages
 
 
-def _by_category(parts: Parts, idle_shown: bool) -> dict[str, Part]:
-    """Return category → time, without filtered and optionally without idle time."""
-    sums: dict[str, Part] = {}
-    for leaf, part in parts.items():
-        if (idle_shown or not leaf.idle) and leaf.category != FILTERED:
-            was = sums.get(leaf.category)
-            sums[leaf.category] = part if was is None else was.plus(part)
-    return sums
-
-
-def _standing(parts: Parts) -> Part:
-    return total(part for leaf, part in parts.items() if leaf.standing)
-
-
-def _idle(parts: Parts) -> Part:
-    return total(part for leaf, part in parts.items() if leaf.idle)
-
-
-def _in_category(parts: Parts, view: View) -> Part:
-    """Return the time of the view's category in `parts`."""
-    return total(_in(parts, view.category, view.idle_shown))
-
-
-def _in(parts: Parts, category: str, idle_shown: bool, blocked: bool = False) -> Iterable[Part]:
-    scope = Scope(category, idle=idle_shown, blocked=blocked)
-    return (part for leaf, part in parts.items() if scope.holds(leaf))
-
-
 def _sparks(
     minute: Sequence[HistoryTick], room: Room, end_ns: int, view: View, filter_cache: FilterCache, keys: Sequence[Key]
 ) -> dict[str, Series]:
@@ -515,7 +374,7 @@ def _sparks(
     def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
         def of(tick: HistoryTick) -> int | None:
             parts = past.get(tick.number)
-            return None if parts is None else sum(part.total_ns for part in _in(parts, category, view.idle_shown))
+            return None if parts is None else sum(part.total_ns for part in parts_in(parts, category, view.idle_shown))
 
         return of
 
@@ -524,16 +383,3 @@ def _sparks(
         for key in (ALL, *keys)
         if isinstance(key, str)
     }
-
-
-def _per_second(ticks: Sequence[HistoryTick]) -> float:
-    span_ns = sum(tick.span_ns for tick in ticks)
-    return sum(tick.header.cost.switches for tick in ticks) * NS_PER_S / span_ns if span_ns else -1.0
-
-
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sum up by kind."""
-    sums: Counter[str] = Counter()
-    for some in counts:
-        sums.update(some)
-    return dict(sums)

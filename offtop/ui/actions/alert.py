@@ -37,15 +37,15 @@ class AlertLine:
     def _text_without_alert(self, picture: Picture, width: int) -> str:
         """Return a problem if there is one, otherwise the main cause, otherwise the meaning of the category."""
         category, pin = self._display.view.category, self._display.view.pin
-        if picture.lost:
-            kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
-            unread_only = set(picture.lost) == {"unread"}
-            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.sampling else _LOST_HINT
+        if picture.head.lost:
+            kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.head.lost.items()))
+            unread_only = set(picture.head.lost) == {"unread"}
+            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.common.sampling else _LOST_HINT
             return f"lost {kinds}: {hint}"
         if self._shows_first_keys:
             return whole_sentences(_FIRST_KEYS, width)
         recorded = self._session.source.recorded
-        if recorded and picture.newest.taken_ns == recorded.ended_ns:
+        if recorded and picture.common.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
         if isinstance(pin, int) and not picture.threads_of.get(pin):
             return f"pinned process {pin} has exited; p unpins it"

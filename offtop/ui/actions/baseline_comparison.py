@@ -29,7 +29,7 @@ class BaselineComparison:
         """Take the displayed span as the baseline, but at least the last minute of it."""
         picture, view = self._display.picture, self._display.view
         span_ns = _WHOLE_HISTORY_NS if view.span_ns == SINCE_START else max(LEAST_NS, view.span_ns)
-        ticks = self._history.last(span_ns, picture.newest.at_ns) if picture else []
+        ticks = self._history.last(span_ns, picture.common.newest.at_ns) if picture else []
         if not ticks:
             self._display.show_alert("there is nothing to take as a baseline yet")
             return

@@ -46,7 +46,9 @@ class Clips:
         else:
             shown = _ALL if view.span_ns == SINCE_START else span(view.span_ns)
             self._display.ask(
-                f"save a clip up to {clock(picture, picture.newest.at_ns)}, of the last: ", self._start, shown
+                f"save a clip up to {clock(picture.common.newest, picture.common.newest.at_ns)}, of the last: ",
+                self._start,
+                shown,
             )
 
     def _start(self, text: str) -> str | None:
@@ -57,7 +59,7 @@ class Clips:
             span_ns = _ALL_NS if answer == _ALL else parse_duration(answer, NS_PER_S)
         except ValueError:
             return f"{text!r} is not a length of time: try 90s, 10m or all"
-        end_ns = None if self._display.view.paused_at_ns is None else picture.newest.at_ns
+        end_ns = None if self._display.view.paused_at_ns is None else picture.common.newest.at_ns
         self._display.show_alert("writing the clip…")
         self._thread = Thread(target=self._save, args=(span_ns, end_ns, _subject(picture)), name="offtop-snapshot")
         self._thread.start()
@@ -100,6 +102,6 @@ class Clips:
 
 def _subject(picture: Picture) -> str:
     """Return what the user drilled into, for a file name: `lock-mysqld`."""
-    pid = picture.view.subject_ids[0]
-    process = picture.catalog.process(pid) if pid is not None else ""
-    return "-".join(filter(None, (picture.view.category, process)))
+    pid = picture.common.view.subject_ids[0]
+    process = picture.common.catalog.process(pid) if pid is not None else ""
+    return "-".join(filter(None, (picture.common.view.category, process)))

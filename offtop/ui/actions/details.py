@@ -41,7 +41,7 @@ class Details:
     def show_stack_problems(self) -> None:
         picture = self._display.picture
         if picture is not None:
-            sampled = picture.sampling is not None
+            sampled = picture.common.sampling is not None
             self._display.open_overlay(StackProblems(self._stack_problems, self._display.glyphs, sampled))
 
     def _stack_problems(self) -> tuple[ProblemSummary, int]:
@@ -49,4 +49,4 @@ class Details:
         picture = self._display.picture
         if picture is None:
             return ProblemSummary(), 0
-        return self._problems.of(picture.sites, picture.catalog), picture.span_ns
+        return self._problems.of(picture.sites, picture.common.catalog), picture.common.span_ns

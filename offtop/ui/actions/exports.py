@@ -35,7 +35,7 @@ class Exports:
     def choose_format(self) -> None:
         """Ask for a format, and export the selection over the displayed span."""
         display = self._display
-        if display.picture is None or not display.picture.gathered:
+        if display.picture is None or not display.picture.common.gathered:
             display.show_alert("there is nothing to write yet")
             return
         choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
@@ -51,12 +51,12 @@ class Exports:
 
     def _compute(self, form: str, picture: Picture) -> None:
         """Compute the export in a separate thread: a minute of thousands of stacks takes seconds."""
-        source, mode, idle = self._session.source, picture.view.mode, picture.view.idle_shown
+        source, mode, idle = self._session.source, picture.common.view.mode, picture.common.view.idle_shown
         own_pictures = Pictures(self._session.history, source.names, self._session.rules)
         profile = profile_of(*own_pictures.selected(picture), source.names, source.host, mode, idle)
         style = folded.Style(per=frozenset(_FOLDED_PER.get(form, ())))
         form = "folded" if form in _FOLDED_PER else form
-        content = in_form(form, profile, selection(picture, self._display.glyphs), style=style)
+        content = in_form(form, profile, selection(picture.common, self._display.glyphs), style=style)
         machine = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         self._display.run_later(partial(self._write, f"offtop-{machine}", ENDINGS[form], content))
 

@@ -19,7 +19,7 @@ class HelpPage:
 
     def show(self) -> None:
         display, history = self._display, self._session.history
-        end_ns = display.picture.newest.at_ns if display.picture else None
+        end_ns = display.picture.common.newest.at_ns if display.picture else None
         stacks = stack_ends.endings(one.window for one in history.last(_STACK_COUNT_NS, end_ns))
         about = [
             *stack_ends.rows_of(stacks),

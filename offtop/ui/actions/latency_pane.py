@@ -16,19 +16,25 @@ class LatencyPane(Pane):
     highlights_matches = False
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return (latency.heat_map if layout.latency == HEATMAP else latency.histogram)(picture, pen)
+        if layout.latency == HEATMAP:
+            return latency.heat_map(picture.heat, picture.common, pen)
+        return latency.histogram(picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
-        self._display.set_view(views.at_cell(self._display.view, latency.moved(picture, 0, -step)))
+        self._display.set_view(views.at_cell(self._display.view, self._moved(picture, 0, -step)))
 
     def move_sideways(self, picture: Picture, step: int) -> bool:
-        self._display.set_view(views.at_cell(self._display.view, latency.moved(picture, step, 0)))
+        self._display.set_view(views.at_cell(self._display.view, self._moved(picture, step, 0)))
         return True
+
+    @staticmethod
+    def _moved(picture: Picture, columns: int, rows: int) -> views.Cell | None:
+        return latency.moved(picture.heat, picture.common.view.cell, columns, rows)
 
     def enter(self, picture: Picture) -> None:
         """Show all panes as they were at the time of the cell."""
-        cell = latency.moved(picture, 0, 0)
-        if cell and latency.is_measured(picture):
+        cell = self._moved(picture, 0, 0)
+        if cell and latency.is_measured(picture.heat, picture.common.view.cell):
             self._display.set_view(replace(views.paused_at(self._display.view, cell.end_ns), zoomed=False))
         else:
             self._display.show_alert("nothing was measured then")

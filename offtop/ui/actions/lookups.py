@@ -22,10 +22,10 @@ class Lookups:
 
     def request(self, picture: Picture) -> None:
         """Ask the source for what `picture` needs."""
-        view = picture.view
+        view = picture.common.view
         self._source.find_peers(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
-            every = [by_pid for tick in picture.ticks for by_pid in tick.breakdown.processes.values()]
+            every = [by_pid for tick in picture.common.ticks for by_pid in tick.breakdown.processes.values()]
             counted = picture.threads_of if view.lists_cgroups else ()
             self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:
@@ -39,9 +39,9 @@ class Lookups:
 
         If a filter needs peers, return those of all rows.
         """
-        view, catalog = picture.view, picture.catalog
+        view, catalog = picture.common.view, picture.common.catalog
         if any(one.needs_peers for one in (view.filter, *view.muted)):
-            return waited_on(picture.newest.waits, catalog.wakes)
+            return waited_on(picture.common.newest.waits, catalog.wakes)
         if view.focus == STUCK:
             sites = [one.site for one in _visible_waits(picture)]
         else:

@@ -38,7 +38,7 @@ class Modes:
         display = self._display
         view = drilling.in_mode(display.view, mode)
         if view == display.view:
-            sampled = display.picture is not None and display.picture.sampling is not None
+            sampled = display.picture is not None and display.picture.common.sampling is not None
             display.show_alert(_ALREADY_SAMPLED if sampled and mode == OFFCPU else _ALREADY[mode])
             return
         changes = mode != display.view.mode
@@ -82,6 +82,6 @@ class Modes:
         return request
 
     def _show_refusal(self, reason: str) -> None:
-        if self._display.picture and self._display.picture.sampling:  # sampling /proc never supports it
+        if self._display.picture and self._display.picture.common.sampling:  # sampling /proc never supports it
             self._display.set_view(drilling.in_mode(self._display.view, OFFCPU))
         self._display.show_alert(reason)

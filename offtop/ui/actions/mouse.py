@@ -21,7 +21,7 @@ class Mouse:
         if picture is None:
             return
         if event.panel == "head" and not event.turns:
-            at_ns = moment_at(picture, display.layout, event.x, event.y)
+            at_ns = moment_at(picture.head.timeline, picture.common.newest, display.layout, event.x, event.y)
             if at_ns is not None:
                 self._rewind.go_to(at_ns)
         elif event.panel in display.layout.panes and not event.turns:

@@ -71,4 +71,4 @@ def _filter_matches_nothing(view: View, picture: Picture) -> bool:
     """Return whether the user's filter matches nothing, so that it is probably wrong."""
     is_whole = view.group is None and view.program is None and view.pool is None
     own = (view.filter.text or view.user) and is_whole
-    return bool(own) and not picture.passing_ns and not picture.idle_passing_ns
+    return bool(own) and not picture.common.totals.passing_ns and not picture.common.totals.idle_passing_ns

@@ -90,7 +90,7 @@ class OutlierTimes:
             self._display.show_alert("no outliers yet: ! chooses what counts as one; / searches")
             return
         here = next((i for i, one in enumerate(every) if which(one) == view.outliers.cursor), None)
-        now_ns = picture.newest.taken_ns
+        now_ns = picture.common.newest.taken_ns
         if here is not None and view.paused_at_ns is not None and every[here].worst.taken_ns == now_ns:
             target = here + step
         elif step > 0:
@@ -115,7 +115,7 @@ class OutlierTimes:
             return
         if not recorded and one.taken_ns < oldest.taken_ns - oldest.span_ns:
             self._display.set_view(panes.outlier_opened(panes.at_outlier(self._display.view, which(group))))
-            ago_s = (picture.newest.taken_ns - one.taken_ns) // NS_PER_S
+            ago_s = (picture.common.newest.taken_ns - one.taken_ns) // NS_PER_S
             self._display.show_alert(
                 f"this was {ago_s // 60} min ago, longer than the history: only this much is stored"
             )

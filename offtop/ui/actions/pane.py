@@ -37,7 +37,7 @@ class Pane:
     def lines(self, picture: Picture, layout: Layout) -> Sequence[Line]:
         """Draw the pane."""
         lines = self._draw(picture, self._pen, layout)
-        return [marked(line, picture.view.search) for line in lines] if self.highlights_matches else lines
+        return [marked(line, picture.common.view.search) for line in lines] if self.highlights_matches else lines
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> Sequence[Line]:
         raise NotImplementedError
@@ -89,7 +89,7 @@ class Pane:
 
     def as_text(self, picture: Picture) -> str:
         """Return what is under the cursor for the clipboard: here, the category."""
-        category = picture.view.category
+        category = picture.common.view.category
         return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
 
     # The mouse

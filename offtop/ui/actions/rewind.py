@@ -29,16 +29,16 @@ class Rewind:
         view, picture = self._display.view, self._display.picture
         if view.paused_at_ns is not None:
             newest = self._history.newest
-            if self._source.recorded and picture and newest and picture.newest.at_ns < newest.at_ns:
+            if self._source.recorded and picture and newest and picture.common.newest.at_ns < newest.at_ns:
                 try:
-                    self._source.go_to(picture.newest.taken_ns)  # so that playing continues from here
+                    self._source.go_to(picture.common.newest.taken_ns)  # so that playing continues from here
                 except OfftopError as refused:
                     self._display.show_alert(str(refused))
                     return
             self._seek_target_ns = None
             self._display.set_view(views.live(view))
         elif picture is not None:
-            self._display.set_view(views.paused_at(view, picture.newest.at_ns))
+            self._display.set_view(views.paused_at(view, picture.common.newest.at_ns))
 
     def return_to_live(self) -> None:
         recorded = self._source.recorded
@@ -53,7 +53,7 @@ class Rewind:
         """Pause, and move by `ticks`: forward, or back if negative."""
         if self._display.picture is None:
             return
-        shown = self._display.picture.newest
+        shown = self._display.picture.common.newest
         tick = self._history.tick(shown.number + ticks)
         if tick is not None:
             self._pause_at(tick)
@@ -64,7 +64,7 @@ class Rewind:
 
     def skip(self, seconds: int) -> None:
         if self._display.picture is not None:
-            self.go_to(self._display.picture.newest.taken_ns + seconds * NS_PER_S)
+            self.go_to(self._display.picture.common.newest.taken_ns + seconds * NS_PER_S)
 
     def ask_for_time(self) -> None:
         self._display.ask("go to a time (02:10:55), or back or forward (-5m, +30s): ", self._go_to_answer)
@@ -75,7 +75,7 @@ class Rewind:
             return None
         last_ns = self._source.recorded.ended_ns if self._source.recorded else newest.taken_ns
         try:
-            self.go_to(parse_moment(text, picture.newest.taken_ns, last_ns))
+            self.go_to(parse_moment(text, picture.common.newest.taken_ns, last_ns))
         except ValueError:
             return f"{text!r} is not a time: try 02:10:55, 2026-11-21T02:10, -5m or +30s"
         return None

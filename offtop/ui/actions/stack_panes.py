@@ -30,13 +30,13 @@ class StackPane(Pane):
 
     def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
         """Return what to copy: a path, and how long threads waited there."""
-        return picture.view.path, picture.latency
+        return picture.common.view.path, picture.common.selected
 
     def as_text(self, picture: Picture) -> str:
         path, waits = self._path_and_waits(picture)
         if not path:
             return ""
-        path = path[::-1] if picture.view.tree.shape.inverted else path
+        path = path[::-1] if picture.common.view.tree.shape.inverted else path
         return f"{folded.one_line(path)} {waits.total_ns // 1000}"
 
 
@@ -153,7 +153,8 @@ class FlamePane(StackPane):
     def move(self, picture: Picture, step: int) -> None:
         view = self._display.view
         for _ in range(min(abs(step), 20)):
-            view = panes.at_box(view, icicle.neighbour(replace(picture, view=view), "down" if step > 0 else "up"))
+            moved = replace(picture, common=replace(picture.common, view=view))
+            view = panes.at_box(view, icicle.neighbour(moved, "down" if step > 0 else "up"))
         self._display.set_view(view)
 
     def move_sideways(self, picture: Picture, step: int) -> bool:

@@ -148,8 +148,8 @@ class ListPane(Pane):
 
     def _text_of(self, row: Row, picture: Picture) -> str:
         if not self._display.view.lists_sleepers:
-            return f"{row.name} {wakers.row_text(picture, row, self._pen)}"
-        place = "" if row.top == NOWHERE else location.of_sleeper(picture.catalog, row.top, self._pen.names)
+            return f"{row.name} {wakers.row_text(picture.common, row, self._pen)}"
+        place = "" if row.top == NOWHERE else location.of_sleeper(picture.common.catalog, row.top, self._pen.names)
         return f"{row.title or row.name} {row.process} {place}"
 
     def click(self, picture: Picture, x: int, y: int) -> None:

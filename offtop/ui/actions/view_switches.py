@@ -80,7 +80,7 @@ class ViewSwitches:
         if what in _NEEDED_PANES and refuse_without(display, *_NEEDED_PANES[what]):
             return
         view, picture = display.view, display.picture
-        if what == "by_object" and picture and picture.sampling and not view.tree.shape.objects:
+        if what == "by_object" and picture and picture.common.sampling and not view.tree.shape.objects:
             display.show_alert(OBJECTS_NEED_BPF)
             return
         if what in _ONLY_FOR_SLEEPERS and not view.lists_sleepers and (what != "cgroups" or view.mode == WAKEUP):
@@ -113,7 +113,7 @@ class ViewSwitches:
 
     def list_objects(self) -> None:
         view, picture = self._display.view, self._display.picture
-        if picture and picture.sampling and not view.lists_objects:
+        if picture and picture.common.sampling and not view.lists_objects:
             self._display.show_alert(OBJECTS_NEED_BPF)
             return
         self._display.set_view(drilling.objects_or_not(view))

@@ -23,7 +23,7 @@ class StuckPane(Pane):
     name = STUCK
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return stuck.stuck(picture, pen)
+        return stuck.stuck(picture.stuck, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         """Move in the list of waits, or scroll the wait that fills the pane."""
@@ -31,7 +31,7 @@ class StuckPane(Pane):
         if not waits:
             return
         if view.stuck.opened:
-            last = _last_scroll(stuck.in_full(picture, self._pen), self._pen)
+            last = _last_scroll(stuck.in_full(picture.stuck, picture.common, self._pen), self._pen)
             self._display.set_view(panes.stuck_opened(view, max(0, min(last, view.stuck.scrolled + step))))
         else:
             row = within(picture.stuck.cursor + step, waits)
@@ -56,7 +56,7 @@ class StuckPane(Pane):
         matches = {
             row: panes.at_stuck(view, wait.site.thread)
             for row, wait in enumerate(picture.stuck.shown.waits)
-            if word in stuck.text_of(picture, row, names).casefold()
+            if word in stuck.text_of(picture.stuck, picture.common.catalog, row, names).casefold()
         }
         return self._go_to_match(matches, picture.stuck.cursor, step)
 
@@ -80,7 +80,7 @@ class StuckPane(Pane):
     def as_text(self, picture: Picture) -> str:
         if not picture.stuck.shown.waits:
             return super().as_text(picture)
-        return _text(stuck.in_full(picture, self._pen._replace(width=_UNCUT_WIDTH)))
+        return _text(stuck.in_full(picture.stuck, picture.common, self._pen._replace(width=_UNCUT_WIDTH)))
 
     def click(self, picture: Picture, x: int, y: int) -> None:
         view, waits, line = self._focused_view, picture.stuck.shown.waits, y - STUCK_FRAME
@@ -99,7 +99,7 @@ class OutliersPane(Pane):
         self._times = times
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return outliers.outliers(picture, pen)
+        return outliers.outliers(picture.outliers, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         """Move in the list of outliers, or scroll the one that fills the pane."""
@@ -107,7 +107,7 @@ class OutliersPane(Pane):
         if not groups:
             return
         if view.outliers.opened:
-            last = _last_scroll(outliers.in_full(picture, self._pen), self._pen)
+            last = _last_scroll(outliers.in_full(picture.outliers, self._pen), self._pen)
             self._display.set_view(panes.outlier_opened(view, max(0, min(last, view.outliers.scrolled + step))))
         else:
             row = within(picture.outliers.cursor + step, groups)
@@ -134,7 +134,7 @@ class OutliersPane(Pane):
     def as_text(self, picture: Picture) -> str:
         if not picture.outliers.groups:
             return super().as_text(picture)
-        return _text(outliers.in_full(picture, self._pen._replace(width=_UNCUT_WIDTH)))
+        return _text(outliers.in_full(picture.outliers, self._pen._replace(width=_UNCUT_WIDTH)))
 
     def click(self, picture: Picture, x: int, y: int) -> None:
         view, groups, line = self._focused_view, picture.outliers.groups, y - STUCK_FRAME

@@ -27,11 +27,11 @@ def lines(picture: Picture, pen: Pen) -> list[Line]:
     if shown is None:
         return []
     if not shown.is_known:
-        within = picture.newest.header.filters.within
+        within = picture.common.newest.header.filters.within
         why = "with --within only a part of it is counted" if within else "this recording does not contain it"
         return [plain(fit(f" Run time unknown: {why}.", pen.width, pen.glyphs), "dim")]
     whole_ns = max(1, shown.account.sum_ns)
-    name = f" {threads(average(shown.account.sum_ns, picture.span_ns))} "
+    name = f" {threads(average(shown.account.sum_ns, picture.common.span_ns))} "
     segments = _segments(shown)
     drawn = bar([(ns, token, fill) for _, ns, token, fill in segments], pen.width - len(name) - 1, pen.glyphs)
     figures: Spans = [(" ", "text")]

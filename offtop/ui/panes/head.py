@@ -9,12 +9,15 @@ from offtop.feed.source import Recorded
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.head_picture import HeadPicture
+from offtop.model.viewmodel.timeline import Timeline
 from offtop.model.viewmodel.view import SINCE_START, STUCK
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL
+from offtop.model.windows.history import HistoryTick
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs, sparkline
 from offtop.ui.kit.layout import Layout
@@ -38,7 +41,8 @@ _LEAST_NAME = 24
 
 
 def head(
-    picture: Picture,
+    shown: HeadPicture,
+    common: Common,
     host: str,
     layout: Layout,
     glyphs: Glyphs,
@@ -50,47 +54,47 @@ def head(
 
     `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks.
     """
-    lines = [_who(picture, host, layout, recorded, written_bytes, is_over), _waiting(picture, layout)]
+    lines = [_who(shown, common, host, layout, recorded, written_bytes, is_over), _waiting(shown, common, layout)]
     if layout.calls:
-        lines.append(_calls(picture, layout, glyphs))
+        lines.append(_calls(common, layout, glyphs))
     if layout.cost:
-        lines.append(_cost(picture, layout))
+        lines.append(_cost(shown, common, layout))
     if layout.timeline:
-        lines.append(_timeline(picture, layout, glyphs, recorded is not None))
+        lines.append(_timeline(shown, common, layout, glyphs, recorded is not None))
     if layout.crumb:
-        lines.append(_crumb(picture, layout, glyphs))
+        lines.append(_crumb(common, layout, glyphs))
     return lines
 
 
-def one_line(picture: Picture, layout: Layout, recorded: bool) -> list[Line]:
+def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool) -> list[Line]:
     """Return the only line of a tiny terminal."""
-    view = picture.view
+    view = common.view
     name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
-    sampled: Spans = [("SAMPLED ", "alert")] if picture.sampling else []
-    spans: Spans = [name, *sampled, (three(average(picture.shown.total_ns, picture.span_ns)), "waiting")]
+    sampled: Spans = [("SAMPLED ", "alert")] if common.sampling else []
+    spans: Spans = [name, *sampled, (three(average(common.totals.shown.total_ns, common.span_ns)), "waiting")]
     spans.append((" waiting", "text"))
     if view.paused_at_ns is not None:
         spans.append((" PAUSED", "paused"))
-    if picture.lost:
-        spans.append((f" lost {count(sum(picture.lost.values()))}", "lost"))
-    if picture.categories.rows:
-        top = picture.categories.rows[0]
+    if shown.lost:
+        spans.append((f" lost {count(sum(shown.lost.values()))}", "lost"))
+    if top := shown.top_category:
         longest = duration(top.part.max_ns)
         spans.append((f", {top.name} {three(top.waiting)}{f' max {longest}' if longest else ''}", "text"))
     return [spread(spans, [], layout.width)]
 
 
 def _who(
-    picture: Picture,
+    shown: HeadPicture,
+    common: Common,
     host: str,
     layout: Layout,
     recorded: Recorded | None,
     written_bytes: int | None,
     is_over: bool,
 ) -> Line:
-    view, at = picture.view, clock(picture, picture.newest.at_ns)
+    view, at = common.view, clock(common.newest, common.newest.at_ns)
     mode = STUCK if view.focus == STUCK else view.mode
-    modes = [one for one in MODES if picture.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
+    modes = [one for one in MODES if common.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
     tabs: Spans = [
         (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
         for key, word, of in modes
@@ -99,16 +103,14 @@ def _who(
         (f"|{key} {word}|" if of == mode else f" {key} ", "tab" if of == mode else "dim") for key, word, of in modes
     ]
     alone: Spans = [] if mode == OFFCPU else [one for one in tabs if one[1] == "tab"]
-    right: Spans = [(f"{_window(picture)}  ", "text")]
-    if picture.sampling:
+    right: Spans = [(f"{_window(common)}  ", "text")]
+    if common.sampling:
         right = right if layout.width >= _LEAST_BOTH else []
-        right.append((f"SAMPLED {rate(picture.sampling, picture.span_ns)}  ", "alert"))
-    if view.paused_at_ns is not None and any(
-        one.worst.at_ns == picture.newest.at_ns for one in picture.outliers.groups
-    ):
+        right.append((f"SAMPLED {rate(common.sampling, common.span_ns)}  ", "alert"))
+    if view.paused_at_ns is not None and any(one.worst.at_ns == common.newest.at_ns for one in shown.outliers):
         right.append(("outlier  ", "alert"))
     if recorded:
-        day = datetime.fromtimestamp(picture.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
+        day = datetime.fromtimestamp(common.newest.taken_ns // 10**9).strftime("%Y-%m-%d")
         where = f" on {printable(host)}"
         lefts: list[Spans] = [
             [("offtop - ", "title"), ("RECORDED", "paused"), (f"{where} {day} {at}  ", "text"), *tabs],
@@ -130,14 +132,14 @@ def _who(
     elif view.paused_at_ns is None:
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:
-        right.append((f"PAUSED -{span(picture.behind_ns // 10**9 * 10**9)}", "paused"))
+        right.append((f"PAUSED -{span(shown.behind_ns // 10**9 * 10**9)}", "paused"))
     lefts = [[*left, *tabs], [*left, *short], [*left, *alone], [*name, (" ", "text"), *alone], name]
     return _fitting(lefts, right, layout.width)
 
 
-def clock(picture: Picture, at_ns: int) -> str:
-    """Return the local time at CLOCK_MONOTONIC `at_ns`."""
-    taken_ns = picture.newest.taken_ns + at_ns - picture.newest.at_ns
+def clock(tick: HistoryTick, at_ns: int) -> str:
+    """Return the local time at CLOCK_MONOTONIC `at_ns`; `tick` is any tick."""
+    taken_ns = tick.taken_ns + at_ns - tick.at_ns
     return datetime.fromtimestamp(taken_ns // 10**9).astimezone().strftime("%H:%M:%S")
 
 
@@ -147,8 +149,8 @@ def _fitting(lefts: Sequence[Spans], right: Spans, width: int) -> Line:
     return spread(left, right, width)
 
 
-def _window(picture: Picture) -> str:
-    asked_ns, measured_ns = picture.view.span_ns, picture.span_ns
+def _window(common: Common) -> str:
+    asked_ns, measured_ns = common.view.span_ns, common.span_ns
     if asked_ns == SINCE_START:
         return f"since start {span(round(measured_ns, -9))}"
     if measured_ns < asked_ns * 0.9:
@@ -156,29 +158,29 @@ def _window(picture: Picture) -> str:
     return f"window {span(max(asked_ns, round(measured_ns, -8)))}"
 
 
-def _waiting(picture: Picture, layout: Layout) -> Line:
-    span_ns, shown_ns = picture.span_ns, picture.shown.total_ns
-    ready = threads(average(picture.ready_ns, span_ns))
-    blocked = threads(average(shown_ns - picture.ready_ns, span_ns))
-    idle = threads(average(picture.hidden_ns, span_ns))
+def _waiting(shown: HeadPicture, common: Common, layout: Layout) -> Line:
+    totals, span_ns, shown_ns = common.totals, common.span_ns, common.totals.shown.total_ns
+    ready = threads(average(totals.ready_ns, span_ns))
+    blocked = threads(average(shown_ns - totals.ready_ns, span_ns))
+    idle = threads(average(totals.hidden_ns, span_ns))
     whole: Spans = [("Waiting ", "text"), (threads(average(shown_ns, span_ns)), "waiting")]
-    hidden: Spans = [("   idle shown (i)" if picture.view.idle_shown else "", "dim")]
+    hidden: Spans = [("   idle shown (i)" if common.view.idle_shown else "", "dim")]
     hidden_in_full = hidden_in_short = hidden
-    if picture.hidden_ns:
-        standing = f", {threads(average(picture.standing_ns, span_ns))} of it standing" if picture.standing_ns else ""
+    if totals.hidden_ns:
+        standing = f", {threads(average(totals.standing_ns, span_ns))} of it standing" if totals.standing_ns else ""
         hidden_in_full = [(f"   +{idle} idle hidden{standing} (i)", "dim")]
         hidden, hidden_in_short = [(f"   +{idle} idle hidden (i)", "dim")], [(f" +{idle} idle (i)", "dim")]
-    if picture.view.muted:
-        muted = [(f" +{threads(average(picture.muted_ns, span_ns))} muted (f)", "muted")]
+    if common.view.muted:
+        muted = [(f" +{threads(average(totals.muted_ns, span_ns))} muted (f)", "muted")]
         hidden_in_full, hidden, hidden_in_short = ([*one, *muted] for one in (hidden_in_full, hidden, hidden_in_short))
     right: Spans = []
-    if number := len(picture.outliers.groups):
+    if number := len(shown.outliers):
         right.append((f" {number} outlier{'s' * (number != 1)} (O)", "alert"))
-    words = counted(picture.newest.header.filters)
+    words = counted(common.newest.header.filters)
     right += [(f" {words}", "pin")] if words else []
-    if picture.filtered_ns:
-        right.append((f" filtered {threads(average(picture.filtered_ns, span_ns))}", "pin"))
-    right.append((f" other {percent(picture.other_ns, shown_ns):.0f}%", "dim"))
+    if totals.filtered_ns:
+        right.append((f" filtered {threads(average(totals.filtered_ns, span_ns))}", "pin"))
+    right.append((f" other {percent(totals.other_ns, shown_ns):.0f}%", "dim"))
     lefts: list[Spans] = [
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden_in_full],
         [*whole, (f" = {blocked} blocked + {ready} run queue", "text"), *hidden],
@@ -188,23 +190,23 @@ def _waiting(picture: Picture, layout: Layout) -> Line:
     ]
     if layout.cost:
         return _fitting(lefts, right, layout.width)
-    trust: Spans = [("  ", "text"), *_trust(picture, _wrong(picture), 1)]
-    costs = _costs(picture) or [[]]
+    trust: Spans = [("  ", "text"), *_trust(shown, common, _wrong(shown, common), 1)]
+    costs = _costs(shown, common) or [[]]
     in_full = [[*right, *trust, *cost] for cost in costs] + [[*right[:-1], *trust, *cost] for cost in costs[-1:]]
     pairs = [*product(lefts[:3], in_full), *product(lefts, [[*right[:-1], *trust]]), *product(lefts, [trust])]
     left, right = next((pair for pair in pairs if sum(map(width_of, pair)) < layout.width), pairs[-1])
     return spread(left, right, layout.width)
 
 
-def needs_cost_line(picture: Picture) -> bool:
+def needs_cost_line(shown: HeadPicture, common: Common) -> bool:
     """Return whether numbers are lost, left out or sampled, which has a line of its own."""
-    return bool(picture.lost or picture.sampling or _wrong(picture))
+    return bool(shown.lost or common.sampling or _wrong(shown, common))
 
 
-def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
+def _calls(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     """Return the line about the --within function: rate, duration, its parts, open calls."""
-    calls = picture.calls
-    name = fit(picture.newest.header.filters.within, 1000, glyphs).rstrip()
+    calls = common.calls
+    name = fit(common.newest.header.filters.within, 1000, glyphs).rstrip()
     most = max(_LEAST_NAME, layout.width // 3)
     within: Spans = [("Within ", "text"), (name if len(name) <= most else fit(name, most, glyphs), "pin")]
     now = [(f"  {calls.now} now, oldest {duration(calls.oldest_ns) or '0'}", "text")] if calls.now else []
@@ -213,7 +215,7 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
         none = "" if calls.now or calls.left else ": calls that began before offtop are unknown"
         lefts = [[*within, (f"  no call has returned{text}", "text"), *now, *left] for text in (none, "")]
         return _fitting([*lefts, within], [], layout.width)
-    rate = f"  {three(calls.returned * NS_PER_S / picture.span_ns)}/s"
+    rate = f"  {three(calls.returned * NS_PER_S / common.span_ns)}/s"
     p50, p99 = (f" p{p}<={duration(calls.percentile_ns(p))}" for p in (50, 99))
     longest = f" max {duration(calls.max_ns)}"
     blocked, ready, running = (
@@ -233,87 +235,92 @@ def _calls(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
     return _fitting([*lefts, [*within, (rate, "text")], within], [], layout.width)
 
 
-def _cost(picture: Picture, layout: Layout) -> Line:
+def _cost(shown: HeadPicture, common: Common, layout: Layout) -> Line:
     """Return the line about what is not exact: problems first, then offtop's own cost.
 
     A part that does not fit is dropped, because half of a number would read as another one.
     """
-    wrong = _wrong(picture)
-    lefts: list[Spans] = [[*_trust(picture, wrong, len(wrong)), *cost] for cost in _costs(picture)]
-    lefts += [_trust(picture, wrong, len(wrong)), _trust(picture, wrong, 1), _trust(picture, wrong, 0)]
-    right: Spans = [(f"min {span(picture.newest.header.filters.min_ns)}", "text")]
-    if picture.sampling:
-        parts = [*filter(None, [visible_processes(picture.sampling)]), *how_sure(picture.sampling, picture.span_ns)]
-        while parts[1:] and width_of(_trust(picture, wrong, 0)) + len(", ".join(parts)) >= layout.width:
+    wrong = _wrong(shown, common)
+    lefts: list[Spans] = [[*_trust(shown, common, wrong, len(wrong)), *cost] for cost in _costs(shown, common)]
+    lefts += [
+        _trust(shown, common, wrong, len(wrong)),
+        _trust(shown, common, wrong, 1),
+        _trust(shown, common, wrong, 0),
+    ]
+    right: Spans = [(f"min {span(common.newest.header.filters.min_ns)}", "text")]
+    if common.sampling:
+        parts = [*filter(None, [visible_processes(common.sampling)]), *how_sure(common.sampling, common.span_ns)]
+        while parts[1:] and width_of(_trust(shown, common, wrong, 0)) + len(", ".join(parts)) >= layout.width:
             parts.pop()
         right = [(", ".join(parts), "alert")]
     return _fitting(lefts, right, layout.width)
 
 
-def _wrong(picture: Picture) -> list[str]:
+def _wrong(shown: HeadPicture, common: Common) -> list[str]:
     """Return what else is not exact: CPU time that is unexplained, and what was left out for the CPU budget."""
     wrong: list[str] = []
-    if picture.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
-        wrong.append(f"{picture.unexplained_pct:.0f}% of cpu time unexplained")
-    header, all_ns = picture.newest.header, picture.shown.total_ns + picture.hidden_ns + picture.filtered_ns
-    return [*wrong, *thinned_words(header.cost, header.machine, picture.thinned_ns, all_ns)]
+    if shown.unexplained_pct >= _MUCH_UNEXPLAINED_PCT:
+        wrong.append(f"{shown.unexplained_pct:.0f}% of cpu time unexplained")
+    header, totals = common.newest.header, common.totals
+    all_ns = totals.shown.total_ns + totals.hidden_ns + totals.filtered_ns
+    return [*wrong, *thinned_words(header.cost, header.machine, shown.thinned_ns, all_ns)]
 
 
-def _costs(picture: Picture) -> list[Spans]:
+def _costs(shown: HeadPicture, common: Common) -> list[Spans]:
     """Return what offtop costs, the longest text first."""
-    cost = picture.newest.header.cost
+    cost = common.newest.header.cost
     bpf = f" bpf {cost.bpf_pct:.1f}%" if cost.bpf_pct >= 0 else ""
     each = f" {cost.bpf_ns_per_switch:.0f}ns/switch" if cost.bpf_ns_per_switch >= 0 else ""
     own = f" ui {cost.cpu_pct:.1f}% of 1 cpu" if cost.cpu_pct >= 0 else ""
-    switches = f"  {count(picture.switches_per_s)} switches/s" if picture.switches_per_s >= 0 else ""
+    switches = f"  {count(shown.switches_per_s)} switches/s" if shown.switches_per_s >= 0 else ""
     texts = [f"{bpf}{each}{own}{switches}", f"{bpf}{each}{own}", f"{bpf}{own}", bpf]
     return [[(f"  Cost{text}", "text")] for text in texts if text]
 
 
-def _trust(picture: Picture, wrong: Sequence[str], shown: int) -> Spans:
-    """Return how far the numbers can be trusted: `exact`, or what is lost and the first `shown` things in `wrong`."""
-    sampling = picture.sampling
-    if picture.lost:
-        first = lost(picture)
+def _trust(shown: HeadPicture, common: Common, wrong: Sequence[str], most: int) -> Spans:
+    """Return how far the numbers can be trusted: `exact`, or what is lost and the first `most` things in `wrong`."""
+    sampling = common.sampling
+    if shown.lost:
+        first = _lost(shown)
     elif sampling is None and not wrong:
         first = [("exact", "text")]
     else:
         first = [("lost 0" if sampling is None or sampling.lost_known else LOST_UNKNOWN, "text")]
-    return [*first, *((f"  {word}", "lost") for word in wrong[:shown])]
+    return [*first, *((f"  {word}", "lost") for word in wrong[:most])]
 
 
-def lost(picture: Picture) -> Spans:
+def _lost(shown: HeadPicture) -> Spans:
     """Return the counts of lost records, by kind."""
-    kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.lost.items()))
+    kinds = " ".join(f"{count(n)} {kind}" for kind, n in sorted(shown.lost.items()))
     return [(f"lost {kinds}", "lost")]
 
 
-def _timeline(picture: Picture, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
+def _timeline(shown: HeadPicture, common: Common, layout: Layout, glyphs: Glyphs, recorded: bool) -> Line:
     minutes, cell_ns = picture_minutes(layout), layout.room.timeline_cell_ns
-    drawn = sparkline(picture.timeline, glyphs)
+    drawn = sparkline(shown.timeline.cells, glyphs)
     cells = [(cell, "spark") for cell in drawn]
 
     def put(at_ns: int, glyph: str, token: str) -> None:
-        at = len(drawn) - 1 - ((picture.timeline_end_ns - 1) // cell_ns - (at_ns - 1) // cell_ns)
+        at = len(drawn) - 1 - ((shown.timeline.end_ns - 1) // cell_ns - (at_ns - 1) // cell_ns)
         if at < len(drawn):
             cells[max(0, at)] = glyph, token
 
-    begin_ns = picture.timeline_end_ns - len(drawn) * cell_ns
-    for group in picture.outliers.groups:
+    begin_ns = shown.timeline.end_ns - len(drawn) * cell_ns
+    for group in shown.outliers:
         if group.worst.at_ns > begin_ns:
             put(group.worst.at_ns, glyphs.mark, "alert")
-    if picture.view.paused_at_ns is not None:
-        put(picture.newest.at_ns, "^", "paused")
+    if common.view.paused_at_ns is not None:
+        put(common.newest.at_ns, "^", "paused")
     drawn_spans = (("".join(cell for cell, _ in some), token) for token, some in groupby(cells, itemgetter(1)))
     spans: Spans = [(f"{minutes:>4} ", "dim"), *drawn_spans]
-    is_now = not recorded and picture.view.paused_at_ns is None
+    is_now = not recorded and common.view.paused_at_ns is None
     spans.append((" now" if is_now else "    ", "dim"))
-    values = [value for value in picture.timeline if value is not None]
+    values = [value for value in shown.timeline.cells if value is not None]
     right: Spans = [(f"max {three(max(values))}", "dim")] if values else []
     return spread(spans, right, layout.width)
 
 
-def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
+def moment_at(timeline: Timeline, newest: HistoryTick, layout: Layout, x: int, y: int) -> int | None:
     """Return the end (CLOCK_REALTIME) of the timeline's cell at `x`, `y` of the head.
 
     It is None if the timeline has no cell there.
@@ -321,7 +328,7 @@ def moment_at(picture: Picture, layout: Layout, x: int, y: int) -> int | None:
     room, cell = layout.room, x - _TIMELINE_X
     if not layout.timeline or y != 2 + layout.calls + layout.cost or not 0 <= cell < room.timeline_cells:
         return None
-    newest, end_ns = picture.newest, picture.timeline_end_ns
+    end_ns = timeline.end_ns
     begun = (end_ns - 1) // room.timeline_cell_ns - (room.timeline_cells - 1 - cell)
     return newest.taken_ns - newest.at_ns + min(end_ns, (begun + 1) * room.timeline_cell_ns)
 
@@ -331,9 +338,9 @@ def picture_minutes(layout: Layout) -> str:
     return f"-{span(layout.timeline_cells * layout.room.timeline_cell_ns)}"
 
 
-def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
-    view = picture.view
-    words = ["All", *_chosen(picture, glyphs)]
+def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
+    view = common.view
+    words = ["All", *_chosen(common, glyphs)]
     if view.path:
         words.append(printable(view.path[-1].name, glyphs.is_ascii))
     left: Spans = [(" > ".join(words), "crumb")]
@@ -344,12 +351,12 @@ def _crumb(picture: Picture, layout: Layout, glyphs: Glyphs) -> Line:
             right.append((f"{word} {printable(text, glyphs.is_ascii)}  ", "filter"))
     is_narrower = view.pool is not None or view.program is not None  # its time would be that of the pool or program
     if (view.filter.chooses_waits or view.user) and not is_narrower:
-        right.append((f"{threads(average(picture.passing_ns, picture.span_ns))} pass  ", "filter"))
+        right.append((f"{threads(average(common.totals.passing_ns, common.span_ns))} pass  ", "filter"))
     if view.zoomed:
         right.append(("zoomed (x)  ", "filter"))
     if view.compared:
         right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
-    pin = who(picture, view.pin, glyphs) if view.pin is not None else "-"
+    pin = who(common.catalog, view.pin, glyphs) if view.pin is not None else "-"
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
         (f"  sort {view.list_sort}{' reversed' if view.reverse else ''}", "dim"),
@@ -366,20 +373,20 @@ def normal(baseline: Baseline, glyphs: Glyphs) -> str:
     return datetime.fromtimestamp(baseline.taken_ns // 10**9).strftime("%H:%M:%S")
 
 
-def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
-    view = picture.view
+def _chosen(common: Common, glyphs: Glyphs) -> list[str]:
+    view = common.view
     words = [view.category] if view.category != ALL else []
     if view.group is not None:
-        words.append(who(picture, view.group[0], glyphs))
+        words.append(who(common.catalog, view.group[0], glyphs))
     if view.program is not None:
-        words.append(who(picture, view.program, glyphs))
+        words.append(who(common.catalog, view.program, glyphs))
     pid, _ = view.subject_ids
     if pid is not None:
-        words.append(who(picture, pid, glyphs))
+        words.append(who(common.catalog, pid, glyphs))
     if view.pool is not None:
         words.append(f"{printable(view.pool.family, glyphs.is_ascii)}")
     if view.thread is not None:
-        words.append(who(picture, view.thread, glyphs))
+        words.append(who(common.catalog, view.thread, glyphs))
     if view.object is not None:
         words.append(f"on {printable(view.object.label, glyphs.is_ascii)}")
     if view.reason is not None:
@@ -390,15 +397,15 @@ def _chosen(picture: Picture, glyphs: Glyphs) -> list[str]:
     return words
 
 
-def selection(picture: Picture, glyphs: Glyphs) -> str:
+def selection(common: Common, glyphs: Glyphs) -> str:
     """Return the selection as text: `lock > mysqld(4242)`."""
-    return " > ".join(_chosen(picture, glyphs)) or "all"
+    return " > ".join(_chosen(common, glyphs)) or "all"
 
 
-def who(picture: Picture, key: str | int | Program | ThreadKey, glyphs: Glyphs) -> str:
+def who(catalog: Catalog, key: str | int | Program | ThreadKey, glyphs: Glyphs) -> str:
     """Return `mysqld(4242)`, `mysqld` for a program, `connection(4268)` or `mysql.service`, escaped."""
     if isinstance(key, str | Program):
         return printable(key.name if isinstance(key, Program) else cgroup_name(key), glyphs.is_ascii)
-    name = picture.catalog.comm(key) if isinstance(key, ThreadKey) else picture.catalog.process(key)
+    name = catalog.comm(key) if isinstance(key, ThreadKey) else catalog.process(key)
     number = key.tid if isinstance(key, ThreadKey) else key
     return f"{printable(name, glyphs.is_ascii) or '?'}({number})"

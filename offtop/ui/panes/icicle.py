@@ -21,7 +21,7 @@ TITLE_LINES = 1
 
 def chosen(picture: Picture) -> Path:
     """Return the box of the cursor, or the nearest one if that is gone."""
-    box = icicle.box_of(picture.flame, picture.view.flame.cursor) if picture.flame else None
+    box = icicle.box_of(picture.flame, picture.common.view.flame.cursor) if picture.flame else None
     return box.path if box else ()
 
 
@@ -39,7 +39,7 @@ def at(picture: Picture, x: int, y: int) -> Path:
 
 def flame(picture: Picture, pen: Pen) -> list[Line]:
     shown = picture.flame
-    title = f"icicle: {selection(picture, pen.glyphs)}  width = time waiting"
+    title = f"icicle: {selection(picture.common, pen.glyphs)}  width = time waiting"
     if picture.flame_before:
         title += ", colour = change"
     if shown is None or not shown.boxes:
@@ -75,7 +75,7 @@ def _line(boxes: list[Box], cursor: Path, picture: Picture, pen: Pen) -> Line:
 
 
 def _token(box: Box, cursor: Path, picture: Picture) -> str:
-    search = picture.view.search
+    search = picture.common.view.search
     if box.path == cursor:
         return "flame-cursor"
     if search and search.casefold() in box.name.casefold():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.common import Common
 from offtop.ui.kit.keys import KEYS, shown
 from offtop.ui.kit.lines import Line
 
@@ -10,12 +10,12 @@ _WAKEUP_KEY = "wakeup"
 """Id of the key for wakers, which does nothing when /proc is sampled."""
 
 
-def key_bar(picture: Picture, width: int, chosen: Mapping[str, str]) -> Line:
+def key_bar(common: Common, width: int, chosen: Mapping[str, str]) -> Line:
     """Return the key bar. `chosen` maps ids of KEYS to other keys."""
     bars = {
         row.id: f"{shown(chosen[row.id].split(',')[0])} {row.bar.partition(' ')[2]}" if row.id in chosen else row.bar
         for row in KEYS
-        if row.bar and not (row.id == _WAKEUP_KEY and picture.sampling)
+        if row.bar and not (row.id == _WAKEUP_KEY and common.sampling)
     }
 
     def fitting() -> Iterator[str]:

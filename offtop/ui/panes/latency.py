@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import log
 
 from offtop.model.values import histogram as log2
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.view import LATENCY, Cell
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.heat import Heat
@@ -24,11 +24,11 @@ _BESIDE_BAR = 14 + 9 + 7
 Spans = list[tuple[str, str]]
 
 
-def histogram(picture: Picture, pen: Pen) -> list[Line]:
+def histogram(common: Common, pen: Pen) -> list[Line]:
     """Histogram of the waits, and of the calls of the --within function if there is room."""
-    part, calls, within = picture.latency, picture.calls, picture.newest.header.filters.within
-    title = f"latency of: {selection(picture, pen.glyphs)}"
-    token = "bar" if picture.view.category == ALL else f"cat-{picture.view.category}"
+    part, calls, within = common.selected, common.calls, common.newest.header.filters.within
+    title = f"latency of: {selection(common, pen.glyphs)}"
+    token = "bar" if common.view.category == ALL else f"cat-{common.view.category}"
     if not within or pen.height < 2 * _LEAST_BARS:
         return _bars(title, part.histogram, part.max_ns, _NO_WAIT, pen, token)
     upper = pen._replace(height=pen.height // 2)
@@ -107,26 +107,25 @@ def _bar(cells: float, pen: Pen) -> str:
     )
 
 
-def heat_map(picture: Picture, pen: Pen) -> list[Line]:
-    heat = picture.heat
+def heat_map(heat: Heat | None, common: Common, pen: Pen) -> list[Line]:
     if heat is None:
         return []
     minutes = span(len(heat.columns) * heat.cell_ns)
-    lines = [rule(f"latency of: {selection(picture, pen.glyphs)}, last {minutes}", pen)]
+    lines = [rule(f"latency of: {selection(common, pen.glyphs)}, last {minutes}", pen)]
     if not heat.rows:
         return [*lines, plain(fit(_NO_WAIT, pen.width, pen.glyphs), "dim")]
-    chosen = chosen_cell(picture)
+    chosen = chosen_cell(heat, common.view.cell)
     for row in reversed(range(len(heat.rows))):
         spans: Spans = [(f"{_range(heat.rows[row]):>{HEAT_SCALE - 2}} ", "dim")]
         for column, counts in enumerate(heat.columns):
             text, token = _cell(counts, row, heat, pen)
-            at_cursor = picture.view.focus == LATENCY and chosen == (column, row)
+            at_cursor = common.view.focus == LATENCY and chosen == (column, row)
             spans.append(("X" if at_cursor and text == " " else text, "cursor" if at_cursor else token))
         lines.append(Line(_joined(spans)))
     axis = f"-{minutes}"
-    end = "now" if picture.view.paused_at_ns is None else "^"
+    end = "now" if common.view.paused_at_ns is None else "^"
     lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - len(end))}}{end}", "dim"))
-    lines.append(plain(fit(_cursor_text(picture, heat, chosen), pen.width, pen.glyphs), "bar-mark"))
+    lines.append(plain(fit(_cursor_text(heat, common, chosen), pen.width, pen.glyphs), "bar-mark"))
     return lines
 
 
@@ -154,9 +153,8 @@ def _joined(spans: Spans) -> tuple[tuple[str, str], ...]:
     return tuple(joined)
 
 
-def chosen_cell(picture: Picture) -> tuple[int, int]:
-    """Return column and row of the cursor; by default the latest column's fullest cell."""
-    heat, cell = picture.heat, picture.view.cell
+def chosen_cell(heat: Heat | None, cell: Cell | None) -> tuple[int, int]:
+    """Return column and row of the cursor `cell`; by default the latest column's fullest cell."""
     if heat is None or not heat.columns or not heat.rows:
         return 0, 0
     if cell is None:
@@ -167,26 +165,24 @@ def chosen_cell(picture: Picture) -> tuple[int, int]:
     return max(0, min(len(heat.columns) - 1, column)), max(0, min(len(heat.rows) - 1, cell.row))
 
 
-def is_measured(picture: Picture) -> bool:
-    """Whether the column of the cursor has a tick."""
-    heat = picture.heat
-    return heat is not None and bool(heat.columns) and heat.columns[chosen_cell(picture)[0]] is not None
+def is_measured(heat: Heat | None, cell: Cell | None) -> bool:
+    """Whether the column of the cursor `cell` has a tick."""
+    return heat is not None and bool(heat.columns) and heat.columns[chosen_cell(heat, cell)[0]] is not None
 
 
-def moved(picture: Picture, columns: int, rows: int) -> Cell | None:
-    """Return the cell at that distance from the cursor, limited to the map."""
-    heat = picture.heat
+def moved(heat: Heat | None, cell: Cell | None, columns: int, rows: int) -> Cell | None:
+    """Return the cell at that distance from the cursor `cell`, limited to the map."""
     if heat is None or not heat.columns or not heat.rows:
         return None
-    column, row = chosen_cell(picture)
+    column, row = chosen_cell(heat, cell)
     column = max(0, min(len(heat.columns) - 1, column + columns))
     return Cell(heat.ends_ns[column], max(0, min(len(heat.rows) - 1, row + rows)))
 
 
-def _cursor_text(picture: Picture, heat: Heat, chosen: tuple[int, int]) -> str:
+def _cursor_text(heat: Heat, common: Common, chosen: tuple[int, int]) -> str:
     column, row = chosen
     counts = heat.columns[column]
     until_ns = heat.ends_ns[column]
-    when = f"{clock(picture, until_ns - heat.cell_ns)}-{clock(picture, until_ns)}"
+    when = f"{clock(common.newest, until_ns - heat.cell_ns)}-{clock(common.newest, until_ns)}"
     how_many = "not measured" if counts is None else f"{counts[row]:,} waits"
     return f" {when}  {_range(heat.rows[row])}: {how_many}   most in a cell {heat.most:,}"

@@ -10,8 +10,9 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.outlier import AUTO, Group, Outlier
 from offtop.model.values.stack import Names
 from offtop.model.values.state import WORDS, letter
-from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.view import OUTLIERS
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.outlier_list import OutliersPicture
+from offtop.model.viewmodel.view import OUTLIERS, View
 from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
@@ -22,16 +23,16 @@ _RULE_WIDTH = 120
 """Least width for the process and for the threshold (AGAINST)."""
 
 
-def outliers(picture: Picture, pen: Pen) -> list[Line]:
-    shown, view = picture.outliers, picture.view
+def outliers(shown: OutliersPicture, common: Common, pen: Pen) -> list[Line]:
+    view = common.view
     if view.outliers.opened and shown.groups:
-        lines = in_full(picture, pen)
+        lines = in_full(shown, pen)
         top = max(0, min(view.outliers.scrolled, len(lines) - pen.height + 1))
         title = "an outlier (Enter: all panes as they were then, Esc goes back)"
         return [rule(title, pen), *lines[top : top + pen.height - 1]]
-    lines = [rule(_title(picture), pen)]
+    lines = [rule(_title(shown, common), pen)]
     if not shown.groups:
-        return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(picture))]
+        return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(view))]
     lines.append(
         plain(
             " "
@@ -51,22 +52,21 @@ def outliers(picture: Picture, pen: Pen) -> list[Line]:
     return lines
 
 
-def _title(picture: Picture) -> str:
-    shown = picture.outliers
+def _title(shown: OutliersPicture, common: Common) -> str:
     many = f"{len(shown.groups)}, newest first" if shown.groups else "none"
-    lost = picture.newest.header.lost.get("outliers", 0)
+    lost = common.newest.header.lost.get("outliers", 0)
     gone = "".join(
         f", {n:,} {what}" for n, what in ((shown.dropped, "older ones dropped"), (lost, "lost in this tick")) if n
     )
-    triggers = picture.view.triggers
+    triggers = common.view.triggers
     chosen = f"; triggers: {printable('; '.join(triggers))} (!)" if triggers else ""
     return f"outliers: {many}{gone}{chosen}"
 
 
-def _nothing(picture: Picture) -> Sequence[str]:
-    if not picture.view.triggers:
+def _nothing(view: View) -> Sequence[str]:
+    if not view.triggers:
         return ("This recording has no outliers.",)
-    if picture.view.triggers == ("off",):
+    if view.triggers == ("off",):
         return ("Outliers are off: ! chooses what counts as one, such as auto, or lock.max > 500ms.",)
     return (
         "No outliers yet.",
@@ -127,9 +127,8 @@ def _details(one: Outlier, pen: Pen) -> list[Line]:
     return lines
 
 
-def in_full(picture: Picture, pen: Pen) -> list[Line]:
+def in_full(shown: OutliersPicture, pen: Pen) -> list[Line]:
     """Return a summary, then one frame per line, then the waker's; nothing if there is no outlier."""
-    shown = picture.outliers
     if not shown.groups:
         return []
     one = shown.groups[shown.cursor].worst

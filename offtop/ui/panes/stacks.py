@@ -35,11 +35,11 @@ Spans = list[tuple[str, str]]
 def tree(picture: Picture, pen: Pen) -> list[Line]:
     """Return the lines of the tree around its cursor."""
     shown = picture.tree
-    shape = picture.view.tree.shape
+    shape = picture.common.view.tree.shape
     cause = _cause_heading(picture)
-    about = f"stack tree: {selection(picture, pen.glyphs)}{_shape_text(shape)}"
+    about = f"stack tree: {selection(picture.common, pen.glyphs)}{_shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
-    if picture.view.thread is not None and _shows_account(picture, pen):
+    if picture.common.view.thread is not None and _shows_account(picture, pen):
         lines += account.lines(picture, pen)
     if shown is None or not shown.branches:
         return [
@@ -61,14 +61,14 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
 
 def _shows_account(picture: Picture, pen: Pen) -> bool:
     """Return whether the tree has the screen to itself, and room for the account."""
-    return pen.height >= _LEAST_WITH_ACCOUNT and picture.view.focus == TREE and not picture.view.zoomed
+    return pen.height >= _LEAST_WITH_ACCOUNT and picture.common.view.focus == TREE and not picture.common.view.zoomed
 
 
 def no_stack(picture: Picture) -> str:
     """Return why there is no stack."""
-    if not picture.gathered:
+    if not picture.common.gathered:
         return not_gathered(picture)
-    if not picture.latency.total_ns:
+    if not picture.common.selected.total_ns:
         return nothing(picture)
     return " No stack here: waits below the minimum (m) have none."
 
@@ -117,16 +117,20 @@ def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
     wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
     numbers = [WAITING, SHARE, *wide, NOW]
     return that_fit(
-        numbers if picture.uncompared else with_changes(picture.view, numbers), pen.width, picture.view, "", 1
+        numbers if picture.common.uncompared else with_changes(picture.common.view, numbers),
+        pen.width,
+        picture.common.view,
+        "",
+        1,
     )
 
 
 def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
     branch = shown.branches[index]
-    at_cursor = index == shown.cursor and picture.view.focus == TREE
+    at_cursor = index == shown.cursor and picture.common.view.focus == TREE
     now = shown.now.get(branch.path, NO_AGE)
     before = shown.before.get(branch.path)
-    row = Row("", "", picture.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
+    row = Row("", "", picture.common.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
     line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
     room = pen.width - width_of(line.spans) - 1
     indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
@@ -202,17 +206,21 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
 
     `rule_of` describes the rule that chose the category of a kernel stack.
     """
-    if not picture.gathered:
-        title = rule(f"site: {selection(picture, pen.glyphs)}", pen)
+    if not picture.common.gathered:
+        title = rule(f"site: {selection(picture.common, pen.glyphs)}", pen)
         return [title, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
-    path = picture.view.path
+    path = picture.common.view.path
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
-    part = picture.latency
+    part = picture.common.selected
     lines: list[Line] = []
-    row = Row("", "", picture.span_ns, part, picture.places.of_ns, before=picture.places.before)
+    row = Row("", "", picture.common.span_ns, part, picture.places.of_ns, before=picture.places.before)
     shown = [WAITING, SHARE, *NUMBERS]
     numbers = that_fit(
-        shown if picture.uncompared else with_changes(picture.view, shown), pen.width, picture.view, "", 1
+        shown if picture.common.uncompared else with_changes(picture.common.view, shown),
+        pen.width,
+        picture.common.view,
+        "",
+        1,
     )
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
     for ordinal, place in enumerate(picture.places.rows, 1):
@@ -221,8 +229,8 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     if picture.places.elided:
         more = picture.places.elided
         lines.append(plain(f" {more.name}: {threads(more.waiting)} waiting", "dim"))
-    top = max(0, min(picture.view.scrolled, len(lines) - pen.height + 1))
-    return [rule(f"site: {name}  in {selection(picture, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
+    top = max(0, min(picture.common.view.scrolled, len(lines) - pen.height + 1))
+    return [rule(f"site: {name}  in {selection(picture.common, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
 
 
 def site_length(picture: Picture, pen: Pen) -> int:
@@ -236,12 +244,12 @@ def site_length(picture: Picture, pen: Pen) -> int:
 def _whole_stack(
     picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
 ) -> list[Line]:
-    catalog = picture.catalog
+    catalog = picture.common.catalog
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
     waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
     numbers = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
-    if picture.view.tree.shape.mode == WAKEUP:
+    if picture.common.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(catalog.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
         rule = rule_of(location.kernel_names(catalog, place.kernel, pen.names))
@@ -262,8 +270,8 @@ def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
     texts: list[str] = []
     if row.rule:
         texts.append(f"for {row.rule.name}: {row.rule.says}")
-        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.catalog)) else []
-    what = picture.catalog.wake(row.top.wake).object
+        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.common.catalog)) else []
+    what = picture.common.catalog.wake(row.top.wake).object
     texts += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
     return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
@@ -277,7 +285,7 @@ def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
 
     The two leaves meet in the middle. In the wakeup mode, only the waker's frames are returned.
     """
-    catalog, mode = picture.catalog, picture.view.tree.shape.mode
+    catalog, mode = picture.common.catalog, picture.common.view.tree.shape.mode
     wake = catalog.wake(place.wake)
     if mode == WAKEUP:
         return [*_of_stacks(catalog, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
@@ -322,9 +330,9 @@ def _caller_notes(stack: Stack) -> list[str]:
 def cause_line(picture: Picture) -> str:
     """Return the main cause of the selection and a hint; empty if too little is known."""
     cause = most(picture.diagnosis)
-    return cause.in_full(picture.catalog, picture.view.pid is None) if cause else ""
+    return cause.in_full(picture.common.catalog, picture.common.view.pid is None) if cause else ""
 
 
 def _cause_heading(picture: Picture) -> str:
     cause = most(picture.diagnosis)
-    return cause.in_short(picture.catalog, with_process=False) if cause else ""
+    return cause.in_short(picture.common.catalog, with_process=False) if cause else ""

@@ -12,7 +12,8 @@ from offtop.model.values.container import label
 from offtop.model.values.snapshot import Bound, Waiting
 from offtop.model.values.stack import NO_STACK, PLACELESS, Names
 from offtop.model.values.state import WORDS
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.stuck_list import StuckPicture
 from offtop.model.viewmodel.view import STUCK
 from offtop.model.windows.stuck import LEAST_AGE_NS
 from offtop.printable import printable
@@ -28,30 +29,30 @@ _PROCESS_WIDTH, _CGROUP_WIDTH = 110, 140
 _STANDING = "   standing: normal while there is no work, this old, and nobody waits behind it, so it counts as idle"
 
 
-def stuck(picture: Picture, pen: Pen) -> list[Line]:
-    if picture.view.stuck.opened:
-        return _in_full(picture, pen)
-    shown, view = picture.stuck.shown, picture.view
-    lines = [rule(_title(picture, pen), pen)]
+def stuck(listed: StuckPicture, common: Common, pen: Pen) -> list[Line]:
+    if common.view.stuck.opened:
+        return _in_full(listed, common, pen)
+    shown, view = listed.shown, common.view
+    lines = [rule(_title(listed, common, pen), pen)]
     if not shown.waits:
-        return [*lines, plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim")]
+        return [*lines, plain(fit(_nothing(listed, common), pen.width, pen.glyphs), "dim")]
     lines.append(plain(_heads(pen), "head"))
     room = stuck_lines(pen.height)
-    first = picture.stuck.first
+    first = listed.first
     for row in range(first, min(len(shown.waits), first + room)):
-        chosen = row == picture.stuck.cursor
+        chosen = row == listed.cursor
         base = ("cursor" if view.focus == STUCK else "cursor-away") if chosen else "text"
-        lines.append(Line(tuple(_row(picture, row, chosen, pen)), base))
+        lines.append(Line(tuple(_row(listed, common.catalog, row, chosen, pen)), base))
     below = pen.height - STUCK_FRAME - room
     if below > 1:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
-        lines += details(picture, picture.stuck.cursor, pen)[:below]
+        lines += details(listed, common, listed.cursor, pen)[:below]
     return lines
 
 
-def _title(picture: Picture, pen: Pen) -> str:
-    threads, hidden, alike = picture.stuck.threads, picture.stuck.hidden, picture.stuck.opened
-    selected = selection(picture, pen.glyphs)
+def _title(listed: StuckPicture, common: Common, pen: Pen) -> str:
+    threads, hidden, alike = listed.threads, listed.hidden, listed.opened
+    selected = selection(common, pen.glyphs)
     of = f" in {selected}" if selected != "all" else ""
     if alike is not None:
         of += printable(f" of {alike.threads or alike.program} at {alike.place}", pen.glyphs.is_ascii)
@@ -61,17 +62,17 @@ def _title(picture: Picture, pen: Pen) -> str:
     return f"stuck now{of}: {many} for {duration(LEAST_AGE_NS)} or longer{idle}"
 
 
-def _nothing(picture: Picture) -> str:
-    hidden, view = picture.stuck.hidden, picture.view.stuck
+def _nothing(listed: StuckPicture, common: Common) -> str:
+    hidden, view = listed.hidden, common.view.stuck
     if view.alike is not None:
-        if picture.stuck.hides(view.cursor):
+        if listed.hides(view.cursor):
             return " These waits count as idle now (press i to see them; Esc goes back)."
         return " These waits have ended, or a filter hides them (Esc goes back)."
     if hidden.waits:
         oldest = hidden.age(0).text
         many = f"{len(hidden.waits)} threads are" if len(hidden.waits) != 1 else "1 thread is"
         return f" Nothing is stuck. {many} idle, the longest for {oldest} (press i to see them)."
-    passes = " that passes the filter" if picture.view.filter.text or picture.view.user else ""
+    passes = " that passes the filter" if common.view.filter.text or common.view.user else ""
     return f" Nothing{passes} waits for {duration(LEAST_AGE_NS)} or longer."
 
 
@@ -95,19 +96,19 @@ def _columns(pen: Pen) -> list[tuple[str, int, bool]]:
     return [*columns, ("STACK", left, False)] if left >= 6 else columns
 
 
-def _row(picture: Picture, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
-    shown, catalog = picture.stuck.shown, picture.catalog
-    one, leaf, alike = shown.waits[row], shown.leaf(row), picture.stuck.alike(row)
+def _row(listed: StuckPicture, catalog: Catalog, row: int, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
+    shown = listed.shown
+    one, leaf, alike = shown.waits[row], shown.leaf(row), listed.alike(row)
     texts = {
         "AGE": (shown.age(row).text, "waiting"),
-        "TID": (f"x{picture.stuck.count(row)}" if alike else str(one.site.tid), "value"),
+        "TID": (f"x{listed.count(row)}" if alike else str(one.site.tid), "value"),
         "THREAD": (alike.threads if alike else thread_name(one.site.thread, catalog), "name"),
         "PROCESS": (alike.program if alike else process_name(one.site.pid, catalog), "name"),
         "S": (one.letter, "value"),
         "CATEGORY": (f"~{leaf.category}" if leaf.idle else leaf.category, f"cat-{leaf.category}"),
         "SYSCALL": (catalog.call(alike.call) if alike and alike.call >= 0 else call_of(one, catalog), "where"),
         "CGROUP": (label(catalog.detail(one.site.pid).cgroup), "name"),
-        "STACK": (_for_what(picture, row, pen.names), "where"),
+        "STACK": (_for_what(listed, catalog, row, pen.names), "where"),
     }
     spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
     for title, width, right in _columns(pen):
@@ -121,18 +122,18 @@ def call_of(one: Waiting, catalog: Catalog) -> str:
     return calls.call_text(catalog.call(one.call), one.arguments) if one.call >= 0 else ""
 
 
-def text_of(picture: Picture, row: int, names: Names) -> str:
+def text_of(listed: StuckPicture, catalog: Catalog, row: int, names: Names) -> str:
     """Return the text that a search looks at."""
-    catalog, one = picture.catalog, picture.stuck.shown.waits[row]
+    one = listed.shown.waits[row]
     who = f"{thread_name(one.site.thread, catalog)} {process_name(one.site.pid, catalog)}"
-    for_what = _for_what(picture, row, names)
-    return f"{who} {picture.stuck.shown.leaf(row).category} {call_of(one, catalog)} {for_what}"
+    for_what = _for_what(listed, catalog, row, names)
+    return f"{who} {listed.shown.leaf(row).category} {call_of(one, catalog)} {for_what}"
 
 
-def _for_what(picture: Picture, row: int, names: Names) -> str:
+def _for_what(listed: StuckPicture, catalog: Catalog, row: int, names: Names) -> str:
     """Return the cause, if a rule names one, and the stack in short."""
-    one, catalog = picture.stuck.shown.waits[row], picture.catalog
-    return location.with_rule(catalog, one.place, picture.stuck.rule(row), _stack_in_short(one, catalog, names))
+    one = listed.shown.waits[row]
+    return location.with_rule(catalog, one.place, listed.rule(row), _stack_in_short(one, catalog, names))
 
 
 def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
@@ -141,15 +142,15 @@ def _stack_in_short(one: Waiting, catalog: Catalog, names: Names) -> str:
     return location.in_short(catalog, one.site.kernel, one.user, names, one.site.wake)
 
 
-def details(picture: Picture, row: int, pen: Pen) -> list[Line]:
+def details(listed: StuckPicture, common: Common, row: int, pen: Pen) -> list[Line]:
     """Return a summary of a wait, then all its frames, as many per line as fit."""
-    one, count = picture.stuck.shown.waits[row], picture.stuck.count(row)
+    one, count = listed.shown.waits[row], listed.count(row)
     oldest = f" The oldest of {count} waits that look alike (Enter lists them):"
     alike = [plain(fit(oldest, pen.width, pen.glyphs), "dim")] if count > 1 else []
     return [
         *alike,
-        *_summary_lines(picture, row, pen),
-        *packed_frames(_stacks_of(one, picture.catalog, pen.names), pen),
+        *_summary_lines(listed, common, row, pen),
+        *packed_frames(_stacks_of(one, common.catalog, pen.names), pen),
     ]
 
 
@@ -173,26 +174,26 @@ def packed_frames(both: NamedStacks, pen: Pen) -> list[Line]:
     return [*lines, Line(tuple(spans))]
 
 
-def _in_full(picture: Picture, pen: Pen) -> list[Line]:
-    title, lines = rule("a wait in progress (Esc goes back)", pen), in_full(picture, pen)
+def _in_full(listed: StuckPicture, common: Common, pen: Pen) -> list[Line]:
+    title, lines = rule("a wait in progress (Esc goes back)", pen), in_full(listed, common, pen)
     if not lines:
-        hides = picture.stuck.hides(picture.view.stuck.cursor)
+        hides = listed.hides(common.view.stuck.cursor)
         why = "counts as idle now (press i to see it)" if hides else "has ended, or a filter hides it"
         return [title, plain(fit(f" This wait {why}.", pen.width, pen.glyphs), "dim")]
-    top = max(0, min(picture.view.stuck.scrolled, len(lines) - pen.height + 1))
+    top = max(0, min(common.view.stuck.scrolled, len(lines) - pen.height + 1))
     return [title, *lines[top : top + pen.height - 1]]
 
 
-def in_full(picture: Picture, pen: Pen) -> list[Line]:
+def in_full(listed: StuckPicture, common: Common, pen: Pen) -> list[Line]:
     """Return a summary of the wait, then one frame per line; nothing if the opened wait has ended."""
-    waits, view = picture.stuck.shown.waits, picture.view.stuck
-    if not waits or (view.opened and waits[picture.stuck.cursor].site.thread != view.cursor):
+    waits, view = listed.shown.waits, common.view.stuck
+    if not waits or (view.opened and waits[listed.cursor].site.thread != view.cursor):
         return []
-    lines = [*_summary_lines(picture, picture.stuck.cursor, pen), Line()]
-    one = picture.stuck.shown.waits[picture.stuck.cursor]
-    lines += frame_lines(_stacks_of(one, picture.catalog, pen.names), pen)
+    lines = [*_summary_lines(listed, common, listed.cursor, pen), Line()]
+    one = listed.shown.waits[listed.cursor]
+    lines += frame_lines(_stacks_of(one, common.catalog, pen.names), pen)
     if one.user == NO_STACK and one.site.kernel not in PLACELESS and one.call >= 0:
-        why = "not read yet" if picture.catalog.has_programs else "needs BPF"
+        why = "not read yet" if common.catalog.has_programs else "needs BPF"
         lines.append(plain(fit(f"   (user stack {why})", pen.width, pen.glyphs), "dim"))
     return lines
 
@@ -220,13 +221,13 @@ def named_stacks(kernel_id: int, user_id: int, catalog: Catalog, names: Names) -
     )
 
 
-def _summary_lines(picture: Picture, row: int, pen: Pen) -> list[Line]:
-    shown, catalog = picture.stuck.shown, picture.catalog
+def _summary_lines(listed: StuckPicture, common: Common, row: int, pen: Pen) -> list[Line]:
+    shown, catalog = listed.shown, common.catalog
     one, age = shown.waits[row], shown.age(row)
     thread, process = thread_name(one.site.thread, catalog), process_name(one.site.pid, catalog)
     who = f"{thread}({one.site.tid}) of {process}({one.site.pid})"
-    since = clock(picture, shown.at_ns - age.ns)
-    unseen = "between two samples" if picture.sampling else "before offtop started"
+    since = clock(common.newest, shown.at_ns - age.ns)
+    unseen = "between two samples" if common.sampling else "before offtop started"
     began = {
         Bound.EXACT: f"since {since}",
         Bound.AT_MOST: f"last had a CPU at {since}, {unseen}",

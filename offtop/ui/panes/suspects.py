@@ -85,9 +85,11 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
 def without_suspects(picture: Picture | None) -> str:
     """Return what stands in place of suspects: what most threads wait for, if that is one thread or more on average."""
     cause = most(picture.diagnosis) if picture else None
-    if picture is None or cause is None or average(cause.total_ns, picture.span_ns) < 1:
+    if picture is None or cause is None or average(cause.total_ns, picture.common.span_ns) < 1:
         return _NOTHING
-    return f"nobody is known to hold others up; {cause.in_short(picture.catalog, picture.view.pid is None)}"
+    return (
+        f"nobody is known to hold others up; {cause.in_short(picture.common.catalog, picture.common.view.pid is None)}"
+    )
 
 
 def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = _NOTHING) -> list[Line]:

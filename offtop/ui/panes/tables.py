@@ -105,7 +105,7 @@ CHOOSABLE = (
 
 
 def category_columns(picture: Picture, pen: Pen) -> list[Column]:
-    view = picture.view
+    view = picture.common.view
     cells = max((len(spark) for spark in picture.sparks.values()), default=0)
     spark = Column(
         "last 60s",
@@ -146,9 +146,15 @@ def _category_token(row: Row) -> str:
 def categories(picture: Picture, pen: Pen) -> list[Line]:
     """Return the table of the selection's categories; its first row is their sum."""
     columns = category_columns(picture, pen)
-    view, ranking = picture.view, picture.categories
+    view, ranking = picture.common.view, picture.categories
     everything = Row(
-        ALL, "all", picture.span_ns, ranking.whole, ranking.whole.total_ns, now=picture.oldest, before=ranking.before
+        ALL,
+        "all",
+        picture.common.span_ns,
+        ranking.whole,
+        ranking.whole.total_ns,
+        now=picture.oldest,
+        before=ranking.before,
     )
     lines = [heads(columns, view.table_sort, CATEGORY_MARK)]
     for row in (everything, *ranking.rows):
@@ -163,21 +169,21 @@ def categories(picture: Picture, pen: Pen) -> list[Line]:
 
 def rows(picture: Picture, pen: Pen) -> list[Line]:
     """Return the list of cgroups, processes or threads, with its title."""
-    view, ranking = picture.view, picture.rows
+    view, ranking = picture.common.view, picture.rows
     what = _what(view)
     pid = view.pool.pid if view.pool is not None else view.pid
     inside = pid if pid is not None else view.program or (view.group[0] if view.group else None)
     if view.lists_wakers and view.thread is not None:
         inside = view.thread
-    of = f" of {who(picture, inside, pen.glyphs)}" if inside is not None else ""
+    of = f" of {who(picture.common.catalog, inside, pen.glyphs)}" if inside is not None else ""
     category = view.category if view.category != ALL else "all categories"
     title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
-    if picture.uncompared or picture.caveat:
-        title += f"  ({picture.uncompared or picture.caveat})"
+    if picture.common.uncompared or picture.caveat:
+        title += f"  ({picture.common.uncompared or picture.caveat})"
     lines = [rule(title, pen)]
     if picture.account_lines:
         lines += account.lines(picture, pen)
-    if not picture.gathered:
+    if not picture.common.gathered:
         return [*lines, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
     if not ranking.rows:
         lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
@@ -192,7 +198,7 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
         mark = (">" if chosen else " ") + ("*" if row.pinned else outlier_mark)
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
         if row.storm != NO_STORM:
-            lines.append(wakers.storm_line(picture, row, mark, base, pen))
+            lines.append(wakers.storm_line(picture.common, row, mark, base, pen))
         else:
             lines.append(line_of(columns, row, mark, base, pen))
     if ranking.elided and len(lines) < pen.height:
@@ -212,7 +218,7 @@ def _what(view: View) -> str:
 
 def not_gathered(picture: Picture) -> str:
     """Return why the mode's data is missing, and which key shows what there is."""
-    if gathers(picture.newest.header.mode, OFFWAKE):
+    if gathers(picture.common.newest.header.mode, OFFWAKE):
         return " No chains of wakers are recorded for this time (yet): 3 shows the last wakers."
     return " No wakers are recorded for this time (yet): 1 shows where threads waited."
 
@@ -228,43 +234,43 @@ def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
 
 
 def _nothing(picture: Picture) -> str:
-    view = picture.view
-    if view.mode == OFFCPU and view.filter.needs_wakers and not picture.passing_ns:
+    view = picture.common.view
+    if view.mode == OFFCPU and view.filter.needs_wakers and not picture.common.totals.passing_ns:
         return f' nothing matches "{view.filter.text}": modes 2, 3 and 4 record wakers. Esc clears'
     if view.filter.text or view.user:
         chosen = " ".join(
             ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
         )
-        if picture.passing_ns and not view.filter.chooses_rows:
-            passing = threads(average(picture.passing_ns, picture.span_ns))
+        if picture.common.totals.passing_ns and not view.filter.chooses_rows:
+            passing = threads(average(picture.common.totals.passing_ns, picture.common.span_ns))
             return f' nothing that matches "{chosen}" waits here; {passing} match elsewhere (Esc goes up)'
-        if picture.idle_passing_ns and not view.filter.chooses_rows:
-            idle = threads(average(picture.idle_passing_ns, picture.span_ns))
+        if picture.common.totals.idle_passing_ns and not view.filter.chooses_rows:
+            idle = threads(average(picture.common.totals.idle_passing_ns, picture.common.span_ns))
             return f' all that matches "{chosen}" is idle: {idle} threads (press i to see them)'
         if view.group or view.program or view.pool or view.wakers or view.object or view.reason:
             return f' no thread matches "{chosen}" here. Esc goes up'
         return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
-    if picture.hidden_ns and not view.idle_shown:
-        idle = threads(average(picture.hidden_ns, picture.span_ns))
+    if picture.common.totals.hidden_ns and not view.idle_shown:
+        idle = threads(average(picture.common.totals.hidden_ns, picture.common.span_ns))
         return f" Only idle waits here: {idle} threads (press i to see them)."
     return nothing(picture)
 
 
 def nothing(picture: Picture) -> str:
     """Return the text of an empty list; it says which processes are visible if not all are."""
-    here = visible_processes(picture.sampling) if picture.sampling else ""
+    here = visible_processes(picture.common.sampling) if picture.common.sampling else ""
     return f" Nothing waits here{f' ({here})' if here else ''}."
 
 
 def list_columns(picture: Picture, pen: Pen) -> list[Column]:
-    view, width, catalog = picture.view, pen.width, picture.catalog
+    view, width, catalog = picture.common.view, pen.width, picture.common.catalog
     if not view.lists_sleepers:
         total = [TOTAL] if view.sort == "TOTAL" else []
         events, p50, p99, longest = NUMBERS
         wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
         shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
         return wakers.columns(
-            picture, pen, shown if picture.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+            picture.common, pen, shown if picture.common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
         )
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
@@ -326,7 +332,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
-    columns += shown if picture.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+    columns += shown if picture.common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
     columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
     if "WHERE" not in view.hidden:
         columns = _with_room_for_where(columns, width, view.list_sort)

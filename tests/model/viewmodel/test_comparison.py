@@ -92,7 +92,7 @@ def test_no_change_beside_itself(mode: str, view: dict[str, bool], file: str) ->
         assert not (row.change.is_new or row.change.is_gone or row.change.is_sure or row.change.is_p99_sure)
     assert picture.tree and picture.tree.before
     assert {round(before.waiting, 6) for before in picture.tree.before.values()} == {
-        round(branch.part.total_ns / picture.span_ns, 6) for branch in picture.tree.branches
+        round(branch.part.total_ns / picture.common.span_ns, 6) for branch in picture.tree.branches
     }
 
 
@@ -104,7 +104,7 @@ def test_changes_of_a_list_add_up_to_the_change_of_the_whole(mode: str, view: di
     picture = made.shown(replace(ALL_OF_IT, baseline=baseline, **view), mode, replace(ROOM, categories=limit))
     for ranking in (picture.rows, picture.categories):
         assert ranking.before
-        change = ranking.whole.total_ns / picture.span_ns - ranking.before.waiting
+        change = ranking.whole.total_ns / picture.common.span_ns - ranking.before.waiting
         assert every_change([*ranking.rows, *([ranking.elided] if ranking.elided else [])]) == pytest.approx(
             change, abs=0.02
         )
@@ -162,14 +162,14 @@ def test_each_row_leads_to_panes_with_its_own_change() -> None:
         for lists in LISTS:
             top = shown(made, replace(ALL_OF_IT, baseline=baseline, **lists), mode)
             for row in top.rows.rows:
-                inside = drilling.entered(replace(top.view, focus=LIST), row.key)
-                if row.storm.storms or inside == top.view or not row.change:
+                inside = drilling.entered(replace(top.common.view, focus=LIST), row.key)
+                if row.storm.storms or inside == top.common.view or not row.change:
                     continue
                 picture = made.pictures.of(inside, ROOM)
                 assert picture
                 about = picture.categories if isinstance(row.key, ThreadKey) else picture.rows
                 assert about.before
-                change = about.whole.total_ns / picture.span_ns - about.before.waiting
+                change = about.whole.total_ns / picture.common.span_ns - about.before.waiting
                 assert change == pytest.approx(row.change.by, abs=1e-6), (mode, lists, row)
 
 
@@ -203,7 +203,9 @@ def test_tree_and_site_mark_new_branches_and_list_gone_ones_at_the_end() -> None
     picture = shown(made, view)
     assert picture.tree
     lines = {
-        branch.path[-1].name: Row("", "", picture.span_ns, branch.part, before=picture.tree.before.get(branch.path))
+        branch.path[-1].name: Row(
+            "", "", picture.common.span_ns, branch.part, before=picture.tree.before.get(branch.path)
+        )
         for branch in picture.tree.branches
         if not branch.more
     }
@@ -218,10 +220,10 @@ def test_missing_wakers_of_the_baseline_are_reported() -> None:
     made = machine(THEN, mode=OFFCPU)
     baseline = normal(made)
     made.go_on(TICKS, CHAIN)
-    assert made.shown(replace(ALL_OF_IT, baseline=baseline), OFFCPU).uncompared == ""
+    assert made.shown(replace(ALL_OF_IT, baseline=baseline), OFFCPU).common.uncompared == ""
     for mode in (WAKEUP, OFFWAKE, CHAIN):
         picture = made.shown(replace(ALL_OF_IT, baseline=baseline), mode)
-        assert "has no wakers" in picture.uncompared
+        assert "has no wakers" in picture.common.uncompared
         assert not any(row.change for row in picture.rows.rows)
         assert all(row.change for row in picture.categories.rows)
 

@@ -73,7 +73,7 @@ def after(ticks: int, table: tuple[Waits, ...] = WAKERS, rules: Rules = NO_RULES
 
 def ms_a_second(picture: Picture) -> dict[object, int]:
     """Key → ms in each second, without storms."""
-    seconds = picture.span_ns // NS_PER_S
+    seconds = picture.common.span_ns // NS_PER_S
     return {row.key: row.part.total_ns // MS // seconds for row in picture.rows.rows if not row.storm.storms}
 
 
@@ -97,7 +97,7 @@ def test_rows_of_wakers_are_all_blocked_time_with_the_run_queue_beside_it() -> N
         BELOW: 10,
     }
     assert [(row.key, row.ready_ns // MS) for row in picture.rows.rows if row.ready_ns] == [(SHOP, 1_000)]
-    whole_ns = picture.shown.total_ns - picture.ready_ns
+    whole_ns = picture.common.totals.shown.total_ns - picture.common.totals.ready_ns
     assert picture.rows.whole.total_ns == whole_ns == 17_700 * MS
     assert sum(row.share_pct for row in picture.rows.rows) == pytest.approx(100)
 
@@ -105,7 +105,7 @@ def test_rows_of_wakers_are_all_blocked_time_with_the_run_queue_beside_it() -> N
 def test_each_waking_thread_has_a_row() -> None:
     picture = after(12).shown(replace(ALL_OF_IT, threads=True))
     assert {key: ms for key, ms in ms_a_second(picture).items() if key in (CLERK, TELLER)} == {CLERK: 500, TELLER: 100}
-    assert picture.rows.whole.total_ns == picture.shown.total_ns - picture.ready_ns
+    assert picture.rows.whole.total_ns == picture.common.totals.shown.total_ns - picture.common.totals.ready_ns
 
 
 def test_objects_have_all_blocked_time_too() -> None:
@@ -136,8 +136,9 @@ def test_causes_have_all_time_with_the_run_queue_as_a_cpu() -> None:
     machine = after(12, rules=RULES)
     picture = machine.shown(replace(ALL_OF_IT, reasons=True), OFFCPU)
     found = ms_a_second(picture)
-    assert sum(found.values()) == picture.rows.whole.total_ns // MS // 10 == picture.shown.total_ns // MS // 10
-    assert found[Reason("a CPU")] == picture.ready_ns // MS // 10 > 0
+    totals = picture.common.totals
+    assert sum(found.values()) == picture.rows.whole.total_ns // MS // 10 == totals.shown.total_ns // MS // 10
+    assert found[Reason("a CPU")] == totals.ready_ns // MS // 10 > 0
     by_category = {row.key: row.part.total_ns // MS // 10 for row in picture.categories.rows}
     assert found[Reason("a lock")] == by_category["lock"]
     assert names(picture)[-2:] == ["(no cause rule matches)", "(waits below the minimum)"]
@@ -206,14 +207,14 @@ def test_panes_of_a_selected_row_have_the_numbers_of_the_row() -> None:
     for view in (ALL_OF_IT, *(replace(ALL_OF_IT, **one) for one in lists)):
         top = machine.shown(view)
         for row in top.rows.rows:
-            inside = drilling.entered(replace(top.view, focus=LIST), row.key)
-            if row.storm.storms or inside == top.view:
+            inside = drilling.entered(replace(top.common.view, focus=LIST), row.key)
+            if row.storm.storms or inside == top.common.view:
                 continue
             picture = machine.pictures.of(inside, ROOM)
             assert picture is not None
             assert picture.rows.whole.total_ns == row.part.total_ns
-            assert picture.shown.total_ns == top.shown.total_ns  # the head is about all
-            assert picture.latency.total_ns == row.part.total_ns
+            assert picture.common.totals.shown.total_ns == top.common.totals.shown.total_ns  # the head is about all
+            assert picture.common.selected.total_ns == row.part.total_ns
 
 
 # ---- order
@@ -355,20 +356,20 @@ def test_span_goes_back_only_to_where_wakers_are_gathered() -> None:
     machine = Machine(mode=OFFCPU)
     machine.go_on(5)
     machine.go_on(3, WAKEUP)
-    assert machine.shown(ALL_OF_IT).span_ns == 3 * NS_PER_S
-    assert machine.shown(ALL_OF_IT, OFFWAKE).span_ns == 3 * NS_PER_S
-    assert machine.shown(ALL_OF_IT, OFFCPU).span_ns == 8 * NS_PER_S
-    assert machine.shown(replace(ALL_OF_IT, span_ns=SINCE_START)).span_ns == 3 * NS_PER_S
-    assert machine.shown(replace(ALL_OF_IT, span_ns=SINCE_START), OFFCPU).span_ns == 8 * NS_PER_S
+    assert machine.shown(ALL_OF_IT).common.span_ns == 3 * NS_PER_S
+    assert machine.shown(ALL_OF_IT, OFFWAKE).common.span_ns == 3 * NS_PER_S
+    assert machine.shown(ALL_OF_IT, OFFCPU).common.span_ns == 8 * NS_PER_S
+    assert machine.shown(replace(ALL_OF_IT, span_ns=SINCE_START)).common.span_ns == 3 * NS_PER_S
+    assert machine.shown(replace(ALL_OF_IT, span_ns=SINCE_START), OFFCPU).common.span_ns == 8 * NS_PER_S
     assert ms_a_second(machine.shown(replace(ALL_OF_IT, span_ns=SINCE_START)))[GOES_ON] == 1000
-    assert not machine.shown(ALL_OF_IT, CHAIN).gathered
+    assert not machine.shown(ALL_OF_IT, CHAIN).common.gathered
     machine.go_on(2, CHAIN)
-    assert machine.shown(ALL_OF_IT, CHAIN).span_ns == 2 * NS_PER_S
-    assert machine.shown(ALL_OF_IT).span_ns == 5 * NS_PER_S
+    assert machine.shown(ALL_OF_IT, CHAIN).common.span_ns == 2 * NS_PER_S
+    assert machine.shown(ALL_OF_IT).common.span_ns == 5 * NS_PER_S
     machine.go_on(1, OFFCPU)
     machine.go_on(1, WAKEUP)
     for span_ns in (10 * NS_PER_S, SINCE_START):
-        assert machine.shown(replace(ALL_OF_IT, span_ns=span_ns)).span_ns == NS_PER_S
+        assert machine.shown(replace(ALL_OF_IT, span_ns=span_ns)).common.span_ns == NS_PER_S
 
 
 @pytest.mark.parametrize("mode", [WAKEUP, OFFWAKE, CHAIN])
@@ -378,13 +379,14 @@ def test_tick_without_wakers_has_no_list_tree_or_icicle(mode: str, span_ns: int)
     machine.go_on(5)
     machine.go_on(5, mode)
     live = machine.shown(replace(ALL_OF_IT, span_ns=span_ns), mode)
-    assert (live.gathered, bool(live.rows.rows), live.span_ns) == (True, True, 5 * NS_PER_S)
+    assert (live.common.gathered, bool(live.rows.rows), live.common.span_ns) == (True, True, 5 * NS_PER_S)
     third, seventh = (tick.at_ns for tick in machine.history.last(10**12) if tick.number in (3, 7))
     held = machine.shown(replace(ALL_OF_IT, span_ns=span_ns, paused_at_ns=third), mode)
-    assert (held.gathered, held.rows.rows, held.rows.elided, held.tree, held.flame) == (False, (), None, None, None)
-    assert held.shown.total_ns  # the head knows how much waited
+    assert not held.common.gathered
+    assert (held.rows.rows, held.rows.elided, held.tree, held.flame) == ((), None, None, None)
+    assert held.common.totals.shown.total_ns  # the head knows how much waited
     later = machine.shown(replace(ALL_OF_IT, span_ns=span_ns, paused_at_ns=seventh), mode)
-    assert (later.gathered, later.span_ns, bool(later.rows.rows)) == (True, 2 * NS_PER_S, True)
+    assert (later.common.gathered, later.common.span_ns, bool(later.rows.rows)) == (True, 2 * NS_PER_S, True)
     assert machine.shown(replace(ALL_OF_IT, paused_at_ns=third), OFFCPU).rows.rows
 
 
@@ -394,7 +396,7 @@ def test_site_of_wakers_has_no_places_if_they_were_not_gathered() -> None:
     view = drilling.in_mode(ALL_OF_IT, OFFWAKE)
     assert machine.pictures.of(replace(view, focus=SITE, path=()), Room(site=50)) is not None
     picture = machine.shown(replace(ALL_OF_IT, objects=True))
-    assert (picture.gathered, picture.rows.rows, picture.places.rows) == (False, (), ())
+    assert (picture.common.gathered, picture.rows.rows, picture.places.rows) == (False, (), ())
 
 
 def test_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> None:
@@ -402,20 +404,20 @@ def test_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> None:
     machine.go_on(9)
     machine.go_on(9, WAKEUP)
     room = replace(ROOM, timeline_cells=18, timeline_cell_ns=NS_PER_S)
-    woken = replace(machine.shown(ALL_OF_IT).view, wakers=(BANK,), focus=LIST)
-    assert machine.shown(woken, room=room).timeline == (None,) * 9 + (0.1,) * 9
-    everything = machine.shown(ALL_OF_IT, room=room).timeline
+    woken = replace(machine.shown(ALL_OF_IT).common.view, wakers=(BANK,), focus=LIST)
+    assert machine.shown(woken, room=room).head.timeline.cells == (None,) * 9 + (0.1,) * 9
+    everything = machine.shown(ALL_OF_IT, room=room).head.timeline.cells
     assert [round(value or 0, 2) for value in everything] == [1.87] * 18
     for text, before in ((f"wakerpid={BANK.pid}", None), ("object=pipe", 0.0)):  # which needs no wakers
         typed = machine.shown(replace(ALL_OF_IT, filter=parse(text)), OFFCPU, room)
-        assert typed.timeline == (before,) * 9 + (0.1,) * 9
+        assert typed.head.timeline.cells == (before,) * 9 + (0.1,) * 9
 
 
 def test_idle_machine_has_nothing_to_list() -> None:
     for table in ((), TABLE[-2:-1]):
         for mode in MODES:
             picture = after(3, table).shown(View(focus=LIST), mode)
-            assert (picture.rows.rows, picture.rows.elided, picture.gathered) == ((), None, True)
+            assert (picture.rows.rows, picture.rows.elided, picture.common.gathered) == ((), None, True)
 
 
 def test_first_snapshot_makes_no_picture_in_any_mode() -> None:
@@ -463,16 +465,16 @@ def test_branch_beyond_the_waker_separator_can_be_selected() -> None:
     clerk = next(path for path in picture.tree.root.children if path.name == "main")
     path = next(branch.path for branch in picture.tree.branches if branch.path[-1].name == "clerk")
     assert path[0] == clerk
-    site = machine.pictures.of(replace(picture.view, focus=SITE, path=path), Room(site=50))
+    site = machine.pictures.of(replace(picture.common.view, focus=SITE, path=path), Room(site=50))
     assert site is not None
-    assert (site.latency.total_ns // MS, site.places.of_ns // MS, len(site.places.rows)) == (5_000, 17_600, 2)
+    assert (site.common.selected.total_ns // MS, site.places.of_ns // MS, len(site.places.rows)) == (5_000, 17_600, 2)
     assert [row.part.total_ns // MS for row in site.places.rows] == [3_000, 2_000]
 
 
 def test_rows_show_the_waking_code_from_the_newest_tick_that_has_it() -> None:
     book_of = after(12).shown(ALL_OF_IT)
     tops = {row.key: row.top for row in book_of.rows.rows}
-    assert book_of.catalog.wake(tops[SHOP].wake).waker.comm == "clerk"
+    assert book_of.common.catalog.wake(tops[SHOP].wake).waker.comm == "clerk"
     assert tops[BELOW].wake == 0
 
 

@@ -88,9 +88,10 @@ def test_shown_hidden_muted_and_filtered_time_is_all_waiting_time(happened: list
     assert ever is not None
     over = [ever] if view.span_ns == SINCE_START else history.last(view.span_ns)
     everything_ns = sum(total(tick.leaves.values()).total_ns for tick in over)
-    parts_ns = picture.shown.total_ns, picture.hidden_ns, picture.muted_ns, picture.filtered_ns
+    totals = picture.common.totals
+    parts_ns = totals.shown.total_ns, totals.hidden_ns, totals.muted_ns, totals.filtered_ns
     assert sum(parts_ns) == everything_ns
-    assert picture.span_ns == sum(tick.span_ns for tick in over)
+    assert picture.common.span_ns == sum(tick.span_ns for tick in over)
 
 
 @given(stretches, VIEWS)
@@ -105,16 +106,18 @@ def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[li
         picture.categories.elided.part.total_ns if picture.categories.elided else 0
     ) == (picture.categories.whole.total_ns)
     if view.category == ALL:
-        assert picture.latency == picture.categories.whole
+        assert picture.common.selected == picture.categories.whole
     elif view.category in rows:
-        assert picture.latency == rows[view.category]
-    assert picture.rows.whole.total_ns == picture.latency.total_ns
-    assert picture.rows.whole.waits == picture.latency.waits
+        assert picture.common.selected == rows[view.category]
+    assert picture.rows.whole.total_ns == picture.common.selected.total_ns
+    assert picture.rows.whole.waits == picture.common.selected.waits
     listed = total(row.part for row in picture.rows.rows)
     elided = picture.rows.elided.part if picture.rows.elided else None
     assert listed.total_ns + (elided.total_ns if elided else 0) == picture.rows.whole.total_ns
     if view.pid is None and view.category == ALL and not view.filter.text:
-        assert picture.passing_ns == picture.shown.total_ns == picture.latency.total_ns
+        assert (
+            picture.common.totals.passing_ns == picture.common.totals.shown.total_ns == picture.common.selected.total_ns
+        )
     assert FILTERED not in rows
 
 
@@ -122,8 +125,8 @@ def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[li
 def test_tree_has_what_the_histogram_counts(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
     assert picture.tree is not None
-    assert picture.tree.root.histogram == picture.latency.histogram or view.category == RUN_QUEUE
-    assert log2.count(picture.latency.histogram) <= picture.latency.waits
+    assert picture.tree.root.histogram == picture.common.selected.histogram or view.category == RUN_QUEUE
+    assert log2.count(picture.common.selected.histogram) <= picture.common.selected.waits
     if picture.tree.branches:
         assert 0 <= picture.tree.first <= picture.tree.cursor < picture.tree.first + ROOM.tree
 
@@ -136,9 +139,9 @@ def test_selected_thread_has_the_numbers_of_its_row(happened: list[list[Step]], 
     for row in listed.rows.rows[:3]:
         assert isinstance(row.key, ThreadKey)
         picture = drawn(pictures, drilling.entered(replace(view, focus=views.LIST), row.key))
-        assert picture.latency == row.part
+        assert picture.common.selected == row.part
         assert picture.rows.rows[picture.cursor_row].key == row.key
-        assert picture.subject == row.key
+        assert picture.common.view.thread == row.key
 
 
 @given(stretches)
@@ -148,8 +151,8 @@ def test_last_column_of_timeline_and_sparks_is_the_last_interval(happened: list[
     ticks = history.last(5 * SECOND)
     parts = [part for tick in ticks for leaf, part in tick.leaves.items() if leaf.category != FILTERED]
     expected = total(parts).total_ns / sum(tick.span_ns for tick in ticks)
-    assert picture.timeline[-1] is not None
-    assert abs(picture.timeline[-1] - expected) < 1e-9
+    assert picture.head.timeline.cells[-1] is not None
+    assert abs(picture.head.timeline.cells[-1] - expected) < 1e-9
     assert picture.heat is not None and picture.heat.columns[-1] is not None
     assert sum(picture.heat.columns[-1]) == log2.count(total(parts).histogram)
 
@@ -167,10 +170,14 @@ def test_picture_made_tick_by_tick_is_the_same_as_one_made_at_once(parts: list[l
     assert grew is not None and at_once is not None
     assert grew.rows == at_once.rows
     assert grew.categories == at_once.categories
-    assert (grew.latency, grew.muted_ns, grew.passing_ns) == (at_once.latency, at_once.muted_ns, at_once.passing_ns)
+    assert (grew.common.selected, grew.common.totals.muted_ns, grew.common.totals.passing_ns) == (
+        at_once.common.selected,
+        at_once.common.totals.muted_ns,
+        at_once.common.totals.passing_ns,
+    )
     assert grew.tree is not None and at_once.tree is not None
     assert grew.tree.root.part == at_once.tree.root.part
-    assert (grew.heat, grew.timeline) == (at_once.heat, at_once.timeline)
+    assert (grew.heat, grew.head.timeline.cells) == (at_once.heat, at_once.head.timeline.cells)
 
 
 def test_no_picture_before_the_first_tick() -> None:
@@ -185,7 +192,7 @@ def test_picture_without_waits_has_no_rows() -> None:
     for at_s in range(3):
         history.add(Snapshot(0, at_s * SECOND))
     picture = drawn(Pictures(history, Plain()), View(filter=parse("max>1ms"), threads=True))
-    assert (picture.rows.rows, picture.categories.rows, picture.shown.total_ns) == ((), (), 0)
+    assert (picture.rows.rows, picture.categories.rows, picture.common.totals.shown.total_ns) == ((), (), 0)
     assert picture.tree is not None and not picture.tree.branches
 
 
@@ -196,7 +203,8 @@ def test_numbers_of_shop_by_process_category_and_branch() -> None:
         (100, 8_000, 3),
         (200, 2_000, 2),
     ]
-    assert (picture.shown.total_ns // MS, picture.hidden_ns // MS, sum(picture.threads_of.values())) == (
+    totals = picture.common.totals
+    assert (totals.shown.total_ns // MS, totals.hidden_ns // MS, sum(picture.threads_of.values())) == (
         10_000,
         10_000,
         6,
@@ -204,7 +212,7 @@ def test_numbers_of_shop_by_process_category_and_branch() -> None:
     assert picture.tree is not None
     (main,) = picture.tree.root.children
     site = drawn(pictures, View(path=(main,), focus=views.SITE), Room(site=50))
-    assert site.latency.total_ns == 10_000 * MS
+    assert site.common.selected.total_ns == 10_000 * MS
     assert [row.part.total_ns // MS for row in site.places.rows][:2] == [6_000, 1_000]
     assert len(site.places.rows) == 9
 
@@ -223,7 +231,7 @@ def test_branch_of_an_inverted_tree_is_the_leaf_of_any_caller() -> None:
     }
     futex = next(step for step in picture.tree.root.children if step.name == "futex_do_wait")
     site = drawn(pictures, replace(view, path=(futex,), focus=views.SITE), Room(site=50))
-    assert site.latency.total_ns == 7_000 * MS
+    assert site.common.selected.total_ns == 7_000 * MS
     assert view.tree.shape == Shape(inverted=True)
 
 
@@ -243,9 +251,13 @@ def test_paused_picture_stays_while_history_goes_on_and_drops_ticks() -> None:
         assert snapshot is not None
         history.add(snapshot)
     after = drawn(pictures, view)
-    assert after.newest.number == before.newest.number == 12
-    assert after.behind_ns == 100 * SECOND
-    assert (after.rows, after.categories, after.latency) == (before.rows, before.categories, before.latency)
+    assert after.common.newest.number == before.common.newest.number == 12
+    assert after.head.behind_ns == 100 * SECOND
+    assert (after.rows, after.categories, after.common.selected) == (
+        before.rows,
+        before.categories,
+        before.common.selected,
+    )
     assert after.sparks == before.sparks
 
 

@@ -47,7 +47,7 @@ def rows(view: View, machine: Machine = MACHINE) -> dict[Key, Row]:
 def ms(view: View, machine: Machine = MACHINE) -> dict[Key, int]:
     """Key → ms in each second."""
     picture = shown(view, machine)
-    return {row.key: row.part.total_ns // MS * NS_PER_S // picture.span_ns for row in picture.rows.rows}
+    return {row.key: row.part.total_ns // MS * NS_PER_S // picture.common.span_ns for row in picture.rows.rows}
 
 
 def under_cursor(picture: Picture) -> Key:
@@ -98,8 +98,8 @@ def test_folding_moves_no_time_and_the_panes_of_a_program_have_its_numbers(view:
     assert len({row.key for row in picture.rows.rows}) == len(picture.rows.rows)
     for row in picture.rows.rows:
         if isinstance(row.key, Program) and not isinstance(view.pin, int | ThreadKey):  # such a row is not in it
-            inside = shown(drilling.entered(picture.view, row.key))
-            assert (inside.rows.whole, inside.latency) == (row.part, row.part)
+            inside = shown(drilling.entered(picture.common.view, row.key))
+            assert (inside.rows.whole, inside.common.selected) == (row.part, row.part)
             if view.account and not view.filter.text:  # a filter leaves out rows, but none of their account
                 assert total_of_accounts(inside) == row.account
                 assert inside.account and inside.account.account == row.account
@@ -115,10 +115,10 @@ def total_of_accounts(picture: Picture) -> object:
 
 
 def test_enter_goes_to_program_process_and_thread_and_escape_back_to_the_same_rows() -> None:
-    view = drilling.at_row(shown(LISTED).view, POSTGRES)
+    view = drilling.at_row(shown(LISTED).common.view, POSTGRES)
     path: list[View] = []
     for key, wanted in ((POSTGRES, [978, 979]), (979, [ThreadKey(979, 979)])):
-        path.append(shown(view).view)
+        path.append(shown(view).common.view)
         view = drilling.entered(view, key)
         assert [*rows(view)] == wanted
         view = drilling.at_row(view, wanted[-1])
@@ -223,11 +223,11 @@ def test_places_of_a_program_are_those_of_its_processes_over_the_span() -> None:
 @given(VIEWS)
 def test_places_of_processes_have_all_time_of_their_row(view: View) -> None:
     picture = shown(view)
-    if picture.view.lists_threads or view.account:
+    if picture.common.view.lists_threads or view.account:
         return
     for row in picture.rows.rows:
         assert sum(one.total_ns for one in row.places) == row.part.total_ns
-        assert row.places_ns == picture.span_ns
+        assert row.places_ns == picture.common.span_ns
 
 
 def test_places_of_threads_and_pools_are_those_of_the_last_tick() -> None:

@@ -241,7 +241,7 @@ def test_picture_restarts_where_filters_changed() -> None:
         source.filters = Filters(pids=(4242,)) if seconds > 3 else Filters(min_ns=seconds)
         history.add(source.after(seconds))
         picture = pictures.of(View(), Room())
-        spans.append(picture.span_ns // SECOND if picture else 0)
+        spans.append(picture.common.span_ns // SECOND if picture else 0)
     assert spans == [0, 1, 2, 3, 1, 2]
 
 

@@ -35,6 +35,10 @@ def picture() -> Picture:
     return asyncio.run(taken())
 
 
+def in_view(picture: Picture, view: View) -> Picture:
+    return replace(picture, common=replace(picture.common, view=view))
+
+
 def views(hidden: frozenset[str]) -> Iterator[View]:
     """Yield a view of each list, in each of its sorts."""
     for threads, cgroups, names in ((False, False, 0), (True, False, 0), (True, False, 1), (False, True, 0)):
@@ -46,7 +50,7 @@ def views(hidden: frozenset[str]) -> Iterator[View]:
 def test_tables_fit_their_panes(picture: Picture) -> None:
     pens = [Pen(width, 20, UNICODE, ScriptedSource()) for width in WIDTHS]
     for view in chain.from_iterable(map(views, HIDDEN)):
-        some = replace(picture, view=view)
+        some = in_view(picture, view)
         for pen in pens:
             assert width_of(list_columns(some, pen), LIST_MARK) <= pen.width, (pen.width, view)
             if not view.threads and not view.cgroups:
@@ -56,7 +60,7 @@ def test_tables_fit_their_panes(picture: Picture) -> None:
 def test_name_main_figure_and_sort_column_are_always_shown(picture: Picture) -> None:
     for width in WIDTHS:
         for view in views(frozenset()):
-            some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
+            some, pen = in_view(picture, view), Pen(width, 20, UNICODE, ScriptedSource())
             listed = list_columns(some, pen)
             assert any(column.sort == "NAME" for column in listed)
             assert ("RUNNING" if view.account else "WAITING") in [column.title for column in listed]
@@ -119,7 +123,7 @@ def test_columns_are_dropped_for_where_but_not_the_sort_column(
     picture: Picture, width: int, sort: str, dropped: tuple[str, ...]
 ) -> None:
     """CGROUP and USER are also dropped because the list is narrower than they are worth: 160 and 130 columns."""
-    some, pen = replace(picture, view=View(sort=sort)), Pen(width, 20, UNICODE, ScriptedSource())
+    some, pen = in_view(picture, View(sort=sort)), Pen(width, 20, UNICODE, ScriptedSource())
     titles = [column.title for column in list_columns(some, pen)]
     assert tuple(title for title in DROPPED if title not in titles) == dropped
     assert {"COMMAND", "WAITING", " WHERE"} <= {*titles}
@@ -128,7 +132,7 @@ def test_columns_are_dropped_for_where_but_not_the_sort_column(
 def test_where_has_room_or_nothing_is_left_to_drop(picture: Picture) -> None:
     for width in WIDTHS:
         for view in views(frozenset()):
-            some, pen = replace(picture, view=view), Pen(width, 20, UNICODE, ScriptedSource())
+            some, pen = in_view(picture, view), Pen(width, 20, UNICODE, ScriptedSource())
             listed = list_columns(some, pen)
             droppable = [one for one in listed if one.title in DROPPED and not one.stays and one.sort != view.list_sort]
             if not view.account and droppable:
@@ -137,7 +141,7 @@ def test_where_has_room_or_nothing_is_left_to_drop(picture: Picture) -> None:
 
 
 def test_hidden_where_needs_no_room(picture: Picture) -> None:
-    some, pen = replace(picture, view=View(hidden=frozenset({"WHERE"}))), Pen(100, 20, UNICODE, ScriptedSource())
+    some, pen = in_view(picture, View(hidden=frozenset({"WHERE"}))), Pen(100, 20, UNICODE, ScriptedSource())
     assert {"p50<=", "EV/S", "p99<=", "%", "THR"} <= {column.title for column in list_columns(some, pen)}
 
 

@@ -99,7 +99,7 @@ class Does:
 
 def at_tick(number: int) -> Callable[[After], object]:
     """Check that the tick with this number is on the screen."""
-    return lambda after: after.app.picture is not None and after.app.picture.newest.number == number
+    return lambda after: after.app.picture is not None and after.app.picture.common.newest.number == number
 
 
 def says(text: str) -> Callable[[After], object]:
@@ -334,15 +334,15 @@ async def test_selection_applies_to_every_pane(keys: tuple[str, ...], size: tupl
         picture = app.picture
         assert picture is not None
         chosen_ms, listed_ms, waits = NUMBERS_OF[keys]
-        assert picture.latency.total_ns == chosen_ms * MS
-        assert picture.latency.waits == waits
+        assert picture.common.selected.total_ns == chosen_ms * MS
+        assert picture.common.selected.waits == waits
         assert picture.rows.whole.total_ns == listed_ms * MS
-        assert {round(value, 3) for value in picture.timeline if value is not None} == {chosen_ms / 10_000}
+        assert {round(value, 3) for value in picture.head.timeline.cells if value is not None} == {chosen_ms / 10_000}
         if picture.tree is not None:
             assert picture.tree.root.total_ns == chosen_ms * MS
         of_category = next((row for row in picture.categories.rows if row.key == app.view.category), None)
         assert (of_category.part.total_ns if of_category else picture.categories.whole.total_ns) == chosen_ms * MS
-        assert picture.shown.total_ns == 10_000 * MS
+        assert picture.common.totals.shown.total_ns == 10_000 * MS
 
 
 @asynchronous
@@ -453,15 +453,15 @@ async def test_paused_view_stays_while_measuring_continues(key: str) -> None:
         assert app.view.paused_at_ns is not None
         before = screen(app)
         source.go_on(to=8)
-        await until(lambda: app.picture is not None and app.picture.behind_ns == 5 * 1_000 * MS)
+        await until(lambda: app.picture is not None and app.picture.head.behind_ns == 5 * 1_000 * MS)
         await pilot.pause()
         after = screen(app)
         assert "PAUSED -5s" in after[0]
         assert after[1:] == before[1:]
         await pilot.press("down")
-        assert app.picture is not None and app.picture.newest.number == 3
+        assert app.picture is not None and app.picture.common.newest.number == 3
         await pilot.press(key)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 8)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 8)
         assert "LIVE" in screen(app)[0]
 
 
@@ -482,7 +482,7 @@ async def test_steady_load_shows_the_same_waiting_in_every_window() -> None:
         for _ in range(4):
             await pilot.press("w")
             assert app.picture is not None
-            assert app.picture.shown.total_ns * 10 // app.picture.span_ns == 7
+            assert app.picture.common.totals.shown.total_ns * 10 // app.picture.common.span_ns == 7
             assert [row.key for row in app.picture.rows.rows] == [4242, 3100, 977]
             assert app.picture.categories.rows[0].part.max_ns == 300 * MS
 
@@ -535,7 +535,7 @@ async def test_new_delay_applies_at_once() -> None:
     async with shown(source, view=View(delay_ns=60_000 * MS)) as (app, pilot):
         source.go_on(to=3)
         await pilot.press("d", *"0.1", "enter")
-        await until(lambda: app.picture is not None and app.picture.newest.number == 3)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 3)
 
 
 @asynchronous
@@ -730,10 +730,10 @@ async def test_r_resets_cumulative_counters() -> None:
         assert "since start 75s" in screen(app)[0]
         await pilot.press("r")
         source.go_on(to=77)
-        await until(lambda: app.picture is not None and app.picture.newest.number == 77)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 77)
         await pilot.pause()
         assert "since start 2s" in screen(app)[0]
-        assert app.picture is not None and app.picture.shown.total_ns == 2_000 * MS
+        assert app.picture is not None and app.picture.common.totals.shown.total_ns == 2_000 * MS
 
 
 @asynchronous
@@ -828,11 +828,11 @@ async def test_quit_key_in_help_closes_only_help(key: str) -> None:
 @asynchronous
 async def test_switches_are_a_rate_even_since_the_start() -> None:
     async with shown(ScriptedSource(ticks=20)) as (app, pilot):
-        await until(lambda: app.picture is not None and app.picture.newest.number == 20)
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 20)
         for _ in range(2):
             await pilot.press("w")
         assert app.picture is not None
-        assert (app.view.span_ns, app.picture.switches_per_s) == (SINCE_START, 81_200)
+        assert (app.view.span_ns, app.picture.head.switches_per_s) == (SINCE_START, 81_200)
 
 
 @asynchronous

@@ -57,7 +57,7 @@ async def test_what_is_left_out_is_said_before_the_cost(thinned: Thinned, line: 
 @asynchronous
 async def test_exact_numbers_need_no_line_of_their_own(width: int) -> None:
     async with shown(ScriptedSource(ticks=12), (width, 24)) as (app, _):
-        assert app.picture and not needs_cost_line(app.picture)
+        assert app.picture and not needs_cost_line(app.picture.head, app.picture.common)
         assert not any(line.startswith("exact") for line in screen(app))
         assert waiting_line(app).partition("  Cost")[0].endswith("  exact")
         assert ("  Cost bpf 0.6%" in waiting_line(app)) is (width > 40)
@@ -79,7 +79,7 @@ async def test_what_is_not_exact_has_a_line_if_there_is_room(
     source: Callable[[], ScriptedSource], words: str, height: int
 ) -> None:
     async with shown(source(), (80, height)) as (app, _):
-        assert app.picture and needs_cost_line(app.picture)
+        assert app.picture and needs_cost_line(app.picture.head, app.picture.common)
         assert words in (cost_line(app) if height == 24 else waiting_line(app))
         assert "exact" not in waiting_line(app) and ("lost" in waiting_line(app)) is (height == 14)
 
