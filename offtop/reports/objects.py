@@ -634,7 +634,8 @@ class Hop(Struct, frozen=True, kw_only=True):
     processes: Count
     """Of how many processes."""
     state: str
-    """Category of their wait; runs: they are on a CPU; idle: they wait for work."""
+    """Category of their wait; runs: they are on a CPU; idle: they wait for work; away: on another machine or in another
+    network namespace: pid is 0, and process is the address."""
     diagnosis: CauseId
     age_ns: Count
     """Age of the oldest wait; 0: unknown."""

@@ -16,7 +16,17 @@ import pytest
 
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
 from offtop.kernel.resolve.mutexes import Mutexes
-from offtop.model.values.blockers import CHILD, FILE_LOCK, FILE_SYSTEM, GIL, MUTEX, STOPPED_BY, UPSTREAM, Blocker
+from offtop.model.values.blockers import (
+    CHILD,
+    ELSEWHERE,
+    FILE_LOCK,
+    FILE_SYSTEM,
+    GIL,
+    MUTEX,
+    STOPPED_BY,
+    UPSTREAM,
+    Blocker,
+)
 from offtop.model.values.catalog import Catalog, ThreadKey
 from tests.kernel import programs, watch
 from tests.kernel.hangs import fuse, stuck
@@ -469,6 +479,85 @@ def test_server_that_waits_for_another_one_names_it(live: Watch) -> None:
 def test_server_with_only_an_old_subscription_waits_for_nobody(live: Watch) -> None:
     with front_and_backend("silent") as (front, _, _):
         never_found(live, ThreadKey(front, front), seconds=5.0)
+
+
+SERVER = """
+import os, socket, sys
+print("ready", flush=True)
+host, answers = sys.stdin.readline().split()
+server = socket.create_server((host, 0))
+print(server.getsockname()[1], flush=True)
+client, _ = server.accept()
+client.recv(100)
+if answers == "answers":
+    client.sendall(b"done")
+client.recv(100)
+"""
+CLIENT = """
+import socket, sys
+print("ready", flush=True)
+host, port, answers = sys.stdin.readline().split()
+server = socket.create_connection((host, int(port)))
+server.sendall(b"request")
+if answers == "answers":
+    server.recv(4)
+print("sent", flush=True)
+server.recv(100)
+"""
+
+
+@contextmanager
+def client_and_server(answers: str, *, apart: bool = False) -> Generator[tuple[int, int, str]]:
+    """Run a client and its server, in one network namespace or in two; yield both PIDs and the server's address."""
+    own = ["unshare", "--net"] if apart else []
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+        made: list[subprocess.Popen[str]] = []
+        for source in (SERVER, CLIENT):
+            made.append(subprocess.Popen([*own, sys.executable, "-c", source], **pipes))  # pyright: ignore
+            stack.callback(made[-1].wait, 10)
+            stack.callback(made[-1].kill)
+
+        def says(process: subprocess.Popen[str], line: str = "") -> str:
+            assert process.stdin and process.stdout
+            if line:
+                process.stdin.write(f"{line}\n")
+                process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        server, client = made
+        assert (says(server), says(client)) == ("ready", "ready")
+        if apart:
+            _connect(server.pid, client.pid)
+        host = "10.9.9.1" if apart else "127.0.0.1"
+        port = says(server, f"{host} {answers}")
+        assert says(client, f"{host} {port} {answers}") == "sent"
+        yield client.pid, server.pid, f"{host}:{port}"
+
+
+def _connect(one: int, other: int) -> None:
+    """Connect the network namespaces of two processes, as 10.9.9.1 and 10.9.9.2."""
+    names = ["ip", "link", "add", "offtop0", "netns", str(one), "type", "veth", "peer", "name", "offtop0"]
+    subprocess.run([*names, "netns", str(other)], check=True)
+    for number, pid in enumerate((one, other), 1):
+        for words in (f"addr add 10.9.9.{number}/24 dev offtop0", "link set offtop0 up"):
+            subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", *words.split()], check=True)
+
+
+def test_server_that_has_not_answered_is_named() -> None:
+    """The client waits since before offtop began."""
+    with client_and_server("silent") as (client, server, address), watch.watching() as live:
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, UPSTREAM, True, address),)
+
+
+def test_server_in_another_network_namespace_is_named_by_its_address(live: Watch) -> None:
+    with client_and_server("silent", apart=True) as (client, _, address):
+        assert found(live, ThreadKey(client, client)) == (Blocker(ELSEWHERE, 0, UPSTREAM, True, address),)
+
+
+def test_client_that_has_its_answer_waits_for_nobody(live: Watch) -> None:
+    with client_and_server("answers") as (client, _, _):
+        never_found(live, ThreadKey(client, client))
 
 
 THREADS_LOCK = """

@@ -1,6 +1,6 @@
 """Waits in progress for which somebody else must act, as the finders of blockers get them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ import numpy as np
 
 from offtop.kernel.procfs import syscalls
 from offtop.model.values.blockers import Blocker
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import PSEUDO_PIDS
-from offtop.model.values.stack import NO_STACK
+from offtop.model.values.stack import FIRST_STACK, NO_STACK
 from offtop.model.values.table import Ints, Mask
 from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, READ_USER, READY_NS, STATE, SWITCHED_OUT_NS, Waits
 from offtop.units import NS_PER_S
@@ -19,6 +19,7 @@ FUTEX, FLOCK, FCNTL, WAIT4, WAITID = "futex", "flock", "fcntl", "wait4", "waitid
 OPENS = ("open", "openat", "openat2", "creat", "truncate", "ftruncate")
 """Calls that wait until a lease on the file has been given up."""
 POLLS = ("epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect6")
+RECEIVES = ("read", "readv", "recvfrom", "recvmsg", "recvmmsg")
 OPERATION = 127
 """Mask of futex()'s second argument."""
 WAITS, PI_WAITS = (0, 9), (6, 13)
@@ -31,6 +32,7 @@ which a thread waits a few ms at a time."""
 _TRACED = 0x8
 """State of a thread (include/linux/sched.h)."""
 _MOST, _MOST_POLLS = 2048, 512
+_MOST_STACKS = 16_384
 WORD = (1 << 64) - 1
 
 
@@ -52,6 +54,25 @@ class Blocked(NamedTuple):
     """A debugger has stopped the thread."""
 
 
+class StacksIn:
+    """Kernel stacks with a function whose name begins with one of some words. Thread-safe."""
+
+    def __init__(self, catalog: Catalog, words: tuple[str, ...]) -> None:
+        self._catalog, self._words = catalog, words
+        self._known: dict[int, bool] = {}
+
+    def __contains__(self, kernel: int) -> bool:
+        if kernel < FIRST_STACK:
+            return False
+        known = self._known.get(kernel)
+        if known is None:
+            if len(self._known) >= _MOST_STACKS:
+                self._known.clear()
+            names = [frame.name for frame in self._catalog.stack(kernel).trimmed]
+            known = self._known[kernel] = any(name.startswith(self._words) for name in names)
+        return known
+
+
 class Found(NamedTuple):
     """Who must act to end a wait."""
 
@@ -65,13 +86,19 @@ class Found(NamedTuple):
 
 
 def blocked(
-    waiting: Waits, at_ns: int, calls: Mapping[int, str], python_pids: Sequence[int], is_fuse: Callable[[int], bool]
+    waiting: Waits,
+    at_ns: int,
+    calls: Mapping[int, str],
+    python_pids: Sequence[int],
+    in_fuse: StacksIn,
+    in_tcp: StacksIn,
 ) -> tuple[list[Blocked], int]:
     """Return the waits for which a finder may find a blocker, and how many there are more.
 
     `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
-    `is_fuse`: whether a kernel stack (id) waits for a FUSE server. The oldest ones are returned; but of waits for any
-    of several descriptors, which are mostly those of idle servers, the newest.
+    `in_fuse` and `in_tcp`: kernel stacks (ids) that wait for a FUSE server, and for data of a TCP connection. The
+    oldest ones are returned; but of waits for data and for any of several descriptors, which are mostly those of idle
+    servers, the newest.
     """
     rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
@@ -79,9 +106,12 @@ def blocked(
     is_lock = _in_calls(rows, FUTEX) & _may_be_locks(rows, python_pids)
     is_lock |= _in_calls(rows, *OPENS) | (_in_calls(rows, FLOCK, FCNTL, WAIT4, WAITID) & is_old)
     is_lock |= rows[:, STATE] & _TRACED != 0
-    is_lock |= np.isin(rows[:, KERNEL], [one for one in np.unique(rows[:, KERNEL]).tolist() if is_fuse(one)])
+    kernels: list[int] = np.unique(rows[:, KERNEL]).tolist()
+    is_lock |= np.isin(rows[:, KERNEL], [one for one in kernels if one in in_fuse])
+    is_poll = _in_calls(rows, *POLLS)
+    is_poll |= _in_calls(rows, *RECEIVES) & np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
     locks = _by_age(rows[in_progress & is_lock])
-    polls = _by_age(rows[in_progress & is_old & _in_calls(rows, *POLLS)])
+    polls = _by_age(rows[in_progress & is_old & is_poll])
     found = [
         Blocked(
             ThreadKey(row[0], row[1]),

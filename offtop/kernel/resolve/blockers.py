@@ -45,6 +45,7 @@ class BlockersWorker:
         self._catalog, self._cpython_frames = catalog, cpython_frames
         self._worker = Worker("offtop-blockers", self._run)
         self._fuse = FuseServers(self._reads, catalog)
+        self._upstreams = Upstreams(catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._file_locks = FileLocks(self._reads)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
@@ -53,7 +54,7 @@ class BlockersWorker:
             self._file_locks.find,
             Children(self._reads).find,
             self._fuse.find,
-            Upstreams().find,
+            self._upstreams.find,
             Gils(self._reads, cpython_frames, self._worker.rest).find,
         )
         self._asked: list[Blocked] | None = None
@@ -69,7 +70,12 @@ class BlockersWorker:
     def find(self, waiting: Waits, at_ns: int) -> None:
         """Request the blockers of all waits in progress. Returns at once."""
         asked, skipped = blocked(
-            waiting, at_ns, self._catalog.calls, self._cpython_frames.gil_pids, self._fuse.is_waiting
+            waiting,
+            at_ns,
+            self._catalog.calls,
+            self._cpython_frames.gil_pids,
+            self._fuse.stacks,
+            self._upstreams.stacks,
         )
         if not asked and not self._found:
             return

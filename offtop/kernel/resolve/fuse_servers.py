@@ -11,11 +11,10 @@ from contextlib import suppress
 
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import every_pid, open_in
-from offtop.kernel.resolve.blocked import Blocked, Found
+from offtop.kernel.resolve.blocked import Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_SYSTEM, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.stack import FIRST_STACK
 
 _DEVICE = "/dev/fuse"
 _FUNCTIONS = ("fuse_", "__fuse_", "request_wait_answer")
@@ -35,36 +34,23 @@ _BYTES = 1 << 20
 _OLD_S = 10.0
 _UNKNOWN = 0
 """No device has this number."""
-_MOST_STACKS = 16_384
 
 
 class FuseServers:
-    """Finds servers. For one thread, except for `is_waiting`, which is thread-safe."""
+    """Finds servers. For one thread, except for `stacks`."""
 
     def __init__(self, reads: Channel, catalog: Catalog) -> None:
-        self._reads, self._catalog = reads, catalog
+        self._reads = reads
         self._servers: dict[int, dict[int, str]] = {}
         """PID → connections that it serves, and the descriptor of each."""
         self._searched_s = float("-inf")
         self._search = SlicedWork()
-        self._verdicts: dict[int, bool] = {}
-        """Id of a kernel stack → whether it is in the FUSE client."""
-
-    def is_waiting(self, kernel: int) -> bool:
-        """Return whether a thread at that kernel stack waits for a FUSE server."""
-        if kernel < FIRST_STACK:
-            return False
-        verdict = self._verdicts.get(kernel)
-        if verdict is None:
-            if len(self._verdicts) >= _MOST_STACKS:
-                self._verdicts.clear()
-            names = [frame.name for frame in self._catalog.stack(kernel).trimmed]
-            verdict = self._verdicts[kernel] = any(name.startswith(_FUNCTIONS) for name in names)
-        return verdict
+        self.stacks = StacksIn(catalog, _FUNCTIONS)
+        """Kernel stacks in the FUSE client."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the servers that these threads wait for, as far as they are known by now."""
-        some = [one for one in waits if self.is_waiting(one.kernel)]
+        some = [one for one in waits if one.kernel in self.stacks]
         if not some:
             return {}
         if self._search.may_begin and time.monotonic() - self._searched_s > _OLD_S:

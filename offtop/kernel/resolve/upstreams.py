@@ -1,9 +1,14 @@
-"""Finds the processes that servers wait for while their own clients wait: `nginx` waits for `python3` on :8099.
+"""Finds who has not answered a request: the server of a client, and the upstream of a server.
 
-Such a server looks idle: it waits in epoll_wait() for any of its connections. It is likely to wait for an answer on a
-connection that it made, if it sent something last there, after a client sent it a request that it has not answered. The
-kernel has for each TCP connection when data was last sent and received. Other connections without an answer are older
-than the request (a subscription), or never get one (a log).
+A client waits for data of a TCP connection on which it has sent something last: `app` waits for `python3`, or for
+10.0.0.5:8080 if that is another machine.
+
+A server waits while its own clients do: `nginx` waits for `python3` on :8099. It looks idle: it waits in epoll_wait()
+for any of its connections. It is likely to wait for an answer on a connection that it made, if it sent something last
+there, after a client sent it a request that it has not answered. Other connections without an answer are older than the
+request (a subscription), or never get one (a log).
+
+The kernel has for each TCP connection when data was last sent and received.
 """
 
 import time
@@ -15,10 +20,10 @@ from typing import NamedTuple
 
 from offtop.kernel.procfs.open_files import every_pid, open_in
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
-from offtop.kernel.resolve.blocked import POLLS, Blocked, Found
+from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
-from offtop.model.values.blockers import UPSTREAM, Blocker
-from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.blockers import ELSEWHERE, UPSTREAM, Blocker
+from offtop.model.values.catalog import Catalog, ThreadKey
 
 _REST_TIMES = 50
 """The sockets are listed again after so many times the CPU time that this took."""
@@ -35,6 +40,7 @@ _SLACK_MS = 100
 _ONE_WAY = 16
 """A connection on which so many segments were sent, and nothing was received, never has an answer."""
 _SOCKET = "socket:["
+_TCP = ("tcp_recvmsg",)
 
 
 class _Owner(NamedTuple):
@@ -45,36 +51,65 @@ class _Owner(NamedTuple):
 
 
 class Upstreams:
-    """Finds the upstreams of servers. For one thread."""
+    """Finds who has not answered. For one thread, except for `stacks`."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalog: Catalog) -> None:
+        self.stacks = StacksIn(catalog, _TCP)
+        """Kernel stacks that wait for data of a TCP connection."""
         self._owners: dict[int, list[_Owner]] = {}
         """Inode of a socket → who has it open."""
         self._search = SlicedWork()
         self._namespaces: dict[int, tuple[float, int]] = {}
         """PID → its network namespace, and when that was read (time.monotonic())."""
         self._next_s = float("-inf")
-        self._found: Mapping[int, tuple[Blocker, ...]] = {}
+        self._of_servers: Mapping[int, tuple[Blocker, ...]] = {}
         """By PID of the server."""
+        self._of_clients: Mapping[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
+        """By thread that waits for data, and when that wait began."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
-        """Return the processes that each of these threads is likely to wait for in epoll_wait() and the like."""
+        """Return who has not answered, for threads in epoll_wait() and the like and for those that wait for data."""
         polls = [one for one in waits if one.call in POLLS]
-        if polls and time.monotonic() >= self._next_s:
+        receives = [one for one in waits if one.call in RECEIVES and one.kernel in self.stacks and one.arguments]
+        if (polls or receives) and time.monotonic() >= self._next_s:
             began_s = time.thread_time()
-            self._found = self._upstreams({one.key.pid for one in polls})
+            self._look(polls, receives)
             self._next_s = time.monotonic() + _REST_TIMES * (time.thread_time() - began_s)
         self._search.advance()
-        found = {one: self._found.get(one.key.pid, ()) for one in polls}
+        found = {one: self._of_servers.get(one.key.pid, ()) for one in polls}
+        found |= {one: self._of_clients.get((one.key, one.switched_out_ns), ()) for one in receives}
         return {one.key: Found(one.switched_out_ns, some) for one, some in found.items() if some}
 
-    def _upstreams(self, pids: Collection[int]) -> dict[int, tuple[Blocker, ...]]:
-        found: dict[int, tuple[Blocker, ...]] = {}
-        for members in self._by_namespace(pids)[:_MOST_NAMESPACES]:
+    def _look(self, polls: Sequence[Blocked], receives: Sequence[Blocked]) -> None:
+        of_servers: dict[int, tuple[Blocker, ...]] = {}
+        of_clients: dict[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
+        polling, receiving = {one.key.pid for one in polls}, {one.key.pid for one in receives}
+        for members in self._by_namespace(polling | receiving)[:_MOST_NAMESPACES]:
             with suppress(OSError), sockets_of(members[0]) as sockets:
                 table = _Table(sockets.connections(_MOST_SOCKETS))
+                if table.awaited:
+                    of_clients |= self._unanswered(table, [one for one in receives if one.key.pid in members])
                 if table.requests and table.awaited:
-                    found |= self._of_namespace(table, members)
+                    of_servers |= self._of_namespace(table, polling.intersection(members))
+        self._of_servers, self._of_clients = of_servers, of_clients
+
+    def _unanswered(
+        self, table: "_Table", receives: Sequence[Blocked]
+    ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
+        """Return who has not answered these threads, by thread and begin of its wait."""
+        awaited = {one.inode: one for one in table.awaited}
+        waits = [(one, awaited[inode]) for one in receives if (inode := _socket_of(one)) in awaited]
+        far = {inode for _, one in waits if (inode := table.far_end(one))}
+        self._look_for(far, far, {one.key.pid for one in receives})
+        found: dict[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
+        for waiter, one in waits:
+            what, inode = _address(one.peer), table.far_end(one)
+            others = [pid for pid in self._pids_of(inode) if pid != waiter.key.pid] if inode else []
+            if not inode and not ip_address(one.peer[0]).is_loopback:
+                others = [ELSEWHERE]
+            if others:
+                blockers = tuple(Blocker(pid, 0, UPSTREAM, True, what) for pid in others)
+                found[waiter.key, waiter.switched_out_ns] = blockers
         return found
 
     def _by_namespace(self, pids: Collection[int]) -> list[list[int]]:
@@ -106,8 +141,7 @@ class Upstreams:
             others = self._pids_of(far[one])
             for pid in self._pids_of(one.inode):
                 if pid in pids and pid in requests and one.sent_ms <= requests[pid] + _SLACK_MS:
-                    what = f"{ip_address(one.peer[0])}:{one.peer[1]}"
-                    of_pid = found.setdefault(pid, {})
+                    of_pid, what = found.setdefault(pid, {}), _address(one.peer)
                     of_pid |= {Blocker(other, 0, UPSTREAM, False, what): None for other in others if other != pid}
         return {pid: tuple(some) for pid, some in found.items()}
 
@@ -172,6 +206,20 @@ class _Table:
         """Return the inode of the socket at the other end, or of the one that has not accepted it yet; 0 if unknown."""
         inode = self._by_ends.get((one.peer, one.local))
         return 0 if inode is None else inode or self.listener(one.peer)
+
+
+def _socket_of(one: Blocked) -> int:
+    """Return the inode of the socket that a thread reads from; 0 if it has no such descriptor."""
+    with suppress(OSError):
+        link = str(Path(f"/proc/{one.key.pid}/fd/{one.arguments[0]}").readlink())
+        if link.startswith(_SOCKET):
+            return int(link[len(_SOCKET) : -1])
+    return 0
+
+
+def _address(peer: tuple[bytes, int]) -> str:
+    address = ip_address(peer[0])
+    return f"{address}:{peer[1]}" if address.version == 4 else f"[{address}]:{peer[1]}"
 
 
 def _has_request(one: Connection) -> bool:

@@ -11,7 +11,7 @@ from offtop.model.aggregate import location
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
-from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS
+from offtop.model.classify.wait_graph import AWAY, IDLE, LOCKS, RUNS
 from offtop.model.values.blockers import FILE_LOCK, GIL, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
@@ -23,6 +23,7 @@ _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",
     IDLE: "waits for work",
+    AWAY: "is another machine or container",
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for its CPU quota",
     "stopped": "is stopped",
@@ -50,6 +51,7 @@ _WAITS: Mapping[str, str] = {
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER}
+_RECEIVES = "net-recv"
 _PIPE_IS_FULL = "pipe-full"
 _PRIORITY = "its priority (nice), or a CPU quota for it"
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
@@ -122,6 +124,8 @@ class SuspectTexts:
 
     def who(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
+        if hop.state == AWAY:
+            return hop.program
         if hop.many > 1:
             return f"{hop.many} {hop.program}" if hop.pids > 1 else f"{hop.many} threads of {hop.program}"
         tid = hop.key.tid or hop.key.pid
@@ -132,7 +136,7 @@ class SuspectTexts:
         """Return what a hop waits for."""
         if hop.via == FILE_LOCK and hop.what:
             return hop.what
-        if hop.via == UPSTREAM:
+        if hop.via == UPSTREAM and hop.state != _RECEIVES:
             return "an answer"
         rule = self.rule(hop)
         if rule and hop.via:  # the next hop is named anyway
@@ -204,6 +208,8 @@ class SuspectTexts:
         end, rule = one.end, self.rule(one.end)
         if len(one.hops) > 1 and waiter.via != TITLE:
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
+            if end.state == AWAY:
+                return f"offtop on the machine with the address {end.program.rpartition(':')[0]}"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
         rule = self.rule(waiter)
         return rule.next if rule else ""

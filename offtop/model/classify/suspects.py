@@ -14,7 +14,7 @@ import numpy as np
 
 from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Edge, Floats, Passed
+from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Edge, Floats, Node, Passed
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.table import Ints
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
@@ -45,7 +45,7 @@ class Hop(NamedTuple):
     key: ThreadKey
     """One of them, with the oldest wait; tid 0: some thread of the process."""
     program: str
-    """Raw."""
+    """Raw. An address if it is not on this machine; `key` is (0, 0) then."""
     many: int
     pids: int
     """How many processes they are of."""
@@ -230,6 +230,9 @@ class _Ends:
         every += throttled.values()
         return Found(sorted(every, key=lambda one: -one.harm), len(self._waits.standing))
 
+    def _program(self, node: Node) -> str:
+        return node.address or self._catalog.process(node.key.pid)
+
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
         rows: list[int] = np.flatnonzero(own).tolist()
@@ -249,7 +252,7 @@ class _Ends:
         sums: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for row in np.flatnonzero(harm).tolist():
             node = self._graph.nodes[row]
-            sums[self._catalog.process(node.key.pid), node.state].append(row)
+            sums[self._program(node), node.state].append(row)
         for (program, category), rows in sums.items():
             parts[rows] = self._part_unusual(program, category, float(own[rows].sum()))
         return parts
@@ -273,7 +276,7 @@ class _Ends:
                 groups[("held", held or end)].append(end)
             else:
                 rule = self._waits.rule(end) if end < len(self._waits.sites) else None
-                groups[(self._catalog.process(node.key.pid), rule.name if rule else node.state)].append(end)
+                groups[(self._program(node), rule.name if rule else node.state)].append(end)
         return [*groups.values()]
 
     def _suspect(
@@ -325,7 +328,7 @@ class _Ends:
             for edge in self._sources(levels[-1]):
                 node = self._graph.nodes[edge.source]
                 if edge.source not in seen and flow.through[edge.source] > 0:
-                    groups[self._catalog.process(node.key.pid), node.state].setdefault(edge.source, edge)
+                    groups[self._program(node), node.state].setdefault(edge.source, edge)
             if not groups:
                 break
             most = max(
@@ -351,7 +354,7 @@ class _Ends:
         in_wait = oldest.row >= 0
         return Hop(
             oldest.key,
-            self._catalog.process(oldest.key.pid),
+            self._program(oldest),
             len(nodes),
             len({one.key.pid for one in some}),
             oldest.state,

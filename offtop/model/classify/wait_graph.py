@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offtop.model.values.blockers import (
+    ELSEWHERE,
     FILE_LOCK,
     GIL,
     KERNEL_LOCK,
@@ -37,8 +38,8 @@ from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Sh
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
-RUNS, IDLE = "runs", "idle"
-"""States of nodes that are not one wait: on a CPU, and waiting for work."""
+RUNS, IDLE, AWAY = "runs", "idle", "away"
+"""States of nodes that are not one wait: on a CPU, waiting for work, and not on this machine."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 MOST_HOPS = 16
@@ -59,7 +60,9 @@ class Node(NamedTuple):
     row: int
     """Row of the waits in progress; -1: it is not in a wait of which the age is known to be long."""
     state: str
-    """Category of the wait, RUNS, IDLE, or `run-queue` or `throttle` for a process that wants a CPU."""
+    """Category of the wait, RUNS, IDLE, AWAY, or `run-queue` or `throttle` for a process that wants a CPU."""
+    address: str = ""
+    """Of a node that is AWAY."""
 
 
 class Edge(NamedTuple):
@@ -256,6 +259,8 @@ class _Builder:
             self._rows_of[key.pid].append(row)
         self._nodes = [*map(Node, self._keys, range(len(self._keys)), self._categories)]
         self._numbers: dict[ThreadKey, int] = {}
+        self._away: dict[str, int] = {}
+        """By address."""
         self._edges: list[Edge] = []
         self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
         self._peers = peers
@@ -310,9 +315,19 @@ class _Builder:
                 if not one.tid:  # it holds the other end itself, like the pipe of a make job server: any may act
                     return
                 continue
-            targets[self._node(ThreadKey(one.pid, one.tid))] = one
+            target = (
+                self._node_of_address(one.what) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
+            )
+            targets[target] = one
         for target, one in targets.items():
             self._edges.append(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
+
+    def _node_of_address(self, address: str) -> int:
+        number = self._away.get(address)
+        if number is None:
+            number = self._away[address] = len(self._nodes)
+            self._nodes.append(Node(ThreadKey(ELSEWHERE, 0), -1, AWAY, address))
+        return number
 
     def _node(self, key: ThreadKey) -> int:
         row = self._row_of.get(key)

@@ -18,7 +18,7 @@ VIA: Mapping[str, str] = {
     GIL: "holds Python's global interpreter lock",
     PIPE: "has the other end of the pipe open",
     SOCKET: "has the other end of the connection open, or listens there",
-    UPSTREAM: "got the last request on a connection of this server, and has not answered it",
+    UPSTREAM: "got the last request on a connection, and has not answered it",
     FILE_SYSTEM: "serves the file system (FUSE)",
     CHILD: "is a child of the process",
     STOPPED_BY: "traces or has stopped the thread",
@@ -26,12 +26,15 @@ VIA: Mapping[str, str] = {
     WAKER: "ended most of the latest waits for the same",
 }
 """How it is known who must act."""
+ELSEWHERE = 0
+"""PID of a blocker on another machine, or in another network namespace; `what` is its address."""
 
 
 class Blocker(NamedTuple):
     """A thread or process that must act to end another thread's wait."""
 
     pid: int
+    """Or ELSEWHERE."""
     tid: int
     """0: some thread of the process."""
     via: str

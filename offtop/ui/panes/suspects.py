@@ -10,7 +10,7 @@ from offtop.model.aggregate import location
 from offtop.model.aggregate.suspect_text import SuspectTexts, change_text, of_several
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.suspects import Found, Hop
-from offtop.model.values.blockers import VIA
+from offtop.model.values.blockers import ELSEWHERE, VIA
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel.picture import Picture
@@ -179,7 +179,7 @@ class Suspects(Overlay):
 
     def action_choose(self) -> None:
         hops = self._hops()
-        if hops:
+        if hops and hops[self._cursor].key.pid != ELSEWHERE:
             self.dismiss()
             self._go_to(hops[self._cursor].key)
 

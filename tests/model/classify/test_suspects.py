@@ -269,6 +269,17 @@ def test_server_whose_own_clients_wait_is_not_idle_while_it_waits_for_an_answer(
     assert ends(machine.found()) == []
 
 
+def test_clients_without_an_answer_do_not_stand_however_long_they_wait() -> None:
+    machine = Machine()
+    for pid in range(30, 34):
+        machine.held(machine.waits("client", pid, "net-recv", 90, before=True), Blocker(20, 0, UPSTREAM, True))
+    machine.waits("server", 20, "poll", 90, before=True)
+    machine.waits("subscriber", 50, "net-recv", 90, before=True)
+    now = machine.tick()
+    assert now.waits.rows[now.standing, 0].tolist() == [50]
+    assert ends(machine.found()) == [(HOLDER, "server", 20, "idle")]
+
+
 def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> None:
     machine = Machine()
     task = ("lib:sem_wait", "PyThread_acquire_lock_timed", "wait (threading.py:320)", "result (_base.py:451)")
