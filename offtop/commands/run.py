@@ -193,8 +193,8 @@ def record(args: argparse.Namespace) -> int:
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
-        verdicts, standing = cause_finder.verdicts, suspects.standing
-        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, verdicts, standing)
+        idle_by_rule, standing = cause_finder.idle_by_rule, suspects.standing
+        history = History(rules.idle, categories.is_periodic, _RECORD_NS, _RECORD_BYTES, idle_by_rule, standing)
         pace = Pace(source, history, loaded.settings.delay_ns, detector=outlier_actions.detector, suspects=suspects)
         pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:

@@ -38,7 +38,7 @@ class TraceThread(NamedTuple):
 
 
 class OutlierWait(NamedTuple):
-    who: TraceThread
+    thread: TraceThread
     category: str
     start_ns: int
     """CLOCK_MONOTONIC."""
@@ -78,8 +78,8 @@ def packed(waits: Iterable[OutlierWait], at_ns: int, taken_ns: int) -> bytes:
 
     `at_ns` and `taken_ns`: one moment on CLOCK_MONOTONIC and on CLOCK_REALTIME, so that the time of day is shown.
     """
-    some = sorted(waits, key=lambda one: (one.start_ns, one.who))
-    threads = {who.tid: who for one in some for who in (one.waker, one.who) if who}
+    some = sorted(waits, key=lambda one: (one.start_ns, one.thread))
+    threads = {thread.tid: thread for one in some for thread in (one.waker, one.thread) if thread}
     clocks = [message(1, number(1, clock), number(2, ns)) for clock, ns in ((_MONOTONIC, at_ns), (_REALTIME, taken_ns))]
     head = message(_CLOCKS, *clocks, number(2, _MONOTONIC))
     packets = [head, *_tracks(threads.values())]
@@ -90,14 +90,14 @@ def packed(waits: Iterable[OutlierWait], at_ns: int, taken_ns: int) -> bytes:
 
 def _tracks(threads: Iterable[TraceThread]) -> Iterator[bytes]:
     processes: dict[int, str] = {}
-    for who in threads:
-        processes[who.pid] = processes.get(who.pid) or printable(who.process)
+    for thread in threads:
+        processes[thread.pid] = processes.get(thread.pid) or printable(thread.process)
     for pid, name in processes.items():
         process = message(3, number(1, pid), *([text(6, name)] if name else []))
         yield message(_TRACK, number(1, _track(pid)), process)
-    for who in threads:
-        thread = message(4, number(1, who.pid), number(2, who.tid), text(5, printable(who.comm)))
-        yield message(_TRACK, number(1, _track(who.pid, who.tid)), number(5, _track(who.pid)), thread)
+    for thread in threads:
+        about = message(4, number(1, thread.pid), number(2, thread.tid), text(5, printable(thread.comm)))
+        yield message(_TRACK, number(1, _track(thread.pid, thread.tid)), number(5, _track(thread.pid)), about)
 
 
 def _track(pid: int, tid: int = 0) -> int:
@@ -108,27 +108,27 @@ def _wait(one: OutlierWait, flow: int) -> Iterator[bytes]:
     """Encode a slice, its run-queue part as a nested slice, and the end of the waker's arrow."""
     runs_ns = one.end_ns - one.runqueue_ns
     waker = f"{one.waker.comm}({one.waker.tid})" if one.waker else ""
-    labels = (("process", one.who.process), ("woken by", waker))
+    labels = (("process", one.thread.process), ("woken by", waker))
     arguments = [
         *(message(_ARGUMENT, text(_CALLED, name), text(_TEXT, printable(label))) for name, label in labels if label),
         *([message(_ARGUMENT, text(_CALLED, "run queue ns"), number(_NUMBER, one.runqueue_ns))] if one.end_ns else ()),
         *(_functions(name, stack) for name, stack in (("kernel", one.kernel), ("user", one.user)) if stack),
     ]
-    yield _event(one.start_ns, _BEGIN, one.who, one.category, *arguments)
+    yield _event(one.start_ns, _BEGIN, one.thread, one.category, *arguments)
     if not one.end_ns:
         return
     if one.runqueue_ns:
-        yield _event(runs_ns, _BEGIN, one.who, "run queue")
-        yield _event(one.end_ns, _END, one.who)
-    yield _event(one.end_ns, _END, one.who)
+        yield _event(runs_ns, _BEGIN, one.thread, "run queue")
+        yield _event(one.end_ns, _END, one.thread)
+    yield _event(one.end_ns, _END, one.thread)
     if one.waker:
-        yield _event(runs_ns, _INSTANT, one.waker, f"wakes {one.who.comm}({one.who.tid})", fixed(_FLOW, flow))
-        yield _event(one.end_ns, _INSTANT, one.who, "runs again", fixed(_FLOW_ENDS, flow))
+        yield _event(runs_ns, _INSTANT, one.waker, f"wakes {one.thread.comm}({one.thread.tid})", fixed(_FLOW, flow))
+        yield _event(one.end_ns, _INSTANT, one.thread, "runs again", fixed(_FLOW_ENDS, flow))
 
 
-def _event(at_ns: int, kind: int, who: TraceThread, name: str = "", *more: bytes) -> bytes:
+def _event(at_ns: int, kind: int, thread: TraceThread, name: str = "", *more: bytes) -> bytes:
     named = [text(_NAME, printable(name)), text(_CATEGORY, "wait")] if name else []
-    event = message(_EVENT, number(_TYPE, kind), number(_ON, _track(who.pid, who.tid)), *named, *more)
+    event = message(_EVENT, number(_TYPE, kind), number(_ON, _track(thread.pid, thread.tid)), *named, *more)
     return number(_TIMESTAMP, at_ns) + number(_CLOCK, _MONOTONIC) + event
 
 

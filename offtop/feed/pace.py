@@ -70,18 +70,18 @@ class Pace:
         Errors of the source are passed on.
         """
         for snapshot in self._snapshots():
-            kept = self._history.add(snapshot)
-            found = self._suspects.tick(kept) if kept and self._suspects else NOTHING_FOUND
-            if kept is not None and self._detector is not None:
-                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, kept, found))
+            tick = self._history.add(snapshot)
+            found = self._suspects.tick(tick) if tick and self._suspects else NOTHING_FOUND
+            if tick is not None and self._detector is not None:
+                snapshot = replace(snapshot, outliers=self._detector.tick(snapshot, tick, found))
             recorder = self.recorder
             if recorder is not None:
                 recorder.add(snapshot)
             self.outliers = snapshot.outliers
             if self.alarm is not None:
                 self.alarm.add(snapshot.outliers)
-            if kept is not None:
-                yield kept
+            if tick is not None:
+                yield tick
 
     def _snapshots(self) -> Iterator[Snapshot]:
         """Yield each snapshot when it is read.

@@ -55,12 +55,12 @@ class SuspectWatch:
         self._waits = WaitsOfTick(snapshot, window, blocked, every, self._weights, causes, peers, self._since_ns)
         return self._waits.standing_sites
 
-    def tick(self, kept: HistoryTick) -> Found:
+    def tick(self, tick: HistoryTick) -> Found:
         """Return the suspects of the newest tick. Its History has called `standing`."""
         if self._waits is None:
             return NOTHING_FOUND
         found = self._finder.tick(self._waits)
-        self._found[kept.number] = found
+        self._found[tick.number] = found
         while len(self._found) > _MOST_KEPT:
             del self._found[next(iter(self._found))]
         return found

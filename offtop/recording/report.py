@@ -100,11 +100,11 @@ class _Wakers:
         self._since_ns = 0
         """The beginning of the first tick."""
 
-    def add(self, kept: HistoryTick) -> None:
-        window, catalog = kept.window, kept.window.catalog
+    def add(self, tick: HistoryTick) -> None:
+        window, catalog = tick.window, tick.window.catalog
         self._since_ns = self._since_ns or window.at_ns - window.span_ns
-        moved = moved_in([kept], self._since_ns)
-        for one in (kept, moved) if moved else (kept,):
+        moved = moved_in([tick], self._since_ns)
+        for one in (tick, moved) if moved else (tick,):
             self._add_time(by_wake(without_standing(one.shares), Scope(ALL, idle=False, blocked=True)), window)
         for wake, storm in window.storms.items():
             one = self._of(catalog.wake(wake).waker)
@@ -188,7 +188,7 @@ def write(
             categories.idle,
             is_periodic,
             max_bytes=_HISTORY_BYTES,
-            verdicts=cause_finder.verdicts,
+            idle_by_rule=cause_finder.idle_by_rule,
             standing=watch.standing if watch else none_standing,
         )
         windows: list[Window] = []
@@ -201,19 +201,19 @@ def write(
         end: Snapshot | None = None
         while (snapshot := source.read()) is not None:
             end = snapshot
-            kept = history.add(snapshot)
-            if kept is None:
+            tick = history.add(snapshot)
+            if tick is None:
                 continue
-            ticks, last = ticks + 1, kept
-            windows.append(kept.window)
+            ticks, last = ticks + 1, tick
+            windows.append(tick.window)
             if len(windows) == _BATCH:
                 windows = [_without_gone(merge(windows), snapshot)]
-            busiest = max(busiest, (_waiting(kept), kept.taken_ns))
-            longest = _with_longest(longest, kept, source)
-            wakers.add(kept)
+            busiest = max(busiest, (_waiting(tick), tick.taken_ns))
+            longest = _with_longest(longest, tick, source)
+            wakers.add(tick)
             if watch:
                 texts = SuspectTexts(snapshot.catalog, source.names, cause_finder)
-                _add_suspects(suspects, watch.tick(kept), kept.taken_ns, texts)
+                _add_suspects(suspects, watch.tick(tick), tick.taken_ns, texts)
         lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
         lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
         idle = last.idle if last else Idle(categories.idle, NO_SITES)
@@ -320,16 +320,16 @@ def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) 
     return summed(kind, ids, table.numbers, table.lanes)
 
 
-def _waiting(kept: HistoryTick) -> float:
+def _waiting(tick: HistoryTick) -> float:
     """Return the average number of waiting threads, without idle and filtered waits."""
-    leaves = kept.breakdown.categories
+    leaves = tick.breakdown.categories
     ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
-    return average(ns, kept.span_ns)
+    return average(ns, tick.span_ns)
 
 
-def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSource) -> list[_Longest]:
+def _with_longest(longest: list[_Longest], tick: HistoryTick, source: RecordedSource) -> list[_Longest]:
     """Add the longest wait of a tick if it is among the longest of all; keep one per process and stack."""
-    shares = kept.shares
+    shares = tick.shares
     is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)
     max_ns = np.where(is_idle[shares.leaf], 0, shares.max_ns) if len(shares.leaf) else shares.max_ns
     if not len(max_ns) or not max_ns.any():
@@ -337,13 +337,13 @@ def _with_longest(longest: list[_Longest], kept: HistoryTick, source: RecordedSo
     row = int(max_ns.argmax())
     if len(longest) == _LONGEST and max_ns[row] <= min(longest).max_ns:
         return longest
-    site, catalog = SITES.key(shares.ids[row].tolist()), kept.header.catalog
+    site, catalog = SITES.key(shares.ids[row].tolist()), tick.header.catalog
     here = location.in_short(catalog, site.kernel, site.user, source.names)
     words = (
         f"{printable(catalog.process(site.pid))}({site.pid}) {printable(catalog.comm(site.thread))}({site.tid})  {here}"
     )
     category = shares.leaves[int(shares.leaf[row])].category
-    one = _Longest(int(max_ns[row]), kept.taken_ns, site, category, printable(words))
+    one = _Longest(int(max_ns[row]), tick.taken_ns, site, category, printable(words))
     same = [other for other in longest if _place(other.site) == _place(site)]
     rest = [other for other in longest if _place(other.site) != _place(site)]
     return nlargest(_LONGEST, [*rest, max([one, *same])])

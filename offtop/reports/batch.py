@@ -180,7 +180,7 @@ def run(
         categories.idle,
         is_periodic,
         max_bytes=_HISTORY_BYTES,
-        verdicts=cause_finder.verdicts,
+        idle_by_rule=cause_finder.idle_by_rule,
         standing=suspects.standing if suspects else none_standing,
     )
     pace = Pace(
@@ -198,36 +198,38 @@ def run(
     sums: dict[str, int] = {}
     printed = ungathered = since_ns = 0
     try:
-        for kept in itertools.islice(pace.ticks(), iterations):
-            if end_ns and kept.taken_ns > end_ns:
+        for unfiltered in itertools.islice(pace.ticks(), iterations):
+            if end_ns and unfiltered.taken_ns > end_ns:
                 return False
             printed += 1
             if wanted.filter.needs_details:
-                looked_up = look_up(source, kept, looked_up)
-            unnamed = _unnamed(kept.window, _user_stacks(kept.window))
+                looked_up = look_up(source, unfiltered, looked_up)
+            unnamed = _unnamed(unfiltered.window, _user_stacks(unfiltered.window))
             source.wait_for_names(unnamed, patience_s if as_json or wanted.folded else _LATER_SECONDS)
-            kept = history.refresh_newest() or kept
+            unfiltered = history.refresh_newest() or unfiltered
             latest = history.latest
-            blocked = in_progress(latest, kept.idle, 0) if as_json and latest else history.stuck(kept)
+            blocked = in_progress(latest, unfiltered.idle, 0) if as_json and latest else history.stuck(unfiltered)
             if as_json or wanted.filter.needs_peers:
-                source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
-            tick = passing(kept, wanted.filter, cause_finder, blocked, accounted=as_json)
-            since_ns = since_ns or kept.at_ns - kept.span_ns
-            shifted = moved_in([kept], since_ns) if as_json or wanted.folded else None
+                source.find_peers(waited_on(unfiltered.waits, unfiltered.window.catalog.wakes))
+            tick = passing(unfiltered, wanted.filter, cause_finder, blocked, accounted=as_json)
+            since_ns = since_ns or unfiltered.at_ns - unfiltered.span_ns
+            shifted = moved_in([unfiltered], since_ns) if as_json or wanted.folded else None
             moved = passing(shifted, wanted.filter, cause_finder) if shifted else None
-            gathered = gathers(kept.header.mode, wanted.mode)
-            found = suspects.at(kept.number) if suspects else NOTHING_FOUND
+            gathered = gathers(unfiltered.header.mode, wanted.mode)
+            found = suspects.at(unfiltered.number) if suspects else NOTHING_FOUND
             if wanted.folded and not gathered:
                 ungathered += 1
             elif wanted.folded:
-                source.wait_for_names(_unnamed(kept.window, stacks_of(tick)), patience_s)
+                source.wait_for_names(_unnamed(unfiltered.window, stacks_of(tick)), patience_s)
                 _add_up(sums, tick, source.names, wanted)
                 if moved:
                     _add_up(sums, moved, source.names, wanted)
             elif as_json:
                 from offtop.reports import objects, tick_json  # here, so that tables start sooner
 
-                source.wait_for_names(_unnamed(kept.window, stacks_of(tick) | stacks_of_suspects(found)), patience_s)
+                source.wait_for_names(
+                    _unnamed(unfiltered.window, stacks_of(tick) | stacks_of_suspects(found)), patience_s
+                )
                 made = tick_json.tick_object(
                     tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices, found
                 )
@@ -238,13 +240,13 @@ def run(
                 if comparison:
                     comparison.select(_view(wanted), NOTHING, now_of(tick))
                 listed = waiters(tick, wanted, lifetime, comparison)
-                stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, kept.window.catalog)}
+                stacks = {stack for row in listed.rows for stack in _stacks_at(row.top, unfiltered.window.catalog)}
                 stacks |= stacks_of_suspects(found)
                 if wanted.stuck:
                     stacks.update(one.user for one in tick.stuck.waits)
-                source.wait_for_names(_unnamed(kept.window, stacks), patience_s)
+                source.wait_for_names(_unnamed(unfiltered.window, stacks), patience_s)
                 tops = [(row.top.pid, row.top.wake) for row in listed.rows]
-                source.find_peers({**cause_finder.unanswered, **waited_on(tops, kept.window.catalog.wakes)})
+                source.find_peers({**cause_finder.unanswered, **waited_on(tops, unfiltered.window.catalog.wakes)})
                 text = tick_text(
                     tick,
                     listed,
@@ -286,7 +288,7 @@ class _EndsFinder(NamedTuple):
 
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
     some = tick.shares.in_scope(Scope(ALL, idle=wanted.idle_shown))
-    for line, ns in folded.folded(some, tick.kept.window.catalog, names, wanted.mode, wanted.style).items():
+    for line, ns in folded.folded(some, tick.unfiltered.window.catalog, names, wanted.mode, wanted.style).items():
         sums[line] = sums.get(line, 0) + ns
 
 
@@ -303,12 +305,12 @@ def _user_stacks(window: Window) -> set[int]:
     return {key.user for key, _ in window.each_site()}
 
 
-def look_up(source: Source, kept: HistoryTick, looked_up: Collection[int]) -> set[int]:
+def look_up(source: Source, tick: HistoryTick, looked_up: Collection[int]) -> set[int]:
     """Request details of a tick's processes, and wait for those not in `looked_up`.
 
     Returns the PIDs of all processes of the tick.
     """
-    pids, known = _pids(kept), kept.window.catalog.details
+    pids, known = _pids(tick), tick.window.catalog.details
     source.describe(pids)
     unknown = {pid for pid in pids.difference(looked_up) if pid not in known}
     now_s = time.monotonic()
@@ -323,9 +325,9 @@ def look_up(source: Source, kept: HistoryTick, looked_up: Collection[int]) -> se
     return pids
 
 
-def _pids(kept: HistoryTick) -> set[int]:
+def _pids(tick: HistoryTick) -> set[int]:
     """Return the PIDs with time in a tick, except EXITED, which stands for evicted threads."""
-    return {pid for by_pid in kept.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
+    return {pid for by_pid in tick.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
 
 
 def _view(wanted: Wanted) -> View:
@@ -341,17 +343,17 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
 
     `lifetime`: everything since the start, for sorting by TOTAL.
     """
-    kept, catalog = tick.kept, tick.kept.window.catalog
+    unfiltered, catalog = tick.unfiltered, tick.unfiltered.window.catalog
     scope, programs = wanted.scope, _programs(tick, wanted)
     compare = comparison.listed(programs=programs.groups) if comparison else None
     order = wanted.order._replace(compare=compare)
     if wanted.mode == WAKEUP:
-        return _wakers(tick, wanted, order, lifetime) if gathers(kept.header.mode, WAKEUP) else Ranking()
+        return _wakers(tick, wanted, order, lifetime) if gathers(unfiltered.header.mode, WAKEUP) else Ranking()
     some = tick.stuck.in_scope(scope)
     if wanted.threads:
         ever = by_thread(lifetime.shares, scope) if lifetime else None
         table, now = by_thread(tick.shares, scope), stuck.by_thread(some)
-        every = thread_rows(table, kept.span_ns, catalog, order, lifetime=ever, now=now)
+        every = thread_rows(table, unfiltered.span_ns, catalog, order, lifetime=ever, now=now)
     else:
         breakdown_ever, ages = lifetime.breakdown if lifetime else None, stuck.by_process(some)
         every = process_rows(tick.breakdown, scope, catalog, order, lifetime=breakdown_ever, now=ages, folding=programs)
@@ -369,7 +371,7 @@ def waiters(tick: Tick, wanted: Wanted, lifetime: Tick | None = None, comparison
 
 def _places(tick: Tick, listed: Ranking, wanted: Wanted, cause_finder: CauseFinder) -> dict[Key, str]:
     """Return what the rows wait for that wait in several places."""
-    some, catalog = tick.shares.in_scope(wanted.scope), tick.kept.window.catalog
+    some, catalog = tick.shares.in_scope(wanted.scope), tick.unfiltered.window.catalog
     keys = [row.key for row in listed.rows]
     if wanted.threads:
         codes = thread_codes(some.ids)
@@ -380,7 +382,7 @@ def _places(tick: Tick, listed: Ranking, wanted: Wanted, cause_finder: CauseFind
         row_of |= {pid: n for n, key in enumerate(keys) if isinstance(key, Program) for pid in members[key]}
     names = PlaceNames(cause_finder)
     found = {
-        keys[number]: in_words(names.shares(sites, catalog), tick.kept.span_ns, SEPARATORS[True])
+        keys[number]: in_words(names.shares(sites, catalog), tick.unfiltered.span_ns, SEPARATORS[True])
         for number, sites in sites_of_rows(some, codes, row_of).items()
     }
     return {key: words for key, words in found.items() if words}
@@ -389,16 +391,16 @@ def _places(tick: Tick, listed: Ranking, wanted: Wanted, cause_finder: CauseFind
 def _programs(tick: Tick, wanted: Wanted) -> Folding[int, Program]:
     if not wanted.programs or wanted.threads:
         return UNFOLDED
-    return program_folding(by_process(tick.breakdown, wanted.scope), tick.kept.window.catalog)
+    return program_folding(by_process(tick.breakdown, wanted.scope), tick.unfiltered.window.catalog)
 
 
 def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> Ranking:
     """Rank the wakers of a tick. Storms come first."""
-    kept, catalog, scope = tick.kept, tick.kept.window.catalog, wanted.scope
+    unfiltered, catalog, scope = tick.unfiltered, tick.unfiltered.window.catalog, wanted.scope
     key_of = waker_of(catalog, wanted.threads)
     ranking = wake_rows(
         grouped(by_wake(tick.shares, scope), key_of),
-        kept.span_ns,
+        unfiltered.span_ns,
         order,
         ready=grouped(ready_by_wake(tick.shares, scope), key_of),
         lifetime=grouped(by_wake(lifetime.shares, scope), key_of) if lifetime else None,
@@ -409,8 +411,8 @@ def _wakers(tick: Tick, wanted: Wanted, order: Order, lifetime: Tick | None) -> 
     whom = {row.key for row in listed.rows if isinstance(row.key, WakerKey)}
     tops: Mapping[Key, SiteKey] = {**top_of_wakes(tick.shares, scope, whom, key_of)}
     rows = [row._replace(top=tops.get(row.key, NOWHERE)) for row in listed.rows]
-    storms = storms_of_rows(kept.window.storms, listed, key_of)
-    return listed._replace(rows=(*storm_rows(storms, kept.span_ns), *rows))
+    storms = storms_of_rows(unfiltered.window.storms, listed, key_of)
+    return listed._replace(rows=(*storm_rows(storms, unfiltered.span_ns), *rows))
 
 
 def tick_text(
@@ -427,7 +429,7 @@ def tick_text(
     suspects: Found = NOTHING_FOUND,
 ) -> str:
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
-    catalog = tick.kept.window.catalog
+    catalog = tick.unfiltered.window.catalog
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, cause_finder) if wanted.stuck else ()
     categories = category_rows(
@@ -461,8 +463,8 @@ def tick_text(
         return f"{pid:>7} {tid:>7} {printable(row.name)[:width_of]:<{width_of}}"
 
     lines = [
-        f"{_head(tick.kept, wanted.idle_shown)}{_filtered(tick, wanted)}",
-        *([_calls(tick.kept.window)] if tick.kept.window.filters.within else []),
+        f"{_head(tick.unfiltered, wanted.idle_shown)}{_filtered(tick, wanted)}",
+        *([_calls(tick.unfiltered.window)] if tick.unfiltered.window.filters.within else []),
         *([_compared(comparison)] if comparison else []),
         *suspect_lines(suspects, catalog, names, cause_finder, wanted.baseline),
         *_diagnosis(tick, wanted, cause_finder),
@@ -471,7 +473,7 @@ def tick_text(
         *_table(categories, f"{'WAIT CATEGORY':<15}", _category_name),
         "",
         *_table(listed, f"{'PID':>7} {'TID' if wanted.threads else '':>7} {who:<{width_of}}", name_of, where_of),
-        *([] if gathers(tick.kept.header.mode, wanted.mode) else [NOT_GATHERED]),
+        *([] if gathers(tick.unfiltered.header.mode, wanted.mode) else [NOT_GATHERED]),
         "",
         *in_full,
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
@@ -522,7 +524,7 @@ def stacks_of_suspects(found: Found) -> set[int]:
 
 
 def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterable[str]:
-    catalog = tick.kept.window.catalog
+    catalog = tick.unfiltered.window.catalog
     diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog))
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
@@ -538,7 +540,7 @@ def _outlier_lines(outliers: Sequence[Outlier], names: Names) -> Iterable[str]:
 
 def _stack_problem(tick: Tick, wanted: Wanted, problems: Problems) -> Iterable[str]:
     """Yield why callers are missing, if that affects much of the time."""
-    stacks = problems.of(by_site(tick.shares, wanted.scope), tick.kept.window.catalog)
+    stacks = problems.of(by_site(tick.shares, wanted.scope), tick.unfiltered.window.catalog)
     worst = next((one for one in stacks.problems if one.is_of_callers and one.share >= _LEAST_PROBLEM), None)
     if worst:
         yield worst.in_full
@@ -551,7 +553,7 @@ def _stuck_table(tick: Tick, shown: Stuck, names: Names, cause_finder: CauseFind
     yield f"stuck now: {stuck_threads(every, shown)}{' (-i)' if len(shown.waits) < len(every.waits) else ''}"
     yield STUCK_HEAD
     for row in range(len(shown.waits)):
-        yield stuck_line(shown, row, tick.kept.window.catalog, names, cause_finder)
+        yield stuck_line(shown, row, tick.unfiltered.window.catalog, names, cause_finder)
     yield ""
 
 
@@ -577,10 +579,12 @@ def stuck_line(shown: Stuck, row: int, catalog: Catalog, names: Names, cause_fin
 
 
 def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
-    window = tick.kept.window
+    window = tick.unfiltered.window
     every = accounts([window])
     for pid in window.filters.pids:
-        idle_ns = sum(by.get(pid, NO_PART).total_ns for leaf, by in tick.kept.breakdown.processes.items() if leaf.idle)
+        idle_ns = sum(
+            by.get(pid, NO_PART).total_ns for leaf, by in tick.unfiltered.breakdown.processes.items() if leaf.idle
+        )
         checked = budget(every.of(pid), idle_ns, window.span_ns, rate)
         text = "; ".join(checked.lines) if checked else "it has ended"
         yield f"budget of {printable(window.catalog.process(pid))}({pid}): {text}"
@@ -589,25 +593,25 @@ def _budgets(tick: Tick, rate: Rate) -> Iterable[str]:
 
 def _filtered(tick: Tick, wanted: Wanted) -> str:
     """Return the end of the head line: the filter, and how much waiting passes it."""
-    chosen, kept = tick.filter, tick.kept
+    chosen, unfiltered = tick.filter, tick.unfiltered
     if not chosen.text:
         return ""
     shown_ns = total(by_category(tick.breakdown, wanted.idle_shown, filtered_shown=False).values()).total_ns
-    unknown = len(_pids(kept).difference(kept.window.catalog.details)) if chosen.needs_details else 0
+    unknown = len(_pids(unfiltered).difference(unfiltered.window.catalog.details)) if chosen.needs_details else 0
     doubt = f" ({unknown} processes unknown)" if unknown else ""
-    return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / kept.span_ns)}{doubt}'
+    return f'  filter "{printable(chosen.text)}" passes {threads(shown_ns / unfiltered.span_ns)}{doubt}'
 
 
-def _head(kept: HistoryTick, idle_shown: bool) -> str:
-    window = kept.window
+def _head(tick: HistoryTick, idle_shown: bool) -> str:
+    window = tick.window
     span_ns = window.span_ns
-    filtered_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == FILTERED)
-    every = total(kept.breakdown.categories.values()).total_ns - filtered_ns
-    idle_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.idle)
-    standing_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.standing)
+    filtered_ns = sum(part.total_ns for leaf, part in tick.breakdown.categories.items() if leaf.category == FILTERED)
+    every = total(tick.breakdown.categories.values()).total_ns - filtered_ns
+    idle_ns = sum(part.total_ns for leaf, part in tick.breakdown.categories.items() if leaf.idle)
+    standing_ns = sum(part.total_ns for leaf, part in tick.breakdown.categories.items() if leaf.standing)
     standing = f" ({threads(standing_ns / span_ns)} standing)" if standing_ns else ""
     shown_ns = every if idle_shown else every - idle_ns
-    ready_ns = sum(part.total_ns for leaf, part in kept.breakdown.categories.items() if leaf.category == RUN_QUEUE)
+    ready_ns = sum(part.total_ns for leaf, part in tick.breakdown.categories.items() if leaf.category == RUN_QUEUE)
     clock = time.strftime("%H:%M:%S", time.localtime(window.taken_ns // 1_000_000_000))
     lost = ", ".join(f"{n} {kind}" for kind, n in window.lost.items())
     is_lost_known = window.sampling is None or window.sampling.lost_known

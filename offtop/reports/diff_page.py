@@ -71,12 +71,12 @@ def compared(
     ticks: list[tuple[Found, int]] = []
     worst: dict[SuspectName, tuple[float, Suspect, Catalog]] = {}
 
-    def add_suspects(kept: HistoryTick) -> None:
-        found = watch.at(kept.number)
-        ticks.append((found, kept.span_ns))
+    def add_suspects(tick: HistoryTick) -> None:
+        found = watch.at(tick.number)
+        ticks.append((found, tick.span_ns))
         for one in found.suspects:
             if one.name not in worst or one.harm > worst[one.name][0]:
-                worst[one.name] = one.harm, one, kept.header.catalog
+                worst[one.name] = one.harm, one, tick.header.catalog
 
     whole = whole_of(source, categories, cause_finder, delay_ns, chosen=chosen, watch=watch, each=add_suspects)
     waiting = averages(ticks)

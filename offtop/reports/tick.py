@@ -23,8 +23,8 @@ from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck
 class Tick(NamedTuple):
     """The part of a tick that passes the filter."""
 
-    kept: HistoryTick
-    """The unfiltered tick."""
+    unfiltered: HistoryTick
+    """All of the tick."""
     filter: Filter
     shares: Shares
     breakdown: Breakdown
@@ -44,29 +44,29 @@ def in_progress(snapshot: Snapshot, idle: Idle, least_ns: int) -> Stuck:
 
 
 def passing(
-    kept: HistoryTick,
+    unfiltered: HistoryTick,
     chosen: Filter,
     cause_finder: CauseFinder,
     blocked: Stuck = NOTHING_STUCK,
     accounted: bool = False,
 ) -> Tick:
     """Return what of a tick passes the filter. Values that are not known yet do not match."""
-    every, catalog = kept.shares, kept.window.catalog
+    every, catalog = unfiltered.shares, unfiltered.window.catalog
     each: Mapping[ThreadKey, Account] = {}
     if accounted:
-        each = accounts([kept.window]).by_thread()
+        each = accounts([unfiltered.window]).by_thread()
     if not chosen.chooses_waits:
-        return Tick(kept, chosen, every, kept.breakdown, stuck=blocked, accounts=each)
+        return Tick(unfiltered, chosen, every, unfiltered.breakdown, stuck=blocked, accounts=each)
     some = every.of(chosen.mask(every, catalog, cause_finder))
     left_out_ns = int(every.total_ns.sum()) - int(some.total_ns.sum())
     if blocked.shares is not None:
         blocked = blocked.of(chosen.mask(blocked.shares, catalog, cause_finder))
-    return Tick(kept, chosen, some, breakdown_of(some, kept.span_ns), left_out_ns, blocked, each)
+    return Tick(unfiltered, chosen, some, breakdown_of(some, unfiltered.span_ns), left_out_ns, blocked, each)
 
 
 def sites(tick: Tick) -> list[tuple[SiteKey, SiteTotals]]:
     """Return all totals of the sites with time that passes the filter, most time first."""
-    every = sorted(tick.kept.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
+    every = sorted(tick.unfiltered.window.each_site(), key=lambda item: (-item[1].total_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
     those = passing_sites(tick)
@@ -80,14 +80,14 @@ def passing_sites(tick: Tick) -> set[SiteKey]:
 
 def stacks_of(tick: Tick) -> set[int]:
     """Return the ids of all stacks of which the tick's JSON object has the functions of the program."""
-    catalog, those = tick.kept.window.catalog, [key for key, _ in sites(tick)]
-    wakes = {key.wake for key in those}.union(tick.kept.window.storms)
+    catalog, those = tick.unfiltered.window.catalog, [key for key, _ in sites(tick)]
+    wakes = {key.wake for key in those}.union(tick.unfiltered.window.storms)
     found = {key.user for key in those}.union(one.user for one in tick.stuck.waits)
     return found.union(*(catalog.wake(wake).stacks for wake in wakes))
 
 
 def now_of(tick: Tick) -> Now:
     """Return what a comparison needs of a tick."""
-    window = tick.kept.window
+    window = tick.unfiltered.window
     threads = {key for key, _ in window.each_thread()}
     return Now(window.span_ns, window.catalog, threads, {key.pid for key in threads}, window.filters, window.sampling)

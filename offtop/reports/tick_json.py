@@ -65,13 +65,13 @@ def tick_object(
     Strings in it are printable. `moved`: time of earlier ticks that is at other sites now. `problems`: finds what user
     stacks lack. `comparison`: with a baseline. `notices`: what the source lacks on this machine.
     """
-    kept = tick.kept
-    window, catalog, machine = kept.window, kept.window.catalog, kept.window.machine
-    leaves, leaf_of = tick.breakdown.categories, leaf_of_sites(window, kept.idle)
+    unfiltered = tick.unfiltered
+    window, catalog, machine = unfiltered.window, unfiltered.window.catalog, unfiltered.window.machine
+    leaves, leaf_of = tick.breakdown.categories, leaf_of_sites(window, unfiltered.idle)
     listed_sites = sites(tick)
     earlier_ns = {key: totals.total_ns for key, totals in sites(moved)} if moved else {}
     if moved:
-        leaf_of = {**leaf_of_sites(moved.kept.window, kept.idle), **leaf_of}
+        leaf_of = {**leaf_of_sites(moved.unfiltered.window, unfiltered.idle), **leaf_of}
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
     causes = _Causes(listed_sites, leaf_of, cause_finder, catalog)
@@ -186,7 +186,7 @@ def tick_object(
 
 def _programs(tick: Tick, cause_finder: CauseFinder) -> list[objects.Program]:
     """Return the programs with time that passes the filter, most time first."""
-    catalog = tick.kept.window.catalog
+    catalog = tick.unfiltered.window.catalog
     threads = Counter(key.pid for key in {ThreadKey(*key) for key in tick.shares.ids[:, :2].tolist()} if key != EXITED)
     parts: dict[str, Part] = {}
     idle_ns, standing_ns = Counter[str](), Counter[str]()
@@ -338,7 +338,7 @@ class _Changes:
         suspects: Found,
     ) -> None:
         comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
-        self._span_ns = tick.kept.span_ns
+        self._span_ns = tick.unfiltered.span_ns
         self._categories = by_category(tick.breakdown, filtered_shown=False)
         self._threads: Mapping[tuple[int, ...], Added] = by_thread(tick.shares, Scope())
         self._sites = {key: (t.waits, t.total_ns, t.max_ns, t.histogram) for key, t in those}
@@ -471,7 +471,7 @@ def _problem_object(one: Problem) -> objects.StackProblem:
 def _residue_ns(tick: Tick, key: ThreadKey) -> int | None:
     """Return a thread's residue; None if it did not live through the span, or is unknown."""
     account = tick.accounts.get(key)
-    return account.residue_ns if account and account.through and tick.kept.window.machine.cpus else None
+    return account.residue_ns if account and account.through and tick.unfiltered.window.machine.cpus else None
 
 
 _AGE_IS = {Bound.EXACT: "exact", Bound.AT_MOST: "at_most", Bound.AT_LEAST: "at_least"}
@@ -501,7 +501,7 @@ def _blocked_object(
 
 def _threads(tick: Tick) -> list[tuple[ThreadKey, ThreadTotals]]:
     """Return all totals of the threads with time that passes the filter, most time first."""
-    every = sorted(tick.kept.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
+    every = sorted(tick.unfiltered.window.each_thread(), key=lambda item: (-item[1].offcpu_ns, item[0]))
     if not tick.filter.chooses_waits:
         return every
     those = {key.thread for key in passing_sites(tick)}

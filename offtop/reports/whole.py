@@ -117,7 +117,11 @@ def baseline_in(
 def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWatch | None) -> History:
     standing = watch.standing if watch else none_standing
     return History(
-        categories.idle, is_periodic, max_bytes=_HISTORY_BYTES, verdicts=cause_finder.verdicts, standing=standing
+        categories.idle,
+        is_periodic,
+        max_bytes=_HISTORY_BYTES,
+        idle_by_rule=cause_finder.idle_by_rule,
+        standing=standing,
     )
 
 

@@ -57,8 +57,8 @@ class _Watched:
         self.source = _Source(table, ticks=1000, ends=True)
         rules = Fixed(RULES)
         self.watch = SuspectWatch(self.source, weights, rules)
-        verdicts = CauseFinder(self.source.names, rules).verdicts
-        self.history = History(CATEGORIES.idle, never, verdicts=verdicts, standing=self.watch.standing)
+        idle_by_rule = CauseFinder(self.source.names, rules).idle_by_rule
+        self.history = History(CATEGORIES.idle, never, idle_by_rule=idle_by_rule, standing=self.watch.standing)
 
     def ticks(self, count: int) -> HistoryTick:
         """Return the last of `count` more ticks."""

@@ -135,7 +135,7 @@ def test_a_thread_may_have_any_name(tmp_path: Path) -> None:
     with napping(tmp_path, ["x"] * 8) as child, watch.watching(Filters(pids=(child.pid,))) as live:
         cause_finder = CauseFinder(live.source.names, WITHOUT_RULES)
         problems = Problems(live.source.names, live.source.why_nameless)
-        history = History(watch.rules().idle, is_periodic, verdicts=cause_finder.verdicts)
+        history = History(watch.rules().idle, is_periodic, idle_by_rule=cause_finder.idle_by_rule)
         history.add(live.last)
 
         @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -83,7 +83,7 @@ def test_a_clip_replays_what_was_shown(tmp_path: Path, waits: int, mode: str) ->
     files = RuleFiles(tmp_path / "none.toml", person(), rules.ids)
     with closing(LiveSource(rules, Filters(), mode=mode)) as source:
         cause_finder = CauseFinder(source.names, files)
-        history = History(rules.idle, is_periodic, verdicts=cause_finder.verdicts)
+        history = History(rules.idle, is_periodic, idle_by_rule=cause_finder.idle_by_rule)
         pace = Pace(source, history, _DELAY_NS, first_tick_ns=_DELAY_NS)
         for kept, _ in zip(pace.ticks(), range(_TICKS), strict=False):
             stacks = stacks_of(passing(kept, NOTHING, cause_finder, history.stuck(kept)))

@@ -45,7 +45,7 @@ def suspect(live: Watch, program: str, end: str) -> Suspect:
     """Tick until one of the suspects has `program` in its chain and `end` at its end."""
     rules, causes = watch.rules(), CauseFinder(live.source.names, Fixed(RULES))
     finder = SuspectWatch(live.source, WEIGHTS, Fixed(RULES))
-    history = History(rules.idle, is_periodic, verdicts=causes.verdicts, standing=finder.standing)
+    history = History(rules.idle, is_periodic, idle_by_rule=causes.idle_by_rule, standing=finder.standing)
     deadline = time.monotonic() + _SECONDS
     seen: list[list[tuple[str, str]]] = []
     while time.monotonic() < deadline:

@@ -130,8 +130,8 @@ class Machine:
         now = self.snapshot()
         earlier = {key: one for key, one in self.waiting.items() if one.switched_out_ns < AT_NS - SPAN_NS}
         window = between(Snapshot(0, AT_NS - SPAN_NS, waiting=earlier, catalog=self.catalog), now)
-        verdicts = self.causes.verdicts([window.still.ids], self.catalog)
-        idle = Idle(CATEGORIES.idle, verdicts=verdicts)
+        idle_by_rule = self.causes.idle_by_rule([window.still.ids], self.catalog)
+        idle = Idle(CATEGORIES.idle, by_rule=idle_by_rule)
         return now, stuck([*self.waiting.values()], AT_NS, self.catalog, idle), shares(window, idle), window
 
     def tick(self) -> WaitsOfTick:

@@ -41,7 +41,7 @@ def main() -> None:
     ends_s = time.monotonic() + float(sys.argv[1])
     source = LiveSource(watch.rules(), Filters(min_ns=NS_PER_S // 1000), unwind=Unwind(), keep_ns=KEEP_NS)
     cause_finder = CauseFinder(source.names, WITHOUT_RULES)
-    history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, verdicts=cause_finder.verdicts)
+    history = History(watch.rules().idle, is_periodic, KEEP_NS, _HISTORY_BYTES, idle_by_rule=cause_finder.idle_by_rule)
     ticks = count()
     try:
         while time.monotonic() < ends_s:

@@ -131,13 +131,13 @@ class File:
         paths = (f"/proc/{pid}/exe", f"/proc/{pid}/root{self.path}", self.path)
         for subject, path in ((pid, self.mapping.link), *((device, path) for path in paths)):
             try:
-                status, kept, fd = reads.keep(subject, path, self.inode)
+                status, handle, fd = reads.keep_open(subject, path, self.inode)
             except TimeoutError:
                 hung = True
                 continue
             except OSError:
                 continue
-            found = OpenedFile(fd, device, kept)
+            found = OpenedFile(fd, device, handle)
             if self._is_this(*status):
                 return found
             os.close(fd)
@@ -164,7 +164,7 @@ class OpenedFile(NamedTuple):
     fd: int
     """Pass it on and close it at once: closing it later may hang, and so may exiting with it open."""
     device: str = ""
-    kept: tuple[int, int] | None = None
+    handle: tuple[int, int] | None = None
     """The read child's handle of it; None for a file in memory, which never changes."""
 
     def written_ns(self, reads: Channel) -> int | None:
@@ -172,12 +172,12 @@ class OpenedFile(NamedTuple):
 
         Raises OSError, and TimeoutError if it was not read in time.
         """
-        return None if self.kept is None else reads.ask(self.device, "mtime_of_kept_ns", *self.kept)
+        return None if self.handle is None else reads.ask(self.device, "mtime_of_handle_ns", *self.handle)
 
     def release(self, reads: Channel) -> None:
         """Have the read child close it."""
-        if self.kept is not None:
-            reads.post("release", *self.kept)
+        if self.handle is not None:
+            reads.post("release", *self.handle)
 
 
 class Vdso(File):

@@ -136,7 +136,7 @@ class Channel:
         self._next = 1
         self.is_waiting = False
         """Whether it waits for an answer, which has a deadline. Thread-safe."""
-        self._late_keeps: set[int] = set()
+        self._late_kept_open: set[int] = set()
         """Numbers of `keep` requests that missed their deadline."""
         self._is_closed = False
         self._hung: dict[int, Hashable] = {}
@@ -196,13 +196,13 @@ class Channel:
         result, (fd,) = self._ask(subject, function, (path, inode))
         return result, fd
 
-    def keep(self, subject: Hashable, path: str, inode: int) -> tuple[list[int], tuple[int, int], int]:
-        """Call read_child.kept.
+    def keep_open(self, subject: Hashable, path: str, inode: int) -> tuple[list[int], tuple[int, int], int]:
+        """Call read_child.kept_open.
 
         As `open`, but also returns the child's pid and its own descriptor of the file.
         """
-        (*status, pid, kept), (fd,) = self._ask(subject, "kept", (path, inode))
-        return status, (pid, kept), fd
+        (*status, pid, child_fd), (fd,) = self._ask(subject, "kept_open", (path, inode))
+        return status, (pid, child_fd), fd
 
     def _ask(self, subject: Hashable, function: str, arguments: tuple[Any, ...]) -> tuple[Any, list[int]]:
         with self._lock:
@@ -219,8 +219,8 @@ class Channel:
             except (_MissedError, TimeoutError):  # TimeoutError: the socket is full, because the child gets no CPU
                 if number:
                     self._hung[number] = subject
-                if number and function == "kept":
-                    self._late_keeps.add(number)
+                if number and function == "kept_open":
+                    self._late_kept_open.add(number)
                 raise TimeoutError from None
             except OSError:  # the child has died, or cannot be started: do not blame the subject
                 self._disconnect()
@@ -295,19 +295,19 @@ class Channel:
         self._hung.pop(number, None)
         for fd in fds:
             os.close(fd)
-        if number in self._late_keeps:
-            self._late_keeps.discard(number)
+        if number in self._late_kept_open:
+            self._late_kept_open.discard(number)
             if kind == read_child.ANSWERED:
-                *_, pid, kept = marshal.loads(raw)
+                *_, pid, child_fd = marshal.loads(raw)
                 with suppress(OSError):
-                    self._send("release", (pid, kept))
+                    self._send("release", (pid, child_fd))
 
     def _disconnect(self) -> None:
         if self._socket:
             self._socket.close()
         self._socket = None
         self._hung.clear()
-        self._late_keeps.clear()
+        self._late_kept_open.clear()
 
 
 def _received(sock: socket.socket) -> tuple[int, int, bytes, list[int]]:

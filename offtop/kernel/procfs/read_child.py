@@ -130,7 +130,7 @@ def _opened(path: str, inode: int, flags: int, mode: int) -> Opened:
         os.close(found)
 
 
-def kept(path: str, inode: int) -> Opened:
+def kept_open(path: str, inode: int) -> Opened:
     """As `opened`, but also keep the file open here.
 
     The pid and descriptor that identify it here precede the last value.
@@ -142,17 +142,17 @@ def kept(path: str, inode: int) -> Opened:
     return Opened((*status, os.getpid(), os.dup(fd), fd))
 
 
-def mtime_of_kept_ns(pid: int, fd: int) -> int:
-    """Modification time of a file that `kept` keeps open."""
-    return os.fstat(_kept(pid, fd)).st_mtime_ns
+def mtime_of_handle_ns(pid: int, fd: int) -> int:
+    """Modification time of a file that `kept_open` keeps open."""
+    return os.fstat(_own_fd(pid, fd)).st_mtime_ns
 
 
 def release(pid: int, fd: int) -> None:
-    """Close a file that `kept` keeps open."""
-    os.close(_kept(pid, fd))
+    """Close a file that `kept_open` keeps open."""
+    os.close(_own_fd(pid, fd))
 
 
-def _kept(pid: int, fd: int) -> int:
+def _own_fd(pid: int, fd: int) -> int:
     if pid != os.getpid():  # an earlier child kept it open, and has died
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     return fd
@@ -184,7 +184,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     one.__name__: one
     for one in (
         *(contents, code_of, mapping_of, written_ns, piece, appended),
-        *(opened, opened_world_readable, kept, mtime_of_kept_ns, release),
+        *(opened, opened_world_readable, kept_open, mtime_of_handle_ns, release),
     )
 }
 

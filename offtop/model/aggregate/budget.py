@@ -79,14 +79,14 @@ class Budget:
             each = f"{duration(round(self.cpu_ns)) or '0'} CPU + {duration(round(self.blocked_ns)) or '0'} blocked"
             texts.append(f"{count(self.rate)} requests/s: {each} each")
         if self.expected is not None and self.expected < 0:
-            texts[-1] += f"; R*C is {three(self.threads - self.expected)}, more than the threads: {self.verdict}"
+            texts[-1] += f"; R*C is {three(self.threads - self.expected)}, more than the threads: {self.comparison}"
         elif self.expected is not None:
             off = f"{three(self.expected)} off CPU, {three(self.off_cpu)} are"
-            texts[-1] += f"; T-R*C expects {off}: {self.verdict}"
+            texts[-1] += f"; T-R*C expects {off}: {self.comparison}"
         return texts
 
     @property
-    def verdict(self) -> str:
+    def comparison(self) -> str:
         """How the measured value compares with the expected one, in words."""
         if self.expected is None:
             return ""

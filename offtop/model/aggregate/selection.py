@@ -133,7 +133,7 @@ class FilterCache:
         if tid is None and not path:
             if pid is None and self.selection.is_everything:
                 return tick.leaves
-            if tick.kept_breakdown is not None:
+            if tick.cached_breakdown is not None:
                 return self._of_selected(self.taken(tick).breakdown)
         return _cached(self._chosen, tick, self._choose)
 
@@ -212,7 +212,7 @@ class FilterCache:
         if self.selection.tid is not None or self.selection.path:
             return False
         if self.selection.is_everything:
-            return self.selection.pid is None or tick.kept_breakdown is not None
+            return self.selection.pid is None or tick.cached_breakdown is not None
         return tick.number in self._taken
 
     def forget(self, oldest: HistoryTick | None, recent: HistoryTick) -> None:

@@ -112,7 +112,9 @@ class SuspectTexts:
             return self._quota(one)
         first = self._first(one)
         waiter = one.hops[first]
-        says = f"{self.who(waiter)} wait{'s' * (waiter.many == 1)} for {self.what(waiter)}{self._extent(one, first)}"
+        says = (
+            f"{self.name_of(waiter)} wait{'s' * (waiter.many == 1)} for {self.what(waiter)}{self._extent(one, first)}"
+        )
         for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
             says += self._link(hop, after, one.kind)
             if after is not one.end:
@@ -122,7 +124,7 @@ class SuspectTexts:
             says += f", {does}" if _title(one.end) else f", which {does if one.end.many == 1 else of_several(does)}"
         return Sentence(says, self._next(one, waiter))
 
-    def who(self, hop: Hop) -> str:
+    def name_of(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
         if hop.state == AWAY:
             return hop.program
@@ -176,17 +178,17 @@ class SuspectTexts:
     def _link(self, hop: Hop, after: Hop, kind: str) -> str:
         likely = "" if hop.is_exact else "likely "
         if kind == CPU:
-            return f", {likely}taken by {self.who(after)}"
+            return f", {likely}taken by {self.name_of(after)}"
         if hop.via in _HELD:
-            return f", {likely}held by {self.who(after)}"
+            return f", {likely}held by {self.name_of(after)}"
         if hop.via == STOPPED_BY:
-            return f", {likely}stopped by {self.who(after)}"
+            return f", {likely}stopped by {self.name_of(after)}"
         rule = self.rule(hop)
         preposition = "to" if rule and rule.general.id == _PIPE_IS_FULL else "from"
-        return f", likely {preposition} {self.who(after)}" if likely else f" {preposition} {self.who(after)}"
+        return f", likely {preposition} {self.name_of(after)}" if likely else f" {preposition} {self.name_of(after)}"
 
     def _circle(self, one: Suspect) -> Sentence:
-        some = [self.who(hop) for hop in one.hops]
+        some = [self.name_of(hop) for hop in one.hops]
         locks = [hop.what for hop in one.hops if hop.what]
         age = duration(min(hop.age_ns for hop in one.hops))
         what = f"locks {', '.join(locks)}" if locks else "locks"
@@ -199,7 +201,7 @@ class SuspectTexts:
         cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]
         of = f" of cgroup {cgroup}" if cgroup else ""
         share = f"{100 * one.waiting / max(1, one.end.many):.0f}% of the time"
-        waits = f"{self.who(one.end)} wait{'s' * (one.end.many == 1)}"
+        waits = f"{self.name_of(one.end)} wait{'s' * (one.end.many == 1)}"
         return Sentence(f"{waits} for the CPU quota{of} ({share})", "the quota, and how many threads share it")
 
     def _next(self, one: Suspect, waiter: Hop) -> str:

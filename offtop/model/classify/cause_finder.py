@@ -27,13 +27,13 @@ from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names,
 from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
 from offtop.model.windows.breakdown import RUN_QUEUE, Added
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, WHERE, IdleVerdicts, Where
+from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, WHERE, IdleByRule, Where
 from offtop.printable import printable
 
 K = TypeVar("K")
 _MOST_KNOWN = 50_000
-_MOST_VERDICTS = 4
-"""How many verdicts are kept, as a multiple of the number of places."""
+_MOST_DECIDED = 4
+"""How many decisions about places are kept, as a multiple of the number of places."""
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
@@ -115,7 +115,7 @@ class CauseFinder:
         self._idle_at: dict[Where, bool] = {}
         self._program_at: dict[Where, str] = {}
         """Where → the program at that time."""
-        self._verdicts = NO_VERDICTS
+        self._by_rule = NOTHING_BY_RULE
         self._matched: dict[Hashable, dict[int, bool]] = {}
         self._matched_by = names.version
 
@@ -200,15 +200,15 @@ class CauseFinder:
             self._changes += 1
         return self.names.version, self._changes
 
-    def verdicts(self, ids: Iterable[Ints], catalog: Catalog) -> IdleVerdicts:
-        """Return the verdicts known by now, including those for these sites."""
+    def idle_by_rule(self, ids: Iterable[Ints], catalog: Catalog) -> IdleByRule:
+        """Return which waits are idle by rule, as known by now, including those at these sites."""
         self._drop_outdated(catalog)
         found, _ = distinct_rows(np.concatenate([some[:, WHERE] for some in ids]))
         new = [where for where in map(_where, found) if self._program_at.get(where) != catalog.process(where[0])]
         if not new:
-            return self._verdicts
+            return self._by_rule
         before = dict(self._idle_at)
-        if len(self._program_at) > _MOST_VERDICTS * len(found):
+        if len(self._program_at) > _MOST_DECIDED * len(found):
             present = {*map(_where, found)}
             self._program_at = {where: program for where, program in self._program_at.items() if where in present}
             self._idle_at = {where: idle for where, idle in self._idle_at.items() if where in present}
@@ -225,11 +225,11 @@ class CauseFinder:
             if rule and rule.idle is not None:
                 self._idle_at[where] = rule.idle
         if self._idle_at != before:
-            self._verdicts = IdleVerdicts({**self._in_progress(), **self._idle_at})
-        return self._verdicts
+            self._by_rule = IdleByRule({**self._in_progress(), **self._idle_at})
+        return self._by_rule
 
     def _in_progress(self) -> dict[Where, bool]:
-        """Return verdicts for waits in progress, which have no user stack at first.
+        """Return which waits in progress are idle by rule; they have no user stack at first.
 
         They are idle if all that ended there are.
         """
@@ -306,7 +306,7 @@ class CauseFinder:
                 self._rule_by_row,
             ):
                 known.clear()
-            self._verdicts = NO_VERDICTS
+            self._by_rule = NOTHING_BY_RULE
         else:
             self._drop_newly_named()
         if current[3:] != self._checked[3:]:

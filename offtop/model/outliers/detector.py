@@ -93,7 +93,7 @@ class OutlierDetector:
         own_ns = self._threshold_ns(program, category)
         return own_ns, own_ns if category == THROTTLE else self._threshold_ns(program, RUN_QUEUE)
 
-    def tick(self, snapshot: Snapshot, kept: HistoryTick, suspects: Found = NOTHING_FOUND) -> Sequence[Outlier]:
+    def tick(self, snapshot: Snapshot, tick: HistoryTick, suspects: Found = NOTHING_FOUND) -> Sequence[Outlier]:
         """Return the outliers of a tick; `suspects` are those of the same tick.
 
         Those reported while in progress are reported again when they end.
@@ -101,10 +101,10 @@ class OutlierDetector:
         while self._next_triggers:
             self._use_triggers(self._next_triggers.popleft())
             self._waiting = {}
-        found = self._outliers_among([*snapshot.long_waits, *self._crossed(snapshot)], snapshot, kept)
-        found += self._ended(snapshot, kept, {one.wait.identity for one in found if one.wait})
-        found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, kept))
-        found += self._new_suspects(suspects, kept)
+        found = self._outliers_among([*snapshot.long_waits, *self._crossed(snapshot)], snapshot, tick)
+        found += self._ended(snapshot, tick, {one.wait.identity for one in found if one.wait})
+        found += (one for trigger in self._triggers for one in self._of_tick(trigger, snapshot, tick))
+        found += self._new_suspects(suspects, tick)
         for one in found:
             if one.is_going_on and one.wait:
                 self._reported[one.wait.identity] = one
@@ -112,7 +112,7 @@ class OutlierDetector:
                 self._reported.pop(one.wait.identity, None)
         self.outliers.add(found)
         min_ns = max(snapshot.filters.min_ns, snapshot.cost.thinned.stacks_from_ns)
-        if self._usual.learn(kept.breakdown, snapshot.catalog.processes, min_ns, kept.at_ns):
+        if self._usual.learn(tick.breakdown, snapshot.catalog.processes, min_ns, tick.at_ns):
             self._clear_thresholds()
             self._waiting = {}
         return found
@@ -140,21 +140,21 @@ class OutlierDetector:
         usual_ns = self._usual.of(program, category) if self._auto and category not in _NEVER_UNUSUAL else 0
         return min(NEVER_NS, max(LEAST_AUTO_NS, TIMES_USUAL * usual_ns)) if usual_ns else NEVER_NS
 
-    def _outliers_among(self, some: Sequence[LongWait], snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
+    def _outliers_among(self, some: Sequence[LongWait], snapshot: Snapshot, tick: HistoryTick) -> list[Outlier]:
         """Return those that are too long, longest first.
 
         If there are many of one kind, only the longest are returned in full.
         """
-        some = sorted(some, key=lambda one: -one.length_ns(kept.at_ns))
+        some = sorted(some, key=lambda one: -one.length_ns(tick.at_ns))
         categories = [snapshot.catalog.stack(one.site.kernel).category for one in some]
         found: list[Outlier] = []
         of_kind: dict[tuple[str, str, str], list[int]] = {}
-        for one, category, is_idle in zip(some, categories, _idle(some, categories, kept.idle), strict=True):
+        for one, category, is_idle in zip(some, categories, _idle(some, categories, tick.idle), strict=True):
             if one.identity in self._counted:
                 continue
             known = self._reported.get(one.identity)
             match = _Match(known.rule, known.metric, known.category, known.threshold) if known else None
-            match = match or self._match(one, category, is_idle, snapshot.threads, kept)
+            match = match or self._match(one, category, is_idle, snapshot.threads, tick)
             if match is None:
                 continue
             numbers = of_kind.setdefault((match.rule, one.program, match.category), [])
@@ -165,15 +165,15 @@ class OutlierDetector:
                 continue
             if known is None:
                 numbers.append(len(found))
-            found.append(self._outlier(one, match, known, snapshot, kept))
+            found.append(self._outlier(one, match, known, snapshot, tick))
         return found
 
     def _match(
-        self, one: LongWait, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], kept: HistoryTick
+        self, one: LongWait, category: str, is_idle: bool, threads: Mapping[ThreadKey, ThreadTotals], tick: HistoryTick
     ) -> _Match | None:
         """Judge the blocked and the run-queue part of a wait; return None if neither is too long."""
         ready_ns = 0 if category == THROTTLE else one.runqueue_ns
-        parts = (category, one.length_ns(kept.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
+        parts = (category, one.length_ns(tick.at_ns) - ready_ns, is_idle), (RUN_QUEUE, ready_ns, False)
         for trigger in self._triggers:
             if trigger.metric != MAX and (trigger.metric != NOW or one.ended_ns):
                 continue
@@ -182,7 +182,7 @@ class OutlierDetector:
                     return _Match(trigger.text, trigger.metric, name, trigger.value)
         for name, ns, idle in parts:
             threshold_ns = self._auto_ns(one.program, name)
-            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - threshold_ns > 2 * kept.span_ns):
+            if one.began_ns < self._usual.since_ns or (not one.ended_ns and ns - threshold_ns > 2 * tick.span_ns):
                 continue  # it was that long before the usual length was known
             if ns < threshold_ns or idle:
                 continue
@@ -192,11 +192,11 @@ class OutlierDetector:
         return None
 
     def _outlier(
-        self, one: LongWait, match: _Match, known: Outlier | None, snapshot: Snapshot, kept: HistoryTick
+        self, one: LongWait, match: _Match, known: Outlier | None, snapshot: Snapshot, tick: HistoryTick
     ) -> Outlier:
-        value = _value_ns(one, match.category, kept.at_ns)
+        value = _value_ns(one, match.category, tick.at_ns)
         usual_ns = known.usual_ns if known else self._usual.of(one.program, match.category)
-        times = kept.at_ns, kept.taken_ns
+        times = tick.at_ns, tick.taken_ns
         what = match.rule, match.metric, match.category, one.program, value, match.threshold
         return Outlier(
             *times,
@@ -246,7 +246,7 @@ class OutlierDetector:
                 self._due, (_began_ns(one) + threshold_ns + 1, one.site.pid, one.site.tid, one.switched_out_ns)
             )
 
-    def _ended(self, snapshot: Snapshot, kept: HistoryTick, reported: Collection[_Identity]) -> list[Outlier]:
+    def _ended(self, snapshot: Snapshot, tick: HistoryTick, reported: Collection[_Identity]) -> list[Outlier]:
         """Return waits that were reported while in progress and have ended without another report."""
         found: list[Outlier] = []
         for pid, tid, began_ns in list(self._counted):
@@ -258,42 +258,42 @@ class OutlierDetector:
             if identity not in reported and was.wait and (now is None or _began_ns(now) != was.wait.began_ns):
                 wait = was.wait._replace(ended_ns=snapshot.at_ns, is_exact=False)
                 at = {
-                    "at_ns": kept.at_ns,
-                    "taken_ns": kept.taken_ns,
-                    "value": _value_ns(wait, was.category, kept.at_ns),
+                    "at_ns": tick.at_ns,
+                    "taken_ns": tick.taken_ns,
+                    "value": _value_ns(wait, was.category, tick.at_ns),
                 }
                 found.append(was._replace(wait=wait, was_reported=True, more=0, **at))
         return found
 
-    def _new_suspects(self, suspects: Found, kept: HistoryTick) -> list[Outlier]:
+    def _new_suspects(self, suspects: Found, tick: HistoryTick) -> list[Outlier]:
         """Return the suspects that were not there in the tick before, if a trigger wants them."""
         before, self._suspects = self._suspects, {one.key for one in suspects.suspects}
         if not any(one.metric == HARM for one in self._triggers):
             return []
-        times = kept.at_ns, kept.taken_ns
+        times = tick.at_ns, tick.taken_ns
         return [
             Outlier(*times, SUSPECT, HARM, one.hops[0].state, one.end.program, one.harm, 0.0)
             for one in suspects.suspects
             if one.key not in before
         ]
 
-    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, kept: HistoryTick) -> list[Outlier]:
+    def _of_tick(self, trigger: Trigger, snapshot: Snapshot, tick: HistoryTick) -> list[Outlier]:
         """Apply a trigger for ticks: to each program that it names, or to all together."""
         if trigger.is_of_waits or trigger.metric == HARM:
             return []
         found: list[Outlier] = []
-        parts = _parts(trigger, snapshot.catalog, kept)
+        parts = _parts(trigger, snapshot.catalog, tick)
         for program, part in parts.items():
-            value = _measured(trigger, part, kept.span_ns)
+            value = _measured(trigger, part, tick.span_ns)
             of = trigger.text, program
             if value <= trigger.value:
                 self._true_since.pop(of, None)
                 continue
-            since_ns = self._true_since.setdefault(of, kept.at_ns - kept.span_ns)
-            lasted_ns, before_ns = kept.at_ns - since_ns, kept.at_ns - kept.span_ns - since_ns
+            since_ns = self._true_since.setdefault(of, tick.at_ns - tick.span_ns)
+            lasted_ns, before_ns = tick.at_ns - since_ns, tick.at_ns - tick.span_ns - since_ns
             if lasted_ns >= trigger.for_ns and (before_ns < trigger.for_ns or not before_ns):
                 what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
-                times = kept.at_ns, kept.taken_ns
+                times = tick.at_ns, tick.taken_ns
                 found.append(Outlier(*times, trigger.text, trigger.metric, what, program, value, trigger.value))
         for of in [of for of in self._true_since if of[0] == trigger.text and of[1] not in parts]:
             del self._true_since[of]
@@ -307,8 +307,8 @@ def _idle(some: Sequence[LongWait], categories: Sequence[str], idle: Idle) -> li
     asleep = np.flatnonzero(np.array([category == SLEEP for category in categories], np.bool_))
     if len(asleep):
         is_idle[asleep] |= idle.is_periodic(ids[asleep])
-    said = idle.verdicts.of(ids)
-    return np.where(said == 0, is_idle, said > 0).tolist()
+    by_rule = idle.by_rule.of(ids)
+    return np.where(by_rule == 0, is_idle, by_rule > 0).tolist()
 
 
 def excerpt(catalog: Catalog, site: SiteKey) -> Catalog:
@@ -357,13 +357,13 @@ def _after(snapshot: Snapshot, wait: LongWait) -> str:
     return f"{now.letter} {category}"
 
 
-def _parts(trigger: Trigger, catalog: Catalog, kept: HistoryTick) -> dict[str, Part]:
+def _parts(trigger: Trigger, catalog: Catalog, tick: HistoryTick) -> dict[str, Part]:
     """Return what a trigger for ticks covers, by program.
 
     Everything is under the empty name if the trigger names no program.
     """
     parts: dict[str, list[Part]] = {}
-    for leaf, by_pid in kept.breakdown.processes.items():
+    for leaf, by_pid in tick.breakdown.processes.items():
         if leaf.category == FILTERED or (leaf.idle and not trigger.with_idle):
             continue
         for pid, part in by_pid.items():

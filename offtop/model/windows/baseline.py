@@ -72,7 +72,7 @@ def baseline_of(
 ) -> Baseline:
     """Create a baseline from consecutive windows, earliest first (at least one)."""
     last = parts[-1]
-    catalog = _kept(last.catalog, parts)
+    catalog = _excerpt(last.catalog, parts)
     return Baseline(
         [(one.span_ns, shares(one, idle)) for one in parts],
         catalog,
@@ -101,7 +101,7 @@ def parts_of(ticks: Sequence[HistoryTick]) -> list[Window]:
     ]
 
 
-def _kept(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
+def _excerpt(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
     """Copy what `catalog` has for `windows`: its owner may drop it, and pids may be reused."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:

@@ -43,7 +43,7 @@ from offtop.model.values.table import (
     thread_codes,
 )
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
+from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
 from offtop.model.windows.window import Window
 
 RUN_QUEUE = "run-queue"
@@ -66,7 +66,7 @@ class Idle(NamedTuple):
     """Categories that are always idle."""
     periodic: SiteKeys = NO_SITES
     """Sites of `sleep` that are periodic. One window is not enough to decide that; History does."""
-    verdicts: IdleVerdicts = NO_VERDICTS
+    by_rule: IdleByRule = NOTHING_BY_RULE
     """What rules say about sites, whatever their category. They override the categories and what is periodic."""
     standing: SiteKeys = NO_SITES
     """Sites of waits that have always stood there (classify.standing): the blocked time of a wait in progress there is
@@ -278,11 +278,11 @@ def shares(window: Window, idle: Idle) -> Shares:
     if len(asleep) and len(idle.periodic):
         leaf[asleep[idle.is_periodic(placed[asleep])]] = number(Leaf(SLEEP, True))
 
-    verdicts = idle.verdicts.of(placed)
-    for verdict in (1, -1):
-        rows = np.flatnonzero(verdicts == verdict)
+    by_rule = idle.by_rule.of(placed)
+    for sign in (1, -1):
+        rows = np.flatnonzero(by_rule == sign)
         if len(rows):
-            leaf[rows] = np.array([number(Leaf(c, verdict > 0)) for c in categories], np.int64)[which[rows]]
+            leaf[rows] = np.array([number(Leaf(c, sign > 0)) for c in categories], np.int64)[which[rows]]
 
     throttled = np.array([c == THROTTLE for c in categories], np.bool_)[which[:count]]
     total_ns, ready_ns = numbers[:, TOTAL_NS], np.where(throttled, 0, numbers[:, RUNQUEUE_NS])

@@ -48,7 +48,7 @@ from offtop.model.windows.breakdown import (
     shares,
     with_standing,
 )
-from offtop.model.windows.idle_verdicts import NO_VERDICTS, IdleVerdicts
+from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, IdleByRule
 from offtop.model.windows.stuck import PastWaits, Stuck, stuck
 from offtop.model.windows.window import Window, between, merge, moved_only
 from offtop.units import NS_PER_S
@@ -58,10 +58,10 @@ HISTORY_BYTES = 40 * 1024 * 1024
 
 _UNPACKED_SHARE = 4
 """Divisor of the budget: the part for windows that are not packed."""
-_CUT_KEPT_NS = 60 * NS_PER_S
+_KEEP_BREAKDOWNS_NS = 60 * NS_PER_S
 """How long breakdowns by process are kept: as long as the longest rolling span."""
 
-_KEPT_BYTES = 4_000
+_TICK_BYTES = 4_000
 _BLOCKED_BYTES = 300
 """Memory of who must act to end one wait, and of one title."""
 _PART_BYTES = 500
@@ -116,9 +116,9 @@ class HistoryTick:
     held: Window | Packed
     idle: Idle
     """What counted as idle in this tick."""
-    kept_breakdown: Breakdown | None
-    kept_moves: Moves | None
-    kept_shares: Shares | None
+    cached_breakdown: Breakdown | None
+    cached_moves: Moves | None
+    cached_shares: Shares | None
     """Only for the newest tick, which is drawn most often: shares are as large as their window."""
 
     @property
@@ -145,15 +145,15 @@ class HistoryTick:
 
     @property
     def moves(self) -> Moves:
-        return self.window.moves if self.kept_moves is None else self.kept_moves
+        return self.window.moves if self.cached_moves is None else self.cached_moves
 
     @property
     def shares(self) -> Shares:
-        return self.kept_shares or shares(self.window, self.idle)
+        return self.cached_shares or shares(self.window, self.idle)
 
     @property
     def breakdown(self) -> Breakdown:
-        return self.kept_breakdown or break_down(self.window, self.idle)
+        return self.cached_breakdown or break_down(self.window, self.idle)
 
 
 class History:
@@ -165,30 +165,30 @@ class History:
         is_periodic: Callable[[Ints], Mask],
         max_ns: int = HISTORY_NS,
         max_bytes: int = HISTORY_BYTES,
-        verdicts: Callable[[Iterable[Ints], Catalog], IdleVerdicts] = lambda _, __: NO_VERDICTS,
+        idle_by_rule: Callable[[Iterable[Ints], Catalog], IdleByRule] = lambda _, __: NOTHING_BY_RULE,
         standing: FindStanding = none_standing,
     ) -> None:
         """Create an empty history.
 
-        `idle` names the categories that are always idle. `is_periodic` decides for each histogram of a `sleep` site, a
-        row of lanes over everything seen of it, whether the sleep is periodic. `verdicts` applies the rules to sites'
-        ids (CauseFinder.verdicts); `standing` finds the waits that have always stood there (SuspectWatch.standing).
-        Both are called in the thread that adds.
+        `idle` names the categories that are always idle. `is_periodic` returns which `sleep` sites are periodic, given
+        the histogram of all waits so far of each, a row of lanes. `idle_by_rule` applies the cause rules to the ids of
+        sites (CauseFinder.idle_by_rule). `standing` finds the waits that have always stood there
+        (SuspectWatch.standing). The last two are called in the thread that adds.
         """
         self._idle = frozenset(idle)
-        self._verdicts, self._standing = verdicts, standing
-        self._newest_verdicts = NO_VERDICTS
+        self._idle_by_rule, self._standing = idle_by_rule, standing
+        self._newest_by_rule = NOTHING_BY_RULE
         self._newest_standing = NO_SITES
         self._is_periodic = is_periodic
         self._max_ns = max_ns
         self._max_bytes = max_bytes
         self._lock = Lock()
-        self._kept: deque[HistoryTick] = deque()
+        self._ticks: deque[HistoryTick] = deque()
         self._number = 0
         """Number of the newest tick."""
         self._unpacked = 0
         """How many of the newest ticks are not packed."""
-        self._with_cut = 0
+        self._with_breakdown = 0
         """How many of the newest ticks have their breakdown."""
         self._unpacked_bytes = 0
         self._bytes = 0
@@ -231,18 +231,18 @@ class History:
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
             self._periodic = periodic
-        earlier_verdicts, self._newest_verdicts = self._newest_verdicts, self._verdicts_on(snapshot, window)
-        is_new |= self._newest_verdicts is not earlier_verdicts
-        idle = Idle(self._idle, self._periodic, self._newest_verdicts)
+        earlier_by_rule, self._newest_by_rule = self._newest_by_rule, self._apply_rules(snapshot, window)
+        is_new |= self._newest_by_rule is not earlier_by_rule
+        idle = Idle(self._idle, self._periodic, self._newest_by_rule)
         every = shares(window, idle)
         standing = self._standing(snapshot, window, idle, every)
         if np.array_equal(standing.ids, self._newest_standing.ids):
             standing = self._newest_standing
         idle = idle._replace(standing=standing)
-        kept = HistoryTick.of(window, idle, self._number, with_standing(every, standing))
-        own = _PART_BYTES * len(kept.leaves) + (periodic.ids.nbytes + self._newest_verdicts.bytes_held if is_new else 0)
+        tick = HistoryTick.of(window, idle, self._number, with_standing(every, standing))
+        own = _PART_BYTES * len(tick.leaves) + (periodic.ids.nbytes + self._newest_by_rule.bytes_held if is_new else 0)
         own += standing.ids.nbytes if standing is not self._newest_standing else 0
-        kept = replace(kept, bytes_held=_bytes_of(kept) + own)
+        tick = replace(tick, bytes_held=_bytes_of(tick) + own)
         self._newest_standing = standing
         with self._lock:
             if self._longest_waits is not None:
@@ -255,37 +255,37 @@ class History:
             for waker, storm in window.storms.items():
                 self._largest_storms[waker] = max(storm.largest, self._largest_storms.get(waker, 0))
             self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
-            if self._kept:
-                self._kept[-1] = replace(self._kept[-1], kept_shares=None)
-            self._kept.append(kept)
+            if self._ticks:
+                self._ticks[-1] = replace(self._ticks[-1], cached_shares=None)
+            self._ticks.append(tick)
             self._unpacked += 1
-            self._with_cut += 1
-            self._unpacked_bytes += kept.bytes_held
-            self._bytes += kept.bytes_held
+            self._with_breakdown += 1
+            self._unpacked_bytes += tick.bytes_held
+            self._bytes += tick.bytes_held
             self._waits.add(snapshot)
             self._make_room()
-        return kept
+        return tick
 
     def refresh_newest(self) -> HistoryTick | None:
         """Apply the rules to the newest tick again: more functions may have names by now."""
         with self._lock:
-            newest, latest = self._kept[-1] if self._kept else None, self._latest
+            newest, latest = self._ticks[-1] if self._ticks else None, self._latest
         if newest is None or latest is None or isinstance(newest.held, Packed):
             return newest
-        self._newest_verdicts = self._verdicts_on(latest, newest.held)
-        if self._newest_verdicts is newest.idle.verdicts:
+        self._newest_by_rule = self._apply_rules(latest, newest.held)
+        if self._newest_by_rule is newest.idle.by_rule:
             return newest
-        seen = HistoryTick.of(newest.held, newest.idle._replace(verdicts=self._newest_verdicts), newest.number)
+        seen = HistoryTick.of(newest.held, newest.idle._replace(by_rule=self._newest_by_rule), newest.number)
         seen = replace(seen, bytes_held=newest.bytes_held)
         with self._lock:
-            self._kept[-1] = seen
+            self._ticks[-1] = seen
         return seen
 
-    def _verdicts_on(self, snapshot: Snapshot, window: Window) -> IdleVerdicts:
+    def _apply_rules(self, snapshot: Snapshot, window: Window) -> IdleByRule:
         """Apply the rules to all sites: waits in progress are judged by finished ones."""
         known = table_of(SITES, snapshot.sites)
         sites = known.ids[known.present], table_of(SITES, window.sites).ids, window.still.ids
-        return self._verdicts(sites, window.catalog)
+        return self._idle_by_rule(sites, window.catalog)
 
     def _begin(self, snapshot: Snapshot) -> None:
         """Drop everything: what was kept belongs to other totals."""
@@ -297,10 +297,10 @@ class History:
             self._largest_storms.clear()
             self._longest_call_ns = 0
             self._early_moves.clear()
-            self._kept.clear()
+            self._ticks.clear()
             self._waits.clear()
             self._waits.add(snapshot)
-            self._unpacked = self._with_cut = self._unpacked_bytes = self._bytes = 0
+            self._unpacked = self._with_breakdown = self._unpacked_bytes = self._bytes = 0
 
     @property
     def latest(self) -> Snapshot | None:
@@ -308,11 +308,11 @@ class History:
 
     @property
     def newest(self) -> HistoryTick | None:
-        return self._kept[-1] if self._kept else None
+        return self._ticks[-1] if self._ticks else None
 
     @property
     def oldest(self) -> HistoryTick | None:
-        return self._kept[0] if self._kept else None
+        return self._ticks[0] if self._ticks else None
 
     @property
     def oldest_ns(self) -> int:
@@ -329,7 +329,7 @@ class History:
     def reach_ns(self) -> int:
         """How far back it goes."""
         with self._lock:
-            return self._kept[-1].at_ns - self._kept[0].at_ns + self._kept[0].span_ns if self._kept else 0
+            return self._ticks[-1].at_ns - self._ticks[0].at_ns + self._ticks[0].span_ns if self._ticks else 0
 
     def last(self, span_ns: int, end_ns: int | None = None) -> list[HistoryTick]:
         """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first.
@@ -342,8 +342,8 @@ class History:
             return self._last(span_ns, end_ns)
 
     def _last(self, span_ns: int, end_ns: int | None) -> list[HistoryTick]:
-        every = self._kept
-        end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda kept: kept.at_ns)
+        every = self._ticks
+        end = len(every) if end_ns is None else bisect_left(every, end_ns + 1, key=lambda tick: tick.at_ns)
         if not end:
             return []
         from_ns = every[end - 1].at_ns - span_ns
@@ -361,17 +361,17 @@ class History:
             ticks = self._last(span_ns, end_ns)
             if not ticks:
                 return iter(())
-            since = list(islice(self._kept, ticks[0].number - self._kept[0].number, None))
+            since = list(islice(self._ticks, ticks[0].number - self._ticks[0].number, None))
             waits = self._waits.lasting(ticks[0].at_ns - ticks[0].span_ns, ticks[-1].at_ns)
             latest = self._waits.latest
-        before = rebuilt.ended_before(latest.sites if latest else {}, (kept.window for kept in since))
-        return rebuilt.snapshots((kept.window for kept in ticks), [*waits], before)
+        before = rebuilt.ended_before(latest.sites if latest else {}, (tick.window for tick in since))
+        return rebuilt.snapshots((tick.window for tick in ticks), [*waits], before)
 
     def tick(self, number: int) -> HistoryTick | None:
         """Return the tick of that number, or None if it is not kept any more."""
         with self._lock:
-            index = number - self._kept[0].number if self._kept else -1
-            return self._kept[index] if 0 <= index < len(self._kept) else None
+            index = number - self._ticks[0].number if self._ticks else -1
+            return self._ticks[index] if 0 <= index < len(self._ticks) else None
 
     def stuck(self, tick: HistoryTick, pids: Collection[int] | None = None) -> Stuck:
         """Return the waits that were in progress at the end of `tick`.
@@ -388,7 +388,7 @@ class History:
     def taken_by(self, taken_ns: int) -> HistoryTick | None:
         """Return the last tick taken by that time (CLOCK_REALTIME); None if it was dropped."""
         with self._lock:
-            return next((kept for kept in reversed(self._kept) if kept.taken_ns <= taken_ns), None)
+            return next((tick for tick in reversed(self._ticks) if tick.taken_ns <= taken_ns), None)
 
     def until(self, at_ns: int, mode: str = OFFCPU) -> HistoryTick | None:
         """Return everything up to the tick at `at_ns` as one tick.
@@ -400,7 +400,7 @@ class History:
             return None
         lacking = (index for index in reversed(range(len(every) - 1)) if not gathers(every[index].header.mode, mode))
         every = every[next(lacking, -1) + 1 :]
-        return HistoryTick.of(merge([kept.window for kept in every]), every[-1].idle)
+        return HistoryTick.of(merge([tick.window for tick in every]), every[-1].idle)
 
     def since_start(self, mode: str = OFFCPU) -> HistoryTick | None:
         """Return everything since the start as one tick; threads that exited are summed up.
@@ -432,7 +432,7 @@ class History:
         }
         calls = window.calls._replace(max_ns=longest_call_ns)
         window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
-        return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_verdicts, self._newest_standing))
+        return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_by_rule, self._newest_standing))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
         """Return the sites of `sleep` whose waits so far are periodic."""
@@ -447,17 +447,17 @@ class History:
 
         The newest tick is left unchanged.
         """
-        every = self._kept
+        every = self._ticks
         while self._unpacked > 1 and self._unpacked_bytes > self._max_bytes // _UNPACKED_SHARE:
             self._replace(len(every) - self._unpacked, pack_window=True)
             self._unpacked -= 1
-        too_old_ns = every[-1].at_ns - _CUT_KEPT_NS
-        while self._with_cut > 1:
-            oldest = len(every) - self._with_cut
+        too_old_ns = every[-1].at_ns - _KEEP_BREAKDOWNS_NS
+        while self._with_breakdown > 1:
+            oldest = len(every) - self._with_breakdown
             if every[oldest].at_ns > too_old_ns:
                 break
             self._replace(oldest, pack_window=False)
-            self._with_cut -= 1
+            self._with_breakdown -= 1
         from_ns = every[-1].at_ns - self._max_ns
         while len(every) > 1 and (self.bytes_held > self._max_bytes or every[0].at_ns <= from_ns):
             dropped = every.popleft()
@@ -466,17 +466,17 @@ class History:
             if len(every) < self._unpacked:
                 self._unpacked -= 1
                 self._unpacked_bytes -= dropped.bytes_held
-            self._with_cut = min(self._with_cut, len(every))
+            self._with_breakdown = min(self._with_breakdown, len(every))
 
     def _replace(self, index: int, pack_window: bool) -> None:
         """Replace the tick at `index` by one with a packed window, or without breakdown."""
-        was = self._kept[index]
+        was = self._ticks[index]
         held = pack(was.window) if pack_window else was.held
-        kept_breakdown, kept_moves = (was.kept_breakdown, was.kept_moves) if pack_window else (None, None)
-        smaller = replace(was, held=held, kept_breakdown=kept_breakdown, kept_moves=kept_moves)
+        cached_breakdown, cached_moves = (was.cached_breakdown, was.cached_moves) if pack_window else (None, None)
+        smaller = replace(was, held=held, cached_breakdown=cached_breakdown, cached_moves=cached_moves)
         bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
         smaller = replace(smaller, bytes_held=bytes_held)
-        self._kept[index] = smaller
+        self._ticks[index] = smaller
         self._bytes += smaller.bytes_held - was.bytes_held
         if pack_window:
             self._unpacked_bytes -= was.bytes_held
@@ -493,18 +493,18 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
     return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
 
 
-def _bytes_of(kept: HistoryTick) -> int:
-    held, own = kept.held, _KEPT_BYTES
-    own += _BLOCKED_BYTES * (len(kept.header.blockers) + len(kept.header.titles))
+def _bytes_of(tick: HistoryTick) -> int:
+    held, own = tick.held, _TICK_BYTES
+    own += _BLOCKED_BYTES * (len(tick.header.blockers) + len(tick.header.titles))
     if isinstance(held, Packed):
         own += len(held.columns)
     else:
         tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
         own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes + held.moves.rows.nbytes
-    if kept.kept_breakdown:
-        own += _PART_BYTES * sum(map(len, kept.kept_breakdown.processes.values()))
-    if kept.kept_moves and kept.kept_moves is not kept.header.moves:
-        own += kept.kept_moves.rows.nbytes
+    if tick.cached_breakdown:
+        own += _PART_BYTES * sum(map(len, tick.cached_breakdown.processes.values()))
+    if tick.cached_moves and tick.cached_moves is not tick.header.moves:
+        own += tick.cached_moves.rows.nbytes
     return own
 
 

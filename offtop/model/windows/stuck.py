@@ -116,8 +116,8 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     if len(asleep) and len(idle.periodic):
         looks_idle[asleep] |= idle.is_periodic(ids[asleep])
     ids[:, USER] = every.rows[:, READ_USER]
-    verdicts = idle.verdicts.of(ids)
-    looks_idle = np.where(verdicts == 0, looks_idle, verdicts > 0)
+    by_rule = idle.by_rule.of(ids)
+    looks_idle = np.where(by_rule == 0, looks_idle, by_rule > 0)
     stands = ~looks_idle & idle.standing.mask(every.sites)
     codes, leaf = np.unique(which << 2 | (looks_idle | stands) << 1 | stands, return_inverse=True)
     leaves = [Leaf(names[code >> 2], bool(code & 2), bool(code & 1)) for code in codes.tolist()]

@@ -28,11 +28,11 @@ class Session:
     ) -> None:
         """`outlier_actions` is None if the outliers come from a recording. `weights` are those of suspects, or None."""
         self.source, self.categories, self.rules, self.outlier_actions = source, categories, rules, outlier_actions
-        verdicts = CauseFinder(source.names, rules).verdicts  # the polling thread needs its own CauseFinder
+        idle_by_rule = CauseFinder(source.names, rules).idle_by_rule  # the polling thread needs its own CauseFinder
         self.suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
         """None if nobody looks for any."""
         standing = self.suspects.standing if self.suspects else none_standing
-        self.history = History(categories.idle, is_periodic, history_ns, verdicts=verdicts, standing=standing)
+        self.history = History(categories.idle, is_periodic, history_ns, idle_by_rule=idle_by_rule, standing=standing)
         self.outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())
         self.outlier_list = OutlierList(self.outliers)
         self.pictures = Pictures(self.history, source.names, rules, self.outliers, goes_on=source.recorded is None)

@@ -356,7 +356,7 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
         right.append(("zoomed (x)  ", "filter"))
     if view.compared:
         right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
-    pin = who(common.catalog, view.pin, glyphs) if view.pin is not None else "-"
+    pin = name_of(common.catalog, view.pin, glyphs) if view.pin is not None else "-"
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
         (f"  sort {view.list_sort}{' reversed' if view.reverse else ''}", "dim"),
@@ -377,16 +377,16 @@ def _chosen(common: Common, glyphs: Glyphs) -> list[str]:
     view = common.view
     words = [view.category] if view.category != ALL else []
     if view.group is not None:
-        words.append(who(common.catalog, view.group[0], glyphs))
+        words.append(name_of(common.catalog, view.group[0], glyphs))
     if view.program is not None:
-        words.append(who(common.catalog, view.program, glyphs))
+        words.append(name_of(common.catalog, view.program, glyphs))
     pid, _ = view.subject_ids
     if pid is not None:
-        words.append(who(common.catalog, pid, glyphs))
+        words.append(name_of(common.catalog, pid, glyphs))
     if view.pool is not None:
         words.append(f"{printable(view.pool.family, glyphs.is_ascii)}")
     if view.thread is not None:
-        words.append(who(common.catalog, view.thread, glyphs))
+        words.append(name_of(common.catalog, view.thread, glyphs))
     if view.object is not None:
         words.append(f"on {printable(view.object.label, glyphs.is_ascii)}")
     if view.reason is not None:
@@ -402,7 +402,7 @@ def selection(common: Common, glyphs: Glyphs) -> str:
     return " > ".join(_chosen(common, glyphs)) or "all"
 
 
-def who(catalog: Catalog, key: str | int | Program | ThreadKey, glyphs: Glyphs) -> str:
+def name_of(catalog: Catalog, key: str | int | Program | ThreadKey, glyphs: Glyphs) -> str:
     """Return `mysqld(4242)`, `mysqld` for a program, `connection(4268)` or `mysql.service`, escaped."""
     if isinstance(key, str | Program):
         return printable(key.name if isinstance(key, Program) else cgroup_name(key), glyphs.is_ascii)

@@ -150,7 +150,7 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
     """
     steps: list[Step | None] = [*branch.path[branch.first :]]
     if steps[0] == WOKEN_BY and _cells(steps, pen) > room:
-        steps = _who_first(branch.path[branch.first :], room, pen)
+        steps = _waker_first(branch.path[branch.first :], room, pen)
     elif len(steps) > 2 and _cells(steps, pen) > room:
         first, *rest = steps
         steps = [first, None, rest.pop()]
@@ -179,13 +179,13 @@ def _names(branch: Branch, room: int, pen: Pen) -> Spans:
     return spans
 
 
-def _who_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
+def _waker_first(steps: Sequence[Step], room: int, pen: Pen) -> list[Step | None]:
     """Choose the steps of a line about a waker: its name, and as many functions as fit."""
-    who = max((number for number, step in enumerate(steps) if step.is_waker), default=len(steps) - 1)
-    shown, room = 1, room - (4 if who + 1 < len(steps) else 0)  # room for a cut rest
-    while shown < who and _cells([*steps[: shown + 1], None, steps[who]], pen) <= room:
+    waker = max((number for number, step in enumerate(steps) if step.is_waker), default=len(steps) - 1)
+    shown, room = 1, room - (4 if waker + 1 < len(steps) else 0)  # room for a cut rest
+    while shown < waker and _cells([*steps[: shown + 1], None, steps[waker]], pen) <= room:
         shown += 1
-    return [*steps[:shown], *([None] if shown < who else []), *steps[max(shown, who) :]]
+    return [*steps[:shown], *([None] if shown < waker else []), *steps[max(shown, waker) :]]
 
 
 def _token(step: Step, category: str) -> str:

@@ -125,9 +125,9 @@ def call_of(one: Waiting, catalog: Catalog) -> str:
 def text_of(listed: StuckPicture, catalog: Catalog, row: int, names: Names) -> str:
     """Return the text that a search looks at."""
     one = listed.shown.waits[row]
-    who = f"{thread_name(one.site.thread, catalog)} {process_name(one.site.pid, catalog)}"
+    subject = f"{thread_name(one.site.thread, catalog)} {process_name(one.site.pid, catalog)}"
     for_what = _for_what(listed, catalog, row, names)
-    return f"{who} {listed.shown.leaf(row).category} {call_of(one, catalog)} {for_what}"
+    return f"{subject} {listed.shown.leaf(row).category} {call_of(one, catalog)} {for_what}"
 
 
 def _for_what(listed: StuckPicture, catalog: Catalog, row: int, names: Names) -> str:
@@ -225,7 +225,7 @@ def _summary_lines(listed: StuckPicture, common: Common, row: int, pen: Pen) -> 
     shown, catalog = listed.shown, common.catalog
     one, age = shown.waits[row], shown.age(row)
     thread, process = thread_name(one.site.thread, catalog), process_name(one.site.pid, catalog)
-    who = f"{thread}({one.site.tid}) of {process}({one.site.pid})"
+    subject = f"{thread}({one.site.tid}) of {process}({one.site.pid})"
     since = clock(common.newest, shown.at_ns - age.ns)
     unseen = "between two samples" if common.sampling else "before offtop started"
     began = {
@@ -237,7 +237,7 @@ def _summary_lines(listed: StuckPicture, common: Common, row: int, pen: Pen) -> 
     ready = f", woken {duration(one.runqueue_ns)} ago" if state == "R" and not one.is_ready else ""
     details = catalog.detail(one.site.pid)
     lines = [
-        plain(fit(f" {age.text} {who}  {began}", pen.width, pen.glyphs), "title"),
+        plain(fit(f" {age.text} {subject}  {began}", pen.width, pen.glyphs), "title"),
         Line(
             (
                 (f"   {shown.leaf(row).category}", f"cat-{shown.leaf(row).category}"),

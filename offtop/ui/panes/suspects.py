@@ -29,7 +29,7 @@ class HopText(NamedTuple):
     """One hop of a chain. All texts are raw."""
 
     key: ThreadKey
-    who: str
+    name: str
     does: str
     """What it waits for, or what it does if it is the last."""
     place: str
@@ -79,7 +79,7 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
     does = f"waits for {texts.what(hop)}" if hop.via else texts.does(hop)
     place = location.of_sleeper(catalog, hop.site, names) if hop.site else ""
     does = does if hop.many == 1 else of_several(does)
-    return HopText(hop.key, texts.who(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
+    return HopText(hop.key, texts.name_of(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
 
 
 def without_suspects(picture: Picture | None) -> str:
@@ -208,7 +208,7 @@ class Suspects(Overlay):
     @staticmethod
     def _hop_lines(hop: HopText, is_chosen: bool) -> list[tuple[str, str]]:
         age = duration(hop.age_ns)
-        found = [(f" {'>' if is_chosen else ' '} {age:>6} {hop.who}: {hop.does}", "text")]
+        found = [(f" {'>' if is_chosen else ' '} {age:>6} {hop.name}: {hop.does}", "text")]
         if hop.place:
             found.append((f"          at {hop.place}", "dim"))
         if hop.via:

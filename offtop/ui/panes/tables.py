@@ -18,7 +18,7 @@ from offtop.ui.kit.columns import Column, heads, line_of, that_fit, width_of
 from offtop.ui.kit.glyphs import sparkline
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import account, wakers
-from offtop.ui.panes.head import who
+from offtop.ui.panes.head import name_of
 from offtop.units import average, count, duration, threads
 
 
@@ -175,7 +175,7 @@ def rows(picture: Picture, pen: Pen) -> list[Line]:
     inside = pid if pid is not None else view.program or (view.group[0] if view.group else None)
     if view.lists_wakers and view.thread is not None:
         inside = view.thread
-    of = f" of {who(picture.common.catalog, inside, pen.glyphs)}" if inside is not None else ""
+    of = f" of {name_of(picture.common.catalog, inside, pen.glyphs)}" if inside is not None else ""
     category = view.category if view.category != ALL else "all categories"
     title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
     if picture.common.uncompared or picture.caveat:

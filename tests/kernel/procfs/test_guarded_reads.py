@@ -133,14 +133,14 @@ def test_late_descriptors_are_closed(channel: Channel, reads: GuardedReads, tmp_
     assert (inode, size, written_ns) == (path.stat().st_ino, 5, path.stat().st_mtime_ns)
     assert os.pread(fd, 9, 0) == b"12345"
     os.close(fd)
-    status, kept, fd = channel.keep("file", str(path), inode)
+    status, handle, fd = channel.keep_open("file", str(path), inode)
     os.close(fd)
     assert status[1:] == [inode, 5, written_ns]
-    assert channel.ask("file", "mtime_of_kept_ns", *kept) == written_ns
-    channel.ask("file", "release", *kept)
-    for known in (kept, (1, kept[1])):
+    assert channel.ask("file", "mtime_of_handle_ns", *handle) == written_ns
+    channel.ask("file", "release", *handle)
+    for known in (handle, (1, handle[1])):
         with pytest.raises(OSError, match="Bad file descriptor"):
-            channel.ask("file", "mtime_of_kept_ns", *known)
+            channel.ask("file", "mtime_of_handle_ns", *known)
     with pytest.raises(FileNotFoundError):
         channel.open("file", str(path), inode + 1)
     with pytest.raises(FileNotFoundError):
@@ -341,7 +341,7 @@ def test_a_file_kept_too_late_is_closed_in_the_child(reads: GuardedReads, tmp_pa
     os.kill(reads.pid, signal.SIGSTOP)
     until(lambda: " T " in Path(f"/proc/{reads.pid}/stat").read_text())  # it may still run on another CPU
     with pytest.raises(TimeoutError):
-        impatient.keep("late", str(tmp_path / "file"), 0)
+        impatient.keep_open("late", str(tmp_path / "file"), 0)
     os.kill(reads.pid, signal.SIGCONT)
     until(lambda: impatient.refill() is None and not impatient.hung and descriptors(reads) == before)
 
@@ -351,11 +351,11 @@ def test_a_kept_file_is_closed_while_its_device_hangs(reads: GuardedReads, chann
     other.touch()
     channel.start()
     before = descriptors(reads)
-    _, kept, fd = channel.keep("device", str(other), 0)
+    _, handle, fd = channel.keep_open("device", str(other), 0)
     os.close(fd)
     with pytest.raises(TimeoutError):
         content(channel, "device", fifo)
-    OpenedFile(fd, "device", kept).release(channel)
+    OpenedFile(fd, "device", handle).release(channel)
     until(lambda: descriptors(reads) == before)
     let_go(fifo)
 

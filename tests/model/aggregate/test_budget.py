@@ -21,7 +21,7 @@ def test_without_a_rate_only_the_shares_of_the_threads_are_shown() -> None:
         None,
     )
     assert result.lines == ["16 threads: 25% idle, 62% blocked otherwise, 0% ready to run, 12% running"]
-    assert result.verdict == ""
+    assert result.comparison == ""
 
 
 def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
@@ -32,7 +32,7 @@ def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu_ns", "expected", "verdict"),
+    ("cpu_ns", "expected", "comparison"),
     [
         (2 * MS, 14.0, "as expected"),
         (1 * MS, 15.0, "as expected"),
@@ -40,16 +40,16 @@ def test_with_a_rate_the_time_of_each_request_is_shown() -> None:
         (int(0.1 * MS), 15.9, "less: requests take more CPU"),
     ],
 )
-def test_measured_value_is_compared_with_the_expected_one(cpu_ns: int, expected: float, verdict: str) -> None:
+def test_measured_value_is_compared_with_the_expected_one(cpu_ns: int, expected: float, comparison: str) -> None:
     result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, cpu_ns))
     assert result is not None and result.expected == pytest.approx(expected)  # pyright: ignore[reportUnknownMemberType]
     assert result.off_cpu == 14.0
-    assert result.verdict == verdict
+    assert result.comparison == comparison
 
 
 def test_requests_that_need_more_cpus_than_threads_are_reported_as_wrong_input() -> None:
     result = budget(BUSY, idle_ns=4 * S, span_ns=S, rate=Rate(1_000.0, 65 * MS))
-    assert result is not None and result.verdict == "one of the numbers is wrong"
+    assert result is not None and result.comparison == "one of the numbers is wrong"
     assert result.lines[1].endswith("; R*C is 65.0, more than the threads: one of the numbers is wrong")
 
 

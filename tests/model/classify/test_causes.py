@@ -19,7 +19,7 @@ from offtop.model.values.table import Ints, Mask
 from offtop.model.values.wake import Object, Wake
 from offtop.model.windows.breakdown import Idle, Leaf, Part, Scope, break_down, by_site, shares
 from offtop.model.windows.history import History
-from offtop.model.windows.idle_verdicts import IdleVerdicts
+from offtop.model.windows.idle_by_rule import IdleByRule
 from offtop.model.windows.window import Window
 
 CATEGORIES = categories.parse(paths.categories().read_text())
@@ -358,23 +358,23 @@ def test_wait_is_matched_again_when_its_functions_get_names() -> None:
     site = SiteKey(7, 71, LOCK, LATE)
     assert cause_finder.rule_of(site, some) is None
     ids = np.array([site], np.int64)
-    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [0]
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [0]
     names.later[LATE_FRAME] = "serve"
     assert cause_finder.rule_of(site, some) is None, "nobody said that there are other names"
     names.version += 1
     rule = cause_finder.rule_of(site, some)
     assert rule and rule.id == "it"
-    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1]
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [1]
 
 
 def test_changed_rules_apply_at_once() -> None:
     source = _Changing(IDLE_RULES)
     cause_finder, some = CauseFinder(FixedNames(), source), catalog()
     ids = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
-    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1]
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [1]
     source.rules = NO_RULES
     assert cause_finder.rule_of(SiteKey(7, 71, LOCK, WORKER), some) is None
-    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [0]
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [0]
 
 
 class _Changing:
@@ -393,7 +393,7 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
     )
     cause_finder = CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = shares(some, Idle()).ids
-    idle = Idle({"poll"}, verdicts=cause_finder.verdicts([ids], some.catalog))
+    idle = Idle({"poll"}, by_rule=cause_finder.idle_by_rule([ids], some.catalog))
     parts = {leaf: part.total_ns for leaf, part in break_down(some, idle).categories.items()}
     assert parts == {Leaf("lock", True): 10, Leaf("poll"): 20, Leaf("poll", True): 30, Leaf("lock"): 40}
     assert sum(parts.values()) == sum(part.total_ns for part in break_down(some, Idle({"poll"})).categories.values())
@@ -402,17 +402,17 @@ def test_rule_overrides_whether_a_wait_is_idle() -> None:
 def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_process() -> None:
     some, cause_finder = catalog(), CauseFinder(FixedNames(), Fixed(IDLE_RULES))
     ids = np.array([(7, 71, LOCK, WORKER, 0), (7, 72, LOCK, NO_STACK, 0), (8, 81, LOCK, NO_STACK, 0)], np.int64)
-    assert cause_finder.verdicts([ids], some).of(ids).tolist() == [1, 1, 0]
+    assert cause_finder.idle_by_rule([ids], some).of(ids).tolist() == [1, 1, 0]
     more = np.array([(7, 73, LOCK, 8, 0)], np.int64)
-    cause_finder.verdicts([more], some)
+    cause_finder.idle_by_rule([more], some)
     another = np.array([(7, 74, POLL, WORKER, 0)], np.int64)
-    assert cause_finder.verdicts([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
+    assert cause_finder.idle_by_rule([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
 
 
 def test_tick_keeps_the_verdicts_of_its_time() -> None:
     names, made = FixedNames(), catalog()
     cause_finder = CauseFinder(names, Fixed(IDLE_RULES))
-    history = History((), never, verdicts=cause_finder.verdicts)
+    history = History((), never, idle_by_rule=cause_finder.idle_by_rule)
     site, sums = SiteKey(7, 71, LOCK, LATE), SiteTotals()
     for second in range(3):
         if second == 2:
@@ -429,12 +429,12 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
 def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
     cause_finder, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), catalog()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
-    assert cause_finder.verdicts([first], some).of(first).tolist() == [1]
+    assert cause_finder.idle_by_rule([first], some).of(first).tolist() == [1]
     for n in range(100):
         more = np.array([(1000 + n, 1, LOCK, WORKER, 0)], np.int64)
-        cause_finder.verdicts([more], some)
+        cause_finder.idle_by_rule([more], some)
     assert len(cause_finder._program_at) < 10  # pyright: ignore[reportPrivateUsage]
-    assert cause_finder.verdicts([first], some).of(first).tolist() == [1]
+    assert cause_finder.idle_by_rule([first], some).of(first).tolist() == [1]
 
 
 def never(lanes: Ints) -> Mask:
@@ -442,10 +442,10 @@ def never(lanes: Ints) -> Mask:
 
 
 def test_verdicts_are_empty_for_unknown_sites() -> None:
-    said = IdleVerdicts({(7, 3, 5): True, (7, 3, 6): False})
+    said = IdleByRule({(7, 3, 5): True, (7, 3, 6): False})
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]
-    assert IdleVerdicts({}).of(ids).tolist() == [0] * 4
+    assert IdleByRule({}).of(ids).tolist() == [0] * 4
 
 
 def test_peer_is_named_by_its_port() -> None:
@@ -508,7 +508,7 @@ def test_another_program_of_the_same_process_is_matched_again() -> None:
     for program in ("bash", "psql", "bash"):
         some.processes[7] = program
         rule = cause_finder.rule_of(site, some)
-        found.append((rule.id if rule else "", int(cause_finder.verdicts([ids], some).of(ids)[0])))
+        found.append((rule.id if rule else "", int(cause_finder.idle_by_rule([ids], some).of(ids)[0])))
     assert found == [("launcher", 1), ("child", 0), ("launcher", 1)]
 
 

@@ -1,6 +1,6 @@
-"""IdleVerdicts: what rules say about whether a wait is idle, overriding its category.
+"""Which waits the cause rules declare idle, or not idle, whatever their category.
 
-A tick keeps the verdicts known at the time, so that its numbers do not change.
+A tick keeps what was known at the time, so that its numbers do not change.
 """
 
 from collections.abc import Mapping
@@ -11,28 +11,28 @@ from numpy.typing import NDArray
 from offtop.model.values.table import Ints
 
 WHERE = [0, 2, 3]
-"""Columns of sites' ids that a verdict depends on: process and stacks."""
+"""Columns of sites' ids that the rules look at: process and stacks."""
 Where = tuple[int, int, int]
 
 
-class IdleVerdicts:
+class IdleByRule:
     """Which waits are idle, or are not, whatever their category. Immutable."""
 
     __slots__ = ("flags", "marks")
 
-    def __init__(self, verdicts: Mapping[Where, bool]) -> None:
-        ids = np.array([*verdicts], np.int64).reshape(-1, len(WHERE))
+    def __init__(self, by_where: Mapping[Where, bool]) -> None:
+        ids = np.array([*by_where], np.int64).reshape(-1, len(WHERE))
         marks = _marks(ids)
         order = np.argsort(marks)
         self.marks: NDArray[np.uint64] = marks[order]
-        self.flags: Ints = np.array([1 if idle else -1 for idle in verdicts.values()], np.int64)[order]
+        self.flags: Ints = np.array([1 if idle else -1 for idle in by_where.values()], np.int64)[order]
 
     @property
     def bytes_held(self) -> int:
         return self.marks.nbytes + self.flags.nbytes
 
     def of(self, ids: Ints) -> Ints:
-        """Return for each of sites' ids 1 if idle, -1 if not, and 0 without a verdict.
+        """Return for each of sites' ids 1 if idle, -1 if not, and 0 if no rule decides.
 
         They are looked up by a 64-bit hash, as in SiteKeys.mask.
         """
@@ -50,4 +50,4 @@ def _marks(ids: Ints) -> NDArray[np.uint64]:
     return np.ascontiguousarray(ids).view(np.uint64) @ _MIX
 
 
-NO_VERDICTS = IdleVerdicts({})
+NOTHING_BY_RULE = IdleByRule({})
