@@ -103,11 +103,11 @@ class Machine:
         self.sites[site] = SiteTotals(9, ns, ns, max_ns=NS_PER_S // 10)
         self.ran[ThreadKey(pid, pid)] = ThreadTotals(9, ns, ns, running_ns=NS_PER_S - ns)
 
-    def ended(self, key: ThreadKey, category: str, wake: int, waits: int) -> None:
-        """Waits of 10 ms ended in the last second."""
-        site = SiteKey(*key, self._stack([Frame(KERNEL, 0, f"in_{category}")], category), NO_STACK, wake)
-        ns = waits * NS_PER_S // 100
-        self.sites[site] = SiteTotals(waits, ns, max_ns=NS_PER_S // 100)
+    def ended(self, key: ThreadKey, category: str, wake: int, waits: int, *user: str, ms: int = 10) -> None:
+        """Waits of so many ms at functions `user`, leaf first, ended in the last second."""
+        site = SiteKey(*key, self._stack([Frame(KERNEL, 0, f"in_{category}")], category), self._user(*user), wake)
+        ns = waits * ms * NS_PER_S // 1000
+        self.sites[site] = SiteTotals(waits, ns, max_ns=ms * NS_PER_S // 1000)
         self.ran[key] = ThreadTotals(waits, ns)
 
     def held(self, waiter: ThreadKey, *blockers: Blocker) -> None:

@@ -15,8 +15,9 @@ from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_graph import Activity, KnownPeers, Paths, wait_graph
 from offtop.model.values.blockers import UPSTREAM
 from offtop.model.values.snapshot import Bound, Snapshot
-from offtop.model.values.table import NO_SITES, Mask, SiteKeys
-from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
+from offtop.model.values.stack import FIRST_STACK, NO_STACK
+from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, thread_codes
+from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WaitList
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
@@ -52,13 +53,15 @@ class WaitsOfTick:
         shares = blocked.shares
         numbers: list[int] = shares.leaf.tolist() if shares else []
         self.idle = [shares.leaves[number].idle for number in numbers] if shares else []
-        ids: list[list[int]] = shares.ids.tolist() if shares else []
-        self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
-        """As of breakdown.sites_of."""
-        self._rules: dict[int, Rule | None] = {}
-        """Cause rules of rows, as far as they were looked up."""
         ages_ns = self.waits.ages_ns(blocked.at_ns)
         self.ages_ns: list[int] = ages_ns.tolist()
+        ids: list[list[int]] = _with_ended_stacks(shares.ids, ages_ns, every).tolist() if shares else []
+        self.places = [*map(SITES.key, ids)]
+        """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
+        self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
+        """The same as of breakdown.sites_of."""
+        self._rules: dict[int, Rule | None] = {}
+        """Cause rules of rows, as far as they were looked up."""
         self.counts = self._counted()
         """Which nodes' own waiting counts."""
         self.standing = self._standing()
@@ -128,3 +131,29 @@ class WaitsOfTick:
     def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)
         return rule is None or rule.general.id not in self._weights.cause
+
+
+def _with_ended_stacks(ids: Ints, ages_ns: Ints, every: Shares) -> Ints:
+    """Return the sites `ids` of waits in progress, with user stacks from waits in `every` where they have none yet.
+
+    The user stack of a wait in progress is read some ticks after it began. A thread that waits again and again, with a
+    timeout of a second for example, would never have one. It is taken from its ended waits at the same kernel stack, if
+    these have only one, and one of them was at least half as long.
+    """
+    without = np.flatnonzero((ids[:, USER] == NO_STACK) & (ids[:, KERNEL] >= FIRST_STACK))
+    if not len(without):
+        return ids
+    of_threads = thread_codes(every.ids)
+    ended = np.flatnonzero((every.waits > 0) & (every.ids[:, USER] >= FIRST_STACK))
+    ended = ended[np.isin(of_threads[ended], thread_codes(ids[without]))]
+    known: dict[tuple[int, int], tuple[int, int]] = {}
+    columns = of_threads[ended], every.ids[ended, KERNEL], every.ids[ended, USER], every.max_ns[ended]
+    for code, kernel, user, max_ns in zip(*(one.tolist() for one in columns), strict=True):
+        before = known.get((code, kernel), (user, 0))
+        known[code, kernel] = (user if before[0] == user else NO_STACK, max(before[1], max_ns))
+    found = ids.copy()
+    for row, code in zip(without.tolist(), thread_codes(ids[without]).tolist(), strict=True):
+        user, max_ns = known.get((code, int(ids[row, KERNEL])), (NO_STACK, 0))
+        if 2 * max_ns >= ages_ns[row]:
+            found[row, USER] = user
+    return found

@@ -358,7 +358,7 @@ class _Ends:
             len(nodes),
             len({one.key.pid for one in some}),
             oldest.state,
-            self._waits.waits[oldest.row].place if in_wait else None,
+            self._waits.places[oldest.row] if in_wait else None,
             self._waits.ages_ns[oldest.row] if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
         )

@@ -22,6 +22,7 @@ from offtop.model.classify.suspects import (
 from offtop.model.values.blockers import CHILD, FILE_LOCK, MUTEX, PIPE, SOCKET, TITLE, UPSTREAM, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Holder
+from offtop.model.values.wake import NO_WAKE
 from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
 
 _SESSION = "postgres: main: bench shop [local] "
@@ -278,6 +279,19 @@ def test_clients_without_an_answer_do_not_stand_however_long_they_wait() -> None
     now = machine.tick()
     assert now.waits.rows[now.standing, 0].tolist() == [50]
     assert ends(machine.found()) == [(HOLDER, "server", 20, "idle")]
+
+
+@pytest.mark.parametrize(("ms", "is_named"), [(300, True), (10, False)])
+def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_was_as_long(
+    ms: int, is_named: bool
+) -> None:
+    machine = Machine()
+    for tid in range(11, 21):
+        key = machine.waits("mariadbd", 10, "lock", 0.5, tid=tid)
+        machine.ended(key, "lock", NO_WAKE, 1, "lib:pthread_cond_timedwait", "MDL_wait::timed_wait", ms=ms)
+    now = machine.tick()
+    rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.sites))}
+    assert rules == ({"mysql-metadata-lock"} if is_named else {""})
 
 
 def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> None:
