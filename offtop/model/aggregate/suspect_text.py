@@ -12,7 +12,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
 from offtop.model.classify.wait_graph import AWAY, IDLE, LOCKS, RUNS
-from offtop.model.values.blockers import FILE_LOCK, GIL, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
+from offtop.model.values.blockers import FILE_LOCK, GIL, LOOKUP, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
 from offtop.model.windows.baseline import Baseline
@@ -50,7 +50,7 @@ _WAITS: Mapping[str, str] = {
     THROTTLE: "its CPU quota",
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
-_HELD = LOCKS | {WAKER}
+_HELD = LOCKS | {WAKER, LOOKUP}
 _RECEIVES = "net-recv"
 _PIPE_IS_FULL = "pipe-full"
 _PRIORITY = "its priority (nice), or a CPU quota for it"

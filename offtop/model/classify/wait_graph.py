@@ -19,6 +19,7 @@ from offtop.model.values.blockers import (
     FILE_LOCK,
     GIL,
     KERNEL_LOCK,
+    LOOKUP,
     MUTEX,
     PIPE,
     SOCKET,
@@ -31,6 +32,7 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.peers import HOLDER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
+from offtop.model.values.stack import Stack
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
@@ -47,6 +49,10 @@ _LEAST_BUSY = 0.05
 """Threads on average: a process that runs less than that does nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
 """Of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
+_AWAITS_LOOKUP = "d_alloc_parallel"
+"""Where a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
+_LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
+"""How file systems call their look-ups: fuse_lookup, nfs_atomic_open."""
 _HOLDS, _QUEUES = "idle in transaction", " waiting"
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
@@ -264,6 +270,8 @@ class _Builder:
         self._edges: list[Edge] = []
         self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
         self._peers = peers
+        self._looks_up: list[ThreadKey] | None = None
+        """Threads that look up a name in a directory, if that was asked."""
         blockers = snapshot.blockers
         self._asking = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
         """Servers that wait for an answer."""
@@ -294,7 +302,17 @@ class _Builder:
         if self._wakers and self._categories[row] == "lock" and wake:
             what = self._catalog.wake(wake).object
             return tuple(one for one in self._wakers.get(what, ()) if self._may_hold(one, what))
+        if any(frame.name == _AWAITS_LOOKUP for frame in self._catalog.stack(kernel).trimmed):
+            return self._lookup()
         return ()
+
+    def _lookup(self) -> tuple[Blocker, ...]:
+        """Return the thread that waits while it looks up a name in a directory, if there is only one."""
+        if self._looks_up is None:
+            kernels = self._waits.rows[:, KERNEL]
+            looks_up = [one for one in np.unique(kernels).tolist() if _is_lookup(self._catalog.stack(one))]
+            self._looks_up = [self._keys[row] for row in np.flatnonzero(np.isin(kernels, looks_up)).tolist()]
+        return tuple(Blocker(*key, LOOKUP, False) for key in self._looks_up) if len(self._looks_up) == 1 else ()
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
         """Return whether who ended most waits for a lock may hold it now: not one that waits for it like the others."""
@@ -389,6 +407,10 @@ def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
     via = PIPE if what.kind == PIPE_OBJECT else SOCKET
     # Who holds a file lock is in Snapshot.blockers, where it has been checked.
     return tuple(Blocker(one.pid, 0, via, True) for side in sides if side.role != HOLDER for one in side.processes)
+
+
+def _is_lookup(stack: Stack) -> bool:
+    return any(_LOOKS_UP.fullmatch(frame.name) for frame in stack.trimmed)
 
 
 class _Database(NamedTuple):

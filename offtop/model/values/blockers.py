@@ -10,7 +10,7 @@ from offtop.model.values.catalog import ThreadKey
 
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "upstream", "file-system"
-CHILD, STOPPED_BY, TITLE, WAKER = "child", "stopped-by", "title", "waker"
+CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
@@ -24,6 +24,7 @@ VIA: Mapping[str, str] = {
     STOPPED_BY: "traces or has stopped the thread",
     TITLE: "says so in its title",
     WAKER: "ended most of the latest waits for the same",
+    LOOKUP: "is the only one that looks up a name in a directory, as the thread would do",
 }
 """How it is known who must act."""
 ELSEWHERE = 0

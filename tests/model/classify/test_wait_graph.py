@@ -108,6 +108,17 @@ def test_who_waits_for_the_lock_does_not_hold_it_even_if_it_ended_most_waits_for
     assert edges_of(machine.graph(), waiter) == []
 
 
+@pytest.mark.parametrize(("lookups", "edges"), [(1, [(ThreadKey(10, 10), "lookup", False)]), (2, [])])
+def test_wait_for_the_lookup_of_a_name_leads_to_the_only_thread_that_looks_one_up(
+    lookups: int, edges: list[tuple[ThreadKey, str, bool]]
+) -> None:
+    machine = Machine()
+    for number in range(lookups):
+        machine.waits("cat", 10 + number, "pipe", 20 - number, kernel="fuse_lookup")
+    waiter = machine.waits("cat", 30, "kernel-lock", kernel="d_alloc_parallel")
+    assert edges_of(machine.graph(), waiter) == edges
+
+
 def test_session_that_is_idle_in_a_transaction_is_likely_what_sessions_of_its_database_wait_for() -> None:
     machine = Machine()
     waiter = machine.waits("postgres", 10, "poll", 10, "WaitEventSetWait", "ProcSleep")
