@@ -23,7 +23,7 @@ _MOST_KEYS = 1_000
 _HARMLESS = 1 << 20
 """JSON of up to this many characters is cheap to parse, whatever it contains."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-_OURS = re.compile("[A-Za-z0-9_-]{0,32}")
+_WORD = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
 def within(values: Ints, least: int, most: int) -> None:
@@ -100,7 +100,7 @@ def integer(value: object) -> int:
 
 def word(value: object) -> str:
     """Return a word that offtop itself writes; it is shown unescaped."""
-    if not _OURS.fullmatch(found := text(value)):
+    if not _WORD.fullmatch(found := text(value)):
         raise ValueError("not a word that offtop writes")
     return found
 

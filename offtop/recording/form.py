@@ -189,9 +189,9 @@ def encode(entry: Entry) -> bytes:
     threads = change.threads
     first = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
     sites = change.sites
-    places = replace(sites, ids=sites.ids[:, :_SITE_IDS], gone=sites.gone[:, :_SITE_IDS])
+    places = replace(sites, ids=sites.ids[:, :_SITE_IDS], evicted=sites.evicted[:, :_SITE_IDS])
     waiting, waited_on = change.waiting[:, :_WAITING], change.waiting[:, _WAITING]
-    wakes = np.concatenate((sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS], waited_on))
+    wakes = np.concatenate((sites.ids[:, _SITE_IDS], sites.evicted[:, _SITE_IDS], waited_on))
     tables = columns.packed(
         [
             *_columns(first),
@@ -504,7 +504,7 @@ def stack_of(frames: Sequence[Frame], tail: object, entry: object, category: obj
 
 
 def _columns(rows: Rows) -> list[Ints]:
-    return [rows.ids, rows.numbers, *columns.sparse(rows.lanes), rows.gone, rows.longest_ns]
+    return [rows.ids, rows.numbers, *columns.sparse(rows.lanes), rows.evicted, rows.longest_ns]
 
 
 def _running(each: Iterator[Ints], threads: Rows) -> Ints:
@@ -530,12 +530,14 @@ def _add_wakes(sites: Rows, waiting: Ints, found: Ints | None) -> None:
     """Fill in the wakes; the first recordings have none, or none for waits in progress."""
     if found is None:
         return
-    places = len(sites.ids) + len(sites.gone)
+    places = len(sites.ids) + len(sites.evicted)
     if found.shape == (places,):
         found = np.pad(found, (0, len(waiting)))
     if found.shape != (places + len(waiting),):
         raise ValueError("wakes do not match the sites")
-    sites.ids[:, _SITE_IDS], sites.gone[:, _SITE_IDS], waiting[:, _WAITING] = np.split(found, [len(sites.ids), places])
+    sites.ids[:, _SITE_IDS], sites.evicted[:, _SITE_IDS], waiting[:, _WAITING] = np.split(
+        found, [len(sites.ids), places]
+    )
 
 
 def _moves(found: Ints | None) -> Moves:
@@ -556,12 +558,12 @@ def _rows(kind: Kind[K, V], each: Iterator[Ints], width: int, numbers: int) -> R
         return np.pad(_matrix(each, width), ((0, 0), (0, kind.width - width)))
 
     table = columns.to_table(kind, chain((keys(),), each), numbers)
-    gone, longest_ns = keys(), next(each, None)
+    evicted, longest_ns = keys(), next(each, None)
     if longest_ns is None:
         raise ValueError("the longest waits are missing")
     if longest_ns.ndim != 1 or len(longest_ns) not in (0, len(table.ids)):
         raise ValueError("longest waits do not match the table")
-    return Rows(table.ids, table.numbers, table.lanes, gone, longest_ns)
+    return Rows(table.ids, table.numbers, table.lanes, evicted, longest_ns)
 
 
 def _matrix(each: Iterator[Ints], width: int) -> Ints:
@@ -575,15 +577,12 @@ def _check_numbers(threads: Rows, sites: Rows, waiting: Ints, begun: Ints, whole
     """Raise ValueError for ids, counts and times out of range: sums of them would overflow or mean nothing."""
     for rows in (threads, sites):
         checked.within(rows.ids, 0, checked.MOST_ID)
-        checked.within(rows.gone, 0, checked.MOST_ID)
+        checked.within(rows.evicted, 0, checked.MOST_ID)
         checked.within(rows.longest_ns, 0, checked.MOST_NS)
-        own = (
-            rows.ids[:, 1] != EXITED.tid
-        )  # of exited threads: time may have moved from other rows, so it can be negative
-        checked.within(rows.numbers[own], -checked.MOST_NS, checked.MOST_NS)
-        checked.within(rows.numbers[~own], -checked.MOST_NS, checked.MOST_NS)
-        checked.within(rows.lanes[own], 0, checked.MOST_NS)
-        checked.within(rows.lanes[~own], -checked.MOST_NS, checked.MOST_NS)
+        checked.within(rows.numbers, -checked.MOST_NS, checked.MOST_NS)
+        checked.within(rows.lanes, -checked.MOST_NS, checked.MOST_NS)
+        # Rows of EXITED can be negative: what evicted threads had before is subtracted there (window.finished).
+        checked.within(rows.lanes[rows.ids[:, 1] != EXITED.tid], 0, checked.MOST_NS)
         if whole and len(np.unique(rows.ids, axis=0)) != len(rows.ids):
             raise ValueError("a thread or site occurs twice in a whole tick")
         if len(rows.longest_ns) and not whole:

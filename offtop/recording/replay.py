@@ -35,13 +35,14 @@ _BEFORE_NS = 300 * NS_PER_S
 """How much before the target of a seek is read too: the length of the timeline."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
 """Longest pause between two ticks: a gap (suspend, nothing recorded) is not waited out."""
-_TIDIED_NS = 300 * NS_PER_S
+_TIDY_NS = 300 * NS_PER_S
+"""How often unused names are forgotten."""
 _KEPT_NS = 15 * 60 * NS_PER_S
 """How long names are kept that a window may still use: longer than any History."""
 _MOST_WAKES = 1 << 17
-"""Most wakes kept: twice as many as a source has at once."""
+"""Most wakes in the Catalog: twice as many as a source has at once."""
 _MOST_NAMES = 1 << 18
-"""Most threads, processes and stacks kept, each: a tick brings at most 220,000."""
+"""Most threads, processes and stacks in the Catalog, of each kind: a tick brings at most 220,000."""
 
 
 class RecordedSource:
@@ -300,7 +301,7 @@ class RecordedSource:
             outliers=self._of_tick.get(number, ()),
         )
         is_full = self._is_full(entry)
-        if is_full or change.at_ns - self._tidied_ns > _TIDIED_NS:
+        if is_full or change.at_ns - self._tidied_ns > _TIDY_NS:
             self._tidied_ns = change.at_ns
             self._forget(snapshot, change.at_ns if is_full else change.at_ns - self._keep_ns)
         self._keep_names(entry)
@@ -325,7 +326,7 @@ class RecordedSource:
             len(catalog.stacks) >= _MOST_NAMES
             or len(catalog.wakes) + len(entry.wakes) > _MOST_WAKES
             or len(catalog.peers) + len(entry.peers) > _MOST_WAKES
-            or any(len(kept) + len(new) > _MOST_NAMES for kept, new in (*names, (catalog.details, entry.details)))
+            or any(len(known) + len(new) > _MOST_NAMES for known, new in (*names, (catalog.details, entry.details)))
         )
 
     def _keep_names(self, entry: Entry) -> None:
@@ -396,14 +397,14 @@ class RecordedSource:
                 del table[pid]
 
 
-def _add(kept: dict[K, V], new: Mapping[K, V], most: int) -> None:
-    """Add `new` up to `most` entries."""
-    if len(kept) + len(new) <= most:
-        kept.update(new)
+def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:
+    """Add `new` to `known`, up to `most` entries in all."""
+    if len(known) + len(new) <= most:
+        known.update(new)
         return
     for key, value in new.items():
-        if key in kept or len(kept) < most:
-            kept[key] = value
+        if key in known or len(known) < most:
+            known[key] = value
 
 
 def _are_fewer(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:

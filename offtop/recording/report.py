@@ -77,7 +77,7 @@ class _Longest(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Ended:
+class _WakerTotals:
     """Totals of the wakers of one name."""
 
     blocked_ns: int = 0
@@ -92,7 +92,7 @@ class _Wakers:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._every: dict[tuple[str, str], _Ended] = {}
+        self._every: dict[tuple[str, str], _WakerTotals] = {}
         """By kind and name: a thread may be named `timeout`."""
         self._places: dict[tuple[int, int], str] = {}
         self._in_progress_ns = 0
@@ -141,9 +141,9 @@ class _Wakers:
         head = ["WAKERS THAT ENDED MOST BLOCKED TIME", f"{'BLOCKED':>8} {'WAKEUPS':>8} {'WAKER':<24} THROUGH"]
         return [*(head if rows else []), *rows, *(["WAKEUP STORMS"] if storms else []), *storms]
 
-    def _of(self, waker: Waker) -> _Ended:
+    def _of(self, waker: Waker) -> _WakerTotals:
         key = _UNKNOWN if waker.kind == NOBODY else (waker.kind, printable(waker.label))
-        return self._every.setdefault(key, _Ended())
+        return self._every.setdefault(key, _WakerTotals())
 
     def _shown(self, kind: str, name: str) -> str:
         """Return the name, with the kind appended if something of another kind has the same name."""
@@ -159,7 +159,7 @@ class _Wakers:
         return self._places[ids]
 
 
-def _waker_line(name: str, one: _Ended) -> str:
+def _waker_line(name: str, one: _WakerTotals) -> str:
     ((place, _),) = one.places.most_common(1)
     return f"{duration(one.blocked_ns):>8} {count(one.wakeups):>8} {name[:24]:<24} {place}"
 
@@ -207,7 +207,7 @@ def write(
             ticks, last = ticks + 1, tick
             windows.append(tick.window)
             if len(windows) == _BATCH:
-                windows = [_without_gone(merge(windows), snapshot)]
+                windows = [_without_exited(merge(windows), snapshot)]
             busiest = max(busiest, (_waiting(tick), tick.taken_ns))
             longest = _with_longest(longest, tick, source)
             wakers.add(tick)
@@ -306,7 +306,7 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, cause_finder: Caus
     return [f"STUCK AT THE END, {_clock(end.taken_ns)}: {batch.stuck_threads(blocked, shown)}", *head, *rows]
 
 
-def _without_gone(window: Window, snapshot: Snapshot) -> Window:
+def _without_exited(window: Window, snapshot: Snapshot) -> Window:
     """Merge the threads that have exited into one, and their sites by kernel stack."""
     there = {*snapshot.threads, *snapshot.waiting}
     sites, threads = table_of(SITES, window.sites), table_of(THREADS, window.threads)
@@ -315,8 +315,8 @@ def _without_gone(window: Window, snapshot: Snapshot) -> Window:
 
 def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) -> Table[K, V]:
     ids = table.ids.copy()
-    gone = np.array([ThreadKey(*key) not in there for key in ids[:, :2].tolist()], np.bool_)
-    ids[gone, :2], ids[gone, 3:] = EXITED, NO_STACK
+    is_exited = np.array([ThreadKey(*key) not in there for key in ids[:, :2].tolist()], np.bool_)
+    ids[is_exited, :2], ids[is_exited, 3:] = EXITED, NO_STACK
     return summed(kind, ids, table.numbers, table.lanes)
 
 

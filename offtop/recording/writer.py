@@ -42,6 +42,7 @@ MOST_BYTES = 2 << 30
 LEAVE_BYTES = 100 << 20
 """Free space that a recording leaves on the disk."""
 _WHOLE_NS = 60 * NS_PER_S
+"""Time between two ticks that also hold the whole snapshot."""
 _MOST_QUEUED = 120
 _NAMES_SECONDS = 3.0
 """How long close() waits for the last names."""
@@ -152,12 +153,12 @@ class Recorder:
                 self.skipped += 1
                 self._moves += self._reaching_back(snapshot)
                 return
-            written = self._made(snapshot)
+            written = self._encoded(snapshot)
         with self._worker.changed:
             self._queue.append(written)
             self._worker.wake()
 
-    def _made(self, snapshot: Snapshot) -> _Written:
+    def _encoded(self, snapshot: Snapshot) -> _Written:
         before, self._before = self._before, snapshot
         self._number += 1
         if self.skipped:
@@ -208,9 +209,9 @@ class Recorder:
         if self._worker.is_running:
             return f"the disk does not respond, so the end of the recording may be missing: {self._shown}"
         left_out = f" ({self.skipped:,} skipped: the disk was too slow)" if self.skipped else ""
-        ticks = max(0, self._number - 1)  # what passes between two readings
-        said = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{left_out}, {size(self.bytes_written)}: {self._shown}"
-        return self.failure or said
+        ticks = max(0, self._number - 1)  # a tick is what happened between two readings
+        summary = f"recorded {ticks:,} tick{'s' * (ticks != 1)}{left_out}, {size(self.bytes_written)}: {self._shown}"
+        return self.failure or summary
 
     @property
     def is_whole(self) -> bool:

@@ -92,7 +92,7 @@ def test_a_late_report_leaves_the_new_owner_of_the_tid_alone(tick_ns: int, silen
     ticks.tick([did(B, [now], tick_ns, 2 * tick_ns)], ended(A, [first], tick_ns, 2 * tick_ns), ns=tick_ns)
     for _ in range(silent_ticks):
         ticks.tick([], ns=tick_ns)
-    ticks.tick([did(A, [first], tick_ns, 2 * tick_ns)], gone={KEY: ticks.now_ns}, ns=tick_ns)
+    ticks.tick([did(A, [first], tick_ns, 2 * tick_ns)], exited={KEY: ticks.now_ns}, ns=tick_ns)
     assert ticks.ledger.waiting[KEY].switched_out_ns == now.switched_out_ns
     for _ in range(2):
         ticks.tick([], ns=tick_ns)
@@ -111,7 +111,7 @@ def test_the_first_of_three_owners_may_be_reported_last() -> None:
     both = [did(B, [second], 20_000, 30_000), did(C, [third], 20_000, 30_000)]
     ticks.tick(both, ended(B, [second], 20_000, 30_000))
     assert ticks.ledger.waiting[KEY].switched_out_ns == 25_000
-    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000})
+    ticks.tick([did(A, [first], 10_000, 20_000)], exited={KEY: 39_000})
     assert ticks.ledger.waiting[KEY].switched_out_ns == 25_000
     ticks.tick([])
     assert ticks.counted_ns(-2) == TICK_NS
@@ -125,7 +125,7 @@ def test_a_thread_that_exits_when_its_predecessor_is_reported_has_exited() -> No
     ticks.tick([did(A, [first], 0, 10_000)])
     ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
     last = [did(A, [first], 10_000, 20_000), did(B, [second], 20_000, 30_000)]
-    ticks.tick(last, ended(B, [second], 20_000, 30_000), gone={KEY: 28_000})
+    ticks.tick(last, ended(B, [second], 20_000, 30_000), exited={KEY: 28_000})
     assert ticks.ledger.catalog.life(KEY).to_ns == 28_000
     assert ticks.ledger.waiting == {}
     ticks.tick([])
@@ -146,7 +146,7 @@ def test_a_written_off_thread_whose_tid_was_reused_counts_once(silent_s: int) ->
     ticks.tick([did(B, [second], ticks.now_ns, ticks.now_ns + TICK_NS)])
     for _ in range(silent_s):
         ticks.tick([], ns=NS_PER_S)
-    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+    ticks.tick([did(A, [first], 10_000, 20_000)], exited={KEY: ticks.now_ns})
     assert ticks.ledger.waiting[KEY].switched_out_ns == second.switched_out_ns
     assert not ticks.ledger.catalog.life(KEY).to_ns
     ticks.tick([], ns=NS_PER_S)
@@ -163,7 +163,7 @@ def test_a_written_off_thread_reported_half_a_minute_later_counts_once() -> None
     for _ in range(40):
         ticks.tick([], ns=NS_PER_S)
     assert ticks.counted_ns() == wait.off_ns, "written off"
-    ticks.tick([did(A, [wait], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+    ticks.tick([did(A, [wait], 10_000, 20_000)], exited={KEY: ticks.now_ns})
     assert ticks.counted_ns() == wait.off_ns
 
 
@@ -180,7 +180,7 @@ def test_two_buffers_of_a_written_off_thread_are_never_negative(in_one_tick: boo
     assert ticks.counted_ns() == 15_000
     halves = [(KEY, did(A, waits, *span)[1]._replace(switched_out_ns=0)) for span in spans]
     for some in [halves] if in_one_tick else [halves[:1], halves[1:]]:
-        ticks.tick(some, gone={KEY: 30_000}, filter_changed=filter_changed)
+        ticks.tick(some, exited={KEY: 30_000}, filter_changed=filter_changed)
     assert ticks.counted_ns() == 15_000
     whole = between(ticks.at[0], ticks.at[-1])
     assert sum(totals.waits for _, totals in whole.each_thread()) == 2
@@ -197,7 +197,7 @@ def test_written_off_time_is_not_taken_from_the_remaining_wait() -> None:
     ticks.tick([], ended(A, waits, 10_000, 20_000))
     ticks.give_up()
     assert ticks.counted_ns() == 9_000
-    ticks.tick([did(A, waits, 10_000, 20_000)], gone={KEY: ticks.now_ns}, filter_changed=True)
+    ticks.tick([did(A, waits, 10_000, 20_000)], exited={KEY: ticks.now_ns}, filter_changed=True)
     assert ticks.counted_ns(-2) == MIN_NS - 1
     assert ticks.counted_ns() == 9_000 + MIN_NS - 1
 
@@ -210,7 +210,7 @@ def test_time_written_off_in_two_ticks_counts_once() -> None:
         ticks.tick([], ended(A, waits, from_ns, from_ns + 10_000))
         ticks.give_up()
     assert ticks.counted_ns() == 15_000
-    ticks.tick([did(A, waits, 10_000, 30_000)], gone={KEY: 30_000})
+    ticks.tick([did(A, waits, 10_000, 30_000)], exited={KEY: 30_000})
     assert ticks.counted_ns() == 15_000
 
 
@@ -270,7 +270,7 @@ def test_old_and_new_owner_of_a_tid_are_not_mixed_up(is_lost: bool) -> None:
     tick([(key, record._replace(tid_acquired_ns=5))], sites._replace(tid_acquired_ns=np.array([0, 5])))
     assert ledger.waiting[key].switched_out_ns == 18_000
     assert between(at[1], at[2]).threads[key].offcpu_ns == 1_200 + 2_000
-    tick([] if is_lost else [(key, ended)], gone={} if is_lost else {key: 15_000})
+    tick([] if is_lost else [(key, ended)], exited={} if is_lost else {key: 15_000})
     assert ledger.waiting[key].switched_out_ns == 18_000
     tick([])
     tick([])
@@ -317,7 +317,9 @@ def test_a_thread_seen_only_by_a_scan_is_not_mixed_up_with_its_successor() -> No
     ledger.begin(key, 15_000)
     assert ledger.waiting[key].switched_out_ns == 18_000
     tick(
-        [(key, ended._replace(tid_acquired_ns=4))], gone={key: 25_000}, ran=[RuntimeSample(key, 150, 1_200, ended=True)]
+        [(key, ended._replace(tid_acquired_ns=4))],
+        exited={key: 25_000},
+        ran=[RuntimeSample(key, 150, 1_200, ended=True)],
     )
     assert ledger.waiting[key].switched_out_ns == 18_000
     assert (ledger.catalog.life(key).from_ns, ledger.catalog.life(key).to_ns) == (15_000, 0)
@@ -360,7 +362,7 @@ def test_a_written_off_thread_that_is_reported_after_all_counts_once(was_shown: 
     tick([], SiteDeltas.of(site_records(key, waits, 20_000, 30_000)))
     while key not in ledger.threads or not ledger.threads[key].waits:
         tick([], threads_lost=1)
-    tick([(key, record) for record in records], gone={key: 30_000}, threads_lost=1)
+    tick([(key, record) for record in records], exited={key: 30_000}, threads_lost=1)
     whole = between(at[0], at[-1])
     assert whole.threads[key].waits == 3
     assert sum(one.waits for _, one in whole.each_site()) == 2
@@ -376,11 +378,11 @@ def test_an_exited_and_evicted_successor_leaves_its_predecessors_time_alone() ->
         first, second = sleep(1_500, 12_000), sleep(15_000, 26_000, kernel=4)
         ticks.tick([did(A, [first], 0, 10_000)])
         ticks.tick([did(B, [second], 10_000, 20_000)], ended(A, [first], 10_000, 20_000))
-        ticks.tick([did(B, [second], 20_000, 30_000)], ended(B, [second], 20_000, 30_000), gone={KEY: 28_000})
+        ticks.tick([did(B, [second], 20_000, 30_000)], ended(B, [second], 20_000, 30_000), exited={KEY: 28_000})
         for _ in range(silent_ticks):
             ticks.tick([])
         assert (KEY in ticks.ledger.threads) == (silent_ticks == 0)
-        ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: ticks.now_ns})
+        ticks.tick([did(A, [first], 10_000, 20_000)], exited={KEY: ticks.now_ns})
         for _ in range(3):
             ticks.tick([])
         assert ticks.counted_ns() == first.off_ns + second.off_ns
@@ -392,7 +394,7 @@ def test_a_thread_that_waits_for_a_cpu_to_exit_counts_once_after_a_full_scan() -
     first = sleep(1_500, 12_000)
     ticks.tick([did(A, [first], 0, 10_000)])
     ticks.tick([], ended(A, [first], 10_000, 20_000), primed_ns=19_000)
-    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 28_000})
+    ticks.tick([did(A, [first], 10_000, 20_000)], exited={KEY: 28_000})
     assert ticks.counted_ns() == first.off_ns
 
 
@@ -431,7 +433,7 @@ def test_after_a_filter_change_only_later_time_of_the_predecessor_counts() -> No
     for _ in range(3):
         ticks.tick([])
     ticks.tick(
-        [did(A, [first], 40_000, 50_000)], ended(A, [first], 40_000, 50_000), gone={KEY: 43_000}, filter_changed=True
+        [did(A, [first], 40_000, 50_000)], ended(A, [first], 40_000, 50_000), exited={KEY: 43_000}, filter_changed=True
     )
     assert ticks.counted_ns(-2) == 2_000 + TICK_NS
 
@@ -450,10 +452,10 @@ def test_run_time_of_the_old_owner_leaves_the_new_one_alone(lives: bool) -> None
     else:
         by_now = ended(B, [second], 20_000, 30_000)
         ran = RuntimeSample(KEY, 1_400, 1, ended=True, tid_acquired_ns=B)
-        ticks.tick([did(B, [second], 20_000, 30_000)], by_now, gone={KEY: 28_000}, ran=[ran])
+        ticks.tick([did(B, [second], 20_000, 30_000)], by_now, exited={KEY: 28_000}, ran=[ran])
     ran_ns = ticks.ledger.threads[KEY].running_ns
     late = RuntimeSample(KEY, 9_000, 1, ended=True, tid_acquired_ns=A)
-    ticks.tick([did(A, [first], 10_000, 20_000)], gone={KEY: 39_000}, ran=[late])
+    ticks.tick([did(A, [first], 10_000, 20_000)], exited={KEY: 39_000}, ran=[late])
     assert ticks.ledger.threads[KEY].running_ns == ran_ns
     assert bool(ticks.ledger.catalog.life(KEY).to_ns) != lives
     for _ in range(2):

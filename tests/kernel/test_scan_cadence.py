@@ -63,13 +63,13 @@ def spin(seconds: float) -> None:
 def test_a_scan_costs_the_time_that_it_runs_not_its_preemption(
     monkeypatch: pytest.MonkeyPatch, held_up: Callable[[float], None], costs: bool
 ) -> None:
-    walk = Drain.walk
+    scan = Drain.scan
 
-    def walk_late(drain: Drain, mode: int) -> bytearray:
+    def scan_late(drain: Drain, mode: int) -> bytearray:
         held_up(0.5)
-        return walk(drain, mode)
+        return scan(drain, mode)
 
-    monkeypatch.setattr(Drain, "walk", walk_late)
+    monkeypatch.setattr(Drain, "scan", scan_late)
     with watch.watching_kernel_stacks() as live:  # the first scan is of all tasks and does not count
         live.tick(1)
         assert (live.last.cost.scan_every > 1) is costs

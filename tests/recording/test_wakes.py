@@ -291,8 +291,8 @@ def test_wakes_of_evicted_sites_are_recorded() -> None:
     source = WokenSource()
     one = change(source.after(5), source.after(6))
     again = form.decode(form.encode(form.Entry(one))).change
-    assert again.sites.gone.tolist() == one.sites.gone.tolist()
-    assert [ids[-1] for ids in one.sites.gone.tolist()] == [FIRST_TELLER + 6 - KEPT_SECONDS]
+    assert again.sites.evicted.tolist() == one.sites.evicted.tolist()
+    assert [ids[-1] for ids in one.sites.evicted.tolist()] == [FIRST_TELLER + 6 - KEPT_SECONDS]
 
 
 # What is kept

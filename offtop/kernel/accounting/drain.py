@@ -148,7 +148,7 @@ class Drain:
         self._named: list[Ints] = []
         """Ids of the threads in the task scans of this tick."""
 
-    def walk(self, mode: int) -> bytearray:
+    def scan(self, mode: int) -> bytearray:
         """Run the task scans; `mode` is of layout.SCAN_*. Return their raw output."""
         self._maps["scan_mode"].update(_ZERO, mode.to_bytes(4, "little"))
         read, *others = map(libbpf.read_iterator, self._scan_links)
@@ -156,14 +156,14 @@ class Drain:
             read += other
         return read
 
-    def waits(self, walk: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
-        """Return the waits in progress that changed; all of them if priming.
+    def waits(self, raw_scan: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
+        """Return the waits in progress that are new, became runnable, or are on a lock that has another holder now.
 
-        These are new, became runnable, or wait for a lock with another holder. Appends to `ran` the CPU time of threads
+        When priming, return all of them. Appends to `ran` the CPU time of threads
         that did nothing but run, and to `started` new threads on their first CPU.
         """
         clock_offset_ns = self._update_clock_offset()
-        scan = scan_of(walk)
+        scan = scan_of(raw_scan)
         self._note(scan.tasks, ran, started)
         new = scan.tasks[scan.tasks["state"] & layout.TASK_NEW != 0]
         self._begin(ids_of(new), new["start_ns"])
@@ -189,7 +189,7 @@ class Drain:
 
         `ran` and `started`: as in waits(). `alone`: this tick has no scan of waits in progress.
         """
-        scan = scan_of(self.walk(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)))
+        scan = scan_of(self.scan(layout.SCAN_BUFFERS[buffer] | (layout.SCAN_ALONE if alone else 0)))
         self._note(scan.tasks, ran, started)
         tasks, records = scan.tasks[scan.of_threads], scan.threads
         ids = ids_of(tasks)
@@ -221,8 +221,8 @@ class Drain:
         """Return what is known of the threads that exited until `at_ns`.
 
         Includes the part up to `at_ns` of threads that exited after it, before the task scan reached them. `threads`
-        are those that the scan has found: of one with the same tid the exit is not shown, because the tid is in use
-        again, maybe by a thread that called exec() and took over its main thread's tid.
+        are the records from the scan. If one of them has the same tid, the exit is not in `ends_ns`: the tid is in use
+        again, possibly by a thread that called exec() and took over its main thread's tid.
         """
         found = _merge_mixed(_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
@@ -266,8 +266,8 @@ class Drain:
     def unnamed(self, buffer: int) -> ThreadRecords:
         """Return one record a CPU for all threads of the tick whose exit records were lost.
 
-        There are none if no record was lost. They have none of those threads' waits at sites: each site has its
-        thread's id, and is counted in the thread if its record has not arrived after some ticks
+        There are none if no record was lost. They exclude the waits at sites: a site has its thread's id, and its waits
+        are counted in that thread if its record has not arrived after some ticks
         (offtop/kernel/accounting/deferred.py).
         """
         maps, key = self._maps, buffer.to_bytes(4, "little")
@@ -308,11 +308,11 @@ class Drain:
         return [Thinning._make(one) for one in layout.THINNING.iter_unpack(self._maps["thinning"].lookup(_ZERO) or b"")]
 
     def lost(self) -> dict[str, int]:
-        """Everything that was lost since the start, by kind."""
+        """Return how much was lost since the start, by kind."""
         lost: dict[str, int] = {}
         for kind in layout.LOST_KINDS:
             count = self.count(kind)
-            if count and kind != "copies":  # these waits lose only their callers
+            if count and kind != "copies":  # without a copy, a wait lacks only some of its callers
                 shown = "wakes" if kind == "chains" else kind
                 lost[shown] = lost.get(shown, 0) + count
         if self._wakes.unread:
@@ -322,7 +322,7 @@ class Drain:
         return lost
 
     def count(self, kind: str) -> int:
-        """How many of a kind the BPF programs could not record; one of layout.LOST_KINDS."""
+        """Return how much of a kind, one of layout.LOST_KINDS, the BPF programs could not record."""
         per_cpu = self._maps["lost"].lookup(layout.LOST_KINDS.index(kind).to_bytes(4, "little")) or b""
         return sum(memoryview(per_cpu).cast("Q"))
 
@@ -407,10 +407,7 @@ class Drain:
         return found
 
     def _holder(self, thread: tuple[int, int]) -> Holder:
-        """A lock's holder with its name.
-
-        The name is read from /proc if the thread is not one of those counted.
-        """
+        """Return a lock's holder with its name, which is read from /proc if the thread is not counted."""
         pid, tid = thread
         comm = self._catalog.comms.get(ThreadKey(pid, tid), "")
         if not comm:
@@ -447,9 +444,9 @@ class Drain:
                 self._catalog.processes[key.pid] = layout.text_of(name)
 
     def _update_clock_offset(self) -> int:
-        """Offset of CLOCK_MONOTONIC from the scheduler's clock, or 0 if unknown.
+        """Return the offset of CLOCK_MONOTONIC from the scheduler's clock, or 0 if unknown.
 
-        This is the smallest offset seen in the last tick.
+        It is the smallest offset measured in a tick: in this one, or in the last one with a measurement.
         """
         clock = self._maps["clock_sample"]
         least = int.from_bytes(clock.lookup(_ZERO) or b"", "little")

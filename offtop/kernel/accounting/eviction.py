@@ -40,7 +40,7 @@ class Eviction:
     ) -> None:
         self._catalog, self._totals, self._table, self._deferred = catalog, totals, table, deferred
         self._stacks_released_ns: dict[int, int] = {}
-        """Stack → until when a site that is gone from the totals referred to it."""
+        """Stack → when a wait or site that referred to it was last settled, moved or evicted."""
         self._wakes_released_ns: dict[int, int] = {}
         """The same for wakes."""
         self._aged_at_ns = at_ns

@@ -24,7 +24,7 @@ Locate = Callable[[NDArray[np.uint64]], Ints]
 
 
 class FinishedWaits:
-    """Counts finished waits."""
+    """Counts finished waits, each once, however much of it was shown before it ended."""
 
     def __init__(
         self, table: ThreadTable, in_progress: WaitsInProgress, deferred: DeferredRecords, locate: Locate
@@ -83,7 +83,7 @@ class FinishedWaits:
         numbers[was_shown] = self._in_progress.settled(
             tick, waits[was_shown], moved_ns[was_shown], moved_ready_ns[was_shown]
         )
-        # Of the first wait: counted in earlier ticks, or settled just now.
+        # The rest of the first wait; `taken` was counted in earlier ticks, or settled just now.
         rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_switched_out_ns"]))
         rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
         taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
@@ -145,7 +145,7 @@ class FinishedWaits:
         return found.now, lost
 
     def _first_sites(self, ids: Ints, did: Rows, wanted: Mask) -> tuple[Ints, Mask]:
-        """Return the sites of the first waits of those records that are `wanted`, and which of them have one."""
+        """Return the site of the first wait of each `wanted` record, and which records have one."""
         kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
         is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
         sites = np.zeros((len(did), SITES.width), np.int64)
@@ -178,5 +178,5 @@ class FinishedWaits:
 
 
 def _lost_sites(ids: Ints) -> Ints:
-    """Return the sites of waits of these threads for which there was no room."""
+    """Return for each thread the site of those waits that the BPF programs had no room to store."""
     return np.column_stack((ids, np.tile((STACK_LOST, STACK_LOST, NO_WAKE), (len(ids), 1))))

@@ -1,9 +1,9 @@
 """Adds each tick's records to running totals, so that every wait is counted exactly once.
 
-A record has whole waits; a snapshot must show the part of each that has passed so far. So a wait in progress is shown
-as it grows (`Waiting`), and if it ends at another site than it was shown at, a `Move` says how much of it was shown
-elsewhere. No total of a thread ever decreases, and the accounting sums hold at every snapshot. The ledger reads no
-clock and imports no bcc, so that a test can play the kernel.
+The BPF programs record a wait when it ends, but a snapshot must also contain the part of each wait that has passed so
+far. So a wait in progress is shown as it grows (`Waiting`). If it ends at another site than it was shown at, a `Move`
+says how much of it was shown elsewhere. No total of a thread ever decreases, and the accounting sums hold at every
+snapshot. The ledger reads no clock and imports no bcc, so that a test can play the kernel.
 
 The steps of a tick are in modules of their own: `waits_in_progress`, `finished_waits`, `run_times`, `totals`, and
 `eviction`. They compute all threads of a tick at once, as columns: `rows` are always those of threads in the
@@ -44,8 +44,8 @@ from offtop.units import NS_PER_S
 _CHECK_ALIVE_AFTER_NS = 60 * NS_PER_S
 """A running thread that has not waited for so long is checked in /proc: its exit record may have been lost."""
 _MOST_ENDED = 1 << 15
-"""How many threads that exited since the last snapshot the next one shows by name. The sums of the others go to EXITED:
-each takes 1 KB or more, and 2,000 may exit per second, with up to 60 s between snapshots."""
+"""How many exited threads a snapshot shows by name. The totals of the others are added to EXITED: each thread takes
+1 KB or more, and 2,000 may exit per second, with up to 60 s between snapshots."""
 
 
 class Ledger:
@@ -104,7 +104,7 @@ class Ledger:
         sites: SiteDeltas,
         off_cpu_tasks: OffCpuTasks | Sequence[OffCpuTask],
         *,
-        gone: Mapping[ThreadKey, int] | None = None,
+        exited: Mapping[ThreadKey, int] | None = None,
         ran: RuntimeSamples | Sequence[RuntimeSample] = (),
         started: Sequence[NewThread] = (),
         primed_ns: int = 0,
@@ -117,7 +117,7 @@ class Ledger:
     ) -> list[ThreadKey]:
         """Add one tick, and return the threads that exited in it and will be evicted.
 
-        `gone` has the threads that exited, and when; `ran` the total CPU time of threads for which it has changed;
+        `exited` has the threads that exited, and when; `ran` the total CPU time of threads for which it has changed;
         `started` the new threads on their first CPU. `primed_ns` is the start of the task scan if `off_cpu_tasks` has
         every off-CPU thread, 0 otherwise. `filter_changed`: the thread filter has changed, so a wait that was not being
         counted counts only from the last tick on. `states` and `max_ns` are those of Filters. `threads_lost` is the
@@ -137,17 +137,17 @@ class Ledger:
         of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
         acquired_before_ns = table.tid_acquired_ns[of_samples]
         tick = TickDeltas(
-            at_ns,
-            self.at_ns,
-            self._snapshot_ns,
-            min_ns,
-            states,
-            max_ns,
-            filter_changed,
-            has_snapshot,
-            tasks,
-            of_tasks,
-            table.numbers(of_tasks),
+            at_ns=at_ns,
+            before_ns=self.at_ns,
+            snapshot_ns=self._snapshot_ns,
+            min_ns=min_ns,
+            states=states,
+            max_ns=max_ns,
+            filter_changed=filter_changed,
+            has_snapshot=has_snapshot,
+            tasks=tasks,
+            task_rows=of_tasks,
+            task_of=table.positions_in(of_tasks),
         )
         is_previous = self._add_records(tick, records, of_records)
         last = LastRecords(records, of_records, is_previous, len(table.ids))
@@ -187,7 +187,7 @@ class Ledger:
         self._totals.add_storms(storms, at_ns, follows_snapshot)
         ended = {
             key: end_ns
-            for key, end_ns in (gone or {}).items()
+            for key, end_ns in (exited or {}).items()
             if key not in previous_owners or has_record[table.row(key)]
         }
         ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
@@ -200,9 +200,9 @@ class Ledger:
         return [*ended]
 
     def begin(self, key: ThreadKey, from_ns: int) -> None:
-        """Note that a thread began, or is counted, since `from_ns`.
+        """Note that a thread began at `from_ns`, or has been counted since then.
 
-        The same thread may be noted twice, and so may a previous owner of the tid.
+        May be called again for the same thread, and for a previous owner of its tid.
         """
         if from_ns > max(self._began_ns, self.catalog.life(key).from_ns):
             self.catalog.lives[key] = ThreadLifetime(from_ns)
@@ -246,7 +246,7 @@ class Ledger:
         return is_previous
 
     def _silent(self, tick: TickDeltas, last: LastRecords) -> list[ThreadKey]:
-        """Return the threads that exited without a record, given that this tick reports every counted thread."""
+        """Return the threads that exited without a record. Call it if this tick reports every counted thread."""
         is_reported, table = last.has_record | (tick.task_of >= 0), self._table
         old = self.threads.not_added_since(tick.at_ns - _CHECK_ALIVE_AFTER_NS)
         unreported = (key for key in old if key.tid and not ((row := table.row(key)) >= 0 and is_reported[row]))
@@ -273,9 +273,9 @@ class Ledger:
                 self._revive(int(in_table[at]), int(some.rows["start_ns"][at]))
 
     def _revive(self, row: int, start_ns: int) -> None:
-        """Revive a thread that was marked as exited when it called exec().
+        """Mark a thread as alive again.
 
-        Its main thread had exited then, and it took over that tid.
+        A thread that calls exec() takes over the tid of its main thread, whose exit was noted under that tid.
         """
         if self._runs.is_last(row, start_ns):
             (key,) = self._table.keys(np.array([row]))

@@ -11,7 +11,7 @@ from offtop.model.values.table import THREADS, Ints, Mask, thread_codes
 from offtop.model.values.waits import FIELDS, WaitList, Waits
 
 UNKNOWN_NS = -1
-"""No time is known."""
+"""The time is unknown."""
 _FIRST_ROOM = 1024
 
 
@@ -104,8 +104,8 @@ class ThreadTable:
         column[rows] = True
         return column
 
-    def numbers(self, rows: Ints) -> Ints:
-        """Return a new column that has, for each of `rows`, its last position in there; -1 for all others."""
+    def positions_in(self, rows: Ints) -> Ints:
+        """Return a new column: the last position of each row in `rows`, or -1."""
         column = np.full(len(self.ids), -1)
         column[rows] = np.arange(len(rows))
         return column

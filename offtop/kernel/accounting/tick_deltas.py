@@ -51,13 +51,14 @@ class TickDeltas:
     """Site without a kernel stack → the same with the stack from the task scan."""
 
     def excludes(self, state: Ints) -> Mask:
-        """Return which waits with that state at switch-out the filter by state excludes."""
+        """Return which waits the filter by state excludes, given their state at switch-out."""
         return (state & self.states) == 0 if self.states else np.zeros(len(state), np.bool_)
 
     def scanned(self, rows: Ints, switched_out_ns: Ints) -> tuple[Ints, Ints]:
         """Return the positions in `rows` of waits that the task scan has seen, and their tasks.
 
-        For some threads it may have seen an earlier wait than the one that began at `switched_out_ns`.
+        The scan may have seen an earlier wait of a thread than the one that began at `switched_out_ns`; then it has not
+        seen this one.
         """
         task = self.task_of[rows]
         at = np.flatnonzero(task >= 0)

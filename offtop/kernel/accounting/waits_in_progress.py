@@ -58,7 +58,7 @@ class WaitsInProgress:
     def begin(self, tick: TickDeltas, rows: Ints, switched_out_ns: Ints, from_ns: Ints, state: Ints) -> None:
         """Add waits in progress that no snapshot has shown.
 
-        Each is at the stack from the task scan, or short for now.
+        Each is at the stack that the task scan found. Without one it counts as short until it is known.
         """
         table, scanned = self._table, tick.tasks.waits.rows
         waits = np.zeros((len(rows), FIELDS), np.int64)
@@ -85,7 +85,7 @@ class WaitsInProgress:
     def begin_new(self, tick: TickDeltas, last: LastRecords) -> None:
         """Add new threads' waits for their first CPU, which only the task scan reports.
 
-        A record is of what the thread did in this tick, or of what a previous owner of its tid did.
+        If the thread has a record in this tick, that contains the wait, unless it is of a previous owner of the tid.
         """
         table, tasks = self._table, tick.tasks
         new = np.flatnonzero(tasks.waits.rows[:, STATE] & layout.TASK_NEW)
@@ -100,8 +100,8 @@ class WaitsInProgress:
     def end_new(self, tick: TickDeltas, one: NewThread, last: LastRecords) -> None:
         """Settle a new thread's wait for its first CPU.
 
-        The time passed in this tick or before. As a wait it counts when the thread's record arrives, which may be much
-        later: the thread has not been switched out yet.
+        Its time counts now. The wait itself is counted when the thread's record arrives, which may be much later: the
+        thread has not been switched out yet.
         """
         identity, until_ns = (one.key, one.tid_acquired_ns), one.switched_out_ns + one.first_ns
         table, rows = self._table, self._table.rows_of(integers([one.key], 2))
@@ -160,7 +160,7 @@ class WaitsInProgress:
             is_filtered |= age_ns > tick.max_ns
         waits[is_filtered, KERNEL], waits[is_filtered, WAKE] = FILTERED, NO_WAKE
         waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, was[:, READ_USER])
-        # It may have been switched out just after its first snapshot.
+        # The thread may have been switched out just after the tick in which the wait was first reported.
         waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(switched_out_ns, at_ns))
         moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
         moves_on &= (waits[:, FROM_NS] < tick.snapshot_ns) & ~table.is_new[rows]
@@ -205,7 +205,7 @@ class WaitsInProgress:
         What moved to another site is excluded. `until_ns`: add everything up to this time instead.
         """
         shown_ns = np.maximum(0, (until_ns or tick.snapshot_ns) - waits[:, FROM_NS])
-        # If it has been runnable from the start, that is as of the last tick.
+        # READY_NS is as of the last tick, which may be later than the last snapshot.
         ready_ns = np.minimum(shown_ns, waits[:, READY_NS])
         kernel = waits[:, KERNEL]
         read = np.unique(waits[:, READ_USER])
@@ -228,7 +228,7 @@ class WaitsInProgress:
     def settle_as_shown(self, tick: TickDeltas, rows: Ints) -> None:
         """Settle the waits in progress of previous owners of a tid, or of written-off threads.
 
-        They are kept as shown in case a record of that thread still arrives.
+        What was shown of them is remembered, in case the thread's record still arrives.
         """
         table = self._table
         rows = rows[table.is_waiting[rows]]

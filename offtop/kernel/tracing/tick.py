@@ -120,7 +120,7 @@ class TickStages:
         drain = self._parts.drain
         scan_ns, began_ns = time.monotonic_ns(), time.thread_time_ns()  # CPU time: this thread may be preempted
         mode = layout.SCAN_WAITS | (layout.SCAN_PRIME if plan.is_prime else 0)
-        scan = drain.walk(mode) if plan.is_scanned else bytearray()  # first, because the switch wakes kernel threads
+        scan = drain.scan(mode) if plan.is_scanned else bytearray()  # first, because the switch wakes kernel threads
         took_ns = time.thread_time_ns() - began_ns
         buffer, at_ns, taken_ns = drain.flip()
         machine = procfs.machine_times()
@@ -167,7 +167,7 @@ class TickStages:
             records.threads,
             records.sites,
             records.off_cpu,
-            gone=records.exited,
+            exited=records.exited,
             ran=records.ran,
             started=records.started,
             primed_ns=flipped.scan_ns if plan.is_prime else 0,

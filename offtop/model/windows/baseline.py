@@ -1,7 +1,7 @@
 """Baseline: a span of the past that the user marked as normal.
 
-It has a few parts, and what their ids refer to. It is self-contained: it needs neither the History that it was taken
-from nor the file of a recording.
+It consists of a few parts and what their ids refer to. It is self-contained: it needs neither the History that it was
+taken from nor the file of a recording.
 """
 
 from collections import Counter
@@ -133,7 +133,7 @@ class KnownNames:
 
     def __init__(self, names: Names, frames: Iterable[Frame]) -> None:
         self._names = names
-        self._asked = names.version
+        self._names_version = names.version
         self._known: dict[Frame, str] = {}
         self._unnamed = {*frames}
         self._version = 0
@@ -141,8 +141,8 @@ class KnownNames:
 
     @property
     def version(self) -> int:
-        if self._unnamed and self._names.version != self._asked:
-            self._asked = self._names.version
+        if self._unnamed and self._names.version != self._names_version:
+            self._names_version = self._names.version
             self._version += self._has_new_names()
         return self._version
 

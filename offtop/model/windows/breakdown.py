@@ -119,7 +119,7 @@ class Part(NamedTuple):
 
 NO_PART = Part()
 Added = tuple[int, int, int, int]
-"""A Part as a plain tuple, for tables of thousands: a third of the cost."""
+"""A Part as a plain tuple, which costs a third as much in tables of thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ def shares(window: Window, idle: Idle) -> Shares:
 
 
 def with_standing(every: Shares, standing: SiteKeys) -> Shares:
-    """Return `every` with the blocked time of waits in progress at `standing` as idle, unless it is already."""
+    """Return `every`, but count the blocked time of waits in progress at `standing` as idle, too."""
     if not len(standing):
         return every
     may = np.array([not leaf.idle and leaf.category != RUN_QUEUE for leaf in every.leaves], np.bool_)[every.leaf]
@@ -333,7 +333,7 @@ def with_standing(every: Shares, standing: SiteKeys) -> Shares:
 
 
 def without_standing(every: Shares) -> Shares:
-    """Return `every` with only those waits as idle that are so however long they last."""
+    """Return `every`, but do not count waits as idle only because they have always stood there."""
     return every._replace(leaves=[Leaf(leaf.category, leaf.is_idle_kind) for leaf in every.leaves])
 
 
@@ -409,9 +409,7 @@ def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
 
 
 def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:
-    """Return the time in `scope` by place.
-
-    `places` maps the rows' ids to places (steps.places).
+    """Return the time in `scope` by place; `places` maps the rows' ids to places (steps.places).
 
     Waits below the minimum and filtered ones have no stack, so they are at no place.
     """
@@ -441,19 +439,19 @@ def sites_of(some: Shares) -> tuple[list[tuple[int, ...]], Ints]:
     return distinct_rows(np.column_stack((places, some.ids[:, 0])))
 
 
-def top_of_threads(every: Shares, scope: Scope, whom: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
-    """Return for each of `whom` the site in `scope` with most of its time.
+def top_of_threads(every: Shares, scope: Scope, keys: Collection[ThreadKey]) -> dict[ThreadKey, SiteKey]:
+    """Return for each of these threads the site in `scope` with most of its time.
 
     Threads that did not wait are left out.
     """
     some = every.in_scope(scope)
-    some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*whom], 2))))
+    some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*keys], 2))))
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
-def top_of_processes(one: Breakdown, scope: Scope, whom: Collection[int]) -> dict[int, SiteKey]:
-    """Return for each of `whom` the site in `scope` with most of its time."""
-    return top_of_groups(one, scope, {pid: pid for pid in whom})
+def top_of_processes(one: Breakdown, scope: Scope, pids: Collection[int]) -> dict[int, SiteKey]:
+    """Return for each of these processes the site in `scope` with most of its time."""
+    return top_of_groups(one, scope, {pid: pid for pid in pids})
 
 
 def top_of_groups(one: Breakdown, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:

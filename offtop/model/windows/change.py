@@ -1,8 +1,7 @@
 """Change: what one tick changed in a snapshot.
 
-All snapshots can be rebuilt from their changes.
-
-Its size depends on what happened, not on what exists. A complete snapshot is a change, too: that of an empty one.
+Snapshots can be rebuilt from their changes. The size of a change depends on what happened, not on what exists. A
+complete snapshot is stored as a change, too: from the empty snapshot to it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,10 +72,10 @@ class Rows:
     """(n, totals without histogram); the last is the longest wait of the tick, not a difference."""
     lanes: Ints
     """(n, 40)"""
-    gone: Ints
-    """(m, fields of a key): evicted, before the others are added."""
+    evicted: Ints
+    """(m, fields of a key) Keys that were evicted. They are removed before the others are added."""
     longest_ns: Ints
-    """(n,) The longest wait of each since its source began, in the change of an empty snapshot; otherwise empty."""
+    """(n,) The longest wait of each key since the source began; empty unless the change is a complete snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +208,12 @@ def _rows(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V], whole:
         return Rows(
             table.ids[some], table.numbers[some], table.lanes[some], integers([], kind.width), table.longest_ns[some]
         )
-    ids, numbers, lanes, gone = finished(kind, earlier, later)
-    return Rows(ids, numbers, lanes, gone, np.empty(0, np.int64))
+    ids, numbers, lanes, evicted = finished(kind, earlier, later)
+    return Rows(ids, numbers, lanes, evicted, np.empty(0, np.int64))
 
 
 class Replayed:
-    """Rebuilds snapshots from consecutive changes, beginning with that of an empty snapshot."""
+    """Rebuilds snapshots from consecutive changes. The first one must be a complete snapshot."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -224,7 +223,7 @@ class Replayed:
         self._blockers: Blockers = {}
         self._titles: Mapping[int, str] = {}
         self._versions = 0
-        """How many there have been of all waits."""
+        """Version that the next new or changed wait gets."""
 
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """Return the snapshot after `one`."""
@@ -273,7 +272,7 @@ def _add(running: Running[K, V], kind: Kind[K, V], rows: Rows, at_ns: int) -> No
     if len(rows.longest_ns):
         running.begin_with(rows.ids, rows.numbers, rows.lanes, rows.longest_ns, at_ns)
         return
-    for ids in rows.gone.tolist():
+    for ids in rows.evicted.tolist():
         running.move(kind.key(ids), kind.key((*EXITED, *ids[2:3], *[NO_STACK] * len(ids[3:]))))
     running.begin_tick()
     running.add(rows.ids, rows.numbers, rows.lanes, at_ns)

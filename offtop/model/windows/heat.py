@@ -13,11 +13,11 @@ class Heat(NamedTuple):
     ends_ns: tuple[int, ...] = ()
     """CLOCK_MONOTONIC of the end of each column, latest last."""
     rows: tuple[tuple[int, int], ...] = ()
-    """Range of lanes (model.histogram) of each row, shortest waits first."""
+    """Range of lanes (model.values.histogram) of each row, shortest waits first."""
     columns: tuple[tuple[int, ...] | None, ...] = ()
     """Waits in each row, for each column; None: nothing was measured, or it is not known yet."""
     most: int = 0
-    """In one cell."""
+    """Most waits in one cell."""
 
 
 def heat(

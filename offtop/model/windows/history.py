@@ -63,7 +63,7 @@ _KEEP_BREAKDOWNS_NS = 60 * NS_PER_S
 
 _TICK_BYTES = 4_000
 _BLOCKED_BYTES = 300
-"""Memory of who must act to end one wait, and of one title."""
+"""Memory of the blockers of one wait, or of one title."""
 _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
@@ -73,7 +73,7 @@ FindStanding = Callable[[Snapshot, Window, Idle, Shares], SiteKeys]
 
 
 def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
-    """Implement FindStanding where nobody knows who waits behind whom."""
+    """Implement FindStanding without a wait-for graph: no wait is known to have always stood there."""
     return NO_SITES
 
 
@@ -194,9 +194,9 @@ class History:
         self._bytes = 0
         self._first: Snapshot | None = None
         self._before_wakers: Snapshot | None = None
-        """The last snapshot before more was gathered than until then."""
+        """The last snapshot before the mode gathered more, for example wakers."""
         self._early_moves: list[Move] = []
-        """Moves of waits that were in progress at one of those two snapshots."""
+        """Moves of waits that were in progress at `_first` or `_before_wakers`."""
         self._largest_storms: dict[int, int] = {}
         """How many threads the largest storm of each waker woke since `reset`."""
         self._longest_call_ns = 0
@@ -288,7 +288,7 @@ class History:
         return self._idle_by_rule(sites, window.catalog)
 
     def _begin(self, snapshot: Snapshot) -> None:
-        """Drop everything: what was kept belongs to other totals."""
+        """Drop everything: the next windows are differences of other totals."""
         with self._lock:
             # If a source was joined in the middle, its maxima cover more than what was seen of it.
             self._longest_waits = table_of(SITES, {}) if snapshot.epoch else None
@@ -332,11 +332,9 @@ class History:
             return self._ticks[-1].at_ns - self._ticks[0].at_ns + self._ticks[0].span_ns if self._ticks else 0
 
     def last(self, span_ns: int, end_ns: int | None = None) -> list[HistoryTick]:
-        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first.
+        """Return the ticks of the `span_ns` up to `end_ns` (None: now), earliest first: at least one, if there is any.
 
-        There is at least one, if any is kept.
-
-        A tick belongs to the span if its middle does, so a span has the same number of ticks at each tick.
+        A tick belongs to the span if its middle does, so that a span always has the same number of ticks.
         """
         with self._lock:
             return self._last(span_ns, end_ns)
@@ -511,8 +509,9 @@ def _bytes_of(tick: HistoryTick) -> int:
 def moved_in(ticks: Sequence[HistoryTick], since_ns: int) -> HistoryTick | None:
     """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
 
-    It has to be added if consecutive `ticks` are summed up part by part. Its number is negative, since it is no tick.
-    Time that was standing in one of them stays where it was counted, idle, so that nothing falls below 0.
+    It must be added if consecutive `ticks` are summed up part by part. Its number is negative, because it is not a tick
+    of a History. Time that was standing in one of `ticks` is not moved: it was counted as idle there, and a sum of time
+    that is not idle would fall below 0.
     """
     last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
     for tick in ticks:

@@ -18,35 +18,35 @@ Where = tuple[int, int, int]
 class IdleByRule:
     """Which waits are idle, or are not, whatever their category. Immutable."""
 
-    __slots__ = ("flags", "marks")
+    __slots__ = ("flags", "hashes")
 
     def __init__(self, by_where: Mapping[Where, bool]) -> None:
         ids = np.array([*by_where], np.int64).reshape(-1, len(WHERE))
-        marks = _marks(ids)
-        order = np.argsort(marks)
-        self.marks: NDArray[np.uint64] = marks[order]
+        hashes = _hashes(ids)
+        order = np.argsort(hashes)
+        self.hashes: NDArray[np.uint64] = hashes[order]
         self.flags: Ints = np.array([1 if idle else -1 for idle in by_where.values()], np.int64)[order]
 
     @property
     def bytes_held(self) -> int:
-        return self.marks.nbytes + self.flags.nbytes
+        return self.hashes.nbytes + self.flags.nbytes
 
     def of(self, ids: Ints) -> Ints:
         """Return for each of sites' ids 1 if idle, -1 if not, and 0 if no rule decides.
 
         They are looked up by a 64-bit hash, as in SiteKeys.mask.
         """
-        if not len(self.marks):
+        if not len(self.hashes):
             return np.zeros(len(ids), np.int64)
-        marks = _marks(ids[:, WHERE])
-        at = np.minimum(np.searchsorted(self.marks, marks), len(self.marks) - 1)
-        return np.where(self.marks[at] == marks, self.flags[at], 0)
+        hashes = _hashes(ids[:, WHERE])
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[at] == hashes, self.flags[at], 0)
 
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 
 
-def _marks(ids: Ints) -> NDArray[np.uint64]:
+def _hashes(ids: Ints) -> NDArray[np.uint64]:
     return np.ascontiguousarray(ids).view(np.uint64) @ _MIX
 
 

@@ -1,8 +1,8 @@
 """Rebuild snapshots from the windows of a History, so that the past can be recorded.
 
-Their running totals start at 0 with the first window. The time of a wait in progress is in the totals of finished
-waits, except what it spent blocked at one place, which is in the wait as it was in the original snapshot. So `between`
-two of them returns the original window, however little was kept of its waits.
+Their running totals start at 0 with the first window. They include the time of waits in progress, except for the time
+that a wait spent blocked at one site: that is in the wait itself, as in the original snapshot. So `between` two of them
+returns the original window, even if most of its waits were dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class _InProgress(NamedTuple):
 
     wait: Waiting
     goes_on: bool
-    """It has been at the same site since the previous tick."""
+    """Whether it has been at the same site since the previous tick."""
 
 
 class _RunningTotals:

@@ -12,7 +12,7 @@ from offtop.model.windows.history import History, HistoryTick
 Table = Mapping[tuple[int, ...], Added]
 
 _SMALL = 512
-"""Up to so many entries, a table is kept instead of built again."""
+"""A table of up to so many entries is stored until its tick leaves the sum; a larger one is built again."""
 
 
 class _Sum:
@@ -59,8 +59,8 @@ class Sums:
 def _together(sums: Table, moved: Table) -> Table:
     """Add what moved.
 
-    A sum falls below 0 if time counted as idle when it was shown and not when it moved, or the other way round, or if
-    it moved when its thread had been evicted already. A list sums up such rows with those that it leaves out.
+    A sum falls below 0 if time counted as idle when it was shown but not when it moved, or the other way round, or if
+    its thread had already been evicted when it moved. A list adds such rows to the sum of those that it leaves out.
     """
     both = dict(sums)
     for key, (_, moved_ns, _, _) in moved.items():
@@ -78,7 +78,7 @@ class Rolling:
         """Numbers of the first and last tick in the sum; both 0 while it is empty."""
         self._sums: dict[tuple[int, ...], _Sum] = {}
         self._small: dict[int, Table] = {}
-        """Small tables of ticks in the sum; to save memory, a large one is built again when its tick leaves."""
+        """Tick number → its table, for small tables of ticks in the sum."""
 
     def follow(self, ticks: Sequence[HistoryTick], earlier: Callable[[int], HistoryTick | None]) -> Table:
         """Return the sum over `ticks`, earliest first.

@@ -1,6 +1,4 @@
-"""Window: what happened between two snapshots.
-
-Consecutive windows merge into a longer one.
+"""Window: what happened between two snapshots. Consecutive windows merge into a longer one.
 
 A property test checks that merge([between(a, b), between(b, c)]) == between(a, c), for sums and histograms. Maxima
 merge by maximum.
@@ -72,14 +70,14 @@ class Window:
     of a machine just wait, and this way each costs one key.
     """
     moves: Moves = NO_MOVES
-    """Time from before this window that, by its end, is counted at other sites than it was then."""
+    """Time before this window that was counted at one site then, and at another by the end of this window."""
     catalog: Catalog = field(default_factory=Catalog)
     """What the ids in this window refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Records that were lost in this span: counts by kind."""
     cost: Cost = Cost()
     machine: Machine = Machine()
-    """CPU time in this span that no thread has."""
+    """CPU time in this span that belongs to no thread."""
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])
     """Wakeup storms in this span, by the id of a wake of the waker."""
     mode: str = OFFCPU
@@ -171,10 +169,10 @@ _Rows = tuple[Ints, Ints, Ints]
 
 
 def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return what finished waits added, and the ids evicted since `earlier`.
+    """Return by how much the totals changed, as ids, numbers and lanes, and the ids that were evicted since `earlier`.
 
-    What was added is ids, numbers and lanes. The rest of an evicted key is under EXITED (for sites, by kernel stack). A
-    maximum is that of `later`.
+    The totals of an evicted key were added to EXITED (for sites, by kernel stack), so they are subtracted there. Maxima
+    are those of `later`.
     """
     a, b = table_of(kind, earlier), table_of(kind, later)
     before = np.full(len(b.ids), -1)
@@ -184,15 +182,15 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
         found[found] = b.serials[in_b[found]] == a.serials[found]
         rows, in_b = np.flatnonzero(found), in_b[found]
         before[in_b] = rows
-        given_back = a.present.copy()
-        given_back[rows] &= ~b.present[in_b]
+        is_evicted = a.present.copy()
+        is_evicted[rows] &= ~b.present[in_b]
     else:
-        given_back = a.present.copy()
+        is_evicted = a.present.copy()
         for key, row in a.rows.items():
             found = b.rows.get(key)
             if found is not None:
                 before[found] = row
-                given_back[row] = False
+                is_evicted[row] = False
     was_there = before >= 0
     numbers = b.numbers.copy()
     numbers[was_there] -= a.numbers.take(before[was_there], axis=0)
@@ -201,15 +199,15 @@ def finished(kind: Kind[K, V], earlier: Mapping[K, V], later: Mapping[K, V]) -> 
     ids, numbers, lanes, before = b.ids[changed], numbers[changed], b.lanes[changed], before[changed]
     was_there = before >= 0
     lanes[was_there] -= a.lanes.take(before[was_there], axis=0)
-    if not given_back.any():
+    if not is_evicted.any():
         return ids, numbers, lanes, integers([], kind.width)
-    rest, rest_numbers = a.ids[given_back], -a.numbers[given_back]
+    rest, rest_numbers = a.ids[is_evicted], -a.numbers[is_evicted]
     rest[:, :2], rest[:, 3:], rest_numbers[:, MAX_NS] = EXITED, NO_STACK, 0
     return (
         np.concatenate((ids, rest)),
         np.concatenate((numbers, rest_numbers)),
-        np.concatenate((lanes, -a.lanes[given_back])),
-        a.ids[given_back],
+        np.concatenate((lanes, -a.lanes[is_evicted])),
+        a.ids[is_evicted],
     )
 
 
@@ -219,9 +217,10 @@ SO_FAR_FIELDS = SITES.width + 3
 
 
 def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: Ints) -> tuple[SiteKeys, SoFar, SoFar]:
-    """Return the sites of waits that just went on, what others changed by, and what was shown of those that are over.
+    """Return the sites of waits that stayed blocked there for the whole window, and by how much other waits changed.
 
-    `moved` has the codes of the threads that have an entry already.
+    The last value is the time so far of waits that have ended, negated. `moved` has the codes of threads that have
+    other entries in the window.
     """
     is_new = now.changed_since(before)
     went_on, new = _so_far(now.list.rows[~is_new], now_ns), _so_far(now.list.rows[is_new], now_ns)
@@ -238,7 +237,7 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
 
 
 def _so_far(waits: Ints, at_ns: int) -> SoFar:
-    """`waits` has rows of a WaitList."""
+    """Return the time so far of `waits`, which are rows of a WaitList."""
     rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64)
     rows[:, : SITES.width] = waits[:, : SITES.width]
     rows[:, SITES.width] = at_ns - waits[:, FROM_NS]
@@ -279,7 +278,7 @@ def site_numbers(so_far: SoFar, moves: Moves) -> tuple[Ints, Ints]:
 
 
 def _added(kind: Kind[K, V], rows: _Rows, ids: Ints, numbers: Ints) -> Table[K, V]:
-    """Sum up `rows` and rows without a histogram; keys with nothing in them are left out."""
+    """Sum up `rows`, and `ids` and `numbers`, which have no histogram. Keys whose sums are all 0 are left out."""
     table = summed(kind, np.concatenate((rows[0], ids)), np.concatenate((rows[1], numbers)), rows[2])
     some = (table.numbers[:, :MAX_NS] != 0).any(axis=1)
     if some.all():
@@ -340,7 +339,7 @@ def merge(windows: Sequence[Window]) -> Window:
 def moved_only(moves: Moves, last: Window) -> Window:
     """Return a window of nothing but `moves`, up to the end of `last`.
 
-    It is what is missing if the parts of windows are summed up instead of the windows.
+    `merge` applies moves. If the parts of windows are summed up instead, the parts of this one must be added.
     """
     ids, numbers = moves.site_rows
     sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))
@@ -369,7 +368,7 @@ def sampling_over(windows: Iterable[Window]) -> Sampling | None:
 
 
 def machine_over(windows: Sequence[Window]) -> Machine:
-    """Return the CPU time of `windows` that no thread has; unknown if it is for one of them."""
+    """Return the CPU time of `windows` that belongs to no thread; unknown if it is unknown in one of them."""
     every = [window.machine for window in windows]
     if not all(one.cpus for one in every):
         return Machine()

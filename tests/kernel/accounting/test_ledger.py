@@ -311,7 +311,7 @@ def test_a_thread_that_exits_between_snapshots_is_named_in_the_next_only() -> No
     record = record_of([wait], 0, TICK_NS)
     assert record
     sites = SiteDeltas.of(site_records(key, [wait], 0, TICK_NS))
-    ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], gone={key: 7_000}, has_snapshot=False)
+    ledger.tick(10_000, MIN_NS, [(key, record)], sites, [], exited={key: 7_000}, has_snapshot=False)
     for at_ns in (20_000, 30_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], has_snapshot=at_ns == 30_000)
     window = between(first, snapshot(ledger))
@@ -478,7 +478,7 @@ def test_site_deltas_count_once_the_thread_record_arrives() -> None:
     ledger = Ledger(0)
     ledger.tick(10_000, MIN_NS, [], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [])
     assert (ledger.threads, ledger.sites) == ({}, {})
-    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0})
+    ledger.tick(20_000, MIN_NS, [(key, record)], NOTHING, [], exited={key: 0})
     assert (ledger.threads[key].offcpu_ns, ledger.sites[SiteKey(7, 100, 3, 13)].total_ns) == (3_000, 3_000)
 
 
@@ -497,7 +497,7 @@ def test_a_late_record_finds_its_first_wait_where_its_site_was_counted() -> None
     ledger.tick(20_000, MIN_NS, [], deltas, [])
     before = snapshot(ledger)
     last = ended._replace(**dict(zip(("first_kernel", "first_user", "first_wake"), raw, strict=True)))
-    ledger.tick(30_000, MIN_NS, [(key, last)], NOTHING, [], gone={key: 0})
+    ledger.tick(30_000, MIN_NS, [(key, last)], NOTHING, [], exited={key: 0})
     assert (ledger.threads[key].offcpu_ns, ledger.sites[seen].total_ns) == (15_000, 15_000)
     check_sums(between(before, snapshot(ledger)))
 
@@ -529,7 +529,7 @@ def test_site_deltas_wait_for_a_thread_that_waits_for_a_cpu_to_exit(lost_before:
     for at_ns in range(20_000, 90_000, 10_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [], threads_lost=lost_before)
         assert (ledger.threads, ledger.sites) == ({}, {})
-    ledger.tick(90_000, MIN_NS, [(key, record)], NOTHING, [], gone={key: 0}, threads_lost=lost_before)
+    ledger.tick(90_000, MIN_NS, [(key, record)], NOTHING, [], exited={key: 0}, threads_lost=lost_before)
     assert (ledger.threads[key].waits, ledger.threads[key].offcpu_ns) == (1, 3_000)
     assert ledger.sites[SiteKey(7, 100, 3, 13)].waits == 1
 
@@ -582,7 +582,7 @@ def test_an_exited_thread_is_evicted_and_its_totals_stay() -> None:
     ledger = Ledger(0)
     first = snapshot(ledger)
     ledger.tick(
-        10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [], gone={key: 0}
+        10_000, MIN_NS, [(key, record)], SiteDeltas.of(site_records(key, [wait], 0, TICK_NS)), [], exited={key: 0}
     )
     assert set(ledger.threads) == {key}
     second = snapshot(ledger)
@@ -800,7 +800,7 @@ def test_names_of_exited_threads_are_bounded() -> None:
         keys = [ThreadKey(tid, tid) for tid in range(1 + 1000 * number, 1001 + 1000 * number)]
         for key in keys:
             ledger.catalog.comms[key] = ledger.catalog.processes[key.pid] = "child"
-        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], gone=dict.fromkeys(keys, 0))
+        ledger.tick(1_000 * (number + 1), MIN_NS, [], NOTHING, [], exited=dict.fromkeys(keys, 0))
     assert len(ledger.catalog.comms) == len(ledger.catalog.processes) == 51_000, "those of the last tick are kept"
 
 

@@ -22,11 +22,11 @@ def after(*ticks: tuple[list[RuntimeSample], dict[ThreadKey, int]]) -> tuple[Led
     """
     ledger = Ledger(BEGAN_NS)
     taken = [snapshot(ledger)]
-    for number, (ran, gone) in enumerate(ticks, 1):
+    for number, (ran, exited) in enumerate(ticks, 1):
         for one in ran:
             ledger.begin(one.key, one.start_ns)
         in_order = sorted(ran, key=lambda one: not one.ended)  # the order in which BPF reports them
-        ledger.tick(BEGAN_NS + number * TICK_NS, MIN_NS, [], NOTHING, [], gone=gone, ran=in_order)
+        ledger.tick(BEGAN_NS + number * TICK_NS, MIN_NS, [], NOTHING, [], exited=exited, ran=in_order)
         taken.append(snapshot(ledger))
     each = [between(a, b).threads.get(ONE, ThreadTotals()).running_ns for a, b in pairwise(taken)]
     return ledger, each

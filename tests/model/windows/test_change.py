@@ -92,7 +92,7 @@ def test_second_of_the_shop_contains_only_what_waited_in_it() -> None:
     one = change(first, second)
     assert len(one.sites.ids) == 10
     assert one.sites.numbers[0].tolist() == [2, 400_000_000, 0, 200_000_000]
-    assert len(one.waiting) == len(one.ended) == len(one.sites.gone) == 0
+    assert len(one.waiting) == len(one.ended) == len(one.sites.evicted) == 0
     assert len(change(NOTHING, second).waiting) == 1
 
 
