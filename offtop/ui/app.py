@@ -313,7 +313,7 @@ class OfftopApp(App[int]):
         layout, self._drawn_versions = self.layout, self.session.versions
         self.picture = self.session.pictures.of(self.view, layout.room)
         if self.picture:
-            categories = self.picture.categories
+            categories = self.picture.categories.ranking
             rows = len(categories.rows) + (categories.elided is not None)
             self._category_rows_and_cost_line = rows, head.needs_cost_line(self.picture.head, self.picture.common)
             if (fitting := self.layout).room != layout.room:

@@ -93,13 +93,13 @@ async def test_cgroup_account_sums_its_processes_and_leads_to_them() -> None:
         (line,) = lines_with(screen(app), " b.service ")
         assert line.split()[:6] == ["b.service", "2", "1.00", "0.00", "1.00", "0.00"]
         assert app.picture is not None
-        worst = {row.key: row.account.worst_ns // 1_000_000 for row in app.picture.rows.rows}
+        worst = {row.key: row.account.worst_ns // 1_000_000 for row in app.picture.listed.ranking.rows}
         assert worst == {"/docker/a": 3 * 900, "/b.service": 3 * 1000}
         await pilot.press("tab", "end", "enter")
         assert app.view.group is not None and app.view.group[0] == "/b.service"
-        assert [row.key for row in app.picture.rows.rows] == [300, 200], "mill runs all the time"
+        assert [row.key for row in app.picture.listed.ranking.rows] == [300, 200], "mill runs all the time"
         await pilot.press("H")
-        assert [row.key for row in app.picture.rows.rows] == [ThreadKey(300, 300), ThreadKey(200, 200)]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [ThreadKey(300, 300), ThreadKey(200, 200)]
 
 
 @asynchronous
@@ -107,14 +107,14 @@ async def test_pool_is_one_row_and_enter_shows_its_threads() -> None:
     async with shown(farm()) as (app, pilot):
         await pilot.press("tab", "enter")
         assert app.picture is not None
-        assert [row.key for row in app.picture.rows.rows] == [POOL, ThreadKey(100, 100)]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [POOL, ThreadKey(100, 100)]
         (line,) = lines_with(screen(app), "worker-*")
         assert line.split()[:3] == [">", "x5", "worker-*"]
         await pilot.press("enter")
         assert app.view.pool == POOL
         assert "farm(100) > worker-*" in crumb_line(app)
-        assert [row.name for row in app.picture.rows.rows] == [f"worker-{n}" for n in range(5, 0, -1)]
-        assert [row.key for row in app.picture.categories.rows] == ["lock"], "panes follow the pool"
+        assert [row.name for row in app.picture.listed.ranking.rows] == [f"worker-{n}" for n in range(5, 0, -1)]
+        assert [row.key for row in app.picture.categories.ranking.rows] == ["lock"], "panes follow the pool"
         await pilot.press("escape")
         assert (app.view.pool, app.view.cursor, app.view.focus) == (None, POOL, LIST)
 
@@ -125,9 +125,9 @@ async def test_plus_and_minus_expand_and_collapse_pools() -> None:
         await pilot.press("tab", "plus")
         assert any("H lists those" in line for line in screen(app))
         await pilot.press("enter", "plus")
-        assert app.picture is not None and len(app.picture.rows.rows) == 6
+        assert app.picture is not None and len(app.picture.listed.ranking.rows) == 6
         await pilot.press("minus")
-        assert len(app.picture.rows.rows) == 2
+        assert len(app.picture.listed.ranking.rows) == 2
 
 
 @asynchronous
@@ -178,7 +178,7 @@ async def test_account_list_has_its_own_sort_and_a_restores_the_old_one() -> Non
 
         def tids() -> list[int]:
             assert app.picture is not None
-            return [row.key.tid for row in app.picture.rows.rows if isinstance(row.key, ThreadKey)]
+            return [row.key.tid for row in app.picture.listed.ranking.rows if isinstance(row.key, ThreadKey)]
 
         assert (tids()[0], "sort RUNNING" in crumb_line(app)) == (100, True), "the clerk runs most"
         await pilot.press(">", ">")
@@ -270,8 +270,8 @@ async def test_filter_limits_the_account_list() -> None:
     async with shown(farm(runner), (160, 50)) as (app, pilot):
         await pilot.press("H", "A", "backslash", *"comm=worker*", "enter")
         assert app.picture is not None
-        assert [row.name for row in app.picture.rows.rows] == ["worker-*"]
-        assert app.picture.rows.rows[0].account.running_ns == 3 * 5 * 100_000_000
+        assert [row.name for row in app.picture.listed.ranking.rows] == ["worker-*"]
+        assert app.picture.listed.ranking.rows[0].account.running_ns == 3 * 5 * 100_000_000
 
 
 @asynchronous
@@ -316,7 +316,7 @@ async def test_account_list_of_a_pool_has_only_its_threads() -> None:
     async with shown(farm(), (160, 50)) as (app, pilot):
         await pilot.press("H", "tab", "home", "enter", "A")
         assert app.view.pool == POOL and app.picture is not None
-        assert sorted(row.name for row in app.picture.rows.rows) == [f"worker-{n}" for n in range(1, 6)]
+        assert sorted(row.name for row in app.picture.listed.ranking.rows) == [f"worker-{n}" for n in range(1, 6)]
         await pilot.press("backslash", *"cat=lock", "enter")
         assert not any(" pass " in line for line in screen(app)[:6])
 
@@ -327,7 +327,7 @@ async def test_escape_leaves_an_idle_pool_and_keeps_the_filter() -> None:
     async with shown(farm(*polls), (160, 50)) as (app, pilot):
         await pilot.press("H", "i", "backslash", *"proc=farm", "enter", "tab", "home")
         assert app.picture is not None
-        while app.picture.rows.rows[app.picture.cursor_row].key != Pool(300, "p*"):
+        while app.picture.listed.ranking.rows[app.picture.listed.cursor].key != Pool(300, "p*"):
             await pilot.press("down")
         await pilot.press("enter", "i")
         assert app.view.pool == Pool(300, "p*")
@@ -342,7 +342,7 @@ async def test_threads_of_one_name_are_a_pool() -> None:
     async with shown(farm(*same), (160, 50)) as (app, pilot):
         await pilot.press("H")
         assert app.picture is not None
-        (row,) = [row for row in app.picture.rows.rows if row.key == Pool(300, "mill")]
+        (row,) = [row for row in app.picture.listed.ranking.rows if row.key == Pool(300, "mill")]
         assert row.threads == 5
 
 
@@ -350,9 +350,9 @@ async def test_threads_of_one_name_are_a_pool() -> None:
 async def test_process_with_a_single_pool_is_not_collapsed() -> None:
     async with shown(ScriptedSource(FARM[:5], machine=Machine(2))) as (app, pilot):
         await pilot.press("tab", "enter")
-        assert app.picture is not None and len(app.picture.rows.rows) == 5
+        assert app.picture is not None and len(app.picture.listed.ranking.rows) == 5
         await pilot.press("escape", "H")
-        assert [row.key for row in app.picture.rows.rows] == [POOL]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [POOL]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ async def test_filter_applies_to_convoys() -> None:
         for text, convoy in (("thread=worker-[123]", 3), ("thread=worker-[12]", 0)):
             await pilot.press("backslash", "ctrl+u", *text, "enter")
             assert app.picture is not None
-            assert [row.convoy.waiting for row in app.picture.rows.rows] == [convoy]
+            assert [row.convoy.waiting for row in app.picture.listed.ranking.rows] == [convoy]
 
 
 @asynchronous

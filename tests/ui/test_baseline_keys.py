@@ -101,10 +101,10 @@ async def test_sort_by_change_puts_the_largest_first_and_d_restores_the_sort() -
         await pilot.press("D", "greater_than_sign")
         assert (app.view.sort, "sort CHANGE" in crumb_line(app)) == ("CHANGE", True)
         assert app.picture
-        assert [row.name for row in app.picture.categories.rows][:4] == ["lock", "pipe", "disk-read", "fsync"]
-        assert [row.name for row in app.picture.rows.rows][:3] == ["shop", "thief", "bank"]
+        assert [row.name for row in app.picture.categories.ranking.rows][:4] == ["lock", "pipe", "disk-read", "fsync"]
+        assert [row.name for row in app.picture.listed.ranking.rows][:3] == ["shop", "thief", "bank"]
         await pilot.press("R")
-        assert [row.name for row in app.picture.rows.rows][-1] == "shop"
+        assert [row.name for row in app.picture.listed.ranking.rows][-1] == "shop"
         await pilot.press("D")
         assert "sort WAITING" in crumb_line(app)
         await pilot.press("D", "f6")

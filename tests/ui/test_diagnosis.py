@@ -73,7 +73,7 @@ async def test_rule_can_override_what_counts_as_idle() -> None:
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view, rules=Fixed(RULES)) as (app, _):
         assert app.picture
         assert app.picture.common.totals.hidden_ns == round(0.1 * app.picture.common.span_ns)
-        assert [row.name for row in app.picture.categories.rows][:2] == ["poll", "lock"]
+        assert [row.name for row in app.picture.categories.ranking.rows][:2] == ["poll", "lock"]
     async with shown(ScriptedSource(SHOP, ticks=3), (160, 50), view) as (app, _):
         assert app.picture
         assert app.picture.common.totals.hidden_ns == app.picture.common.span_ns, "without rules only the door is idle"
@@ -94,15 +94,16 @@ async def test_l_lists_causes_and_enter_leads_to_their_waits() -> None:
         await pilot.press("L")
         assert line_with(screen(app), "causes: all categories")
         assert app.picture
-        listed = [(row.name, row.waiting) for row in app.picture.rows.rows]
+        listed = [(row.name, row.waiting) for row in app.picture.listed.ranking.rows]
         assert listed[0] == ("guests", 1.0)
         assert ("the order book", 0.6) in listed
-        assert sum(row.part.total_ns for row in app.picture.rows.rows) == app.picture.common.totals.shown.total_ns
+        listed_ns = sum(row.part.total_ns for row in app.picture.listed.ranking.rows)
+        assert listed_ns == app.picture.common.totals.shown.total_ns
         assert "door: do_epoll_wait" in line_with(screen(app), " guests  ")
         await pilot.press("tab", "down", "enter")
         assert app.view.reason and app.view.reason.name == "the order book"
         assert any("for the order book" in line and "All" in line for line in screen(app))
-        assert [row.name for row in app.picture.rows.rows] == ["shop"]
+        assert [row.name for row in app.picture.listed.ranking.rows] == ["shop"]
         await pilot.press("escape")
         assert (app.view.reason, app.view.lists_reasons) == (None, True)
         await pilot.press("X")
@@ -166,7 +167,7 @@ async def test_row_of_mostly_short_waits_has_no_cause_from_its_few_long_ones(
     async with shown(ScriptedSource((waits,), ticks=3), (160, 40), view, rules=Fixed(RULES)) as (app, pilot):
         await pilot.press(*keys)
         assert app.picture
-        assert [row.rule and row.rule.id for row in app.picture.rows.rows] == [rule]
+        assert [row.rule and row.rule.id for row in app.picture.listed.ranking.rows] == [rule]
         assert any("futex_do_wait" in line for line in screen(app)), "the location is still shown"
 
 

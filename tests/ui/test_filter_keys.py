@@ -39,13 +39,13 @@ def accounted_ms(app: OfftopApp) -> tuple[int, int, int, int]:
 
 def listed(app: OfftopApp) -> list[object]:
     assert app.picture is not None
-    return [row.key for row in app.picture.rows.rows]
+    return [row.key for row in app.picture.listed.ranking.rows]
 
 
 def categories(app: OfftopApp) -> dict[object, int]:
     """Return category → waiting time in ms."""
     assert app.picture is not None
-    return {row.key: row.part.total_ns // MS for row in app.picture.categories.rows}
+    return {row.key: row.part.total_ns // MS for row in app.picture.categories.ranking.rows}
 
 
 @asynchronous
@@ -129,7 +129,7 @@ async def test_filter_expression_applies_to_every_pane(key: str) -> None:
         await pilot.press(key, *"thread=worker-* cat!=disk-read", "enter")
         assert app.picture is not None and app.picture.tree is not None
         assert categories(app) == {"lock": 6_000}
-        assert [row.part.total_ns // MS for row in app.picture.rows.rows] == [6_000]
+        assert [row.part.total_ns // MS for row in app.picture.listed.ranking.rows] == [6_000]
         assert app.picture.tree.root.total_ns == 6_000 * MS
         assert (app.picture.common.selected.waits, app.picture.common.selected.total_ns) == (30, 6_000 * MS)
         assert {round(value, 2) for value in app.picture.head.timeline.cells if value is not None} == {0.60}
@@ -158,8 +158,9 @@ async def test_rows_are_filtered_by_numbers_and_the_rest_is_summed_up() -> None:
     async with shown(ScriptedSource(SHOP, ticks=12)) as (app, pilot):
         await pilot.press("H", "\\", *"waiting>=0.2", "enter")
         assert listed(app) == [(100, 101), (100, 102)]
-        assert app.picture is not None and app.picture.rows.elided is not None
-        assert (app.picture.rows.elided.name, app.picture.rows.elided.part.total_ns) == ("3 more", 3_000 * MS)
+        assert app.picture is not None and app.picture.listed.ranking.elided is not None
+        elided = app.picture.listed.ranking.elided
+        assert (elided.name, elided.part.total_ns) == ("3 more", 3_000 * MS)
         assert any(line.split()[:3] == ["3", "more", "0.30"] for line in screen(app))
         assert "pass" not in crumb_line(app)
         assert categories(app)["lock"] == 7_000
@@ -194,9 +195,9 @@ async def test_sum_of_hidden_rows_stays_on_the_last_line() -> None:
             *above, rest = pane(app, LIST)[2:]
             assert rest.split()[:2] == ["20", "more"]
             assert all(above) and sum(line.startswith(">") for line in above) == 1
-        assert app.picture is not None and len(app.picture.rows.rows) == 20
-        assert app.picture.rows.elided is not None
-        account = app.picture.rows.elided.account
+        assert app.picture is not None and len(app.picture.listed.ranking.rows) == 20
+        assert app.picture.listed.ranking.elided is not None
+        account = app.picture.listed.ranking.elided.account
         assert (account.threads, account.running_ns) == (20, 10 * sum(range(1, 21)) * MS)
         assert rest.split()[2:5] == ["0.21", "0.00", "0.21"]
         await pilot.press("\\", *["backspace"] * 8, "enter", "end")

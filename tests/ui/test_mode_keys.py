@@ -290,7 +290,7 @@ async def test_sort_keys_order_the_wakers() -> None:
         for _ in range(9):
             await pilot.press("greater_than_sign")
             assert app.picture is not None
-            assert app.picture.rows.whole.total_ns == 17_200_000_000
+            assert app.picture.listed.ranking.whole.total_ns == 17_200_000_000
 
 
 @asynchronous
@@ -484,7 +484,7 @@ async def test_tree_by_object_has_all_the_time(mode: str) -> None:
     async with shown(gathering()) as (app, pilot):
         await pilot.press(mode, "G")
         assert app.picture
-        waited_ns = {row.key: row.part.total_ns for row in app.picture.rows.rows}
+        waited_ns = {row.key: row.part.total_ns for row in app.picture.listed.ranking.rows}
         await pilot.press("G", "t")
         assert app.picture and app.picture.tree
         together = sum(branch.part.total_ns for branch in app.picture.tree.branches if not branch.depth)

@@ -22,7 +22,7 @@ def line(app: OfftopApp, words: str) -> str:
 
 def keys(app: OfftopApp) -> list[object]:
     assert app.picture is not None
-    return [row.key for row in app.picture.rows.rows]
+    return [row.key for row in app.picture.listed.ranking.rows]
 
 
 def cursor(app: OfftopApp) -> list[str]:
@@ -134,9 +134,9 @@ async def test_search_finds_titles_and_the_filter_of_a_word_keeps_the_program() 
 async def test_rewound_screen_lists_programs_of_that_time() -> None:
     late = (*BANKS, BANKS[2]._replace(pid=990, tid=990, begins=8))
     async with shown(source(late), view=AT_LIST) as (app, pilot):
-        assert app.picture and app.picture.rows.rows[0].processes == 4
+        assert app.picture and app.picture.listed.ranking.rows[0].processes == 4
         await pilot.press(*["left_square_bracket"] * 6)
-        assert app.picture.rows.rows[0].processes == 3
+        assert app.picture.listed.ranking.rows[0].processes == 3
 
 
 @asynchronous

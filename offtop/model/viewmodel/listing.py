@@ -1,6 +1,7 @@
 """The list, from cgroups to causes, in order, with details of the visible rows."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +44,9 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Holder
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.values.wake import Object
+from offtop.model.viewmodel.cause_picture import selected_sites
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.viewmodel.seconds import Seconds
+from offtop.model.viewmodel.seconds import AccountPicture, Seconds
 from offtop.model.viewmodel.view import View
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import (
@@ -70,17 +72,27 @@ _LOOKED_UP_TICKS = 3
 """How many of the last ticks are searched for a row's stack. A row whose waits are all short has none."""
 _ROWS = 500
 _EVERY_ROW = 1_000_000
+_LEAST_BESIDE_ACCOUNT = 6
+"""The account is shown above the list if the list has at least so many rows."""
 
 
-class ListedRows(NamedTuple):
-    rows: Ranking
+@dataclass(frozen=True, slots=True)
+class ListPicture:
+    """The list: cgroups, processes, threads and so on."""
+
+    ranking: Ranking
     cursor: int
     """Row under the cursor."""
     first: int
     """First row on the screen."""
-
-
-NOTHING_LISTED = ListedRows(Ranking(), 0, 0)
+    account_lines: int
+    """How many lines of the list the account of the selection takes."""
+    threads_of: Mapping[int, int]
+    """pid → how many of its threads have ever waited; without processes that exited."""
+    marked: Collection[int | ThreadKey]
+    """Processes and threads with an outlier in the last minute."""
+    caveat: str
+    """Why some changes may be none."""
 
 
 class Folded(NamedTuple):
@@ -103,10 +115,29 @@ class Listing:
         self._pools: tuple[object, object, Folding[tuple[int, ...], Pool]] | None = None
         self._convoys: tuple[object, Mapping[int | Pool, Convoy]] | None = None
 
-    def of(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], Added]) -> ListedRows:
-        """Return the list.
+    def of(
+        self,
+        scene: Scene,
+        lines: int,
+        account: AccountPicture | None,
+        marked: Collection[int | ThreadKey],
+        sites: Mapping[tuple[int, ...], Added],
+    ) -> ListPicture:
+        """Return the list for a pane of so many lines, of which `account` may take some.
 
-        `room` is the number of visible rows, including the one that sums up the rest. `sites` is the selection by site.
+        `sites` is the selection by site.
+        """
+        account_lines = account.lines if account and lines >= _LEAST_BESIDE_ACCOUNT else 0
+        ranking, cursor, first = Ranking(), 0, 0
+        if scene.gathered:
+            ranking, cursor, first = self._listed(scene, max(1, lines - account_lines), sites)
+        caveat = scene.comparison.caveat if scene.comparison else ""
+        return ListPicture(ranking, cursor, first, account_lines, scene.threads_of, marked, caveat)
+
+    def _listed(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], Added]) -> tuple[Ranking, int, int]:
+        """Return the rows, the one under the cursor, and the first on the screen.
+
+        `room` is the number of visible rows, including the one that sums up the rest.
         """
         view = scene.view
         made = Folded(self._folded_pools(scene), _folded_programs(scene))
@@ -123,7 +154,7 @@ class Listing:
         seen = self._with_rules(self._with_convoys(seen, scene, made), scene, made)
         if view.lists_sleepers and not view.lists_account:
             seen = self._with_places(seen, scene, made, sites)
-        return ListedRows(rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first)
+        return rows._replace(rows=(*rows.rows[:first], *seen, *rows.rows[first + room :])), cursor, first
 
     def _with_rules(self, seen: Sequence[Row], scene: Scene, made: Folded) -> list[Row]:
         """Add to each row the rule for the place where it waited."""
@@ -268,13 +299,7 @@ class Listing:
 
     def _reasons(self, scene: Scene, order: Order) -> Ranking:
         filter_cache, scope = scene.filter_cache, scene.view.scope
-        sites = self._sums.of(
-            "sites",
-            (filter_cache, scope),
-            lambda tick: by_site(filter_cache.shares(tick), scope),
-            scene.ticks,
-            scene.moved,
-        )
+        sites = selected_sites(scene, self._sums)
         ever = by_site(filter_cache.shares(scene.ever), scope) if scene.ever else None
         ages = stuck.by_site(scene.stuck.in_scope(scope))
         every = [*{**sites, **(ever or {}), **ages}]

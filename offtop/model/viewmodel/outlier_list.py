@@ -22,8 +22,6 @@ class OutliersPicture(NamedTuple):
     """First group on the screen."""
     dropped: int = 0
     """How many outliers are no longer stored."""
-    marked: frozenset[int | ThreadKey] = frozenset()
-    """Processes and threads with an outlier in the last minute."""
 
 
 class OutlierList:
@@ -41,18 +39,21 @@ class OutlierList:
             self._made = every, groups(every)
         return self._made[1]
 
-    def of(self, at_ns: int, cursor: Which | None, lines: int) -> OutliersPicture:
-        """Return the list, with the marks as of the tick at `at_ns`."""
+    def of(self, cursor: Which | None, lines: int) -> OutliersPicture:
         every = self.every[::-1]
         on = next((row for row, one in enumerate(every) if which(one) == cursor), 0)
         first = min(max(0, on - lines // 2), max(0, len(every) - lines))
+        return OutliersPicture(every, on, first, self._outliers.dropped)
+
+    def marked(self, at_ns: int) -> frozenset[int | ThreadKey]:
+        """Return the processes and threads with an outlier in the minute until `at_ns`."""
         marked: set[int | ThreadKey] = set()
         for one in reversed(self._outliers.every):
             if one.at_ns <= at_ns - MARKED_NS:
                 break
             if one.wait and one.at_ns <= at_ns:
                 marked |= {one.wait.site.pid, one.wait.site.thread}
-        return OutliersPicture(every, on, first, self._outliers.dropped, frozenset(marked))
+        return frozenset(marked)
 
 
 def which(group: Group) -> Which:

@@ -6,40 +6,34 @@ from dataclasses import dataclass, field, replace
 from offtop.model.aggregate import icicle as icicles
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.baseline_rows import BaselineRow
-from offtop.model.aggregate.filter import (
-    of_pool,
-    of_program,
-)
 from offtop.model.aggregate.icicle import Icicle
 from offtop.model.aggregate.place_shares import PlaceNames
-from offtop.model.aggregate.rows import WAITING, Key, Order, Ranking, Row, category_rows, place_rows
-from offtop.model.aggregate.selection import FilterCache, Parts
+from offtop.model.aggregate.rows import Ranking, Row, place_rows
 from offtop.model.aggregate.steps import NO_FRAMES, Path, Shape, Steps, passes
 from offtop.model.aggregate.tree import NO_NAMELESS, Branch, Nameless, Node
-from offtop.model.classify.cause_finder import CauseFinder, CauseShare
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.outlier import NO_OUTLIERS, Outliers
 from offtop.model.values.stack import NO_STACK, QUEUED, Names
 from offtop.model.values.table import Ints
-from offtop.model.values.wake import NO_WAKE, WAKEUP, Object
+from offtop.model.values.wake import NO_WAKE, WAKEUP
 from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.category_picture import CategoriesPicture, categories_picture
+from offtop.model.viewmodel.cause_picture import CausesPicture, causes_picture, selected_sites
 from offtop.model.viewmodel.common import Common, common_of
 from offtop.model.viewmodel.comparison import Comparison, Trees
 from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
-from offtop.model.viewmodel.listing import NOTHING_LISTED, Listing
+from offtop.model.viewmodel.listing import Listing, ListPicture
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene, Scenes, sums_of
+from offtop.model.viewmodel.scene import Scene, Scenes
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
-from offtop.model.viewmodel.series import Series, series
 from offtop.model.viewmodel.stuck_list import StuckList, StuckPicture
 from offtop.model.viewmodel.timeline import timeline_and_heat
-from offtop.model.viewmodel.totals import parts_in
 from offtop.model.viewmodel.view import View
 from offtop.model.windows import stuck
 from offtop.model.windows.breakdown import (
-    ALL,
     NO_PART,
     RUN_QUEUE,
     Added,
@@ -48,21 +42,16 @@ from offtop.model.windows.breakdown import (
     Scope,
     Shares,
     by_place,
-    by_site,
 )
 from offtop.model.windows.heat import Heat
 from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.rolling import Sums
-from offtop.model.windows.stuck import NO_AGE, Age, Stuck
+from offtop.model.windows.stuck import Age, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.units import NS_PER_S
 
-_LIST_ONLY_SORTS = ("PID", "NAME")
-"""Sorts that do not apply to categories, which are then sorted by WAITING."""
 _FLAME_NS = 2 * NS_PER_S
 """Minimum time between two updates of the icicle, while live."""
-_LEAST_BESIDE_ACCOUNT = 6
-"""The account is shown above the list if the list has at least so many rows."""
 _SMALL_BRANCH = 200
 """Branches below this fraction of the total (1/n, 0.5 %) are summed up."""
 
@@ -86,17 +75,9 @@ class TreePicture:
 class Picture:
     common: Common
     head: HeadPicture
-    threads_of: Mapping[int, int]
-    """pid → how many of its threads have ever waited; without processes that exited."""
-    categories: Ranking
-    sparks: Mapping[str, Series]
-    """By category, over the last minute; breakdown.ALL is the sum."""
-    rows: Ranking
-    """The list: cgroups, processes, threads and so on."""
-    cursor_row: int
-    """Row under the cursor."""
-    first_row: int
-    """First row on the screen."""
+    causes: CausesPicture
+    categories: CategoriesPicture
+    listed: ListPicture
     tree: TreePicture | None
     places: Ranking
     """Complete stacks through the chosen branch."""
@@ -104,23 +85,11 @@ class Picture:
     outliers: OutliersPicture
     account: AccountPicture | None
     """Of the selected program, process, pool or thread."""
-    account_lines: int
-    """How many lines of the list it takes."""
-    oldest: Age
-    """Oldest wait of everything shown."""
     flame: Icicle | None
     flame_span_ns: int
     """Span of the icicle, which may be older than the rest."""
     flame_before: Mapping[Path, BaselineRow]
     """Baseline values of its boxes."""
-    caveat: str
-    """Why some changes may be none."""
-    diagnosis: Sequence[CauseShare]
-    """Causes of the selection, most time first."""
-    unanswered: Mapping[Object, int]
-    """Objects for which a rule would name the peer if it were known → a process that waits on each."""
-    sites: Mapping[tuple[int, ...], Added]
-    """The selection by sites (breakdown.by_site)."""
     heat: Heat | None
 
 
@@ -143,70 +112,43 @@ class Pictures:
         self._cause_finder = CauseFinder(names, rules)
         self._scenes = Scenes(history, self._cause_finder, rules, goes_on=goes_on)
         self._sums = Sums(history)
-        self._seconds = Seconds()
+        self._seconds = Seconds(history, self._cause_finder)
         place_names = PlaceNames(self._cause_finder)
         self._listing = Listing(history, self._sums, self._seconds, self._cause_finder, place_names)
         self._stuck_list = StuckList(self._cause_finder, place_names)
         self._root: tuple[object, Node, Nameless] | None = None
         self._steps: tuple[object, Steps] | None = None
         self._flame_root: tuple[object, Node, int] | None = None
-        self._unfiltered: FilterCache | None = None
 
     def of(self, view: View, room: Room) -> Picture | None:
         """Return the picture; None while there is no tick yet."""
         scene = self._scenes.of(view)
         if scene is None:
             return None
-        ticks, newest, filter_cache, comparison = scene.ticks, scene.newest, scene.filter_cache, scene.comparison
-        shown_ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=view.idle_shown)))
-        compare = comparison.categories() if comparison else None
-        ever = scene.ever
-        categories = category_rows(
-            replace(scene.breakdown, categories=scene.chosen),
-            Order(
-                WAITING if view.sort in _LIST_ONLY_SORTS else view.table_sort, limit=room.categories, compare=compare
-            ),
-            idle_shown=view.idle_shown,
-            lifetime=replace(scene.breakdown, categories=filter_cache.chosen(ever)) if ever else None,
-            keep=view.category,
-            now=shown_ages,
-        )
-        of_subject = self._all_of_selection(scene)
-        account = self._seconds.of_selection(view, ticks, of_subject)
-        account_lines = account.lines if account and room.rows >= _LEAST_BESIDE_ACCOUNT else 0
-        sites = self._sites(scene)
+        account = self._seconds.of_selection(scene)
+        sites = selected_sites(scene, self._sums)
+        listed = self._listing.of(scene, room.rows, account, self._outliers.marked(scene.newest.at_ns), sites)
+        tree, places, flame = None, Ranking(), None
         if scene.gathered:
-            listed = self._listing.of(scene, max(1, room.rows - account_lines), sites)
             view, tree, places, flame = self._stacks(view, room, scene)
-        else:
-            listed, tree, places, flame = NOTHING_LISTED, None, Ranking(), None
         timeline, heat = timeline_and_heat(self._history, scene, room)
-        outliers = self._outliers.of(newest.at_ns, view.outliers.cursor, room.stuck)
+        categories = categories_picture(scene, room)
+        top_category = next(iter(categories.ranking.rows), None)
+        outliers = self._outliers.of(view.outliers.cursor, room.stuck)
         return Picture(
             common=common_of(scene, view),
-            head=head_picture(
-                scene, self._history, self._seconds, timeline, outliers.groups, next(iter(categories.rows), None)
-            ),
-            threads_of=scene.threads_of,
+            head=head_picture(scene, self._history, self._seconds, timeline, outliers.groups, top_category),
+            causes=causes_picture(scene, sites, self._cause_finder),
             categories=categories,
-            sparks=_sparks(scene.minute, room, newest.at_ns, view, filter_cache, [row.key for row in categories.rows]),
-            rows=listed.rows,
-            cursor_row=listed.cursor,
-            first_row=listed.first,
+            listed=listed,
             tree=tree,
             places=places,
-            stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, newest.header.catalog),
+            stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, scene.newest.header.catalog),
             outliers=outliers,
             account=account,
-            account_lines=account_lines,
-            oldest=max(shown_ages.values(), default=NO_AGE),
             flame=flame,
-            diagnosis=self._cause_finder.rules_of(sites, scene.catalog),
-            sites=sites,
-            unanswered=self._cause_finder.unanswered,
             flame_span_ns=self._flame_root[2] if flame and self._flame_root else 0,
-            flame_before=_before_of_boxes(flame, comparison),
-            caveat=comparison.caveat if comparison else "",
+            flame_before=_before_of_boxes(flame, scene.comparison),
             heat=heat,
         )
 
@@ -216,19 +158,6 @@ class Pictures:
         whole = HistoryTick.of(merge([tick.window for tick in common.ticks]), common.newest.idle)
         filter_cache = self._scenes.filter_cache(view, common.newest)
         return whole.window, filter_cache.of_branch(filter_cache.shares(whole).in_scope(view.scope), whole)
-
-    def _all_of_selection(self, scene: Scene) -> Parts:
-        """Return the time of the selected program, process or thread by leaf, without filters and mutes."""
-        view, of_view = scene.view, scene.filter_cache.selection
-        own = (of_pool(view.pool),) if view.pool else (of_program(view.program),) if view.program else ()
-        selection = of_view._replace(filters=own, muted=(), path=())
-        is_whole = view.subject_ids[0] is None and view.program is None
-        if is_whole or selection == of_view:
-            return scene.chosen
-        if self._unfiltered is None or self._unfiltered.selection != selection:
-            self._unfiltered = FilterCache(selection, self._cause_finder)
-        self._unfiltered.forget(self._history.oldest, scene.ticks[0])
-        return sums_of(self._unfiltered.chosen(tick) for tick in scene.added)
 
     def _stacks(self, view: View, room: Room, scene: Scene) -> tuple[View, TreePicture | None, Ranking, Icicle | None]:
         """Return the tree, the places of the chosen branch, and the icicle, if there is room."""
@@ -289,7 +218,7 @@ class Pictures:
             return places
         queued = self._queued(scene, places_of)
         most: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
-        for site, (_, ns, _, _) in self._sites(scene).items():
+        for site, (_, ns, _, _) in selected_sites(scene, self._sums).items():
             most[site[0], site[1]] = max(most.get((site[0], site[1]), (0, ())), (ns, site))
 
         def with_site(row: Row) -> Row:
@@ -316,17 +245,6 @@ class Pictures:
         about = (filter_cache, only, shape.mode, shape.objects)
         return self._sums.of(
             "queued", about, lambda tick: by_place(filter_cache.shares(tick), only, places_of), scene.ticks, scene.moved
-        )
-
-    def _sites(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
-        """Return the time of the selection by site (breakdown.by_site)."""
-        filter_cache, scope = scene.filter_cache, scene.view.scope
-        return self._sums.of(
-            "sites",
-            (filter_cache, scope),
-            lambda tick: by_site(filter_cache.shares(tick), scope),
-            scene.ticks,
-            scene.moved,
         )
 
 
@@ -364,22 +282,3 @@ def _ages_of_paths(
                 break  # the branches above have one, too
             ages[path[:end]] = age
     return ages
-
-
-def _sparks(
-    minute: Sequence[HistoryTick], room: Room, end_ns: int, view: View, filter_cache: FilterCache, keys: Sequence[Key]
-) -> dict[str, Series]:
-    past = filter_cache.parts_of(minute)
-
-    def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
-        def of(tick: HistoryTick) -> int | None:
-            parts = past.get(tick.number)
-            return None if parts is None else sum(part.total_ns for part in parts_in(parts, category, view.idle_shown))
-
-        return of
-
-    return {
-        key: series(minute, room.spark_cells, room.spark_cell_ns, end_ns, waiting_ns(key))
-        for key in (ALL, *keys)
-        if isinstance(key, str)
-    }

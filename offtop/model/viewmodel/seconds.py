@@ -14,15 +14,18 @@ from offtop.model.aggregate.account import (
     unexplained_pct,
 )
 from offtop.model.aggregate.budget import Budget, budget
+from offtop.model.aggregate.filter import of_pool, of_program
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import cgroup_of
-from offtop.model.aggregate.selection import Parts
+from offtop.model.aggregate.selection import FilterCache, Parts
+from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import Filters, Machine
+from offtop.model.viewmodel.scene import Scene, sums_of
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.breakdown import Leaf
-from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.history import History, HistoryTick
 from offtop.model.windows.window import machine_over
 
 
@@ -49,8 +52,10 @@ class AccountPicture:
 class Seconds:
     """Accounts of the spans on the screen; caches the last of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History, cause_finder: CauseFinder) -> None:
+        self._history, self._cause_finder = history, cause_finder
         self._known: dict[str, tuple[object, Accounts]] = {}
+        self._unfiltered: FilterCache | None = None
 
     def of_all(self, ticks: Sequence[HistoryTick], what: str = "ticks", whole: bool = True) -> Accounts:
         key = (ticks[0].number, ticks[-1].number, ticks[-1].at_ns)
@@ -59,11 +64,9 @@ class Seconds:
             known = self._known[what] = key, accounts([tick.window for tick in ticks], whole)
         return known[1]
 
-    def of_selection(self, view: View, ticks: Sequence[HistoryTick], parts: Parts) -> AccountPicture | None:
-        """Return the account of the selection; None if nothing is selected.
-
-        `parts` is all its time.
-        """
+    def of_selection(self, scene: Scene) -> AccountPicture | None:
+        """Return the account of the selection; None if nothing is selected."""
+        view, ticks = scene.view, scene.ticks
         (pid, tid), program = view.subject_ids, view.program
         if pid is None and program is None:
             return None
@@ -75,12 +78,24 @@ class Seconds:
             account = _of_pool(every, pool, catalog) if pool else every.of(pid, tid)
         machine, filters = machine_over([tick.header for tick in ticks]), ticks[-1].header.filters
         left = explained(account.residue_ns, every.of(None).residue_ns, machine) if _is_all(filters) else NO_LEFT
-        times = blocked(parts)
+        times = blocked(self._all_of_selection(scene))
         idle_ns = sum(ns for leaf, ns in times if leaf.idle)
         is_known = machine.cpus > 0 or ticks[-1].header.sampling is not None
         is_checked = is_known and tid is None
         check = budget(account, idle_ns, every.span_ns, view.rate_of(pid)) if is_checked and pid is not None else None
         return AccountPicture(account, times, left, is_known, check)
+
+    def _all_of_selection(self, scene: Scene) -> Parts:
+        """Return the time of the selected program, process or thread by leaf, without filters and mutes."""
+        view, of_view = scene.view, scene.filter_cache.selection
+        own = (of_pool(view.pool),) if view.pool else (of_program(view.program),) if view.program else ()
+        selection = of_view._replace(filters=own, muted=(), path=())
+        if selection == of_view:
+            return scene.chosen
+        if self._unfiltered is None or self._unfiltered.selection != selection:
+            self._unfiltered = FilterCache(selection, self._cause_finder)
+        self._unfiltered.forget(self._history.oldest, scene.ticks[0])
+        return sums_of(self._unfiltered.chosen(tick) for tick in scene.added)
 
     def of_list(self, view: View, ticks: Sequence[HistoryTick]) -> Accounts | None:
         """Return the accounts of what the list may contain, if it shows them."""

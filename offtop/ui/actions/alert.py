@@ -47,7 +47,7 @@ class AlertLine:
         recorded = self._session.source.recorded
         if recorded and picture.common.newest.taken_ns == recorded.ended_ns:
             return "this is the end of the recording: [ and { go back, b goes anywhere"
-        if isinstance(pin, int) and not picture.threads_of.get(pin):
+        if isinstance(pin, int) and not picture.listed.threads_of.get(pin):
             return f"pinned process {pin} has exited; p unpins it"
         if self._session.rules.error:
             return self._session.rules.error

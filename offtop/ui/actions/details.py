@@ -49,4 +49,4 @@ class Details:
         picture = self._display.picture
         if picture is None:
             return ProblemSummary(), 0
-        return self._problems.of(picture.sites, picture.common.catalog), picture.common.span_ns
+        return self._problems.of(picture.causes.sites, picture.common.catalog), picture.common.span_ns

@@ -26,12 +26,13 @@ class Lookups:
         self._source.find_peers(self._visible_objects(picture))
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.common.ticks for by_pid in tick.breakdown.processes.values()]
-            counted = picture.threads_of if view.lists_cgroups else ()
+            counted = picture.listed.threads_of if view.lists_cgroups else ()
             self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid})
         elif view.focus == STUCK:
             self._source.describe({one.site.pid for one in _visible_waits(picture)})
         elif view.names != "comm" or self._display.pen(LIST).width >= tables.USER_WIDTH:
-            rows = picture.rows.rows[picture.first_row : picture.first_row + self._display.pen(LIST).height]
+            listed = picture.listed
+            rows = listed.ranking.rows[listed.first : listed.first + self._display.pen(LIST).height]
             self._source.describe({row.pid for row in rows})
 
     def _visible_objects(self, picture: Picture) -> Mapping[Object, int]:
@@ -45,8 +46,8 @@ class Lookups:
         if view.focus == STUCK:
             sites = [one.site for one in _visible_waits(picture)]
         else:
-            sites = [row.top for row in tables.seen_rows(picture, self._display.pen(LIST)) if row.top != NOWHERE]
-        return {**picture.unanswered, **waited_on([(site.pid, site.wake) for site in sites], catalog.wakes)}
+            sites = [row.top for row in tables.seen_rows(picture.listed, self._display.pen(LIST)) if row.top != NOWHERE]
+        return {**picture.causes.unanswered, **waited_on([(site.pid, site.wake) for site in sites], catalog.wakes)}
 
 
 def _visible_waits(picture: Picture) -> Sequence[Waiting]:

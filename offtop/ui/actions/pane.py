@@ -6,7 +6,7 @@ from typing import ClassVar
 from offtop.model.aggregate.baseline_rows import BaselineOnly
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import Key
+from offtop.model.aggregate.rows import Key, Row
 from offtop.model.viewmodel import drilling
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.picture import Picture
@@ -89,8 +89,8 @@ class Pane:
 
     def as_text(self, picture: Picture) -> str:
         """Return what is under the cursor for the clipboard: here, the category."""
-        category = picture.common.view.category
-        return next((f"{row.name} {row.waiting:.2f}" for row in picture.categories.rows if row.key == category), "")
+        category, rows = picture.common.view.category, picture.categories.ranking.rows
+        return next((f"{row.name} {row.waiting:.2f}" for row in rows if row.key == category), "")
 
     # The mouse
 
@@ -127,9 +127,16 @@ class Panes:
         return self.by_name[self._display.view.focus]
 
 
-def list_key(picture: Picture | None) -> Key | None:
+def list_row(picture: Picture | None) -> Row | None:
     """Return the row under the cursor of the list."""
-    return picture.rows.rows[picture.cursor_row].key if picture and picture.rows.rows else None
+    rows = picture.listed.ranking.rows if picture else ()
+    return rows[picture.listed.cursor] if picture and rows else None
+
+
+def list_key(picture: Picture | None) -> Key | None:
+    """Return the key of the row under the cursor of the list."""
+    row = list_row(picture)
+    return row.key if row else None
 
 
 def within(index: int, rows: Sequence[object]) -> int:

@@ -27,7 +27,8 @@ class SuspectReport:
         return suspects.lines(self._texts(), width, room, self._display.glyphs, self._without())
 
     def _without(self) -> str:
-        return suspects.without_suspects(self._display.picture)
+        picture = self._display.picture
+        return suspects.without_suspects(picture.causes, picture.common) if picture else suspects.NOTHING
 
     def _texts(self) -> list[suspects.SuspectText]:
         """Return the suspects of the tick that is shown."""

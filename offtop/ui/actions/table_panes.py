@@ -17,7 +17,7 @@ from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
-from offtop.ui.actions.pane import Pane, list_key, within
+from offtop.ui.actions.pane import Pane, list_key, list_row, within
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.kit.columns import sort_at
 from offtop.ui.kit.layout import Layout
@@ -36,18 +36,19 @@ class CategoriesPane(Pane):
         self._sorting = sorting
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return tables.categories(picture, pen)
+        return tables.categories(picture.categories, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         view = self._display.view
-        keys = [ALL, *(row.key for row in picture.categories.rows if isinstance(row.key, str))]
+        keys = [ALL, *(row.key for row in picture.categories.ranking.rows if isinstance(row.key, str))]
         index = keys.index(view.category) if view.category in keys else 0
         self._display.set_view(drilling.at_category(view, keys[within(index + step, keys)]))
 
     def click(self, picture: Picture, x: int, y: int) -> None:
-        keys = [ALL, *(row.key for row in picture.categories.rows)]
+        keys = [ALL, *(row.key for row in picture.categories.ranking.rows)]
         if y == 0:
-            self._sorting.sort_by_title(sort_at(category_columns(picture, self._pen), CATEGORY_MARK, x))
+            columns = category_columns(picture.categories, picture.common, self._pen)
+            self._sorting.sort_by_title(sort_at(columns, CATEGORY_MARK, x))
         elif y <= len(keys) and isinstance(key := keys[y - 1], str):
             is_selected = key == self._display.view.category and self._has_focus
             view = self._focused_view
@@ -66,12 +67,12 @@ class ListPane(Pane):
         self._sorting = sorting
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return tables.rows(picture, pen)
+        return tables.rows(picture.listed, picture.account, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
-        rows = picture.rows.rows
+        rows = picture.listed.ranking.rows
         if rows:
-            key = rows[within(picture.cursor_row + step, rows)].key
+            key = rows[within(picture.listed.cursor + step, rows)].key
             self._display.set_view(drilling.at_row(self._display.view, key))
 
     def enter(self, picture: Picture) -> None:
@@ -89,7 +90,8 @@ class ListPane(Pane):
     def _fold(self, folded: bool) -> None:
         """List pools of threads, or programs, as one row each, or what they consist of."""
         view, picture = self._display.view, self._display.picture
-        lists_a_program = picture is not None and any(isinstance(row.key, Program) for row in picture.rows.rows)
+        rows = picture.listed.ranking.rows if picture else ()
+        lists_a_program = any(isinstance(row.key, Program) for row in rows)
         if view.lists_threads:
             self._display.set_view(drilling.folded_or_not(view, not folded))
         elif view.lists_processes and view.program is None and (folded or lists_a_program):
@@ -103,23 +105,23 @@ class ListPane(Pane):
         view = self._focused_view
         matches = {
             index: drilling.at_row(view, row.key)
-            for index, row in enumerate(picture.rows.rows)
+            for index, row in enumerate(picture.listed.ranking.rows)
             if word in self._text_of(row, picture).casefold()
         }
-        return self._go_to_match(matches, picture.cursor_row, step)
+        return self._go_to_match(matches, picture.listed.cursor, step)
 
     def process(self) -> int:
-        picture = self._display.picture
-        return picture.rows.rows[picture.cursor_row].pid if picture and picture.rows.rows else super().process()
+        row = list_row(self._display.picture)
+        return row.pid if row else super().process()
 
     def key_to_pin(self) -> Key | None:
         view = self._display.view
         return (view.thread if view.lists_sleepers else None) or list_key(self._display.picture)
 
     def as_filter(self, picture: Picture) -> Filter | None:
-        if not picture.rows.rows:
+        row = list_row(picture)
+        if row is None:
             return None
-        row = picture.rows.rows[picture.cursor_row]
         match row.key:
             case str(cgroup):
                 return parse(views.in_cgroup(cgroup).text)
@@ -138,9 +140,9 @@ class ListPane(Pane):
                 return parse(f"proc={_family(row)}") if row.pid else None
 
     def as_text(self, picture: Picture) -> str:
-        if not picture.rows.rows:
+        row = list_row(picture)
+        if row is None:
             return super().as_text(picture)
-        row = picture.rows.rows[picture.cursor_row]
         many = f"x{row.processes}" if row.processes else row.pid
         key = printable(row.key) if isinstance(row.key, str) else many
         named = not isinstance(row.key, WakerKey | Object | Reason | BaselineOnly) or row.pid
@@ -153,13 +155,13 @@ class ListPane(Pane):
         return f"{row.title or row.name} {row.process} {place}"
 
     def click(self, picture: Picture, x: int, y: int) -> None:
-        head = 1 + picture.account_lines
+        head = 1 + picture.listed.account_lines
         line = y - head - 1
         if y == head:
-            self._sorting.sort_by_title(sort_at(list_columns(picture, self._pen), LIST_MARK, x))
-        elif 0 <= line < len(rows := seen_rows(picture, self._pen)):
+            self._sorting.sort_by_title(sort_at(list_columns(picture.listed, picture.common, self._pen), LIST_MARK, x))
+        elif 0 <= line < len(rows := seen_rows(picture.listed, self._pen)):
             key, view = rows[line].key, self._focused_view
-            is_selected = picture.first_row + line == picture.cursor_row and self._has_focus
+            is_selected = picture.listed.first + line == picture.listed.cursor and self._has_focus
             self._display.set_view(drilling.entered(view, key) if is_selected else drilling.at_row(view, key))
 
 

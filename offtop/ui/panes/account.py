@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from offtop.model.aggregate.account import Account
 from offtop.model.aggregate.rows import Row
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.seconds import AccountPicture
 from offtop.model.windows.breakdown import RUN_QUEUE
 from offtop.ui.kit.columns import Column
@@ -21,17 +21,16 @@ _BEFORE_REST = 2
 Spans = list[tuple[str, str]]
 
 
-def lines(picture: Picture, pen: Pen) -> list[Line]:
+def lines(shown: AccountPicture | None, common: Common, pen: Pen) -> list[Line]:
     """Lines about what the user drilled into; none if there is no such selection."""
-    shown = picture.account
     if shown is None:
         return []
     if not shown.is_known:
-        within = picture.common.newest.header.filters.within
+        within = common.newest.header.filters.within
         why = "with --within only a part of it is counted" if within else "this recording does not contain it"
         return [plain(fit(f" Run time unknown: {why}.", pen.width, pen.glyphs), "dim")]
     whole_ns = max(1, shown.account.sum_ns)
-    name = f" {threads(average(shown.account.sum_ns, picture.common.span_ns))} "
+    name = f" {threads(average(shown.account.sum_ns, common.span_ns))} "
     segments = _segments(shown)
     drawn = bar([(ns, token, fill) for _, ns, token, fill in segments], pen.width - len(name) - 1, pen.glyphs)
     figures: Spans = [(" ", "text")]

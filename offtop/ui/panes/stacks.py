@@ -40,7 +40,7 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     about = f"stack tree: {selection(picture.common, pen.glyphs)}{_shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
     if picture.common.view.thread is not None and _shows_account(picture, pen):
-        lines += account.lines(picture, pen)
+        lines += account.lines(picture.account, picture.common, pen)
     if shown is None or not shown.branches:
         return [
             *lines,
@@ -67,9 +67,9 @@ def _shows_account(picture: Picture, pen: Pen) -> bool:
 def no_stack(picture: Picture) -> str:
     """Return why there is no stack."""
     if not picture.common.gathered:
-        return not_gathered(picture)
+        return not_gathered(picture.common)
     if not picture.common.selected.total_ns:
-        return nothing(picture)
+        return nothing(picture.common)
     return " No stack here: waits below the minimum (m) have none."
 
 
@@ -208,7 +208,7 @@ def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) ->
     """
     if not picture.common.gathered:
         title = rule(f"site: {selection(picture.common, pen.glyphs)}", pen)
-        return [title, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
+        return [title, plain(fit(not_gathered(picture.common), pen.width, pen.glyphs), "dim")]
     path = picture.common.view.path
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
     part = picture.common.selected
@@ -329,10 +329,10 @@ def _caller_notes(stack: Stack) -> list[str]:
 
 def cause_line(picture: Picture) -> str:
     """Return the main cause of the selection and a hint; empty if too little is known."""
-    cause = most(picture.diagnosis)
+    cause = most(picture.causes.shares)
     return cause.in_full(picture.common.catalog, picture.common.view.pid is None) if cause else ""
 
 
 def _cause_heading(picture: Picture) -> str:
-    cause = most(picture.diagnosis)
+    cause = most(picture.causes.shares)
     return cause.in_short(picture.common.catalog, with_process=False) if cause else ""

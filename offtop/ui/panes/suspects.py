@@ -13,7 +13,8 @@ from offtop.model.classify.suspects import Found, Hop
 from offtop.model.values.blockers import ELSEWHERE, VIA
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.cause_picture import CausesPicture
+from offtop.model.viewmodel.common import Common
 from offtop.model.windows.baseline import Baseline
 from offtop.printable import printable
 from offtop.ui.kit.glyphs import Glyphs
@@ -22,7 +23,7 @@ from offtop.ui.kit.overlay import Overlay
 from offtop.units import average, duration, threads
 
 _MARK, _INDENT, _KEY = "! ", "  ", " 6"
-_NOTHING = "nothing stands out"
+NOTHING = "nothing stands out"
 
 
 class HopText(NamedTuple):
@@ -82,17 +83,15 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
     return HopText(hop.key, texts.name_of(hop), does, place, hop.age_ns, hop.via, hop.is_exact)
 
 
-def without_suspects(picture: Picture | None) -> str:
+def without_suspects(causes: CausesPicture, common: Common) -> str:
     """Return what stands in place of suspects: what most threads wait for, if that is one thread or more on average."""
-    cause = most(picture.diagnosis) if picture else None
-    if picture is None or cause is None or average(cause.total_ns, picture.common.span_ns) < 1:
-        return _NOTHING
-    return (
-        f"nobody is known to hold others up; {cause.in_short(picture.common.catalog, picture.common.view.pid is None)}"
-    )
+    cause = most(causes.shares)
+    if cause is None or average(cause.total_ns, common.span_ns) < 1:
+        return NOTHING
+    return f"nobody is known to hold others up; {cause.in_short(common.catalog, common.view.pid is None)}"
 
 
-def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = _NOTHING) -> list[Line]:
+def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = NOTHING) -> list[Line]:
     """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room.
 
     `without`: the line if there are none.

@@ -11,7 +11,10 @@ from offtop.model.aggregate.scope_text import visible_processes
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.wake import NO_STORM, OFFCPU, OFFWAKE, gathers
-from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.category_picture import CategoriesPicture
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.listing import ListPicture
+from offtop.model.viewmodel.seconds import AccountPicture
 from offtop.model.viewmodel.view import CATEGORIES, LIST, View
 from offtop.model.windows.breakdown import ALL
 from offtop.ui.kit.columns import Column, heads, line_of, that_fit, width_of
@@ -104,13 +107,13 @@ CHOOSABLE = (
 """Columns that `f` can hide; `spark` is the last minute of a category."""
 
 
-def category_columns(picture: Picture, pen: Pen) -> list[Column]:
-    view = picture.common.view
-    cells = max((len(spark) for spark in picture.sparks.values()), default=0)
+def category_columns(shown: CategoriesPicture, common: Common, pen: Pen) -> list[Column]:
+    view = common.view
+    cells = max((len(spark) for spark in shown.sparks.values()), default=0)
     spark = Column(
         "last 60s",
         cells,
-        lambda row: sparkline(picture.sparks.get(str(row.key), ()), pen.glyphs) if not row.threads else "",
+        lambda row: sparkline(shown.sparks.get(str(row.key), ()), pen.glyphs) if not row.threads else "",
         "spark",
         left=True,
         least_width=70,
@@ -143,62 +146,62 @@ def _category_token(row: Row) -> str:
     return f"cat-{row.key}" if row.key and isinstance(row.key, str) else "name"
 
 
-def categories(picture: Picture, pen: Pen) -> list[Line]:
+def categories(shown: CategoriesPicture, common: Common, pen: Pen) -> list[Line]:
     """Return the table of the selection's categories; its first row is their sum."""
-    columns = category_columns(picture, pen)
-    view, ranking = picture.common.view, picture.categories
+    columns = category_columns(shown, common, pen)
+    view, ranking = common.view, shown.ranking
     everything = Row(
         ALL,
         "all",
-        picture.common.span_ns,
+        common.span_ns,
         ranking.whole,
         ranking.whole.total_ns,
-        now=picture.oldest,
+        now=shown.oldest,
         before=ranking.before,
     )
     lines = [heads(columns, view.table_sort, CATEGORY_MARK)]
     for row in (everything, *ranking.rows):
         chosen = row.key == view.category
         base = ("cursor" if view.focus == CATEGORIES else "cursor-away") if chosen else "text"
-        shown = row._replace(name=f"~{row.name}") if row.idle else row
-        lines.append(line_of(columns, shown, ">" if chosen else " ", base, pen))
+        named = row._replace(name=f"~{row.name}") if row.idle else row
+        lines.append(line_of(columns, named, ">" if chosen else " ", base, pen))
     if ranking.elided:
         lines.append(line_of(columns, ranking.elided, " ", "text", pen))
     return lines
 
 
-def rows(picture: Picture, pen: Pen) -> list[Line]:
-    """Return the list of cgroups, processes or threads, with its title."""
-    view, ranking = picture.common.view, picture.rows
+def rows(listed: ListPicture, of_selection: AccountPicture | None, common: Common, pen: Pen) -> list[Line]:
+    """Return the list of cgroups, processes or threads, with its title, and the account of the selection if it fits."""
+    view, ranking = common.view, listed.ranking
     what = _what(view)
     pid = view.pool.pid if view.pool is not None else view.pid
     inside = pid if pid is not None else view.program or (view.group[0] if view.group else None)
     if view.lists_wakers and view.thread is not None:
         inside = view.thread
-    of = f" of {name_of(picture.common.catalog, inside, pen.glyphs)}" if inside is not None else ""
+    of = f" of {name_of(common.catalog, inside, pen.glyphs)}" if inside is not None else ""
     category = view.category if view.category != ALL else "all categories"
     title = f"{what}{of}: {'where each second went' if view.lists_account else category}"
-    if picture.common.uncompared or picture.caveat:
-        title += f"  ({picture.common.uncompared or picture.caveat})"
+    if common.uncompared or listed.caveat:
+        title += f"  ({common.uncompared or listed.caveat})"
     lines = [rule(title, pen)]
-    if picture.account_lines:
-        lines += account.lines(picture, pen)
-    if not picture.common.gathered:
-        return [*lines, plain(fit(not_gathered(picture), pen.width, pen.glyphs), "dim")]
+    if listed.account_lines:
+        lines += account.lines(of_selection, common, pen)
+    if not common.gathered:
+        return [*lines, plain(fit(not_gathered(common), pen.width, pen.glyphs), "dim")]
     if not ranking.rows:
-        lines.append(plain(fit(_nothing(picture), pen.width, pen.glyphs), "dim"))
+        lines.append(plain(fit(_nothing(listed, common), pen.width, pen.glyphs), "dim"))
         if not ranking.elided or not view.filter.chooses_rows:
             return lines
-    columns = list_columns(picture, pen)
+    columns = list_columns(listed, common, pen)
     lines.append(heads(columns, view.list_sort, LIST_MARK))
-    for index, row in enumerate(seen_rows(picture, pen), picture.first_row):
+    for index, row in enumerate(seen_rows(listed, pen), listed.first):
         shows_cursor = view.focus == LIST or (view.thread is not None if view.lists_sleepers else view.is_at_waker)
-        chosen = index == picture.cursor_row and shows_cursor
-        outlier_mark = pen.glyphs.mark if row.key in picture.outliers.marked else " "
+        chosen = index == listed.cursor and shows_cursor
+        outlier_mark = pen.glyphs.mark if row.key in listed.marked else " "
         mark = (">" if chosen else " ") + ("*" if row.pinned else outlier_mark)
         base = ("cursor" if view.focus == LIST else "cursor-away") if chosen else "text"
         if row.storm != NO_STORM:
-            lines.append(wakers.storm_line(picture.common, row, mark, base, pen))
+            lines.append(wakers.storm_line(common, row, mark, base, pen))
         else:
             lines.append(line_of(columns, row, mark, base, pen))
     if ranking.elided and len(lines) < pen.height:
@@ -216,66 +219,66 @@ def _what(view: View) -> str:
     return "threads" if view.lists_threads else "cgroups" if view.lists_cgroups else "processes"
 
 
-def not_gathered(picture: Picture) -> str:
+def not_gathered(common: Common) -> str:
     """Return why the mode's data is missing, and which key shows what there is."""
-    if gathers(picture.common.newest.header.mode, OFFWAKE):
+    if gathers(common.newest.header.mode, OFFWAKE):
         return " No chains of wakers are recorded for this time (yet): 3 shows the last wakers."
     return " No wakers are recorded for this time (yet): 1 shows where threads waited."
 
 
-def seen_rows(picture: Picture, pen: Pen) -> Sequence[Row]:
+def seen_rows(listed: ListPicture, pen: Pen) -> Sequence[Row]:
     """Return the rows of the list that are on the screen.
 
     Title, account and column titles are above them; below them is one row for all others.
     """
-    room = pen.height - 2 - picture.account_lines
-    room = max(min(1, room), room - (picture.rows.elided is not None))
-    return picture.rows.rows[picture.first_row : picture.first_row + room]
+    room = pen.height - 2 - listed.account_lines
+    room = max(min(1, room), room - (listed.ranking.elided is not None))
+    return listed.ranking.rows[listed.first : listed.first + room]
 
 
-def _nothing(picture: Picture) -> str:
-    view = picture.common.view
-    if view.mode == OFFCPU and view.filter.needs_wakers and not picture.common.totals.passing_ns:
+def _nothing(listed: ListPicture, common: Common) -> str:
+    view = common.view
+    if view.mode == OFFCPU and view.filter.needs_wakers and not common.totals.passing_ns:
         return f' nothing matches "{view.filter.text}": modes 2, 3 and 4 record wakers. Esc clears'
     if view.filter.text or view.user:
         chosen = " ".join(
             ([view.filter.text] if view.filter.text else []) + ([f"user={view.user}"] if view.user else [])
         )
-        if picture.common.totals.passing_ns and not view.filter.chooses_rows:
-            passing = threads(average(picture.common.totals.passing_ns, picture.common.span_ns))
+        if common.totals.passing_ns and not view.filter.chooses_rows:
+            passing = threads(average(common.totals.passing_ns, common.span_ns))
             return f' nothing that matches "{chosen}" waits here; {passing} match elsewhere (Esc goes up)'
-        if picture.common.totals.idle_passing_ns and not view.filter.chooses_rows:
-            idle = threads(average(picture.common.totals.idle_passing_ns, picture.common.span_ns))
+        if common.totals.idle_passing_ns and not view.filter.chooses_rows:
+            idle = threads(average(common.totals.idle_passing_ns, common.span_ns))
             return f' all that matches "{chosen}" is idle: {idle} threads (press i to see them)'
         if view.group or view.program or view.pool or view.wakers or view.object or view.reason:
             return f' no thread matches "{chosen}" here. Esc goes up'
-        return f' no thread matches "{chosen}" ({sum(picture.threads_of.values())} threads seen). Esc clears'
-    if picture.common.totals.hidden_ns and not view.idle_shown:
-        idle = threads(average(picture.common.totals.hidden_ns, picture.common.span_ns))
+        return f' no thread matches "{chosen}" ({sum(listed.threads_of.values())} threads seen). Esc clears'
+    if common.totals.hidden_ns and not view.idle_shown:
+        idle = threads(average(common.totals.hidden_ns, common.span_ns))
         return f" Only idle waits here: {idle} threads (press i to see them)."
-    return nothing(picture)
+    return nothing(common)
 
 
-def nothing(picture: Picture) -> str:
+def nothing(common: Common) -> str:
     """Return the text of an empty list; it says which processes are visible if not all are."""
-    here = visible_processes(picture.common.sampling) if picture.common.sampling else ""
+    here = visible_processes(common.sampling) if common.sampling else ""
     return f" Nothing waits here{f' ({here})' if here else ''}."
 
 
-def list_columns(picture: Picture, pen: Pen) -> list[Column]:
-    view, width, catalog = picture.common.view, pen.width, picture.common.catalog
+def list_columns(listed: ListPicture, common: Common, pen: Pen) -> list[Column]:
+    view, width, catalog = common.view, pen.width, common.catalog
     if not view.lists_sleepers:
         total = [TOTAL] if view.sort == "TOTAL" else []
         events, p50, p99, longest = NUMBERS
         wide = [p50, p99, longest, NOW] if width >= _WIDE_WAKERS or "WHERE" in view.hidden else [p99, longest]
         shown = [WAITING, SHARE, *total, *([] if view.lists_reasons else [wakers.READY]), events, *wide]
         return wakers.columns(
-            picture.common, pen, shown if picture.common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+            common, pen, shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
         )
     in_full = view.names != "comm"
     name_width = min(48, max(15, width - 50)) if in_full else 15 if width >= 56 else 10
     if view.program is not None and not in_full and view.lists_processes:
-        longest = max((len(row.title) for row in seen_rows(picture, pen)), default=0)
+        longest = max((len(row.title) for row in seen_rows(listed, pen)), default=0)
         name_width = max(name_width, min(longest, 48, width - _BESIDE_TITLES))
 
     def name_of(row: Row) -> str:
@@ -332,7 +335,7 @@ def list_columns(picture: Picture, pen: Pen) -> list[Column]:
     roomy = width >= 90 or "WHERE" in view.hidden
     numbers = [one for one in NUMBERS if roomy or one.title not in ("p50<=", "EV/S") or one.sort == view.sort]
     shown = [WAITING, *([SHARE] if width >= 90 else []), *([TOTAL] if view.sort == "TOTAL" else []), *numbers, NOW]
-    columns += shown if picture.common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
+    columns += shown if common.uncompared else with_changes(view, shown, _LEAST_COMPARED_LIST)
     columns = that_fit(columns, width, view, view.list_sort, LIST_MARK)
     if "WHERE" not in view.hidden:
         columns = _with_room_for_where(columns, width, view.list_sort)

@@ -84,7 +84,7 @@ def shown(made: Machine, view: View, mode: str = OFFCPU) -> Picture:
 def test_no_change_beside_itself(mode: str, view: dict[str, bool], file: str) -> None:
     made = machine(THEN)
     picture = shown(made, replace(ALL_OF_IT, baseline=normal(made, file), **view), mode)
-    rows = [row for row in (*picture.rows.rows, *picture.categories.rows) if not row.storm.storms]
+    rows = [row for row in (*picture.listed.ranking.rows, *picture.categories.ranking.rows) if not row.storm.storms]
     assert len(rows) > 6 and all(row.change for row in rows)
     for row in rows:
         assert row.change and row.before
@@ -102,13 +102,13 @@ def test_no_change_beside_itself(mode: str, view: dict[str, bool], file: str) ->
 def test_changes_of_a_list_add_up_to_the_change_of_the_whole(mode: str, view: dict[str, bool], limit: int) -> None:
     made, baseline = changed_there()
     picture = made.shown(replace(ALL_OF_IT, baseline=baseline, **view), mode, replace(ROOM, categories=limit))
-    for ranking in (picture.rows, picture.categories):
+    for ranking in (picture.listed.ranking, picture.categories.ranking):
         assert ranking.before
         change = ranking.whole.total_ns / picture.common.span_ns - ranking.before.waiting
         assert every_change([*ranking.rows, *([ranking.elided] if ranking.elided else [])]) == pytest.approx(
             change, abs=0.02
         )
-    assert len(picture.categories.rows) <= limit
+    assert len(picture.categories.ranking.rows) <= limit
 
 
 def changes_of(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
@@ -122,15 +122,17 @@ def changes_of(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
 
 def test_restarted_process_is_matched_by_name_and_new_and_gone_ones_are_marked() -> None:
     made, baseline = changed_there()
-    of_processes = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).rows.rows)
+    of_processes = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).listed.ranking.rows)
     assert of_processes["bank"] == (round(0.15 - 0.16, 2), "")
     assert of_processes["thief"] == (0.3, "new")
     assert of_processes["web"] == (-0.12, "")
     assert of_processes["brief"] == (0.0, "")
-    of_threads = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline, threads=True, unfolded=True)).rows.rows)
+    of_threads = changes_of(
+        shown(made, replace(ALL_OF_IT, baseline=baseline, threads=True, unfolded=True)).listed.ranking.rows
+    )
     assert of_threads["teller"] == (0.02, "")
     assert of_threads["worker-5"] == (-0.05, "gone")
-    of_categories = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).categories.rows)
+    of_categories = changes_of(shown(made, replace(ALL_OF_IT, baseline=baseline)).categories.ranking.rows)
     assert of_categories["sleep"] == (-0.05, "gone")
     assert of_categories["disk-read"] == (0.02, "")
 
@@ -139,7 +141,7 @@ def test_recording_of_another_boot_is_compared_by_names_only() -> None:
     then = [one._replace(pid=one.pid + 7_000, tid=one.tid + 7_000) for one in THEN]
     baseline, made = normal(machine(then), "good.offtop"), machine(THEN)
     for view in LISTS[:4]:
-        rows = shown(made, replace(ALL_OF_IT, baseline=baseline, **view)).rows.rows
+        rows = shown(made, replace(ALL_OF_IT, baseline=baseline, **view)).listed.ranking.rows
         assert {mark for _, mark in changes_of(rows).values()} == {""}
         assert every_change(rows) == pytest.approx(0, abs=1e-6)
 
@@ -149,11 +151,11 @@ def test_selection_is_compared_with_its_own_past(file: str) -> None:
     made, baseline = changed_there()
     baseline = replace(baseline, file=file)
     bank = View(focus=LIST, idle_shown=True, pid=210, baseline=baseline, diff=True)
-    assert changes_of(shown(made, bank).categories.rows)["disk-read"] == (0.02, "")
+    assert changes_of(shown(made, bank).categories.ranking.rows)["disk-read"] == (0.02, "")
     teller = replace(bank, thread=ThreadKey(210, 211), focus=TREE)
-    assert changes_of(shown(made, teller).categories.rows) == {"disk-read": (0.02, "")}
+    assert changes_of(shown(made, teller).categories.ranking.rows) == {"disk-read": (0.02, "")}
     shop = shown(made, replace(bank, pid=100, wakers=()))
-    assert changes_of(shop.rows.rows)["worker-1"][0] == 0.4
+    assert changes_of(shop.listed.ranking.rows)["worker-1"][0] == 0.4
 
 
 def test_each_row_leads_to_panes_with_its_own_change() -> None:
@@ -161,13 +163,13 @@ def test_each_row_leads_to_panes_with_its_own_change() -> None:
     for mode in (OFFCPU, WAKEUP):
         for lists in LISTS:
             top = shown(made, replace(ALL_OF_IT, baseline=baseline, **lists), mode)
-            for row in top.rows.rows:
+            for row in top.listed.ranking.rows:
                 inside = drilling.entered(replace(top.common.view, focus=LIST), row.key)
                 if row.storm.storms or inside == top.common.view or not row.change:
                     continue
                 picture = made.pictures.of(inside, ROOM)
                 assert picture
-                about = picture.categories if isinstance(row.key, ThreadKey) else picture.rows
+                about = picture.categories.ranking if isinstance(row.key, ThreadKey) else picture.listed.ranking
                 assert about.before
                 change = about.whole.total_ns / picture.common.span_ns - about.before.waiting
                 assert change == pytest.approx(row.change.by, abs=1e-6), (mode, lists, row)
@@ -181,17 +183,20 @@ def test_filters_mutes_and_idle_apply_to_both() -> None:
         replace(ALL_OF_IT, category="lock", filter=parse("stack=futex*")),
     ):
         picture = shown(made, replace(view, baseline=baseline))
-        assert picture.rows.before
-        assert picture.rows.before.waiting == pytest.approx(0.30 + 0.20 + 0.05 + 0.15)
+        assert picture.listed.ranking.before
+        assert picture.listed.ranking.before.waiting == pytest.approx(0.30 + 0.20 + 0.05 + 0.15)
     nobody = shown(made, replace(ALL_OF_IT, filter=parse("comm=nobody"), baseline=baseline))
-    assert (nobody.rows.rows, nobody.rows.before and nobody.rows.before.waiting) == ((), 0.0)
+    assert (nobody.listed.ranking.rows, nobody.listed.ranking.before and nobody.listed.ranking.before.waiting) == (
+        (),
+        0.0,
+    )
 
 
 def test_sort_by_change_puts_the_largest_first_in_either_direction() -> None:
     made, baseline = changed_there()
     for reverse in (False, True):
         view = replace(ALL_OF_IT, baseline=baseline, sort="CHANGE", reverse=reverse, threads=True)
-        for ranking in (shown(made, view).rows, shown(made, replace(view, reverse=False)).categories):
+        for ranking in (shown(made, view).listed.ranking, shown(made, replace(view, reverse=False)).categories.ranking):
             sizes = [abs(row.change.by) for row in ranking.rows if row.change]
             backward = reverse and ranking.rows[0].key != ranking.rows[0].name
             assert sizes == sorted(sizes, reverse=not backward)
@@ -224,8 +229,8 @@ def test_missing_wakers_of_the_baseline_are_reported() -> None:
     for mode in (WAKEUP, OFFWAKE, CHAIN):
         picture = made.shown(replace(ALL_OF_IT, baseline=baseline), mode)
         assert "has no wakers" in picture.common.uncompared
-        assert not any(row.change for row in picture.rows.rows)
-        assert all(row.change for row in picture.categories.rows)
+        assert not any(row.change for row in picture.listed.ranking.rows)
+        assert all(row.change for row in picture.categories.ranking.rows)
 
 
 def test_other_filters_and_losses_of_the_baseline_are_reported() -> None:
@@ -233,7 +238,7 @@ def test_other_filters_and_losses_of_the_baseline_are_reported() -> None:
     baseline = normal(made)
 
     def doubt(baseline: Baseline) -> str:
-        return shown(made, replace(ALL_OF_IT, baseline=baseline)).caveat
+        return shown(made, replace(ALL_OF_IT, baseline=baseline)).listed.caveat
 
     assert doubt(baseline) == ""
     assert "other threads" in doubt(replace(baseline, filters=Filters(pids=(100,))))

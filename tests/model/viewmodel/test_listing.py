@@ -74,11 +74,11 @@ def after(ticks: int, table: tuple[Waits, ...] = WAKERS, rules: Rules = NO_RULES
 def ms_a_second(picture: Picture) -> dict[object, int]:
     """Key → ms in each second, without storms."""
     seconds = picture.common.span_ns // NS_PER_S
-    return {row.key: row.part.total_ns // MS // seconds for row in picture.rows.rows if not row.storm.storms}
+    return {row.key: row.part.total_ns // MS // seconds for row in picture.listed.ranking.rows if not row.storm.storms}
 
 
 def names(picture: Picture) -> list[str]:
-    return [row.name for row in picture.rows.rows]
+    return [row.name for row in picture.listed.ranking.rows]
 
 
 # ---- sums
@@ -96,16 +96,17 @@ def test_rows_of_wakers_are_all_blocked_time_with_the_run_queue_beside_it() -> N
         BRIEF: 20,
         BELOW: 10,
     }
-    assert [(row.key, row.ready_ns // MS) for row in picture.rows.rows if row.ready_ns] == [(SHOP, 1_000)]
+    assert [(row.key, row.ready_ns // MS) for row in picture.listed.ranking.rows if row.ready_ns] == [(SHOP, 1_000)]
     whole_ns = picture.common.totals.shown.total_ns - picture.common.totals.ready_ns
-    assert picture.rows.whole.total_ns == whole_ns == 17_700 * MS
-    assert sum(row.share_pct for row in picture.rows.rows) == pytest.approx(100)
+    assert picture.listed.ranking.whole.total_ns == whole_ns == 17_700 * MS
+    assert sum(row.share_pct for row in picture.listed.ranking.rows) == pytest.approx(100)
 
 
 def test_each_waking_thread_has_a_row() -> None:
     picture = after(12).shown(replace(ALL_OF_IT, threads=True))
     assert {key: ms for key, ms in ms_a_second(picture).items() if key in (CLERK, TELLER)} == {CLERK: 500, TELLER: 100}
-    assert picture.rows.whole.total_ns == picture.common.totals.shown.total_ns - picture.common.totals.ready_ns
+    totals = picture.common.totals
+    assert picture.listed.ranking.whole.total_ns == totals.shown.total_ns - totals.ready_ns
 
 
 def test_objects_have_all_blocked_time_too() -> None:
@@ -117,7 +118,7 @@ def test_objects_have_all_blocked_time_too() -> None:
             PIPE: 100,
             NO_OBJECT: 1160,
         }
-        assert picture.rows.whole.total_ns == 17_700 * MS
+        assert picture.listed.ranking.whole.total_ns == 17_700 * MS
         assert names(picture)[-2:] == ["(unknown)", "(waits below the minimum)"]
 
 
@@ -137,21 +138,21 @@ def test_causes_have_all_time_with_the_run_queue_as_a_cpu() -> None:
     picture = machine.shown(replace(ALL_OF_IT, reasons=True), OFFCPU)
     found = ms_a_second(picture)
     totals = picture.common.totals
-    assert sum(found.values()) == picture.rows.whole.total_ns // MS // 10 == totals.shown.total_ns // MS // 10
+    assert sum(found.values()) == picture.listed.ranking.whole.total_ns // MS // 10 == totals.shown.total_ns // MS // 10
     assert found[Reason("a CPU")] == totals.ready_ns // MS // 10 > 0
-    by_category = {row.key: row.part.total_ns // MS // 10 for row in picture.categories.rows}
+    by_category = {row.key: row.part.total_ns // MS // 10 for row in picture.categories.ranking.rows}
     assert found[Reason("a lock")] == by_category["lock"]
     assert names(picture)[-2:] == ["(no cause rule matches)", "(waits below the minimum)"]
     blocked = machine.shown(replace(ALL_OF_IT, reasons=True), WAKEUP)
     assert ms_a_second(blocked) == {key: ms for key, ms in found.items() if key != Reason("a CPU")}
     chosen = machine.shown(replace(ALL_OF_IT, filter=parse("why='a lock',b")), OFFCPU)
-    assert chosen.rows.whole.total_ns // MS // 10 == found[Reason("a lock")] + sum(
+    assert chosen.listed.ranking.whole.total_ns // MS // 10 == found[Reason("a lock")] + sum(
         by_category.get(one, 0) for one in ("fsync", "disk-read", "disk-write")
     )
 
 
 def rest_of(picture: Picture) -> int:
-    return picture.rows.elided.part.total_ns if picture.rows.elided else 0
+    return picture.listed.ranking.elided.part.total_ns if picture.listed.ranking.elided else 0
 
 
 VIEWS = st.builds(
@@ -175,13 +176,13 @@ MACHINE = after(12, rules=RULES)
 @given(VIEWS, st.sampled_from(MODES))
 def test_rows_and_elided_rows_are_the_blocked_time_of_the_scope(view: View, mode: str) -> None:
     picture = MACHINE.shown(view, mode)
-    listed = total(row.part for row in picture.rows.rows)
-    assert listed.total_ns + rest_of(picture) == picture.rows.whole.total_ns
-    table = {row.key: row.part.total_ns for row in picture.categories.rows}
+    listed = total(row.part for row in picture.listed.ranking.rows)
+    assert listed.total_ns + rest_of(picture) == picture.listed.ranking.whole.total_ns
+    table = {row.key: row.part.total_ns for row in picture.categories.ranking.rows}
     by_category = {key: ns for key, ns in table.items() if mode == OFFCPU or key != "run-queue" or view.category == key}
     wanted = sum(by_category.values()) if view.category == ALL else by_category.get(view.category, 0)
-    assert picture.rows.whole.total_ns == wanted
-    assert 0 <= picture.cursor_row <= max(0, len(picture.rows.rows) - 1)
+    assert picture.listed.ranking.whole.total_ns == wanted
+    assert 0 <= picture.listed.cursor <= max(0, len(picture.listed.ranking.rows) - 1)
 
 
 @given(VIEWS, st.sampled_from([WAKEUP, OFFWAKE, CHAIN]))
@@ -189,8 +190,8 @@ def test_tree_icicle_and_list_cover_the_same_waits(view: View, mode: str) -> Non
     view = replace(view, objects=False, reasons=False, filter=parse(""))
     picture = MACHINE.shown(view, mode)
     assert picture.tree is not None
-    placeless = sum(row.part.total_ns for row in MACHINE.shown(view, WAKEUP).rows.rows if row.key == BELOW)
-    assert picture.tree.root.total_ns == picture.rows.whole.total_ns - placeless
+    placeless = sum(row.part.total_ns for row in MACHINE.shown(view, WAKEUP).listed.ranking.rows if row.key == BELOW)
+    assert picture.tree.root.total_ns == picture.listed.ranking.whole.total_ns - placeless
 
 
 def test_selected_thread_has_the_wakers_of_its_own_waits() -> None:
@@ -206,13 +207,13 @@ def test_panes_of_a_selected_row_have_the_numbers_of_the_row() -> None:
     lists = {"threads": True}, {"objects": True}, {"reasons": True}
     for view in (ALL_OF_IT, *(replace(ALL_OF_IT, **one) for one in lists)):
         top = machine.shown(view)
-        for row in top.rows.rows:
+        for row in top.listed.ranking.rows:
             inside = drilling.entered(replace(top.common.view, focus=LIST), row.key)
             if row.storm.storms or inside == top.common.view:
                 continue
             picture = machine.pictures.of(inside, ROOM)
             assert picture is not None
-            assert picture.rows.whole.total_ns == row.part.total_ns
+            assert picture.listed.ranking.whole.total_ns == row.part.total_ns
             assert picture.common.totals.shown.total_ns == top.common.totals.shown.total_ns  # the head is about all
             assert picture.common.selected.total_ns == row.part.total_ns
 
@@ -237,7 +238,7 @@ def test_unknown_keys_come_last_in_every_order() -> None:
     assert [*wanted] == [*SORTS]
     for sort, order in wanted.items():
         for reverse in (False, True):
-            rows = machine.shown(replace(ALL_OF_IT, sort=sort, reverse=reverse)).rows.rows
+            rows = machine.shown(replace(ALL_OF_IT, sort=sort, reverse=reverse)).listed.ranking.rows
             known = [row.key for row in rows if not row.storm.storms][:4]
             assert known == (order[::-1] if reverse else order)
             assert {row.key for row in rows[-4:]} == {GOES_ON, UNSEEN, BRIEF, BELOW}
@@ -257,21 +258,21 @@ def test_pid_sorts_threads_by_pid_and_tid() -> None:
 
 
 def test_oldest_wait_in_progress_is_shown_without_a_waker() -> None:
-    rows = after(12).shown(ALL_OF_IT).rows.rows
+    rows = after(12).shown(ALL_OF_IT).listed.ranking.rows
     assert {row.key: row.now for row in rows if row.now != NO_AGE} == {GOES_ON: Age(12 * NS_PER_S, Bound.EXACT)}
 
 
 def test_pin_comes_first_by_thread_and_by_process() -> None:
     machine = after(12)
     for pin, threads, key in ((200, False, BANK), (ThreadKey(200, 201), True, TELLER)):
-        rows = machine.shown(replace(ALL_OF_IT, pin=pin, threads=threads)).rows.rows
+        rows = machine.shown(replace(ALL_OF_IT, pin=pin, threads=threads)).listed.ranking.rows
         pinned = next(row for row in rows if not row.storm.storms)
         assert (pinned.key, pinned.pinned) == (key, True)
-    assert not any(row.pinned for row in machine.shown(replace(ALL_OF_IT, pin=7)).rows.rows)
+    assert not any(row.pinned for row in machine.shown(replace(ALL_OF_IT, pin=7)).listed.ranking.rows)
 
 
 def test_total_begins_when_wakers_are_gathered() -> None:
-    rows = after(12).shown(replace(ALL_OF_IT, sort="TOTAL")).rows.rows
+    rows = after(12).shown(replace(ALL_OF_IT, sort="TOTAL")).listed.ranking.rows
     assert {row.key: row.lifetime_ns // MS for row in rows if row.key in (SHOP, DISK)} == {SHOP: 6_000, DISK: 720}
 
 
@@ -287,12 +288,15 @@ MANY = tuple(
 
 def test_wakers_beyond_the_limit_are_summed_up_in_one_row() -> None:
     picture = after(3, (*MANY, WAKERS[5], WAKERS[0])).shown(replace(ALL_OF_IT, threads=True))
-    assert (len(picture.rows.rows), picture.rows.rows[-1].key) == (500, UNSEEN)
-    rest = picture.rows.elided
+    assert (len(picture.listed.ranking.rows), picture.listed.ranking.rows[-1].key) == (500, UNSEEN)
+    rest = picture.listed.ranking.elided
     assert rest is not None
     assert (rest.name, rest.threads, rest.part.total_ns // MS, rest.part.waits) == ("102 more", 102, 306, 306)
-    assert picture.rows.whole.total_ns == total(row.part for row in (*picture.rows.rows, rest)).total_ns
-    turned = after(3, (*MANY, WAKERS[0])).shown(replace(ALL_OF_IT, threads=True, reverse=True)).rows
+    assert (
+        picture.listed.ranking.whole.total_ns
+        == total(row.part for row in (*picture.listed.ranking.rows, rest)).total_ns
+    )
+    turned = after(3, (*MANY, WAKERS[0])).shown(replace(ALL_OF_IT, threads=True, reverse=True)).listed.ranking
     assert turned.elided is not None
     assert turned.elided.ready_ns == 300 * MS  # clerk's is among those without a row
 
@@ -300,7 +304,7 @@ def test_wakers_beyond_the_limit_are_summed_up_in_one_row() -> None:
 def test_rows_that_do_not_pass_the_filter_are_summed_up_too() -> None:
     picture = after(12).shown(replace(ALL_OF_IT, filter=parse("max>80ms")))
     assert [*ms_a_second(picture)] == [SHOP, BANK]
-    rest = picture.rows.elided
+    rest = picture.listed.ranking.elided
     assert rest is not None
     assert (rest.name, rest.part.total_ns // MS) == ("6 more", 11_700)
     assert names(picture)[0] == "storm: shop"  # its waker has a row
@@ -311,22 +315,22 @@ def test_cursor_on_a_waker_that_disappeared_goes_to_the_first_row() -> None:
     machine = after(3)
     view = drilling.in_mode(ALL_OF_IT, WAKEUP)
     on_bank = machine.shown(replace(view, cursor=BANK))
-    assert on_bank.rows.rows[on_bank.cursor_row].key == BANK
+    assert on_bank.listed.ranking.rows[on_bank.listed.cursor].key == BANK
     gone = machine.shown(replace(view, cursor=WakerKey("gone", 9)))
-    assert gone.cursor_row == 0
+    assert gone.listed.cursor == 0
 
 
 # ---- storms
 
 
 def storms(picture: Picture) -> dict[str, Storm]:
-    return {row.name: row.storm for row in picture.rows.rows if row.storm.storms}
+    return {row.name: row.storm for row in picture.listed.ranking.rows if row.storm.storms}
 
 
 def test_storm_has_a_row_above_without_time() -> None:
     picture = after(12).shown(ALL_OF_IT)
     assert storms(picture) == {"storm: shop": Storm(20, 200, 180, 12)}
-    row = picture.rows.rows[0]
+    row = picture.listed.ranking.rows[0]
     assert (row.name, row.pid, row.part.total_ns, row.waits_per_s) == ("storm: shop", 100, 0, 20)
     assert storms(after(12).shown(replace(ALL_OF_IT, threads=True))) == {"storm: clerk": Storm(20, 200, 180, 12)}
 
@@ -379,15 +383,15 @@ def test_tick_without_wakers_has_no_list_tree_or_icicle(mode: str, span_ns: int)
     machine.go_on(5)
     machine.go_on(5, mode)
     live = machine.shown(replace(ALL_OF_IT, span_ns=span_ns), mode)
-    assert (live.common.gathered, bool(live.rows.rows), live.common.span_ns) == (True, True, 5 * NS_PER_S)
+    assert (live.common.gathered, bool(live.listed.ranking.rows), live.common.span_ns) == (True, True, 5 * NS_PER_S)
     third, seventh = (tick.at_ns for tick in machine.history.last(10**12) if tick.number in (3, 7))
     held = machine.shown(replace(ALL_OF_IT, span_ns=span_ns, paused_at_ns=third), mode)
     assert not held.common.gathered
-    assert (held.rows.rows, held.rows.elided, held.tree, held.flame) == ((), None, None, None)
+    assert (held.listed.ranking.rows, held.listed.ranking.elided, held.tree, held.flame) == ((), None, None, None)
     assert held.common.totals.shown.total_ns  # the head knows how much waited
     later = machine.shown(replace(ALL_OF_IT, span_ns=span_ns, paused_at_ns=seventh), mode)
-    assert (later.common.gathered, later.common.span_ns, bool(later.rows.rows)) == (True, 2 * NS_PER_S, True)
-    assert machine.shown(replace(ALL_OF_IT, paused_at_ns=third), OFFCPU).rows.rows
+    assert (later.common.gathered, later.common.span_ns, bool(later.listed.ranking.rows)) == (True, 2 * NS_PER_S, True)
+    assert machine.shown(replace(ALL_OF_IT, paused_at_ns=third), OFFCPU).listed.ranking.rows
 
 
 def test_site_of_wakers_has_no_places_if_they_were_not_gathered() -> None:
@@ -396,7 +400,7 @@ def test_site_of_wakers_has_no_places_if_they_were_not_gathered() -> None:
     view = drilling.in_mode(ALL_OF_IT, OFFWAKE)
     assert machine.pictures.of(replace(view, focus=SITE, path=()), Room(site=50)) is not None
     picture = machine.shown(replace(ALL_OF_IT, objects=True))
-    assert (picture.common.gathered, picture.rows.rows, picture.places.rows) == (False, (), ())
+    assert (picture.common.gathered, picture.listed.ranking.rows, picture.places.rows) == (False, (), ())
 
 
 def test_timeline_of_a_waker_has_a_gap_where_wakers_were_not_gathered() -> None:
@@ -417,7 +421,8 @@ def test_idle_machine_has_nothing_to_list() -> None:
     for table in ((), TABLE[-2:-1]):
         for mode in MODES:
             picture = after(3, table).shown(View(focus=LIST), mode)
-            assert (picture.rows.rows, picture.rows.elided, picture.common.gathered) == ((), None, True)
+            ranking = picture.listed.ranking
+            assert (ranking.rows, ranking.elided, picture.common.gathered) == ((), None, True)
 
 
 def test_first_snapshot_makes_no_picture_in_any_mode() -> None:
@@ -473,7 +478,7 @@ def test_branch_beyond_the_waker_separator_can_be_selected() -> None:
 
 def test_rows_show_the_waking_code_from_the_newest_tick_that_has_it() -> None:
     book_of = after(12).shown(ALL_OF_IT)
-    tops = {row.key: row.top for row in book_of.rows.rows}
+    tops = {row.key: row.top for row in book_of.listed.ranking.rows}
     assert book_of.common.catalog.wake(tops[SHOP].wake).waker.comm == "clerk"
     assert tops[BELOW].wake == 0
 

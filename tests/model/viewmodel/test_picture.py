@@ -101,19 +101,19 @@ def test_shown_hidden_muted_and_filtered_time_is_all_waiting_time(happened: list
 )
 def test_categories_list_tree_and_latency_cover_the_same_waits(happened: list[list[Step]], view: View) -> None:
     picture = drawn(of_world(happened)[1], view)
-    rows = {row.key: row.part for row in picture.categories.rows}
+    rows = {row.key: row.part for row in picture.categories.ranking.rows}
     assert total(rows.values()).total_ns + (
-        picture.categories.elided.part.total_ns if picture.categories.elided else 0
-    ) == (picture.categories.whole.total_ns)
+        picture.categories.ranking.elided.part.total_ns if picture.categories.ranking.elided else 0
+    ) == (picture.categories.ranking.whole.total_ns)
     if view.category == ALL:
-        assert picture.common.selected == picture.categories.whole
+        assert picture.common.selected == picture.categories.ranking.whole
     elif view.category in rows:
         assert picture.common.selected == rows[view.category]
-    assert picture.rows.whole.total_ns == picture.common.selected.total_ns
-    assert picture.rows.whole.waits == picture.common.selected.waits
-    listed = total(row.part for row in picture.rows.rows)
-    elided = picture.rows.elided.part if picture.rows.elided else None
-    assert listed.total_ns + (elided.total_ns if elided else 0) == picture.rows.whole.total_ns
+    assert picture.listed.ranking.whole.total_ns == picture.common.selected.total_ns
+    assert picture.listed.ranking.whole.waits == picture.common.selected.waits
+    listed = total(row.part for row in picture.listed.ranking.rows)
+    elided = picture.listed.ranking.elided.part if picture.listed.ranking.elided else None
+    assert listed.total_ns + (elided.total_ns if elided else 0) == picture.listed.ranking.whole.total_ns
     if view.pid is None and view.category == ALL and not view.filter.text:
         assert (
             picture.common.totals.passing_ns == picture.common.totals.shown.total_ns == picture.common.selected.total_ns
@@ -136,11 +136,11 @@ def test_selected_thread_has_the_numbers_of_its_row(happened: list[list[Step]], 
     _, pictures = of_world(happened)
     view = replace(view, pid=None, threads=True, cgroups=False, cursor=None, pin=None, filter=parse(""))
     listed = drawn(pictures, view)
-    for row in listed.rows.rows[:3]:
+    for row in listed.listed.ranking.rows[:3]:
         assert isinstance(row.key, ThreadKey)
         picture = drawn(pictures, drilling.entered(replace(view, focus=views.LIST), row.key))
         assert picture.common.selected == row.part
-        assert picture.rows.rows[picture.cursor_row].key == row.key
+        assert picture.listed.ranking.rows[picture.listed.cursor].key == row.key
         assert picture.common.view.thread == row.key
 
 
@@ -168,8 +168,8 @@ def test_picture_made_tick_by_tick_is_the_same_as_one_made_at_once(parts: list[l
         grew = pictures.of(view, ROOM)
     at_once = Pictures(history, Plain()).of(view, ROOM)
     assert grew is not None and at_once is not None
-    assert grew.rows == at_once.rows
-    assert grew.categories == at_once.categories
+    assert grew.listed.ranking == at_once.listed.ranking
+    assert grew.categories.ranking == at_once.categories.ranking
     assert (grew.common.selected, grew.common.totals.muted_ns, grew.common.totals.passing_ns) == (
         at_once.common.selected,
         at_once.common.totals.muted_ns,
@@ -192,19 +192,20 @@ def test_picture_without_waits_has_no_rows() -> None:
     for at_s in range(3):
         history.add(Snapshot(0, at_s * SECOND))
     picture = drawn(Pictures(history, Plain()), View(filter=parse("max>1ms"), threads=True))
-    assert (picture.rows.rows, picture.categories.rows, picture.common.totals.shown.total_ns) == ((), (), 0)
+    assert (picture.listed.ranking.rows, picture.categories.ranking.rows) == ((), ())
+    assert picture.common.totals.shown.total_ns == 0
     assert picture.tree is not None and not picture.tree.branches
 
 
 def test_numbers_of_shop_by_process_category_and_branch() -> None:
     _, pictures = of_shop(12)
     picture = drawn(pictures, View())
-    assert [(row.key, row.part.total_ns // MS, row.threads) for row in picture.rows.rows] == [
+    assert [(row.key, row.part.total_ns // MS, row.threads) for row in picture.listed.ranking.rows] == [
         (100, 8_000, 3),
         (200, 2_000, 2),
     ]
     totals = picture.common.totals
-    assert (totals.shown.total_ns // MS, totals.hidden_ns // MS, sum(picture.threads_of.values())) == (
+    assert (totals.shown.total_ns // MS, totals.hidden_ns // MS, sum(picture.listed.threads_of.values())) == (
         10_000,
         10_000,
         6,
@@ -253,12 +254,12 @@ def test_paused_picture_stays_while_history_goes_on_and_drops_ticks() -> None:
     after = drawn(pictures, view)
     assert after.common.newest.number == before.common.newest.number == 12
     assert after.head.behind_ns == 100 * SECOND
-    assert (after.rows, after.categories, after.common.selected) == (
-        before.rows,
+    assert (after.listed.ranking, after.categories, after.common.selected) == (
+        before.listed.ranking,
         before.categories,
         before.common.selected,
     )
-    assert after.sparks == before.sparks
+    assert after.categories.sparks == before.categories.sparks
 
 
 def test_boxes_stay_for_two_seconds_and_say_what_they_cover() -> None:

@@ -41,17 +41,18 @@ def shown(view: View, machine: Machine = MACHINE) -> Picture:
 
 
 def rows(view: View, machine: Machine = MACHINE) -> dict[Key, Row]:
-    return {row.key: row for row in shown(view, machine).rows.rows}
+    return {row.key: row for row in shown(view, machine).listed.ranking.rows}
 
 
 def ms(view: View, machine: Machine = MACHINE) -> dict[Key, int]:
     """Key → ms in each second."""
     picture = shown(view, machine)
-    return {row.key: row.part.total_ns // MS * NS_PER_S // picture.common.span_ns for row in picture.rows.rows}
+    rows, span_ns = picture.listed.ranking.rows, picture.common.span_ns
+    return {row.key: row.part.total_ns // MS * NS_PER_S // span_ns for row in rows}
 
 
 def under_cursor(picture: Picture) -> Key:
-    return picture.rows.rows[picture.cursor_row].key
+    return picture.listed.ranking.rows[picture.listed.cursor].key
 
 
 def test_processes_of_a_program_are_one_row_with_their_sum() -> None:
@@ -93,20 +94,25 @@ VIEWS = st.builds(
 @given(VIEWS)
 def test_folding_moves_no_time_and_the_panes_of_a_program_have_its_numbers(view: View) -> None:
     picture = shown(view)
-    parts = [row.part for row in (*picture.rows.rows, *([picture.rows.elided] if picture.rows.elided else []))]
-    assert total(parts) == picture.rows.whole == shown(replace(view, programs=not view.programs)).rows.whole
-    assert len({row.key for row in picture.rows.rows}) == len(picture.rows.rows)
-    for row in picture.rows.rows:
+    ranking = picture.listed.ranking
+    parts = [row.part for row in (*ranking.rows, *([ranking.elided] if ranking.elided else []))]
+    assert (
+        total(parts)
+        == picture.listed.ranking.whole
+        == shown(replace(view, programs=not view.programs)).listed.ranking.whole
+    )
+    assert len({row.key for row in picture.listed.ranking.rows}) == len(picture.listed.ranking.rows)
+    for row in picture.listed.ranking.rows:
         if isinstance(row.key, Program) and not isinstance(view.pin, int | ThreadKey):  # such a row is not in it
             inside = shown(drilling.entered(picture.common.view, row.key))
-            assert (inside.rows.whole, inside.common.selected) == (row.part, row.part)
+            assert (inside.listed.ranking.whole, inside.common.selected) == (row.part, row.part)
             if view.account and not view.filter.text:  # a filter leaves out rows, but none of their account
                 assert total_of_accounts(inside) == row.account
                 assert inside.account and inside.account.account == row.account
 
 
 def total_of_accounts(picture: Picture) -> object:
-    rows = [*picture.rows.rows, *([picture.rows.elided] if picture.rows.elided else [])]
+    rows = [*picture.listed.ranking.rows, *([picture.listed.ranking.elided] if picture.listed.ranking.elided else [])]
     some = [row.account for row in rows]
     whole = some[0]
     for one in some[1:]:
@@ -146,7 +152,10 @@ def test_cursor_on_a_process_that_is_folded_is_on_its_program_and_the_other_way_
 
 def test_pinned_program_is_on_top_and_a_pinned_process_is_a_row_of_its_own() -> None:
     by_name = replace(LISTED, pin=KWORKERS)
-    assert [(row.key, row.pinned) for row in shown(by_name).rows.rows][:2] == [(KWORKERS, True), (POSTGRES, False)]
+    assert [(row.key, row.pinned) for row in shown(by_name).listed.ranking.rows][:2] == [
+        (KWORKERS, True),
+        (POSTGRES, False),
+    ]
     assert [*rows(replace(by_name, programs=False))][:2] == [51, 52]
     assert not any(row.pinned for row in rows(drilling.entered(by_name, KWORKERS)).values())
     assert ms(replace(LISTED, pin=979)) == {979: 250, POSTGRES: 400, 500: 350, 200: 100, KWORKERS: 50}
@@ -204,7 +213,7 @@ def places(view: View, machine: Machine = MACHINE) -> dict[Key, dict[str, int]]:
     """Key → place → ms in each second."""
     return {
         row.key: {one.name: one.total_ns // MS * NS_PER_S // row.places_ns for one in row.places}
-        for row in shown(view, machine).rows.rows
+        for row in shown(view, machine).listed.ranking.rows
     }
 
 
@@ -225,7 +234,7 @@ def test_places_of_processes_have_all_time_of_their_row(view: View) -> None:
     picture = shown(view)
     if picture.common.view.lists_threads or view.account:
         return
-    for row in picture.rows.rows:
+    for row in picture.listed.ranking.rows:
         assert sum(one.total_ns for one in row.places) == row.part.total_ns
         assert row.places_ns == picture.common.span_ns
 
@@ -241,7 +250,7 @@ def test_places_of_threads_and_pools_are_those_of_the_last_tick() -> None:
     (pool,) = [key for key in found if not isinstance(key, ThreadKey)]
     assert found[pool] == {"futex_do_wait < work": 500, "pipe_read < work": 500}
     assert found[ThreadKey(979, 979)] == {"futex_do_wait < ProcSleep": 180, "a CPU": 20, "short waits": 0}
-    assert {row.places_ns for row in shown(threads).rows.rows} == {NS_PER_S}
+    assert {row.places_ns for row in shown(threads).listed.ranking.rows} == {NS_PER_S}
 
 
 def test_cgroups_have_the_places_of_their_processes() -> None:
@@ -260,7 +269,7 @@ def test_cgroups_have_the_places_of_their_processes() -> None:
 
 def test_only_rows_on_the_screen_have_places() -> None:
     view = replace(LISTED, programs=False)
-    few_rows = MACHINE.shown(view, OFFCPU, replace(ROOM, rows=2)).rows.rows
+    few_rows = MACHINE.shown(view, OFFCPU, replace(ROOM, rows=2)).listed.ranking.rows
     assert [bool(row.places) for row in few_rows] == [True, True, False, False, False, False]
     assert not any(row.places for row in rows(replace(view, account=True)).values())
 
@@ -294,8 +303,8 @@ def test_program_is_compared_with_all_processes_of_its_name(file: str, pin: int 
 def test_panes_of_a_program_are_compared_with_all_processes_of_its_name() -> None:
     machine, view = beside("")
     picture = shown(drilling.entered(view, POSTGRES), machine)
-    assert picture.rows.before and round(picture.rows.before.waiting, 2) == 0.75
-    assert {row.key: round(row.change.by, 2) for row in picture.categories.rows if row.change} == {
+    assert picture.listed.ranking.before and round(picture.listed.ranking.before.waiting, 2) == 0.75
+    assert {row.key: round(row.change.by, 2) for row in picture.categories.ranking.rows if row.change} == {
         "lock": -0.1,
         "fsync": 0.0,
         "run-queue": 0.0,

@@ -35,8 +35,8 @@ def picture() -> Picture:
     return asyncio.run(taken())
 
 
-def in_view(picture: Picture, view: View) -> Picture:
-    return replace(picture, common=replace(picture.common, view=view))
+def columns_of_list(picture: Picture, view: View, pen: Pen) -> list[Column]:
+    return list_columns(picture.listed, replace(picture.common, view=view), pen)
 
 
 def views(hidden: frozenset[str]) -> Iterator[View]:
@@ -50,18 +50,19 @@ def views(hidden: frozenset[str]) -> Iterator[View]:
 def test_tables_fit_their_panes(picture: Picture) -> None:
     pens = [Pen(width, 20, UNICODE, ScriptedSource()) for width in WIDTHS]
     for view in chain.from_iterable(map(views, HIDDEN)):
-        some = in_view(picture, view)
+        common = replace(picture.common, view=view)
         for pen in pens:
-            assert width_of(list_columns(some, pen), LIST_MARK) <= pen.width, (pen.width, view)
+            assert width_of(list_columns(picture.listed, common, pen), LIST_MARK) <= pen.width, (pen.width, view)
             if not view.threads and not view.cgroups:
-                assert width_of(category_columns(some, pen), CATEGORY_MARK) <= pen.width, (pen.width, view)
+                columns = category_columns(picture.categories, common, pen)
+                assert width_of(columns, CATEGORY_MARK) <= pen.width, (pen.width, view)
 
 
 def test_name_main_figure_and_sort_column_are_always_shown(picture: Picture) -> None:
     for width in WIDTHS:
         for view in views(frozenset()):
-            some, pen = in_view(picture, view), Pen(width, 20, UNICODE, ScriptedSource())
-            listed = list_columns(some, pen)
+            pen = Pen(width, 20, UNICODE, ScriptedSource())
+            listed = columns_of_list(picture, view, pen)
             assert any(column.sort == "NAME" for column in listed)
             assert ("RUNNING" if view.account else "WAITING") in [column.title for column in listed]
             if view.list_sort != "PID" or not view.cgroups:
@@ -97,7 +98,7 @@ async def test_totals_are_not_cut_when_sorted_by_total(size: tuple[int, int]) ->
             row = next(line for line in lines[lines.index(next(x for x in lines if title in x)) :] if "12.5s" in line)
             assert row[: len(heads)].rfind("12.5s") > 0 and "TOTAL" in heads
             assert heads.rstrip().endswith(("NOW", "WHERE", "MAX"))
-        assert app.picture is not None and app.picture.rows.rows[0].part.max_ns == 12_500 * MS
+        assert app.picture is not None and app.picture.listed.ranking.rows[0].part.max_ns == 12_500 * MS
         assert app.view.focus == CATEGORIES
 
 
@@ -123,8 +124,8 @@ def test_columns_are_dropped_for_where_but_not_the_sort_column(
     picture: Picture, width: int, sort: str, dropped: tuple[str, ...]
 ) -> None:
     """CGROUP and USER are also dropped because the list is narrower than they are worth: 160 and 130 columns."""
-    some, pen = in_view(picture, View(sort=sort)), Pen(width, 20, UNICODE, ScriptedSource())
-    titles = [column.title for column in list_columns(some, pen)]
+    pen = Pen(width, 20, UNICODE, ScriptedSource())
+    titles = [column.title for column in columns_of_list(picture, View(sort=sort), pen)]
     assert tuple(title for title in DROPPED if title not in titles) == dropped
     assert {"COMMAND", "WAITING", " WHERE"} <= {*titles}
 
@@ -132,8 +133,8 @@ def test_columns_are_dropped_for_where_but_not_the_sort_column(
 def test_where_has_room_or_nothing_is_left_to_drop(picture: Picture) -> None:
     for width in WIDTHS:
         for view in views(frozenset()):
-            some, pen = in_view(picture, view), Pen(width, 20, UNICODE, ScriptedSource())
-            listed = list_columns(some, pen)
+            pen = Pen(width, 20, UNICODE, ScriptedSource())
+            listed = columns_of_list(picture, view, pen)
             droppable = [one for one in listed if one.title in DROPPED and not one.stays and one.sort != view.list_sort]
             if not view.account and droppable:
                 assert listed[-1].title == " WHERE", (width, view)
@@ -141,16 +142,16 @@ def test_where_has_room_or_nothing_is_left_to_drop(picture: Picture) -> None:
 
 
 def test_hidden_where_needs_no_room(picture: Picture) -> None:
-    some, pen = in_view(picture, View(hidden=frozenset({"WHERE"}))), Pen(100, 20, UNICODE, ScriptedSource())
-    assert {"p50<=", "EV/S", "p99<=", "%", "THR"} <= {column.title for column in list_columns(some, pen)}
+    view, pen = View(hidden=frozenset({"WHERE"})), Pen(100, 20, UNICODE, ScriptedSource())
+    assert {"p50<=", "EV/S", "p99<=", "%", "THR"} <= {column.title for column in columns_of_list(picture, view, pen)}
 
 
 def test_cells_of_waiting_have_a_bar_as_long_as_their_share(picture: Picture) -> None:
     pen = Pen(160, 20, UNICODE, ScriptedSource())
-    columns = list_columns(picture, pen)
+    columns = list_columns(picture.listed, picture.common, pen)
     width = next(column.width for column in columns if column.title == "WAITING")
     bars: list[int] = []
-    for row in picture.rows.rows:
+    for row in picture.listed.ranking.rows:
         spans = line_of(columns, row, "  ", "text", pen).spans
         (filled,) = [text for text, token in spans if token == "waiting-bar"]
         rest = next((text for text, token in spans if token == "waiting" and text.strip()), "")
@@ -163,13 +164,13 @@ def test_cells_of_waiting_have_a_bar_as_long_as_their_share(picture: Picture) ->
 @pytest.mark.parametrize(("part", "cells"), [(0.0, 0), (0.001, 1), (0.5, 4), (0.99, 8), (1.0, 8), (1.2, 8)])
 def test_bar_fills_at_least_one_cell_and_at_most_all(picture: Picture, part: float, cells: int) -> None:
     column = Column("N", 8, lambda _: "1.00", "value", filled=lambda _: part)
-    line = line_of([column], picture.rows.rows[0], "", "text", Pen(20, 20, UNICODE, ScriptedSource()))
+    line = line_of([column], picture.listed.ranking.rows[0], "", "text", Pen(20, 20, UNICODE, ScriptedSource()))
     assert sum(len(text) for text, token in line.spans if token == "waiting-bar") == cells
     assert "".join(text for text, _ in line.spans) == "     1.00"
 
 
 def test_where_is_in_the_colour_of_its_category(picture: Picture) -> None:
-    where = list_columns(picture, Pen(160, 20, UNICODE, ScriptedSource()))[-1]
+    where = list_columns(picture.listed, picture.common, Pen(160, 20, UNICODE, ScriptedSource()))[-1]
     assert where.token_of
-    assert [where.token_of(row) for row in picture.rows.rows] == ["cat-lock", "cat-lock", "cat-disk-read"]
-    assert where.token_of(picture.rows.rows[0]._replace(top=NOWHERE)) == "where"
+    assert [where.token_of(row) for row in picture.listed.ranking.rows] == ["cat-lock", "cat-lock", "cat-disk-read"]
+    assert where.token_of(picture.listed.ranking.rows[0]._replace(top=NOWHERE)) == "where"

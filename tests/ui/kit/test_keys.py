@@ -336,12 +336,14 @@ async def test_selection_applies_to_every_pane(keys: tuple[str, ...], size: tupl
         chosen_ms, listed_ms, waits = NUMBERS_OF[keys]
         assert picture.common.selected.total_ns == chosen_ms * MS
         assert picture.common.selected.waits == waits
-        assert picture.rows.whole.total_ns == listed_ms * MS
+        assert picture.listed.ranking.whole.total_ns == listed_ms * MS
         assert {round(value, 3) for value in picture.head.timeline.cells if value is not None} == {chosen_ms / 10_000}
         if picture.tree is not None:
             assert picture.tree.root.total_ns == chosen_ms * MS
-        of_category = next((row for row in picture.categories.rows if row.key == app.view.category), None)
-        assert (of_category.part.total_ns if of_category else picture.categories.whole.total_ns) == chosen_ms * MS
+        of_category = next((row for row in picture.categories.ranking.rows if row.key == app.view.category), None)
+        assert (
+            of_category.part.total_ns if of_category else picture.categories.ranking.whole.total_ns
+        ) == chosen_ms * MS
         assert picture.common.totals.shown.total_ns == 10_000 * MS
 
 
@@ -393,9 +395,9 @@ async def test_h_lists_threads_of_all_processes() -> None:
     async with shown(ScriptedSource()) as (app, pilot):
         await pilot.press("H")
         assert app.picture is not None
-        assert [row.key for row in app.picture.rows.rows] == [CONNECTION, (3100, 3107), WRITER, (977, 977)]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [CONNECTION, (3100, 3107), WRITER, (977, 977)]
         await pilot.press("H")
-        assert [row.key for row in app.picture.rows.rows] == [4242, 3100, 977]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [4242, 3100, 977]
 
 
 @asynchronous
@@ -404,7 +406,7 @@ async def test_pinned_row_is_on_top_and_p_unpins_it() -> None:
         await pilot.press("tab", "end", "p")
         assert app.view.pin == 977
         assert app.picture is not None
-        assert app.picture.rows.rows[0].key == 977
+        assert app.picture.listed.ranking.rows[0].key == 977
         assert any(line.startswith(">*") and "postgres" in line for line in screen(app))
         await pilot.press("p")
         assert app.view.pin is None
@@ -483,8 +485,8 @@ async def test_steady_load_shows_the_same_waiting_in_every_window() -> None:
             await pilot.press("w")
             assert app.picture is not None
             assert app.picture.common.totals.shown.total_ns * 10 // app.picture.common.span_ns == 7
-            assert [row.key for row in app.picture.rows.rows] == [4242, 3100, 977]
-            assert app.picture.categories.rows[0].part.max_ns == 300 * MS
+            assert [row.key for row in app.picture.listed.ranking.rows] == [4242, 3100, 977]
+            assert app.picture.categories.ranking.rows[0].part.max_ns == 300 * MS
 
 
 @asynchronous
@@ -505,9 +507,9 @@ async def test_sort_keys_step_through_columns_and_r_reverses() -> None:
             seen.append(app.view.sort)
         assert seen == ["MAX", "TOTAL", "EV/S", "WAITING", "MAX", "WAITING", "P99", "P50", "PID"]
         assert app.picture is not None
-        assert [row.key for row in app.picture.rows.rows] == [977, 3100, 4242]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [977, 3100, 4242]
         await pilot.press("R")
-        assert [row.key for row in app.picture.rows.rows] == [4242, 3100, 977]
+        assert [row.key for row in app.picture.listed.ranking.rows] == [4242, 3100, 977]
         assert "sort PID reversed" in crumb_line(app)
 
 

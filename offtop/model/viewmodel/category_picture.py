@@ -1,0 +1,65 @@
+"""CategoriesPicture: the table of categories, with a sparkline of the last minute for each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from offtop.model.aggregate.rows import WAITING, Order, Ranking, category_rows
+from offtop.model.viewmodel.room import Room
+from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.series import Series, series
+from offtop.model.viewmodel.totals import parts_in
+from offtop.model.windows import stuck
+from offtop.model.windows.breakdown import ALL, Scope
+from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.stuck import NO_AGE, Age
+
+_LIST_ONLY_SORTS = ("PID", "NAME")
+"""Sorts that do not apply to categories, which are then sorted by WAITING."""
+
+
+@dataclass(frozen=True, slots=True)
+class CategoriesPicture:
+    ranking: Ranking
+    sparks: Mapping[str, Series]
+    """By category, over the last minute; breakdown.ALL is the sum."""
+    oldest: Age
+    """Oldest wait of everything shown."""
+
+
+def categories_picture(scene: Scene, room: Room) -> CategoriesPicture:
+    ages = stuck.by_category(scene.chosen_stuck.in_scope(Scope(idle=scene.view.idle_shown)))
+    ranking = _ranking(scene, room.categories, ages)
+    return CategoriesPicture(ranking, _sparks(scene, room, ranking), max(ages.values(), default=NO_AGE))
+
+
+def _ranking(scene: Scene, rows: int, ages: Mapping[str, Age]) -> Ranking:
+    view, ever, comparison = scene.view, scene.ever, scene.comparison
+    return category_rows(
+        replace(scene.breakdown, categories=scene.chosen),
+        Order(
+            WAITING if view.sort in _LIST_ONLY_SORTS else view.table_sort,
+            limit=rows,
+            compare=comparison.categories() if comparison else None,
+        ),
+        idle_shown=view.idle_shown,
+        lifetime=replace(scene.breakdown, categories=scene.filter_cache.chosen(ever)) if ever else None,
+        keep=view.category,
+        now=ages,
+    )
+
+
+def _sparks(scene: Scene, room: Room, ranking: Ranking) -> dict[str, Series]:
+    past, idle_shown = scene.filter_cache.parts_of(scene.minute), scene.view.idle_shown
+
+    def waiting_ns(category: str) -> Callable[[HistoryTick], int | None]:
+        def of(tick: HistoryTick) -> int | None:
+            parts = past.get(tick.number)
+            return None if parts is None else sum(part.total_ns for part in parts_in(parts, category, idle_shown))
+
+        return of
+
+    return {
+        key: series(scene.minute, room.spark_cells, room.spark_cell_ns, scene.newest.at_ns, waiting_ns(key))
+        for key in (ALL, *(row.key for row in ranking.rows))
+        if isinstance(key, str)
+    }
