@@ -51,7 +51,7 @@ class AlertLine:
             return f"pinned process {pin} has exited; p unpins it"
         if self._session.rules.error:
             return self._session.rules.error
-        if self._session.suspects is None and (cause := stacks.cause_line(picture)):
+        if self._session.suspects is None and (cause := stacks.cause_line(picture.causes, picture.common)):
             return whole_sentences(cause, width)
         meaning = f"{category}: {self._session.categories.plain.get(category, '')}" if category != ALL else _ALL_HINT
         return whole_sentences(" ".join(meaning.split()), width)

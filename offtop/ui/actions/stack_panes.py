@@ -1,14 +1,14 @@
 """The panes with stacks: the tree, the icicle, and one whole stack."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from offtop.export import folded
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.filter import Filter, parse, quoted
 from offtop.model.aggregate.steps import NO_FRAMES, NO_THING, TURNS, WOKE, Path, Step
 from offtop.model.viewmodel import drilling, panes
-from offtop.model.viewmodel.picture import Picture, TreePicture
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import FLAME, SITE, TREE
 from offtop.model.windows.breakdown import Part
 from offtop.ui.actions.display import Display
@@ -44,7 +44,7 @@ class TreePane(StackPane):
     name = TREE
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return stacks.tree(picture, pen)
+        return stacks.tree(picture.tree, picture.account, picture.causes, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         if picture.tree and picture.tree.branches:
@@ -148,46 +148,46 @@ class FlamePane(StackPane):
     highlights_matches = False
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return icicle.flame(picture, pen)
+        return icicle.flame(picture.flame, picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         view = self._display.view
         for _ in range(min(abs(step), 20)):
-            moved = replace(picture, common=replace(picture.common, view=view))
-            view = panes.at_box(view, icicle.neighbour(moved, "down" if step > 0 else "up"))
+            box = icicle.neighbour(picture.flame, view.flame.cursor, "down" if step > 0 else "up")
+            view = panes.at_box(view, box)
         self._display.set_view(view)
 
     def move_sideways(self, picture: Picture, step: int) -> bool:
-        box = icicle.neighbour(picture, "right" if step > 0 else "left")
+        box = icicle.neighbour(picture.flame, picture.common.view.flame.cursor, "right" if step > 0 else "left")
         self._display.set_view(panes.at_box(self._display.view, box))
         return True
 
     def enter(self, picture: Picture) -> None:
-        self._display.set_view(panes.zoomed_in(self._display.view, icicle.chosen(picture)))
+        self._display.set_view(panes.zoomed_in(self._display.view, self._path(picture)))
 
     def next_match(self, picture: Picture, word: str, step: int) -> bool:
         if picture.flame is None:
             return False
-        paths, view, now = [box.path for box in picture.flame.boxes], self._display.view, icicle.chosen(picture)
+        paths, view, now = [box.path for box in picture.flame.icicle.boxes], self._display.view, self._path(picture)
         matches = {
             index: panes.at_box(view, path) for index, path in enumerate(paths) if word in path[-1].name.casefold()
         }
         return self._go_to_match(matches, paths.index(now) if now in paths else -1, step)
 
     def _path(self, picture: Picture) -> Path:
-        return icicle.chosen(picture)
+        return icicle.chosen(picture.flame, picture.common.view.flame.cursor)
 
     def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
         path, waits = super()._path_and_waits(picture)
         if picture.flame:
-            path = icicle.chosen(picture)
-            waits = next((box.part for box in picture.flame.boxes if box.path == path), waits)
+            path = self._path(picture)
+            waits = next((box.part for box in picture.flame.icicle.boxes if box.path == path), waits)
         return path, waits
 
     def click(self, picture: Picture, x: int, y: int) -> None:
-        path, view = icicle.at(picture, x, y), self._focused_view
+        path, view = icicle.at(picture.flame, x, y), self._focused_view
         if path:
-            is_selected = path == icicle.chosen(picture)
+            is_selected = path == self._path(picture)
             self._display.set_view(panes.zoomed_in(view, path) if is_selected else panes.at_box(view, path))
 
 
@@ -200,11 +200,11 @@ class SitePane(StackPane):
         self._rule_of = rule_of
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
-        return stacks.site(picture, self._rule_of, pen)
+        return stacks.site(picture.places, picture.common, self._rule_of, pen)
 
     def move(self, picture: Picture, step: int) -> None:
         pane, view = self._display.layout.panels.get(SITE), self._display.view
-        last = max(0, stacks.site_length(picture, self._pen) - (pane.height - 1 if pane else 0))
+        last = max(0, stacks.site_length(picture.places, picture.common, self._pen) - (pane.height - 1 if pane else 0))
         self._display.set_view(panes.scrolled_to(view, max(0, min(last, view.scrolled + step))))
 
     def _path(self, picture: Picture) -> Path:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 
 from offtop.model.aggregate import location
-from offtop.model.aggregate.rows import Place, Row
+from offtop.model.aggregate.rows import Place, Ranking, Row
 from offtop.model.aggregate.steps import LAST_WAIT, TURNS, WOKEN_BY, Shape, Step, begins_line
 from offtop.model.aggregate.tree import MORE, Branch
 from offtop.model.classify.cause_finder import advice, most
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import ENDS, LINKED, Names, Stack
 from offtop.model.values.wake import CHAIN, CHAIN_ENDS, NOBODY, OFFCPU, WAKEUP, WHOLE, Waker
-from offtop.model.viewmodel.picture import Picture, TreePicture
+from offtop.model.viewmodel.cause_picture import CausesPicture
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.seconds import AccountPicture
+from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import TREE
 from offtop.model.windows.stuck import NO_AGE
 from offtop.printable import printable
@@ -32,25 +35,26 @@ _LEAST_LABEL = 24
 Spans = list[tuple[str, str]]
 
 
-def tree(picture: Picture, pen: Pen) -> list[Line]:
-    """Return the lines of the tree around its cursor."""
-    shown = picture.tree
-    shape = picture.common.view.tree.shape
-    cause = _cause_heading(picture)
-    about = f"stack tree: {selection(picture.common, pen.glyphs)}{_shape_text(shape)}"
+def tree(
+    shown: TreePicture | None, of_selection: AccountPicture | None, causes: CausesPicture, common: Common, pen: Pen
+) -> list[Line]:
+    """Return the lines of the tree around its cursor, with the main cause, and the account of a thread if it fits."""
+    shape = common.view.tree.shape
+    cause = _cause_heading(causes, common)
+    about = f"stack tree: {selection(common, pen.glyphs)}{_shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
-    if picture.common.view.thread is not None and _shows_account(picture, pen):
-        lines += account.lines(picture.account, picture.common, pen)
+    if common.view.thread is not None and _shows_account(common, pen):
+        lines += account.lines(of_selection, common, pen)
     if shown is None or not shown.branches:
         return [
             *lines,
-            plain(fit(no_stack(picture), pen.width, pen.glyphs), "dim"),
+            plain(fit(no_stack(common), pen.width, pen.glyphs), "dim"),
         ]
-    numbers = _tree_numbers(picture, pen)
+    numbers = _tree_numbers(common, pen)
     heading = heads(numbers, "WAITING", 1)
     lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
     for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
-        lines.append(_branch(picture, shown, index, numbers, pen))
+        lines.append(_branch(shown, common, index, numbers, pen))
     below = _in_full(shown, pen, pen.height - len(lines))
     note = _nameless_note(shown)
     if not note:
@@ -59,17 +63,17 @@ def tree(picture: Picture, pen: Pen) -> list[Line]:
     return [*filled, plain(fit(note, pen.width, pen.glyphs), "dim")]
 
 
-def _shows_account(picture: Picture, pen: Pen) -> bool:
+def _shows_account(common: Common, pen: Pen) -> bool:
     """Return whether the tree has the screen to itself, and room for the account."""
-    return pen.height >= _LEAST_WITH_ACCOUNT and picture.common.view.focus == TREE and not picture.common.view.zoomed
+    return pen.height >= _LEAST_WITH_ACCOUNT and common.view.focus == TREE and not common.view.zoomed
 
 
-def no_stack(picture: Picture) -> str:
+def no_stack(common: Common) -> str:
     """Return why there is no stack."""
-    if not picture.common.gathered:
-        return not_gathered(picture.common)
-    if not picture.common.selected.total_ns:
-        return nothing(picture.common)
+    if not common.gathered:
+        return not_gathered(common)
+    if not common.selected.total_ns:
+        return nothing(common)
     return " No stack here: waits below the minimum (m) have none."
 
 
@@ -112,25 +116,25 @@ def _shape_text(shape: Shape) -> str:
     return f"  {', '.join(words)}" if words else ""
 
 
-def _tree_numbers(picture: Picture, pen: Pen) -> list[Column]:
+def _tree_numbers(common: Common, pen: Pen) -> list[Column]:
     events, _, _, longest = NUMBERS
     wide = [longest, events] if pen.width >= 90 else [longest] if pen.width >= 70 else []
     numbers = [WAITING, SHARE, *wide, NOW]
     return that_fit(
-        numbers if picture.common.uncompared else with_changes(picture.common.view, numbers),
+        numbers if common.uncompared else with_changes(common.view, numbers),
         pen.width,
-        picture.common.view,
+        common.view,
         "",
         1,
     )
 
 
-def _branch(picture: Picture, shown: TreePicture, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
+def _branch(shown: TreePicture, common: Common, index: int, numbers: Sequence[Column], pen: Pen) -> Line:
     branch = shown.branches[index]
-    at_cursor = index == shown.cursor and picture.common.view.focus == TREE
+    at_cursor = index == shown.cursor and common.view.focus == TREE
     now = shown.now.get(branch.path, NO_AGE)
     before = shown.before.get(branch.path)
-    row = Row("", "", picture.common.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
+    row = Row("", "", common.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
     line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
     room = pen.width - width_of(line.spans) - 1
     indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
@@ -201,55 +205,55 @@ def _cells(steps: Sequence[Step | None], pen: Pen) -> int:
     return sum(3 + (cell_len(printable(step.name, pen.glyphs.is_ascii)) if step else 1) for step in steps)
 
 
-def site(picture: Picture, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
+def site(places: Ranking, common: Common, rule_of: Callable[[Sequence[str]], str], pen: Pen) -> list[Line]:
     """Return the lines of the pane, scrolled by `view.scrolled`.
 
     `rule_of` describes the rule that chose the category of a kernel stack.
     """
-    if not picture.common.gathered:
-        title = rule(f"site: {selection(picture.common, pen.glyphs)}", pen)
-        return [title, plain(fit(not_gathered(picture.common), pen.width, pen.glyphs), "dim")]
-    path = picture.common.view.path
+    if not common.gathered:
+        title = rule(f"site: {selection(common, pen.glyphs)}", pen)
+        return [title, plain(fit(not_gathered(common), pen.width, pen.glyphs), "dim")]
+    path = common.view.path
     name = printable(path[-1].name, pen.glyphs.is_ascii) if path else ""
-    part = picture.common.selected
+    part = common.selected
     lines: list[Line] = []
-    row = Row("", "", picture.common.span_ns, part, picture.places.of_ns, before=picture.places.before)
+    row = Row("", "", common.span_ns, part, places.of_ns, before=places.before)
     shown = [WAITING, SHARE, *NUMBERS]
     numbers = that_fit(
-        shown if picture.common.uncompared else with_changes(picture.common.view, shown),
+        shown if common.uncompared else with_changes(common.view, shown),
         pen.width,
-        picture.common.view,
+        common.view,
         "",
         1,
     )
     lines += [heads(numbers, "", 1), line_of(numbers, row, " ", "text", pen)]
-    for ordinal, place in enumerate(picture.places.rows, 1):
+    for ordinal, place in enumerate(places.rows, 1):
         if isinstance(place.key, Place):
-            lines += _whole_stack(picture, ordinal, place, place.key, rule_of, pen)
-    if picture.places.elided:
-        more = picture.places.elided
+            lines += _whole_stack(common, ordinal, place, place.key, rule_of, pen)
+    if places.elided:
+        more = places.elided
         lines.append(plain(f" {more.name}: {threads(more.waiting)} waiting", "dim"))
-    top = max(0, min(picture.common.view.scrolled, len(lines) - pen.height + 1))
-    return [rule(f"site: {name}  in {selection(picture.common, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
+    top = max(0, min(common.view.scrolled, len(lines) - pen.height + 1))
+    return [rule(f"site: {name}  in {selection(common, pen.glyphs)}", pen), *lines[top : top + pen.height - 1]]
 
 
-def site_length(picture: Picture, pen: Pen) -> int:
+def site_length(places: Ranking, common: Common, pen: Pen) -> int:
     """Return the number of lines below the title."""
-    places = [row.key for row in picture.places.rows if isinstance(row.key, Place)]
-    frames = sum(len(_frames(picture, place, pen.names)) for place in places)
-    causes = sum(len(_why(picture, row, pen)) for row in picture.places.rows)
-    return 2 + 3 * len(places) + causes + frames + (picture.places.elided is not None)
+    keys = [row.key for row in places.rows if isinstance(row.key, Place)]
+    frames = sum(len(_frames(common, place, pen.names)) for place in keys)
+    causes = sum(len(_why(common, row, pen)) for row in places.rows)
+    return 2 + 3 * len(keys) + causes + frames + (places.elided is not None)
 
 
 def _whole_stack(
-    picture: Picture, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
+    common: Common, ordinal: int, row: Row, place: Place, rule_of: Callable[[Sequence[str]], str], pen: Pen
 ) -> list[Line]:
-    catalog = picture.common.catalog
+    catalog = common.catalog
     waits = f"  {count(row.waits_per_s)}/s" if row.part.waits else ""
     longest = f"  max {duration(row.part.max_ns)}" if row.part.max_ns else ""
     waiting = "  ".join(filter(None, (f"{threads(row.waiting)} waiting", changes_of(row))))
     numbers = f" #{ordinal}  {waiting}  {row.share_pct:.0f}%{waits}{longest}"
-    if picture.common.view.tree.shape.mode == WAKEUP:
+    if common.view.tree.shape.mode == WAKEUP:
         what = f"wakes {printable(catalog.process(place.kernel), pen.glyphs.is_ascii)}({place.kernel})"
     else:
         rule = rule_of(location.kernel_names(catalog, place.kernel, pen.names))
@@ -259,19 +263,19 @@ def _whole_stack(
         plain(fit(numbers, pen.width, pen.glyphs), "title"),
         plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
     ]
-    lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(picture, row, pen)]
-    for name, mark, token in _frames(picture, place, pen.names):
+    lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(common, row, pen)]
+    for name, mark, token in _frames(common, place, pen.names):
         lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
     return lines
 
 
-def _why(picture: Picture, row: Row, pen: Pen) -> list[str]:
+def _why(common: Common, row: Row, pen: Pen) -> list[str]:
     """Return the cause, what to look at next, and the main object, as far as known."""
     texts: list[str] = []
     if row.rule:
         texts.append(f"for {row.rule.name}: {row.rule.says}")
-        texts += [f"next: {hint}"] if (hint := advice(row.rule, picture.common.catalog)) else []
-    what = picture.common.catalog.wake(row.top.wake).object
+        texts += [f"next: {hint}"] if (hint := advice(row.rule, common.catalog)) else []
+    what = common.catalog.wake(row.top.wake).object
     texts += [f"mostly on {printable(what.label, pen.glyphs.is_ascii)}"] if what.kind else []
     return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
@@ -280,12 +284,12 @@ _Frames = list[tuple[str, str, str]]
 """(name, mark, token) of each line."""
 
 
-def _frames(picture: Picture, place: Place, names: Names) -> _Frames:
+def _frames(common: Common, place: Place, names: Names) -> _Frames:
     """Return the frames of the sleeper, leaf first, below those of its wakers, root first.
 
     The two leaves meet in the middle. In the wakeup mode, only the waker's frames are returned.
     """
-    catalog, mode = picture.common.catalog, picture.common.view.tree.shape.mode
+    catalog, mode = common.catalog, common.view.tree.shape.mode
     wake = catalog.wake(place.wake)
     if mode == WAKEUP:
         return [*_of_stacks(catalog, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
@@ -327,12 +331,12 @@ def _caller_notes(stack: Stack) -> list[str]:
     )
 
 
-def cause_line(picture: Picture) -> str:
+def cause_line(causes: CausesPicture, common: Common) -> str:
     """Return the main cause of the selection and a hint; empty if too little is known."""
-    cause = most(picture.causes.shares)
-    return cause.in_full(picture.common.catalog, picture.common.view.pid is None) if cause else ""
+    cause = most(causes.shares)
+    return cause.in_full(common.catalog, common.view.pid is None) if cause else ""
 
 
-def _cause_heading(picture: Picture) -> str:
-    cause = most(picture.causes.shares)
-    return cause.in_short(picture.common.catalog, with_process=False) if cause else ""
+def _cause_heading(causes: CausesPicture, common: Common) -> str:
+    cause = most(causes.shares)
+    return cause.in_short(common.catalog, with_process=False) if cause else ""

@@ -456,11 +456,11 @@ def test_branches_have_the_oldest_wait_in_each_mode(mode: str, path: list[str]) 
 def test_icicle_has_a_box_for_each_function_in_each_mode(mode: str) -> None:
     picture = after(12).shown(ALL_OF_IT, mode)
     assert picture.flame is not None
-    boxes = {box.name for box in picture.flame.boxes}
+    boxes = {box.name for box in picture.flame.icicle.boxes}
     first = {WAKEUP: {"clerk", "teller", "-> shop"}, OFFCPU: {"main", "take_order"}}
     assert first.get(mode, {"main", "take_order", "-- woken by --", "clerk"}) <= boxes
     assert ("-- its last wait --" in boxes) is (mode == CHAIN)
-    assert picture.flame.whole_ns in (17_600 * MS, 12 * 1_760 * MS, 18_600 * MS, 12 * 1_860 * MS)
+    assert picture.flame.icicle.whole_ns in (17_600 * MS, 12 * 1_760 * MS, 18_600 * MS, 12 * 1_860 * MS)
 
 
 def test_branch_beyond_the_waker_separator_can_be_selected() -> None:

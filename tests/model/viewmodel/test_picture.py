@@ -272,7 +272,7 @@ def test_boxes_stay_for_two_seconds_and_say_what_they_cover() -> None:
         history.add(snapshot)
         picture = pictures.of(View(), ROOM)
         if picture and picture.flame:
-            seen.append((picture.flame.whole_ns // SECOND, picture.flame_span_ns // SECOND))
+            seen.append((picture.flame.icicle.whole_ns // SECOND, picture.flame.span_ns // SECOND))
     assert all(whole == over for whole, over in seen)
     assert [over for _, over in seen] == [1, 2, 2, 4, 4, 6, 6, 8]
     assert all(a[1] <= b[1] for a, b in pairwise(seen))

@@ -848,4 +848,5 @@ async def test_inlined_functions_have_their_own_line_in_a_site() -> None:
         assert lines[at + 1 : at + 4] == [["take_order"], ["serve"], ["main"]]
         assert app.picture
         pen = Pen(80, 24, glyphs.UNICODE, source.names)
-        assert stacks.site_length(app.picture, pen) == len(lines[at - 6 : at + 4])  # two header lines and a blank line
+        length = stacks.site_length(app.picture.places, app.picture.common, pen)
+        assert length == len(lines[at - 6 : at + 4])  # two header lines and a blank line

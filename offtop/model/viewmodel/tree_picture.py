@@ -1,0 +1,69 @@
+"""TreePicture: the lines of the stack tree."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from offtop.model.aggregate import tree as trees
+from offtop.model.aggregate.baseline_rows import BaselineRow
+from offtop.model.aggregate.steps import NO_FRAMES, Path
+from offtop.model.aggregate.tree import Branch, Nameless, Node
+from offtop.model.values.table import Ints
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.stack_table import StackTable, StackTree
+from offtop.model.viewmodel.view import View
+from offtop.model.windows import stuck
+from offtop.model.windows.breakdown import Scope
+from offtop.model.windows.stuck import Age, Stuck
+
+_SMALL_BRANCH = 200
+"""Branches below this fraction of the total (1/n, 0.5 %) are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreePicture:
+    root: Node
+    branches: Sequence[Branch]
+    cursor: int
+    """Branch under the cursor."""
+    first: int
+    """First branch on the screen."""
+    nameless: Nameless
+    now: Mapping[Path, Age]
+    """Path → the oldest wait in progress there."""
+    before: Mapping[Path, BaselineRow]
+    """Baseline values of the visible lines."""
+
+
+def tree_picture(scene: Scene, table: StackTable, tree: StackTree, lines: int) -> tuple[View, TreePicture]:
+    """Open large branches; return the view with these, and the lines of the tree.
+
+    Branches that only the baseline has come last.
+    """
+    was = scene.comparison.trees() if scene.comparison else None
+    root = tree.root
+    view = panes.grown(scene.view, trees.opened_by_share(root))
+    branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
+    branches += was.gone(root) if was else []
+    cursor = trees.index_of(branches, view.tree.cursor)
+    line = max(0, min(view.tree.line, lines - 1))
+    first = max(0, min(cursor - line, len(branches) - lines))
+    first = min(first, cursor)
+    seen = [one.path for one in branches[first : first + lines] if not one.more] if was else []
+    before = {path: was.before(path) for path in seen} if was else {}
+    now = _ages_of_paths(scene.chosen_stuck, view.scope, table.steps.of, view.tree.shape.places)
+    return view, TreePicture(root, branches, cursor, first, tree.nameless, now, before)
+
+
+def _ages_of_paths(
+    some: Stuck, scope: Scope, path_of: Callable[[tuple[int, ...]], Path], places: Callable[[Ints], Ints]
+) -> Mapping[Path, Age]:
+    """Return the oldest wait of each branch of a tree, including closed ones."""
+    ages: dict[Path, Age] = {}
+    for place, age in stuck.by_place(some.in_scope(scope), places).items():  # oldest first
+        path = path_of(place) or (NO_FRAMES,)
+        for end in range(len(path), 0, -1):
+            if path[:end] in ages:
+                break  # the branches above have one, too
+            ages[path[:end]] = age
+    return ages
