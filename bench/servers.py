@@ -127,7 +127,8 @@ class Servers:
         for sql in ("select pg_sleep(600)", "begin; lock table t; select pg_sleep(600)", *3 * ["lock table t"]):
             self.start("", ["psql", *to, "-c", f"begin; {sql}; select pg_sleep(600)"])
 
-    def mariadb(self, idle: int, busy: bool = False) -> None:
+    def empty_mariadb(self) -> list[str | Path]:
+        """Start MariaDB without databases, and return the command of a client for it."""
         data, at = self.directory / "mariadb", self.directory / "mariadb.sock"
         if not run([need("mariadb-install-db", "mariadb-server"), "--user=mysql", f"--datadir={data}"]):
             raise UnanswerableError("mariadb-install-db failed")
@@ -142,6 +143,10 @@ class Servers:
         self.start("MariaDB", [need("mariadbd", "mariadb-server"), *options, *files], user="mysql")
         client = [need("mariadb", "mariadb-client"), "--no-defaults", "-S", at]
         wait_for(lambda: run([*client, "-e", "select 1"]), "mariadbd")
+        return client
+
+    def mariadb(self, idle: int, busy: bool = False) -> None:
+        client, at = self.empty_mariadb(), self.directory / "mariadb.sock"
         table = "create database d; create table d.t(a int primary key, b int) engine=innodb;"
         run([*client, "-e", f"{table} insert into d.t select seq, 0 from seq_1_to_1000"])
         locks = "begin; update d.t set b = 1 where a = 7; select sleep(600)"

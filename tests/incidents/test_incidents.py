@@ -152,15 +152,22 @@ def test_long_held_mutex_is_a_convoy(tmp_path: Path) -> None:
         check("proc=convoy", "a mutex", 60, "convoy")
 
 
-def test_unresponsive_name_server_is_dns(tmp_path: Path) -> None:
+@contextmanager
+def silent_name_server(directory: Path, many: int) -> Generator[None]:
+    """Let so many programs look up a name on a server that does not answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent, ExitStack() as stack:
         silent.bind(("127.0.0.99", 53))
-        resolv = tmp_path / "resolv.conf"
+        resolv = directory / "resolv.conf"
         resolv.write_text("nameserver 127.0.0.99\noptions timeout:30\n")
         script = f"mount --bind {resolv} /etc/resolv.conf && exec getent ahosts offtop.example"
-        for _ in range(3):
+        for _ in range(many):
             stack.enter_context(started("unshare", "--mount", "sh", "-c", script))
         time.sleep(1)
+        yield
+
+
+def test_unresponsive_name_server_is_dns(tmp_path: Path) -> None:
+    with silent_name_server(tmp_path, many=3):
         check("proc=getent", "DNS", 90, "getent")
 
 

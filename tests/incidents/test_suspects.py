@@ -6,6 +6,7 @@ suspects of the programs of the test count.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -19,13 +20,15 @@ import pytest
 from bench import servers
 from bench.servers import Servers
 from tests.command import OFFTOP
-from tests.incidents.test_incidents import started
+from tests.incidents.test_incidents import silent_name_server, started
+from tests.kernel import hangs
 
 pytestmark = pytest.mark.incident
 
-_TICKS = 8
+_TICKS = 12
 _LATE = 3
-"""Ticks at the end in which the suspect must be named: peers of sockets are found within seconds."""
+"""Ticks at the end in which the suspect must be named: peers of sockets, and the names in a program of 100 MB, are found
+within seconds."""
 _NO_ROWS = "--filter", "proc=none-of-them"
 """Suspects are not filtered, and the rest of a tick of a busy machine is large."""
 _CPU = Path("/sys/fs/cgroup/cpu")
@@ -209,6 +212,112 @@ def test_pool_whose_workers_all_wait_for_the_pool_is_named() -> None:
         time.sleep(2)
         for one in named({"pooled"}):
             assert one["text"].startswith("6 threads of pooled wait for the result of another task ("), one["text"]
+
+
+@pytest.fixture(scope="module")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Servers, list[str | Path]]]:
+    directory = tmp_path_factory.mktemp("mariadb")
+    for parent in (directory, *directory.parents[:2]):
+        parent.chmod(0o755)
+    with servers.serving(directory) as serving:
+        yield serving, serving.empty_mariadb()
+
+
+def test_queries_behind_an_alter_wait_for_a_metadata_lock(mariadb: tuple[Servers, list[str | Path]]) -> None:
+    _, client = mariadb
+    assert servers.run([*client, "-e", "create database d; create table d.t (a int); insert into d.t values (1)"])
+    with ExitStack() as stack:
+        for many, sql in (
+            (1, "select a, sleep(600) from d.t"),
+            (1, "alter table d.t add b int"),
+            (10, "select * from d.t"),
+        ):
+            for _ in range(many):
+                stack.enter_context(started(*client, "-e", sql))
+            time.sleep(1)
+        for one in named({"mariadbd"}):
+            # Each of the eleven waits anew once a second, and is left out while its wait is younger than 0.1 s.
+            assert re.match(r"\d+ threads of mariadbd wait for a metadata lock \(", one["text"]), one["text"]
+
+
+def test_lookups_of_a_silent_name_server_wait_for_dns(tmp_path: Path) -> None:
+    with silent_name_server(tmp_path, many=3):
+        for one in named({"getent"}):
+            assert one["text"].startswith("3 getent wait for DNS ("), one["text"]
+
+
+def test_readers_of_a_silent_file_system_wait_for_its_server(tmp_path: Path) -> None:
+    with ExitStack() as stack, hangs.fuse(tmp_path, Path("/bin/true")) as mounted:
+        mounted.stop()
+        for _ in range(3):
+            stack.enter_context(started("cat", mounted.program))
+        time.sleep(2)
+        for one in named({"cat"}):
+            assert one["text"].startswith("2 cat wait for a file's lock in the kernel ("), one["text"]
+            assert ", likely held by cat(" in one["text"]
+            assert ", which waits for a FUSE file system, likely from python" in one["text"]
+            assert "which is stopped" in one["text"]
+            assert one["hops"][-1]["pid"] == mounted.pid
+
+
+JAVA = """
+public class Monitor {
+    static final Object lock = new Object();
+    static void enter() { synchronized (lock) { try { Thread.sleep(600_000); } catch (InterruptedException e) { } } }
+    public static void main(String[] words) {
+        for (int n = 0; n < 8; n++) new Thread(Monitor::enter, "worker-" + n).start();
+    }
+}
+"""
+
+
+def test_threads_behind_a_java_monitor_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "Monitor.java"
+    source.write_text(JAVA)
+    subprocess.run([servers.need("javac", "default-jdk-headless"), "-d", tmp_path, source], check=True, timeout=120)
+    with started(servers.need("java", "default-jdk-headless"), "-cp", tmp_path, "Monitor"):
+        time.sleep(3)
+        for one in named({"java"}):
+            # One of the seven looks from time to time whether it may go on.
+            assert re.match(r"[67] threads of java wait for a Java monitor \(", one["text"]), one["text"]
+
+
+NODE = """
+const { pbkdf2 } = require('crypto')
+require('http').createServer((request, response) => {
+  pbkdf2('a', 'b', 30000000, 64, 'sha512', () => response.end('done\\n'))
+}).listen(18098, '127.0.0.1')
+"""
+
+
+def test_clients_of_a_server_without_cpu_wait_for_it(tmp_path: Path) -> None:
+    script = tmp_path / "server.js"
+    script.write_text(NODE)
+    client = (
+        "import threading, urllib.request",
+        "def ask(): urllib.request.urlopen('http://127.0.0.1:18098/').read()",
+        "for _ in range(20): threading.Thread(target=ask).start()",
+    )
+    with started(servers.need("node", "nodejs"), script):
+        time.sleep(2)
+        with python(*client, name="clients"):
+            time.sleep(3)
+            for one in named({"clients"}):
+                assert re.match(r"\d\d threads of clients wait for .* from node\(", one["text"]), one["text"]
+
+
+def test_programs_beside_a_noisy_neighbour_wait_for_a_cpu() -> None:
+    burn = "while True: pass"
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(python(burn, name="noisy"))
+        for _ in range(3):
+            stack.enter_context(python(burn, name="victim"))
+        time.sleep(2)
+        for one in named({"victim"}):
+            assert one["kind"] == "cpu", one["text"]
+            assert "victim" in one["text"].partition("wait")[0]
+            assert "noisy" in one["text"].partition("wait")[2]
 
 
 def test_program_above_its_cpu_quota_waits_for_it(tmp_path: Path) -> None:
