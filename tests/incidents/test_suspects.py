@@ -27,8 +27,8 @@ pytestmark = pytest.mark.incident
 
 _TICKS = 12
 _LATE = 3
-"""Ticks at the end in which the suspect must be named: peers of sockets, and the names in a program of 100 MB, are found
-within seconds."""
+"""Ticks at the end in which the suspect must be named: peers of sockets and names in large programs are found within
+seconds."""
 _NO_ROWS = "--filter", "proc=none-of-them"
 """Suspects are not filtered, and the rest of a tick of a busy machine is large."""
 _CPU = Path("/sys/fs/cgroup/cpu")
