@@ -39,6 +39,7 @@ PROBES = Path("/sys/kernel/tracing/kprobe_events")
 _CPU = Path("/sys/devices/system/cpu/cpu1")
 OFFTOP_S = 300
 GONE_S = 10
+_CGROUPS = Path("/sys/fs/cgroup")
 _OBJECTS = {"futex": "futex", "pipe": "pipe", "unix": "unix"}
 _CATEGORIES = {"futex": "lock", "pipe": "pipe", "unix": "pipe"}
 _WAITS = {"sleep": ("sleep", "sleep"), "mutex": ("mutex-libc", "lock")}
@@ -305,6 +306,37 @@ def check_doctor(found: Findings) -> None:
         found.check(check["verdict"] != "FAIL", check["name"], check["what"])
 
 
+def check_cgroups(found: Findings) -> None:
+    """Check that programs above the CPU quota and above the memory.high of a cgroup (v2) are suspects."""
+    (_CGROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
+    with contextlib.ExitStack() as stack:
+        for name, file, limit, does, many in (
+            ("quota", "cpu.max", "20000 100000", "while True: pass", 1),
+            ("high", "memory.high", "16M", "kept = []\nwhile True: kept.append(b'.' * (1 << 20))", 3),
+        ):
+            group = _CGROUPS / name
+            group.mkdir()
+            (group / file).write_text(limit)
+            enter = f"open('{group}/cgroup.procs', 'w').write('0'); open('/proc/self/comm', 'w').write('{name}')\n"
+            for _ in range(many):
+                process = subprocess.Popen([sys.executable, "-c", enter + does])
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+        time.sleep(5)
+        ticks = watched({}, found, *_OPTIONS)
+    for name, state in (("quota", "throttle"), ("high", "reclaim")):
+        texts = [
+            [
+                one["text"]
+                for one in tick["suspects"]
+                if (hop := one["hops"][0])["process"] == name and hop["state"] == state
+            ]
+            for tick in ticks[-3:]
+        ]
+        print(f"cgroup v2: {texts[-1:]}", flush=True)
+        found.check(all(texts), f"{name} is no suspect:", [one["text"] for one in ticks[-1]["suspects"]])
+
+
 def compare_with_bcc(found: Findings) -> None:
     """Compare how long a thread waits for another with each of bcc's tools, run in parallel.
 
@@ -410,6 +442,8 @@ def main() -> None:
     found.about = "doctor"
     check_doctor(found)
     known = features.detect(libbpf.KernelTypes())
+    found.about = "cgroups"
+    check_cgroups(found)
     for probe, mode in runs(known):
         found.about = f"probe {probe}, {mode}"
         began_s, before = time.monotonic(), found.count
