@@ -10,24 +10,36 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from offtop.model.aggregate import location
-from offtop.model.aggregate.baseline_rows import LEAST, BaselineOnly, BaselineRow, BaselineTable, Compare, before_of
+from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineTable, Compare
 from offtop.model.aggregate.filter import Filter, of_reason
 from offtop.model.aggregate.pool import Pool, family
-from offtop.model.aggregate.program import Program, program_name
-from offtop.model.aggregate.rows import cgroup_name, cgroup_of, process_name, wake_name
+from offtop.model.aggregate.program import Program
+from offtop.model.aggregate.rows import cgroup_of, process_name
 from offtop.model.aggregate.scope_text import counted_otherwise
 from offtop.model.aggregate.selection import through
 from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
-from offtop.model.aggregate.tree import Branch, Node, folded, tree_of
-from offtop.model.aggregate.waker_rows import G, KeyOf, WakerKey, by_wake, codes, grouped, object_of, waker_of
+from offtop.model.aggregate.tree import tree_of
+from offtop.model.aggregate.waker_rows import G, KeyOf, by_wake, codes, grouped, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import Mask, thread_codes
-from offtop.model.values.wake import OFFCPU, UNIX, Object, gathers
+from offtop.model.values.wake import OFFCPU, gathers
+from offtop.model.viewmodel.baseline_names import (
+    cgroup_row_name,
+    object_name,
+    plain_name,
+    pool_groups,
+    process_names,
+    program_groups,
+    program_row_name,
+    site_names,
+    thread_names,
+    thread_or_pool_names,
+)
+from offtop.model.viewmodel.baseline_trees import Trees
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
@@ -35,10 +47,6 @@ from offtop.units import count
 
 _MOST_CACHED = 64
 """Cached tables and trees of the baseline; the cache is cleared beyond that."""
-_MOST_GONE = 8
-"""Number of branches."""
-_GONE_SHARE = 100
-"""Branches with less than this fraction of the baseline's time (1/n) are not listed as gone."""
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _Parts = Sequence[tuple[int, Shares]]
@@ -164,29 +172,31 @@ class Comparison:
             return self._compare(
                 self._baseline_table("reasons", scope, self._by_reason, lambda key: BaselineOnly(key.name)),
                 _identity,
-                _named,
+                plain_name,
             )
         if view.lists_objects:
             things = object_of(baseline_catalog)
             table_of = _grouping(things)
             return self._compare(
-                self._baseline_table("objects", scope, table_of, _stable_name), self._key_if_valid, _stable_name
+                self._baseline_table("objects", scope, table_of, object_name), self._key_if_valid, object_name
             )
         if view.lists_wakers:
             of_threads = view.lists_waking_threads
             table_of = _grouping(waker_of(baseline_catalog, of_threads))
             return self._compare(
-                self._baseline_table(("wakers", of_threads), scope, table_of, _named), self._key_if_valid, _named
+                self._baseline_table(("wakers", of_threads), scope, table_of, plain_name),
+                self._key_if_valid,
+                plain_name,
             )
         if view.lists_threads:
             was = self._baseline_table(
-                "threads", scope, by_thread, _thread_of(baseline_catalog), _pools_of(baseline_catalog)
+                "threads", scope, by_thread, thread_names(baseline_catalog), pool_groups(baseline_catalog)
             )
 
             def key_of(key: tuple[int, ...]) -> Hashable:
                 return self._key_if_valid(pools.get(key, key))
 
-            return self._compare(was, key_of, _thread_or_pool_of(catalog, pools), self._now.threads)
+            return self._compare(was, key_of, thread_or_pool_names(catalog, pools), self._now.threads)
         if view.lists_cgroups:
 
             def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
@@ -196,20 +206,20 @@ class Comparison:
                     sums[path] = sums.get(path, NO_PART).plus(Part(*part))
                 return {**sums}
 
-            was = self._baseline_table("cgroups", scope, by_cgroup, _cgroup)
-            return self._compare(was, _identity, _cgroup)
+            was = self._baseline_table("cgroups", scope, by_cgroup, cgroup_row_name)
+            return self._compare(was, _identity, cgroup_row_name)
         was = self._baseline_table(
-            "processes", scope, _by_process, _process_of(baseline_catalog), _programs_of(baseline_catalog)
+            "processes", scope, _by_process, process_names(baseline_catalog), program_groups(baseline_catalog)
         )
 
         def key_of_row(key: int) -> Hashable:
             return programs[key] if key in programs else self._key_if_valid(key)
 
-        of_process = _process_of(catalog)
+        of_process = process_names(catalog)
         return self._compare(
             was,
             key_of_row,
-            lambda key: _name_of_program(programs[key]) if key in programs else of_process(key),
+            lambda key: program_row_name(programs[key]) if key in programs else of_process(key),
             self._now.every_pid,
         )
 
@@ -248,8 +258,10 @@ class Comparison:
 
     def threads(self) -> Compare:
         """Compare single threads."""
-        was = self._baseline_table("threads", Scope(), by_thread, _thread_of(self._catalog), _pools_of(self._catalog))
-        return self._compare(was, self._key_if_valid, _thread_of(self._now.catalog), self._now.threads)
+        was = self._baseline_table(
+            "threads", Scope(), by_thread, thread_names(self._catalog), pool_groups(self._catalog)
+        )
+        return self._compare(was, self._key_if_valid, thread_names(self._now.catalog), self._now.threads)
 
     def sites(self, names: Names) -> Compare:
         """Compare the sites of a window, with all their time. `names` are for the window."""
@@ -258,11 +270,11 @@ class Comparison:
             lambda: BaselineTable(
                 self.baseline.spans_ns,
                 [_by_site(some) for _, some in self._shares(self._matching_list)],
-                _site_of(self._catalog, self.baseline.names),
+                site_names(self._catalog, self.baseline.names),
                 self._matching_list.share,
             ),
         )
-        return self._compare(was, self._key_if_valid, _site_of(self._now.catalog, names))
+        return self._compare(was, self._key_if_valid, site_names(self._now.catalog, names))
 
     # The tree
 
@@ -342,9 +354,9 @@ class Comparison:
         """Return which waits were ended by the selected waker, and were on the selected object."""
         keep, view = np.ones(len(some.leaf), np.bool_), self._view
         if view.waker is not None:
-            keep &= self._with(some, view.waker, waker_of(self._catalog, bool(view.waker.tid)), _named)
+            keep &= self._with(some, view.waker, waker_of(self._catalog, bool(view.waker.tid)), plain_name)
         if view.object is not None:
-            keep &= self._with(some, view.object, object_of(self._catalog), _stable_name)
+            keep &= self._with(some, view.object, object_of(self._catalog), object_name)
         return keep
 
     def _with(self, some: Shares, wanted: G, key_of: KeyOf[G], name_of: Callable[[G], BaselineOnly]) -> Mask:
@@ -369,9 +381,9 @@ class Comparison:
         return _Matching(frozenset(those), share)
 
     def _of_thread(self, thread: ThreadKey, now: Now) -> _Matching:
-        name_of = _thread_of(self._catalog)
+        name_of = thread_names(self._catalog)
         was = {key: name_of(key) for key in self.baseline.threads}
-        keys, share = self._counterparts(thread, was, _thread_of(now.catalog), now.threads, now.threads)
+        keys, share = self._counterparts(thread, was, thread_names(now.catalog), now.threads, now.threads)
         return _Matching(frozenset(keys), share)
 
     def _counterparts(
@@ -403,44 +415,6 @@ class Comparison:
         return self._cache[cache_key]
 
 
-class Trees(NamedTuple):
-    """The baseline's stack tree."""
-
-    root: Node
-    parts: Sequence[Node]
-    spans_ns: tuple[int, ...]
-    share: float
-
-    def before(self, path: Path) -> BaselineRow:
-        return before_of(self.spans_ns, [_part_at(root, path) for root in self.parts], self.share)
-
-    def gone(self, root: Node) -> list[Branch]:
-        """Return the largest branches of the baseline that the tree of `root` does not have."""
-        span_ns = sum(self.spans_ns)
-        least_ns = max(LEAST * span_ns / self.share, self.root.total_ns / _GONE_SHARE)
-        found: list[tuple[int, Path]] = []
-        pending: list[tuple[Path, Node, Node]] = [((), self.root, root)]
-        while pending:
-            path, was, now = pending.pop()
-            for step, child in was.children.items():
-                if child.total_ns < least_ns:
-                    continue
-                there = now.children.get(step)
-                if there is None or there.total_ns <= 0:
-                    found.append((child.total_ns, path + folded(step, child)[0]))
-                else:
-                    pending.append(((*path, step), child, there))
-        largest = sorted(found, key=lambda one: (-one[0], one[1]))[:_MOST_GONE]
-        return [Branch(path, 0, 0, NO_PART, False, False) for _, path in largest]
-
-
-def _part_at(root: Node, path: Path) -> Part:
-    node: Node | None = root
-    for step in path:
-        node = node.children.get(step) if node else None
-    return node.part if node else NO_PART
-
-
 def _without_ids(scope: Scope) -> Scope:
     return scope._replace(pid=None, tid=None)
 
@@ -465,89 +439,9 @@ def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
     return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
 
 
-def _site_of(catalog: Catalog, names: Names) -> Callable[[tuple[int, ...]], Hashable]:
-    """Identify sites by process, thread and function names."""
-    known: dict[tuple[int, int], Hashable] = {}
-
-    def name_of(key: tuple[int, ...]) -> Hashable:
-        pid, tid, kernel, user, _ = key
-        place = known.get((kernel, user))
-        if place is None:
-            functions = (*location.kernel_names(catalog, kernel, names), "", *location.user_names(catalog, user, names))
-            place = known[kernel, user] = functions
-        return process_name(pid, catalog), catalog.comm(ThreadKey(pid, tid)), place
-
-    return name_of
-
-
 def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, Added]]:
     return lambda some, scope: {**grouped(by_wake(some, scope), key_of)}
 
 
 def _identity(key: Hashable) -> Hashable:
     return key
-
-
-def _named(key: WakerKey | Any) -> BaselineOnly:
-    return BaselineOnly(key.name)
-
-
-def _cgroup(path: str) -> BaselineOnly:
-    return BaselineOnly(cgroup_name(path))
-
-
-def _stable_name(what: Object) -> BaselineOnly:
-    """Name an object so that it matches next time: the local port of a connection changes."""
-    if what.local and what.peer:
-        return BaselineOnly(f"{what.kind} {what.peer}")
-    if what.kind == UNIX and what.peer:
-        return BaselineOnly(f"{UNIX} to {what.peer.rpartition('(')[0] or what.peer}")
-    return BaselineOnly(wake_name(what))
-
-
-def _thread_of(catalog: Catalog) -> Callable[[tuple[int, ...]], BaselineOnly]:
-    def name_of(key: tuple[int, ...]) -> BaselineOnly:
-        thread = ThreadKey(*key)
-        return BaselineOnly(catalog.comm(thread), process_name(thread.pid, catalog))
-
-    return name_of
-
-
-def _process_of(catalog: Catalog) -> Callable[[int], BaselineOnly]:
-    return lambda pid: BaselineOnly(process_name(pid, catalog))
-
-
-def _programs_of(catalog: Catalog) -> Callable[[int], Sequence[tuple[Hashable, Hashable]]]:
-    """Return the program that a process may be in, with its name."""
-
-    def groups(pid: int) -> Sequence[tuple[Hashable, Hashable]]:
-        program = Program(program_name(catalog.process(pid)))
-        return ((program, _name_of_program(program)),)
-
-    return groups
-
-
-def _name_of_program(program: Program) -> Hashable:
-    return "program", program.name
-
-
-def _pools_of(catalog: Catalog) -> Callable[[tuple[int, ...]], Sequence[tuple[Hashable, Hashable]]]:
-    """Return the pool that a thread may be in, with its name."""
-
-    def groups(key: tuple[int, ...]) -> Sequence[tuple[Hashable, Hashable]]:
-        thread = ThreadKey(*key)
-        pool = Pool(thread.pid, family(catalog.comm(thread)))
-        return ((pool, _pool_name(pool, catalog)),)
-
-    return groups
-
-
-def _thread_or_pool_of(
-    catalog: Catalog, pools: Mapping[tuple[int, ...], Pool]
-) -> Callable[[tuple[int, ...]], Hashable]:
-    of_thread = _thread_of(catalog)
-    return lambda key: _pool_name(pools[key], catalog) if key in pools else of_thread(key)
-
-
-def _pool_name(pool: Pool, catalog: Catalog) -> Hashable:
-    return "pool", pool.family, process_name(pool.pid, catalog)
