@@ -31,6 +31,7 @@ class HeadPicture:
     """CPU time of the newest tick that neither threads nor interrupts nor steal account for."""
     timeline: Timeline
     outliers: Sequence[Group]
+    """All that are stored: the head has their number, and marks them in the timeline."""
     top_category: Row | None
     """First row of the categories, for a screen that has only one line."""
 
