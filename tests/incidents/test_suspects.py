@@ -225,7 +225,9 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Servers
 
 def test_queries_behind_an_alter_wait_for_a_metadata_lock(mariadb: tuple[Servers, list[str | Path]]) -> None:
     _, client = mariadb
-    assert servers.run([*client, "-e", "create database d; create table d.t (a int); insert into d.t values (1)"])
+    assert servers.run(
+        [*client, "-e", "create or replace database d; create table d.t (a int); insert into d.t values (1)"]
+    )
     with ExitStack() as stack:
         for many, sql in (
             (1, "select a, sleep(600) from d.t"),
