@@ -17,6 +17,7 @@ import pytest
 from offtop.kernel.resolve.blocked import FUTEX, Blocked
 from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import (
+    ANSWER,
     CHILD,
     ELSEWHERE,
     FILE_LOCK,
@@ -484,24 +485,32 @@ def test_server_with_only_an_old_subscription_waits_for_nobody(live: Watch) -> N
 SERVER = """
 import os, socket, sys
 print("ready", flush=True)
-host, answers = sys.stdin.readline().split()
+host, answers = sys.stdin.readline().rstrip().split(" ", 1)
 server = socket.create_server((host, 0))
 print(server.getsockname()[1], flush=True)
 client, _ = server.accept()
-client.recv(100)
+if answers != "reads nothing":
+    client.recv(100)
 if answers == "answers":
     client.sendall(b"done")
-client.recv(100)
+    client.recv(100)
+sys.stdin.read()
 """
 CLIENT = """
-import socket, sys
+import socket, sys, threading, time
 print("ready", flush=True)
-host, port, answers = sys.stdin.readline().split()
+host, port, answers = sys.stdin.readline().rstrip().split(" ", 2)
 server = socket.create_connection((host, int(port)))
-server.sendall(b"request")
+def send():
+    time.sleep(answers == "another thread")
+    server.sendall(b"request")
+    print("sent", flush=True)
 if answers == "answers":
+    send()
     server.recv(4)
-print("sent", flush=True)
+else:
+    threading.Thread(target=send).start()
+    time.sleep(0.2 * (answers != "another thread"))
 server.recv(100)
 """
 
@@ -547,16 +556,22 @@ def _connect(one: int, other: int) -> None:
 def test_server_that_has_not_answered_is_named() -> None:
     """The client waits since before offtop began."""
     with client_and_server("silent") as (client, server, address), watch.watching() as live:
-        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, UPSTREAM, True, address),)
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, False, address),)
+
+
+def test_server_that_has_not_read_the_request_is_exact(live: Watch) -> None:
+    with client_and_server("reads nothing") as (client, server, address):
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, True, address),)
 
 
 def test_server_in_another_network_namespace_is_named_by_its_address(live: Watch) -> None:
     with client_and_server("silent", apart=True) as (client, _, address):
-        assert found(live, ThreadKey(client, client)) == (Blocker(ELSEWHERE, 0, UPSTREAM, True, address),)
+        assert found(live, ThreadKey(client, client)) == (Blocker(ELSEWHERE, 0, ANSWER, False, address),)
 
 
-def test_client_that_has_its_answer_waits_for_nobody(live: Watch) -> None:
-    with client_and_server("answers") as (client, _, _):
+@pytest.mark.parametrize("answers", ["answers", "another thread"])
+def test_client_waits_for_nobody_if_it_has_its_answer_or_another_thread_asks(live: Watch, answers: str) -> None:
+    with client_and_server(answers) as (client, _, _):
         never_found(live, ThreadKey(client, client))
 
 

@@ -73,8 +73,7 @@ class Machine:
         bound = Bound.AT_LEAST if before else Bound.EXACT
         wake = NO_WAKE
         if on:
-            wake = max([FIRST_WAKE - 1, *self.catalog.wakes]) + 1
-            self.catalog.wakes[wake] = Wake(NOT_GATHERED, on)
+            wake = self.wake(on)
             if peers:
                 self.catalog.peers[on] = peers
         frames = [Frame(KERNEL, 0, kernel or f"in_{category}")]
@@ -83,6 +82,12 @@ class Machine:
         one = Waiting(site, began_ns, began_ns, since_ns=began_ns, bound=bound, user=site.user, holder=holder)
         self.waiting[key] = one
         return key
+
+    def wake(self, on: Object) -> int:
+        """Return the id of a wait on that."""
+        wake = max([FIRST_WAKE - 1, *self.catalog.wakes]) + 1
+        self.catalog.wakes[wake] = Wake(NOT_GATHERED, on)
+        return wake
 
     def named(self, program: str, pid: int) -> None:
         self.catalog.processes[pid] = self.catalog.comms[ThreadKey(pid, pid)] = program

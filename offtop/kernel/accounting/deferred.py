@@ -7,7 +7,7 @@ are all that is known of the thread.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -131,8 +131,9 @@ class DeferredRecords:
         return found
 
     @property
-    def has_sites(self) -> bool:
-        return bool(self._located)
+    def threads_with_sites(self) -> Collection[ThreadIdentity]:
+        """Return the threads of which sites are held back."""
+        return self._located.keys()
 
     def site_of(self, identity: ThreadIdentity, raw: tuple[int, int, int]) -> SiteKey | None:
         """Return the site at which waits of that thread are held back that have these raw ids."""

@@ -153,8 +153,9 @@ class FinishedWaits:
         some = did[is_located]
         raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
         sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
-        if self._deferred.has_sites:
-            for at in np.flatnonzero(is_located).tolist():
+        if self._deferred.threads_with_sites:
+            of_held = is_located & np.isin(ids[:, 1], [key.tid for key, _ in self._deferred.threads_with_sites])
+            for at in np.flatnonzero(of_held).tolist():
                 one = record_of(did[at])
                 held = self._deferred.site_of(
                     (ThreadKey(*ids[at].tolist()), one.tid_acquired_ns),

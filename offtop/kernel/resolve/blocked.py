@@ -97,8 +97,8 @@ def blocked(
 
     `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
     `in_fuse` and `in_tcp`: kernel stacks (ids) that wait for a FUSE server, and for data of a TCP connection. The
-    oldest ones are returned; but of waits for data and for any of several descriptors, which are mostly those of idle
-    servers, the newest.
+    oldest ones are returned; but of waits for any of several descriptors, which are mostly those of idle servers, the
+    newest.
     """
     rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
@@ -108,10 +108,10 @@ def blocked(
     is_lock |= rows[:, STATE] & _TRACED != 0
     kernels: list[int] = np.unique(rows[:, KERNEL]).tolist()
     is_lock |= np.isin(rows[:, KERNEL], [one for one in kernels if one in in_fuse])
-    is_poll = _in_calls(rows, *POLLS)
-    is_poll |= _in_calls(rows, *RECEIVES) & np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
+    in_data = np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
     locks = _by_age(rows[in_progress & is_lock])
-    polls = _by_age(rows[in_progress & is_old & is_poll])
+    receives = _by_age(rows[in_progress & is_old & in_data & _in_calls(rows, *RECEIVES)])
+    polls = _by_age(rows[in_progress & is_old & _in_calls(rows, *POLLS)])
     found = [
         Blocked(
             ThreadKey(row[0], row[1]),
@@ -122,9 +122,13 @@ def blocked(
             row[KERNEL],
             row[STATE] & _TRACED != 0,
         )
-        for row in (*locks[:_MOST].tolist(), *polls[-_MOST_POLLS:].tolist())
+        for row in (
+            *locks[:_MOST].tolist(),
+            *receives[:_MOST].tolist(),
+            *polls[-_MOST_POLLS:].tolist(),
+        )
     ]
-    return found, max(0, len(locks) - _MOST)
+    return found, sum(max(0, len(some) - _MOST) for some in (locks, receives))
 
 
 def _in_calls(rows: Ints, *calls: str) -> Mask:

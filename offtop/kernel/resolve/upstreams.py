@@ -22,7 +22,7 @@ from offtop.kernel.procfs.open_files import every_pid, open_in
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
 from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
-from offtop.model.values.blockers import ELSEWHERE, UPSTREAM, Blocker
+from offtop.model.values.blockers import ANSWER, ELSEWHERE, UPSTREAM, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 
 _REST_TIMES = 50
@@ -37,8 +37,12 @@ _MOST_QUICK = 16
 _LEAST_MS = 50
 """A request that was sent so recently is still on its way."""
 _SLACK_MS = 100
+_ANY_ADDRESS = bytes(4), bytes(16)
 _ONE_WAY = 16
 """A connection on which so many segments were sent, and nothing was received, never has an answer."""
+_MOST_OWNERS = 8
+"""How many processes are named that have the same socket open, such as the workers of a server."""
+_NS_PER_MS = 1_000_000
 _SOCKET = "socket:["
 _TCP = ("tcp_recvmsg",)
 
@@ -96,19 +100,27 @@ class Upstreams:
     def _unanswered(
         self, table: "_Table", receives: Sequence[Blocked]
     ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
-        """Return who has not answered these threads, by thread and begin of its wait."""
-        awaited = {one.inode: one for one in table.awaited}
+        """Return who has not answered these threads, by thread and begin of its wait.
+
+        That is exact if the other end has not even read the request. Else it is likely: a thread may also wait for work
+        that it has asked for. What was sent after the wait began, was sent by another thread.
+        """
+        awaited, now_ns = {one.inode: one for one in table.awaited}, time.monotonic_ns()
         waits = [(one, awaited[inode]) for one in receives if (inode := _socket_of(one)) in awaited]
+        waits = [
+            (by, one) for by, one in waits if one.sent_ms + _SLACK_MS >= (now_ns - by.switched_out_ns) // _NS_PER_MS
+        ]
         far = {inode for _, one in waits if (inode := table.far_end(one))}
         self._look_for(far, far, {one.key.pid for one in receives})
         found: dict[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
         for waiter, one in waits:
             what, inode = _address(one.peer), table.far_end(one)
             others = [pid for pid in self._pids_of(inode) if pid != waiter.key.pid] if inode else []
-            if not inode and not ip_address(one.peer[0]).is_loopback:
+            if not inode and not table.is_own(one.peer):
                 others = [ELSEWHERE]
-            if others:
-                blockers = tuple(Blocker(pid, 0, UPSTREAM, True, what) for pid in others)
+            is_exact = table.is_unread(one)
+            blockers = tuple(Blocker(pid, 0, ANSWER, is_exact, what) for pid in sorted(others)[:_MOST_OWNERS])
+            if blockers:
                 found[waiter.key, waiter.switched_out_ns] = blockers
         return found
 
@@ -189,18 +201,29 @@ class _Table:
     """The TCP sockets of a network namespace."""
 
     def __init__(self, sockets: Sequence[Connection]) -> None:
-        self._listeners = {one.local[1]: one.inode for one in sockets if one.listens}
+        self._listeners = {one.local: one.inode for one in sockets if one.listens}
         connected = [one for one in sockets if not one.listens]
         self._by_ends = {(one.local, one.peer): one.inode for one in connected}
+        self._unread = {(one.local, one.peer) for one in connected if not one.inode or one.unread_bytes}
+        self._own = {one.local[0] for one in connected}
         own = [one for one in connected if one.inode]
-        self.requests = [one for one in own if one.local[1] in self._listeners and _has_request(one)]
+        self.requests = [one for one in own if self.listener(one.local) and _has_request(one)]
         """Connections of clients that have sent something and got no answer."""
-        self.awaited = [one for one in own if one.local[1] not in self._listeners and _awaits_answer(one)]
+        self.awaited = [one for one in own if not self.listener(one.local) and _awaits_answer(one)]
         """Connections to others on which an answer is due."""
 
     def listener(self, local: tuple[bytes, int]) -> int:
-        """Return the inode of the socket that accepts connections at a port; 0 if there is none."""
-        return self._listeners.get(local[1], 0)
+        """Return the inode of the socket that accepts connections at an address; 0 if there is none."""
+        places = (local, *((any_address, local[1]) for any_address in _ANY_ADDRESS))
+        return next((self._listeners[one] for one in places if one in self._listeners), 0)
+
+    def is_own(self, peer: tuple[bytes, int]) -> bool:
+        """Return whether that address is one of this network namespace."""
+        return ip_address(peer[0]).is_loopback or peer[0] in self._own
+
+    def is_unread(self, one: Connection) -> bool:
+        """Return whether the other end has not read what was sent, or has not even accepted the connection."""
+        return (one.peer, one.local) in self._unread
 
     def far_end(self, one: Connection) -> int:
         """Return the inode of the socket at the other end, or of the one that has not accepted it yet; 0 if unknown."""
@@ -211,7 +234,8 @@ class _Table:
 def _socket_of(one: Blocked) -> int:
     """Return the inode of the socket that a thread reads from; 0 if it has no such descriptor."""
     with suppress(OSError):
-        link = str(Path(f"/proc/{one.key.pid}/fd/{one.arguments[0]}").readlink())
+        descriptor = one.arguments[0] & 0xFFFFFFFF
+        link = str(Path(f"/proc/{one.key.tid}/fd/{descriptor}").readlink())
         if link.startswith(_SOCKET):
             return int(link[len(_SOCKET) : -1])
     return 0

@@ -23,7 +23,7 @@ _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",
     IDLE: "waits for work",
-    AWAY: "is another machine or container",
+    AWAY: "is on another machine or in a container",
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for its CPU quota",
     "stopped": "is stopped",
@@ -51,7 +51,6 @@ _WAITS: Mapping[str, str] = {
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER, LOOKUP}
-_RECEIVES = "net-recv"
 _PIPE_IS_FULL = "pipe-full"
 _PRIORITY = "its priority (nice), or a CPU quota for it"
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
@@ -138,7 +137,7 @@ class SuspectTexts:
         """Return what a hop waits for."""
         if hop.via == FILE_LOCK and hop.what:
             return hop.what
-        if hop.via == UPSTREAM and hop.state != _RECEIVES:
+        if hop.via == UPSTREAM:
             return "an answer"
         rule = self.rule(hop)
         if rule and hop.via:  # the next hop is named anyway
@@ -211,7 +210,7 @@ class SuspectTexts:
         if len(one.hops) > 1 and waiter.via != TITLE:
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == AWAY:
-                return f"offtop on the machine with the address {end.program.rpartition(':')[0]}"
+                return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"
         rule = self.rule(waiter)
         return rule.next if rule else ""

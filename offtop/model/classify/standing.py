@@ -5,6 +5,7 @@ before offtop did, and if nobody waits behind its thread but others that stand. 
 behind no suspect.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,18 +13,24 @@ import numpy as np
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import Activity, KnownPeers, Paths, wait_graph
-from offtop.model.values.blockers import UPSTREAM
+from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
+from offtop.model.values.blockers import ANSWER, UPSTREAM
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import FIRST_STACK, NO_STACK
-from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, thread_codes
-from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WaitList
-from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE, Shares
+from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, distinct
+from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE, WaitList
+from offtop.model.values.wake import Object
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
 _PIPE = "pipe"
+_KEEPS_WAITING = frozenset({SLEEP, "stopped"})
+"""Normal for who has no work, but nobody answers a request then."""
+_SATURATED = 0.9
+"""Threads on average: a server that runs so much, or wants to, is late for all of its clients."""
 
 
 class WaitsOfTick:
@@ -48,6 +55,12 @@ class WaitsOfTick:
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
         self.via = {edge.source: edge.via for edge in self.graph.edges}
         """Row or node → how it is known who must act."""
+        self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
+        for edge in self.graph.edges:
+            if edge.via == ANSWER:
+                self._answers[edge.source].append(edge)
+            elif not edge.via:
+                self._of_processes[edge.source].append(edge)
         self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares
@@ -55,7 +68,7 @@ class WaitsOfTick:
         self.idle = [shares.leaves[number].idle for number in numbers] if shares else []
         ages_ns = self.waits.ages_ns(blocked.at_ns)
         self.ages_ns: list[int] = ages_ns.tolist()
-        ids: list[list[int]] = _with_ended_stacks(shares.ids, ages_ns, every).tolist() if shares else []
+        ids: list[list[int]] = self._with_ended_stacks(shares, ages_ns, every) if shares else []
         self.places = [*map(SITES.key, ids)]
         """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
         self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
@@ -90,6 +103,10 @@ class WaitsOfTick:
         """Look up the cause rules of many waits at once."""
         found = self._causes.rules_at([self.sites[row] for row in rows], self.snapshot.catalog)
         self._rules.update(zip(rows, found, strict=True))
+
+    def _with_ended_stacks(self, shares: Shares, ages_ns: Ints, every: Shares) -> list[list[int]]:
+        wanted = ~np.array(self.idle, np.bool_)
+        return _with_ended_stacks(shares.ids, ages_ns, wanted, every, self.snapshot.catalog).tolist()
 
     def _counted(self) -> Mask:
         """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
@@ -126,34 +143,63 @@ class WaitsOfTick:
 
     def _is_of_normal_kind(self, row: int) -> bool:
         """Return whether a thread may wait that way because it has no work, as far as the category says."""
-        return self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
+        is_normal = self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
+        return is_normal and not any(
+            edge.is_exact or self._is_at_work(edge.target) for edge in self._answers.get(row, ())
+        )
+
+    def _is_at_work(self, node: int) -> bool:
+        """Return whether who owes an answer may be what keeps a client waiting: it does not look idle itself."""
+        into = self._of_processes.get(node)
+        if into:
+            return any(self._is_at_work(edge.target) for edge in into)
+        key, row, state, _ = self.graph.nodes[node]
+        if state in (RUNS, RUN_QUEUE):
+            return self.activity.busy(key)[1] >= _SATURATED
+        if state in (IDLE, AWAY):
+            return False
+        return state in _KEEPS_WAITING or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
 
     def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)
         return rule is None or rule.general.id not in self._weights.cause
 
 
-def _with_ended_stacks(ids: Ints, ages_ns: Ints, every: Shares) -> Ints:
+def _with_ended_stacks(ids: Ints, ages_ns: Ints, wanted: Mask, every: Shares, catalog: Catalog) -> Ints:
     """Return the sites `ids` of waits in progress, with user stacks from waits in `every` where they have none yet.
 
     The user stack of a wait in progress is read some ticks after it began. A thread that waits again and again, with a
-    timeout of a second for example, would never have one. It is taken from its ended waits at the same kernel stack, if
-    these have only one, and one of them was at least half as long.
+    timeout of a second for example, would never have one. It is taken from the thread's ended waits at the same kernel
+    stack for the same object, if these have only one, and one of them was at least half as long. Only for the waits
+    `wanted`.
     """
-    without = np.flatnonzero((ids[:, USER] == NO_STACK) & (ids[:, KERNEL] >= FIRST_STACK))
-    if not len(without):
+    without = np.flatnonzero(
+        (ids[:, USER] == NO_STACK) & (ids[:, KERNEL] >= FIRST_STACK) & (ids[:, WAKE] != 0) & wanted
+    )
+    ended = np.flatnonzero((every.waits > 0) & (every.ids[:, USER] >= FIRST_STACK) & (every.ids[:, WAKE] != 0))
+    ended = ended[np.isin(every.ids[ended, 1], ids[without, 1])]
+    if not len(ended):
         return ids
-    of_threads = thread_codes(every.ids)
-    ended = np.flatnonzero((every.waits > 0) & (every.ids[:, USER] >= FIRST_STACK))
-    ended = ended[np.isin(of_threads[ended], thread_codes(ids[without]))]
-    known: dict[tuple[int, int], tuple[int, int]] = {}
-    columns = of_threads[ended], every.ids[ended, KERNEL], every.ids[ended, USER], every.max_ns[ended]
-    for code, kernel, user, max_ns in zip(*(one.tolist() for one in columns), strict=True):
-        before = known.get((code, kernel), (user, 0))
-        known[code, kernel] = (user if before[0] == user else NO_STACK, max(before[1], max_ns))
+    places = np.concatenate((ids[without], every.ids[ended]))[:, [0, 1, KERNEL, WAKE]]
+    places[:, 3] = _objects(places[:, 3], catalog)
+    _, group = distinct(places)
+    of_waits, of_ended = group[: len(without)], group[len(without) :]
+    users, least, most, longest_ns = every.ids[ended, USER], *np.zeros((3, group.max() + 1), np.int64)
+    least[:] = np.iinfo(np.int64).max
+    np.minimum.at(least, of_ended, users)
+    np.maximum.at(most, of_ended, users)
+    np.maximum.at(longest_ns, of_ended, every.max_ns[ended])
+    is_known = (places[: len(without), 3] >= 0) & (least == most)[of_waits]
+    is_known &= 2 * longest_ns[of_waits] >= ages_ns[without]
     found = ids.copy()
-    for row, code in zip(without.tolist(), thread_codes(ids[without]).tolist(), strict=True):
-        user, max_ns = known.get((code, int(ids[row, KERNEL])), (NO_STACK, 0))
-        if 2 * max_ns >= ages_ns[row]:
-            found[row, USER] = user
+    found[without[is_known], USER] = most[of_waits[is_known]]
     return found
+
+
+def _objects(wakes: Ints, catalog: Catalog) -> Ints:
+    """Return a number for the object of each wake (id), the same for the same object; -1 if it is unknown."""
+    once, which = np.unique(wakes, return_inverse=True)
+    numbers: dict[Object, int] = {}
+    objects = (catalog.wake(one).object for one in once.tolist())
+    of_once = [numbers.setdefault(one, len(numbers)) if one.kind else -1 for one in objects]
+    return np.array(of_once, np.int64)[which]

@@ -15,6 +15,7 @@ import numpy as np
 from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_graph import IDLE, LOCKS, RUNS, Edge, Floats, Node, Passed
+from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.table import Ints
 from offtop.model.windows.breakdown import RUN_QUEUE, THROTTLE
@@ -33,6 +34,7 @@ _LEAST = 0.01
 _MOST_ENDS = 20
 """Ends that are looked at, most harm first."""
 _MOST_LEVELS = 8
+_AT_ADDRESS = (ANSWER, UPSTREAM)
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
 """A program with that share of all running time takes the CPUs of one that waits so much of the time it wants one."""
@@ -117,16 +119,19 @@ class Suspect(NamedTuple):
     @property
     def key(self) -> tuple[str, ...]:
         """The same at all ticks as long as it is the same incident."""
-        what = next((one.what for one in reversed(self.hops) if one.what), "")
-        return self.kind, self.end.program, self.end.state, what, self.hops[0].program
+        return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
 
     @property
     def name(self) -> SuspectName:
         first, last = self.hops[0].program, self.end.program
         if self.kind in (DEADLOCK, LOOP):  # any of them may be the first
             first, last = min(one.program for one in self.hops), max(one.program for one in self.hops)
-        what = next((one.what for one in reversed(self.hops) if one.what), "")
-        return SuspectName(self.kind, first, self.hops[0].state, last, what)
+        return SuspectName(self.kind, first, self.hops[0].state, last, self._what)
+
+    @property
+    def _what(self) -> str:
+        """Name of what is held; an address is none, because it differs from run to run."""
+        return next((one.what for one in reversed(self.hops) if one.what and one.via not in _AT_ADDRESS), "")
 
 
 class Found(NamedTuple):

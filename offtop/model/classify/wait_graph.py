@@ -8,13 +8,14 @@ graph is one on the machine.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offtop.model.values.blockers import (
+    ANSWER,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -39,12 +40,14 @@ from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
+from offtop.units import NS_PER_S
 
 RUNS, IDLE, AWAY = "runs", "idle", "away"
 """States of nodes that are not one wait: on a CPU, waiting for work, and not on this machine."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 MOST_HOPS = 16
+_SLACK_NS = NS_PER_S
 _LEAST_BUSY = 0.05
 """Threads on average: a process that runs less than that does nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
@@ -265,25 +268,35 @@ class _Builder:
             self._rows_of[key.pid].append(row)
         self._nodes = [*map(Node, self._keys, range(len(self._keys)), self._categories)]
         self._numbers: dict[ThreadKey, int] = {}
+        self._oldest_behind: dict[int, int] = {}
+        """PID → age in ns of the oldest wait that it must end."""
         self._away: dict[str, int] = {}
         """By address."""
         self._edges: list[Edge] = []
+        self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
         self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
         self._peers = peers
-        self._looks_up: list[ThreadKey] | None = None
-        """Threads that look up a name in a directory, if that was asked."""
+        self._looks_up: list[int] | None = None
+        """Threads that are looking up a name in a directory; None: not searched yet."""
+        self._awaits_lookup = self._stacks_with(_is_awaiting_lookup)
         blockers = snapshot.blockers
         self._asking = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
         """Servers that wait for an answer."""
+        self._asked = {key for key, some in blockers.items() if any(one.via == ANSWER for one in some)}
+        """Clients that wait for an answer."""
         self._sessions = _sessions(snapshot.titles, snapshot.catalog)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     def graph(self) -> WaitGraph:
         kernels, wakes = self._waits.rows[:, KERNEL].tolist(), self._waits.rows[:, WAKE].tolist()
-        for row, key in enumerate(self._keys):
-            some = self._blockers(row, key, kernels[row], wakes[row])
+        held = [(row, self._blockers(row, key, kernels[row], wakes[row])) for row, key in enumerate(self._keys)]
+        for row, some in held:
+            for one in some:
+                of_process = self._oldest_behind.get(one.pid, 0)
+                self._oldest_behind[one.pid] = max(of_process, self._ages_ns[row])
+        for row, some in held:
             if some:
-                self._point(row, key, some)
+                self._point(row, self._keys[row], some)
         waiting = np.zeros(len(self._nodes))
         waiting[: len(self._waiting)] = self._waiting
         return WaitGraph(self._nodes, self._edges, waiting)
@@ -302,17 +315,24 @@ class _Builder:
         if self._wakers and self._categories[row] == "lock" and wake:
             what = self._catalog.wake(wake).object
             return tuple(one for one in self._wakers.get(what, ()) if self._may_hold(one, what))
-        if any(frame.name == _AWAITS_LOOKUP for frame in self._catalog.stack(kernel).trimmed):
-            return self._lookup()
-        return ()
+        return self._lookup(row) if kernel in self._awaits_lookup else ()
 
-    def _lookup(self) -> tuple[Blocker, ...]:
-        """Return the thread that waits while it looks up a name in a directory, if there is only one."""
+    def _stacks_with(self, holds: Callable[[Stack], bool]) -> set[int]:
+        """Return the kernel stacks of waits for which that holds."""
+        kernels: list[int] = np.unique(self._waits.rows[:, KERNEL]).tolist()
+        return {one for one in kernels if holds(self._catalog.stack(one))}
+
+    def _lookup(self, row: int) -> tuple[Blocker, ...]:
+        """Return the thread that waits while it looks up a name in a directory, if there is only one.
+
+        It has begun before the one that waits for it.
+        """
         if self._looks_up is None:
-            kernels = self._waits.rows[:, KERNEL]
-            looks_up = [one for one in np.unique(kernels).tolist() if _is_lookup(self._catalog.stack(one))]
-            self._looks_up = [self._keys[row] for row in np.flatnonzero(np.isin(kernels, looks_up)).tolist()]
-        return tuple(Blocker(*key, LOOKUP, False) for key in self._looks_up) if len(self._looks_up) == 1 else ()
+            looks_up = np.isin(self._waits.rows[:, KERNEL], [*self._stacks_with(_is_lookup) - self._awaits_lookup])
+            self._looks_up = np.flatnonzero(looks_up).tolist()
+        if len(self._looks_up) != 1 or self._ages_ns[self._looks_up[0]] < self._ages_ns[row]:
+            return ()
+        return (Blocker(*self._keys[self._looks_up[0]], LOOKUP, False),)
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
         """Return whether who ended most waits for a lock may hold it now: not one that waits for it like the others."""
@@ -356,11 +376,20 @@ class _Builder:
             number = self._numbers[key] = self._new_node(key)
         return number
 
+    def _may_act(self, row: int, oldest_ns: int, is_alone: bool) -> bool:
+        """Return whether a thread of a process may be what others wait for, the oldest for so long.
+
+        What it asked for before they waited, it did not ask for them.
+        """
+        if self._idle[row]:
+            return self._categories[row] == SLEEP and is_alone
+        return self._keys[row] not in self._asked or self._ages_ns[row] <= oldest_ns + _SLACK_NS
+
     def _new_node(self, key: ThreadKey) -> int:
         """Return the node of a process, or of a thread that is in no long wait."""
         rows = self._rows_of.get(key.pid, []) if not key.tid else []
         state, busy = self._activity.busy(key)
-        acting = [row for row in rows if not self._idle[row] or (self._categories[row] == SLEEP and len(rows) == 1)]
+        acting = [row for row in rows if self._may_act(row, self._oldest_behind.get(key.pid, 0), len(rows) == 1)]
         if not acting:
             acting = [row for row in rows if self._keys[row] in self._asking] if self._asking else []
         waiting = sum(self._waiting[row] for row in acting)
@@ -407,6 +436,10 @@ def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
     via = PIPE if what.kind == PIPE_OBJECT else SOCKET
     # Who holds a file lock is in Snapshot.blockers, where it has been checked.
     return tuple(Blocker(one.pid, 0, via, True) for side in sides if side.role != HOLDER for one in side.processes)
+
+
+def _is_awaiting_lookup(stack: Stack) -> bool:
+    return any(frame.name == _AWAITS_LOOKUP for frame in stack.trimmed)
 
 
 def _is_lookup(stack: Stack) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from offtop.model.values.catalog import ThreadKey
 
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
-PIPE, SOCKET, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "upstream", "file-system"
+PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
@@ -18,13 +18,14 @@ VIA: Mapping[str, str] = {
     GIL: "holds Python's global interpreter lock",
     PIPE: "has the other end of the pipe open",
     SOCKET: "has the other end of the connection open, or listens there",
-    UPSTREAM: "got the last request on a connection, and has not answered it",
+    ANSWER: "got the last data on the connection, and has sent nothing since",
+    UPSTREAM: "got the last request on a connection of this server, and has not answered it",
     FILE_SYSTEM: "serves the file system (FUSE)",
     CHILD: "is a child of the process",
     STOPPED_BY: "traces or has stopped the thread",
     TITLE: "says so in its title",
     WAKER: "ended most of the latest waits for the same",
-    LOOKUP: "is the only one that looks up a name in a directory, as the thread would do",
+    LOOKUP: "is the only thread that is looking up a name in a directory",
 }
 """How it is known who must act."""
 ELSEWHERE = 0

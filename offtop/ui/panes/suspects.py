@@ -169,7 +169,8 @@ class Suspects(Overlay):
         heading = "suspects: who others wait behind (threads on average; age of the oldest wait)"
         shown = [Line(((fit(f" {heading}", width, self._glyphs), "title"),), "menu")]
         shown += [row.line for row in rows[self._top : self._top + room]]
-        hint = " ENTER show that thread  arrows move  ESC close" if hops else " ESC close"
+        goes = " ENTER show that thread " if hops and hops[self._cursor].key.pid != ELSEWHERE else ""
+        hint = f"{goes} arrows move  ESC close" if hops else " ESC close"
         panel.show([*shown, plain(fit(hint, width, self._glyphs), "dim")])
 
     def action_move(self, step: int) -> None:

@@ -3,7 +3,18 @@
 import pytest
 
 from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
-from offtop.model.values.blockers import ELSEWHERE, FILE_LOCK, GIL, KERNEL_LOCK, MUTEX, SOCKET, UPSTREAM, WAKER, Blocker
+from offtop.model.values.blockers import (
+    ANSWER,
+    ELSEWHERE,
+    FILE_LOCK,
+    GIL,
+    KERNEL_LOCK,
+    MUTEX,
+    SOCKET,
+    UPSTREAM,
+    WAKER,
+    Blocker,
+)
 from offtop.model.values.catalog import Details, ThreadKey
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
@@ -68,15 +79,16 @@ def test_each_server_on_the_way_is_named() -> None:
 
 def test_server_on_another_machine_is_named_by_its_address() -> None:
     machine = Machine()
-    for pid in range(30, 38):
-        client = machine.waits("app", pid, "net-recv", 12, before=True)
-        machine.held(client, Blocker(ELSEWHERE, 0, UPSTREAM, True, "10.0.0.5:8080"))
-    machine.held(machine.waits("app", 40, "net-recv", 9), Blocker(ELSEWHERE, 0, UPSTREAM, True, "10.0.0.6:80"))
+    for pid in range(30, 42):
+        machine.held(machine.waits("app", pid, "net-recv", 12), Blocker(ELSEWHERE, 0, ANSWER, False, "10.0.0.5:8080"))
+    machine.held(machine.waits("app", 50, "net-recv", 9), Blocker(ELSEWHERE, 0, ANSWER, False, "10.0.0.6:80"))
     ((says, then),) = sentences(machine)
     assert says == (
-        "8 app wait for an answer over the network (12.0s) from 10.0.0.5:8080, which is another machine or container"
+        "12 app wait for an answer over the network (12.0s), likely from 10.0.0.5:8080, "
+        "which is on another machine or in a container"
     )
-    assert then == "offtop on the machine with the address 10.0.0.5"
+    assert then == "offtop where 10.0.0.5 is"
+    assert machine.found().suspects[0].name.what == "", "the address is the end"
 
 
 def test_single_waiter_and_a_thread_as_holder() -> None:

@@ -19,10 +19,21 @@ from offtop.model.classify.suspects import (
     averages,
     gone,
 )
-from offtop.model.values.blockers import CHILD, FILE_LOCK, MUTEX, PIPE, SOCKET, TITLE, UPSTREAM, Blocker
+from offtop.model.values.blockers import (
+    ANSWER,
+    CHILD,
+    ELSEWHERE,
+    FILE_LOCK,
+    MUTEX,
+    PIPE,
+    SOCKET,
+    TITLE,
+    UPSTREAM,
+    Blocker,
+)
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Holder
-from offtop.model.values.wake import NO_WAKE
+from offtop.model.values.wake import Object
 from tests.model.machine import AT_NS, CATEGORIES, RULES, WEIGHTS, Machine
 
 _SESSION = "postgres: main: bench shop [local] "
@@ -270,25 +281,61 @@ def test_server_whose_own_clients_wait_is_not_idle_while_it_waits_for_an_answer(
     assert ends(machine.found()) == []
 
 
-def test_clients_without_an_answer_do_not_stand_however_long_they_wait() -> None:
+@pytest.mark.parametrize(
+    ("server", "is_unread", "stands"),
+    [
+        ("idle", False, True),
+        ("idle", True, False),
+        ("runs a little", False, True),
+        ("saturated", False, False),
+        ("sleeps", False, False),
+        ("locked", False, False),
+        ("receives", False, True),
+        ("away", False, True),
+    ],
+)
+def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
+    server: str, is_unread: bool, stands: bool
+) -> None:
+    """A worker that has asked a queue for its next job waits for an answer, too, and for as long as there is none."""
     machine = Machine()
+    match server:
+        case "sleeps" | "locked" | "receives":
+            machine.waits("server", 20, {"sleeps": "sleep", "locked": "lock"}.get(server, "net-recv"), 90, before=True)
+        case "away":
+            pass
+        case _:
+            machine.waits("server", 20, "poll", 90, before=True)
+    if server in ("runs a little", "saturated"):
+        machine.runs("server", 20, 0.95 if server == "saturated" else 0.3)
     for pid in range(30, 34):
-        machine.held(machine.waits("client", pid, "net-recv", 90, before=True), Blocker(20, 0, UPSTREAM, True))
-    machine.waits("server", 20, "poll", 90, before=True)
-    machine.waits("subscriber", 50, "net-recv", 90, before=True)
-    now = machine.tick()
-    assert now.waits.rows[now.standing, 0].tolist() == [50]
-    assert ends(machine.found()) == [(HOLDER, "server", 20, "idle")]
+        at = ELSEWHERE if server == "away" else 20
+        machine.held(
+            machine.waits("client", pid, "net-recv", 90, before=True), Blocker(at, 0, ANSWER, is_unread, "a:1")
+        )
+    clients = {pid for pid in machine.tick().waits.rows[machine.tick().standing, 0].tolist() if pid >= 30}
+    assert clients == ({30, 31, 32, 33} if stands else set())
+    assert bool(machine.found().suspects) != stands
 
 
-@pytest.mark.parametrize(("ms", "is_named"), [(300, True), (10, False)])
-def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_was_as_long(
-    ms: int, is_named: bool
+def test_thread_that_asked_before_others_waited_did_not_ask_for_them() -> None:
+    machine = Machine()
+    consumer = machine.waits("app", 20, "net-recv", 50, tid=21)
+    machine.held(consumer, Blocker(ELSEWHERE, 0, ANSWER, False, "10.0.0.5:5672"))
+    for pid in range(30, 34):
+        machine.held(machine.waits("curl", pid, "net-recv", 5), Blocker(20, 0, SOCKET, True))
+    assert [one.program for one in machine.found().suspects[0].hops] == ["curl", "app"]
+
+
+@pytest.mark.parametrize(("ms", "same", "is_named"), [(300, True, True), (10, True, False), (300, False, False)])
+def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_was_alike(
+    ms: int, same: bool, is_named: bool
 ) -> None:
     machine = Machine()
     for tid in range(11, 21):
-        key = machine.waits("mariadbd", 10, "lock", 0.5, tid=tid)
-        machine.ended(key, "lock", NO_WAKE, 1, "lib:pthread_cond_timedwait", "MDL_wait::timed_wait", ms=ms)
+        key = machine.waits("mariadbd", 10, "lock", 0.5, tid=tid, on=Object("futex", f"{tid:#x}", 10))
+        wake = machine.waiting[key].site.wake if same else machine.wake(Object("futex", "0x1", 10))
+        machine.ended(key, "lock", wake, 1, "lib:pthread_cond_timedwait", "MDL_wait::timed_wait", ms=ms)
     now = machine.tick()
     rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.sites))}
     assert rules == ({"mysql-metadata-lock"} if is_named else {""})
