@@ -15,7 +15,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist bench flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -50,12 +50,15 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 3 --dist worksteal $(ARGS); \
+	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 4 --dist worksteal $(ARGS); \
 	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
-	    tests/kernel/run.sh $(bin)/pytest -m kernel $(ARGS); \
+	    tests/kernel/run.sh $(bin)/pytest -m "kernel and not variant" $(ARGS); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
+
+variants: setup-test ## run the kernel tests that `make test` leaves out: other versions of Python
+	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 $(bin)/pytest -p no:cacheprovider -m variant $(ARGS)
 
 # All of them take less than half a day. After that the run stops and fails.
 flaky: setup-test ## run each kernel test 20 times: none may fail; ARGS='tests/kernel/test_sums.py' runs one file

@@ -7,7 +7,7 @@ set -uo pipefail
 cache=$(mktemp -d --tmpdir offtop-kernel-tests.XXXXXX) || exit
 trap 'rm -rf "$cache"' EXIT
 
-"$@" -o cache_dir="$cache" -n 4 --dist loadfile
+"$@" -o cache_dir="$cache" -n 3 --dist loadfile
 status=$?
 [ "$status" = 1 ] || exit "$status"
 echo '== what failed in company, alone: below, PASSED means flaky'

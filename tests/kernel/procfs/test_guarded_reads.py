@@ -389,6 +389,7 @@ def test_a_full_socket_is_not_taken_for_a_dead_child(reads: GuardedReads, channe
     with pytest.raises(TimeoutError):
         content(channel, "hangs", fifo)
     os.kill(reads.pid, signal.SIGSTOP)
+    until(lambda: "T (stopped)" in Path(f"/proc/{reads.pid}/status").read_text())
     for _ in range(50):
         channel.post("contents", ["x" * 30_000], 0)
     with pytest.raises(TimeoutError):
