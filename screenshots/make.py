@@ -23,6 +23,8 @@ from offtop.ui.app import OfftopApp
 from offtop.units import NS_PER_S
 
 LARGE, SMALL = (160, 50), (80, 24)
+_CULPRIT_S = 6
+"""Second of the demo at which all sessions wait for rows that an idle one holds."""
 _PILE_UP_S = 59
 """Second of the demo at which a disk stalls, and sessions queue up behind one that waits for fsync."""
 _GIL_S = 22
@@ -41,8 +43,12 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    *(Shot(f"first-{theme}", theme=theme) for theme in ("dark", "light", "contrast", "colourblind", "ansi", "mono")),
-    Shot("small", SMALL),
+    *(
+        Shot(f"first-{theme}", theme=theme, second=_CULPRIT_S)
+        for theme in ("dark", "light", "contrast", "colourblind", "ansi", "mono")
+    ),
+    Shot("small", SMALL, second=_CULPRIT_S),
+    Shot("suspects", keys=("6",), second=_CULPRIT_S),
     Shot("tree", keys=("down", "enter", "enter", "t", "*", "x")),
     Shot("site", keys=("down", "down", "enter", "enter", "enter", "end", "enter")),
     Shot("icicle", keys=("g",), second=_GIL_S),
