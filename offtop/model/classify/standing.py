@@ -17,7 +17,7 @@ from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, K
 from offtop.model.values.blockers import ANSWER, UPSTREAM
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.snapshot import Bound, Snapshot
-from offtop.model.values.stack import FIRST_STACK, NO_STACK
+from offtop.model.values.stack import FIRST_STACK, NO_STACK, nameless
 from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, distinct
 from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE, WaitList
 from offtop.model.values.wake import Object
@@ -73,6 +73,8 @@ class WaitsOfTick:
         """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
         self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
         """The same as of breakdown.sites_of."""
+        self._has_names: dict[int, bool] = {}
+        """User stack → whether it has the name of a function."""
         self._rules: dict[int, Rule | None] = {}
         """Cause rules of rows, as far as they were looked up."""
         self.counts = self._counted()
@@ -92,6 +94,15 @@ class WaitsOfTick:
             return NO_SITES
         ids = self.waits.sites[self.standing]
         return SiteKeys(ids[self._window.still.mask(ids)])
+
+    def has_names(self, row: int) -> bool:
+        """Return whether a function of the program is known in the user stack of a wait: its cause depends on that."""
+        user = self.sites[row][1]
+        known = self._has_names.get(user)
+        if known is None:
+            frames, names = self.snapshot.catalog.stack(user).frames, self._causes.names
+            known = self._has_names[user] = any(names.of(frame) != nameless(frame) for frame in frames)
+        return known
 
     def rule(self, row: int) -> Rule | None:
         """Return the cause rule of a wait."""

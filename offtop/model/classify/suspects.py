@@ -34,6 +34,7 @@ _LEAST = 0.01
 _MOST_ENDS = 20
 """Ends that are looked at, most harm first."""
 _MOST_LEVELS = 8
+_LOCK = "lock"
 _AT_ADDRESS = (ANSWER, UPSTREAM)
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
@@ -247,7 +248,10 @@ class _Ends:
             is_known = row in self._via
             if not is_known and self._is_kernel_thread(row):
                 continue
-            weight = self._weights.of(state, self._waits.rule(row), is_known)
+            rule = self._waits.rule(row)
+            if not is_known and not rule and state == _LOCK and not self._waits.has_names(row):
+                continue  # most threads that wait for a futex are idle, which their stacks will show
+            weight = self._weights.of(state, rule, is_known)
             found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
         return found
 

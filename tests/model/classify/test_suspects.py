@@ -318,6 +318,16 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
     assert bool(machine.found().suspects) != stands
 
 
+@pytest.mark.parametrize(("functions", "is_one"), [([], False), (["lib:"], False), (["lib:futex_wait", ""], True)])
+def test_threads_at_a_lock_are_no_suspect_before_a_function_of_theirs_is_known(
+    functions: list[str], is_one: bool
+) -> None:
+    machine = Machine()
+    for tid in range(11, 31):
+        machine.waits("server", 10, "lock", 5, *functions, tid=tid)
+    assert bool(machine.found().suspects) == is_one
+
+
 def test_thread_that_asked_before_others_waited_did_not_ask_for_them() -> None:
     machine = Machine()
     consumer = machine.waits("app", 20, "net-recv", 50, tid=21)
