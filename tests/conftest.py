@@ -20,12 +20,13 @@ from hypothesis import HealthCheck, settings
 
 from offtop.person import Person
 
-# How long an example takes depends on the machine, which may be busy with other work. Each run draws other examples,
-# and `make examples` draws many.
+EXAMPLES = int(os.environ.get("OFFTOP_EXAMPLES", "40"))
+"""How many examples each property test draws: others in each run, and many in `make examples`."""
+# How long an example takes depends on the machine, which may be busy with other work.
 settings.register_profile(
     "busy",
     deadline=None,
-    max_examples=int(os.environ.get("OFFTOP_EXAMPLES", "40")),
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy")

@@ -21,6 +21,7 @@ from offtop.kernel.binary import cpython_layout, dwfl, elf, functions, perf_map,
 from offtop.kernel.binary.cfi import Unwinding
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.printable import printable
+from tests.conftest import EXAMPLES
 from tests.kernel import programs
 
 _C = ("-g", "-fno-omit-frame-pointer")
@@ -29,7 +30,7 @@ static __attribute__((noinline)) int inner(int n) { __asm__ volatile(""); return
 __attribute__((noinline)) int outer(int n) { return inner(n) + (n > 3 ? outer(n - 1) : 1); }
 int main(int argc, char **argv) { return outer(argc) & 1; }
 """
-ANY = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY = settings(max_examples=2 * EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EXTREMES = [b"\0", b"\xff", b"\x7f", b"\x80", b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", struct.pack("<Q", 1 << 40)]
 
 

@@ -25,6 +25,7 @@ from offtop.recording import form, report
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
+from tests.conftest import EXAMPLES
 from tests.recording.test_recording import in_json, recorded
 from tests.ui.scripted import STUCK, ScriptedSource
 from tests.ui.shown import CATEGORIES
@@ -155,7 +156,7 @@ def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
         assert replay_output(path)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_a_tick_or_a_value_error(raw: bytes) -> None:
     for blob in (raw, zlib.compress(raw)):
@@ -164,7 +165,7 @@ def test_random_bytes_are_a_tick_or_a_value_error(raw: bytes) -> None:
     refused(lambda: columns.unpacked(raw))
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * EXAMPLES)
 @given(st.data())
 def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(whole: bytes, data: st.DataObject) -> None:
     blob = zlib.decompress(_blob(whole))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offtop.kernel.binary.cfi import Unwinding
 from offtop.kernel.binary.dwfl import Binary, Symbol
+from tests.conftest import EXAMPLES
 from tests.kernel.programs import build
 
 SOURCE = r"""
@@ -141,7 +142,7 @@ def test_closing_twice_leaves_no_descriptor_open(program: Path) -> None:
     assert descriptors() == before
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 * EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 2400), st.sampled_from([0, 1, 127, 128, 255])), min_size=1, max_size=12),
     st.integers(0, 20_000),

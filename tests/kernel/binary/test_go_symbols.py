@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from offtop.kernel.binary.dwfl import Binary, Symbol
 from offtop.kernel.binary.go_symbols import Functions
+from tests.conftest import EXAMPLES
 from tests.kernel.programs import build
 
 SOURCE = r"""
@@ -146,7 +147,7 @@ def test_a_non_go_binary_is_refused(tmp_path: Path) -> None:
     os.close(fd)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2 * EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0, 1, 127, 128, 255])), min_size=1, max_size=20))
 def test_no_broken_table_makes_it_fail(directory: Path, tmp_path: Path, flaws: list[tuple[float, int]]) -> None:
     """Most flaws are in the table's header and in its list of functions."""
