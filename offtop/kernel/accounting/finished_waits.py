@@ -1,11 +1,11 @@
 """Finished waits: those of thread records, minus what was already shown of them, and those of sites."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offtop.kernel.accounting.deferred import DeferredRecords
+from offtop.kernel.accounting.deferred import DeferredRecords, ThreadIdentity
 from offtop.kernel.accounting.thread_table import UNKNOWN_NS, ThreadTable
 from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
 from offtop.kernel.accounting.tick_records import SiteDeltas, ThreadRecords
@@ -37,33 +37,27 @@ class FinishedWaits:
 
         `rows` are the threads of the records, each once. Returns which records are of a previous owner of the tid.
         """
-        table, did, size = self._table, records.rows, len(rows)
+        table, size, of_records_ns = self._table, len(rows), records.rows["tid_acquired_ns"]
         acquired_ns = table.tid_acquired_ns[rows]
-        is_previous = did["tid_acquired_ns"] < acquired_ns
+        is_previous = of_records_ns < acquired_ns
         has_ended = table.is_waiting[rows] & ~is_previous
         was_new = table.is_new[rows]
         was_shown = has_ended & ~was_new
         waits = table.waits[rows]
         table.end(rows[has_ended])
-        table.tid_acquired_ns[rows] = np.maximum(acquired_ns, did["tid_acquired_ns"])
+        table.tid_acquired_ns[rows] = np.maximum(acquired_ns, of_records_ns)
         switched_out_ns = np.where(was_shown, waits[:, SWITCHED_OUT_NS], 0)
         shown_to_ns = np.full(size, tick.snapshot_ns)
-        is_whole = np.ones(size, np.bool_)
         deferred = self._deferred.of(records)
-        if deferred:
-            did = did.copy()
+        did, is_whole = self._not_counted(records, deferred)
         for at, identity in deferred:
-            rest = self._deferred.rest(identity, record_of(did[at]))
-            if rest:
-                did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
             shown = self._deferred.shown_of(identity)
             if shown and not was_shown[at]:
                 switched_out_ns[at], shown_to_ns[at] = shown
                 if tick.filter_changed:  # it may not have been counted in between
                     shown_to_ns[at] = tick.before_ns
-        for at in np.flatnonzero(
-            was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < did["tid_acquired_ns"])
-        ).tolist():
+        was_of_previous = was_shown & (acquired_ns != UNKNOWN_NS) & (acquired_ns < of_records_ns)
+        for at in np.flatnonzero(was_of_previous).tolist():
             key = ThreadKey(*records.ids[at].tolist())
             self._deferred.keep_shown((key, int(acquired_ns[at])), int(switched_out_ns[at]), tick.snapshot_ns)
         has_first = (did["waits"] > 0) & is_whole
@@ -88,26 +82,11 @@ class FinishedWaits:
         rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
         taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
         taken_ready_ns = np.where(was_counted, did["first_runqueue_ns"] - rest_ready_ns, 0)
-        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
-        is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
         is_ready: Mask = (did["involuntary"] > 0) & (did["first_runqueue_ns"] == did["first_off_ns"])
         is_ready &= (did["first_kind"] & layout.KIND_NEW) == 0
         was_preempted: Mask = np.where(was_shown, waits[:, PREEMPTED] != 0, is_ready)
         has_numbers: Mask = (did["waits"] != 0) | ~is_whole
-        for name, taken in (
-            ("waits", 0),
-            ("offcpu_ns", taken_ns),
-            ("runqueue_ns", taken_ready_ns),
-            ("preempted_ns", taken_ns * was_preempted),
-            ("involuntary", 0),
-            ("short_waits", 0),
-            ("short_ns", taken_ns * is_short),
-            ("short_runqueue_ns", taken_ready_ns * is_short),
-            ("filtered_ns", taken_ns * is_filtered),
-            ("filtered_runqueue_ns", taken_ready_ns * is_filtered),
-            ("max_ns", 0),
-        ):
-            numbers[:, THREAD_COLUMN[name]] += (did[name] - taken) * has_numbers
+        numbers += _thread_numbers(did, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
         at = np.flatnonzero(has_numbers | was_shown)
         tick.ended.append((records.ids[at], numbers[at], did["histogram"][at]))
         at = np.flatnonzero(has_numbers & (did["lost_waits"] != 0))
@@ -144,6 +123,18 @@ class FinishedWaits:
                 lost.add(key)
         return found.now, lost
 
+    def _not_counted(self, records: ThreadRecords, deferred: Sequence[tuple[int, ThreadIdentity]]) -> tuple[Rows, Mask]:
+        """Return the part of the records that was not counted before they arrived, and which of them are whole."""
+        is_whole = np.ones(len(records), np.bool_)
+        if not deferred:
+            return records.rows, is_whole
+        did = records.rows.copy()
+        for at, identity in deferred:
+            rest = self._deferred.rest(identity, record_of(did[at]))
+            if rest:
+                did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
+        return did, is_whole
+
     def _first_sites(self, ids: Ints, did: Rows, wanted: Mask) -> tuple[Ints, Mask]:
         """Return the site of the first wait of each `wanted` record, and which records have one."""
         kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
@@ -176,6 +167,32 @@ class FinishedWaits:
         before, after = (map(SITES.key, some[is_scanned].tolist()) for some in (sites, now))
         tick.renamed.update(zip(before, after, strict=True))
         return now
+
+
+def _thread_numbers(did: Rows, taken_ns: Ints, taken_ready_ns: Ints, was_preempted: Mask) -> Ints:
+    """Return what records add to the totals of their threads.
+
+    Of the first wait, `taken_ns` were counted before, `taken_ready_ns` of them as run queue. `was_preempted`: the
+    thread was still runnable when that wait began.
+    """
+    kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+    is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
+    numbers = np.zeros((len(did), THREADS.numbers), np.int64)
+    for name, taken in (
+        ("waits", 0),
+        ("offcpu_ns", taken_ns),
+        ("runqueue_ns", taken_ready_ns),
+        ("preempted_ns", taken_ns * was_preempted),
+        ("involuntary", 0),
+        ("short_waits", 0),
+        ("short_ns", taken_ns * is_short),
+        ("short_runqueue_ns", taken_ready_ns * is_short),
+        ("filtered_ns", taken_ns * is_filtered),
+        ("filtered_runqueue_ns", taken_ready_ns * is_filtered),
+        ("max_ns", 0),
+    ):
+        numbers[:, THREAD_COLUMN[name]] = did[name] - taken
+    return numbers
 
 
 def _lost_sites(ids: Ints) -> Ints:
