@@ -78,7 +78,7 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
     async with shown(HeldSource(TABLE, ticks=4), weights=WEIGHTS) as (app, pilot):
         await pilot.press("6")
         text = "\n".join(screen(app))
-        assert "4.00 waiting: 3 threads of shop wait for a mutex" in text
+        assert "3.00 waiting: 3 threads of shop wait for a mutex" in text
         assert "9.00s 3 threads of shop: wait for a mutex" in text
         assert "exact: the next one is the owner that stands in the mutex" in text
         assert "9.00s holder(50): waits for data to be durable" in text

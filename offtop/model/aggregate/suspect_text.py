@@ -190,11 +190,10 @@ class SuspectTexts:
         some = [self.name_of(hop) for hop in one.hops]
         locks = [hop.what for hop in one.hops if hop.what]
         age = duration(min(hop.age_ns for hop in one.hops))
-        what = f"locks {', '.join(locks)}" if locks else "locks"
-        extent = f"{what}, {age}" if one.kind == DEADLOCK else age
-        word = "a deadlock" if one.kind == DEADLOCK else "each other"
+        what = f" (locks {', '.join(locks)})" if locks else ""
+        word = f"a deadlock for {age}{what}" if one.kind == DEADLOCK else f"each other ({age})"
         joined = f"{', '.join(some[:-1])} and {some[-1]}"
-        return Sentence(f"{joined} wait for each other: {word} ({extent})", _OWN_LOCKS)
+        return Sentence(f"{joined} wait for each other: {word}", _OWN_LOCKS)
 
     def _quota(self, one: Suspect) -> Sentence:
         cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]

@@ -26,7 +26,7 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
-_PIPE = "pipe"
+_PIPE, _LOCK = "pipe", "lock"
 _KEEPS_WAITING = frozenset({SLEEP, "stopped"})
 """Normal for who has no work, but nobody answers a request then."""
 _SATURATED = 0.9
@@ -51,16 +51,6 @@ class WaitsOfTick:
         idle. `since_ns` is when offtop began to measure (CLOCK_MONOTONIC)."""
         self.snapshot, self.blocked = snapshot, blocked
         self.activity = Activity(every, window)
-        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers)
-        self.paths = Paths(len(self.graph.nodes), self.graph.edges)
-        self.via = {edge.source: edge.via for edge in self.graph.edges}
-        """Row or node → how it is known who must act."""
-        self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
-        for edge in self.graph.edges:
-            if edge.via == ANSWER:
-                self._answers[edge.source].append(edge)
-            elif not edge.via:
-                self._of_processes[edge.source].append(edge)
         self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares
@@ -73,10 +63,20 @@ class WaitsOfTick:
         """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
         self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
         """The same as of breakdown.sites_of."""
-        self._has_names: dict[int, bool] = {}
-        """User stack → whether it has the name of a function."""
         self._rules: dict[int, Rule | None] = {}
         """Cause rules of rows, as far as they were looked up."""
+        self._unclear = self._without_names()
+        """Rows at a lock that may well be idle, as their user stacks will show."""
+        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self._unclear)
+        self.paths = Paths(len(self.graph.nodes), self.graph.edges)
+        self.via = {edge.source: edge.via for edge in self.graph.edges}
+        """Row or node → how it is known who must act."""
+        self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
+        for edge in self.graph.edges:
+            if edge.via == ANSWER:
+                self._answers[edge.source].append(edge)
+            elif not edge.via:
+                self._of_processes[edge.source].append(edge)
         self.counts = self._counted()
         """Which nodes' own waiting counts."""
         self.standing = self._standing()
@@ -95,14 +95,22 @@ class WaitsOfTick:
         ids = self.waits.sites[self.standing]
         return SiteKeys(ids[self._window.still.mask(ids)])
 
-    def has_names(self, row: int) -> bool:
-        """Return whether a function of the program is known in the user stack of a wait: its cause depends on that."""
-        user = self.sites[row][1]
-        known = self._has_names.get(user)
-        if known is None:
-            frames, names = self.snapshot.catalog.stack(user).frames, self._causes.names
-            known = self._has_names[user] = any(names.of(frame) != nameless(frame) for frame in frames)
-        return known
+    def is_unclear(self, row: int) -> bool:
+        """Return whether a thread at a lock may well be idle, because no function of its program is known yet."""
+        return row in self._unclear
+
+    def _without_names(self) -> set[int]:
+        shares, blockers, names = self.blocked.shares, self.snapshot.blockers, self._causes.names
+        if shares is None:
+            return set()
+        is_lock = np.array([one.category == _LOCK and not one.idle for one in shares.leaves], np.bool_)[shares.leaf]
+        rows = [row for row in np.flatnonzero(is_lock).tolist() if self.places[row].thread not in blockers]
+        users = {self.places[row].user for row in rows}
+        frames = ((user, self.snapshot.catalog.stack(user).frames) for user in users)
+        known = {user for user, some in frames if any(names.of(one) != nameless(one) for one in some)}
+        unnamed = [row for row in rows if self.places[row].user not in known]
+        self.look_up(unnamed)
+        return {row for row in unnamed if self._rules[row] is None}
 
     def rule(self, row: int) -> Rule | None:
         """Return the cause rule of a wait."""
@@ -168,6 +176,8 @@ class WaitsOfTick:
         if state in (RUNS, RUN_QUEUE):
             return self.activity.busy(key)[1] >= _SATURATED
         if state in (IDLE, AWAY):
+            return False
+        if row in self._unclear:
             return False
         return state in _KEEPS_WAITING or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
 

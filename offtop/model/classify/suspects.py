@@ -34,7 +34,6 @@ _LEAST = 0.01
 _MOST_ENDS = 20
 """Ends that are looked at, most harm first."""
 _MOST_LEVELS = 8
-_LOCK = "lock"
 _AT_ADDRESS = (ANSWER, UPSTREAM)
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
@@ -123,6 +122,11 @@ class Suspect(NamedTuple):
         return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
 
     @property
+    def waiters(self) -> tuple[str, ...]:
+        """Program and wait of those who wait longest behind others."""
+        return self.hops[0].program, self.hops[0].state
+
+    @property
     def name(self) -> SuspectName:
         first, last = self.hops[0].program, self.end.program
         if self.kind in (DEADLOCK, LOOP):  # any of them may be the first
@@ -175,11 +179,14 @@ class SuspectFinder:
             self._since.clear()
         found = _Ends(waits, self._weights, self.usual).found()
         worst = {one.key: one for one in reversed(found.suspects)}
-        self._latest.append({key: (one.harm, one.plain_harm) for key, one in worst.items()})
+        harms_now = {key: (one.harm, one.plain_harm) for key, one in worst.items()}
+        of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
+        self._latest.append(of_waiters | harms_now)
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
         for one in worst.values():
-            harms = [tick.get(one.key, (0.0, 0.0)) for tick in self._latest]
+            # Who must act may become known some ticks after who waits.
+            harms = [tick.get(one.key) or tick.get(one.waiters, (0.0, 0.0)) for tick in self._latest]
             harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
             is_steady = len(harms) == self._weights.ticks and all(plain for _, plain in harms)
             if plain_harm >= self._weights.harm and (one.age_ns >= self._weights.least_age_ns or is_steady):
@@ -219,9 +226,9 @@ class _Ends:
         groups = [(float(harm.ends[group].sum()), group) for group in self._folded(np.flatnonzero(harm.ends > _LEAST))]
         most = heapq.nlargest(_MOST_ENDS, groups)
         made = [
-            _weighed(one, float(unusual.ends[group].sum()) / amount)
+            _weighed(one, 1.0 if one.kind == DEADLOCK else float(unusual.ends[group].sum()) / amount)
             for amount, group in most
-            if (one := self._suspect(flow, group, in_loop, amount))
+            if (one := self._suspect(flow, waiting, group, in_loop, amount))
         ]
         throttled = {one.end.program: one for one in self._throttled()}
         every = made + self._starved()
@@ -249,8 +256,8 @@ class _Ends:
             if not is_known and self._is_kernel_thread(row):
                 continue
             rule = self._waits.rule(row)
-            if not is_known and not rule and state == _LOCK and not self._waits.has_names(row):
-                continue  # most threads that wait for a futex are idle, which their stacks will show
+            if not is_known and self._waits.is_unclear(row):
+                continue
             weight = self._weights.of(state, rule, is_known)
             found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
         return found
@@ -289,7 +296,7 @@ class _Ends:
         return [*groups.values()]
 
     def _suspect(
-        self, flow: Passed, ends: list[int], in_loop: Mapping[int, tuple[int, ...]], harm: float
+        self, flow: Passed, own: Floats, ends: list[int], in_loop: Mapping[int, tuple[int, ...]], harm: float
     ) -> Suspect | None:
         waiting = float(flow.ends[ends].sum())
         loop = next((in_loop[end] for end in ends if end in in_loop), None)
@@ -305,7 +312,8 @@ class _Ends:
         for nodes, edge in zip(levels[1:], edges, strict=True):
             hop = self._hop(nodes)
             hops.append(hop._replace(via=edge.via, is_exact=edge.is_exact, what=edge.what))
-        return Suspect(HOLDER if edges else WAIT, tuple(reversed(hops)), waiting, harm * factor)
+        behind = waiting - float(own[ends].sum()) if edges else waiting
+        return Suspect(HOLDER if edges else WAIT, tuple(reversed(hops)), behind, harm * factor)
 
     def _end_factor(self, end: int) -> float:
         node = self._graph.nodes[end]

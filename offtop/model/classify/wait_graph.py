@@ -8,7 +8,7 @@ graph is one on the machine.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -156,13 +156,20 @@ class Paths:
 
 
 def wait_graph(
-    snapshot: Snapshot, blocked: Stuck, every: Shares, span_ns: int, activity: "Activity", peers: "KnownPeers"
+    snapshot: Snapshot,
+    blocked: Stuck,
+    every: Shares,
+    span_ns: int,
+    activity: "Activity",
+    peers: "KnownPeers",
+    unclear: Collection[int] = (),
 ) -> WaitGraph:
     """Return the graph of the waits `blocked` as of `snapshot`.
 
-    `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf.
+    `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf. `unclear`: rows
+    that may well be idle, so that nobody waits for these threads.
     """
-    return _Builder(snapshot, blocked, every, span_ns, activity, peers).graph()
+    return _Builder(snapshot, blocked, every, span_ns, activity, peers, unclear).graph()
 
 
 class Activity:
@@ -252,6 +259,7 @@ class _Builder:
         span_ns: int,
         activity: Activity,
         peers: KnownPeers,
+        unclear: Collection[int],
     ) -> None:
         self._snapshot, self._catalog, self._activity = snapshot, snapshot.catalog, activity
         self._waits = WaitList.of(blocked.waits)
@@ -260,7 +268,7 @@ class _Builder:
         names = [leaf.category for leaf in shares.leaves] if shares else []
         idle = [leaf.idle for leaf in shares.leaves] if shares else []
         self._categories = [names[number] for number in numbers]
-        self._idle = [idle[number] for number in numbers]
+        self._idle = [idle[number] or row in unclear for row, number in enumerate(numbers)]
         self._keys = [*map(THREADS.key, self._waits.rows[:, :2].tolist())]
         self._row_of = {key: row for row, key in enumerate(self._keys)}
         self._rows_of: defaultdict[int, list[int]] = defaultdict(list)

@@ -27,7 +27,10 @@ class SuspectReport:
         return suspects.lines(self._texts(), width, room, self._display.glyphs, self._without())
 
     def _without(self) -> str:
-        picture = self._display.picture
+        picture, (found, catalog) = self._display.picture, self._found()
+        if found.as_usual:
+            texts = suspects.SuspectTexts(catalog, self._session.source.names, self._causes)
+            return suspects.as_in_baseline(found, texts)
         return suspects.without_suspects(picture.causes, picture.common) if picture else suspects.NOTHING
 
     def _texts(self) -> list[suspects.SuspectText]:

@@ -91,6 +91,12 @@ def without_suspects(causes: CausesPicture, common: Common) -> str:
     return f"nobody is known to hold others up; {cause.in_short(common.catalog, common.view.pid is None)}"
 
 
+def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
+    """Return what stands in place of suspects that are usual by the baseline: the one with most harm among them."""
+    worst = max(found.as_usual, key=lambda one: one.plain_harm)
+    return f"usual by the baseline (B): {texts.sentence(worst).says}"
+
+
 def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = NOTHING) -> list[Line]:
     """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room.
 

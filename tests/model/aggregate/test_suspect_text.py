@@ -130,7 +130,7 @@ def test_deadlock_names_all_threads_and_locks() -> None:
         waiter = machine.waits("python3", pid, "lock", 30, kernel="flock_lock_inode_wait")
         machine.held(waiter, Blocker(other, 0, FILE_LOCK, True, lock))
     ((says, then),) = sentences(machine)
-    assert says == "python3(10) and python3(11) wait for each other: a deadlock (locks y.lock, x.lock, 30.0s)"
+    assert says == "python3(10) and python3(11) wait for each other: a deadlock for 30.0s (locks y.lock, x.lock)"
     assert then.startswith("in which order they take their locks")
 
 

@@ -221,6 +221,27 @@ def test_empty_machine_accuses_nobody() -> None:
     assert Machine().found(ticks=3) == Found([], 0)
 
 
+def test_suspect_stays_when_who_must_act_becomes_known() -> None:
+    machine, finder = Machine(), SuspectFinder(WEIGHTS)
+    writers = [machine.waits("yes", 30 + one, "pipe", 90, kernel="pipe_write", before=True) for one in range(2)]
+    found = [finder.tick(machine.tick()) for _ in range(3)]
+    machine.waits("sleep", 20, "sleep", 90, before=True)
+    for one in writers:
+        machine.held(one, Blocker(20, 0, PIPE, True))
+    found += [finder.tick(machine.tick()) for _ in range(3)]
+    assert [[one.end.program for one in tick.suspects] for tick in found] == [["yes"]] * 3 + [["sleep"]] * 3
+
+
+def test_deadlock_is_never_usual() -> None:
+    machine = Machine()
+    one, other = (machine.waits("taker", pid, "lock", 30) for pid in (10, 11))
+    machine.held(one, Blocker(11, 0, FILE_LOCK, True, "y.lock"))
+    machine.held(other, Blocker(10, 0, FILE_LOCK, True, "x.lock"))
+    finder = SuspectFinder(WEIGHTS, {("taker", "lock"): 2.0})
+    found = [finder.tick(machine.tick()) for _ in range(3)][-1]
+    assert [one.kind for one in found.suspects] == [DEADLOCK]
+
+
 def test_short_trouble_is_not_shown_until_it_lasts() -> None:
     machine = Machine()
     for pid in (10, 11, 12):
@@ -300,8 +321,10 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
     """A worker that has asked a queue for its next job waits for an answer, too, and for as long as there is none."""
     machine = Machine()
     match server:
-        case "sleeps" | "locked" | "receives":
-            machine.waits("server", 20, {"sleeps": "sleep", "locked": "lock"}.get(server, "net-recv"), 90, before=True)
+        case "locked":
+            machine.waits("server", 20, "lock", 90, "lib:pthread_mutex_lock", before=True)
+        case "sleeps" | "receives":
+            machine.waits("server", 20, "sleep" if server == "sleeps" else "net-recv", 90, before=True)
         case "away":
             pass
         case _:
@@ -376,7 +399,7 @@ def test_suspect_is_recognized_by_its_kind_and_names() -> None:
     assert one.name.text == "flock (lock) behind sleep for job.lock"
     assert (one.since_ns, averages([(Found([one]), 3), (Found([], 0, [other]), 1), (Found(), 6)])) == (
         AT_NS,
-        {one.name: 1.8},
+        {one.name: 1.4},
     )
     assert gone(Found(), {one.name: 3.0}) == [(one.name, 3.0)]
     assert (
@@ -392,7 +415,7 @@ def test_what_is_usual_for_program_and_category_is_no_harm(usual: float, harm: f
     found = finder.tick(flocks(10, 3, 20).tick())
     (one,) = found.as_usual if is_usual else found.suspects
     assert len(found.suspects) + len(found.as_usual) == 1
-    assert (one.waiting, one.harm, one.plain_harm) == (4, harm, 3)
+    assert (one.waiting, one.harm, one.plain_harm) == (3, harm, 3)
 
 
 def test_waits_for_a_quota_are_weighed_by_what_is_usual_too() -> None:

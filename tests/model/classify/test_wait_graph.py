@@ -174,7 +174,8 @@ def test_process_stands_for_its_threads_that_wait_for_something() -> None:
     idle, reads = machine.waits("web", 20, "poll"), machine.waits("web", 20, "disk-read", tid=21)
     machine.held(waiter, Blocker(20, 0, SOCKET, True))
     assert edges_of(machine.graph(), waiter) == [(reads, SOCKET, True)]
-    machine.waits("web", 20, "lock", tid=22)
+    machine.waits("web", 20, "lock", tid=23)  # it may be idle: none of its functions is known
+    machine.waits("web", 20, "lock", 10, "lib:pthread_mutex_lock", tid=22)
     graph = machine.graph()
     assert edges_of(graph, waiter) == [(ThreadKey(20, 0), SOCKET, True)]
     assert [key for key, _, _ in edges_of(graph, ThreadKey(20, 0))] == [reads, ThreadKey(20, 22)]
