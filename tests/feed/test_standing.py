@@ -128,7 +128,7 @@ def test_hung_reader_whose_writers_wait_is_shown_until_they_are_gone() -> None:
     kept = watched.ticks(70)
     assert leaves(kept) == {PIPE_WAIT: 3000}
     (one,) = watched.watch.tick(kept).suspects
-    assert (one.end.program, one.waiting, watched.watch.tick(kept).standing) == ("tail", 3, 0)
+    assert (one.end.program, one.waiting, watched.watch.tick(kept).standing) == ("tail", 2, 0)
     watched.source.blockers = {}
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 2000, STANDS: 1000}
 

@@ -161,7 +161,7 @@ def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
             raise UnavailableError(process.communicate()[1].decode().strip()) from error
         child = Child(process, name, times, each_ms, other_pid=int(ready[1]))
         if name == "sleep":  # otherwise it may be preempted on its way to sleep, which is one more wait
-            os.sched_setscheduler(child.tid, os.SCHED_FIFO, os.sched_param(1))
+            os.setpriority(os.PRIO_PROCESS, child.tid, -20)
         _wait_until_asleep(child.pid)
         stack.callback(child.end)
         if wait.needs:

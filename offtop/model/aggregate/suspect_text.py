@@ -207,6 +207,8 @@ class SuspectTexts:
             return _PRIORITY
         end, rule = one.end, self.rule(one.end)
         if len(one.hops) > 1 and waiter.via != TITLE:
+            if one.hops[-2].via in LOCKS and end.state == SLEEP:
+                return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"

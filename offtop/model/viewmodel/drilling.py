@@ -124,6 +124,8 @@ def left(view: View) -> View:
             return out_of(view, "pid", pid=None, cursor=cursor, focus=LIST)
         case _:
             pass
+    if view.objects or view.reasons:
+        return objects_or_not(view) if view.objects else reasons_or_not(view)
     if view.focus == LIST and view.group is not None:
         return _out_of_group(view, *view.group)
     if view.focus == LIST:

@@ -57,7 +57,7 @@ def test_file_lock_has_its_name() -> None:
     assert sentences(machine) == [
         (
             "3 flock wait for job.lock (9.00s), held by sleep(31822), which sleeps",
-            "why it sleeps: to poll for something, to retry, or to limit its rate",
+            "who started it: ps -o pid,ppid,lstart,args -p 31822",
         )
     ]
 

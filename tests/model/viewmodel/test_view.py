@@ -512,3 +512,10 @@ def test_list_of_wakers_covers_the_selected_thread() -> None:
     view = drilling.in_mode(View(pid=7, thread=WORKER, focus=TREE), WAKEUP)
     assert view.scope == Scope("", 7, 8, idle=False, blocked=True)
     assert drilling.at_row(replace(view, focus=LIST), COOK).cursor == COOK
+
+
+@pytest.mark.parametrize("toggle", [drilling.objects_or_not, drilling.reasons_or_not])
+def test_going_up_leaves_the_list_of_objects_or_causes(toggle: Callable[[View], View]) -> None:
+    listed = toggle(View())
+    assert listed.objects or listed.reasons
+    assert not (drilling.left(listed).objects or drilling.left(listed).reasons)
