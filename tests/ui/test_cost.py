@@ -3,8 +3,6 @@
 import re
 import time
 
-import pytest
-
 from offtop.model.viewmodel.view import CATEGORIES
 from offtop.ui.kit.layout import arrange
 from tests.ui.terminal import Terminal, show, terminal
@@ -25,8 +23,8 @@ def drawn_lines(shown: Terminal) -> set[int]:
     return {*map(int, _DRAWN_AT.findall(shown.seen))}
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
-def test_unchanged_tick_draws_the_clock_and_every_fifth_the_sparklines(width: int, height: int) -> None:
+def test_unchanged_tick_draws_the_clock_and_every_fifth_the_sparklines() -> None:
+    width, height = 160, 50
     with terminal(show("--same", str(_TICKS), "--delay", "0.1"), width, height) as shown:
         settled(shown)
         shown.read_until(b"02:01:00  ")

@@ -11,6 +11,7 @@ from offtop.model.values.blockers import MUTEX, Blocker
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Snapshot
 from offtop.ui.kit.glyphs import UNICODE
+from offtop.ui.panes.help import Help
 from offtop.ui.panes.suspects import HopText, Suspects, SuspectText, lines
 from tests.ui.scripted import ScriptedSource, Waits
 from tests.ui.shown import CATEGORIES, asynchronous, pane, screen, shown, top, until
@@ -83,7 +84,9 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         assert "exact: the next one is the owner that stands in the mutex" in text
         assert "9.00s holder(50): waits for data to be durable" in text
         assert any(line.startswith(">  9.00s holder(50)") for line in map(str.strip, screen(app)))
-        await pilot.press("enter")
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, Help)
+        await pilot.press("escape", "enter")
         assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at who must act"
         assert not isinstance(app.screen, Suspects)
 
@@ -108,6 +111,9 @@ def test_lines_are_shared_among_suspects_and_names_are_escaped() -> None:
     assert text[0].startswith("! flock\\x1b[2J(10) waits for job.lock (9.00s), held by")
     assert text[1] == "  sleep(31822), which sleeps. Next: why."
     assert text[2].endswith("…")
+    text = ["".join(part for part, _ in line.spans).rstrip() for line in lines([long] * 3, 60, 2, UNICODE)]
+    assert text[0].endswith(" +2 6")
+    assert text[1] == "  sleep(31822), which sleeps. Next: why."
     assert [len(lines([long] * n, 200, 5, UNICODE)) for n in (0, 1, 5)] == [1, 1, 5]
     assert lines([long], 80, 0, UNICODE) == []
 

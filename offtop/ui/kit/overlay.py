@@ -21,6 +21,7 @@ class Overlay(ModalScreen[None]):
         Binding("up,k", "move(-1)", show=False),
         Binding("home,pageup", "move(-999)", show=False),
         Binding("end,pagedown", "move(999)", show=False),
+        Binding("question_mark,f1", "app.perform('help')", show=False),
     ]
 
     def compose(self) -> ComposeResult:

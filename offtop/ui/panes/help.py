@@ -217,7 +217,7 @@ class Help(ModalScreen[None]):
         if self._prompt.is_open:
             return await self._prompt.take(event)
         if event.key in ("slash", "f3"):
-            self._prompt.ask("search: ", self._searched, self._word)
+            self._prompt.ask("search: ", self._searched)
             return True
         return False
 
@@ -256,7 +256,10 @@ class Help(ModalScreen[None]):
             self.dismiss()
 
     def _searched(self, word: str) -> str | None:
-        """Go to the first line with the word, starting at the top of the screen."""
+        """Go to the first line with the word, starting at the top of the screen; without a word, to the next match."""
+        if not word.strip():
+            self.action_next_hit(1)
+            return None
         self._word = word.strip()
         if self._word and not self._hits():
             self._word = ""

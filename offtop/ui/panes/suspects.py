@@ -22,7 +22,7 @@ from offtop.ui.kit.lines import Clicked, Line, fit, plain
 from offtop.ui.kit.overlay import Overlay
 from offtop.units import average, duration, threads
 
-_MARK, _INDENT, _KEY = "! ", "  ", " 6"
+_MARK, _INDENT, _KEY, _KEY_OF_MORE = "! ", "  ", " 6", " +{} 6"
 NOTHING = "nothing stands out"
 
 
@@ -98,17 +98,22 @@ def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
 
 
 def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, without: str = NOTHING) -> list[Line]:
-    """Return at most `room` lines: the sentences, most harm first; the first ones whole, if there is room.
+    """Return at most `room` lines: the sentences, most harm first.
 
-    `without`: the line if there are none.
+    The first one is whole, with what to do next, if it fits into the room alone. The number of suspects that then have
+    no line stands before the key. `without`: the line if there are none.
     """
     if not room:
         return []
     if not found:
         return [plain(fit(without, width, glyphs), "dim")]
-    cells = max(10, width - len(_MARK) - len(_KEY))
-    shown = found[:room]
+    key_width = len(_KEY) if len(found) == 1 else len(_KEY_OF_MORE.format(1))
+    cells = max(10, width - len(_MARK) - key_width)
+    first_lines = len(_wrapped(found[0].in_full, cells, glyphs))
+    shown = found[: max(1, room - first_lines + 1 if first_lines <= room else room)]
     spare = room - len(shown)
+    left_out = len(found) - len(shown)
+    key = _KEY_OF_MORE.format(left_out) if left_out else _KEY
     made: list[Line] = []
     for one in shown:
         whole = [_wrapped(text, cells, glyphs) for text in (one.in_full, one.in_short)]
@@ -118,9 +123,9 @@ def lines(found: Sequence[SuspectText], width: int, room: int, glyphs: Glyphs, w
             parts[-1] += glyphs.ellipsis
         spare -= len(parts) - 1
         for at, part in enumerate(parts):
-            key = _KEY if not made else " " * len(_KEY)
-            spans = (_INDENT if at else _MARK, "alert"), (fit(part, cells, glyphs), "text"), (key, "key")
-            made.append(Line(spans))
+            mark = _INDENT if at else _MARK
+            cell = f"{'' if made else key:>{key_width}}"
+            made.append(Line(((mark, "alert"), (fit(part, cells, glyphs), "text"), (cell, "key"))))
     return made
 
 

@@ -315,8 +315,8 @@ class _CountingCache(FilterCache):
 
 
 def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end() -> None:
-    history = History((), never, max_bytes=40 * 2**20)
-    source = BusySource(1_000)
+    history = History((), never, max_bytes=20 * 2**20)
+    source = BusySource(500)
     for _ in range(120):
         snapshot = source.read()
         assert snapshot is not None

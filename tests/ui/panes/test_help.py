@@ -52,6 +52,12 @@ async def test_search_goes_to_the_line_and_n_to_the_next() -> None:
         await pilot.press("N")
         await pilot.pause()
         assert screen(app) == first
+        await pilot.press("/", "enter")
+        await pilot.pause()
+        assert screen(app) == second, "without a word, to the next match"
+        await pilot.press("/", *"Filters", "enter")
+        await pilot.pause()
+        assert "'Filters'" in screen(app)[-1], "the last word is not kept in the question"
 
 
 @asynchronous
