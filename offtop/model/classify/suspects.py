@@ -122,6 +122,11 @@ class Suspect(NamedTuple):
         return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
 
     @property
+    def last(self) -> tuple[str, ...]:
+        """Who must act, and what it does."""
+        return "last", self.end.program, self.end.state, self._what
+
+    @property
     def waiters(self) -> tuple[str, ...]:
         """Program and wait of those who wait longest behind others."""
         return self.hops[0].program, self.hops[0].state
@@ -181,12 +186,14 @@ class SuspectFinder:
         worst = {one.key: one for one in reversed(found.suspects)}
         harms_now = {key: (one.harm, one.plain_harm) for key, one in worst.items()}
         of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
-        self._latest.append(of_waiters | harms_now)
+        of_ends = {one.last: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
+        self._latest.append(of_waiters | of_ends | harms_now)
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
         for one in worst.values():
-            # Who must act may become known some ticks after who waits.
-            harms = [tick.get(one.key) or tick.get(one.waiters, (0.0, 0.0)) for tick in self._latest]
+            # Who must act may become known some ticks after who waits, and who waits first after who waits for the end.
+            keys = one.key, one.last, one.waiters
+            harms = [next((tick[key] for key in keys if key in tick), (0.0, 0.0)) for tick in self._latest]
             harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
             is_steady = len(harms) == self._weights.ticks and all(plain for _, plain in harms)
             if plain_harm >= self._weights.harm and (one.age_ns >= self._weights.least_age_ns or is_steady):

@@ -232,6 +232,20 @@ def test_suspect_stays_when_who_must_act_becomes_known() -> None:
     assert [[one.end.program for one in tick.suspects] for tick in found] == [["yes"]] * 3 + [["sleep"]] * 3
 
 
+def test_suspect_stays_when_those_behind_the_first_one_are_unknown_for_a_tick() -> None:
+    machine, finder = Machine(), SuspectFinder(WEIGHTS)
+    machine.held(machine.waits("nginx", 20, "poll"), Blocker(40, 0, UPSTREAM, False))
+    machine.waits("python3", 40, "sleep", 5)
+    clients = [machine.waits("curl", pid, "net-recv", 5) for pid in range(30, 38)]
+    for one in clients:
+        machine.held(one, Blocker(20, 0, ANSWER, False))
+    found = [finder.tick(machine.tick()) for _ in range(3)]
+    for one in clients:
+        del machine.blockers[one]
+    found.append(finder.tick(machine.tick()))
+    assert [[one.end.program for one in tick.suspects][:1] for tick in found] == [["python3"]] * 4
+
+
 def test_deadlock_is_never_usual() -> None:
     machine = Machine()
     one, other = (machine.waits("taker", pid, "lock", 30) for pid in (10, 11))
