@@ -497,7 +497,7 @@ if answers == "answers":
 sys.stdin.read()
 """
 CLIENT = """
-import socket, sys, threading, time
+import select, socket, sys, threading, time
 print("ready", flush=True)
 host, port, answers = sys.stdin.readline().rstrip().split(" ", 2)
 server = socket.create_connection((host, int(port)))
@@ -511,6 +511,10 @@ if answers == "answers":
 else:
     threading.Thread(target=send).start()
     time.sleep(0.2 * (answers != "another thread"))
+polls = select.poll()
+polls.register(server, select.POLLIN)
+while answers == "polls" and not polls.poll(300):
+    pass
 server.recv(100)
 """
 
@@ -562,6 +566,14 @@ def test_server_that_has_not_answered_is_named() -> None:
 def test_server_that_has_not_read_the_request_is_exact(live: Watch) -> None:
     with client_and_server("reads nothing") as (client, server, address):
         assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, True, address),)
+
+
+def test_server_of_a_client_that_polls_again_and_again_is_named_after_a_second(live: Watch) -> None:
+    with client_and_server("polls") as (client, server, address):
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, False, address),)
+        for _ in range(3):
+            live.tick(0.4)
+            assert ThreadKey(client, client) in live.last.blockers, "also of a wait that has begun meanwhile"
 
 
 def test_server_in_another_network_namespace_is_named_by_its_address(live: Watch) -> None:

@@ -82,7 +82,7 @@ class Found(NamedTuple):
     futexes: range = range(0)
     """The thread's later waits are for the same if they are for a futex at one of these addresses."""
     arguments: tuple[int, ...] = ()
-    """The same if they are in a call with these arguments: the kernel may wake a thread, and let it wait again."""
+    """The same if they are in a call with these first arguments: the kernel may have woken the thread meanwhile."""
 
 
 def blocked(

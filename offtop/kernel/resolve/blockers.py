@@ -25,7 +25,7 @@ from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
-from offtop.model.values.waits import ARGUMENTS, READ_USER, READY_NS, SWITCHED_OUT_NS, Waits
+from offtop.model.values.waits import ARGUMENTS, READY_NS, SWITCHED_OUT_NS, Waits
 from offtop.worker import Rest, Worker
 
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
@@ -45,7 +45,7 @@ class BlockersWorker:
         self._catalog, self._cpython_frames = catalog, cpython_frames
         self._worker = Worker("offtop-blockers", self._run)
         self._fuse = FuseServers(self._reads, catalog)
-        self._upstreams = Upstreams(catalog)
+        self._upstreams = Upstreams(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._file_locks = FileLocks(self._reads)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
@@ -125,4 +125,5 @@ def _is_same(row: Sequence[int], found: Found) -> bool:
     """Return whether the wait of a row of a WaitList is the one for which this was found."""
     if row[SWITCHED_OUT_NS] == found.switched_out_ns or row[ARGUMENTS] in found.futexes:
         return True
-    return bool(found.arguments) and tuple(word & WORD for word in row[ARGUMENTS:READ_USER]) == found.arguments
+    known = found.arguments
+    return bool(known) and tuple(word & WORD for word in row[ARGUMENTS : ARGUMENTS + len(known)]) == known

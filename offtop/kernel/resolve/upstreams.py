@@ -1,7 +1,7 @@
 """Finds who has not answered a request: the server of a client, and the upstream of a server.
 
 A client waits for data of a TCP connection on which it has sent something last: `app` waits for `python3`, or for
-10.0.0.5:8080 if that is another machine.
+10.0.0.5:8080 if that is another machine. It waits in read() or the like, or it polls a few descriptors, as curl does.
 
 A server waits while its own clients do: `nginx` waits for `python3` on :8099. It looks idle: it waits in epoll_wait()
 for any of its connections. It is likely to wait for an answer on a connection that it made, if it sent something last
@@ -11,6 +11,7 @@ request (a subscription), or never get one (a log).
 The kernel has for each TCP connection when data was last sent and received.
 """
 
+import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import every_pid, open_in
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
 from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn
@@ -42,6 +44,14 @@ _ONE_WAY = 16
 """A connection on which so many segments were sent, and nothing was received, never has an answer."""
 _MOST_OWNERS = 8
 """How many processes are named that have the same socket open, such as the workers of a server."""
+_MOST_POLLED, _MOST_POLLERS = 8, 64
+"""How many descriptors a client polls at most, and how many clients are looked at."""
+_POLL_ARGUMENTS = 2
+"""A thread that polls again with the same first arguments (what, and how many) polls for the same."""
+_POLLFD = struct.Struct("=ihh")
+_POLLIN = 1
+_LATE_MS = 1000
+"""Who polls for an answer, and got none for so long, waits for it. Before, it may ask for work again and again."""
 _NS_PER_MS = 1_000_000
 _SOCKET = "socket:["
 _TCP = ("tcp_recvmsg",)
@@ -57,7 +67,8 @@ class _Owner(NamedTuple):
 class Upstreams:
     """Finds who has not answered. For one thread, except for `stacks`."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, reads: Channel, catalog: Catalog) -> None:
+        self._reads = reads
         self.stacks = StacksIn(catalog, _TCP)
         """Kernel stacks that wait for data of a TCP connection."""
         self._owners: dict[int, list[_Owner]] = {}
@@ -69,7 +80,7 @@ class Upstreams:
         self._of_servers: Mapping[int, tuple[Blocker, ...]] = {}
         """By PID of the server."""
         self._of_clients: Mapping[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
-        """By thread that waits for data, and when that wait began."""
+        """By thread that waits for data, and when that wait began; 0 if it polls, because that may begin anew."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return who has not answered, for threads in epoll_wait() and the like and for those that wait for data."""
@@ -80,9 +91,15 @@ class Upstreams:
             self._look(polls, receives)
             self._next_s = time.monotonic() + _REST_TIMES * (time.thread_time() - began_s)
         self._search.advance()
-        found = {one: self._of_servers.get(one.key.pid, ()) for one in polls}
+        found = {one: self._of_servers.get(one.key.pid) or self._of_clients.get((one.key, 0), ()) for one in polls}
         found |= {one: self._of_clients.get((one.key, one.switched_out_ns), ()) for one in receives}
-        return {one.key: Found(one.switched_out_ns, some) for one, some in found.items() if some}
+        return {
+            one.key: Found(
+                one.switched_out_ns, some, arguments=one.arguments[:_POLL_ARGUMENTS] if one.call in POLLS else ()
+            )
+            for one, some in found.items()
+            if some
+        }
 
     def _look(self, polls: Sequence[Blocked], receives: Sequence[Blocked]) -> None:
         of_servers: dict[int, tuple[Blocker, ...]] = {}
@@ -93,6 +110,7 @@ class Upstreams:
                 table = _Table(sockets.connections(_MOST_SOCKETS))
                 if table.awaited:
                     of_clients |= self._unanswered(table, [one for one in receives if one.key.pid in members])
+                    of_clients |= self._unanswered_polls(table, [one for one in polls if one.key.pid in members])
                 if table.requests and table.awaited:
                     of_servers |= self._of_namespace(table, polling.intersection(members))
         self._of_servers, self._of_clients = of_servers, of_clients
@@ -105,23 +123,52 @@ class Upstreams:
         That is exact if the other end has not even read the request. Else it is likely: a thread may also wait for work
         that it has asked for. What was sent after the wait began, was sent by another thread.
         """
-        awaited, now_ns = {one.inode: one for one in table.awaited}, time.monotonic_ns()
+        awaited, now_ns = table.awaited_by_inode, time.monotonic_ns()
         waits = [(one, awaited[inode]) for one in receives if (inode := _socket_of(one)) in awaited]
         waits = [
             (by, one) for by, one in waits if one.sent_ms + _SLACK_MS >= (now_ns - by.switched_out_ns) // _NS_PER_MS
         ]
+        found = self._far_ends(table, waits)
+        return {(by.key, by.switched_out_ns): some for by, some in found.items()}
+
+    def _unanswered_polls(
+        self, table: "_Table", polls: Sequence[Blocked]
+    ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
+        """Return who has not answered the threads that poll a few descriptors, newest first, none of which listens."""
+        waits: list[tuple[Blocked, Connection]] = []
+        few = [one for one in reversed(polls) if one.call in ("poll", "ppoll") and one.arguments[1] <= _MOST_POLLED]
+        for by in few[:_MOST_POLLERS]:
+            sockets = [_socket_at(by.key, fd) for fd in self._polled(by)]
+            if not table.listening.intersection(sockets):
+                due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
+                waits += [(by, one) for one in due if one.sent_ms >= _LATE_MS or table.is_unread(one)]
+        return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
+
+    def _polled(self, by: Blocked) -> list[int]:
+        """Return the descriptors of which a thread in poll() waits for data."""
+        path = f"/proc/{by.key.pid}/task/{by.key.tid}/mem"
+        with suppress(OSError):  # TimeoutError is one
+            raw = self._reads.ask(by.key.pid, "piece", path, _POLLFD.size * by.arguments[1], by.arguments[0])
+            whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
+            return [fd for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0 and events & _POLLIN]
+        return []
+
+    def _far_ends(
+        self, table: "_Table", waits: Sequence[tuple[Blocked, Connection]]
+    ) -> dict[Blocked, tuple[Blocker, ...]]:
+        """Return who must answer on these connections, by who waits for it."""
         far = {inode for _, one in waits if (inode := table.far_end(one))}
-        self._look_for(far, far, {one.key.pid for one in receives})
-        found: dict[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
-        for waiter, one in waits:
+        self._look_for(far, far, {by.key.pid for by, _ in waits})
+        found: dict[Blocked, tuple[Blocker, ...]] = {}
+        for by, one in waits:
             what, inode = _address(one.peer), table.far_end(one)
-            others = [pid for pid in self._pids_of(inode) if pid != waiter.key.pid] if inode else []
+            others = [pid for pid in self._pids_of(inode) if pid != by.key.pid] if inode else []
             if not inode and not table.is_own(one.peer):
                 others = [ELSEWHERE]
             is_exact = table.is_unread(one)
             blockers = tuple(Blocker(pid, 0, ANSWER, is_exact, what) for pid in sorted(others)[:_MOST_OWNERS])
             if blockers:
-                found[waiter.key, waiter.switched_out_ns] = blockers
+                found[by] = (*found.get(by, ()), *blockers)
         return found
 
     def _by_namespace(self, pids: Collection[int]) -> list[list[int]]:
@@ -202,6 +249,8 @@ class _Table:
 
     def __init__(self, sockets: Sequence[Connection]) -> None:
         self._listeners = {one.local: one.inode for one in sockets if one.listens}
+        self.listening = frozenset(self._listeners.values())
+        """Inodes."""
         connected = [one for one in sockets if not one.listens]
         self._by_ends = {(one.local, one.peer): one.inode for one in connected}
         self._unread = {(one.local, one.peer) for one in connected if not one.inode or one.unread_bytes}
@@ -211,6 +260,7 @@ class _Table:
         """Connections of clients that have sent something and got no answer."""
         self.awaited = [one for one in own if not self.listener(one.local) and _awaits_answer(one)]
         """Connections to others on which an answer is due."""
+        self.awaited_by_inode = {one.inode: one for one in self.awaited}
 
     def listener(self, local: tuple[bytes, int]) -> int:
         """Return the inode of the socket that accepts connections at an address; 0 if there is none."""
@@ -233,9 +283,13 @@ class _Table:
 
 def _socket_of(one: Blocked) -> int:
     """Return the inode of the socket that a thread reads from; 0 if it has no such descriptor."""
+    return _socket_at(one.key, one.arguments[0] & 0xFFFFFFFF)
+
+
+def _socket_at(key: ThreadKey, descriptor: int) -> int:
+    """Return the inode of a thread's socket; 0 if the descriptor is none."""
     with suppress(OSError):
-        descriptor = one.arguments[0] & 0xFFFFFFFF
-        link = str(Path(f"/proc/{one.key.tid}/fd/{descriptor}").readlink())
+        link = str(Path(f"/proc/{key.tid}/fd/{descriptor}").readlink())
         if link.startswith(_SOCKET):
             return int(link[len(_SOCKET) : -1])
     return 0
