@@ -61,6 +61,9 @@ class Features:
     """sched_switch passes prev_state (kernel commit fa2c3254d7cf, 5.18)."""
     task_storage: bool
     """Programs at sched_switch may create task storage (switch_maps.py)."""
+    throttle_work: bool
+    """A thread whose cgroup has used up its CPU quota leaves the CPU in a function of its own (e1fad12dcb66, 6.18).
+    Before, it stays in the run queue."""
     ring_buffer: bool
     """Programs at sched_switch may write to a ring buffer (switch_maps.py)."""
     user_registers: bool
@@ -170,6 +173,7 @@ def detect(types: KernelTypes) -> Features:
         execs=needed("self_exec_id"),
         state_argument=types.tracepoint_arguments("sched_switch") >= 4,
         task_storage=safe_map_kinds.task_storage,
+        throttle_work=types.offset("task_struct", "sched_throttle_work") is not None,
         ring_buffer=safe_map_kinds.ring_buffer,
         user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},

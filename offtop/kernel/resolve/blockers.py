@@ -18,11 +18,13 @@ from offtop.kernel.resolve.file_locks import FileLocks
 from offtop.kernel.resolve.fuse_servers import FuseServers
 from offtop.kernel.resolve.gil import Gils
 from offtop.kernel.resolve.mutexes import Mutexes
+from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.tracers import Tracers
 from offtop.kernel.resolve.upstreams import Upstreams
 from offtop.kernel.unwind.cpython_frames import CPythonFrames
-from offtop.model.values.blockers import Blocker, Blockers
+from offtop.model.values.blockers import CPU_QUOTA, Blocker, Blockers
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.snapshot import PSEUDO_PIDS
 from offtop.model.values.stack import Names
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.values.waits import ARGUMENTS, READY_NS, SWITCHED_OUT_NS, Waits
@@ -40,7 +42,15 @@ _OLD_S = 5.0
 class BlockersWorker:
     """Finds blockers. `find` and `publish` are for the polling thread."""
 
-    def __init__(self, catalog: Catalog, names: Names, cpython_frames: CPythonFrames, reads: GuardedReads) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        names: Names,
+        cpython_frames: CPythonFrames,
+        reads: GuardedReads,
+        quotas: Quotas | None = None,
+    ) -> None:
+        """`quotas`: None if the kernel distinguishes waits for the CPU quota from those for a CPU."""
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
         self._catalog, self._cpython_frames = catalog, cpython_frames
         self._worker = Worker("offtop-blockers", self._run)
@@ -57,8 +67,12 @@ class BlockersWorker:
             self._upstreams.find,
             Gils(self._reads, cpython_frames, self._worker.rest).find,
         )
-        self._asked: list[Blocked] | None = None
+        self._quotas = quotas
+        self._asked: tuple[list[Blocked], Sequence[int]] | None = None
+        """Waits for which somebody must act, and processes with a thread in the run queue."""
         self._found: Mapping[ThreadKey, Found] = {}
+        self._throttled: Mapping[int, str] = {}
+        """PID → cgroup."""
         self._found_s = 0.0
         self._skipped = 0
 
@@ -77,22 +91,27 @@ class BlockersWorker:
             self._fuse.stacks,
             self._upstreams.stacks,
         )
-        if not asked and not self._found:
+        ready = _ready(waiting) if self._quotas else []
+        if not asked and not self._found and not ready:
             return
         self._skipped += skipped
         with self._worker.changed:
-            self._asked = asked
+            self._asked = asked, ready
             self._worker.wake()
 
     def publish(self, waiting: Waits) -> Blockers:
         """Return what was found for those of the waits that were in progress when it was looked up."""
         found = self._found
-        if not found or not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
+        if not len(waiting) or time.monotonic() - self._found_s > _OLD_S:
             return {}
+        shown: dict[ThreadKey, tuple[Blocker, ...]] = {
+            ThreadKey(pid, 0): (Blocker(pid, 0, CPU_QUOTA, False, cgroup),) for pid, cgroup in self._throttled.items()
+        }
+        if not found:
+            return shown
         at = waiting.rows_of(thread_codes(integers([*found], 2)))
         rows, known = waiting.list.rows[at].tolist(), np.flatnonzero(at >= 0).tolist()
         items = [*found.items()]
-        shown: dict[ThreadKey, tuple[Blocker, ...]] = {}
         for n in known:
             key, one = items[n]
             if not rows[n][READY_NS] and _is_same(rows[n], one):  # otherwise it only waits for a CPU
@@ -103,22 +122,30 @@ class BlockersWorker:
         """Ask the worker to stop, and return immediately. May be called twice."""
         self._worker.close()
 
-    def _next(self) -> list[Blocked] | Rest:
+    def _next(self) -> tuple[list[Blocked], Sequence[int]] | Rest:
         if self._asked is None:
             return Rest()
         asked, self._asked = self._asked, None
         return asked
 
     def _run(self, worker: Worker) -> None:
-        for asked in worker.requests(self._next):
+        for asked, ready in worker.requests(self._next):
             began_s = time.thread_time()
             self._reads.refill()
             found: dict[ThreadKey, Found] = {}
             for find in self._finders:
                 for key, one in find(asked).items():
                     found.setdefault(key, one)
+            self._throttled = self._quotas.find(ready) if self._quotas else {}
             self._found, self._found_s = found, time.monotonic()
             worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
+
+
+def _ready(waiting: Waits) -> list[int]:
+    """Return the processes with a thread in the run queue."""
+    rows = waiting.list.rows
+    pids: list[int] = np.unique(rows[(rows[:, READY_NS] != 0) | waiting.list.is_ready, 0]).tolist()
+    return [pid for pid in pids if pid not in PSEUDO_PIDS]
 
 
 def _is_same(row: Sequence[int], found: Found) -> bool:

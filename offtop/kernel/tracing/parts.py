@@ -19,6 +19,7 @@ from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.peers import PeersWorker
+from offtop.kernel.resolve.quotas import Quotas
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.titles import TitlesWorker
 from offtop.kernel.resolve.user_frames import UserFrames
@@ -88,7 +89,8 @@ class Parts:
         self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
         opened.callback(self.peers.close)
-        self.blockers = BlockersWorker(self.catalog, self.names, cpython_frames, reads)
+        quotas = None if loaded.features.throttle_work else Quotas()
+        self.blockers = BlockersWorker(self.catalog, self.names, cpython_frames, reads, quotas)
         opened.callback(self.blockers.close)
         self.titles = TitlesWorker(self.catalog, reads)
         opened.callback(self.titles.close)

@@ -200,7 +200,8 @@ class SuspectTexts:
         of = f" of cgroup {cgroup}" if cgroup else ""
         share = f"{100 * one.waiting / max(1, one.end.many):.0f}% of the time"
         waits = f"{self.name_of(one.end)} wait{'s' * (one.end.many == 1)}"
-        return Sentence(f"{waits} for the CPU quota{of} ({share})", "the quota, and how many threads share it")
+        likely = "" if one.end.is_exact else ", likely"
+        return Sentence(f"{waits} for the CPU quota{of}{likely} ({share})", "the quota, and how many threads share it")
 
     def _next(self, one: Suspect, waiter: Hop) -> str:
         if one.kind == CPU:

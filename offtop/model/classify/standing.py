@@ -50,7 +50,7 @@ class WaitsOfTick:
         """`blocked` and `every` are the waits as of `snapshot` and the time in `window`, before standing ones count as
         idle. `since_ns` is when offtop began to measure (CLOCK_MONOTONIC)."""
         self.snapshot, self.blocked = snapshot, blocked
-        self.activity = Activity(every, window)
+        self.activity = Activity(every, window, snapshot.blockers)
         self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares

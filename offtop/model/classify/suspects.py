@@ -420,7 +420,7 @@ class _Ends:
             _weighed(
                 Suspect(
                     QUOTA,
-                    (self._program_hop(program, self._activity.throttled, THROTTLE),),
+                    (self._throttled_hop(program),),
                     amount,
                     amount * weight,
                 ),
@@ -429,6 +429,10 @@ class _Ends:
             for program, amount in throttled.items()
             if amount > _LEAST
         ]
+
+    def _throttled_hop(self, program: str) -> Hop:
+        hop = self._program_hop(program, self._activity.throttled, THROTTLE)
+        return hop._replace(is_exact=hop.key.pid not in self._activity.likely_throttled)
 
     def _by_program(self, by_pid: Mapping[int, float]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from offtop.model.values.blockers import (
     ANSWER,
+    CPU_QUOTA,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -28,6 +29,7 @@ from offtop.model.values.blockers import (
     UPSTREAM,
     WAKER,
     Blocker,
+    Blockers,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.peers import HOLDER, may_have_peers
@@ -175,14 +177,16 @@ def wait_graph(
 class Activity:
     """What threads and processes did in the window, in threads on average."""
 
-    def __init__(self, every: Shares, window: Window) -> None:
+    def __init__(self, every: Shares, window: Window, blockers: Blockers) -> None:
         self._every, self._span_ns = every, max(1, window.span_ns)
         table = table_of(THREADS, window.threads)
         ids, running = table.ids, table.numbers[:, RUNNING_NS] / self._span_ns
         self.running = _sums(ids[:, 0], running)
         """By PID."""
-        self.ready, self.throttled = self._in(RUN_QUEUE), self._in(THROTTLE)
-        """By PID: waiting for a CPU, and for the CPU quota."""
+        self.likely_throttled = {key.pid for key, some in blockers.items() if some[0].via == CPU_QUOTA}
+        """Processes that wait for the CPU quota when they seem to wait for a CPU."""
+        self.throttled, self.ready = self._throttled_and_ready()
+        """By PID: waiting for the CPU quota, and for a CPU."""
         self._of_processes: Sequence[Mapping[int, float]] = self.throttled, self.ready, self.running
         self._of_threads: Sequence[Mapping[int, float]] = ()
         """The same three by thread code, if a thread was looked up."""
@@ -195,13 +199,20 @@ class Activity:
         codes = thread_codes(every.ids[rows]) if of_threads else every.ids[rows, 0]
         return _sums(codes, every.total_ns[rows] / self._span_ns)
 
+    def _throttled_and_ready(self, of_threads: bool = False) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        throttled, ready = self._in(THROTTLE, of_threads), self._in(RUN_QUEUE, of_threads)
+        pids = {code: code >> 32 if of_threads else code for code in ready}
+        likely = {code: ns for code, ns in ready.items() if pids[code] in self.likely_throttled}
+        every = {code: throttled.get(code, 0.0) + likely.get(code, 0.0) for code in {*throttled, *likely}}
+        return every, {code: ns for code, ns in ready.items() if code not in likely}
+
     def busy(self, key: ThreadKey) -> tuple[str, float]:
         """Return whether it mostly RUNS, wants a CPU (`run-queue`) or is throttled, and how much of these it does."""
         parts, code = self._of_processes, key.pid
         if key.tid:
             if not self._of_threads:
                 running = _sums(self._codes, self._running_ns)
-                self._of_threads = self._in(THROTTLE, True), self._in(RUN_QUEUE, True), running
+                self._of_threads = *self._throttled_and_ready(True), running
             parts, code = self._of_threads, key.pid << 32 | key.tid
         if not any(code in one for one in parts):
             return RUNS, 0.0

@@ -11,6 +11,7 @@ from offtop.model.values.catalog import ThreadKey
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
+CPU_QUOTA = "cpu-quota"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
@@ -26,6 +27,7 @@ VIA: Mapping[str, str] = {
     TITLE: "says so in its title",
     WAKER: "ended most of the latest waits for the same",
     LOOKUP: "is the only thread that is looking up a name in a directory",
+    CPU_QUOTA: "is in a cgroup that used up its CPU quota in most periods",
 }
 """How it is known who must act."""
 ELSEWHERE = 0
@@ -48,4 +50,6 @@ class Blocker(NamedTuple):
 
 
 Blockers = Mapping[ThreadKey, tuple[Blocker, ...]]
-"""Thread that waits → all that are known to hold what it waits for; any of them may be the one that must act."""
+"""Thread that waits → all that are known to hold what it waits for; any of them may be the one that must act.
+
+A process (tid 0) that waits for its CPU quota, but is in the run queue for the kernel, has itself, via CPU_QUOTA."""

@@ -5,6 +5,7 @@ import pytest
 from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
 from offtop.model.values.blockers import (
     ANSWER,
+    CPU_QUOTA,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -148,6 +149,17 @@ def test_cpu_names_who_has_it_and_quota_the_cgroup() -> None:
     ((says, then),) = sentences(machine, 3)
     assert says == "svc(30) waits for the CPU quota of cgroup svc (54% of the time)"
     assert "quota" in then
+
+
+def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None:
+    machine = Machine()
+    for pid in (30, 31):
+        machine.runs("svc", pid, 0.1, ready=0.8)
+        machine.catalog.details[pid] = Details(cgroup="/system.slice/svc")
+        machine.held(ThreadKey(pid, 0), Blocker(pid, 0, CPU_QUOTA, False, "/system.slice/svc"))
+    machine.runs("yes", 20, 1.0)
+    ((says, _),) = sentences(machine, 3)
+    assert says == "2 svc wait for the CPU quota of cgroup svc, likely (80% of the time)"
 
 
 def test_who_ended_most_waits_is_likely() -> None:
