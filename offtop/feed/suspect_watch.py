@@ -7,6 +7,7 @@ import numpy as np
 from offtop.feed.source import Source
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
+from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.suspects import NOTHING_FOUND, Found, SuspectFinder
@@ -33,7 +34,7 @@ class SuspectWatch:
         self._weights, self._causes = weights, CauseFinder(source.names, rules)
         self._finder = SuspectFinder(weights)
         self.compare_with(baseline)
-        self._peers = KnownPeers()
+        self._peers, self._ended = KnownPeers(), EndedStacks()
         self._since_ns: int | None = None
         """CLOCK_MONOTONIC of the earliest moment that was measured; None: there is none yet."""
         self._waits: WaitsOfTick | None = None
@@ -51,8 +52,9 @@ class SuspectWatch:
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup
         begin_ns = window.at_ns - window.span_ns
         self._since_ns = begin_ns if self._since_ns is None else min(self._since_ns, begin_ns)
-        causes, peers = self._causes, self._peers
-        self._waits = WaitsOfTick(snapshot, window, blocked, every, self._weights, causes, peers, self._since_ns)
+        self._waits = WaitsOfTick(
+            snapshot, window, blocked, every, self._weights, self._causes, self._peers, self._ended, self._since_ns
+        )
         return self._waits.standing_sites
 
     def tick(self, tick: HistoryTick) -> Found:

@@ -6,6 +6,7 @@ from offtop import paths
 from offtop.model.classify import categories, causes, suspect_weights
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
+from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.standing import WaitsOfTick
 from offtop.model.classify.suspects import Found, SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers, WaitGraph
@@ -46,6 +47,7 @@ class Machine:
     sites: dict[SiteKey, SiteTotals] = field(default_factory=dict[SiteKey, SiteTotals])
     blockers: dict[ThreadKey, tuple[Blocker, ...]] = field(default_factory=dict[ThreadKey, tuple[Blocker, ...]])
     titles: dict[int, str] = field(default_factory=dict[int, str])
+    stacks_of_ended: EndedStacks = field(default_factory=EndedStacks)
     catalog: Catalog = field(default_factory=Catalog)
     mode: str = OFFCPU
 
@@ -141,7 +143,9 @@ class Machine:
 
     def tick(self) -> WaitsOfTick:
         now, blocked, every, window = self.measured()
-        return WaitsOfTick(now, window, blocked, every, WEIGHTS, self.causes, KnownPeers(), AT_NS - SPAN_NS)
+        return WaitsOfTick(
+            now, window, blocked, every, WEIGHTS, self.causes, KnownPeers(), self.stacks_of_ended, AT_NS - SPAN_NS
+        )
 
     def graph(self) -> WaitGraph:
         return self.tick().graph

@@ -129,6 +129,7 @@ class BlockersWorker:
         return asked
 
     def _run(self, worker: Worker) -> None:
+        before: Mapping[ThreadKey, Found] = {}
         for asked, ready in worker.requests(self._next):
             began_s = time.thread_time()
             self._reads.refill()
@@ -137,7 +138,11 @@ class BlockersWorker:
                 for key, one in find(asked).items():
                     found.setdefault(key, one)
             self._throttled = self._quotas.find(ready) if self._quotas else {}
-            self._found, self._found_s = found, time.monotonic()
+            # A thread that polls again and again may be in a wait that is too young to be looked at.
+            young = before.keys() - {one.key for one in asked}
+            self._found = {key: before[key] for key in young if before[key].arguments} | found
+            self._found_s = time.monotonic()
+            before = found
             worker.rest(min(_LONGEST_PAUSE_S, _PAUSE_TIMES * (time.thread_time() - began_s)))
 
 

@@ -1,7 +1,7 @@
 """Finds who has not answered a request: the server of a client, and the upstream of a server.
 
 A client waits for data of a TCP connection on which it has sent something last: `app` waits for `python3`, or for
-10.0.0.5:8080 if that is another machine. It waits in read() or the like, or it polls a few descriptors, as curl does.
+10.0.0.5:8080 if that is another machine. It waits in read() or the like, or polls a few descriptors, as curl does.
 
 A server waits while its own clients do: `nginx` waits for `python3` on :8099. It looks idle: it waits in epoll_wait()
 for any of its connections. It is likely to wait for an answer on a connection that it made, if it sent something last
@@ -11,6 +11,7 @@ request (a subscription), or never get one (a log).
 The kernel has for each TCP connection when data was last sent and received.
 """
 
+import re
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -48,8 +49,13 @@ _MOST_POLLED, _MOST_POLLERS = 8, 64
 """How many descriptors a client polls at most, and how many clients are looked at."""
 _POLL_ARGUMENTS = 2
 """A thread that polls again with the same first arguments (what, and how many) polls for the same."""
+_EPOLLS, _SELECTS = ("epoll_wait", "epoll_pwait", "epoll_pwait2"), ("select", "pselect6")
+_MOST_SELECTED = 1024
+_FDINFO_BYTES = 4096
+_WATCHED = re.compile(rb"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", re.MULTILINE)
 _POLLFD = struct.Struct("=ihh")
 _POLLIN = 1
+"""Also EPOLLIN."""
 _LATE_MS = 1000
 """Who polls for an answer, and got none for so long, waits for it. Before, it may ask for work again and again."""
 _NS_PER_MS = 1_000_000
@@ -136,22 +142,35 @@ class Upstreams:
     ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
         """Return who has not answered the threads that poll a few descriptors, newest first, none of which listens."""
         waits: list[tuple[Blocked, Connection]] = []
-        few = [one for one in reversed(polls) if one.call in ("poll", "ppoll") and one.arguments[1] <= _MOST_POLLED]
-        for by in few[:_MOST_POLLERS]:
-            sockets = [_socket_at(by.key, fd) for fd in self._polled(by)]
+        for by in [one for one in reversed(polls) if one.arguments][:_MOST_POLLERS]:
+            descriptors = self._polled(by)
+            sockets = [_socket_at(by.key, fd) for fd in descriptors] if len(descriptors) <= _MOST_POLLED else []
             if not table.listening.intersection(sockets):
                 due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
                 waits += [(by, one) for one in due if one.sent_ms >= _LATE_MS or table.is_unread(one)]
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
     def _polled(self, by: Blocked) -> list[int]:
-        """Return the descriptors of which a thread in poll() waits for data."""
-        path = f"/proc/{by.key.pid}/task/{by.key.tid}/mem"
+        """Return the descriptors of which a thread in poll() or the like waits for data; none if there are many."""
+        first, second = by.arguments[:2]
         with suppress(OSError):  # TimeoutError is one
-            raw = self._reads.ask(by.key.pid, "piece", path, _POLLFD.size * by.arguments[1], by.arguments[0])
-            whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
-            return [fd for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0 and events & _POLLIN]
+            if by.call in _EPOLLS:
+                path = f"/proc/{by.key.tid}/fdinfo/{first & 0xFFFFFFFF}"
+                (text,) = self._reads.ask(by.key.pid, "contents", [path], _FDINFO_BYTES)
+                return [int(fd) for fd, events in _WATCHED.findall(text) if int(events, 16) & _POLLIN]
+            if by.call in _SELECTS and second and first <= _MOST_SELECTED:
+                words = self._memory(by.key, second, 8 * ((first + 63) // 64))
+                bits = int.from_bytes(words, "little")
+                return [fd for fd in range(first) if bits >> fd & 1]
+            if by.call not in (*_EPOLLS, *_SELECTS) and second <= _MOST_POLLED:
+                raw = self._memory(by.key, first, _POLLFD.size * second)
+                whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
+                return [fd for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0 and events & _POLLIN]
         return []
+
+    def _memory(self, key: ThreadKey, address: int, size_bytes: int) -> bytes:
+        """Read memory of a thread. Raises OSError."""
+        return self._reads.ask(key.pid, "piece", f"/proc/{key.pid}/task/{key.tid}/mem", size_bytes, address)
 
     def _far_ends(
         self, table: "_Table", waits: Sequence[tuple[Blocked, Connection]]

@@ -12,7 +12,18 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
 from offtop.model.classify.wait_graph import AWAY, IDLE, LOCKS, RUNS
-from offtop.model.values.blockers import FILE_LOCK, GIL, LOOKUP, MUTEX, STOPPED_BY, TITLE, UPSTREAM, WAKER
+from offtop.model.values.blockers import (
+    ANSWER,
+    BACKLOG,
+    FILE_LOCK,
+    GIL,
+    LOOKUP,
+    MUTEX,
+    STOPPED_BY,
+    TITLE,
+    UPSTREAM,
+    WAKER,
+)
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
 from offtop.model.windows.baseline import Baseline
@@ -52,6 +63,8 @@ _WAITS: Mapping[str, str] = {
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER, LOOKUP}
 _PIPE_IS_FULL = "pipe-full"
+_POLLS = ("poll", "event-loop")
+"""Ids of cause rules that do not say what of several things a thread waits for."""
 _PRIORITY = "its priority (nice), or a CPU quota for it"
 _OWN_LOCKS = "in which order they take their locks; end one of them to free the others"
 
@@ -137,9 +150,10 @@ class SuspectTexts:
         """Return what a hop waits for."""
         if hop.via == FILE_LOCK and hop.what:
             return hop.what
-        if hop.via == UPSTREAM:
-            return "an answer"
         rule = self.rule(hop)
+        polls = rule is None or rule.general.id in _POLLS
+        if hop.via == UPSTREAM or (hop.via in (ANSWER, BACKLOG) and hop.state == "poll" and polls):
+            return "an answer"
         if rule and hop.via:  # the next hop is named anyway
             rule = rule.general
         return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)

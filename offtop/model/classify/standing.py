@@ -6,29 +6,30 @@ behind no suspect.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
+from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
-from offtop.model.values.blockers import ANSWER, UPSTREAM
-from offtop.model.values.catalog import Catalog
+from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.snapshot import Bound, Snapshot
-from offtop.model.values.stack import FIRST_STACK, NO_STACK, nameless
-from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, distinct
-from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE, WaitList
-from offtop.model.values.wake import Object
+from offtop.model.values.stack import nameless
+from offtop.model.values.table import NO_SITES, SITES, Mask, SiteKeys
+from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
 _PIPE, _LOCK = "pipe", "lock"
+_KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
 _KEEPS_WAITING = frozenset({SLEEP, "stopped"})
 """Normal for who has no work, but nobody answers a request then."""
+_STOPPED = frozenset({"stopped"})
 _SATURATED = 0.9
 """Threads on average: a server that runs so much, or wants to, is late for all of its clients."""
 
@@ -45,6 +46,7 @@ class WaitsOfTick:
         weights: Weights,
         causes: CauseFinder,
         peers: KnownPeers,
+        ended: EndedStacks,
         since_ns: int,
     ) -> None:
         """`blocked` and `every` are the waits as of `snapshot` and the time in `window`, before standing ones count as
@@ -58,7 +60,7 @@ class WaitsOfTick:
         self.idle = [shares.leaves[number].idle for number in numbers] if shares else []
         ages_ns = self.waits.ages_ns(blocked.at_ns)
         self.ages_ns: list[int] = ages_ns.tolist()
-        ids: list[list[int]] = self._with_ended_stacks(shares, ages_ns, every) if shares else []
+        ids: list[list[int]] = ended.in_place_of_unknown(blocked, shares, every, snapshot.catalog) if shares else []
         self.places = [*map(SITES.key, ids)]
         """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
         self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
@@ -72,8 +74,9 @@ class WaitsOfTick:
         self.via = {edge.source: edge.via for edge in self.graph.edges}
         """Row or node → how it is known who must act."""
         self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
+        """Edges to who may owe an answer, by row; and from a process to its threads, by node."""
         for edge in self.graph.edges:
-            if edge.via == ANSWER:
+            if edge.via in (ANSWER, SOCKET):
                 self._answers[edge.source].append(edge)
             elif not edge.via:
                 self._of_processes[edge.source].append(edge)
@@ -123,10 +126,6 @@ class WaitsOfTick:
         found = self._causes.rules_at([self.sites[row] for row in rows], self.snapshot.catalog)
         self._rules.update(zip(rows, found, strict=True))
 
-    def _with_ended_stacks(self, shares: Shares, ages_ns: Ints, every: Shares) -> list[list[int]]:
-        wanted = ~np.array(self.idle, np.bool_)
-        return _with_ended_stacks(shares.ids, ages_ns, wanted, every, self.snapshot.catalog).tolist()
-
     def _counted(self) -> Mask:
         """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
 
@@ -137,7 +136,7 @@ class WaitsOfTick:
         least_ns = self._weights.least_age_ns
         for row, (idle, age_ns) in enumerate(zip(self.idle, self.ages_ns, strict=True)):
             state = self.graph.nodes[row].state
-            idle = idle and self.via.get(row) != UPSTREAM
+            idle = idle and self.via.get(row) not in _KNOWN_TO_WAIT
             counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
         return counts
 
@@ -163,64 +162,31 @@ class WaitsOfTick:
     def _is_of_normal_kind(self, row: int) -> bool:
         """Return whether a thread may wait that way because it has no work, as far as the category says."""
         is_normal = self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
-        return is_normal and not any(
-            edge.is_exact or self._is_at_work(edge.target) for edge in self._answers.get(row, ())
-        )
+        return is_normal and not any(self._owes(edge) for edge in self._answers.get(row, ()))
 
-    def _is_at_work(self, node: int) -> bool:
-        """Return whether who owes an answer may be what keeps a client waiting: it does not look idle itself."""
+    def _owes(self, edge: Edge) -> bool:
+        """Return whether the other end is what keeps a client waiting, as far as it is known that the client asked."""
+        if edge.via == ANSWER:
+            return edge.is_exact or self._is_at_work(edge.target, _KEEPS_WAITING)
+        return self._is_at_work(edge.target, _STOPPED)
+
+    def _is_at_work(self, node: int, normal_but: Collection[str]) -> bool:
+        """Return whether who may owe an answer does not look idle itself.
+
+        `normal_but`: states that are normal without work, but not for who was asked for something.
+        """
         into = self._of_processes.get(node)
         if into:
-            return any(self._is_at_work(edge.target) for edge in into)
+            return any(self._is_at_work(edge.target, normal_but) for edge in into)
         key, row, state, _ = self.graph.nodes[node]
         if state in (RUNS, RUN_QUEUE):
-            return self.activity.busy(key)[1] >= _SATURATED
+            return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED
         if state in (IDLE, AWAY):
             return False
         if row in self._unclear:
             return False
-        return state in _KEEPS_WAITING or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
+        return state in normal_but or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
 
     def _has_normal_cause(self, row: int) -> bool:
         rule = self.rule(row)
         return rule is None or rule.general.id not in self._weights.cause
-
-
-def _with_ended_stacks(ids: Ints, ages_ns: Ints, wanted: Mask, every: Shares, catalog: Catalog) -> Ints:
-    """Return the sites `ids` of waits in progress, with user stacks from waits in `every` where they have none yet.
-
-    The user stack of a wait in progress is read some ticks after it began. A thread that waits again and again, with a
-    timeout of a second for example, would never have one. It is taken from the thread's ended waits at the same kernel
-    stack for the same object, if these have only one, and one of them was at least half as long. Only for the waits
-    `wanted`.
-    """
-    without = np.flatnonzero(
-        (ids[:, USER] == NO_STACK) & (ids[:, KERNEL] >= FIRST_STACK) & (ids[:, WAKE] != 0) & wanted
-    )
-    ended = np.flatnonzero((every.waits > 0) & (every.ids[:, USER] >= FIRST_STACK) & (every.ids[:, WAKE] != 0))
-    ended = ended[np.isin(every.ids[ended, 1], ids[without, 1])]
-    if not len(ended):
-        return ids
-    places = np.concatenate((ids[without], every.ids[ended]))[:, [0, 1, KERNEL, WAKE]]
-    places[:, 3] = _objects(places[:, 3], catalog)
-    _, group = distinct(places)
-    of_waits, of_ended = group[: len(without)], group[len(without) :]
-    users, least, most, longest_ns = every.ids[ended, USER], *np.zeros((3, group.max() + 1), np.int64)
-    least[:] = np.iinfo(np.int64).max
-    np.minimum.at(least, of_ended, users)
-    np.maximum.at(most, of_ended, users)
-    np.maximum.at(longest_ns, of_ended, every.max_ns[ended])
-    is_known = (places[: len(without), 3] >= 0) & (least == most)[of_waits]
-    is_known &= 2 * longest_ns[of_waits] >= ages_ns[without]
-    found = ids.copy()
-    found[without[is_known], USER] = most[of_waits[is_known]]
-    return found
-
-
-def _objects(wakes: Ints, catalog: Catalog) -> Ints:
-    """Return a number for the object of each wake (id), the same for the same object; -1 if it is unknown."""
-    once, which = np.unique(wakes, return_inverse=True)
-    numbers: dict[Object, int] = {}
-    objects = (catalog.wake(one).object for one in once.tolist())
-    of_once = [numbers.setdefault(one, len(numbers)) if one.kind else -1 for one in objects]
-    return np.array(of_once, np.int64)[which]

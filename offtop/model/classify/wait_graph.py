@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from offtop.model.values.blockers import (
     ANSWER,
+    BACKLOG,
     CPU_QUOTA,
     ELSEWHERE,
     FILE_LOCK,
@@ -32,7 +33,7 @@ from offtop.model.values.blockers import (
     Blockers,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.peers import HOLDER, may_have_peers
+from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
@@ -454,7 +455,12 @@ def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
     sides = catalog.peers_of(what).sides_of_wait(catalog.stack(kernel))
     via = PIPE if what.kind == PIPE_OBJECT else SOCKET
     # Who holds a file lock is in Snapshot.blockers, where it has been checked.
-    return tuple(Blocker(one.pid, 0, via, True) for side in sides if side.role != HOLDER for one in side.processes)
+    return tuple(
+        Blocker(one.pid, 0, BACKLOG if side.role == LISTENER else via, True)
+        for side in sides
+        if side.role != HOLDER
+        for one in side.processes
+    )
 
 
 def _is_awaiting_lookup(stack: Stack) -> bool:

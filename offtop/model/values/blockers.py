@@ -11,14 +11,15 @@ from offtop.model.values.catalog import ThreadKey
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
-CPU_QUOTA = "cpu-quota"
+BACKLOG, CPU_QUOTA = "backlog", "cpu-quota"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
     MUTEX: "is the owner that stands in the mutex",
     GIL: "holds Python's global interpreter lock",
     PIPE: "has the other end of the pipe open",
-    SOCKET: "has the other end of the connection open, or listens there",
+    SOCKET: "has the other end of the connection open",
+    BACKLOG: "listens at the other end, and has not accepted the connection",
     ANSWER: "got the last data on the connection, and has sent nothing since",
     UPSTREAM: "got the last request on a connection of this server, and has not answered it",
     FILE_SYSTEM: "serves the file system (FUSE)",

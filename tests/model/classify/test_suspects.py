@@ -355,6 +355,26 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
     assert bool(machine.found().suspects) != stands
 
 
+@pytest.mark.parametrize(("server", "stands"), [("stopped", False), ("lock", False), ("sleep", True), ("poll", True)])
+def test_readers_of_a_local_socket_stand_unless_its_other_end_is_stuck(server: str, stands: bool) -> None:
+    """It is not known whether they have asked for something: they may subscribe to events."""
+    machine = Machine()
+    machine.waits("server", 20, server, 90, "lib:pthread_mutex_lock", before=True)
+    for pid in range(30, 36):
+        machine.held(machine.waits("client", pid, "pipe", 90, before=True), Blocker(20, 0, SOCKET, True))
+    assert bool(machine.found().suspects) != stands
+
+
+def test_threads_of_a_server_that_all_sleep_are_behind_clients_that_poll() -> None:
+    machine = Machine()
+    for tid in range(20, 25):
+        machine.waits("server", 20, "sleep", 60, tid=tid)
+    for pid in range(30, 36):
+        machine.held(machine.waits("client", pid, "poll", 50, before=True), Blocker(20, 0, ANSWER, True, "a:1"))
+    (one,) = machine.found().suspects
+    assert (one.end.program, one.end.state, one.end.many, one.waiting) == ("server", "sleep", 5, 6)
+
+
 @pytest.mark.parametrize(("functions", "is_one"), [([], False), (["lib:"], False), (["lib:futex_wait", ""], True)])
 def test_threads_at_a_lock_are_no_suspect_before_a_function_of_theirs_is_known(
     functions: list[str], is_one: bool
@@ -383,9 +403,11 @@ def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_wa
         key = machine.waits("mariadbd", 10, "lock", 0.5, tid=tid, on=Object("futex", f"{tid:#x}", 10))
         wake = machine.waiting[key].site.wake if same else machine.wake(Object("futex", "0x1", 10))
         machine.ended(key, "lock", wake, 1, "lib:pthread_cond_timedwait", "MDL_wait::timed_wait", ms=ms)
-    now = machine.tick()
-    rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.sites))}
-    assert rules == ({"mysql-metadata-lock"} if is_named else {""})
+    for _ in range(2):
+        now = machine.tick()
+        rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.sites))}
+        assert rules == ({"mysql-metadata-lock"} if is_named else {""}), "also in a tick in which none ended"
+        machine.sites.clear()
 
 
 def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> None:

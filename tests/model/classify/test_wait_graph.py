@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from offtop.model.classify.wait_graph import IDLE, RUNS, Edge, Paths, WaitGraph
 from offtop.model.values.blockers import (
+    BACKLOG,
     CHILD,
     FILE_LOCK,
     GIL,
@@ -63,7 +64,7 @@ def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:
         ("pipe", "pipe_write", Object("pipe", "pipe:[7]"), READER, PIPE),
         ("net-recv", "unix_stream_read_generic", Object("unix", "socket:[8]"), PEER, SOCKET),
         ("net-recv", "tcp_recvmsg", Object("tcp", "socket:[9]", 0, "127.0.0.1:41000", "127.0.0.1:80"), PEER, SOCKET),
-        ("connect", "inet_stream_connect", Object("tcp", "socket:[9]", 0, "[::1]:4", "[::1]:80"), LISTENER, SOCKET),
+        ("connect", "inet_stream_connect", Object("tcp", "socket:[9]", 0, "[::1]:4", "[::1]:80"), LISTENER, BACKLOG),
     ],
 )
 def test_pipe_and_socket_lead_to_the_process_at_the_other_end(
