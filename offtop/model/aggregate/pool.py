@@ -7,21 +7,25 @@ the same thing, which is a convoy.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from offtop.model.aggregate.folding import Folding
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import PLACELESS
+from offtop.model.values.table import THREADS, Ints, distinct_rows
+from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, WaitList
 
 LEAST_MEMBERS = 4
 """Fewer threads are shown one by one."""
 LEAST_CONVOY = 3
 FUTEX = "futex"
 _MOST_NAMES = 65_536
+_WORD = (1 << 64) - 1
 K = TypeVar("K")
 
 
@@ -88,29 +92,45 @@ def convoys(
     waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], catalog: Catalog
 ) -> dict[K, Convoy]:
     """Return for each key the largest convoy: threads at one futex or kernel function."""
-    counts: dict[K, Counter[tuple[str, int]]] = {}
-    at: dict[tuple[K, tuple[str, int]], Waiting] = {}
-    for one in waits:
-        key = key_of(one.site.thread)
-        if key is None or one.is_ready or one.site.kernel in PLACELESS:
-            continue
-        what = _what(one, catalog)
-        if not what[0]:
-            continue  # not looked up yet
-        counts.setdefault(key, Counter())[what] += 1
-        at.setdefault((key, what), one)
-    found: dict[K, Convoy] = {}
-    for key, by_what in counts.items():
-        what, waiting = max(by_what.items(), key=lambda item: (item[1], item[0]))
-        if waiting >= LEAST_CONVOY:
-            one = at[key, what]
-            site = one.site._replace(user=one.user)
-            found[key] = Convoy(waiting, max(waiting, sizes.get(key, 0)), what[1], site)
-    return found
+    every = WaitList.of(waits)
+    every = every.of_rows(~every.is_ready & ~np.isin(every.rows[:, KERNEL], [*PLACELESS]))
+    things, thing = _things(every, catalog)
+    numbers: dict[K | None, int] = {None: 0}
+    ids: list[list[int]] = every.rows[:, :2].tolist()
+    keys = map(key_of, map(THREADS.key, ids))
+    key = np.array([numbers.setdefault(one, len(numbers)) for one in keys], np.int64)
+    found = np.unique(key * len(things) + thing, return_index=True, return_counts=True)
+    kinds_rows_counts: list[list[int]] = np.column_stack(found).tolist()
+    of_keys = [*numbers]
+    largest: dict[K, tuple[int, tuple[str, int], int]] = {}
+    for kind, row, count in kinds_rows_counts:
+        one, what = of_keys[kind // len(things)], things[kind % len(things)]
+        if one is not None and what[0] and count >= LEAST_CONVOY:  # without a name it was not looked up yet
+            largest[one] = max(largest.get(one, (0, what, row)), (count, what, row))
+    return {
+        one: Convoy(count, max(count, sizes.get(one, 0)), what[1], every[row].place)
+        for one, (count, what, row) in largest.items()
+    }
 
 
-def _what(one: Waiting, catalog: Catalog) -> tuple[str, int]:
-    if one.arguments and catalog.calls.get(one.call) == FUTEX:
-        return FUTEX, one.arguments[0]
-    frames = catalog.stack(one.site.kernel).trimmed
-    return (frames[0].name if frames else ""), 0
+def _things(waits: WaitList, catalog: Catalog) -> tuple[list[tuple[str, int]], Ints]:
+    """Return the distinct things that are waited for, and for each wait the index of its own.
+
+    A thing is a futex with its address, or the name of a kernel function with 0; the name may be unknown, so empty.
+    """
+    is_futex = np.isin(waits.rows[:, CALL], [call for call, name in catalog.calls.items() if name == FUTEX])
+    things = np.zeros((len(waits), 3), np.int64)
+    things[:, 0], things[is_futex, 1] = is_futex, waits.rows[is_futex, ARGUMENTS]
+    things[~is_futex, 2] = waits.rows[~is_futex, KERNEL]
+    distinct, which = distinct_rows(things)
+    numbers: dict[tuple[str, int], int] = {}
+    of_distinct = [
+        numbers.setdefault((FUTEX, address & _WORD) if of_futex else (_function(stack, catalog), 0), len(numbers))
+        for of_futex, address, stack in distinct
+    ]
+    return [*numbers], np.array(of_distinct, np.int64)[which]
+
+
+def _function(kernel: int, catalog: Catalog) -> str:
+    frames = catalog.stack(kernel).trimmed
+    return frames[0].name if frames else ""

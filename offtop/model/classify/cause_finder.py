@@ -169,7 +169,9 @@ class CauseFinder:
     def rules_at(self, sites: Iterable[tuple[int, ...]], catalog: Catalog) -> list[Rule | None]:
         """Return the rule for each of breakdown.sites_of; None also if the location is unknown."""
         self._drop_outdated(catalog)
-        return [None if site[0] in PLACELESS else self._of_row(site, catalog) for site in sites]
+        every = [*sites]  # many waits are at the same one
+        of_site = {site: None if site[0] in PLACELESS else self._of_row(site, catalog) for site in dict.fromkeys(every)}
+        return [of_site[site] for site in every]
 
     def reasons_at(self, sites: Sequence[tuple[int, ...]], catalog: Catalog) -> list[Reason]:
         """Return the cause of each, as the key of a list's row."""

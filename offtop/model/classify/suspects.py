@@ -257,17 +257,23 @@ class _Ends:
         found = np.zeros(len(own))
         rows: list[int] = np.flatnonzero(own).tolist()
         self._waits.look_up(rows)
+        of_alike: dict[tuple[str, str | None, tuple[int, ...]], float] = {}
         for row in rows:
-            state = self._graph.nodes[row].state
-            is_known = row in self._via
-            if not is_known and self._is_kernel_thread(row):
+            state, via, site = self._graph.nodes[row].state, self._via.get(row), self._waits.sites[row]
+            if via is None and self._waits.is_unclear(row):
                 continue
-            rule = self._waits.rule(row)
-            if not is_known and self._waits.is_unclear(row):
-                continue
-            weight = self._weights.of(state, rule, is_known)
-            found[row] = max(weight, self._weights.via.get(self._via.get(row, ""), 0.0))
+            weight = of_alike.get((state, via, site))
+            if weight is None:
+                weight = of_alike[state, via, site] = self._weight(row, state, via)
+            found[row] = weight
         return found
+
+    def _weight(self, row: int, state: str, via: str | None) -> float:
+        """`via`: how it is known who must act; None if it is not."""
+        if via is None and self._is_kernel_thread(row):
+            return 0.0
+        weight = self._weights.of(state, self._waits.rule(row), via is not None)
+        return max(weight, self._weights.via.get(via or "", 0.0))
 
     def _unusual(self, harm: Floats, own: Floats) -> Floats:
         """Return which part of the waiting at each node is more than usual for the program and category."""

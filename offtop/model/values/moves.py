@@ -83,7 +83,8 @@ class Moves(Sequence[Move]):
 
     def outside(self, sites: SiteKeys, begin_ns: int, end_ns: int) -> "Moves":
         """Return the moves without their parts from `begin_ns` to `end_ns` that take time from one of `sites`."""
-        some = sites.mask(self.rows[:, WAS:NOW]) & (self.rows[:, SINCE] < end_ns) & (self.rows[:, UNTIL] > begin_ns)
+        some = (self.rows[:, SINCE] < end_ns) & (self.rows[:, UNTIL] > begin_ns)
+        some[some] = sites.mask(self.rows[some, WAS:NOW])
         if not some.any():
             return self
         cut = Moves(self.rows[some])

@@ -6,7 +6,7 @@ from typing import Generic
 import numpy as np
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.table import MAX_NS, Groups, Ints, K, Kind, Table, V
+from offtop.model.values.table import MAX_NS, Groups, Ints, K, Kind, Table, V, nonzero_lanes
 
 _FIRST_ROOM = 1024
 _MOST_EMPTY = 1024
@@ -69,7 +69,8 @@ class Running(Mapping[K, V], Generic[K, V]):
         self._longest_ns[rows] = np.maximum(self._longest_ns[rows], maxima)
         self._added_ns[rows] = at_ns
         if lanes is not None:
-            self._lanes[rows] = self._lanes.take(rows, axis=0) + lanes
+            at, lane, counts = nonzero_lanes(lanes).T
+            self._lanes[rows[at], lane] += counts
         return new
 
     def begin_with(self, ids: Ints, numbers: Ints, lanes: Ints, longest_ns: Ints, at_ns: int) -> None:

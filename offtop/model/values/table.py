@@ -33,6 +33,8 @@ _MIX = np.array(
 
 
 _BITS = 63
+_MOST_DENSE = 1 << 16
+"""Codes below this are counted instead of sorted."""
 
 
 class Kind(Generic[K, V]):
@@ -148,6 +150,11 @@ class Groups:
         self._starts = _starts(in_order[1:] != in_order[:-1], len(in_order))
         self.codes: Ints = in_order[self._starts]
 
+    @property
+    def of_rows(self) -> Ints:
+        """The index of each row's group."""
+        return _which(self._order, self._starts)
+
     def sums(self, values: Ints) -> Ints:
         """Sum the values of each group; of a matrix, column by column."""
         return self._reduced(np.add, values)
@@ -171,11 +178,22 @@ def summed(kind: Kind[K, V], ids: Ints, numbers: Ints, lanes: Ints) -> Table[K, 
     in_order_numbers = numbers.take(order, axis=0)
     sums = np.add.reduceat(in_order_numbers, starts, axis=0)
     sums[:, MAX_NS] = np.maximum.reduceat(in_order_numbers[:, MAX_NS], starts)
-    whole = np.zeros((len(starts), log2.LANES), np.int64)
-    if len(lanes):
-        of_keys = Groups(_which(order, starts)[: len(lanes)])
-        whole[of_keys.codes] = of_keys.sums(lanes)
-    return Table(kind, ids.take(order[starts], axis=0), sums, whole)
+    counts = nonzero_lanes(lanes)
+    counts[:, 0] = _which(order, starts)[counts[:, 0]]
+    return Table(kind, ids.take(order[starts], axis=0), sums, lanes_of(counts, len(starts)))
+
+
+def nonzero_lanes(lanes: Ints) -> Ints:
+    """Return (row, lane, count) of the lanes that are not 0, which are few."""
+    at = np.flatnonzero(lanes != 0)  # a third of the time that np.nonzero(lanes) takes
+    return np.column_stack((*np.divmod(at, log2.LANES), lanes.ravel()[at]))
+
+
+def lanes_of(counts: Ints, rows: int) -> Ints:
+    """Return the histograms (rows, 40) of `counts`: (row, lane, count), which may repeat."""
+    lanes = np.zeros(rows * log2.LANES, np.int64)
+    np.add.at(lanes, counts[:, 0] * log2.LANES + counts[:, 1], counts[:, 2])
+    return lanes.reshape(-1, log2.LANES)
 
 
 def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -191,6 +209,14 @@ def in_order(ids: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """Return the distinct rows of a matrix in order, and the index of each row's own."""
+    codes = _codes(rows) if len(rows) else []
+    if len(codes) == 1 and (highest := int(codes[0].max())) < _MOST_DENSE:  # without sorting them
+        row_of = np.full(highest + 1, -1)
+        row_of[codes[0]] = np.arange(len(rows))
+        found = np.flatnonzero(row_of >= 0)
+        chosen = row_of[found]
+        row_of[found] = np.arange(len(found))
+        return rows[chosen], row_of[codes[0]]
     order, starts = in_order(rows)
     return rows[order[starts]], _which(order, starts)
 

@@ -55,7 +55,7 @@ class StuckList:
 
     def of(self, some: Stuck, view: View, lines: int, catalog: Catalog) -> StuckPicture:
         """Return the list of `some` waits, of which `lines` rows are visible."""
-        some = some.of_age(view.filter.keeps_age)
+        some = some.of_age(view.filter.keeps_age) if view.filter.chooses_rows else some
         if some.shares is None:
             return StuckPicture(some)
         every = some.shares.mask(view.scope._replace(pid=None, tid=None, idle=True))

@@ -39,6 +39,8 @@ from offtop.model.values.table import (
     distinct_rows,
     in_order,
     integers,
+    lanes_of,
+    nonzero_lanes,
     table_of,
     thread_codes,
 )
@@ -180,7 +182,7 @@ def total(parts: Iterable[Added]) -> Part:
 class Shares(NamedTuple):
     """All off-CPU time of a window in rows, each of one leaf; every breakdown is made of them.
 
-    The first rows are the window's sites, in its order; only those have waits with a histogram.
+    The first rows are the window's sites, in its order; only those have histograms.
     """
 
     leaves: Sequence[Leaf]
@@ -191,12 +193,13 @@ class Shares(NamedTuple):
     waits: Ints
     total_ns: Ints
     max_ns: Ints
-    lanes: Ints
-    """Of the first rows."""
+    counts: Ints
+    """(m, 3) The histograms: row, lane, and how many waits; lanes without a wait are left out."""
 
     def of(self, rows: Mask) -> "Shares":
         chosen = np.flatnonzero(rows)
-        with_lanes = chosen[chosen < len(self.lanes)]
+        counts = self.counts[rows[self.counts[:, 0]]]
+        counts[:, 0] = np.searchsorted(chosen, counts[:, 0])
         return Shares(
             self.leaves,
             self.leaf[chosen],
@@ -204,7 +207,7 @@ class Shares(NamedTuple):
             self.waits[chosen],
             self.total_ns[chosen],
             self.max_ns[chosen],
-            self.lanes[with_lanes],
+            counts,
         )
 
     def in_scope(self, scope: "Scope") -> "Shares":
@@ -221,9 +224,9 @@ class Shares(NamedTuple):
 
     def by(self, codes: Ints) -> Iterator[tuple[int, Added]]:
         """Return the sum for each distinct code; `codes` has one for each row."""
-        every, of_waits = Groups(codes), Groups(codes[: len(self.lanes)])
-        lanes = np.zeros((len(every.codes), self.lanes.shape[1]), np.int64)
-        lanes[np.searchsorted(every.codes, of_waits.codes)] = of_waits.sums(self.lanes)
+        every, counts = Groups(codes), self.counts.copy()
+        counts[:, 0] = every.of_rows[counts[:, 0]]
+        lanes = lanes_of(counts, len(every.codes))
         waits, total_ns, max_ns = every.sums(self.waits), every.sums(self.total_ns), every.maxima(self.max_ns)
         parts = zip(waits.tolist(), total_ns.tolist(), max_ns.tolist(), log2.of_lanes(lanes), strict=True)
         return zip(every.codes.tolist(), parts, strict=True)
@@ -317,7 +320,8 @@ def shares(window: Window, idle: Idle) -> Shares:
     leaf, ids, waits, ns = (np.concatenate(column) for column in zip(*rows, strict=True))
     max_ns = np.zeros(len(leaf), np.int64)
     max_ns[:count] = numbers[:, MAX_NS]
-    return with_standing(Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, sites.lanes), idle.standing)
+    counts = nonzero_lanes(sites.lanes)
+    return with_standing(Shares(list(numbers_of), leaf, ids, waits, ns, max_ns, counts), idle.standing)
 
 
 def with_standing(every: Shares, standing: SiteKeys) -> Shares:

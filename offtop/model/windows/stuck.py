@@ -16,10 +16,19 @@ import numpy as np
 
 from offtop.model.values import columns, stack
 from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.histogram import LANES
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Snapshot, Waiting
-from offtop.model.values.table import SITES, Ints, Mask, thread_codes
-from offtop.model.values.waits import KERNEL, NO_WAITS, READ_USER, READY_NS, SWITCHED_OUT_NS, USER, WaitList, Waits
+from offtop.model.values.table import SITES, Ints, Mask, distinct_rows, integers, thread_codes
+from offtop.model.values.waits import (
+    BOUND,
+    KERNEL,
+    NO_WAITS,
+    READ_USER,
+    READY_NS,
+    SWITCHED_OUT_NS,
+    USER,
+    WaitList,
+    Waits,
+)
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Leaf, Scope, Shares, sites_of
 from offtop.model.windows.change import numbers_of, waits_of
 from offtop.units import NS_PER_S, duration
@@ -86,13 +95,18 @@ class Stuck(NamedTuple):
         return self.shares.leaves[int(self.shares.leaf[row])]
 
     def age(self, row: int) -> Age:
-        return Age(self.waits[row].age_ns(self.at_ns), self.waits[row].bound)
+        (age,) = self._ages(np.array([row]))
+        return age
 
     def oldest(self, codes: Ints) -> list[tuple[int, Age]]:
         """Return the oldest wait for each of `codes` (one a row), the oldest of all first."""
         found, rows = np.unique(codes, return_index=True)  # the first of each: rows are in the order of age
         order = np.argsort(rows)
-        return [(code, self.age(row)) for code, row in zip(found[order].tolist(), rows[order].tolist(), strict=True)]
+        return [*zip(found[order].tolist(), self._ages(rows[order]), strict=True)]
+
+    def _ages(self, rows: Ints) -> list[Age]:
+        some = WaitList.of(self.waits).of_rows(rows)
+        return [*map(Age, some.ages_ns(self.at_ns).tolist(), map(Bound, some.rows[:, BOUND].tolist()))]
 
 
 NOTHING_STUCK = Stuck(0)
@@ -121,8 +135,7 @@ def stuck(waits: Iterable[Waiting], at_ns: int, catalog: Catalog, idle: Idle, le
     stands = ~looks_idle & idle.standing.mask(every.sites)
     codes, leaf = np.unique(which << 2 | (looks_idle | stands) << 1 | stands, return_inverse=True)
     leaves = [Leaf(names[code >> 2], bool(code & 2), bool(code & 1)) for code in codes.tolist()]
-    none = np.zeros((0, LANES), np.int64)
-    shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, none)
+    shares = Shares(leaves, leaf, ids, np.zeros_like(ages_ns), ages_ns, ages_ns, counts=integers([], 3))
     return Stuck(at_ns, every, shares)
 
 
@@ -257,11 +270,8 @@ def by_place(some: Stuck, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...
 
     The user stack is the one that the time will be counted at. `places` maps sites' ids to places (steps.places).
     """
-    ages: dict[tuple[int, ...], Age] = {}
-    found: list[list[int]] = places(WaitList.of(some.waits).sites).tolist()
-    for row, place in enumerate(found):
-        ages.setdefault(tuple(place), some.age(row))
-    return ages
+    distinct, which = distinct_rows(places(WaitList.of(some.waits).sites))
+    return {distinct[number]: age for number, age in some.oldest(which)}
 
 
 def by_category(some: Stuck) -> dict[str, Age]:

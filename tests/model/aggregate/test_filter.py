@@ -88,7 +88,7 @@ def waits(rows: Sequence[tuple[str, int, int, int, int]] = ROWS) -> Shares:
     leaves = [Leaf(category) for category in dict.fromkeys(row[0] for row in rows)]
     leaf = np.array([leaves.index(Leaf(row[0])) for row in rows], np.int64)
     ones = np.ones(len(rows), np.int64)
-    return Shares(leaves, leaf, integers([(*row[1:], NO_WAKE) for row in rows], 5), ones, ones, ones, log2.to_lanes([]))
+    return Shares(leaves, leaf, integers([(*row[1:], NO_WAKE) for row in rows], 5), ones, ones, ones, integers([], 3))
 
 
 def chosen(text: str) -> list[int]:

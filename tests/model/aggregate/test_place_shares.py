@@ -10,6 +10,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Fixed
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import KERNEL, NO_STACK, QUEUED, SHORT, Frame, Names, Stack
+from offtop.model.values.table import integers
 from offtop.model.windows.breakdown import RUN_QUEUE, Leaf, Shares
 from offtop.units import NS_PER_S, few
 
@@ -92,7 +93,7 @@ def test_rows_get_their_own_sites_and_others_are_left_out() -> None:
     )
     ns, none = np.array([1, 2, 4, 8, 16]), np.zeros(5, np.int64)
     leaf = np.array([0, 0, 0, 0, 1])
-    some = Shares([Leaf("lock"), Leaf(RUN_QUEUE)], leaf, ids, none, ns, none, np.zeros((0, 16), np.int64))
+    some = Shares([Leaf("lock"), Leaf(RUN_QUEUE)], leaf, ids, none, ns, none, integers([], 3))
     found = sites_of_rows(some, ids[:, 0], {9: 1, 8: 0, 7: 0, 5: 2})
     assert {row: sorted(sites) for row, sites in found.items()} == {
         0: [((QUEUED, NO_STACK, 0, 7), 16), ((LOCK, TAKE, 0, 7), 3), ((PIPE, 0, 0, 8), 4)],

@@ -107,3 +107,10 @@ def test_two_threads_are_no_convoy_and_preempted_threads_do_not_count() -> None:
     assert convoys(aside, lambda _: 7, {7: 5}, names) == {}
     assert convoys([waits_at(key) for key in WORKERS], lambda _: None, {7: 5}, names) == {}
     assert convoys([], lambda _: 7, {}, names) == {}
+
+
+def test_stacks_that_end_in_the_same_function_are_one_convoy_of_the_first_thread() -> None:
+    names = catalog()
+    names.stacks[12] = Stack((Frame(KERNEL, 0, "anon_pipe_read"), Frame(KERNEL, 0, "vfs_read")), category="pipe")
+    waits = [waits_at(WORKERS[0], 12), waits_at(WORKERS[1], PIPE_STACK), waits_at(WORKERS[2], PIPE_STACK)]
+    assert convoys(waits, lambda _: 7, {7: 3}, names) == {7: Convoy(3, 3, 0, SiteKey(*WORKERS[0], 12, 0))}
