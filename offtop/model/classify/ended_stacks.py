@@ -1,8 +1,8 @@
 """User stacks for waits in progress whose own is not known yet, from ended waits at the same place.
 
 The user stack of a wait in progress is read some ticks after it began. A thread that waits again and again would often
-have none. It is taken from its ended waits at the same kernel stack for the same object, if these have only one, and one
-of them was at least half as long.
+have none. It is taken from its ended waits at the same kernel stack for the same object, if these have only one stack,
+and one of them was at least half as long.
 """
 
 from typing import NamedTuple
