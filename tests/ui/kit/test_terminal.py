@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from offtop.ui.kit.terminal import EXIT_SIGNALS, collected_signals
-from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, show, terminal
+from tests.ui.terminal import ALTERNATE_OFF, ALTERNATE_ON, Terminal, forked, show, terminal
 
 SMALL, LARGE = (80, 24), (160, 50)
 NOTHING = (b"", b"CATEGORY")
@@ -53,8 +53,8 @@ def with_each_open(check: Callable[[str], None]) -> None:
         assert [*threads.map(checked, OVERLAYS)] == [None] * len(OVERLAYS)
 
 
-def ends_by_signal(number: signal.Signals, size: tuple[int, int], mouse: str, overlay: str) -> None:
-    with terminal(show(*mouse.split()), *size) as shown:
+def ends_by_signal(number: signal.Signals, started: AbstractContextManager[Terminal], mouse: str, overlay: str) -> None:
+    with started as shown:
         opened(shown, OVERLAYS[overlay])
         shown.process.send_signal(number)
         assert shown.status() == 128 + number
@@ -73,11 +73,11 @@ def ends_by_signal(number: signal.Signals, size: tuple[int, int], mouse: str, ov
 def test_signal_ends_offtop_and_restores_the_terminal(
     number: signal.Signals, size: tuple[int, int], mouse: str, overlay: str
 ) -> None:
-    ends_by_signal(number, size, mouse, overlay)
+    ends_by_signal(number, terminal(show(*mouse.split()), *size), mouse, overlay)
 
 
 def test_sigterm_ends_offtop_with_any_overlay_open() -> None:
-    with_each_open(lambda overlay: ends_by_signal(signal.SIGTERM, SMALL, "--mouse", overlay))
+    with_each_open(lambda overlay: ends_by_signal(signal.SIGTERM, forked(["--mouse"]), "--mouse", overlay))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_quit_key_ends_offtop_with_status_0(key: bytes, size: tuple[int, int]) -
 
 
 def test_mouse_enabled_by_hand_is_off_at_exit() -> None:
-    with terminal(show()) as shown:
+    with forked() as shown:
         opened(shown, OVERLAYS["palette"])
         assert b"\x1b[?1000h" not in shown.seen
         shown.press(b"mouse")
@@ -108,7 +108,7 @@ def test_mouse_enabled_by_hand_is_off_at_exit() -> None:
 
 def test_ctrl_z_restores_the_terminal_and_resuming_redraws() -> None:
     def check(overlay: str) -> None:
-        with terminal(show("--mouse"), *(LARGE if overlay == "nothing" else SMALL)) as shown:
+        with forked(["--mouse"], *(LARGE if overlay == "nothing" else SMALL)) as shown:
             opened(shown, OVERLAYS[overlay])
             shown.press(b"\x1a")
             shown.wait_until_stopped()
@@ -126,7 +126,7 @@ def test_ctrl_z_restores_the_terminal_and_resuming_redraws() -> None:
 
 
 def test_sigtstp_suspends_too() -> None:
-    with terminal(show(), *LARGE) as shown:
+    with forked([], *LARGE) as shown:
         opened(shown, NOTHING)
         shown.process.send_signal(signal.SIGTSTP)
         shown.wait_until_stopped()
@@ -142,7 +142,7 @@ def test_sigtstp_suspends_too() -> None:
 
 def test_sigterm_while_suspended_ends_offtop_without_drawing() -> None:
     """As with a shell's `kill %1`."""
-    with terminal(show(), *LARGE) as shown:
+    with forked([], *LARGE) as shown:
         opened(shown, NOTHING)
         shown.press(b"\x1a")
         shown.wait_until_stopped()
@@ -158,7 +158,7 @@ def test_sigterm_while_suspended_ends_offtop_without_drawing() -> None:
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "sigcont only"])
 def test_sigstop_and_sigcont_redraw_and_the_terminal_is_restored_at_exit(stopped: bool) -> None:
-    with terminal(show(), *LARGE) as shown:
+    with forked([], *LARGE) as shown:
         opened(shown, NOTHING)
         for _ in range(2):
             if stopped:
@@ -176,7 +176,7 @@ def test_sigstop_and_sigcont_redraw_and_the_terminal_is_restored_at_exit(stopped
 
 def test_closed_terminal_ends_offtop_even_if_sighup_is_ignored() -> None:
     def check(overlay: str) -> None:
-        with terminal(show()) as shown:
+        with forked() as shown:
             opened(shown, OVERLAYS[overlay])
             shown.hang_up()
             assert shown.status() == 129
@@ -187,7 +187,7 @@ def test_closed_terminal_ends_offtop_even_if_sighup_is_ignored() -> None:
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1, 0.3])
 def test_signal_while_quitting_does_not_prevent_a_clean_exit(pause_s: float) -> None:
     for what in (signal.SIGTERM, signal.SIGHUP, None):
-        with terminal(show()) as shown:
+        with forked() as shown:
             opened(shown, NOTHING)
             shown.press(b"q")
             shown.look_on(pause_s)
@@ -206,7 +206,7 @@ def test_signal_while_quitting_does_not_prevent_a_clean_exit(pause_s: float) -> 
 
 
 def test_sigpipe_does_not_end_offtop() -> None:
-    with terminal(show("--delay", "0.1")) as shown:
+    with forked(["--delay", "0.1"]) as shown:
         opened(shown, NOTHING)
         shown.process.send_signal(signal.SIGPIPE)
         shown.forget()
@@ -216,7 +216,7 @@ def test_sigpipe_does_not_end_offtop() -> None:
 
 
 def test_error_of_the_source_is_printed_after_restoring_the_terminal() -> None:
-    with terminal(show("--fail")) as shown:
+    with forked(["--fail"]) as shown:
         assert shown.status() == 4
         shown.assert_sane()
         end = shown.seen[shown.seen.rfind(ALTERNATE_OFF) :]
@@ -238,7 +238,7 @@ def test_no_utf8_and_no_color_give_plain_ascii() -> None:
 
 def test_resize_is_drawn_at_any_time() -> None:
     def check(overlay: str) -> None:
-        with terminal(show()) as shown:
+        with forked() as shown:
             opened(shown, OVERLAYS[overlay])
             for width, height in ((20, 4), LARGE, (1, 1), (60, 12), (90, 30)):
                 shown.resize(width, height, signal=signal.SIGWINCH)
@@ -258,7 +258,7 @@ def test_resize_is_drawn_at_any_time() -> None:
 
 
 def test_resize_without_sigwinch_is_drawn_too() -> None:
-    with terminal(show()) as shown:
+    with forked() as shown:
         opened(shown, NOTHING)
         shown.resize(*LARGE)
         shown.read_until(b"\x1b[50;1H")
