@@ -18,7 +18,7 @@ from tests.kernel.programs import build
 SOURCE = r"""
 package main
 
-import "os"
+import "runtime"
 
 type shop struct{ n int }
 
@@ -28,7 +28,7 @@ func inner(n int) int { return last(n) * 3 }
 func (s *shop) serve(n int) int { return inner(n) + s.n }
 
 //go:noinline
-func last(n int) int { return n + os.Getppid() }
+func last(n int) int { return n + runtime.NumGoroutine() }
 
 func main() { println((&shop{1}).serve(2) + last(3)) }
 """
