@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.state import NEW, letter
@@ -353,3 +354,5 @@ class Snapshot:
     """Who must act to end waits in progress, where that is known; as last looked up, at most a few ticks ago."""
     titles: Mapping[int, str] = field(default_factory=dict[int, str])
     """pid → title of a process that writes its own: `postgres: bench [local] idle in transaction`. Raw."""
+    files: FileActivity | None = None
+    """File operations since the snapshot before; None if they were not requested, or cannot be had."""

@@ -64,6 +64,8 @@ _KEEP_BREAKDOWNS_NS = 60 * NS_PER_S
 _TICK_BYTES = 4_000
 _BLOCKED_BYTES = 300
 """Memory of the blockers of one wait, or of one title."""
+_FILE_BYTES = 900
+"""Memory of one entry of file operations, with its key, its histogram and its name."""
 _PART_BYTES = 500
 """Memory of one entry of a breakdown, with its keys and its share of the dicts. Measured with tracemalloc; a test
 checks it."""
@@ -494,6 +496,8 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
 def _bytes_of(tick: HistoryTick) -> int:
     held, own = tick.held, _TICK_BYTES
     own += _BLOCKED_BYTES * (len(tick.header.blockers) + len(tick.header.titles))
+    if tick.header.files:
+        own += _FILE_BYTES * len(tick.header.files.totals)
     if isinstance(held, Packed):
         own += len(held.columns)
     else:

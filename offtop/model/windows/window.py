@@ -13,6 +13,7 @@ import numpy as np
 from offtop.model.values import histogram as log2
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.files import FileActivity, added
 from offtop.model.values.moves import NO_MOVES, NOW, WAS, Moves
 from offtop.model.values.snapshot import (
     EXITED,
@@ -92,6 +93,8 @@ class Window:
     """As of its end, as in Snapshot."""
     titles: Mapping[int, str] = field(default_factory=dict[int, str])
     """As of its end, as in Snapshot."""
+    files: FileActivity | None = None
+    """File operations in this span; None if they were not requested."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
         """Iterate over every thread that waited, including those of `still`."""
@@ -143,6 +146,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         sampling=later.sampling.since(earlier.sampling) if later.sampling else None,
         blockers=earlier.blockers if later.blockers == earlier.blockers else later.blockers,
         titles=earlier.titles if later.titles == earlier.titles else later.titles,
+        files=later.files,
     )
 
 
@@ -333,6 +337,7 @@ def merge(windows: Sequence[Window]) -> Window:
         mode=min((window.mode for window in windows), key=level),
         calls=calls_over(windows),
         sampling=sampling_over(windows),
+        files=added(window.files for window in windows),
     )
 
 

@@ -1,0 +1,73 @@
+"""File operations of consecutive spans add up, and windows that are merged have their sum."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offtop.model.values import histogram as log2
+from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals, added
+from offtop.model.values.snapshot import Snapshot
+from offtop.model.windows.window import between, merge
+
+DATA, OTHER = FileId((8 << 20) + 1, 77, 3), FileId((259 << 20) + 300, 78, 0)
+KEYS = [FileKey(7, "read", DATA), FileKey(7, "fsync", DATA), FileKey(8, "read", OTHER)]
+CALL = FileTotals(1, 100, 50_000, 20_000, 50_000, log2.of(50_000))
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> FileActivity:
+    numbers = st.integers(0, 1000)
+    totals = {
+        key: FileTotals(
+            calls=draw(numbers),
+            bytes=draw(numbers),
+            total_ns=draw(numbers),
+            off_cpu_ns=draw(numbers),
+            max_ns=draw(numbers),
+            histogram=log2.of(*[9] * draw(st.integers(0, 3))),
+            now_ns=draw(numbers),
+        )
+        for key in draw(st.sets(st.sampled_from(KEYS)))
+    }
+    names = {key.file: f"/{key.file.inode}" for key in totals}
+    return FileActivity(totals, names, {key.pid: "db" for key in totals}, NO_CALLS, 0, draw(st.integers(0, 3)))
+
+
+@given(st.lists(spans(), min_size=3, max_size=3))
+def test_adding_up_in_two_steps_gives_the_same(three: list[FileActivity]) -> None:
+    first, second, third = three
+    assert added([added([first, second]), third]) == added(three) == added([first, added([second, third])])
+
+
+def test_span_without_counting_adds_nothing() -> None:
+    one = FileActivity({KEYS[0]: CALL})
+    assert added([]) is added([None]) is None
+    assert added([None, one, None]) == one
+
+
+def test_longest_call_is_a_maximum_and_the_age_is_that_at_the_end() -> None:
+    shorter = CALL._replace(max_ns=9, now_ns=5)
+    sums = added([FileActivity({KEYS[0]: CALL}), FileActivity({KEYS[0]: shorter})])
+    assert sums
+    assert sums.totals[KEYS[0]] == FileTotals(2, 200, 100_000, 40_000, 50_000, log2.of(50_000, 50_000), 5)
+    ended = added([FileActivity({KEYS[0]: shorter}), FileActivity()])
+    assert ended
+    assert ended.totals[KEYS[0]].now_ns == 0
+
+
+def test_merged_windows_have_the_sum() -> None:
+    one = FileActivity({KEYS[0]: CALL})
+    earlier, middle, later = (Snapshot(0, at, files=one) for at in (0, 10, 20))
+    both = merge([between(earlier, middle), between(middle, later)]).files
+    assert both
+    assert both.totals == {KEYS[0]: CALL.plus(CALL)}
+    assert merge([between(Snapshot(0, 0), Snapshot(0, 10))] * 2).files is None
+
+
+def test_unknown_files_are_named_by_their_numbers() -> None:
+    activity = FileActivity({}, {DATA: "/var/lib/data"})
+    assert (activity.name(DATA), activity.name(OTHER)) == ("/var/lib/data", "[inode 78 on 259:300]")
+    assert DATA.device_text == "8:1"
+
+
+def test_operations_have_distinct_names() -> None:
+    assert len({*OPERATIONS}) == len(OPERATIONS) < 256
