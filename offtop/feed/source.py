@@ -91,6 +91,13 @@ class Source(Protocol):
         """
         ...
 
+    def set_files(self, wanted: bool) -> None:
+        """Count file operations, or stop counting them, from the next read on.
+
+        It may take a second, so the screen's thread must not call it. Raises OfftopError if that is not possible.
+        """
+        ...
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Report waits that reach these thresholds in snapshots, from the next read on; None: report none.
 

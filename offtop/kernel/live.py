@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import platform
 import threading
 import time
@@ -9,8 +10,10 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 
 from offtop.errors import KernelError
 from offtop.feed.source import LiveFeed
+from offtop.kernel.accounting.file_calls import FileCalls
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import features, libbpf, pid_namespace, privileges
+from offtop.kernel.bpf.file_program import FileProgram
 from offtop.kernel.bpf.program import DEFAULT_UNWIND, Unwind, attach
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.resolve.stacks import MOST_USER_STACKS
@@ -63,12 +66,13 @@ class LiveSource(LiveFeed):
         mode: str = OFFCPU,
         depth: int = DEFAULT_DEPTH,
         budget_pct: float = math.inf,
+        with_files: bool = False,
     ) -> None:
         """Load and attach the BPF programs.
 
         `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. `budget_pct`: percent of one CPU for
-        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. Raises an
-        OfftopError that says what is missing and how to get it; nothing stays attached then.
+        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. `with_files`: see
+        set_files. Raises an OfftopError that says what is missing and how to get it; nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)
@@ -90,6 +94,8 @@ class LiveSource(LiveFeed):
         self._closed = self._was_last = False
         self._watched: WatchedFunctions | None = None
         self._thresholds: Thresholds | None = None
+        self._files: FileCalls | None = None
+        """File operations, while they are requested."""
         try:
             types = libbpf.KernelTypes()
             found = features.detect(types)
@@ -113,6 +119,8 @@ class LiveSource(LiveFeed):
             if self._watched:
                 self._watched.attach(self._program)
             self.set_mode(mode, depth)
+            self._opened.callback(self._detach_files)
+            self.set_files(with_files)
             self._apply(self._parts.config.settings.helper_pids)
         except OSError as error:
             self._opened.close()
@@ -206,7 +214,7 @@ class LiveSource(LiveFeed):
             parts.drain.with_wakers = mode != OFFCPU
             if mode == OFFCPU:
                 self._program.attach_waking(False)
-            parts.cost.watch(self._program.programs)
+            self._watch_cost()
         return change
 
     def _tick(self, plan: Plan) -> Flipped:
@@ -215,6 +223,8 @@ class LiveSource(LiveFeed):
         flipped = stages.flip(plan)
         records = stages.drain(plan, flipped)
         ended = stages.account(plan, flipped, records)
+        if self._files:
+            self._files.drain(flipped.buffer, flipped.at_ns)
         stages.evict(ended, self._keep_ns)
         self._parts.blockers.find(self._parts.ledger.waiting, flipped.at_ns)
         return flipped
@@ -258,6 +268,7 @@ class LiveSource(LiveFeed):
             calls=stages.calls,
             blockers=blockers,
             titles=parts.titles.titles,
+            files=self._files.take({os.getpid(), *self._parts.helper_pids}) if self._files else None,
         )
 
     @contextlib.contextmanager
@@ -301,6 +312,40 @@ class LiveSource(LiveFeed):
                     "process and memory: free some, and try again"
                 ) from error
         self._requested_mode = mode, depth
+
+    def set_files(self, wanted: bool) -> None:
+        """Count file operations, or stop counting them, from the next read on.
+
+        Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
+        cannot report them, or if the programs for it cannot be built.
+        """
+        with self._loading:
+            if wanted == (self._files is not None):
+                return
+            try:
+                files = FileCalls(FileProgram(self._program, self._parts.features)) if wanted else None
+            except OSError as error:
+                raise KernelError(
+                    f"The BPF programs for file operations cannot be built ({error.strerror}). Compiling them needs "
+                    "another process and memory: free some, and try again"
+                ) from error
+            with self._lock:
+                if self._closed:
+                    unused, files = files, None
+                else:
+                    unused, self._files = self._files, files
+                    self._watch_cost()
+            if unused:
+                unused.program.close()
+
+    def _detach_files(self) -> None:
+        files, self._files = self._files, None
+        if files:
+            files.program.close()
+
+    def _watch_cost(self) -> None:
+        programs: Mapping[str, int] = self._files.program.programs if self._files else {}
+        self._parts.cost.watch({**self._program.programs, **programs})
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds

@@ -178,6 +178,11 @@ class RecordedSource:
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: only what was recorded is there."""
 
+    def set_files(self, wanted: bool) -> None:
+        """Raises UsageError: recordings do not hold file operations."""
+        if wanted:
+            raise UsageError("Recordings do not hold file operations. Measure them on this machine: offtop --mode file")
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
 

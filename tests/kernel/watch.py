@@ -150,6 +150,7 @@ def watching(
     mode: str = OFFCPU,
     depth: int = DEFAULT_DEPTH,
     budget_pct: float = math.inf,
+    with_files: bool = False,
 ) -> Generator[Watch]:
     """Run a live source; close it at the end.
 
@@ -162,6 +163,7 @@ def watching(
             mode=mode,
             depth=depth,
             budget_pct=budget_pct,
+            with_files=with_files,
         )
         try:
             yield Watch(source)

@@ -134,6 +134,9 @@ class BusySource(LiveFeed):
     def set_mode(self, mode: str, depth: int) -> None:
         """Do nothing: there are no wakers."""
 
+    def set_files(self, wanted: bool) -> None:
+        """Do nothing: there are no file operations."""
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return at once: all names are known."""
 

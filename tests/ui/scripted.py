@@ -9,6 +9,7 @@ from offtop.feed.source import LiveFeed
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
+from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.peers import WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import (
@@ -305,6 +306,10 @@ class ScriptedSource(LiveFeed):
         self._table = table
         self.ticks = ticks
         self._lost = lost or {}
+        self.files = FileActivity()
+        """What each tick holds while file operations are requested."""
+        self.files_requested: list[bool] = []
+        """The argument of each call of `set_files`."""
         self.titles: Mapping[int, str] = {}
         """What processes say that they do from now on."""
         self.thinned = Thinned()
@@ -481,6 +486,7 @@ class ScriptedSource(LiveFeed):
             probe="exit",
             filters=self.filters,
             titles=self.titles,
+            files=self.files if self.files_requested and self.files_requested[-1] else None,
         )
 
     def _storms(self, seconds: int) -> dict[int, Storm]:
@@ -512,6 +518,11 @@ class ScriptedSource(LiveFeed):
         if self.refuses:
             raise self.refuses
         self.mode, self.depth = mode, depth
+
+    def set_files(self, wanted: bool) -> None:
+        self.files_requested.append(wanted)
+        if self.refuses:
+            raise self.refuses
 
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return at once: all names are known."""

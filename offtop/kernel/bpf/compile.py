@@ -167,6 +167,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int], Any]:
     for name in request["random_maps"]:
         fill_with_random_bytes(lib.bpf_table_fd(program.module, name.encode()))
     for function, tracepoint in request["raw_tracepoints"].items():
+        share_maps(lib, program.module, function, request["shared_maps"])
         loaded = program.load_func(function, bcc.BPF.RAW_TRACEPOINT)
         keep(f"program {tracepoint}", loaded.fd)
         link = lib.bpf_attach_raw_tracepoint(loaded.fd, tracepoint.encode())

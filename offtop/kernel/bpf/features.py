@@ -78,6 +78,8 @@ class Features:
     """BTF id of the type of the tracepoint sched_waking, which gives a program there typed arguments."""
     files: Mapping[str, int]
     """Offsets that lead from a task and a file descriptor to the open file, by their names in BPF."""
+    paths: Mapping[str, int]
+    """Further offsets that lead from an open file to its type and path; empty if unknown."""
     sockets: Mapping[str, int]
     """Offsets that lead from an open file to a socket's addresses."""
     locks: Mapping[str, int]
@@ -181,6 +183,7 @@ def detect(types: KernelTypes) -> Features:
         own_id=_own_id(types) if fs_base is None else {},
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
+        paths=_all_of(types, _PATHS),
         sockets=_sockets(types),
         locks=_locks(types),
         cgroup=cgroup,
@@ -214,6 +217,23 @@ _FILES = {
     "INODE_SUPER": ("inode", "i_sb"),
     "SUPER_MAGIC": ("super_block", "s_magic"),
     "SUPER_DEVICE": ("super_block", "s_dev"),
+}
+_PATHS = {
+    "TABLE_SIZE": ("fdtable", "max_fds"),
+    "INODE_MODE": ("inode", "i_mode"),
+    "INODE_GENERATION": ("inode", "i_generation"),
+    "FILE_PATH": ("file", "f_path"),
+    "PATH_DENTRY": ("path", "dentry"),
+    "PATH_MOUNT": ("path", "mnt"),
+    "DENTRY_PARENT": ("dentry", "d_parent"),
+    "DENTRY_NAME": ("dentry", "d_name"),
+    "NAME_TEXT": ("qstr", "name"),
+    "MOUNT_VFS": ("mount", "mnt"),
+    "MOUNT_PARENT": ("mount", "mnt_parent"),
+    "MOUNT_POINT": ("mount", "mnt_mountpoint"),
+    "VFS_ROOT": ("vfsmount", "mnt_root"),
+    "TASK_FS": ("task_struct", "fs"),
+    "FS_ROOT": ("fs_struct", "root"),
 }
 _POLLS = {
     "POLL_TASK": ("poll_wqueues", "polling_task"),

@@ -39,6 +39,8 @@ _MOST_DESCRIPTORS = 64
 _CLOSERS = 64
 """How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
+SHARED_MAPS = ("config", "active_buffer", "only_pids", "only_tids", "only_cgroup")
+"""Maps by which a program that is loaded beside this one counts the same threads, in the same buffer."""
 
 
 class Unwind(NamedTuple):
@@ -171,15 +173,7 @@ class Program:
             "typed_tracepoints": {"on_waking": ["sched_waking", type_id]},
             "maps": [],
         }
-        with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
-            shared_maps: dict[str, int] = {}
-            with self._changing:
-                self._check_open()
-                for name, fd in self._fds.items():
-                    if name.startswith("map "):
-                        shared_maps[name.removeprefix("map ")] = copy = os.dup(fd)
-                        copies.callback(os.close, copy)
-            answer, fds, output = _load_or_compile({**request, "shared_maps": shared_maps}, [*shared_maps.values()])
+        answer, fds, output = self._load_sharing_maps(request)
         if "error" in answer:
             raise _explain_failure(answer, output, self.probe)
         if not fds:
@@ -197,6 +191,46 @@ class Program:
                 self._check_open()
                 self.programs["sched_waking"] = self._fds["program sched_waking"] = fds[0]
             failed.pop_all()
+
+    def load_beside(
+        self, source: str, raw_tracepoints: Mapping[str, str], maps: Sequence[str], defines: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Load and attach another source file, which uses the maps of SHARED_MAPS of this program.
+
+        `raw_tracepoints`: function → tracepoint. `defines`: macros in addition to those of this program. Returns
+        descriptors by name: `map NAME`, `program TRACEPOINT`, `link TRACEPOINT`; who calls it closes them. Raises
+        OfftopError.
+        """
+        request: dict[str, Any] = {
+            **self._request,
+            "source": str(paths.bpf() / source),
+            "flags": [*self._request["flags"], *(f"-D{name}={value}" for name, value in defines.items())],
+            "raw_tracepoints": raw_tracepoints,
+            "inner_maps": {},
+            "kprobes": {},
+            "iterators": {},
+            "uprobes": [],
+            "random_maps": [],
+            "maps": maps,
+        }
+        answer, fds, output = self._load_sharing_maps(request, SHARED_MAPS)
+        if "error" in answer:
+            raise _explain_failure(answer, output, self.probe)
+        return dict(zip(answer["fds"], fds, strict=True))
+
+    def _load_sharing_maps(
+        self, request: Mapping[str, Any], names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Any], list[int], str]:
+        """Load a program that uses maps of this one: all (None), or these. Returns the same as `_compile`."""
+        with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
+            shared_maps: dict[str, int] = {}
+            with self._changing:
+                self._check_open()
+                every = [name.removeprefix("map ") for name in self._fds if name.startswith("map ")]
+                for name in every if names is None else names:
+                    shared_maps[name] = copy = os.dup(self._fds[f"map {name}"])
+                    copies.callback(os.close, copy)
+            return _load_or_compile({**request, "shared_maps": shared_maps}, [*shared_maps.values()])
 
     def attach_waking(self, wanted: bool) -> None:
         """Attach (or, if not `wanted`, detach) the program that finds wakers. Raises OSError.
@@ -230,7 +264,7 @@ class Program:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise KernelError("Wakers cannot be shown: offtop has stopped tracing. Start it again")
+            raise KernelError("Nothing more can be shown: offtop has stopped tracing. Start it again")
 
 
 def possible_cpus() -> int:

@@ -419,6 +419,11 @@ class ProcSource(LiveFeed):
         """Raises NeedsBpfError for modes with wakers."""
         _check_mode(mode)
 
+    def set_files(self, wanted: bool) -> None:
+        """Raises NeedsBpfError."""
+        if wanted:
+            raise NeedsBpfError(NO_FILES)
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
 
@@ -509,6 +514,9 @@ def _check(filters: Filters) -> None:
             "--cgroup needs BPF for this directory: /proc has only the path in another hierarchy. "
             "Use -p with its processes instead"
         )
+
+
+NO_FILES = "Mode file needs BPF: sampling /proc cannot see single calls. Use mode offcpu"
 
 
 def _check_mode(mode: str) -> None:

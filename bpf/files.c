@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * Which file operations are slow, and on which file?
+ *
+ * A program of its own, which is loaded and attached only in mode file.
+ *
+ * hooks
+ *   entry     raw_tp sys_enter
+ *   return    raw_tp sys_exit
+ *   switches  raw_tp sched_switch: how much of a call was off CPU
+ *
+ * maps
+ *   file_operations     by system call number: the operation, and which argument is the descriptor; 0: none
+ *   file_calls          by tid: calls in progress
+ *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
+ *   file_names          path of each file, in pieces, from the file up to the root
+ *   file_lost           what did not fit, by enum file_lost
+ *   config, active_buffer, only_pids, only_tids, only_cgroup    those of offcpu.c
+ *
+ * units: ns of bpf_ktime_get_ns()
+ *
+ * cost: see bpf/README.md
+ *
+ * Only descriptors of regular files, directories and block devices count. An open is counted at its return, by the
+ * descriptor that it returned, so one that fails is not counted.
+ *
+ * Totals are kept by CPU, because then only one program at a time writes to an entry, and nothing has to be atomic: the
+ * programs of system call tracepoints run with preemption disabled.
+ *
+ * -D:
+ *   FILE_CALLS, FILE_TOTALS, FILE_NAMES     map sizes
+ *   TASK_FILES, FILES_TABLE, TABLE_*, FILE_INODE, INODE_*, SUPER_*    from a descriptor to its inode
+ *   FILE_PATH, PATH_*, DENTRY_*, NAME_TEXT, MOUNT_*, VFS_ROOT, TASK_FS, FS_ROOT    from there to its path
+ *   REG_CALL, REG_MODE, REG_ARGUMENT_*      offsets in pt_regs
+ *   TASK_PID                                offset in task_struct
+ *   NAMESPACE                               show ids of this pid namespace (namespace.h)
+ */
+#include "offcpu.h"
+#include "namespace.h"
+
+#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
+#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
+
+#define OPERATION_MASK 0xff   /* of an entry of file_operations */
+#define ARGUMENT_SHIFT 8      /* the argument that is the descriptor; RETURNED: the call returns it */
+#define ARGUMENT_MASK 0xf
+#define RETURNED 0xf
+#define HAS_BYTES (1 << 16)   /* the call returns a number of bytes */
+#define TYPE_MASK 0170000     /* include/uapi/linux/stat.h */
+#define TYPE_BLOCK 0060000
+#define TYPE_DIRECTORY 0040000
+#define TYPE_REGULAR 0100000
+#define MAGIC_ANONYMOUS 0x09041934 /* include/uapi/linux/magic.h: eventfd, timerfd and so on */
+#define NAME_BYTES 256        /* of one piece, with its NUL */
+#define PATH_ROOM 1024        /* a power of two */
+#define PATH_STEPS 32
+
+enum file_lost { FILE_LOST_CALLS, FILE_LOST_TOTALS, FILE_LOST_KINDS };
+
+BPF_ARRAY(config, struct config, 1);
+BPF_ARRAY(active_buffer, u32, 1);
+
+#include "filters.c"
+
+struct file_id {
+	u64 inode;
+	u32 device;
+	u32 generation;    /* tells a file from a later one with the same inode number */
+};
+
+struct file_key {
+	struct file_id file;
+	u32 pid;
+	u32 operation;
+	u32 cpu;
+	u32 unused;
+};
+
+struct file_call {
+	u64 start_ns;
+	u64 off_cpu_ns;    /* without the time since switched_out_ns */
+	u64 switched_out_ns; /* 0: it runs */
+	struct file_key key; /* an open has no file yet */
+	char comm[16];
+};
+
+struct file_totals {
+	u64 calls;
+	u64 bytes;
+	u64 total_ns;
+	u64 off_cpu_ns;
+	u64 max_ns;
+	char comm[16];     /* of one of the threads */
+	u64 lanes[LANES];
+};
+
+struct file_path {
+	u32 bytes;         /* of text: names of the file and of the directories above it, each with a NUL */
+	u32 is_cut;        /* there are more above */
+	char text[PATH_ROOM + NAME_BYTES];
+};
+
+BPF_ARRAY(file_operations, u32, CALLS);
+BPF_TABLE("hash", u32, struct file_call, file_calls, FILE_CALLS);
+BPF_TABLE("hash", struct file_key, struct file_totals, file_totals_0, FILE_TOTALS);
+BPF_TABLE("hash", struct file_key, struct file_totals, file_totals_1, FILE_TOTALS);
+BPF_TABLE("lru_hash", struct file_id, struct file_path, file_names, FILE_NAMES);
+BPF_PERCPU_ARRAY(file_lost, u64, FILE_LOST_KINDS);
+BPF_ARRAY(no_totals, struct file_totals, 1); /* never written: too large for the BPF stack, as is a path */
+BPF_PERCPU_ARRAY(path_scratch, struct file_path, 1);
+
+static inline __attribute__((always_inline)) void count_lost_call(u32 kind)
+{
+	u64 *n = file_lost.lookup(&kind);
+
+	if (n)
+		*n += 1;
+}
+
+/* Return the open file of one of the current thread's descriptors, or NULL. */
+static inline __attribute__((always_inline)) char *open_file(u32 descriptor)
+{
+	char *table = 0, *at = 0;
+	u32 size = 0;
+
+	bpf_probe_read_kernel(&table, sizeof(table), (char *)current_task() + TASK_FILES);
+	bpf_probe_read_kernel(&table, sizeof(table), table + FILES_TABLE);
+	bpf_probe_read_kernel(&size, sizeof(size), table + TABLE_SIZE);
+	if (descriptor >= size)
+		return 0;
+	bpf_probe_read_kernel(&at, sizeof(at), table + TABLE_FILES);
+	return bpf_probe_read_kernel(&at, sizeof(at), at + 8 * (u64)descriptor) ? 0 : at;
+}
+
+/* Identify the file behind an open file. Return false if it is a socket, a pipe, a terminal or the like. */
+static inline __attribute__((always_inline)) bool identify(char *file, struct file_id *id)
+{
+	char *inode = 0, *super = 0;
+	u64 magic = 0;
+	u16 mode = 0;
+
+	bpf_probe_read_kernel(&inode, sizeof(inode), file + FILE_INODE);
+	bpf_probe_read_kernel(&mode, sizeof(mode), inode + INODE_MODE);
+	mode &= TYPE_MASK;
+	if (mode != TYPE_REGULAR && mode != TYPE_DIRECTORY && mode != TYPE_BLOCK)
+		return false;
+	bpf_probe_read_kernel(&super, sizeof(super), inode + INODE_SUPER);
+	bpf_probe_read_kernel(&magic, sizeof(magic), super + SUPER_MAGIC);
+	if (magic == MAGIC_ANONYMOUS)
+		return false;
+	bpf_probe_read_kernel(&id->device, sizeof(u32), super + SUPER_DEVICE);
+	bpf_probe_read_kernel(&id->inode, sizeof(u64), inode + INODE_NUMBER);
+	bpf_probe_read_kernel(&id->generation, sizeof(u32), inode + INODE_GENERATION);
+	return true;
+}
+
+/* Store the path of a file, as its process has it: up to the process's root directory. */
+static inline __attribute__((always_inline)) void store_path(char *file, struct file_id *id)
+{
+	char *dentry = 0, *mount = 0, *top = 0, *parent = 0, *name = 0, *fs = 0, *root = 0, *root_mount = 0;
+	u32 zero = 0;
+	struct file_path *path = path_scratch.lookup(&zero);
+
+	if (!path || file_names.lookup(id))
+		return;
+	bpf_probe_read_kernel(&dentry, sizeof(dentry), file + FILE_PATH + PATH_DENTRY);
+	bpf_probe_read_kernel(&mount, sizeof(mount), file + FILE_PATH + PATH_MOUNT);
+	bpf_probe_read_kernel(&fs, sizeof(fs), (char *)current_task() + TASK_FS);
+	bpf_probe_read_kernel(&root, sizeof(root), fs + FS_ROOT + PATH_DENTRY);
+	bpf_probe_read_kernel(&root_mount, sizeof(root_mount), fs + FS_ROOT + PATH_MOUNT);
+	path->bytes = 0;
+	path->is_cut = 1;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < PATH_STEPS; i++) {
+		READ_AGAIN;
+		if (dentry == root && mount == root_mount) {
+			path->is_cut = 0;
+			break;
+		}
+		bpf_probe_read_kernel(&top, sizeof(top), mount + VFS_ROOT);
+		bpf_probe_read_kernel(&parent, sizeof(parent), dentry + DENTRY_PARENT);
+		if (dentry == top || dentry == parent) {
+			char *above = 0, *own = mount - MOUNT_VFS;
+
+			bpf_probe_read_kernel(&above, sizeof(above), own + MOUNT_PARENT);
+			if (above == own || !above) { /* the root of all mounts, or no mount that a process can see */
+				path->is_cut = 0;
+				break;
+			}
+			bpf_probe_read_kernel(&dentry, sizeof(dentry), own + MOUNT_POINT);
+			mount = above + MOUNT_VFS;
+			continue;
+		}
+		bpf_probe_read_kernel(&name, sizeof(name), dentry + DENTRY_NAME + NAME_TEXT);
+		u32 at = path->bytes;
+		if (at >= PATH_ROOM)
+			break;
+		long read = bpf_probe_read_kernel_str(path->text + (at & (PATH_ROOM - 1)), NAME_BYTES, name);
+		if (read <= 0)
+			break;
+		path->bytes = at + read;
+		dentry = parent;
+	}
+	file_names.update(id, path);
+}
+
+/* Return the file operation of a system call, with its flags; 0 if it is none. */
+static inline __attribute__((always_inline)) u32 operation_of(u64 call)
+{
+	u32 number = call;
+	u32 *operation = call < CALLS ? file_operations.lookup(&number) : 0;
+
+	return operation ? *operation : 0;
+}
+
+int on_enter(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 operation = operation_of(ctx->args[1]), zero = 0;
+
+	if (!operation)
+		return 0;
+	struct task_struct *task = current_task();
+	struct config *c = config.lookup(&zero);
+	u64 id = bpf_get_current_pid_tgid(), mode = 0, descriptor = 0;
+	u32 pid = id >> 32, tid = id, host_tid = id;
+	char *regs = (char *)ctx->args[0];
+	struct file_call call = {};
+
+#ifdef NAMESPACE
+	if (!find_ids(task, &pid, &tid))
+		return 0;
+#endif
+	if (!c || !passes_filters(c, task, true, pid, tid, 0))
+		return 0;
+	bpf_probe_read_kernel(&mode, sizeof(mode), regs + REG_MODE);
+	if ((mode & MODE_MASK) == MODE_32_BIT) /* a 32-bit program has other system call numbers */
+		return 0;
+	u32 argument = operation >> ARGUMENT_SHIFT & ARGUMENT_MASK;
+	if (argument != RETURNED) {
+		u32 at = argument == 0 ? REG_ARGUMENT_0 : argument == 1 ? REG_ARGUMENT_1 : REG_ARGUMENT_2;
+
+		bpf_probe_read_kernel(&descriptor, sizeof(descriptor), regs + at);
+		char *file = open_file(descriptor);
+		if (!file || !identify(file, &call.key.file))
+			return 0;
+	}
+	call.key.pid = pid;
+	call.key.operation = operation & OPERATION_MASK;
+	bpf_get_current_comm(call.comm, sizeof(call.comm));
+	call.start_ns = bpf_ktime_get_ns();
+	if (file_calls.update(&host_tid, &call))
+		count_lost_call(FILE_LOST_CALLS);
+	return 0;
+}
+
+int on_leave(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *regs = (char *)ctx->args[0];
+	u64 number = 0;
+
+	bpf_probe_read_kernel(&number, sizeof(number), regs + REG_CALL);
+	u32 operation = operation_of(number);
+	if (!operation)
+		return 0;
+	u32 tid = bpf_get_current_pid_tgid(), zero = 0;
+	struct file_call *call = file_calls.lookup(&tid);
+	if (!call)
+		return 0;
+	u64 ns = bpf_ktime_get_ns() - call->start_ns, off_cpu_ns = call->off_cpu_ns;
+	s64 returned = ctx->args[1];
+	struct file_key key = call->key;
+	bool is_open = (operation >> ARGUMENT_SHIFT & ARGUMENT_MASK) == RETURNED, is_new = false;
+	char *file = 0;
+
+	if (is_open) {
+		file = returned >= 0 ? open_file(returned) : 0;
+		if (!file || !identify(file, &key.file)) {
+			file_calls.delete(&tid);
+			return 0;
+		}
+	}
+	key.cpu = bpf_get_smp_processor_id();
+	u32 *buffer = active_buffer.lookup(&zero);
+	bool is_second = buffer && *buffer;
+	struct file_totals *t = is_second ? file_totals_1.lookup(&key) : file_totals_0.lookup(&key);
+	if (!t) {
+		struct file_totals *none = no_totals.lookup(&zero);
+		if (none && is_second) {
+			file_totals_1.insert(&key, none);
+			t = file_totals_1.lookup(&key);
+		} else if (none) {
+			file_totals_0.insert(&key, none);
+			t = file_totals_0.lookup(&key);
+		}
+		is_new = true;
+	}
+	if (!t) {
+		count_lost_call(FILE_LOST_TOTALS);
+		file_calls.delete(&tid);
+		return 0;
+	}
+	t->calls += 1;
+	t->total_ns += ns;
+	t->off_cpu_ns += off_cpu_ns;
+	if (ns > t->max_ns)
+		t->max_ns = ns;
+	if (operation & HAS_BYTES && returned > 0)
+		t->bytes += returned;
+	u32 lane = lane_of(ns);
+	if (lane < LANES)
+		t->lanes[lane] += 1;
+	if (is_new) {
+		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
+		if (!is_open) {
+			bpf_probe_read_kernel(&number, sizeof(number), regs + REG_ARGUMENT_0);
+			u32 argument = operation >> ARGUMENT_SHIFT & ARGUMENT_MASK;
+			if (argument)
+				bpf_probe_read_kernel(&number, sizeof(number),
+						      regs + (argument == 1 ? REG_ARGUMENT_1 : REG_ARGUMENT_2));
+			file = open_file(number);
+		}
+		struct file_id now = {};
+		/* another thread may have closed the descriptor meanwhile, and opened another file */
+		if (file && identify(file, &now) && now.inode == key.file.inode && now.device == key.file.device)
+			store_path(file, &key.file);
+	}
+	file_calls.delete(&tid);
+	return 0;
+}
+
+/* sched_switch(preempt, prev, next, ...), in the context of prev. */
+int on_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 out = bpf_get_current_pid_tgid(), in = 0;
+	struct file_call *call = file_calls.lookup(&out);
+
+	if (call)
+		call->switched_out_ns = bpf_ktime_get_ns();
+	bpf_probe_read_kernel(&in, sizeof(in), (char *)ctx->args[2] + TASK_PID);
+	call = file_calls.lookup(&in);
+	if (call && call->switched_out_ns) {
+		call->off_cpu_ns += bpf_ktime_get_ns() - call->switched_out_ns;
+		call->switched_out_ns = 0;
+	}
+	return 0;
+}

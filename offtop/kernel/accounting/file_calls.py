@@ -1,0 +1,166 @@
+"""Read the counts of file operations once a tick, and let calls in progress count as they go.
+
+The BPF programs count a call when it returns, with all of its time. What earlier ticks have shown of it already is
+owed, and subtracted then.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from functools import reduce
+from heapq import nlargest
+from typing import NamedTuple
+
+from offtop.kernel.bpf import file_program
+from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, TOTALS, FileProgram
+from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
+
+_MOST_ROWS = 1000
+"""Of one snapshot; the rest is one sum."""
+_MOST_NAMES = 65_536
+"""Files whose names are kept; the least recently used ones are dropped."""
+
+
+class _Call(NamedTuple):
+    """A call in progress, with what was shown of it."""
+
+    start_ns: int
+    key: FileKey
+    shown_ns: int
+    shown_off_cpu_ns: int
+
+
+class FileCalls:
+    """File operations of each tick. For the polling thread."""
+
+    def __init__(self, program: FileProgram) -> None:
+        self.program = program
+        self._in_progress: dict[int, _Call] = {}
+        """By tid."""
+        self._owed: dict[FileKey, tuple[int, int]] = {}
+        """Time in all, and off CPU, that was shown of calls which are not counted by BPF yet."""
+        self._names: OrderedDict[FileId, str] = OrderedDict()
+        self._comms: dict[int, str] = {}
+        self._totals: dict[FileKey, FileTotals] = {}
+        """Since the last snapshot."""
+        self._lost = self._lost_before = 0
+
+    def drain(self, buffer: int, at_ns: int) -> None:
+        """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
+        ended = self._ended(buffer)
+        self._totals = {key: numbers._replace(now_ns=0) for key, numbers in self._totals.items()}
+        self._add(ended)
+        self._follow_calls(at_ns)
+        for key in ended:
+            self._settle(key)
+
+    def take(self, without: Collection[int]) -> FileActivity:
+        """Return what happened since the last call of this method, without these processes."""
+        counted, self._totals = self._totals, {}
+        lost, self._lost_before = self._lost - self._lost_before, self._lost
+        some = {
+            key: numbers
+            for key, numbers in counted.items()
+            if key.pid not in without and (numbers.calls or numbers.total_ns > 0)
+        }
+        totals = (
+            dict(nlargest(_MOST_ROWS, some.items(), lambda item: item[1].total_ns)) if len(some) > _MOST_ROWS else some
+        )
+        others = [numbers for key, numbers in some.items() if key not in totals]
+        elided = reduce(FileTotals.plus, others, NO_CALLS)
+        names = {key.file: self._name(key.file) for key in totals}
+        comms = {key.pid: self._comms.get(key.pid, "") for key in totals}
+        self._comms = dict(comms)
+        known = {file: name for file, name in names.items() if name}
+        return FileActivity(totals, known, comms, elided, len(others), lost)
+
+    def _ended(self, buffer: int) -> dict[FileKey, FileTotals]:
+        maps = self.program.maps
+        found: dict[FileKey, FileTotals] = {}
+        for keys, values in maps[f"file_totals_{buffer}"].drain():
+            for raw, value in zip(KEY.iter_unpack(keys), TOTALS.iter_unpack(values), strict=True):
+                calls, read, total_ns, off_cpu_ns, max_ns, comm, lanes = value
+                key = _key(raw)
+                one = FileTotals(calls, read, total_ns, off_cpu_ns, max_ns, int.from_bytes(lanes, "little"))
+                found[key] = found[key].plus(one) if key in found else one
+                self._comms[key.pid] = _text(comm)
+        self._lost = sum(
+            int.from_bytes(all_cpus[at : at + 8], "little")
+            for kind in range(file_program.LOST_KINDS)
+            if (all_cpus := maps["file_lost"].lookup(kind.to_bytes(4, "little")))
+            for at in range(0, len(all_cpus), 8)
+        )
+        return found
+
+    def _add(self, totals: dict[FileKey, FileTotals]) -> None:
+        for key, numbers in totals.items():
+            was = self._totals.get(key)
+            self._totals[key] = numbers if was is None else was.plus(numbers)
+
+    def _follow_calls(self, at_ns: int) -> None:
+        """Show what passed of calls in progress; note what was shown of those that are over."""
+        before, self._in_progress = self._in_progress, {}
+        for keys, values in self.program.maps["file_calls"].read():
+            tids = memoryview(keys).cast("I")
+            for tid, (start_ns, off_cpu_ns, out_ns, raw, comm) in zip(tids, CALL.iter_unpack(values), strict=True):
+                key = _key(KEY.unpack(raw))
+                if start_ns >= at_ns or not key.file.inode:  # an open has no file before it returns
+                    continue
+                so_far_ns = at_ns - start_ns
+                off_cpu_ns = min(so_far_ns, off_cpu_ns + (max(0, at_ns - out_ns) if out_ns else 0))
+                was = before.pop(tid, None)
+                if was is not None and was.start_ns != start_ns:
+                    self._owe(was)
+                    was = None
+                shown_ns, shown_off_cpu_ns = (was.shown_ns, was.shown_off_cpu_ns) if was else (0, 0)
+                off_cpu_ns = max(off_cpu_ns, shown_off_cpu_ns)
+                self._in_progress[tid] = _Call(start_ns, key, so_far_ns, off_cpu_ns)
+                one = FileTotals(total_ns=so_far_ns - shown_ns, off_cpu_ns=off_cpu_ns - shown_off_cpu_ns)
+                now_ns = max(so_far_ns, self._totals.get(key, NO_CALLS).now_ns)
+                self._add({key: one._replace(now_ns=now_ns)})
+                self._comms.setdefault(key.pid, _text(comm))
+        for call in before.values():
+            self._owe(call)
+
+    def _owe(self, call: _Call) -> None:
+        total_ns, off_cpu_ns = self._owed.get(call.key, (0, 0))
+        self._owed[call.key] = total_ns + call.shown_ns, off_cpu_ns + call.shown_off_cpu_ns
+
+    def _settle(self, key: FileKey) -> None:
+        """Subtract what is owed, but leave no total below zero: the rest is owed until the next tick."""
+        owed_ns, owed_off_cpu_ns = self._owed.pop(key, (0, 0))
+        if not owed_ns:
+            return
+        was = self._totals[key]
+        paid_ns, paid_off_cpu_ns = min(owed_ns, was.total_ns), min(owed_off_cpu_ns, was.off_cpu_ns)
+        self._totals[key] = was._replace(total_ns=was.total_ns - paid_ns, off_cpu_ns=was.off_cpu_ns - paid_off_cpu_ns)
+        if paid_ns < owed_ns:
+            self._owed[key] = owed_ns - paid_ns, owed_off_cpu_ns - paid_off_cpu_ns
+
+    def _name(self, file: FileId) -> str:
+        name = self._names.get(file)
+        if name is None:
+            found = self.program.maps["file_names"].lookup(ID.pack(file.inode, file.device, file.generation))
+            if found is None:
+                return ""
+            name = self._names[file] = path_of(found)
+            if len(self._names) > _MOST_NAMES:
+                self._names.popitem(last=False)
+        self._names.move_to_end(file)
+        return name
+
+
+def path_of(stored: bytes) -> str:
+    """Return the path in a `struct file_path`, raw."""
+    size, is_cut, text = PATH.unpack(stored[: PATH.size])
+    pieces = text[:size].split(b"\0")[:-1]
+    path = "/".join(piece.decode(errors="surrogateescape") for piece in reversed(pieces))
+    return f"…/{path}" if is_cut else f"/{path}"
+
+
+def _key(raw: tuple[int, ...]) -> FileKey:
+    inode, device, generation, pid, operation, _, _ = raw
+    return FileKey(pid, OPERATIONS[operation - 1], FileId(device, inode, generation))
+
+
+def _text(comm: bytes) -> str:
+    return comm.partition(b"\0")[0].decode(errors="surrogateescape")

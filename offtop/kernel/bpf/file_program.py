@@ -1,0 +1,93 @@
+"""The BPF programs that count file operations (bpf/files.c): loaded when they are requested, detached by closing them.
+
+They run beside those of offcpu.c, count the same threads, and write to the same of two buffers.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+
+from offtop.errors import KernelError
+from offtop.kernel.bpf import layout
+from offtop.kernel.bpf.features import Features
+from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.program import Program, possible_cpus
+from offtop.kernel.procfs import syscalls
+from offtop.model.values.files import OPERATIONS
+
+KEY = struct.Struct("=QIIIIII")
+"""`struct file_key`: inode, device, generation, pid, operation, cpu, and 4 unused bytes."""
+TOTALS = struct.Struct(f"=5Q16s{layout.LANES * 8}s")
+"""`struct file_totals`."""
+CALL = struct.Struct(f"=3Q{KEY.size}s16s")
+"""`struct file_call`."""
+PATH_BYTES = 1024 + 256
+PATH = struct.Struct(f"=II{PATH_BYTES}s")
+"""`struct file_path`."""
+ID = struct.Struct("=QII")
+"""`struct file_id`: inode, device, generation."""
+LOST_KINDS = 2
+_CALLS, _TOTALS, _NAMES = 8192, 16_384, 8192
+"""Calls in progress at one time; processes, operations and files in a tick, by CPU; files with a path."""
+_ARGUMENT_SHIFT, _RETURNED, _HAS_BYTES = 8, 0xF, 1 << 16
+_ARGUMENTS = {**dict.fromkeys(("open", "openat", "openat2", "creat"), _RETURNED), "sendfile": 1}
+"""Which argument is the descriptor, where it is not the first. copy_file_range and sendfile count at what they read."""
+_WITH_BYTES = frozenset(
+    {
+        *("read", "write", "pread", "pwrite", "readv", "writev", "preadv", "pwritev", "preadv2", "pwritev2"),
+        *("copy_file_range", "sendfile"),
+    }
+)
+_SIZES = {
+    "file_operations": (4, 4),
+    "file_calls": (4, CALL.size),
+    "file_totals_0": (KEY.size, TOTALS.size),
+    "file_totals_1": (KEY.size, TOTALS.size),
+    "file_names": (ID.size, PATH.size),
+    "file_lost": (4, 8),
+}
+_RAW_TRACEPOINTS = {"on_enter": "sys_enter", "on_leave": "sys_exit", "on_switch": "sched_switch"}
+
+
+class FileProgram:
+    """The attached programs and their maps. Raises OSError if the kernel refuses a map."""
+
+    def __init__(self, program: Program, features: Features) -> None:
+        """Load and attach. Raises KernelError, or another OfftopError."""
+        if why := why_unavailable(features):
+            raise KernelError(f"File operations cannot be shown: {why}")
+        defines = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_NAMES": _NAMES, **features.paths}
+        self._fds = program.load_beside("files.c", _RAW_TRACEPOINTS, [*_SIZES], defines)
+        self.programs: Mapping[str, int] = {
+            f"file {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
+        }
+        cpus = possible_cpus()
+        self.maps = {name: Map(self._fds[f"map {name}"], cpus if name == "file_lost" else 1) for name in _SIZES}
+        operations = self.maps["file_operations"]
+        for number, entry in _operations().items():
+            operations.update(number.to_bytes(4, "little"), entry.to_bytes(4, "little"))
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
+
+
+def why_unavailable(features: Features) -> str:
+    """Why file operations cannot be counted, with the remedy; empty if they can."""
+    if not features.files or not features.paths or "REG_CALL" not in features.registers:
+        return "this kernel does not describe open files or system calls. Use Linux 5.15 or newer, on x86-64 or arm64"
+    return ""
+
+
+def _operations() -> dict[int, int]:
+    """Return the entries of file_operations, by system call number."""
+    entries: dict[int, int] = {}
+    for operation, name in enumerate(OPERATIONS):
+        argument = _ARGUMENTS.get(name, 0)
+        # 0 stands for no operation, so they are counted from 1.
+        entry = operation + 1 | argument << _ARGUMENT_SHIFT | (_HAS_BYTES if name in _WITH_BYTES else 0)
+        for number in (syscalls.number_of(name), syscalls.number_of(f"{name}64")):
+            if 0 <= number < layout.CALLS:
+                entries[number] = entry
+    return entries
