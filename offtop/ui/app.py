@@ -299,6 +299,7 @@ class OfftopApp(App[int]):
         if (view.paused_at_ns is None) != (self.view.paused_at_ns is None):
             self._source.hold(view.paused_at_ns is not None)
         self.view = view
+        self.controllers.modes.follow(view)
         self._draw()
 
     def _draw(self) -> None:

@@ -2,7 +2,7 @@
 
 Words are separated by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by thread and
 location. Values are shell patterns, separated by commas, that must match the whole text, ignoring case. `max>10ms`
-chooses rows of a list by their numbers. A single word is searched for in all names; `!word` excludes matches.
+chooses rows of a list by their numbers. Some keys are about file operations (file_rows.py). A single word is searched for in all names; `!word` excludes matches.
 
 Quotes keep blanks, commas and operators together; patterns still work inside them. A backslash makes the next character
 literal, except in single quotes. So `comm="G1 *"` matches the threads of that family, and `"a>b"` is a single word. A
@@ -71,6 +71,8 @@ _MATCHED_TEXTS = {
     "wakertid": ("wakertid",),
     "object": ("object", "ends"),
     "why": ("why",),
+    "file": ("file",),
+    "op": (),
     _WAKER_THREAD: (_WAKER_THREAD,),
     _WAKER_PROCESS: (_WAKER_PROCESS,),
     _OTHER_WAKER: (_OTHER_WAKER,),
@@ -99,6 +101,7 @@ _COUNTS: Mapping[str, Callable[[Row], float]] = {
     "waiting": lambda row: row.waiting,
     "evs": lambda row: row.waits_per_s,
     "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
+    "bytes": lambda _: 0,
 }
 _DISPLAY: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
 _EXAMPLES = {
@@ -119,6 +122,8 @@ _EXAMPLES = {
     "wakertid": "4242",
     "object": "pipe*",
     "why": "*lock",
+    "file": "*.ibd",
+    "op": "fsync",
     "max": "10ms",
     "now": "5s",
     "p50": "1ms",
@@ -126,6 +131,7 @@ _EXAMPLES = {
     "waiting": "0.5",
     "evs": "1k",
     "threads": "10",
+    "bytes": "1M",
 }
 """Every key, with an example."""
 
@@ -247,9 +253,9 @@ class Filter:
     def keeps(self, row: Row) -> bool:
         """Return whether it chooses a row of a list, by its numbers.
 
-        A thread counts as one thread.
+        A thread counts as one thread. Words about file operations (file_rows.py) do not choose among other rows.
         """
-        return all(bound.holds(row) for bound in self.rows)
+        return all(bound.holds(row) for bound in self.rows if bound.key != "bytes")
 
     def keeps_age(self, age_ns: int) -> bool:
         """Return whether it chooses a wait in progress of that age."""
@@ -327,6 +333,7 @@ class _Matcher:
             "wakerpid": ("wake", lambda wake: _numbers(catalog, wake)[:1]),
             "wakertid": ("wake", lambda wake: _numbers(catalog, wake)[1:]),
             "object": ("wake", lambda wake: () if wake in WITHOUT_WAKE else object_names(catalog.wake(wake).object)),
+            "file": ("wake", lambda wake: _file_names(catalog, wake)),
             "ends": (
                 "wake",
                 lambda wake: () if wake in WITHOUT_WAKE else catalog.peers_of(catalog.wake(wake).object).names,
@@ -386,6 +393,12 @@ def _waker_names(catalog: Catalog, wake: int) -> tuple[str, ...]:
     if waker == NOT_GATHERED:
         return ()
     return (*waker_names(waker), *([catalog.process(waker.pid)] if waker.pid else []))
+
+
+def _file_names(catalog: Catalog, wake: int) -> tuple[str, ...]:
+    """Return the path of the file waited on, and its last part; nothing if it is something else."""
+    what = Object() if wake in WITHOUT_WAKE else catalog.wake(wake).object
+    return (what.name, what.name.rpartition("/")[2]) if what.kind == "file" else ()
 
 
 def _numbers(catalog: Catalog, wake: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from offtop.model.values.wake import OFFCPU, WAKEUP, Object
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.view import (
     CATEGORIES,
+    FILES,
     FLAME,
     LATENCY,
     LIST,
@@ -99,7 +100,7 @@ def left(view: View) -> View:
         return panes.flame_or_not(view)
     if view.focus == OUTLIERS and view.outliers.opened:
         return replace(view, outliers=replace(view.outliers, opened=False))
-    if view.focus in (STUCK, OUTLIERS):
+    if view.focus in (STUCK, OUTLIERS, FILES):
         return panes.off_cpu_panes(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)

@@ -10,6 +10,7 @@ from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.viewmodel.view import (
     CATEGORIES,
+    FILES,
     FLAME,
     LIST,
     OUTLIERS,
@@ -61,6 +62,11 @@ def outliers_or_not(view: View) -> View:
     return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
 
 
+def at_files(view: View) -> View:
+    """Open the list of file operations."""
+    return replace(view, came_from=_came_from(view), focus=FILES, path=(), zoomed=False)
+
+
 def _came_from(view: View) -> str:
     """Return the focused pane, or the one before a pane that has the whole screen."""
     return TREE if view.focus == SITE else view.came_from if view.focus in WHOLE_SCREEN else view.focus
@@ -110,8 +116,8 @@ def around_hop(view: View, key: ThreadKey) -> View:
 
 
 def off_cpu_panes(view: View) -> View:
-    """Return from waits in progress or outliers to the panes of off-CPU time."""
-    if view.focus not in (STUCK, OUTLIERS):
+    """Return from waits in progress, outliers or file operations to the panes of off-CPU time."""
+    if view.focus not in (STUCK, OUTLIERS, FILES):
         return view
     return replace(
         view,

@@ -15,6 +15,8 @@ class Room:
     """Lines."""
     stuck: int = 0
     """Lines of the list of waits in progress, or of outliers."""
+    files: int = 0
+    """Lines of the list of file operations."""
     site: int = 0
     """Places."""
     flame: tuple[int, int] = (0, 0)

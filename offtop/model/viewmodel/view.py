@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.budget import Rate
+from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT
 from offtop.model.aggregate.filter import NOTHING, Filter, exactly
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
@@ -16,6 +17,7 @@ from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.files import FileKey
 from offtop.model.values.snapshot import OUTSIDE, Filters
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
 from offtop.model.viewmodel.alike import Alike
@@ -30,9 +32,9 @@ SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
-STUCK, OUTLIERS = "stuck", "outliers"
+STUCK, OUTLIERS, FILES = "stuck", "outliers", "files"
 """Panes that can have the focus."""
-WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS)
+WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS, FILES)
 """Panes that take the whole screen."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
@@ -86,6 +88,17 @@ class OutliersView:
     """Whether it has the whole pane."""
     scrolled: int = 0
     """Lines of it above the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesView:
+    """The list of file operations."""
+
+    cursor: FileKey | None = None
+    """Row under the cursor; None: the first."""
+    sort: str = DEFAULT_FILE_SORT
+    """One of file_rows.FILE_SORTS."""
+    reverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +184,7 @@ class View:
     flame: FlameView = field(default_factory=FlameView)
     stuck: StuckView = field(default_factory=StuckView)
     outliers: OutliersView = field(default_factory=OutliersView)
+    files: FilesView = field(default_factory=FilesView)
     triggers: tuple[str, ...] = ()
     """Triggers of outliers; empty in a recording."""
     latency: str = AUTO

@@ -9,6 +9,7 @@ from offtop.ui.actions.clips import Clips
 from offtop.ui.actions.details import Details
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.exports import Exports
+from offtop.ui.actions.file_pane import FilesPane
 from offtop.ui.actions.files import Files, Recorder
 from offtop.ui.actions.filters import Filters
 from offtop.ui.actions.help_page import HelpPage
@@ -68,6 +69,7 @@ class Controllers:
                 FlamePane(display),
                 StuckPane(display),
                 OutliersPane(display, self.outlier_times),
+                FilesPane(display, self.sorting),
             ),
         )
         self.navigation = Navigation(display, self.panes)
@@ -143,4 +145,5 @@ class Controllers:
             "export": self.exports.choose_format,
             "screenshot": self.exports.save_screen,
             "suspects": self.suspect_report.show_chains,
+            "files": self.modes.show_files,
         }

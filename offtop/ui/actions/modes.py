@@ -3,13 +3,15 @@
 The mode is shown at once; the source collects its data a little later.
 """
 
+from collections.abc import Callable
 from functools import partial
 from threading import Lock, Thread, current_thread
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
-from offtop.model.viewmodel import drilling
+from offtop.model.viewmodel import drilling, file_list, panes
+from offtop.model.viewmodel.view import FILES, View
 from offtop.ui.actions.display import Display
 
 _ALREADY = {
@@ -24,8 +26,9 @@ _ALREADY_SAMPLED = "this is off-CPU mode already: 5 lists waits in progress; wak
 class Modes:
     def __init__(self, display: Display, source: Source) -> None:
         self._display, self._source = display, source
-        self._requested: tuple[str, int] | None = None
-        """Mode and chain depth to request from the source next, or None."""
+        self._requested: dict[str, Callable[[], None]] = {}
+        """What to request from the source next, by kind: the later of two requests replaces the earlier one."""
+        self._counts_files = display.view.focus == FILES
         self._lock = Lock()
         self._thread: Thread | None = None
 
@@ -44,15 +47,31 @@ class Modes:
         changes = mode != display.view.mode
         display.set_view(view)
         if changes and not self._source.recorded:
-            self._request(mode, view.depth)
+            self._request("mode", partial(self._source.set_mode, mode, view.depth))
 
-    def _request(self, mode: str, depth: int) -> None:
-        """Request the mode from the source, in a separate thread.
+    def show_files(self) -> None:
+        """Show file operations, or return to the panes of off-CPU time."""
+        display = self._display
+        if self._source.recorded:
+            display.show_alert("a recording holds no file operations: offtop --mode file shows those of this machine")
+        elif display.picture and display.picture.common.sampling:
+            display.show_alert("file operations need BPF: sampling /proc cannot see single calls")
+        else:
+            display.set_view(file_list.files_or_not(display.view))
+
+    def follow(self, view: View) -> None:
+        """Have file operations counted while their list is open, and only then."""
+        if self._counts_files != (view.focus == FILES):
+            self._counts_files = view.focus == FILES
+            self._request("files", partial(self._source.set_files, self._counts_files))
+
+    def _request(self, kind: str, request: Callable[[], None]) -> None:
+        """Request it from the source, in a separate thread.
 
         The first time, loading the BPF programs takes a second.
         """
         with self._lock:
-            self._requested = mode, depth
+            self._requested[kind] = request
             if self._thread is None:
                 thread = Thread(target=self._send_requests, name="offtop-mode", daemon=True)
                 thread.start()
@@ -62,26 +81,28 @@ class Modes:
         try:
             while (request := self._take_request()) is not None:
                 try:
-                    self._source.set_mode(*request)
+                    request[1]()
                 except OfftopError as refused:
-                    self._display.run_later(partial(self._show_refusal, str(refused)))
+                    self._display.run_later(partial(self._show_refusal, request[0], str(refused)))
         finally:  # even after an unexpected error, so that the mode keys keep working
             with self._lock:
                 if self._thread is current_thread():
                     self._thread = None
 
-    def _take_request(self) -> tuple[str, int] | None:
+    def _take_request(self) -> tuple[str, Callable[[], None]] | None:
         """Take the next request; None ends this thread.
 
         A new thread then handles later requests.
         """
         with self._lock:
-            request, self._requested = self._requested, None
-            if request is None:
-                self._thread = None
-        return request
+            if self._requested:
+                return self._requested.popitem()
+            self._thread = None
+        return None
 
-    def _show_refusal(self, reason: str) -> None:
-        if self._display.picture and self._display.picture.common.sampling:  # sampling /proc never supports it
+    def _show_refusal(self, kind: str, reason: str) -> None:
+        if kind == "files":
+            self._display.set_view(panes.off_cpu_panes(self._display.view))
+        elif self._display.picture and self._display.picture.common.sampling:  # sampling /proc never supports it
             self._display.set_view(drilling.in_mode(self._display.view, OFFCPU))
         self._display.show_alert(reason)

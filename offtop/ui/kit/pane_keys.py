@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
+from offtop.model.viewmodel.view import CATEGORIES, FILES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
 from offtop.ui.kit.keys import KEYS, keys_of
 
 
@@ -111,6 +111,17 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
                 ("triggers", "choose what counts as an outlier"),
                 ("snapshot", "save the minutes before it as a clip"),
                 ("outliers", "leave the list"),
+            ),
+        ),
+        FILES: PaneKeys(
+            "file operations",
+            (
+                ("drill", "show where this process waits"),
+                _SORTS,
+                ("filter", "filter, e.g. file=*.ibd op=fsync bytes>1M max>10ms"),
+                ("search,next_hit,previous_hit", "search; go to the next or previous match"),
+                ("window", "span of the numbers"),
+                ("files", "leave the list, and stop counting"),
             ),
         ),
     }

@@ -14,7 +14,7 @@ from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.head_picture import HeadPicture
 from offtop.model.viewmodel.timeline import Timeline
-from offtop.model.viewmodel.view import SINCE_START, STUCK
+from offtop.model.viewmodel.view import FILES, SINCE_START, STUCK
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HistoryTick
@@ -93,8 +93,9 @@ def _who(
     is_over: bool,
 ) -> Line:
     view, at = common.view, clock(common.newest, common.newest.at_ns)
-    mode = STUCK if view.focus == STUCK else view.mode
-    modes = [one for one in MODES if common.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
+    mode = view.focus if view.focus in (STUCK, FILES) else view.mode
+    every = (*MODES, ("7", "files", FILES)) if mode == FILES else MODES
+    modes = [one for one in every if common.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
     tabs: Spans = [
         (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
         for key, word, of in modes

@@ -97,6 +97,11 @@ storm        one waker that woke many threads, most of which slept again within 
 -- woken by --  in stacks of modes 3 and 4: the waiting thread before it, its waker's stack after it.
 -- its last wait --  in chains (4): where that waker had waited before, and then who ended that wait.
 -> name      in stacks of mode 2: the thread that was woken.
+OP FILE WHO  with 7: what one process did with one file, by one system call, whether or not it left the CPU. They are \
+counted only while the list is open. Sockets, pipes and terminals do not count.
+TIME         with 7: time in these calls; a call in progress counts as it goes. CALLS/S, MB/S, p50, p99 and MAX are of \
+calls that returned.
+%OFF-CPU     with 7: the part of TIME that was off CPU. Data that was in memory needs hardly any.
 WAITED ON    with G: the lock, pipe, socket or file. (unknown): a wait in progress, or one without an object.
 """
 """One term and its meaning per line, for help and manual."""
@@ -115,6 +120,8 @@ waker= wakerpid= wakertid=  who ended the wait, in modes 2, 3 and 4: name of thr
 timer, timeout, signal, exit; its ids
 container= cgroup=  container or unit name (docker*, mysql.service) or kind (docker, unit); cgroup path
 cmd=  command line
+file= op= bytes>1M  file operations (7): path or name of the file, system call, bytes in the window. In other modes \
+file= chooses waits on that file, and op= chooses nothing
 max>10ms p99>=1s  rows of the list, by max, now, p50, p99; also waiting>0.5, evs>1k, threads>10
 """
 """One kind of filter and its meaning per line, for help and manual."""

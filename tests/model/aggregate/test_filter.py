@@ -30,7 +30,7 @@ SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
 KEYS = (
     "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, container, cmd, "
-    "waker, wakerpid, wakertid, object, why, max, now, p50, p99, waiting, evs, threads"
+    "waker, wakerpid, wakertid, object, why, file, op, max, now, p50, p99, waiting, evs, threads, bytes"
 )
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 

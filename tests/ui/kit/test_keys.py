@@ -137,6 +137,7 @@ DOES: dict[str, Does] = {
     "objects": Does(says("objects: all categories"), ("2",)),
     "stuck": Does(says("stuck now")),
     "suspects": Does(on(Suspects)),
+    "files": Does(says("Starting to count file operations")),
     "outliers": Does(says("No outliers yet.")),
     "triggers": Does(says("outliers (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("causes: all categories")),

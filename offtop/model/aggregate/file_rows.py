@@ -1,0 +1,171 @@
+"""Rows of file operations: one for each operation that a process did on a file."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from offtop.model.aggregate.filter import Bound, Filter, Ids, Text
+from offtop.model.aggregate.rows import process_name
+from offtop.model.values.catalog import Catalog
+from offtop.model.values.container import names as container_names
+from offtop.model.values.container import place
+from offtop.model.values.files import NO_CALLS, FileActivity, FileKey, FileTotals
+from offtop.units import NS_PER_S, percent
+
+
+class FileRow(NamedTuple):
+    key: FileKey
+    totals: FileTotals
+    name: str
+    """Path of the file, raw."""
+    process: str
+    """Raw."""
+    span_ns: int
+
+    @property
+    def calls_per_s(self) -> float:
+        return self.totals.calls * NS_PER_S / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.totals.bytes * NS_PER_S / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def off_cpu_pct(self) -> float:
+        return min(100.0, percent(self.totals.off_cpu_ns, self.totals.total_ns))
+
+    @property
+    def who(self) -> str:
+        """`postgres(4242)`; raw."""
+        return f"{self.process}({self.key.pid})"
+
+
+_NUMBERS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
+    {
+        "TIME": lambda row: row.totals.total_ns,
+        "CALLS/S": lambda row: row.totals.calls,
+        "MB/S": lambda row: row.totals.bytes,
+        "%OFF-CPU": lambda row: row.off_cpu_pct,
+        "P50": lambda row: row.totals.percentile_ns(50),
+        "P99": lambda row: row.totals.percentile_ns(99),
+        "MAX": lambda row: row.totals.max_ns,
+        "NOW": lambda row: row.totals.now_ns,
+    }
+)
+_TEXTS: Mapping[str, Callable[[FileRow], str]] = MappingProxyType(
+    {"OP": lambda row: row.key.operation, "FILE": lambda row: row.name, "WHO": lambda row: row.who}
+)
+FILE_SORTS = (*_NUMBERS, *_TEXTS)
+"""Columns by which the rows can be sorted: numbers largest first, texts ascending."""
+DEFAULT_FILE_SORT = FILE_SORTS[0]
+_SORTS_ELSEWHERE = {"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "CALLS/S", "NAME": "FILE", "PID": "WHO"}
+_MATCHED: Mapping[str, Callable[[FileRow, Catalog], Iterable[str]]] = MappingProxyType(
+    {
+        "file": lambda row, _: (row.name, row.name.rpartition("/")[2]),
+        "op": lambda row, _: (row.key.operation,),
+        "proc": lambda row, _: (row.process,),
+        "comm": lambda row, _: (row.process,),
+        "user": lambda row, catalog: (catalog.detail(row.key.pid).user, str(catalog.detail(row.key.pid).uid)),
+        "cgroup": lambda row, catalog: (
+            catalog.detail(row.key.pid).cgroup,
+            place(catalog.detail(row.key.pid).cgroup),
+        ),
+        "container": lambda row, catalog: container_names(catalog.detail(row.key.pid).cgroup),
+        "cmd": lambda row, catalog: (catalog.detail(row.key.pid).cmdline,),
+        "": lambda row, _: (row.name, row.key.operation, row.process),
+    }
+)
+"""Key of a filter word → what it matches of a row."""
+_BOUNDS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
+    {
+        "max": lambda row: row.totals.max_ns,
+        "now": lambda row: row.totals.now_ns,
+        "p50": lambda row: row.totals.percentile_ns(50),
+        "p99": lambda row: row.totals.percentile_ns(99),
+        "evs": lambda row: row.calls_per_s,
+        "bytes": lambda row: row.totals.bytes,
+    }
+)
+_PID_COLUMN = 0
+"""Of filter.Ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    rows: Sequence[FileRow] = ()
+    """In order of the chosen column."""
+    unsuited: Sequence[str] = ()
+    """Keys of filter words that say nothing about file operations; they are ignored."""
+    elided: FileTotals = NO_CALLS
+    """Sum of what was too much to keep, if there is no filter."""
+    elided_rows: int = 0
+    lost: int = 0
+    """Calls that were not counted."""
+    every: Sequence[FileRow] = ()
+    """With those that the filter leaves out."""
+
+    @property
+    def total(self) -> FileTotals:
+        """Sum of all rows, without maxima."""
+        every = [*(row.totals for row in self.rows), self.elided]
+        return FileTotals(*(sum(one[field] for one in every) for field in range(4)))
+
+
+def file_rows(
+    activity: FileActivity,
+    span_ns: int,
+    catalog: Catalog,
+    filters: Sequence[Filter],
+    sort: str = DEFAULT_FILE_SORT,
+    reverse: bool = False,
+) -> FileRows:
+    """Return the rows that pass all filters. `sort`: one of FILE_SORTS."""
+    every = [_row(key, totals, activity, span_ns, catalog) for key, totals in activity.totals.items()]
+    words = [word for one in filters for word in (*one.waits, *one.rows)]
+    suited = [word for word in words if _is_suited(word)]
+    rows = [row for row in every if all(_holds(word, row, catalog) for word in suited)]
+    if sort in _NUMBERS:
+        rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)
+    else:
+        rows.sort(key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
+    unsuited = dict.fromkeys(_key_of(word) for word in words if not _is_suited(word))
+    return FileRows(
+        rows,
+        [*unsuited],
+        NO_CALLS if suited else activity.elided,
+        0 if suited else activity.elided_rows,
+        activity.lost,
+        every,
+    )
+
+
+def sort_for(sort: str) -> str:
+    """Return the column that stands for one of rows.SORTS."""
+    found = _SORTS_ELSEWHERE.get(sort, sort.upper())
+    return found if found in FILE_SORTS else DEFAULT_FILE_SORT
+
+
+def _row(key: FileKey, totals: FileTotals, activity: FileActivity, span_ns: int, catalog: Catalog) -> FileRow:
+    process = catalog.processes.get(key.pid) and process_name(key.pid, catalog)
+    return FileRow(key, totals, activity.name(key.file), process or activity.comms.get(key.pid, ""), span_ns)
+
+
+def _key_of(word: Text | Ids | Bound) -> str:
+    return ("pid" if word.column == _PID_COLUMN else "tid") if isinstance(word, Ids) else word.key
+
+
+def _is_suited(word: Text | Ids | Bound) -> bool:
+    if isinstance(word, Ids):
+        return word.column == _PID_COLUMN
+    return word.key in (_BOUNDS if isinstance(word, Bound) else _MATCHED)
+
+
+def _holds(word: Text | Ids | Bound, row: FileRow, catalog: Catalog) -> bool:
+    match word:
+        case Ids():
+            return (row.key.pid in word.ids) != word.excludes
+        case Bound():
+            return word.compares(_BOUNDS[word.key](row))
+        case Text():
+            return any(map(word.matches, _MATCHED[word.key](row, catalog))) != word.excludes

@@ -1,0 +1,71 @@
+"""The list of file operations on the screen, and the cursor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows
+from offtop.model.aggregate.filter import parse, quoted
+from offtop.model.values.files import added
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.view import FILES, SINCE_START, FilesView, View
+from offtop.model.windows.history import History, HistoryTick
+
+_EVER_NS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FilesPicture:
+    listed: FileRows = field(default_factory=FileRows)
+    span_ns: int = 0
+    """Measured length of the ticks in which file operations were counted; 0: there is none yet."""
+    cursor: int = 0
+    """Row under the cursor."""
+    first: int = 0
+    """First row on the screen."""
+
+    @property
+    def chosen(self) -> FileRow | None:
+        return self.listed.rows[self.cursor] if self.listed.rows else None
+
+
+def files_picture(scene: Scene, history: History, lines: int) -> FilesPicture:
+    """Return the list for the span of the scene. `lines`: room for rows; 0: it is not on the screen."""
+    if not lines:
+        return FilesPicture()
+    view = scene.view
+    ticks: Sequence[HistoryTick] = scene.ticks
+    if view.span_ns == SINCE_START:  # only these windows hold file operations
+        ticks = history.last(_EVER_NS, view.paused_at_ns)
+    counted = [tick for tick in ticks if tick.header.files is not None]
+    activity = added(tick.header.files for tick in counted)
+    if activity is None:
+        return FilesPicture()
+    span_ns = sum(tick.span_ns for tick in counted)
+    of_user = [parse(f"user={quoted(view.user)}")] if view.user else []
+    chosen = view.files
+    listed = file_rows(activity, span_ns, scene.catalog, [view.filter, *of_user], chosen.sort, chosen.reverse)
+    cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), 0)
+    first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
+    return FilesPicture(listed, span_ns, cursor, first)
+
+
+def files_or_not(view: View) -> View:
+    """Open the list of file operations, or return to the previous pane."""
+    if view.focus == FILES:
+        return panes.off_cpu_panes(view)
+    return panes.at_files(view)
+
+
+def at_row(view: View, row: FileRow | None) -> View:
+    """Move the cursor; None: it stays on the first row."""
+    return replace(view, focus=FILES, files=replace(view.files, cursor=row.key if row else None))
+
+
+def sorted_by(view: View, sort: str) -> View:
+    """Sort by one of FILE_SORTS; from the first row on."""
+    return replace(view, files=FilesView(sort=sort))
+
+
+def reversed_order(view: View) -> View:
+    return replace(view, files=replace(view.files, reverse=not view.files.reverse))

@@ -1,0 +1,197 @@
+"""File operations: one row for each operation that a process did on a file, and the selected one in full below."""
+
+from collections.abc import Sequence
+
+from offtop.model.aggregate.file_rows import FileRow
+from offtop.model.values import histogram as log2
+from offtop.model.values.container import label
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.file_list import FilesPicture
+from offtop.model.viewmodel.view import FILES, SINCE_START
+from offtop.printable import printable
+from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.units import count, duration, size, span
+
+_P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
+"""Least widths for these columns."""
+_MOST_WHO = 24
+_BARS = 24
+"""Cells of the longest bar of the histogram."""
+
+
+def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
+    lines = [rule(title(shown, common), pen)]
+    rows, view = shown.listed.rows, common.view
+    if not rows:
+        return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(shown, common))]
+    lines.append(_heads(common, pen))
+    room = stuck_lines(pen.height)
+    for number in range(shown.first, min(len(rows), shown.first + room)):
+        chosen = number == shown.cursor
+        base = ("cursor" if view.focus == FILES else "cursor-away") if chosen else "text"
+        lines.append(Line(tuple(_row(rows[number], chosen, pen)), base))
+    below = pen.height - STUCK_FRAME - room
+    if below > 1 and shown.chosen:
+        lines += [Line()] * (STUCK_FRAME + room - len(lines))
+        lines += details(shown.chosen, common, pen)[:below]
+    return lines
+
+
+def title(shown: FilesPicture, common: Common) -> str:
+    """Return a summary of what is listed."""
+    listed, total = shown.listed, shown.listed.total
+    if not shown.span_ns:
+        return "file operations"
+    per_s = 1e9 / shown.span_ns
+    parts = [
+        f"file operations: {count(total.calls * per_s)} calls/s",
+        f"{size(round(total.bytes * per_s))}/s",
+        f"{duration(total.total_ns) or '0'} in calls in {span(round(shown.span_ns, -8))}",
+    ]
+    if common.view.span_ns == SINCE_START:
+        parts.append("as far as the history reaches")
+    if listed.elided_rows:
+        parts.append(f"{listed.elided_rows} small rows only in these sums")
+    if listed.unsuited:
+        parts.append(f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
+    if listed.lost:
+        parts.append(f"LOST {count(listed.lost)} calls: no room")
+    return ", ".join(parts)
+
+
+def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
+    if not shown.span_ns:
+        if common.view.paused_at_ns is not None:
+            return ("File operations were not counted at this time.",)
+        return ("Starting to count file operations. They are counted only while this list is open (7 closes it).",)
+    if shown.listed.every:
+        return ("No file operation passes the filter (Esc goes back; \\ changes the filter).",)
+    return ("No process works on a file.",)
+
+
+def columns(pen: Pen) -> list[tuple[str, str, int, bool]]:
+    """Return (title, sort order, width, aligned to the right) of each column."""
+    wide = pen.width >= _P50_WIDTH
+    numbers = [("CALLS/S", "CALLS/S", 7), ("MB/S", "MB/S", 6), ("TIME", "TIME", 6)]
+    if pen.width >= _OFF_CPU_WIDTH:
+        numbers.append(("%OFF-CPU" if wide else "%OFF", "%OFF-CPU", 8 if wide else 4))
+    if wide:
+        numbers.append(("p50<=", "P50", 6))
+    numbers += [("p99<=", "P99", 6), ("MAX", "MAX", 6)]
+    if pen.width >= _NOW_WIDTH:
+        numbers.append(("NOW", "NOW", 6))
+    operation = 15 if wide else 9
+    left = pen.width - 2 - operation - 1 - sum(width + 1 for _, _, width in numbers)
+    who = min(_MOST_WHO, max(0, (left - 2) * 2 // 5))
+    if left - 2 - who < _LEAST_FILE:
+        who = 0
+    file = max(1, left - (who + 1 if who else 0))
+    made = [("OP", "OP", operation, False), ("FILE", "FILE", file, False)]
+    made += [(name, sort, width, True) for name, sort, width in numbers]
+    return [*made, ("WHO", "WHO", who, False)] if who else made
+
+
+def _heads(common: Common, pen: Pen) -> Line:
+    spans: list[tuple[str, str]] = [(" ", "head")]
+    for name, sort, width, right in columns(pen):
+        text = f"{name:>{width}}" if right else f"{name:<{width}}"
+        blank = len(text) - len(text.lstrip())
+        token = "sorted" if sort == common.view.files.sort else "head"
+        spans += [
+            (" " + text[:blank], "head"),
+            (text[blank:].rstrip(), token),
+            (" " * (width - len(text.rstrip())), "head"),
+        ]
+    return Line(tuple(spans))
+
+
+def sort_at(pen: Pen, x: int) -> str:
+    """Return the sort order of the column title at `x`; empty if there is none."""
+    edge = 1
+    for _, sort, width, _ in columns(pen):
+        edge += 1 + width
+        if x < edge:
+            return sort
+    return ""
+
+
+def cells(row: FileRow) -> dict[str, tuple[str, str]]:
+    """Return (text, token) of each cell, by sort order; texts are raw."""
+    totals = row.totals
+    return {
+        "OP": (row.key.operation, "name"),
+        "FILE": (row.name, "where"),
+        "CALLS/S": (count(row.calls_per_s), "value"),
+        "MB/S": (megabytes(row.bytes_per_s), "value"),
+        "TIME": (duration(totals.total_ns), "waiting"),
+        "%OFF-CPU": (f"{row.off_cpu_pct:.0f}", "value"),
+        "P50": (duration(totals.percentile_ns(50)), "value"),
+        "P99": (duration(totals.percentile_ns(99)), "value"),
+        "MAX": (duration(totals.max_ns), "value"),
+        "NOW": (duration(totals.now_ns), "waiting"),
+        "WHO": (row.who, "name"),
+    }
+
+
+def megabytes(bytes_per_s: float) -> str:
+    """Format a rate in units of 1,000,000 bytes; empty for none."""
+    value = bytes_per_s / 1e6
+    if not value:
+        return ""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 999.95 else count(value)
+
+
+def tail(text: str, width: int, pen: Pen) -> str:
+    """Cut a path on its left: the name of the file says most."""
+    shown = printable(text, pen.glyphs.is_ascii)
+    if len(shown) > width and shown.isascii():
+        shown = pen.glyphs.ellipsis + shown[len(shown) - width + len(pen.glyphs.ellipsis) :]
+    return fit(shown, width, pen.glyphs)
+
+
+def _row(row: FileRow, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
+    texts = cells(row)
+    spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
+    for _, sort, width, right in columns(pen):
+        text, token = texts[sort]
+        shown = tail(text, width, pen) if sort == "FILE" else fit(text, width, pen.glyphs)
+        spans.append((f" {text:>{width}}" if right else f" {shown}", token))
+    return spans
+
+
+def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:
+    """Return the selected row in full, with its histogram."""
+    totals, detail = row.totals, common.catalog.detail(row.key.pid)
+    on_cpu_ns = max(0, totals.total_ns - totals.off_cpu_ns)
+    calls = f"{totals.calls:,} calls returned" if totals.calls != 1 else "1 call returned"
+    sums = f"{calls}, {totals.bytes:,} bytes" if totals.bytes else calls
+    spent = f"{duration(totals.total_ns) or '0'} in calls: {duration(totals.off_cpu_ns) or '0'} off CPU, "
+    spent += f"{duration(on_cpu_ns) or '0'} on it"
+    of_process = "  ".join(filter(None, (label(detail.cgroup), detail.user, detail.cmdline)))
+    lines = [
+        plain(fit(f" {row.key.operation} {row.name}", pen.width, pen.glyphs), "title"),
+        plain(fit(f"   by {row.who}  {of_process}", pen.width, pen.glyphs), "dim"),
+        plain(
+            fit(f"   inode {row.key.file.inode} on device {row.key.file.device_text}; {sums}", pen.width, pen.glyphs),
+            "text",
+        ),
+        plain(fit(f"   {spent}", pen.width, pen.glyphs), "text"),
+    ]
+    if totals.now_ns:
+        lines.append(
+            plain(fit(f"   in progress: the longest for {duration(totals.now_ns)}", pen.width, pen.glyphs), "waiting")
+        )
+    counts = log2.counts(totals.histogram)
+    most = max(counts)
+    for lane, n in enumerate(counts):
+        if n:
+            bar = pen.glyphs.bar[-1] * max(1, round(n / most * _BARS))
+            upto = f"< {duration(log2.high_ns(lane))}" if lane < log2.LANES - 1 else "more"
+            lines.append(Line(((f"   {upto:>9} ", "dim"), (f"{bar:<{_BARS}}", "bar"), (f" {n:,}", "value"))))
+    return lines
+
+
+def text_of(row: FileRow) -> str:
+    """Return the text that a search looks at, and that is copied, raw."""
+    return "  ".join(text for text, _ in cells(row).values())

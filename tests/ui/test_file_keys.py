@@ -1,0 +1,206 @@
+"""File operations on the screen: counted while their list is open, sorted, filtered, searched."""
+
+import pytest
+from textual.pilot import Pilot
+
+from offtop.errors import KernelError
+from offtop.model.aggregate.filter import parse
+from offtop.model.values import histogram as log2
+from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST, View
+from offtop.ui.app import OfftopApp
+from tests.ui.scripted import ScriptedSource
+from tests.ui.shown import QUICK_NS, asynchronous, pane, screen, shown, until
+
+MS = 1_000_000
+LOG, TABLE, ODD = FileId(1, 1, 0), FileId(1, 2, 0), FileId(1, 3, 0)
+COLUMNS = ["OP", "FILE", "CALLS/S", "MB/S", "TIME", "%OFF-CPU"]
+ACTIVITY = FileActivity(
+    {
+        FileKey(42, "fsync", LOG): FileTotals(4, 0, 80 * MS, 76 * MS, 30 * MS, log2.of(*[20 * MS] * 4), 5 * MS),
+        FileKey(42, "pread", TABLE): FileTotals(1000, 8_000_000, 9 * MS, 0, MS, log2.of(*[9_000] * 1000)),
+        FileKey(7, "write", ODD): FileTotals(50, 1000, MS, 0, 100_000, log2.of(*[20_000] * 50)),
+    },
+    {LOG: "/var/lib/db/redo.log", TABLE: "/var/lib/db/a-long-name-of-a-table/t.ibd", ODD: "/tmp/\x1b[2Jodd"},
+    {42: "db", 7: "sh\x1b"},
+    lost=3,
+)
+
+
+def source(ticks: int = 3) -> ScriptedSource:
+    made = ScriptedSource(ticks=ticks)
+    made.files = ACTIVITY
+    made.files_requested.append(True)
+    return made
+
+
+def rows(app: OfftopApp) -> list[str]:
+    """Return the operations of the list, in order."""
+    found = [line.lstrip("> ").split() for line in pane(app, FILES)[2:]]
+    return [words[0] for words in found if words and words[0] in ("fsync", "pread", "write") and len(words) > 5]
+
+
+VIEW = View(delay_ns=QUICK_NS, focus=FILES)
+
+
+@asynchronous
+async def test_first_screen_can_list_file_operations() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, _):
+        assert "|7 files|" in screen(app)[0]
+        title, heads, first, *_ = pane(app, FILES)
+        assert title.strip("─ ") == (
+            "file operations: 1.1k calls/s, 7.6MB/s, 270ms in calls in 3s, LOST 9 calls: no room"
+        )
+        assert heads.split() == [
+            "OP",
+            "FILE",
+            "CALLS/S",
+            "MB/S",
+            "TIME",
+            "%OFF-CPU",
+            "p50<=",
+            "p99<=",
+            "MAX",
+            "NOW",
+            "WHO",
+        ]
+        assert first.split() == [
+            ">",
+            "fsync",
+            "/var/lib/db/redo.log",
+            "4",
+            "240ms",
+            "95",
+            "30ms",
+            "30ms",
+            "30ms",
+            "5.0ms",
+            "db(42)",
+        ]
+        assert rows(app) == ["fsync", "pread", "write"]
+
+
+@asynchronous
+async def test_selected_row_is_shown_in_full_with_its_histogram() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("down")
+        lines = [line.strip() for line in pane(app, FILES)]
+        at = lines.index("pread /var/lib/db/a-long-name-of-a-table/t.ibd")
+        assert lines[at + 2] == "inode 2 on device 0:1; 3,000 calls returned, 24,000,000 bytes"
+        assert lines[at + 3] == "27ms in calls: 0 off CPU, 27ms on it"
+        assert lines[at + 4].split()[:2] == ["<", "16us"]
+        assert lines[at + 4].endswith(" 3,000")
+
+
+@asynchronous
+async def test_names_of_files_and_processes_are_escaped() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, _):
+        line = next(line for line in pane(app, FILES) if line.lstrip("> ").startswith("write"))
+        assert "/tmp/\\x1b[2Jodd" in line
+        assert "sh\\x1b(7)" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        ("M", "fsync pread write"),
+        ("E", "pread write fsync"),
+        ("P", "fsync pread write"),
+        ("R", "write pread fsync"),
+        ("greater_than_sign", "pread write fsync"),
+        ("less_than_sign", "fsync pread write"),
+    ],
+)
+@asynchronous
+async def test_keys_sort_the_list(key: str, order: str) -> None:
+    async with shown(source(), view=VIEW) as (app, pilot):
+        await pilot.press(key)
+        assert rows(app) == order.split()
+
+
+@asynchronous
+async def test_click_on_a_title_sorts_and_a_second_one_reverses() -> None:
+    async with shown(source(), (160, 50), view=VIEW, mouse=True) as (app, pilot):
+        rect = app.layout.panels[FILES]
+        at = pane(app, FILES)[1].index("CALLS/S") + 1, rect.y + 1
+        await pilot.click(offset=at)
+        assert rows(app) == ["pread", "write", "fsync"]
+        await pilot.click(offset=at)
+        assert rows(app) == ["fsync", "write", "pread"]
+        await pilot.click(offset=(4, rect.y + 4))
+        assert pane(app, FILES)[4].startswith("> ")
+
+
+@asynchronous
+async def test_filter_and_search_work_in_the_list() -> None:
+    async with shown(source(), view=VIEW) as (app, pilot):
+        app.set_view(View(delay_ns=QUICK_NS, focus=FILES, filter=parse("op=fsync,pread bytes>1M cat=lock")))
+        await pilot.pause()
+        assert rows(app) == ["pread"]
+        assert "ignored filter words: cat" in (await wide_title(app, pilot))
+        app.set_view(View(delay_ns=QUICK_NS, focus=FILES, filter=parse("op=truncate")))
+        await pilot.pause()
+        assert "No file operation passes the filter" in "\n".join(pane(app, FILES))
+        app.set_view(VIEW)
+        await pilot.press("slash", *"t.ibd", "enter")
+        assert rows(app) == ["pread"]
+
+
+async def wide_title(app: OfftopApp, pilot: Pilot[int]) -> str:
+    await pilot.resize_terminal(200, 50)
+    await pilot.pause()
+    return pane(app, FILES)[0]
+
+
+@asynchronous
+async def test_7_counts_while_the_list_is_open_and_only_then() -> None:
+    made = ScriptedSource(ticks=3)
+    made.files = ACTIVITY
+    async with shown(made) as (app, pilot):
+        assert made.files_requested == []
+        await pilot.press("7")
+        assert (app.view.focus, "Starting to count" in "\n".join(pane(app, FILES))) == (FILES, True)
+        await until(lambda: made.files_requested == [True])
+        await pilot.press("7")
+        assert app.view.focus == CATEGORIES
+        await until(lambda: made.files_requested == [True, False])
+        for key in ("escape", "1", "tab", "5"):
+            await pilot.press("7")
+            await until(lambda: made.files_requested[-1])
+            await pilot.press(key)
+            assert app.view.focus != FILES
+            await until(lambda: not made.files_requested[-1])
+
+
+@asynchronous
+async def test_refusal_is_shown_and_leaves_the_list() -> None:
+    made = ScriptedSource(ticks=3)
+    made.refuses = KernelError("File operations cannot be shown: no")
+    async with shown(made) as (app, pilot):
+        await pilot.press("7")
+        await until(lambda: app.view.focus == CATEGORIES)
+        assert "File operations cannot be shown" in screen(app)[-2]
+
+
+@asynchronous
+async def test_enter_shows_where_the_process_waits() -> None:
+    async with shown(source(), view=VIEW) as (app, pilot):
+        await pilot.press("enter")
+        assert (app.view.focus, app.view.pid) == (LIST, 42)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 12), (40, 8), (120, 30), (200, 60), (20, 4)])
+@asynchronous
+async def test_no_line_is_wider_than_the_screen(size: tuple[int, int]) -> None:
+    async with shown(source(), size, view=VIEW) as (app, _):
+        assert all(len(line) <= size[0] for line in screen(app))
+        if size[0] >= 60:
+            assert "fsync" in "\n".join(screen(app))
+
+
+@asynchronous
+async def test_80_columns_have_file_and_who() -> None:
+    async with shown(source(), view=VIEW) as (app, _):
+        heads = pane(app, FILES)[1].split()
+        assert heads == ["OP", "FILE", "CALLS/S", "MB/S", "TIME", "%OFF", "p99<=", "MAX", "WHO"]
+        assert "t.ibd" in "\n".join(pane(app, FILES))
