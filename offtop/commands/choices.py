@@ -15,6 +15,7 @@ from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, q
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.classify import categories
 from offtop.model.classify import suspect_weights as weights_file
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
 
@@ -136,31 +137,35 @@ def first_view(
     chosen: Filter,
     user: str,
     args: argparse.Namespace,
+    *,
+    with_files: bool = True,
 ) -> "View":
-    """Return the first view of the screen."""
+    """Return the first view of the screen. `with_files`: file operations can be shown."""
+    from offtop.model.aggregate.file_rows import sort_for
     from offtop.model.aggregate.steps import Shape
-    from offtop.model.viewmodel.view import CATEGORIES, STUCK, TreeView, View
+    from offtop.model.viewmodel.view import CATEGORIES, FILES, STUCK, FilesView, TreeView, View
 
     settings = loaded.settings
     return View(
         filters=filters,
         delay_ns=settings.delay_ns,
-        mode=settings.mode,
+        mode=settings.wait_mode,
         depth=args.depth,
-        tree=TreeView(Shape(mode=settings.mode)),
+        tree=TreeView(Shape(mode=settings.wait_mode)),
         span_ns=settings.span_ns,
         threads=settings.threads,
         programs=settings.programs,
         idle_shown=settings.idle,
         sort=settings.sort,
         reverse=settings.reverse,
+        files=FilesView(sort=sort_for(settings.sort), reverse=settings.reverse),
         names=settings.names,
         latency=settings.latency,
         hidden=settings.hidden,
         muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
         filter=chosen,
         user=user,
-        focus=STUCK if args.stuck else CATEGORIES,
+        focus=STUCK if args.stuck else FILES if with_files and settings.mode == FILE else CATEGORIES,
         rate=args.rate,
     )
 

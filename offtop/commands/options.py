@@ -14,6 +14,7 @@ from offtop import __version__, paths
 from offtop.errors import UsageError
 from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.rows import SORTS
+from offtop.model.values.files import FILE
 from offtop.model.values.state import MASKS
 from offtop.model.values.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
 from offtop.person import NO_USER, is_user
@@ -395,8 +396,8 @@ def _add_waker_options(parser: argparse.ArgumentParser) -> None:
         "--mode",
         type=_setting("mode"),
         metavar="MODE",
-        help=f"{', '.join(MODES[:-1])} or {MODES[-1]}: where threads wait, who woke them, both, or the chain of wakers "
-        f"(default {MODES[0]})",
+        help=f"{', '.join(MODES)} or {FILE}: where threads wait, who woke them, both, the chain of wakers, or file "
+        f"operations (default {MODES[0]})",
     )
     add(
         "--depth",

@@ -24,6 +24,7 @@ from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify import categories
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
 from offtop.printable import printable
@@ -81,7 +82,8 @@ def show_live(args: argparse.Namespace) -> int:
         files = stack.enter_context(choices.rule_files(rules, loaded, owner))
         stack.enter_context(_exit_on_signals())
         baseline = _baseline(args, rules, files, loaded)
-        source = stack.enter_context(sources.live(rules, filters, args, loaded))
+        with_files = loaded.settings.mode == FILE and not (view and args.stuck)
+        source = stack.enter_context(sources.live(rules, filters, args, loaded, with_files=with_files))
         recorder = kept.recorder(source, args.record) if args.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
@@ -107,11 +109,16 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
     """Show a recording, on the screen or as text."""
     from offtop.recording.replay import RecordedSource
 
+    _refuse_files(args)
     no_screen = _no_screen(args)
     rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
-    view = None if no_screen is not None else choices.first_view(loaded, Filters(), rules, chosen, user, args)
+    view = (
+        None
+        if no_screen is not None
+        else choices.first_view(loaded, Filters(), rules, chosen, user, args, with_files=False)
+    )
     keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
     kept = saved_files.SavedFiles(loaded, owner, args)
     if view:
@@ -134,6 +141,14 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
             return _run_screen(source, view, rules, files, loaded, kept, keymap, args, None, pause_at_ns=pause_at_ns)
         _warn_of_batch_mode(no_screen)
         return _batch(source, rules, files, loaded, choices.with_user(user, chosen), args, None, baseline)
+
+
+def _refuse_files(args: argparse.Namespace) -> None:
+    if args.mode == FILE:
+        raise UsageError(
+            "Recordings and exports hold no file operations yet. Use offtop --mode file, with --json to keep them, or "
+            "another --mode"
+        )
 
 
 def _baseline(
@@ -181,6 +196,7 @@ def record(args: argparse.Namespace) -> int:
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
 
+    _refuse_files(args)
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)
@@ -274,6 +290,7 @@ def export(args: argparse.Namespace) -> int:
     """Convert a recording, or the next seconds of this machine, to another format."""
     from offtop.reports import exports
 
+    _refuse_files(args)
     known = choices.category_rules()
     chosen = choices.wait_filter(args.filter, known)
     if not args.file and (args.begin or args.end):
@@ -281,7 +298,7 @@ def export(args: argparse.Namespace) -> int:
     chosen = choices.with_user(args.user or "", chosen)
     loaded, owner = choices.load(args)
     settings = loaded.settings
-    mode = args.mode or (OFFCPU if args.file else settings.mode)
+    mode = args.mode or (OFFCPU if args.file else settings.wait_mode)
 
     style = Style(args.delimiter, args.per)
     if args.format == exports.TIMELINE and not args.file:
@@ -388,7 +405,9 @@ def _batch(
 ) -> int:
     _escape_unencodable()
     settings = loaded.settings
-    if chosen.needs_wakers and settings.mode == OFFCPU:
+    if args.folded and args.mode == FILE:
+        raise UsageError("--folded has no file operations yet. Use --json, or another --mode")
+    if chosen.needs_wakers and settings.wait_mode == OFFCPU:
         raise UsageError(
             f"--filter: '{printable(chosen.text)}' needs wakers, which mode offcpu does not record. Add --mode wakeup"
         )
@@ -401,7 +420,8 @@ def _batch(
         settings.reverse,
         stuck=args.stuck,
         rate=args.rate,
-        mode=settings.mode,
+        mode=settings.wait_mode,
+        files=settings.mode == FILE and source.recorded is None,
         folded=args.folded,
         baseline=baseline,
         style=Style(args.delimiter, args.per),

@@ -73,10 +73,12 @@ def live(
     args: argparse.Namespace,
     loaded: "Loaded",
     least_keep_ns: int = 0,
+    with_files: bool = False,
 ) -> Generator[Source]:
     """Open a live source until the block ends, and print its notices.
 
-    `least_keep_ns`: how long it keeps names at least. Raises UsageError, PrivilegeError or KernelError.
+    `least_keep_ns`: how long it keeps names at least. `with_files`: count file operations. Raises UsageError,
+    PrivilegeError or KernelError.
     """
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
@@ -85,13 +87,13 @@ def live(
         raise UsageError("--probe has no effect when sampling /proc. Omit it, or add --source bpf")
     if wanted != "proc":
         try:
-            source = _traced(rules, filters, args, loaded, keep_ns)
+            source = _traced(rules, filters, args, loaded, keep_ns, with_files)
         except (PrivilegeError, KernelError) as error:
             if wanted == "bpf" or args.probe != "auto":
                 raise
             refused = error
     is_sampled = source is None
-    source = source or _sampled(rules, filters, args, loaded, keep_ns, refused)
+    source = source or _sampled(rules, filters, args, loaded, keep_ns, with_files, refused)
     for notice in source.notices:
         warn(f"offtop: {notice}")
     if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
@@ -103,7 +105,12 @@ def live(
 
 
 def _traced(
-    rules: categories.Categories, filters: Filters, args: argparse.Namespace, loaded: "Loaded", keep_ns: int
+    rules: categories.Categories,
+    filters: Filters,
+    args: argparse.Namespace,
+    loaded: "Loaded",
+    keep_ns: int,
+    with_files: bool,
 ) -> Source:
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
@@ -114,10 +121,11 @@ def _traced(
         probe=args.probe,
         unwind=Unwind(args.unwind, args.unwind_bytes >> 10, args.cpu_budget),
         keep_ns=keep_ns,
-        mode=loaded.settings.mode,
+        mode=loaded.settings.wait_mode,
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
         budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
+        with_files=with_files,
     )
 
 
@@ -127,16 +135,19 @@ def _sampled(
     args: argparse.Namespace,
     loaded: "Loaded",
     keep_ns: int,
+    with_files: bool,
     refused: OfftopError | None,
 ) -> Source:
     """Open a source that samples /proc.
 
     `refused`: why BPF is not available; becomes part of the error if an option needs BPF.
     """
-    from offtop.kernel.sampling.source import NeedsBpfError, ProcSource
+    from offtop.kernel.sampling.source import NO_FILES, NeedsBpfError, ProcSource
 
     try:
-        return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.mode, refused)
+        if with_files:
+            raise NeedsBpfError(NO_FILES)
+        return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused)
     except NeedsBpfError as error:
         raise (type(refused)(f"{str(refused).rstrip('.')}. {error}") if refused else error) from error
     except KernelError as error:

@@ -91,6 +91,7 @@ from offtop.model.windows.history import History, HistoryTick, moved_in, none_st
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
+from offtop.reports import file_table
 from offtop.reports.tick import Tick, in_progress, now_of, passing, stacks_of
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
@@ -139,6 +140,8 @@ class Wanted:
     """One of wake.MODES: what the tables show."""
     folded: bool = False
     """Print folded stacks of the whole run at the end, and no tables."""
+    files: bool = False
+    """List file operations instead of what waits."""
     baseline: Baseline | None = None
     """What to compare each tick with."""
     style: Style = AS_BCC
@@ -326,8 +329,10 @@ def look_up(source: Source, tick: HistoryTick, looked_up: Collection[int]) -> se
 
 
 def _pids(tick: HistoryTick) -> set[int]:
-    """Return the PIDs with time in a tick, except EXITED, which stands for evicted threads."""
-    return {pid for by_pid in tick.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
+    """Return the PIDs with time or file operations in a tick, except EXITED, which stands for evicted threads."""
+    files = tick.header.files
+    pids = {pid for by_pid in tick.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
+    return pids | {key.pid for key in files.totals} if files else pids
 
 
 def _view(wanted: Wanted) -> View:
@@ -430,6 +435,9 @@ def tick_text(
 ) -> str:
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
     catalog = tick.unfiltered.window.catalog
+    if wanted.files:
+        head = f"{_head(tick.unfiltered, wanted.idle_shown)}{_filtered(tick, wanted)}"
+        return _cut([head, *file_table.lines(tick, wanted.sort, wanted.reverse), ""], width)
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, cause_finder) if wanted.stuck else ()
     categories = category_rows(
@@ -478,6 +486,10 @@ def tick_text(
         *in_full,
         *(_budgets(tick, wanted.rate) if wanted.rate else ()),
     ]
+    return _cut(lines, width)
+
+
+def _cut(lines: Iterable[str], width: int) -> str:
     return "".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines)
 
 

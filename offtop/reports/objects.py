@@ -15,6 +15,7 @@ from offtop.model.aggregate.stack_problems import REASONS
 from offtop.model.classify.suspects import KINDS as SUSPECT_KINDS
 from offtop.model.outliers.trigger import METRICS
 from offtop.model.values.blockers import VIA
+from offtop.model.values.files import FILE, OPERATIONS
 from offtop.model.values.peers import NAMED, ROLES
 from offtop.model.values.stack import ANONYMOUS, CLOSED, DROPPED, ENDS, GONE, UNREAD
 from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
@@ -668,6 +669,52 @@ class Suspect(Struct, frozen=True, kw_only=True):
     baseline: Annotated[SuspectChange | UnsetType, _about("Only with --baseline.")] = UNSET
 
 
+class ElidedFileOperations(Struct, frozen=True, kw_only=True):
+    """Sum of rows that were too many to keep: those with the least time."""
+
+    rows: Count
+    calls: Count
+    bytes: Count
+    total_ns: Count
+    offcpu_ns: Count
+
+
+class FileOperation(Struct, frozen=True, kw_only=True):
+    """What one process did with one file, by one system call."""
+
+    pid: int
+    process: str
+    op: Annotated[str, _one_of(*OPERATIONS)]
+    """System call, without the 64 that some have at their end."""
+    file: str
+    """Path as the process has it, when it was first seen; [inode N on MAJOR:MINOR] if it is unknown."""
+    device: str
+    """Device of its file system, MAJOR:MINOR."""
+    inode: Count
+    calls: Count
+    """Calls that returned in this tick, like bytes, max_ns and histogram."""
+    bytes: Count
+    """Bytes that the calls returned, if they return a number of bytes."""
+    total_ns: Count
+    """ns in calls; calls in progress count as they go."""
+    offcpu_ns: Count
+    """The part of total_ns that was off CPU."""
+    max_ns: Count
+    now_ns: Count
+    """Age of the longest call in progress at the end of the tick; 0: none."""
+    histogram: Histogram
+
+
+class FileOperations(Struct, frozen=True, kw_only=True):
+    """File operations, on regular files, directories and block devices."""
+
+    lost: Count
+    """Calls that were not counted, because there was no room for them."""
+    elided: ElidedFileOperations
+    rows: list[FileOperation]
+    """Only what matches the filter, most time first."""
+
+
 class Tick(Struct, frozen=True, kw_only=True):
     """One tick.
 
@@ -684,8 +731,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     """CLOCK_REALTIME of the end of the tick."""
     span_ns: int
     """Measured length of the tick."""
-    mode: Annotated[str, _one_of(*MODES)]
-    """What was recorded; wakers in all modes but offcpu, and in chain the wakers of wakers."""
+    mode: Annotated[str, _one_of(*MODES, FILE)]
+    """What was recorded; wakers in all modes but offcpu and file, and in chain the wakers of wakers."""
     probe: str
     """Switch-in probe, which reports that a thread is back on a CPU; proc: /proc was sampled."""
     door: str
@@ -735,4 +782,6 @@ class Tick(Struct, frozen=True, kw_only=True):
     user_stack_problems: list[StackProblem]
     """What the user stacks of matching waits lack, most time first. A stack counts under each problem that it has."""
     machine: Machine
+    files: FileOperations | UnsetType = UNSET
+    """File operations; only in mode file."""
     baseline: Baseline | UnsetType = UNSET
