@@ -2,7 +2,8 @@
 
 Words are separated by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by thread and
 location. Values are shell patterns, separated by commas, that must match the whole text, ignoring case. `max>10ms`
-chooses rows of a list by their numbers. Some keys are about file operations (file_rows.py). A single word is searched for in all names; `!word` excludes matches.
+chooses rows of a list by their numbers. `file=`, `op=` and `bytes>` are about file operations (file_rows.py). A single
+word is searched for in all names; `!word` excludes matches.
 
 Quotes keep blanks, commas and operators together; patterns still work inside them. A backslash makes the next character
 literal, except in single quotes. So `comm="G1 *"` matches the threads of that family, and `"a>b"` is a single word. A
