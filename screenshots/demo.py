@@ -112,6 +112,9 @@ class OfTheLoad(LiveFeed):
     def set_filters(self, filters: Filters) -> None:
         raise NotImplementedError
 
+    def set_files(self, wanted: bool) -> None:
+        raise NotImplementedError
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._source.set_thresholds(thresholds)
 
