@@ -497,7 +497,7 @@ if answers == "answers":
 sys.stdin.read()
 """
 CLIENT = """
-import select, socket, sys, threading, time
+import os, select, socket, sys, threading, time
 print("ready", flush=True)
 host, port, answers = sys.stdin.readline().rstrip().split(" ", 2)
 server = socket.create_connection((host, int(port)))
@@ -516,7 +516,10 @@ polls.register(server, select.POLLIN)
 epoll.register(server, select.EPOLLIN)
 while answers == "poll" and not polls.poll(300):
     pass
-while answers == "epoll" and not epoll.poll(0.3):
+if answers == "epoll, descriptor reused":
+    kept = os.dup(server.fileno())
+    os.dup2(os.open("/dev/null", os.O_RDONLY), server.fileno())
+while answers.startswith("epoll") and not epoll.poll(0.3):
     pass
 while answers == "select" and not select.select([server], [], [], 0.3)[0]:
     pass
@@ -573,7 +576,7 @@ def test_server_that_has_not_read_the_request_is_exact(live: Watch) -> None:
         assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, True, address),)
 
 
-@pytest.mark.parametrize("call", ["poll", "epoll", "select"])
+@pytest.mark.parametrize("call", ["poll", "epoll", "epoll, descriptor reused", "select"])
 def test_server_of_a_client_that_polls_again_and_again_is_named_after_a_second(live: Watch, call: str) -> None:
     with client_and_server(call) as (client, server, address):
         assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, False, address),)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import every_pid, open_in
 from offtop.kernel.procfs.sock_diag import Connection, sockets_of
+from offtop.kernel.procfs.threads import status_of
 from offtop.kernel.resolve.blocked import POLLS, RECEIVES, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import ANSWER, ELSEWHERE, UPSTREAM, Blocker
@@ -51,8 +52,12 @@ _POLL_ARGUMENTS = 2
 """A thread that polls again with the same first arguments (what, and how many) polls for the same."""
 _EPOLLS, _SELECTS = ("epoll_wait", "epoll_pwait", "epoll_pwait2"), ("select", "pselect6")
 _MOST_SELECTED = 1024
+_MOST_OPEN = 1024
+"""The epolls of a process that may have more files open are not read: the kernel keeps an epoll locked while it shows
+all that it watches, for 1 ms for this many."""
 _FDINFO_BYTES = 4096
-_WATCHED = re.compile(rb"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", re.MULTILINE)
+_WATCHED = re.compile(rb"^tfd:.* events: *([0-9a-f]+) .* ino:([0-9a-f]+) ", re.MULTILINE)
+"""The inode is that of the watched file, whatever its descriptor is now (77493f04b74c, 4.13)."""
 _POLLFD = struct.Struct("=ihh")
 _POLLIN = 1
 """Also EPOLLIN."""
@@ -143,30 +148,39 @@ class Upstreams:
         """Return who has not answered the threads that poll a few descriptors, newest first, none of which listens."""
         waits: list[tuple[Blocked, Connection]] = []
         for by in [one for one in reversed(polls) if one.arguments][:_MOST_POLLERS]:
-            descriptors = self._polled(by)
-            sockets = [_socket_at(by.key, fd) for fd in descriptors] if len(descriptors) <= _MOST_POLLED else []
+            sockets = self._polled(by)
             if not table.listening.intersection(sockets):
                 due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
                 waits += [(by, one) for one in due if one.sent_ms >= _LATE_MS or table.is_unread(one)]
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
     def _polled(self, by: Blocked) -> list[int]:
-        """Return the descriptors of which a thread in poll() or the like waits for data; none if there are many."""
+        """Return the inodes of what a thread in poll() or the like waits for data of; none if there are many.
+
+        0 stands for a descriptor that is no socket.
+        """
         first, second = by.arguments[:2]
-        with suppress(OSError):  # TimeoutError is one
+        descriptors: list[int] = []
+        with suppress(OSError, KeyError, ValueError):  # TimeoutError is an OSError
             if by.call in _EPOLLS:
-                path = f"/proc/{by.key.tid}/fdinfo/{first & 0xFFFFFFFF}"
-                (text,) = self._reads.ask(by.key.pid, "contents", [path], _FDINFO_BYTES)
-                return [int(fd) for fd, events in _WATCHED.findall(text) if int(events, 16) & _POLLIN]
+                inodes = self._watched(by.key, first & 0xFFFFFFFF)
+                return inodes if len(inodes) <= _MOST_POLLED else []
             if by.call in _SELECTS and second and first <= _MOST_SELECTED:
                 words = self._memory(by.key, second, 8 * ((first + 63) // 64))
                 bits = int.from_bytes(words, "little")
-                return [fd for fd in range(first) if bits >> fd & 1]
+                descriptors = [fd for fd in range(first) if bits >> fd & 1]
             if by.call not in (*_EPOLLS, *_SELECTS) and second <= _MOST_POLLED:
                 raw = self._memory(by.key, first, _POLLFD.size * second)
                 whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
-                return [fd for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0 and events & _POLLIN]
-        return []
+                descriptors = [fd for fd, events, _ in _POLLFD.iter_unpack(whole) if fd >= 0 and events & _POLLIN]
+        return [_socket_at(by.key, fd) for fd in descriptors] if len(descriptors) <= _MOST_POLLED else []
+
+    def _watched(self, key: ThreadKey, epoll: int) -> list[int]:
+        """Return the inodes of what an epoll watches for data. Raises OSError, KeyError, ValueError."""
+        if int(status_of(key.tid)["FDSize"]) > _MOST_OPEN:
+            return []
+        (text,) = self._reads.ask(key.pid, "contents", [f"/proc/{key.tid}/fdinfo/{epoll}"], _FDINFO_BYTES)
+        return [int(inode, 16) for events, inode in _WATCHED.findall(text) if int(events, 16) & _POLLIN]
 
     def _memory(self, key: ThreadKey, address: int, size_bytes: int) -> bytes:
         """Read memory of a thread. Raises OSError."""
