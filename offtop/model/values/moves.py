@@ -66,6 +66,10 @@ class Moves(Sequence[Move]):
         """Return the moves that began before `at_ns`, whole."""
         return Moves(self.rows[self.rows[:, SINCE] < at_ns])
 
+    def ended_after(self, at_ns: int) -> "Moves":
+        """Return the moves that end at `at_ns` or later, whole."""
+        return Moves(self.rows[self.rows[:, UNTIL] >= at_ns])
+
     def before(self, at_ns: int) -> "Moves":
         """Return the parts of moves before `at_ns`."""
         some = self.begun_before(at_ns).rows

@@ -10,6 +10,7 @@ from offtop.model.aggregate.selection import FilterCache, FilterCaches, Filtered
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.moves import Moves
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.wake import gathers
 from offtop.model.viewmodel.comparison import Comparison, Now
@@ -88,6 +89,8 @@ class Scenes:
         self._stuck: tuple[object, Stuck] | None = None
         self._all_threads: tuple[object, AllThreads] | None = None
         self._moved: tuple[object, HistoryTick | None] | None = None
+        self._moves: dict[int, Moves] = {}
+        """Number of a tick → its moves, for the ticks of the newest picture: unpacking them takes time."""
         self._compared: Comparison | None = None
 
     def of(self, view: View) -> Scene | None:
@@ -162,7 +165,10 @@ class Scenes:
         since_ns = ticks[0].at_ns - ticks[0].span_ns
         key = since_ns, ticks[-1].at_ns
         if self._moved is None or self._moved[0] != key:
-            self._moved = key, moved_in(ticks, since_ns)
+            known = self._moves
+            self._moves = {tick.number: known.get(tick.number) or tick.moves for tick in ticks}
+            self._moved = key, moved_in(ticks, since_ns, self._moves.values())
+            self._moves.pop(0, None)  # everything since the start is another tick each time
         return self._moved[1]
 
     def _current_threads(self) -> AllThreads:

@@ -18,8 +18,8 @@ import numpy as np
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.columns import of_table, packed, to_table, unpacked
 from offtop.model.values.histogram import LANES
-from offtop.model.values.moves import NO_MOVES, Moves
-from offtop.model.values.snapshot import Move, SiteTotals, Snapshot
+from offtop.model.values.moves import NO_MOVES, SINCE, Moves
+from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.table import (
     MAX_NS,
     NO_SITES,
@@ -86,18 +86,24 @@ class Packed:
     rest: Window
     """The window without its entries."""
     columns: bytes
+    columns_of_moves: bytes
+    """By themselves, because each sum of ticks needs them."""
+
+    @property
+    def moves(self) -> Moves:
+        return Moves(np.concatenate(unpacked(zlib.decompress(self.columns_of_moves)), axis=1))
 
     def window(self) -> Window:
         columns = iter(unpacked(zlib.decompress(self.columns)))
         sites, threads = to_table(SITES, columns), to_table(THREADS, columns)
-        still, moves = SiteKeys(next(columns)), Moves(next(columns))
-        return replace(self.rest, sites=sites, threads=threads, still=still, moves=moves)
+        return replace(self.rest, sites=sites, threads=threads, still=SiteKeys(next(columns)), moves=self.moves)
 
 
 def pack(window: Window) -> Packed:
     columns = [*of_table(SITES, window.sites), *of_table(THREADS, window.threads), window.still.ids]
+    sites, times = window.moves.rows[:, :SINCE], window.moves.rows[:, SINCE:]
     rest = replace(window, sites={}, threads={}, still=NO_SITES, moves=NO_MOVES)
-    return Packed(rest, zlib.compress(packed([*columns, window.moves.rows]), 1))
+    return Packed(rest, zlib.compress(packed(columns), 1), zlib.compress(packed([sites, times]), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,6 @@ class HistoryTick:
     idle: Idle
     """What counted as idle in this tick."""
     cached_breakdown: Breakdown | None
-    cached_moves: Moves | None
     cached_shares: Shares | None
     """Only for the newest tick, which is drawn most often: shares are as large as their window."""
 
@@ -138,7 +143,7 @@ class HistoryTick:
         every = every or shares(window, idle)
         made = breakdown_of(every, window.span_ns)
         times = window.taken_ns, window.at_ns, window.span_ns
-        return cls(number, *times, 0, made.categories, window, idle, made, window.moves, every)
+        return cls(number, *times, 0, made.categories, window, idle, made, every)
 
     @property
     def waits(self) -> list[list[int]]:
@@ -147,7 +152,7 @@ class HistoryTick:
 
     @property
     def moves(self) -> Moves:
-        return self.window.moves if self.cached_moves is None else self.cached_moves
+        return self.held.moves
 
     @property
     def shares(self) -> Shares:
@@ -197,7 +202,7 @@ class History:
         self._first: Snapshot | None = None
         self._before_wakers: Snapshot | None = None
         """The last snapshot before the mode gathered more, for example wakers."""
-        self._early_moves: list[Move] = []
+        self._early_moves = NO_MOVES
         """Moves of waits that were in progress at `_first` or `_before_wakers`."""
         self._largest_storms: dict[int, int] = {}
         """How many threads the largest storm of each waker woke since `reset`."""
@@ -216,7 +221,7 @@ class History:
             self._longest_waits = table_of(SITES, {})
             self._largest_storms.clear()
             self._longest_call_ns = 0
-            self._early_moves.clear()
+            self._early_moves = NO_MOVES
 
     def add(self, snapshot: Snapshot) -> HistoryTick | None:
         """Keep what happened since the previous snapshot, and return it.
@@ -253,7 +258,7 @@ class History:
                 self._before_wakers = earlier
                 self._largest_storms.clear()
             since_ns = max(one.at_ns for one in (self._first, self._before_wakers) if one)
-            self._early_moves += Moves.of(snapshot.moves).begun_before(since_ns)
+            self._early_moves = Moves.all((self._early_moves, Moves.of(snapshot.moves).begun_before(since_ns)))
             for waker, storm in window.storms.items():
                 self._largest_storms[waker] = max(storm.largest, self._largest_storms.get(waker, 0))
             self._longest_call_ns = max(self._longest_call_ns, window.calls.max_ns)
@@ -298,7 +303,7 @@ class History:
             self._before_wakers = None
             self._largest_storms.clear()
             self._longest_call_ns = 0
-            self._early_moves.clear()
+            self._early_moves = NO_MOVES
             self._ticks.clear()
             self._waits.clear()
             self._waits.add(snapshot)
@@ -414,12 +419,12 @@ class History:
                 self._longest_waits,
                 dict(self._largest_storms),
             )
-            begun, early_moves, longest_call_ns = self._before_wakers, [*self._early_moves], self._longest_call_ns
+            begun, early_moves, longest_call_ns = self._before_wakers, self._early_moves, self._longest_call_ns
         if first and begun and mode != OFFCPU and begun.at_ns > first.at_ns:
             first = begun
         if first is None or latest is None or first is latest:
             return None
-        window = between(first, latest, [one for one in early_moves if one.until_ns >= first.at_ns])
+        window = between(first, latest, early_moves.ended_after(first.at_ns))
         sites = table_of(SITES, window.sites)
         longest = table_of(SITES, latest.sites) if longest is None else longest
         row_of = np.array([longest.rows.get(key, -1) for key in sites], np.int64)
@@ -472,8 +477,7 @@ class History:
         """Replace the tick at `index` by one with a packed window, or without breakdown."""
         was = self._ticks[index]
         held = pack(was.window) if pack_window else was.held
-        cached_breakdown, cached_moves = (was.cached_breakdown, was.cached_moves) if pack_window else (None, None)
-        smaller = replace(was, held=held, cached_breakdown=cached_breakdown, cached_moves=cached_moves)
+        smaller = replace(was, held=held, cached_breakdown=was.cached_breakdown if pack_window else None)
         bytes_held = was.bytes_held + _bytes_of(smaller) - _bytes_of(was)
         smaller = replace(smaller, bytes_held=bytes_held)
         self._ticks[index] = smaller
@@ -499,25 +503,27 @@ def _bytes_of(tick: HistoryTick) -> int:
     if tick.header.files:
         own += _FILE_BYTES * len(tick.header.files.totals)
     if isinstance(held, Packed):
-        own += len(held.columns)
+        own += len(held.columns) + len(held.columns_of_moves)
     else:
         tables = table_of(SITES, held.sites), table_of(THREADS, held.threads)
         own += sum(table.bytes_held for table in tables) + held.still.ids.nbytes + held.moves.rows.nbytes
     if tick.cached_breakdown:
         own += _PART_BYTES * sum(map(len, tick.cached_breakdown.processes.values()))
-    if tick.cached_moves and tick.cached_moves is not tick.header.moves:
-        own += tick.cached_moves.rows.nbytes
     return own
 
 
-def moved_in(ticks: Sequence[HistoryTick], since_ns: int) -> HistoryTick | None:
+def moved_in(
+    ticks: Sequence[HistoryTick], since_ns: int, moves_of_ticks: Iterable[Moves] | None = None
+) -> HistoryTick | None:
     """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
+
+    `moves_of_ticks`: the moves of each, if they are unpacked already.
 
     It must be added if consecutive `ticks` are summed up part by part. Its number is negative, because it is not a tick
     of a History. Time that was standing in one of `ticks` is not moved: it was counted as idle there, and a sum of time
     that is not idle would fall below 0.
     """
-    last, moves = ticks[-1], Moves.all(tick.moves for tick in ticks).after(since_ns)
+    last, moves = ticks[-1], Moves.all(moves_of_ticks or [tick.moves for tick in ticks]).after(since_ns)
     for tick in ticks:
         if len(moves) and len(tick.idle.standing):
             moves = moves.outside(tick.idle.standing, tick.at_ns - tick.span_ns, tick.at_ns)

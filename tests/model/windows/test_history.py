@@ -1,6 +1,7 @@
 """History keeps minutes within its memory and returns spans; a rolling sum over it is the sum over the span."""
 
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
-from offtop.model.values.snapshot import EXITED, Filters, Snapshot
+from offtop.model.values.moves import Moves
+from offtop.model.values.snapshot import EXITED, Filters, Move, Snapshot
 from offtop.model.values.stack import NO_STACK
 from offtop.model.values.table import SITES, Ints, Mask, SiteKeys, integers
 from offtop.model.viewmodel.picture import Pictures
@@ -141,9 +143,19 @@ def test_packed_window_is_the_window(given_stretches: list[list[Step]]) -> None:
     for a, b in pairwise(snapshots(given_stretches)):
         window = between(a, b)
         again = pack(window).window()
+        assert pack(window).moves == window.moves
         assert again == window
         assert all(isinstance(key, ThreadKey) for key in again.threads)
         assert all(isinstance(key, SiteKey) for key in [*again.sites, *again.still])
+
+
+def test_moves_of_1000_waits_take_a_third_when_packed_and_are_not_kept_otherwise() -> None:
+    sites = [(SiteKey(7, tid, 1, 0), SiteKey(7, tid, 1, 2)) for tid in range(1000)]
+    moves = Moves.of([Move(*both, tid * SECOND // 900, 2 * SECOND) for tid, both in enumerate(sites)])
+    kept = pack(Window(0, 2 * SECOND, SECOND, moves=moves))
+    assert kept.moves == moves == replace(HistoryTick.of(kept.window(), Idle()), held=kept).moves
+    assert len(kept.columns_of_moves) < moves.rows.nbytes // 3
+    assert not kept.rest.moves
 
 
 @given(stretches)
