@@ -23,8 +23,8 @@ from tests.ui.terminal import terminal
 pytestmark = pytest.mark.kernel
 
 _WAITS = (
-    "import threading, time\nlock = threading.Lock(); lock.acquire()\n"
-    "for _ in range(3): threading.Thread(target=lambda: (lock.acquire(), lock.release()), daemon=True).start()\n"
+    "import threading, time\nevent = threading.Event()\n"
+    "for _ in range(3): threading.Thread(target=event.wait, daemon=True).start()\n"
     "[time.sleep(0.02) for _ in range(2000)]\n"
 )
 
@@ -33,7 +33,8 @@ _WAITS = (
 def waits() -> Generator[int]:
     """Run a process that sleeps 50 times a second.
 
-    Three of its threads wait for a lock all the time.
+    Three of its threads wait for an event all the time. If it were a lock, they would be a suspect as soon as the names
+    of their functions are known, which is later live than in a replay.
     """
     process = subprocess.Popen([sys.executable, "-c", _WAITS])
     yield process.pid

@@ -431,6 +431,7 @@ def switch_out_registers() -> Generator[Map]:
         "kprobes": {},
         "iterators": {},
         "random_maps": [],
+        "shared_maps": {},
         "typed_tracepoints": {},
         "uprobes": {},
         "maps": ["left"],
