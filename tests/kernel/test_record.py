@@ -33,13 +33,19 @@ _WAITS = (
 def waits() -> Generator[int]:
     """Run a process that sleeps 50 times a second.
 
-    Three of its threads wait for an event all the time. If it were a lock, they would be a suspect as soon as the names
-    of their functions are known, which is later live than in a replay.
+    Three of its threads wait for an event all the time.
     """
     process = subprocess.Popen([sys.executable, "-c", _WAITS])
     yield process.pid
     process.kill()
     process.wait()
+
+
+def _without_suspects(line: str) -> dict[str, Any]:
+    """Return a tick without suspects: a replay knows the names of functions earlier, and so who waits for a lock."""
+    tick: dict[str, Any] = json.loads(line)
+    del tick["suspects"]
+    return tick
 
 
 def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits: int) -> None:
@@ -49,7 +55,7 @@ def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits:
     assert live.err.startswith("offtop: recorded 4 ticks, ")
     again = run("replay", str(file), "--json")
     assert (again.status, again.err) == (0, "")
-    assert again.out == live.out
+    assert [*map(_without_suspects, again.out.splitlines())] == [*map(_without_suspects, live.out.splitlines())]
     assert len(live.out.splitlines()) == 4
     last = json.loads(live.out.splitlines()[-1])
     assert any(site["pid"] == waits and site["category"] == "lock" for site in last["sites"])

@@ -22,7 +22,7 @@ from tests.kernel import programs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
-THREADS = 64
+THREADS = 192
 """Number of threads, all but one of which wait: more than others on a busy machine.
 
 Each waits for a quarter of a second, because a wait has its user stack only once it has ended.
