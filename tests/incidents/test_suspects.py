@@ -222,21 +222,6 @@ def test_server_that_has_stopped_is_behind_its_clients(client: tuple[str, ...]) 
             assert re.search(r"^[56] \S+ wait for an .* from halted\(\d+\), which is stopped", one["text"]), one["text"]
 
 
-def test_threads_behind_a_python_lock_are_named() -> None:
-    lines = (
-        "import threading, time",
-        "lock = threading.Lock()",
-        "def work():",
-        "    while True:",
-        "        with lock: time.sleep(0.5)",
-        "for _ in range(8): threading.Thread(target=work).start()",
-    )
-    with python(*lines, name="locked"):
-        time.sleep(2)
-        for one in named({"locked"}):
-            assert re.search(r"^\d threads of locked wait for a lock in the Python program", one["text"]), one["text"]
-
-
 def test_pool_whose_workers_all_wait_for_the_pool_is_named() -> None:
     lines = (
         "from concurrent.futures import ThreadPoolExecutor",

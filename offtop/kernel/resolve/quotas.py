@@ -50,6 +50,9 @@ class Quotas:
     def _judge(self, now: Quota) -> None:
         before = self._before.setdefault(now.path, now)
         periods = now.periods - before.periods
+        if periods < 0:  # another cgroup of that name
+            self._before[now.path] = now
+            self._throttled.discard(now.path)
         if periods >= _LEAST_PERIODS:
             self._before[now.path] = now
             is_throttled = 2 * (now.throttled - before.throttled) >= periods

@@ -61,8 +61,9 @@ _WATCHED = re.compile(rb"^tfd:.* events: *([0-9a-f]+) .* ino:([0-9a-f]+) ", re.M
 _POLLFD = struct.Struct("=ihh")
 _POLLIN = 1
 """Also EPOLLIN."""
-_LATE_MS = 1000
-"""Who polls for an answer, and got none for so long, waits for it. Before, it may ask for work again and again."""
+_LATE_MS, _OLD_MS = 1000, 60_000
+"""Who polls for an answer, and got none for so long, waits for it. Before, it may ask for work again and again; after
+a minute, it is more likely to have acknowledged its last job, or to subscribe."""
 _NS_PER_MS = 1_000_000
 _SOCKET = "socket:["
 _TCP = ("tcp_recvmsg",)
@@ -151,7 +152,7 @@ class Upstreams:
             sockets = self._polled(by)
             if not table.listening.intersection(sockets):
                 due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
-                waits += [(by, one) for one in due if one.sent_ms >= _LATE_MS or table.is_unread(one)]
+                waits += [(by, one) for one in due if _LATE_MS <= one.sent_ms < _OLD_MS or table.is_unread(one)]
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
     def _polled(self, by: Blocked) -> list[int]:

@@ -1,15 +1,36 @@
 """Test that a process above the CPU quota of its cgroup is found by the counters of that cgroup."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
+from offtop.kernel.procfs.cgroups import Mount, Quota
+from offtop.kernel.resolve import quotas
 from offtop.kernel.resolve.quotas import Quotas
 from tests.kernel import waits
 from tests.kernel.programs import until
 
 SPIN = "while True: pass"
+
+
+def test_a_cgroup_made_anew_under_the_same_name_is_judged_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"periods": 1000, "throttled": 1000}
+
+    def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota:
+        return Quota("/svc", 20_000_000, 100_000_000, **counters, throttled_ns=0)
+
+    monkeypatch.setattr(quotas.cgroups, "quota_of", quota_of)
+    finder, pid = Quotas(), os.getpid()
+    finder.find([pid])
+    counters.update(periods=1010, throttled=1010)
+    assert finder.find([pid]) == {pid: "/svc"}
+    counters.update(periods=3, throttled=0)
+    assert finder.find([pid]) == {}
+    counters.update(periods=10, throttled=7)
+    assert finder.find([pid]) == {pid: "/svc"}
 
 
 @pytest.mark.kernel
@@ -24,9 +45,9 @@ def test_a_process_above_its_quota_is_found_and_one_below_it_is_not() -> None:
                 waits.in_cgroup("cpu", above.pid, tight, {"cpu.max": "5000 50000"}) as group,
                 waits.in_cgroup("cpu", below.pid, wide, {"cpu.max": "90000 100000"}),
             ):
-                quotas = Quotas()
-                until(lambda: above.pid in quotas.find([above.pid, below.pid]))
-                found = quotas.find([])
+                finder = Quotas()
+                until(lambda: above.pid in finder.find([above.pid, below.pid]))
+                found = finder.find([])
                 assert {*found} == {above.pid}, "also at a moment at which it has a CPU"
                 assert found[above.pid].endswith(group.name)
         except waits.UnavailableError as missing:
