@@ -151,17 +151,10 @@ ON_A_QUEUE = (
         ("worker", "web", "lock", (WAIT, "/usr/lib/libstdc++.so.6!wait", "1", "/usr/lib/libstdc++.so.6!run"), ()),
         ("postgres-postmaster", "postgres", "poll", ("lib:select", "5", "PostmasterMain", "main"), ()),
         (
-            "python-mutex",
-            "python3",
-            "lock",
-            ("lib:sem_wait", "PyThread_acquire_lock", "a (a.py:1)", "_worker (thread.py:2)"),
-            (),
-        ),
-        (
             "python-lock",
             "python3",
             "lock",
-            ("lib:sem_wait", "PyThread_acquire_lock", "_queue.cpython-311.so+0x1", "drain (app.py:1)"),
+            ("lib:sem_wait", "PyThread_acquire_lock", "a (a.py:1)", "_worker (thread.py:2)"),
             (),
         ),
         ("rust-channel", "web", "lock", ("lib:syscall", "1", "<std::sync::mpmc::list::Channel<u8>>::recv"), ()),
