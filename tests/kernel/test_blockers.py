@@ -489,7 +489,7 @@ host, answers = sys.stdin.readline().rstrip().split(" ", 1)
 server = socket.create_server((host, 0))
 print(server.getsockname()[1], flush=True)
 client, _ = server.accept()
-if answers != "reads nothing":
+if answers not in ("reads nothing", "poll, two connections"):
     client.recv(100)
 if answers == "answers":
     client.sendall(b"done")
@@ -497,7 +497,7 @@ if answers == "answers":
 sys.stdin.read()
 """
 CLIENT = """
-import os, select, socket, sys, threading, time
+import os, resource, select, socket, sys, threading, time
 print("ready", flush=True)
 host, port, answers = sys.stdin.readline().rstrip().split(" ", 2)
 server = socket.create_connection((host, int(port)))
@@ -511,10 +511,17 @@ if answers == "answers":
 else:
     threading.Thread(target=send).start()
     time.sleep(0.2 * (answers != "another thread"))
+if answers == "epoll, many descriptors":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    os.dup2(0, 1500)
+if answers == "poll, two connections":
+    other = socket.create_connection((host, int(port)))
 polls, epoll = select.poll(), select.epoll()
+if answers == "poll, two connections":
+    polls.register(other, select.POLLIN)
 polls.register(server, select.POLLIN)
 epoll.register(server, select.EPOLLIN)
-while answers == "poll" and not polls.poll(300):
+while answers.startswith("poll") and not polls.poll(300):
     pass
 if answers == "epoll, descriptor reused":
     kept = os.dup(server.fileno())
@@ -587,6 +594,16 @@ def test_server_of_a_client_that_polls_again_and_again_is_named_after_a_second(l
         assert known >= 6, (
             "also of waits that have begun meanwhile, but not of two in a row that are younger than 50 ms"
         )
+
+
+def test_server_that_has_not_read_the_request_is_likely_if_the_client_polls_two_connections(live: Watch) -> None:
+    with client_and_server("poll, two connections") as (client, server, address):
+        assert found(live, ThreadKey(client, client)) == (Blocker(server, 0, ANSWER, False, address),)
+
+
+def test_epoll_of_a_client_with_many_descriptors_is_not_read(live: Watch) -> None:
+    with client_and_server("epoll, many descriptors") as (client, _, _):
+        never_found(live, ThreadKey(client, client))
 
 
 def test_server_in_another_network_namespace_is_named_by_its_address(live: Watch) -> None:

@@ -140,19 +140,24 @@ class Upstreams:
         waits = [
             (by, one) for by, one in waits if one.sent_ms + _SLACK_MS >= (now_ns - by.switched_out_ns) // _NS_PER_MS
         ]
-        found = self._far_ends(table, waits)
+        found = self._far_ends(table, [(by, one, table.is_unread(one)) for by, one in waits])
         return {(by.key, by.switched_out_ns): some for by, some in found.items()}
 
     def _unanswered_polls(
         self, table: "_Table", polls: Sequence[Blocked]
     ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
         """Return who has not answered the threads that poll a few descriptors, newest first, none of which listens."""
-        waits: list[tuple[Blocked, Connection]] = []
+        waits: list[tuple[Blocked, Connection, bool]] = []
         for by in [one for one in reversed(polls) if one.arguments][:_MOST_POLLERS]:
             sockets = self._polled(by)
             if not table.listening.intersection(sockets):
                 due = [table.awaited_by_inode[one] for one in sockets if one in table.awaited_by_inode]
-                waits += [(by, one) for one in due if _LATE_MS <= one.sent_ms < _OLD_MS or table.is_unread(one)]
+                is_only = len(table.connected.intersection(sockets)) == 1
+                waits += [
+                    (by, one, is_only and table.is_unread(one))
+                    for one in due
+                    if _LATE_MS <= one.sent_ms < _OLD_MS or table.is_unread(one)
+                ]
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
     def _polled(self, by: Blocked) -> list[int]:
@@ -188,18 +193,17 @@ class Upstreams:
         return self._reads.ask(key.pid, "piece", f"/proc/{key.pid}/task/{key.tid}/mem", size_bytes, address)
 
     def _far_ends(
-        self, table: "_Table", waits: Sequence[tuple[Blocked, Connection]]
+        self, table: "_Table", waits: Sequence[tuple[Blocked, Connection, bool]]
     ) -> dict[Blocked, tuple[Blocker, ...]]:
-        """Return who must answer on these connections, by who waits for it."""
-        far = {inode for _, one in waits if (inode := table.far_end(one))}
-        self._look_for(far, far, {by.key.pid for by, _ in waits})
+        """Return who must answer on these connections, by who waits for it, exactly or likely."""
+        far = {inode for _, one, _ in waits if (inode := table.far_end(one))}
+        self._look_for(far, far, {by.key.pid for by, _, _ in waits})
         found: dict[Blocked, tuple[Blocker, ...]] = {}
-        for by, one in waits:
+        for by, one, is_exact in waits:
             what, inode = _address(one.peer), table.far_end(one)
             others = [pid for pid in self._pids_of(inode) if pid != by.key.pid] if inode else []
             if not inode and not table.is_own(one.peer):
                 others = [ELSEWHERE]
-            is_exact = table.is_unread(one)
             blockers = tuple(Blocker(pid, 0, ANSWER, is_exact, what) for pid in sorted(others)[:_MOST_OWNERS])
             if blockers:
                 found[by] = (*found.get(by, ()), *blockers)
@@ -290,6 +294,8 @@ class _Table:
         self._unread = {(one.local, one.peer) for one in connected if not one.inode or one.unread_bytes}
         self._own = {one.local[0] for one in connected}
         own = [one for one in connected if one.inode]
+        self.connected = frozenset(one.inode for one in own)
+        """Inodes."""
         self.requests = [one for one in own if self.listener(one.local) and _has_request(one)]
         """Connections of clients that have sent something and got no answer."""
         self.awaited = [one for one in own if not self.listener(one.local) and _awaits_answer(one)]
