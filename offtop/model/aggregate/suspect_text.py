@@ -25,7 +25,7 @@ from offtop.model.values.blockers import (
     WAKER,
 )
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.stack import Names
+from offtop.model.values.stack import Names, nameless
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
 from offtop.units import NS_PER_S, duration, threads, times
@@ -165,9 +165,15 @@ class SuspectTexts:
         if hop.state == SLEEP:
             place = self._function(hop)
             return f"sleeps in {place}" if place else "sleeps"
+        if hop.state == IDLE and hop.site and not self._is_named(hop.site.user):
+            return "waits in unknown functions"  # they may show that it is not for work
         if hop.state in _DOES:
             return _DOES[hop.state]
         return f"waits for {self.what(hop)}"
+
+    def _is_named(self, user: int) -> bool:
+        """Return whether a function of a user stack has a name."""
+        return any(self._names.of(one) != nameless(one) for one in self._catalog.stack(user).frames)
 
     def rule(self, hop: Hop) -> Rule | None:
         """Return the cause rule of its wait."""

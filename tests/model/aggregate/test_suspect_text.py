@@ -162,6 +162,20 @@ def test_quota_on_a_kernel_where_it_looks_like_the_run_queue_is_likely() -> None
     assert says == "2 svc wait for the CPU quota of cgroup svc, likely (80% of the time)"
 
 
+@pytest.mark.parametrize(
+    ("functions", "does"), [(("lib:epoll_wait", "loop"), "waits for work"), ((), "waits in unknown functions")]
+)
+def test_server_in_poll_waits_for_work_only_as_far_as_its_functions_are_known(
+    functions: tuple[str, ...], does: str
+) -> None:
+    machine = Machine()
+    machine.waits("server", 20, "poll", 50, *functions)
+    for pid in range(30, 38):
+        machine.held(machine.waits("app", pid, "net-recv", 5), Blocker(20, 0, ANSWER, True))
+    machine.waits("server", 20, "poll", 50, *functions, tid=21)
+    assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
+
+
 def test_who_ended_most_waits_is_likely() -> None:
     machine = Machine()
     for tid in (11, 12, 13):
