@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offtop import paths
@@ -120,7 +121,8 @@ def with_user(user: str, chosen: Filter) -> Filter:
     if not user:
         return chosen
     user_filter = parse(f"user={quoted(user)}")
-    return Filter(f"{user_filter.text} {chosen.text}".rstrip(), (*user_filter.waits, *chosen.waits), chosen.rows)
+    text = f"{user_filter.text} {chosen.text}".rstrip()
+    return replace(chosen, text=text, waits=(*user_filter.waits, *chosen.waits))
 
 
 def check_theme(loaded: "Loaded") -> None:

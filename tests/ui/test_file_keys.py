@@ -125,8 +125,10 @@ async def test_click_on_a_title_sorts_and_a_second_one_reverses() -> None:
         at = pane(app, FILES)[1].index("CALLS/S") + 1, rect.y + 1
         await pilot.click(offset=at)
         assert rows(app) == ["pread", "write", "fsync"]
+        assert any(line.endswith("sort CALLS/S") for line in screen(app))
         await pilot.click(offset=at)
         assert rows(app) == ["fsync", "write", "pread"]
+        assert any(line.endswith("sort CALLS/S reversed") for line in screen(app))
         await pilot.click(offset=(4, rect.y + 4))
         assert pane(app, FILES)[4].startswith("> ")
 

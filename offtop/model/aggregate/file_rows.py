@@ -122,7 +122,7 @@ def file_rows(
 ) -> FileRows:
     """Return the rows that pass all filters. `sort`: one of FILE_SORTS."""
     every = [_row(key, totals, activity, span_ns, catalog) for key, totals in activity.totals.items()]
-    words = [word for one in filters for word in (*one.waits, *one.rows)]
+    words = [word for one in filters for word in (*one.waits, *one.rows, *one.files)]
     suited = [word for word in words if _is_suited(word)]
     rows = [row for row in every if all(_holds(word, row, catalog) for word in suited)]
     if sort in _NUMBERS:

@@ -73,7 +73,6 @@ _MATCHED_TEXTS = {
     "object": ("object", "ends"),
     "why": ("why",),
     "file": ("file",),
-    "op": (),
     _WAKER_THREAD: (_WAKER_THREAD,),
     _WAKER_PROCESS: (_WAKER_PROCESS,),
     _OTHER_WAKER: (_OTHER_WAKER,),
@@ -102,8 +101,9 @@ _COUNTS: Mapping[str, Callable[[Row], float]] = {
     "waiting": lambda row: row.waiting,
     "evs": lambda row: row.waits_per_s,
     "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
-    "bytes": lambda _: 0,
 }
+_OF_FILES = ("op", "bytes")
+"""Keys that only choose file operations (file_rows.py)."""
 _DISPLAY: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
 _EXAMPLES = {
     "comm": "mysql*",
@@ -205,6 +205,8 @@ class Filter:
     """As typed: escape it before it is shown."""
     waits: tuple[Text | Ids, ...] = ()
     rows: tuple[Bound, ...] = ()
+    files: tuple[Text | Bound, ...] = ()
+    """Words that only choose file operations (file_rows.py)."""
 
     @property
     def chooses_waits(self) -> bool:
@@ -254,9 +256,9 @@ class Filter:
     def keeps(self, row: Row) -> bool:
         """Return whether it chooses a row of a list, by its numbers.
 
-        A thread counts as one thread. Words about file operations (file_rows.py) do not choose among other rows.
+        A thread counts as one thread.
         """
-        return all(bound.holds(row) for bound in self.rows if bound.key != "bytes")
+        return all(bound.holds(row) for bound in self.rows)
 
     def keeps_age(self, age_ns: int) -> bool:
         """Return whether it chooses a wait in progress of that age."""
@@ -442,13 +444,16 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
         raise FilterError(f"A filter of {len(words)} words is too long: use commas; the limit is {_MOST_WORDS}")
     waits: list[Text | Ids] = []
     rows: list[Bound] = []
+    files: list[Text | Bound] = []
     for word in words:
         term = _term(word, groups, ids)
-        if isinstance(term, Bound):
+        if not isinstance(term, Ids) and term.key in _OF_FILES:
+            files.append(term)
+        elif isinstance(term, Bound):
             rows.append(term)
         else:
             waits.append(term)
-    return Filter(text, tuple(waits), tuple(rows))
+    return Filter(text, tuple(waits), tuple(rows), tuple(files))
 
 
 def exactly(key: str, value: str) -> Filter:
@@ -502,7 +507,7 @@ def _term(word: _Word, groups: Mapping[str, Sequence[str]], ids: Collection[str]
         if key.isalnum():
             raise word._replace(typed=key).wrong(f"is not a filter key: {', '.join(_EXAMPLES)}")
         raise word.wrong(f"contains {operator}: put it in quotes to search for the text, or try comm=mysql*")
-    compares = key in _TIMES or key in _COUNTS
+    compares = key in _TIMES or key in _COUNTS or key == "bytes"
     if operator not in (("=", ">", ">=", "<", "<=") if compares else ("=", "!=")):
         takes = "> >= < <= and =" if compares else "= and !="
         raise word.wrong(f"is not valid: {key} takes {takes}")

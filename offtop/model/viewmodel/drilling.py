@@ -69,9 +69,8 @@ def entered(view: View, key: Key | None) -> View:
         return into(view, "pool", pool=key, cursor=None)
     if view.focus == LIST and isinstance(key, str):
         inside = in_cgroup(key)
-        both = Filter(
-            f"{view.filter.text} {inside.text}".lstrip(), (*view.filter.waits, *inside.waits), view.filter.rows
-        )
+        text = f"{view.filter.text} {inside.text}".lstrip()
+        both = replace(view.filter, text=text, waits=(*view.filter.waits, *inside.waits))
         return replace(filtered(view, both), cgroups=False, threads=False, group=(key, view.filter))
     if view.focus == LIST and isinstance(key, ThreadKey):
         return into(view, "thread", thread=key, cursor=key, focus=TREE)

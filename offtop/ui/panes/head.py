@@ -358,9 +358,11 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     if view.compared:
         right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
     pin = name_of(common.catalog, view.pin, glyphs) if view.pin is not None else "-"
+    of_files = view.focus == FILES
+    sort, is_reversed = (view.files.sort, view.files.reverse) if of_files else (view.list_sort, view.reverse)
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
-        (f"  sort {view.list_sort}{' reversed' if view.reverse else ''}", "dim"),
+        (f"  sort {sort}{' reversed' if is_reversed else ''}", "dim"),
     ]
     if width_of(left) + width_of(right) >= layout.width:
         right = right[:-1]

@@ -284,6 +284,12 @@ def test_invalid_filter_is_reported_with_a_remedy(text: str, said: str) -> None:
     assert str(raised.value).isprintable()
 
 
+def test_words_about_file_operations_choose_neither_waits_nor_other_rows() -> None:
+    chosen = parse("op=pwrite op!=read bytes>1M comm=fio max>1s")
+    assert (len(chosen.waits), len(chosen.rows), len(chosen.files)) == (1, 1, 3)
+    assert not parse("op=pwrite bytes>1M").chooses_waits
+
+
 def test_any_category_is_accepted_if_they_are_unknown() -> None:
     assert parse("cat=anything").chooses_waits
 
