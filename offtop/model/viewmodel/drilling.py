@@ -23,13 +23,8 @@ from offtop.model.viewmodel.view import (
     TREE,
     FlameView,
     View,
-    about,
-    filtered,
-    in_cgroup,
-    into,
-    out_of,
-    out_of_waker,
 )
+from offtop.model.viewmodel.view_changes import about, filtered, in_cgroup, into, out_of, out_of_waker
 from offtop.model.windows.breakdown import ALL
 
 

@@ -23,10 +23,8 @@ from offtop.model.viewmodel.view import (
     StuckView,
     TreeView,
     View,
-    about,
-    into,
-    out_of_waker,
 )
+from offtop.model.viewmodel.view_changes import about, into, out_of_waker
 from offtop.model.windows.breakdown import ALL
 
 

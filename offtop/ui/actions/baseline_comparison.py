@@ -8,7 +8,7 @@ from threading import Thread
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.classify.suspects import averages
 from offtop.model.values.stack import Names
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.scene import last_alike
 from offtop.model.viewmodel.view import SINCE_START
 from offtop.model.windows.baseline import LEAST_NS, Baseline, baseline_of, parts_of
@@ -47,7 +47,7 @@ class BaselineComparison:
         if self._suspects:
             self._suspects.compare_with(baseline)
         view = self._display.view
-        self._display.set_view(views.marked(view, baseline))
+        self._display.set_view(view_changes.marked(view, baseline))
         compares = "compared with it already" if view.diff else "D compares with it"
         self._display.show_alert(f"baseline: {_span_text(baseline)}; {compares}")
 
@@ -56,7 +56,7 @@ class BaselineComparison:
         if baseline is None:
             self._display.show_alert("there is no baseline: B takes the last minute, --baseline a recording")
             return
-        self._display.set_view(views.compared_or_not(self._display.view))
+        self._display.set_view(view_changes.compared_or_not(self._display.view))
         if self._display.view.diff:
             self._display.show_alert(f"compared with {baseline.file or 'the baseline'}: {_span_text(baseline)}")
 

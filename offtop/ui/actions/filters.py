@@ -8,7 +8,7 @@ from offtop.feed.source import Source
 from offtop.model.aggregate.filter import FilterError, parse, quoted
 from offtop.model.classify.categories import Categories
 from offtop.model.values.state import MASKS, WORDS
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.view import View
 from offtop.person import NO_USER, is_user
 from offtop.printable import printable
@@ -49,7 +49,7 @@ class Filters:
             chosen = parse(text.strip(), self._categories.groups, self._categories.ids)
         except FilterError as wrong:
             return str(wrong)
-        self._display.set_view(views.filtered(self._display.view, chosen, found))
+        self._display.set_view(view_changes.filtered(self._display.view, chosen, found))
         return None
 
     def ask_for_user(self) -> None:
@@ -69,7 +69,7 @@ class Filters:
             return str(wrong)
         if user and not self._source.recorded and not is_user(user):
             return f"'{printable(user)}' is not {NO_USER}"
-        self._display.set_view(views.of_user(self._display.view, user))
+        self._display.set_view(view_changes.of_user(self._display.view, user))
         return None
 
     def choose_states(self) -> None:
@@ -105,6 +105,6 @@ class Filters:
             min_ns = parse_duration(text.strip(), _NS_PER_MS)
         except ValueError:
             return f"{text!r} is not a length of time: try 200us, 1ms or 0; a bare number is milliseconds"
-        set_measured_view(self._display, self._source, views.with_minimum(self._display.view, min_ns))
+        set_measured_view(self._display, self._source, view_changes.with_minimum(self._display.view, min_ns))
         self._warn_of_triggers(min_ns)
         return None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import HEATMAP, LATENCY
 from offtop.ui.actions.pane import Pane
@@ -21,10 +22,10 @@ class LatencyPane(Pane):
         return latency.histogram(picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
-        self._display.set_view(views.at_cell(self._display.view, self._moved(picture, 0, -step)))
+        self._display.set_view(view_changes.at_cell(self._display.view, self._moved(picture, 0, -step)))
 
     def move_sideways(self, picture: Picture, step: int) -> bool:
-        self._display.set_view(views.at_cell(self._display.view, self._moved(picture, step, 0)))
+        self._display.set_view(view_changes.at_cell(self._display.view, self._moved(picture, step, 0)))
         return True
 
     @staticmethod
@@ -35,7 +36,7 @@ class LatencyPane(Pane):
         """Show all panes as they were at the time of the cell."""
         cell = self._moved(picture, 0, 0)
         if cell and latency.is_measured(picture.heat, picture.common.view.cell):
-            self._display.set_view(replace(views.paused_at(self._display.view, cell.end_ns), zoomed=False))
+            self._display.set_view(replace(view_changes.paused_at(self._display.view, cell.end_ns), zoomed=False))
         else:
             self._display.show_alert("nothing was measured then")
 
@@ -45,4 +46,4 @@ class LatencyPane(Pane):
             return
         column, row = x - HEAT_SCALE + 1, len(heat.rows) - y
         if 0 <= column < len(heat.columns) and 0 <= row < len(heat.rows):
-            self._display.set_view(views.at_cell(self._focused_view, views.Cell(heat.ends_ns[column], row)))
+            self._display.set_view(view_changes.at_cell(self._focused_view, views.Cell(heat.ends_ns[column], row)))

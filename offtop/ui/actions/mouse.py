@@ -1,6 +1,6 @@
 """The mouse: a click selects, a click on the selection drills down as ENTER does, and the wheel moves the cursor."""
 
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.pane import Panes
 from offtop.ui.actions.rewind import Rewind
@@ -28,6 +28,6 @@ class Mouse:
             self._panes.by_name[event.panel].click(picture, event.x, event.y)
         elif event.panel in display.layout.panes:
             if display.view.focus != event.panel:
-                display.set_view(views.in_pane(display.view, event.panel))
+                display.set_view(view_changes.in_pane(display.view, event.panel))
             if display.view.focus == event.panel and display.picture:
                 self._panes.focused.move(display.picture, _WHEEL * event.turns)

@@ -2,8 +2,7 @@
 
 from offtop.model.aggregate import tree as trees
 from offtop.model.aggregate.filter import NOTHING
-from offtop.model.viewmodel import drilling, panes
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import drilling, panes, view_changes
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import TREE, View
 from offtop.ui.actions.display import Display, refuse_without
@@ -40,7 +39,7 @@ class Navigation:
         self.enter() if step > 0 else self.leave()
 
     def focus_pane(self, step: int) -> None:
-        self._display.set_view(views.next_pane(self._display.view, self._display.layout.panes, step))
+        self._display.set_view(view_changes.next_pane(self._display.view, self._display.layout.panes, step))
 
     def enter(self) -> None:
         """Go one level down."""
@@ -51,7 +50,7 @@ class Navigation:
         """Go one level up; clear a filter that matches nothing."""
         view, picture = self._display.view, self._display.picture
         if picture and _filter_matches_nothing(view, picture):
-            self._display.set_view(views.of_user(views.filtered(view, NOTHING), ""))
+            self._display.set_view(view_changes.of_user(view_changes.filtered(view, NOTHING), ""))
         else:
             self._display.set_view(drilling.left(view))
 

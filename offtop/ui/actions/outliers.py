@@ -4,8 +4,7 @@ from offtop.errors import OfftopError
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.model.outliers.text import one_line
 from offtop.model.values.outlier import Group
-from offtop.model.viewmodel import panes
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import panes, view_changes
 from offtop.model.viewmodel.outlier_list import which
 from offtop.model.windows.breakdown import ALL
 from offtop.printable import printable
@@ -72,7 +71,7 @@ class OutlierAlerts:
             and (tick := self._session.history.taken_by(worst.taken_ns))
         ):
             self._pauses = False
-            display.set_view(views.paused_at(display.view, tick.at_ns))
+            display.set_view(view_changes.paused_at(display.view, tick.at_ns))
         display.show_alert(f"outlier: {printable(one_line(worst, self._session.source.names))}{more}")
 
 

@@ -7,8 +7,7 @@ from offtop.model.aggregate.baseline_rows import BaselineOnly
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import Key, Row
-from offtop.model.viewmodel import drilling
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import drilling, view_changes
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import LIST, View
 from offtop.ui.actions.display import Display
@@ -100,7 +99,7 @@ class Pane:
     @property
     def _focused_view(self) -> View:
         """The view with the focus in this pane."""
-        return views.in_pane(self._display.view, self.name)
+        return view_changes.in_pane(self._display.view, self.name)
 
     @property
     def _has_focus(self) -> bool:

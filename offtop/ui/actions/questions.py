@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from offtop.feed.source import Source
 from offtop.model.aggregate.budget import parse_rate
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.ui.actions.display import Display
 from offtop.units import NS_PER_S, parse_duration, span
 
@@ -24,7 +24,7 @@ class DelayQuestion:
         if not text.strip():
             return None
         try:
-            view = views.with_delay(self._display.view, parse_duration(text.strip(), NS_PER_S))
+            view = view_changes.with_delay(self._display.view, parse_duration(text.strip(), NS_PER_S))
         except ValueError:
             return f"{text!r} is not a delay from 0.1 to 60 s: try 2, 0.5 or 500ms"
         self._display.set_view(view)

@@ -6,7 +6,7 @@ starting at the wanted time.
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.model.windows.history import History, HistoryTick
 from offtop.ui.actions.display import Display
 from offtop.units import NS_PER_S, parse_moment, span
@@ -36,16 +36,16 @@ class Rewind:
                     self._display.show_alert(str(refused))
                     return
             self._seek_target_ns = None
-            self._display.set_view(views.live(view))
+            self._display.set_view(view_changes.live(view))
         elif picture is not None:
-            self._display.set_view(views.paused_at(view, picture.common.newest.at_ns))
+            self._display.set_view(view_changes.paused_at(view, picture.common.newest.at_ns))
 
     def return_to_live(self) -> None:
         recorded = self._source.recorded
         if recorded:
             self.go_to(recorded.ended_ns)
         elif self._display.view.paused_at_ns is not None:
-            self._display.set_view(views.live(self._display.view))
+            self._display.set_view(view_changes.live(self._display.view))
         else:
             self._display.show_alert("this is live already")
 
@@ -114,7 +114,7 @@ class Rewind:
                 )
 
     def _pause_at(self, tick: HistoryTick) -> None:
-        self._display.set_view(views.paused_at(self._display.view, tick.at_ns))
+        self._display.set_view(view_changes.paused_at(self._display.view, tick.at_ns))
 
     def finish_seek(self) -> bool:
         """Pause at the target of a seek if its tick has arrived.

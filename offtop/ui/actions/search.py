@@ -4,7 +4,7 @@ Without a search, they go to the next and previous outlier.
 """
 
 from offtop.model.aggregate.filter import quoted
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.view import LIST
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.filters import Filters
@@ -22,14 +22,14 @@ class Search:
         self._display.ask(question, self._filter_by, self._display.view.search, self._highlight)
 
     def _highlight(self, text: str) -> None:
-        self._display.set_view(views.searched(self._display.view, text.removeprefix("!").strip()))
+        self._display.set_view(view_changes.searched(self._display.view, text.removeprefix("!").strip()))
 
     def _filter_by(self, text: str) -> str | None:
         word = text.strip()
         excluded = word.startswith("!")
         word = word.removeprefix("!").strip()
         if not word:
-            self._display.set_view(views.searched(self._display.view, ""))
+            self._display.set_view(view_changes.searched(self._display.view, ""))
             return None
         return self._filters.filter_by(f"{'!' if excluded else ''}{quoted(word)}", "" if excluded else word)
 

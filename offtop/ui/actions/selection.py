@@ -8,7 +8,7 @@ from offtop.model.aggregate.rows import NO_CGROUP
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, UNNAMED
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import view_changes
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.filters import set_measured_view
 from offtop.ui.actions.pane import Panes, hint_at_processes
@@ -31,7 +31,7 @@ class Selection:
         if what is None:
             display.show_alert("X mutes the category, program, process, pool or function under the cursor")
             return
-        display.set_view(views.muted_or_not(display.view, what))
+        display.set_view(view_changes.muted_or_not(display.view, what))
         if any(one.text == what.text for one in display.view.muted):
             display.show_alert(f"muted {what.text}; the header counts it. f unmutes it, W saves it")
         else:
@@ -44,7 +44,7 @@ class Selection:
         elif key in _UNKNOWN:
             key = None
         if isinstance(key, str | int | Program | ThreadKey):
-            set_measured_view(self._display, self._source, views.pinned(self._display.view, key))
+            set_measured_view(self._display, self._source, view_changes.pinned(self._display.view, key))
         elif isinstance(key, Pool):
             self._display.show_alert("a pool cannot be pinned: ENTER shows its threads, and p pins one of them")
         elif isinstance(key, WakerKey):
@@ -62,7 +62,7 @@ class Selection:
         if self._display.view.pin == "/":
             self._display.show_alert("every process is in the cgroup / or below: F would exclude nothing")
             return
-        set_measured_view(self._display, self._source, views.narrowed_or_widened(self._display.view))
+        set_measured_view(self._display, self._source, view_changes.narrowed_or_widened(self._display.view))
         if self._display.view.narrowed:
             self._display.show_alert("from now on, only the pin is measured; F measures everything again")
 

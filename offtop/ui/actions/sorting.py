@@ -4,8 +4,7 @@ Only visible tables are sorted.
 """
 
 from offtop.model.aggregate.file_rows import FILE_SORTS, sort_for
-from offtop.model.viewmodel import file_list
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import file_list, view_changes
 from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST
 from offtop.ui.actions.display import Display, refuse_without
 from offtop.ui.actions.view_switches import THE_LIST
@@ -26,9 +25,9 @@ class Sorting:
         if refuse_without(display, _THE_TABLES, CATEGORIES, LIST):
             return
         if sort in view.sorts:
-            display.set_view(views.sorted_by(view, sort))
+            display.set_view(view_changes.sorted_by(view, sort))
         elif not refuse_without(display, "what A hides: A goes back to it", CATEGORIES):
-            display.set_view(views.sorted_by(view, sort))
+            display.set_view(view_changes.sorted_by(view, sort))
             display.show_alert(f"A lists no {sort}: only the categories are sorted by it; < and > sort the list")
 
     def sort_by_next_column(self, step: int) -> None:
@@ -36,7 +35,7 @@ class Sorting:
             at = FILE_SORTS.index(self._display.view.files.sort) + step
             self.sort_by(FILE_SORTS[at % len(FILE_SORTS)])
         elif not refuse_without(self._display, _THE_TABLES, CATEGORIES, LIST):
-            self._display.set_view(views.next_sort(self._display.view, step))
+            self._display.set_view(view_changes.next_sort(self._display.view, step))
 
     def choose_column(self) -> None:
         def choices() -> list[Choice]:
@@ -52,7 +51,7 @@ class Sorting:
         if self._display.view.focus == FILES:
             self._display.set_view(file_list.reversed_order(self._display.view))
         elif not refuse_without(self._display, THE_LIST, LIST):
-            self._display.set_view(views.reversed_order(self._display.view))
+            self._display.set_view(view_changes.reversed_order(self._display.view))
 
     def sort_by_title(self, sort: str) -> None:
         """Sort by the clicked column; reverse the order if the list is sorted by it already."""

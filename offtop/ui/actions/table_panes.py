@@ -10,8 +10,7 @@ from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import BELOW_REASON, NO_REASON, Reason
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.wake import Object
-from offtop.model.viewmodel import drilling
-from offtop.model.viewmodel import view as views
+from offtop.model.viewmodel import drilling, view_changes
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import CATEGORIES, LIST
 from offtop.model.windows.breakdown import ALL
@@ -124,7 +123,7 @@ class ListPane(Pane):
             return None
         match row.key:
             case str(cgroup):
-                return parse(views.in_cgroup(cgroup).text)
+                return parse(view_changes.in_cgroup(cgroup).text)
             case Program():
                 return parse(of_program(row.key).text)
             case WakerKey():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from offtop.model.values.wake import WAKEUP
-from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import drilling, panes, view_changes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, LATENCY, LIST, SITE, TREE, View
 from offtop.printable import printable
@@ -33,9 +33,9 @@ VIEWS: Mapping[str, Callable[[View], View]] = MappingProxyType(
         "user_frames": lambda view: panes.only_frames(view, "user"),
         "machinery": panes.machinery_or_not,
         "by_object": panes.by_object_or_not,
-        "idle": views.idle_or_not,
-        "window": views.next_span,
-        "names": views.next_names,
+        "idle": view_changes.idle_or_not,
+        "window": view_changes.next_span,
+        "names": view_changes.next_names,
     }
 )
 THE_LIST = "the list, which is not on the screen"
@@ -100,9 +100,9 @@ class ViewSwitches:
 
         If the focused pane leaves no room for it, focus the categories.
         """
-        view = views.next_latency(self._display.view, self._display.layout.latency)
+        view = view_changes.next_latency(self._display.view, self._display.layout.latency)
         if view.latency != views.OFF and not self._has_room_for_latency(view):
-            view = replace(views.in_pane(view, CATEGORIES), zoomed=False)
+            view = replace(view_changes.in_pane(view, CATEGORIES), zoomed=False)
             if not self._has_room_for_latency(view):
                 self._display.show_alert("no room for the latency pane: it needs a taller terminal")
                 return
@@ -137,11 +137,11 @@ class ViewSwitches:
         kind, _, title = choice.partition(" ")
         view = self._display.view
         if kind == "muted":
-            view = views.muted_or_not(view, next(one for one in view.muted if one.text == title))
+            view = view_changes.muted_or_not(view, next(one for one in view.muted if one.text == title))
         elif kind == "pane" and title == "latency":
-            view = views.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO)
+            view = view_changes.with_latency(view, views.OFF if view.latency != views.OFF else views.AUTO)
         else:
-            view = views.shown_or_hidden(view, title)
+            view = view_changes.shown_or_hidden(view, title)
         self._display.set_view(view)
 
 

@@ -16,7 +16,7 @@ from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import OUTSIDE, Filters
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP, Object
-from offtop.model.viewmodel import drilling, panes
+from offtop.model.viewmodel import drilling, panes, view_changes
 from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.view import CATEGORIES, FLAME, HEATMAP, LATENCY, LIST, OFF, SITE, STUCK, TREE, Cell, View
 from offtop.model.windows.breakdown import ALL, Scope
@@ -50,7 +50,7 @@ def row_key(view: View, number: int) -> Key:
 
 
 def in_some_pane(view: View, pane: str) -> View:
-    return view if pane == LATENCY and view.latency != HEATMAP else views.in_pane(view, pane)
+    return view if pane == LATENCY and view.latency != HEATMAP else view_changes.in_pane(view, pane)
 
 
 def moved_in_the_list(view: View, number: int) -> View:
@@ -58,11 +58,11 @@ def moved_in_the_list(view: View, number: int) -> View:
 
 
 def in_heat(view: View, row: int) -> View:
-    return views.at_cell(view, Cell(row, row)) if view.focus == LATENCY else view
+    return view_changes.at_cell(view, Cell(row, row)) if view.focus == LATENCY else view
 
 
 def next_pane(view: View, step: int) -> View:
-    return views.next_pane(view, [CATEGORIES, LIST, TREE], step)
+    return view_changes.next_pane(view, [CATEGORIES, LIST, TREE], step)
 
 
 def zoomed_in(view: View, path: Path) -> View:
@@ -90,8 +90,14 @@ def key_of(what: Callable[[View, T], View], those: st.SearchStrategy[T]) -> st.S
 keys: st.SearchStrategy[Press] = st.one_of(
     st.sampled_from(
         [
-            *(drilling.left, drilling.threads_or_processes, views.next_span, views.reversed_order, views.idle_or_not),
-            *(views.narrowed_or_widened, views.next_names, panes.tree_or_list, panes.flame_or_not),
+            *(
+                drilling.left,
+                drilling.threads_or_processes,
+                view_changes.next_span,
+                view_changes.reversed_order,
+                view_changes.idle_or_not,
+            ),
+            *(view_changes.narrowed_or_widened, view_changes.next_names, panes.tree_or_list, panes.flame_or_not),
             *(
                 panes.zoomed_or_not,
                 panes.inverted,
@@ -109,19 +115,19 @@ keys: st.SearchStrategy[Press] = st.one_of(
     key_of(moved_in_stuck, st.integers(1, 9)),
     key_of(opened_or_scrolled, st.integers(0, 3)),
     key_of(drilling.at_category, st.sampled_from(["", "lock", "poll"])),
-    key_of(views.with_latency, st.sampled_from(views.LATENCIES)),
-    key_of(views.next_latency, st.sampled_from([views.HISTOGRAM, HEATMAP, OFF])),
+    key_of(view_changes.with_latency, st.sampled_from(views.LATENCIES)),
+    key_of(view_changes.next_latency, st.sampled_from([views.HISTOGRAM, HEATMAP, OFF])),
     key_of(in_heat, st.integers(0, 9)),
     key_of(panes.only_frames, st.sampled_from(["kernel", "user"])),
-    key_of(views.pinned, st.sampled_from([7, 9, WORKER, "/docker/1"])),
-    key_of(views.sorted_by, st.sampled_from(SORTS)),
-    key_of(views.next_sort, st.integers(-3, 3)),
-    key_of(views.filtered, st.sampled_from([parse(text) for text in ("", "mysql", "cat=lock max>1ms")])),
-    key_of(views.of_user, st.sampled_from(["", "root"])),
-    key_of(views.searched, st.sampled_from(["x", ""])),
-    key_of(views.muted_or_not, st.sampled_from([parse("cat=lock"), parse("proc=a")])),
-    key_of(views.shown_or_hidden, st.sampled_from(["tree", "MAX"])),
-    key_of(views.paused_at, st.integers(1, 9)),
+    key_of(view_changes.pinned, st.sampled_from([7, 9, WORKER, "/docker/1"])),
+    key_of(view_changes.sorted_by, st.sampled_from(SORTS)),
+    key_of(view_changes.next_sort, st.integers(-3, 3)),
+    key_of(view_changes.filtered, st.sampled_from([parse(text) for text in ("", "mysql", "cat=lock max>1ms")])),
+    key_of(view_changes.of_user, st.sampled_from(["", "root"])),
+    key_of(view_changes.searched, st.sampled_from(["x", ""])),
+    key_of(view_changes.muted_or_not, st.sampled_from([parse("cat=lock"), parse("proc=a")])),
+    key_of(view_changes.shown_or_hidden, st.sampled_from(["tree", "MAX"])),
+    key_of(view_changes.paused_at, st.integers(1, 9)),
     key_of(next_pane, st.integers(-3, 3)),
     key_of(panes.branch_opened, paths),
     key_of(panes.branch_closed, paths),
@@ -157,7 +163,7 @@ def test_view_is_consistent_whatever_was_pressed(those: tuple[View, list[Press]]
     assert len({one.text for one in view.muted}) == len(view.muted)
     assert view.measured_filters == view.filters or view.narrowed
     assert not (view.lists_cgroups and view.lists_threads)
-    assert view.group is None or view.filter.text.endswith(views.in_cgroup(view.group[0]).text)
+    assert view.group is None or view.filter.text.endswith(view_changes.in_cgroup(view.group[0]).text)
     assert not view.tree.opened & view.tree.closed
     assert not view.stuck.opened or view.stuck.cursor
     assert view.came_from not in (STUCK, FLAME, SITE)
@@ -210,21 +216,21 @@ def test_escape_leads_to_the_top_from_everywhere_and_changes_nothing_there(those
 @given(presses)
 def test_toggles_pressed_twice_change_nothing(those: tuple[View, list[Press]]) -> None:
     view = pressed(those)
-    for turn in (views.reversed_order, views.idle_or_not, panes.zoomed_or_not):
+    for turn in (view_changes.reversed_order, view_changes.idle_or_not, panes.zoomed_or_not):
         assert turn(turn(view)) == view
     for turn in (panes.inverted, panes.machinery_or_not):
         assert turn(turn(view)).tree.shape == view.tree.shape
     for title in ("tree", "MAX"):
-        assert views.shown_or_hidden(views.shown_or_hidden(view, title), title) == view
+        assert view_changes.shown_or_hidden(view_changes.shown_or_hidden(view, title), title) == view
     stepped = view
     for _ in range(4):
-        stepped = views.next_span(stepped)
+        stepped = view_changes.next_span(stepped)
     assert stepped == view
     for _ in view.sorts:
-        stepped = views.next_sort(stepped, 1)
+        stepped = view_changes.next_sort(stepped, 1)
     assert (stepped.sort, stepped.account_sort) == (view.sort, view.account_sort)
-    muted = views.muted_or_not(view, parse("leaf=z"))
-    assert views.muted_or_not(muted, parse("leaf=z")).muted == view.muted
+    muted = view_changes.muted_or_not(view, parse("leaf=z"))
+    assert view_changes.muted_or_not(muted, parse("leaf=z")).muted == view.muted
 
 
 def test_enter_goes_down_level_by_level_and_escape_back_up() -> None:
@@ -254,20 +260,20 @@ def test_scope_of_a_thread_is_its_pid_and_tid() -> None:
 def test_narrowed_view_adds_the_pin_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(who="user"), pin=WORKER)
     assert view.measured_filters == Filters(who="user")
-    assert views.narrowed_or_widened(view).measured_filters == Filters(tids=(8,), who="user")
+    assert view_changes.narrowed_or_widened(view).measured_filters == Filters(tids=(8,), who="user")
     assert replace(view, pin=7, narrowed=True).measured_filters == Filters(pids=(7,), who="user")
-    assert views.narrowed_or_widened(View()).measured_filters == Filters()
+    assert view_changes.narrowed_or_widened(View()).measured_filters == Filters()
     beyond = replace(view, pin=ThreadKey(OUTSIDE, 8), narrowed=True)
     assert beyond.measured_filters == Filters(
         pids=(OUTSIDE,), who="user"
     )  # its tid may belong to another thread in here
-    assert not views.pinned(replace(view, narrowed=True), WORKER).narrowed
+    assert not view_changes.pinned(replace(view, narrowed=True), WORKER).narrowed
 
 
 def test_pinned_cgroup_is_added_to_the_kernel_s_filters() -> None:
     view = View(filters=Filters(pids=(7,), cgroup="/a"), pin="/a/b")
     assert view.measured_filters == Filters(pids=(7,), cgroup="/a")
-    assert views.narrowed_or_widened(view).measured_filters == Filters(pids=(7,), cgroup="/a/b")
+    assert view_changes.narrowed_or_widened(view).measured_filters == Filters(pids=(7,), cgroup="/a/b")
 
 
 def test_enter_on_a_cgroup_goes_to_its_processes_and_escape_back_with_the_earlier_filter() -> None:
@@ -294,15 +300,15 @@ def test_h_leaves_cgroups_for_threads_and_another_filter_keeps_processes() -> No
     assert (threads.lists_threads, threads.lists_cgroups) == (True, False)
     assert not drilling.threads_or_processes(threads).lists_threads
     inside = drilling.entered(listed, "/a")
-    other = views.filtered(inside, parse("comm=x"))
+    other = view_changes.filtered(inside, parse("comm=x"))
     assert (other.group, other.lists_cgroups, drilling.left(other).focus) == (None, False, CATEGORIES)
 
 
 @pytest.mark.parametrize("delay_ns", [0, NS_PER_S // 10 - 1, 60 * NS_PER_S + 1])
 def test_delay_has_bounds(delay_ns: int) -> None:
     with pytest.raises(ValueError, match=str(delay_ns)):
-        views.with_delay(View(), delay_ns)
-    assert views.with_delay(View(), NS_PER_S // 10).delay_ns == NS_PER_S // 10
+        view_changes.with_delay(View(), delay_ns)
+    assert view_changes.with_delay(View(), NS_PER_S // 10).delay_ns == NS_PER_S // 10
 
 
 @given(st.lists(paths, max_size=5), st.lists(paths, max_size=5))
@@ -328,10 +334,10 @@ def test_another_category_drops_what_was_open_but_keeps_the_shape() -> None:
 def test_tab_goes_round_the_given_panes() -> None:
     panes = [CATEGORIES, LIST, TREE]
     view = View()
-    assert [(view := views.next_pane(view, panes, 1)).focus for _ in panes] == [LIST, TREE, CATEGORIES]
-    assert views.next_pane(view, panes, -1).focus == TREE
-    assert views.next_pane(view, [], 1) == view
-    assert views.next_pane(replace(view, focus=FLAME), panes, 1).focus == CATEGORIES
+    assert [(view := view_changes.next_pane(view, panes, 1)).focus for _ in panes] == [LIST, TREE, CATEGORIES]
+    assert view_changes.next_pane(view, panes, -1).focus == TREE
+    assert view_changes.next_pane(view, [], 1) == view
+    assert view_changes.next_pane(replace(view, focus=FLAME), panes, 1).focus == CATEGORIES
 
 
 def test_every_way_out_of_a_site_leaves_its_branch() -> None:
@@ -344,9 +350,17 @@ def test_every_way_out_of_a_site_leaves_its_branch() -> None:
             panes.flame_or_not(site),
         ),
         *(panes.inverted(site), panes.machinery_or_not(site), panes.only_frames(site, "kernel")),
-        *(drilling.at_category(site, "lock"), views.filtered(site, parse("x")), views.of_user(site, "root")),
-        *(views.muted_or_not(site, parse("x")), views.next_pane(site, [CATEGORIES, SITE], 1)),
-        *(views.next_latency(site, views.HISTOGRAM), views.at_cell(site, Cell(1, 1)), views.in_pane(site, LIST)),
+        *(
+            drilling.at_category(site, "lock"),
+            view_changes.filtered(site, parse("x")),
+            view_changes.of_user(site, "root"),
+        ),
+        *(view_changes.muted_or_not(site, parse("x")), view_changes.next_pane(site, [CATEGORIES, SITE], 1)),
+        *(
+            view_changes.next_latency(site, views.HISTOGRAM),
+            view_changes.at_cell(site, Cell(1, 1)),
+            view_changes.in_pane(site, LIST),
+        ),
     ]
     assert [(view.path, view.focus == SITE) for view in ways] == [((), False)] * len(ways)
 
