@@ -5,6 +5,8 @@ DESTDIR ?=
 ARGS ?=
 # How long `make soak` runs.
 SECONDS ?= 3600
+# What `make dist` builds besides the wheel.
+KINDS ?= pyz deb
 # SYSTEM=ready means that the system packages are installed; nothing is checked then.
 SYSTEM ?=
 
@@ -107,10 +109,9 @@ format: setup-test ## format the code, and fix what the linter can fix
 
 # The same commit gives the same bytes: everything in them has the commit's time.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
-dist: setup-test ## build the wheel, and offtop in one file for MACHINE (x86_64 or aarch64; default: this one), into dist/
+dist: setup-test ## build the wheel, offtop in one file, and .deb for MACHINE (x86_64 or aarch64; default: this one) into dist/
 	@mkdir -p dist
-	@$(bin)/python -m hatchling build -t wheel -d dist
-	@$(bin)/python packaging/onefile.py dist/offtop-*.whl dist $(if $(MACHINE),--machine $(MACHINE))
+	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
 
 install: ## install offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
 	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)

@@ -1,0 +1,60 @@
+"""Python parts of offtop for a machine without pip: its wheel and those it depends on, for Python 3.11 to 3.14.
+
+The parts of all Python versions fit into one directory, because the names of their compiled modules differ. bcc is not
+included: it belongs to the distribution's libbcc and Python.
+"""
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+_PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
+_UNUSED = ("/tests/", "/include/", "numpy/f2py/", "numpy/_core/lib/", "numpy/random/lib/", "numpy/random/_examples/")
+_UNUSED_ENDS = (".pyi", ".pxd", ".c", ".h", ".a")
+
+MACHINES = ("x86_64", "aarch64")
+
+
+def members(wheel: Path, machine: str) -> dict[str, bytes]:
+    """Return the contents of all parts by name, given offtop's own wheel. The others are downloaded."""
+    with tempfile.TemporaryDirectory() as directory:
+        return dict(_members([wheel, *_downloaded(Path(directory), machine)]))
+
+
+def _downloaded(directory: Path, machine: str) -> list[Path]:
+    """Download the wheels of all dependencies for each Python version, in the same releases."""
+    wanted: Sequence[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    platforms = [f"--platform={one}_{machine}" for one in _PLATFORMS]
+    for version in _VERSIONS:
+        abi = f"cp{version.replace('.', '')}"
+        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]
+        command += ["--implementation=cp", f"--python-version={version}", *platforms, "--platform=any"]
+        command += [f"--abi={abi}", "--abi=abi3", "--abi=none", f"--dest={directory}", *wanted]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        wanted = sorted({"==".join(path.name.split("-")[:2]) for path in directory.glob("*.whl")})
+    return sorted(directory.glob("*.whl"))
+
+
+def _members(wheels: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """Yield what offtop needs of the wheels, by name. Later wheels have other compiled modules, and the same Python."""
+    seen: set[str] = set()
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as found:
+            for name in found.namelist():
+                if name.endswith("/") or name in seen or not _is_used(name):
+                    continue
+                seen.add(name)
+                yield name, found.read(name)
+
+
+def _is_used(name: str) -> bool:
+    """bpf/*.c and *.h are sources that offtop itself compiles."""
+    if name.startswith("offtop/"):
+        return True
+    return not name.endswith(_UNUSED_ENDS) and not any(part in name for part in _UNUSED) and "/RECORD" not in name

@@ -1,0 +1,82 @@
+"""The Debian package: its fields, its files, and that the same input gives the same bytes."""
+
+import shutil
+import subprocess
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import deb
+import pytest
+
+from offtop import __version__
+
+_MEMBERS = {
+    "offtop/__init__.py": b"",
+    "offtop/start.py": b"def main() -> None:\n    print('it runs')\n",
+    "rich-15.0.0.dist-info/licenses/LICENSE": b"Rich's licence",
+}
+_EPOCH = 1_700_000_000
+pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is missing")
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return deb.files(_MEMBERS, _EPOCH)
+
+
+@pytest.fixture(scope="module")
+def package(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return deb.build(files, tmp_path_factory.mktemp("deb"), "x86_64", _EPOCH)
+
+
+def field(package: Path, name: str) -> str:
+    return subprocess.run(["dpkg-deb", "-f", package, name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def entries(package: Path, option: str) -> list[tarfile.TarInfo]:
+    archive = subprocess.run(["dpkg-deb", option, package], capture_output=True, check=True).stdout
+    return tarfile.open(fileobj=BytesIO(archive)).getmembers()
+
+
+def test_it_names_what_it_needs_of_the_system(package: Path) -> None:
+    assert package.name == f"offtop_{__version__}-1_amd64.deb"
+    needed = field(package, "Depends").split(", ")
+    assert {"python3-bpfcc", "libbpf1", "libdw1t64 | libdw1", "libseccomp2", "python3 (>= 3.11)"} <= {*needed}
+    assert field(package, "Architecture") == "amd64"
+
+
+def test_it_has_command_parts_man_page_and_completions(package: Path) -> None:
+    modes = {one.name.removeprefix("./"): one.mode for one in entries(package, "--fsys-tarfile") if one.isfile()}
+    assert modes["usr/bin/offtop"] == 0o755
+    assert modes["usr/lib/offtop/offtop/start.py"] == 0o644
+    for name in ("man/man8/offtop.8.gz", "bash-completion/completions/offtop", "zsh/vendor-completions/_offtop"):
+        assert modes[f"usr/share/{name}"] == 0o644
+    assert "usr/share/fish/vendor_completions.d/offtop.fish" in modes
+    assert all(one.startswith("usr/") for one in modes)
+
+
+def test_all_of_it_belongs_to_root_and_has_one_time(package: Path) -> None:
+    found = [*entries(package, "--fsys-tarfile"), *entries(package, "--ctrl-tarfile")]
+    assert {(one.uid, one.gid, one.mtime) for one in found} == {(0, 0, _EPOCH)}
+    assert {one.mode for one in found if one.isdir()} == {0o755}
+
+
+def test_it_has_the_licences_of_all_parts(files: dict[str, bytes]) -> None:
+    text = files["usr/share/doc/offtop/copyright"].decode()
+    assert "MIT License" in text and "GNU GENERAL PUBLIC LICENSE" in text and "Rich's licence" in text
+
+
+def test_same_files_and_time_give_the_same_bytes(files: dict[str, bytes], package: Path, tmp_path: Path) -> None:
+    again = deb.build(dict(reversed(files.items())), tmp_path, "x86_64", _EPOCH)
+    assert again.read_bytes() == package.read_bytes()
+
+
+def test_its_command_runs_the_parts_beside_it(files: dict[str, bytes], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    command = tmp_path / "usr/bin/offtop"
+    command.write_text(command.read_text().replace("/usr/lib", f"{tmp_path}/usr/lib"))
+    ran = subprocess.run(["/usr/bin/python3", "-I", command], capture_output=True, text=True, timeout=60)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("it runs\n", "", 0)
