@@ -17,7 +17,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -112,6 +112,11 @@ dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 dist: setup-test ## build the wheel, offtop in one file, and .deb for MACHINE (x86_64 or aarch64; default: this one) into dist/
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
+
+packages: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+packages: setup-test ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one
+	@packaging/system.sh package
+	@$(as_root) packaging/packages.sh $(ARGS)
 
 install: ## install offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
 	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)

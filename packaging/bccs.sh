@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs offtop in small Debian systems, bookworm, trixie and sid by default, and has each one's own bcc and Python
-# compile it on the kernel that runs here and count known waits (bcc_check.py). As root; needs mmdebstrap and a network.
+# compile it on the kernel that runs here and count known waits (installed_check.py). As root; needs mmdebstrap and a network.
 # A system that cannot be made is named, and is a failure for those that were asked for by name.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,7 +20,7 @@ tried() { # in a mount namespace of its own, so that nothing stays mounted
     unshare --mount bash -euc '
         for one in proc sys dev; do mount --rbind "/$one" "$0/$one"; done
         chroot "$0" /build/packaging/install.sh
-        chroot "$0" /usr/local/lib/offtop/bin/python -I /build/packaging/bcc_check.py
+        chroot "$0" /usr/local/lib/offtop/bin/python -I /build/packaging/installed_check.py /usr/local/bin/offtop
     ' "$1"
 }
 

@@ -1,0 +1,64 @@
+#!/bin/bash
+# Installs the Debian package in small Debian systems, bookworm, trixie and sid by default, and has the offtop in it
+# compile with that system's bcc, count known waits and show its screen (installed_check.py). Then it upgrades the package
+# and removes it: nothing may be left but /var/cache. As root; needs mmdebstrap, lintian and a network.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-packages.XXXXXX")
+trap 'rm -rf --one-file-system "$place"' EXIT
+
+in_root() { # runs a script in root $1, in a mount namespace of its own, so that nothing stays mounted
+    unshare --mount bash -euc '
+        for one in proc sys dev; do mount --rbind "/$one" "$0/$one"; done
+        exec chroot "$0" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+            XDG_STATE_HOME=/packages/state bash -euo pipefail -c "$1"
+    ' "$1" "$2"
+}
+
+installed() {
+    mkdir "$1/packages"
+    cp "$place"/*.deb "$here/installed_check.py" "$1/packages"
+    cp -L /etc/resolv.conf "$1/etc/resolv.conf"
+    in_root "$1" '
+        cd /packages
+        get() { apt-get -qq -o Acquire::Check-Valid-Until=false -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
+        files() { find / -xdev -path /packages -prune -o -path /var/cache -prune -o -path /var/log -prune -o \
+            -path /var/lib/dpkg -prune -o -path /var/lib/apt -prune -o -print | sort; }
+        get update
+        get satisfy --no-install-recommends "$(dpkg-deb -f offtop_*-1_*.deb Depends)"
+        files >before
+        began=$(date +%s%N)
+        get install --no-install-recommends ./offtop_*-1_*.deb
+        echo "installed in $((($(date +%s%N) - began) / 1000000)) ms"
+        dpkg --verify offtop
+        python3 -I installed_check.py /usr/bin/offtop
+        get install --no-install-recommends ./offtop_*-2_*.deb
+        [[ $(dpkg-query -W -f "\${Version}" offtop) = *-2 ]]
+        offtop --version
+        get remove offtop
+        files | diff before - || { echo "offtop: the files above are left after removal" >&2; exit 1; }
+        get purge offtop
+        ! [ -e /var/cache/offtop ]
+    '
+}
+
+PYTHONPATH=$here/.. "$here/../.venv/bin/python" "$here/dist.py" "$place" deb
+dpkg-deb -R "$place"/*-1_*.deb "$place/next"
+sed -i '/^Version:/s/-1$/-2/' "$place/next/DEBIAN/control"
+dpkg-deb --root-owner-group -Znone -b "$place/next" "$place" >/dev/null
+rm -r "$place/next"
+lintian --allow-root --fail-on error "$place"/*-1_*.deb
+
+failed=()
+for suite in ${@:-bookworm trixie sid}; do
+    echo "== $suite"
+    if ! mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
+        --include=ca-certificates "$suite" "$place/$suite" || ! installed "$place/$suite"; then
+        failed+=("$suite")
+    fi
+    rm -rf --one-file-system "${place:?}/$suite"
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "FAILED: ${failed[*]}" >&2
+    exit 1
+fi
