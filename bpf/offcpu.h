@@ -57,7 +57,7 @@ enum lost {
 enum kind { KIND_NONE, KIND_SITE, KIND_SHORT, KIND_FILTERED, KIND_LOST };
 #define KIND_NEW 0x10      /* ORed in: the wait of a new thread for its first CPU */
 enum select { ONLY_PIDS = 1, ONLY_TIDS = 2, ONLY_USER = 4, ONLY_KERNEL = 8, ONLY_CGROUP = 16, CGROUP_V1 = 32 };
-enum scan_mode { SCAN_WAITS = 1, SCAN_PRIME = 2, SCAN_BUFFER_0 = 4, SCAN_BUFFER_1 = 8, SCAN_ALONE = 16 };
+enum scan_mode { SCAN_WAITS = 1, SCAN_PRIME = 2, SCAN_BUFFER_0 = 4, SCAN_BUFFER_1 = 8, SCAN_ALONE = 16, SCAN_RUNS = 32 };
 enum scanned_flag {
 	SCANNED_RUNNABLE = 1,
 	SCANNED_THREAD = 2,
@@ -489,6 +489,12 @@ struct scanned_task {
 	u32 holder_tid;
 	u32 unused;
 	char comm[16];
+};
+
+struct scanned_runs {
+	u32 pid;
+	u32 tid;
+	u64 pcount;        /* how often the thread has been given a CPU */
 };
 
 #define ARGUMENTS 6

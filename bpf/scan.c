@@ -4,8 +4,8 @@
  *
  * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text).
  *
- * hooks: none in the scheduler. User space reads an iterator over tasks twice a tick; within a pid namespace also one
- * over records
+ * hooks: none in the scheduler. User space reads an iterator over tasks two or three times a tick; within a pid
+ * namespace also one over records
  *
  * maps
  *   scan_mode  which of the two scans it is
@@ -16,7 +16,9 @@
  * cost: see bpf/README.md
  *
  * The first scan of a tick reports the waits in progress, before the buffers are swapped. If it costs too much, user
- * space skips it in some ticks. The second scan reports what ended, from the buffer that is no longer written.
+ * space skips it in some ticks. The second scan reports what ended, from the buffer that is no longer written. A third,
+ * short one reports how often each thread has been given a CPU: user space has read stacks of waits in progress
+ * meanwhile, and discards those of threads that have run.
  */
 
 struct seq_file;
@@ -294,6 +296,20 @@ static inline __attribute__((always_inline)) void report_wait(struct seq_file *s
 	}
 }
 
+/* Report how often a thread has been given a CPU. */
+static inline __attribute__((always_inline)) void report_runs(struct seq_file *seq, struct task_struct *task)
+{
+	struct scanned_runs out = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
+	u64 host = (u64)out.pid << 32 | out.tid;
+
+	if (MEMBER(u32, task, TASK_FLAGS) & PF_KTHREAD || !find_shown_ids(task, host, &out.pid, &out.tid))
+		return;
+#ifdef PCOUNT
+	out.pcount = MEMBER(u64, task, PCOUNT);
+#endif
+	bpf_seq_write(seq, &out, sizeof(out));
+}
+
 /*
  * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did.
  */
@@ -306,6 +322,10 @@ static inline __attribute__((always_inline)) void report_task(struct seq_file *s
 
 	if (!c || !mode || !which)
 		return;
+	if (*mode & SCAN_RUNS) {
+		report_runs(seq, task);
+		return;
+	}
 	if (*mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1))
 		note_call_in_progress(task);
 	struct scanned_task out = {.pid = MEMBER(u32, task, TASK_TGID), .tid = MEMBER(u32, task, TASK_PID)};
@@ -367,7 +387,7 @@ BPF_ITER(task)
 	struct config *c = config.lookup(&zero);
 	u32 *mode = scan_mode.lookup(&zero);
 
-	if (ctx->meta->seq_num || !c || !mode || *mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1))
+	if (ctx->meta->seq_num || !c || !mode || *mode & (SCAN_BUFFER_0 | SCAN_BUFFER_1 | SCAN_RUNS))
 		return 0;
 	task_iter_new(&iter, 0, ALL_THREADS);
 	while ((task = task_iter_next(&iter))) {

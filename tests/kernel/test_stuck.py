@@ -456,7 +456,7 @@ def found_of(tid: int, meanwhile: Callable[[], None], age_ns: int = S) -> list[i
                 break
             time.sleep(0.002)
     reader.close()
-    return [one.key.tid for one in found]
+    return [tid for one in found for tid in one.ids[:, 1].tolist()]
 
 
 def test_a_stack_is_discarded_if_its_thread_ran_while_it_was_read(built: Path) -> None:
@@ -503,7 +503,7 @@ def test_a_process_with_unreadable_memory_does_not_block_others_for_long(
         def read() -> set[int]:
             for key, one in waiting.items():
                 reader.note_waits(WaitList.of([one]).rows, registers_of(key.tid))
-            return {one.key.pid for one in reader.read(waiting, 7 * S)}
+            return {pid for one in reader.read(waiting, 7 * S) for pid in one.ids[:, 0].tolist()}
 
         assert read() == set()
         time.sleep(0.15)

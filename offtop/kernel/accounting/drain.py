@@ -23,7 +23,17 @@ from offtop.kernel.accounting.tick_records import (
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.program import Program
-from offtop.kernel.bpf.scan_rows import SITE_KEY_ROW, Rows, Scan, calls_of, ids_of, is_32_bit_program, kinds_of, scan_of
+from offtop.kernel.bpf.scan_rows import (
+    RUNS_ROW,
+    SITE_KEY_ROW,
+    Rows,
+    Scan,
+    calls_of,
+    ids_of,
+    is_32_bit_program,
+    kinds_of,
+    scan_of,
+)
 from offtop.kernel.procfs import syscalls
 from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.stacks import Stacks
@@ -33,7 +43,17 @@ from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, distinct, integers, lookup_keys
+from offtop.model.values.table import (
+    SITES,
+    THREADS,
+    Ints,
+    Mask,
+    distinct,
+    integers,
+    lookup_keys,
+    positions_of,
+    thread_codes,
+)
 from offtop.model.values.waits import (
     ARGUMENTS,
     BOUND,
@@ -155,6 +175,14 @@ class Drain:
         for other in others:
             read += other
         return read
+
+    def have_run(self, ids: Ints, pcounts: Ints) -> Mask:
+        """Return which threads (pid, tid) have exited, or have been given a CPU more often than `pcounts` says."""
+        now = np.frombuffer(self.scan(layout.SCAN_RUNS), RUNS_ROW)
+        at = positions_of(thread_codes(ids), thread_codes(ids_of(now)))
+        has_run = at < 0
+        has_run[~has_run] = now["pcount"][at[~has_run]] != pcounts[~has_run]
+        return has_run
 
     def waits(self, raw_scan: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
         """Return the waits in progress that are new, became runnable, or are on a lock that has another holder now.

@@ -213,9 +213,12 @@ class Ledger:
         for key, from_ns in zip(map(THREADS.key, ids[new].tolist()), start_ns[new].tolist(), strict=True):
             self.begin(key, from_ns)
 
-    def read_user(self, key: ThreadKey, switched_out_ns: int, user: int) -> None:
-        """Set the user stack of a wait in progress, which was unwound in user space."""
-        self._in_progress.read_user(key, switched_out_ns, user)
+    def read_users(self, ids: Ints, switched_out_ns: Ints, users: Ints) -> None:
+        """Set the user stacks of waits in progress, which were unwound in user space.
+
+        `ids` are the threads (pid, tid), and `switched_out_ns` says which of their waits.
+        """
+        self._in_progress.read_users(ids, switched_out_ns, users)
 
     def age(self, keep_ns: int) -> Dropped | None:
         """Once every `keep_ns`, evict what was not used for that long; see Eviction.age."""

@@ -16,8 +16,8 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Waiting
 from offtop.model.values.stack import NO_STACK
-from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers
-from offtop.model.values.waits import WaitList
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, positions_of, thread_codes
+from offtop.model.values.waits import READ_USER, SWITCHED_OUT_NS, WaitList
 from offtop.model.values.wake import NO_WAKE
 
 
@@ -105,6 +105,14 @@ class OffCpuTasks:
 
     def without(self, pids: Collection[int]) -> "OffCpuTasks":
         return self.of_rows(~np.isin(self.waits.rows[:, 0], [*pids]))
+
+    def with_users(self, ids: Ints, switched_out_ns: Ints, users: Ints) -> "OffCpuTasks":
+        """Set the user stacks (catalog ids) of the waits of these threads (pid, tid) that began then."""
+        rows = self.waits.rows.copy()
+        at = positions_of(thread_codes(rows), thread_codes(ids))
+        is_same = (at >= 0) & (switched_out_ns[at] == rows[:, SWITCHED_OUT_NS]) if len(ids) else at >= 0
+        rows[is_same, READ_USER] = users[at[is_same]]
+        return OffCpuTasks(WaitList(rows, self.waits.holders), self.runnable, self.queued_ns, self.tid_acquired_ns)
 
 
 NOT_SCANNED = -2

@@ -14,7 +14,6 @@ from offtop.kernel.accounting.thread_table import ThreadTable
 from offtop.kernel.accounting.tick_deltas import THREAD_COLUMN, LastRecords, TickDeltas
 from offtop.kernel.accounting.tick_records import NOT_SCANNED, NewThread
 from offtop.kernel.bpf import layout
-from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.moves import MOVE_FIELDS, Moves
 from offtop.model.values.stack import FILTERED, FIRST_STACK, NO_STACK, PLACELESS, SHORT
 from offtop.model.values.table import SITES, THREADS, Ints, integers
@@ -75,6 +74,8 @@ class WaitsInProgress:
         is_shown = ~is_filtered[at]
         at, task = at[is_shown], task[is_shown]
         waits[at, KERNEL], waits[at, WAKE] = scanned[task, KERNEL], scanned[task, WAKE]
+        waits[at, READ_USER] = scanned[task, READ_USER]
+        waits[at, USER] = np.where(waits[at, KERNEL] < FIRST_STACK, NO_STACK, waits[at, READ_USER])
         is_runnable = (state[at] & layout.RUNNING != 0) | tick.tasks.runnable[task]
         is_unsettled[at] = (waits[at, KERNEL] < FIRST_STACK) | is_runnable
         table.waits[rows], table.is_unsettled[rows] = waits, is_unsettled
@@ -155,11 +156,13 @@ class WaitsInProgress:
         kernel[is_placeless] = np.where(age_ns[is_placeless] < tick.min_ns, SHORT, NO_STACK)
         waits[at, KERNEL], waits[at, WAKE] = scanned[:, KERNEL], scanned[:, WAKE]
         waits[at[:, None], _DETAILS] = scanned[:, _DETAILS]
+        is_read = scanned[:, READ_USER] != NO_STACK
+        waits[at[is_read], READ_USER] = scanned[is_read, READ_USER]
         is_filtered = tick.excludes(state)
         if tick.max_ns:
             is_filtered |= age_ns > tick.max_ns
         waits[is_filtered, KERNEL], waits[is_filtered, WAKE] = FILTERED, NO_WAKE
-        waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, was[:, READ_USER])
+        waits[:, USER] = np.where(kernel < FIRST_STACK, NO_STACK, waits[:, READ_USER])
         # The thread may have been switched out just after the tick in which the wait was first reported.
         waits[:, FROM_NS] = np.maximum(was[:, FROM_NS], np.minimum(switched_out_ns, at_ns))
         moves_on = (waits[:, : SITES.width] != was[:, : SITES.width]).any(axis=1)
@@ -185,13 +188,14 @@ class WaitsInProgress:
         table.change(rows[(waits != was).any(axis=1)])
         self._set_holders(tick, rows[seen])
 
-    def read_user(self, key: ThreadKey, switched_out_ns: int, user: int) -> None:
-        """Set the user stack of a wait in progress, which was unwound in user space."""
-        table, row = self._table, self._table.row(key)
-        if row >= 0 and table.is_waiting[row] and table.waits[row, SWITCHED_OUT_NS] == switched_out_ns:
-            table.waits[row, READ_USER] = user
-            table.is_unsettled[row] = True  # its site changes in the next tick
-            table.change(np.array([row]))
+    def read_users(self, ids: Ints, switched_out_ns: Ints, users: Ints) -> None:
+        """Set the user stacks of waits in progress; see Ledger.read_users."""
+        table, rows = self._table, self._table.known_rows_of(ids)
+        is_there = (rows >= 0) & table.is_waiting[rows] & (table.waits[rows, SWITCHED_OUT_NS] == switched_out_ns)
+        rows = rows[is_there]
+        table.waits[rows, READ_USER] = users[is_there]
+        table.is_unsettled[rows] = True  # their sites change in the next tick
+        table.change(rows)
 
     def settle(self, tick: TickDeltas, waits: Ints, until_ns: int = 0) -> None:
         """Turn what was shown of waits in progress into finished time; the arguments are those of `settled`."""

@@ -20,6 +20,7 @@ SCANNED_HOLDER, SCANNED_STARTED = 32, 64
 SCAN_WAITS, SCAN_PRIME = 1, 2
 SCAN_BUFFERS = (4, 8)
 SCAN_ALONE = 16
+SCAN_RUNS = 32
 ONLY_PIDS, ONLY_TIDS, ONLY_USER, ONLY_KERNEL, ONLY_CGROUP, CGROUP_V1 = 1, 2, 4, 8, 16, 32
 LOST_KINDS = ("wakings", "stacks", "threads", "sites", "events", "copies", "wakes", "outliers", "chains")
 

@@ -52,6 +52,8 @@ STACK_ROW = np.dtype(
 
 `words` is the top of its kernel stack. `frames` are that stack's addresses, leaf first, of which `depth` are valid."""
 
+RUNS_ROW = np.dtype([("pid", np.uint32), ("tid", np.uint32), ("pcount", np.int64)])
+"""`struct scanned_runs`: how often a thread has been given a CPU."""
 SITE_KEY_ROW = np.dtype(
     [(name, np.uint32) for name in ("pid", "tid")]
     + [(name, np.uint64) for name in ("kernel", "user", "wake", "tid_acquired_ns")]

@@ -15,9 +15,9 @@ from types import TracebackType
 
 _WINDOW_BYTES = 16_384
 """Size of one read of a stack: most stacks have all their frames within this distance of the stack pointer."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_WINDOW_PAGES = _WINDOW_BYTES // _PAGE_BYTES + 2
-_PRESENT = 1 << 63
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_WINDOW_PAGES = _WINDOW_BYTES // PAGE_BYTES + 2
+PRESENT = 1 << 63
 """Bit of a resident page in /proc/TID/pagemap."""
 _MOST_PAGES = 64
 
@@ -64,11 +64,11 @@ class Memory:
         """Read code of the program; fewer bytes if the rest is not resident. Pages are cached."""
         parts: list[bytes] = []
         while size_bytes > 0:
-            page, at = address // _PAGE_BYTES * _PAGE_BYTES, address % _PAGE_BYTES
+            page, at = address // PAGE_BYTES * PAGE_BYTES, address % PAGE_BYTES
             if page not in self._pages:
                 if len(self._pages) >= _MOST_PAGES:
                     self._pages.clear()
-                self._pages[page] = self._read(page, _PAGE_BYTES)
+                self._pages[page] = self._read(page, PAGE_BYTES)
             part = self._pages[page][at : at + size_bytes]
             if not part:
                 break
@@ -82,14 +82,14 @@ class Memory:
         If a page is reclaimed after pagemap showed it, the read pages it in again.
         """
         try:
-            pages = os.pread(self._pagemap, 8 * _WINDOW_PAGES, address // _PAGE_BYTES * 8)
+            pages = os.pread(self._pagemap, 8 * _WINDOW_PAGES, address // PAGE_BYTES * 8)
         except (OSError, OverflowError):
             return b""
-        size = -(address % _PAGE_BYTES)
+        size = -(address % PAGE_BYTES)
         for page in memoryview(pages).cast("Q"):
-            if not page & _PRESENT:
+            if not page & PRESENT:
                 break
-            size += _PAGE_BYTES
+            size += PAGE_BYTES
         size = min(size, size_bytes)
         if size <= 0:
             return b""

@@ -4,6 +4,8 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from offtop.heap import trim_heap
 from offtop.kernel.accounting.tick_records import NewThread, OffCpuTasks, RuntimeSamples, SiteDeltas, ThreadRecords
 from offtop.kernel.bpf import layout
@@ -161,12 +163,13 @@ class TickStages:
         self.outliers += records.outliers
         # For waits known before this tick: then this tick has them at their stacks already.
         self._place_user_stacks(at_ns, are_all=False)
+        off_cpu = self._with_known_stacks(records.off_cpu)
         ended = self._parts.ledger.tick(
             at_ns,
             plan.min_ns,
             records.threads,
             records.sites,
-            records.off_cpu,
+            off_cpu,
             exited=records.exited,
             ran=records.ran,
             started=records.started,
@@ -223,4 +226,17 @@ class TickStages:
         """
         ledger = self._parts.ledger
         for one in self._parts.user_stacks.read(ledger.waiting, at_ns, are_all):
-            ledger.read_user(one.key, one.switched_out_ns, self._parts.stacks.user(one.found))
+            users = np.full(len(one.ids), self._parts.stacks.user(one.found))
+            ledger.read_users(one.ids, one.switched_out_ns, users)
+
+    def _with_known_stacks(self, off_cpu: OffCpuTasks) -> OffCpuTasks:
+        """Add user stacks that take known paths to the waits of this tick, and to late ones of earlier ticks."""
+        parts = self._parts
+        if not (read := parts.user_stacks.followed()):
+            return off_cpu
+        users = np.repeat([parts.stacks.user(one.found) for one in read], [len(one.ids) for one in read])
+        ids, switched_out_ns, pcounts = (np.concatenate(columns) for columns in list(zip(*read, strict=True))[:3])
+        still = ~parts.drain.have_run(ids, pcounts)
+        known = ids[still], switched_out_ns[still], users[still]
+        parts.ledger.read_users(*known)
+        return off_cpu.with_users(*known)

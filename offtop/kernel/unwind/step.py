@@ -72,6 +72,8 @@ class UnwindResult:
     """Whether some steps were made without a rule of the binary."""
     steps: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     """(address, packed `struct rule`) of each step: what BPF needs to unwind the same stack."""
+    by_rule: list[tuple[int, Rule]] = field(default_factory=list[tuple[int, Rule]])
+    """Program counter and rule of each step that was made by a rule of the binary."""
 
 
 def unwind(
@@ -105,6 +107,7 @@ def unwind(
         if state.is_sp_unsure and rule.is_signal:
             found.end = layout.END_BAD_PC
         elif packed is not None and (not state.is_sp_unsure or rule.ip.base == UNDEFINED):
+            found.by_rule.append((state.pc, rule))
             found.end = _step(state, rule, read, machine)
         elif machine.link is not None and (guess or state.is_sp_unsure):
             found.unsure, found.end = True, _step_by_frame_pointer(state, read)

@@ -2,10 +2,12 @@
 
 import platform
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from offtop.kernel.binary.binaries import Binaries
 from offtop.kernel.binary.files import Files
@@ -13,15 +15,19 @@ from offtop.kernel.binary.unwind_rules import AARCH64, NO_RULE, X86_64, Rule
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ScannedStack
 from offtop.kernel.bpf.libbpf import Map
+from offtop.kernel.bpf.scan_rows import Rows
 from offtop.kernel.procfs.memory import Memory
+from offtop.kernel.procfs.stack_memory import read_stacks
 from offtop.kernel.symbols.mappings import NOT_PERMITTED, NOT_READ, Image, Processes, is_closed
 from offtop.kernel.unwind import frame_pointers, step
 from offtop.kernel.unwind.cpython_frames import NO_CPYTHON_FRAMES, CPythonFrames, code_objects
+from offtop.kernel.unwind.known_paths import KnownPaths, Stacks
 from offtop.kernel.unwind.rule_cache import RuleCache
 from offtop.kernel.unwind.stack_copies import Copy
 from offtop.kernel.unwind.step import Read, State, UnwindResult
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.stack import ANONYMOUS, JIT, SIGNAL, Frame
+from offtop.model.values.table import Ints
 
 _ANSWER_S = 10.0
 """A large library takes seconds on a slow or busy machine. A file that takes longer than this is skipped for
@@ -82,6 +88,7 @@ class Unwinder:
         self._processes = Processes(files)
         self._binaries = Binaries(_ANSWER_S, _NICE, reads=files.reads)
         self._rule_cache = RuleCache(self._binaries)
+        self._known_paths = KnownPaths(_NATIVE)
         self._checked: dict[int, tuple[float, int]] = {}
         """Process → when its code was last checked, and its space; oldest first."""
         self._next_check_s = 0.0
@@ -204,9 +211,48 @@ class Unwinder:
             python_frames = self._python_frames_of_thread(key.pid, stack, memory)
             callee_saved = stack.callee_saved[: len(_NATIVE.callee_saved)]
             state = State(stack.ip, stack.sp, stack.bp, callee_saved, stack.arguments[0])
-            found = self._unwind(key.pid, state, memory.stack, memory, has_run)
+            found = self._unwind(key.pid, state, memory.stack, memory, has_run, is_kept=not python_frames)
             found = _mark_forbidden(found) if found and memory.is_forbidden else found
             return found and self._with_python(key.pid, found, python_frames, memory)
+
+    def follow_known_paths(
+        self, ids: Ints, registers: Rows, note_read: Callable[[int], None]
+    ) -> Iterator[tuple[UnwoundStack, Ints]]:
+        """Unwind the stacks of blocked threads (pid, tid) that take a known path.
+
+        Yields each stack and the positions of its threads. Calls `note_read` with each pid before its memory is read.
+        Threads of CPython are left out, because their stack has more than what the path says. The caller must check
+        afterwards which threads have run meanwhile.
+        """
+        of_leaves: dict[tuple[int, int], list[tuple[Ints, Stacks]]] = {}
+        for pid in np.unique(ids[:, 0]).tolist():
+            at = np.flatnonzero(ids[:, 0] == pid)
+            note_read(pid)
+            space = self._space_without_python(pid)
+            for ip in np.unique(registers["ip"][at]).tolist() if space else ():
+                paths = self._known_paths.of(space, ip)
+                rows = at[registers["ip"][at] == ip]
+                if paths:
+                    size_bytes = max(path.span_bytes for path in paths)
+                    words, is_read = read_stacks(int(ids[rows[0], 1]), registers["sp"][rows], size_bytes)
+                    read = rows[is_read], Stacks(registers[rows[is_read]], words[is_read])
+                    of_leaves.setdefault((space, ip), []).append(read)
+        for (space, ip), parts in of_leaves.items():
+            rows = np.concatenate([rows for rows, _ in parts])
+            for path, which in self._known_paths.follow(space, ip, Stacks.all([stacks for _, stacks in parts])):
+                yield UnwoundStack(path.frames, layout.END_COMPLETE), rows[which]
+
+    def _space_without_python(self, pid: int) -> int:
+        """Return the address space layout of a process (Image.space); 0 if unknown, or if the process runs CPython."""
+        if self._rule_maps is None:
+            return 0
+        try:
+            self._processes.check(pid)
+            image = self._processes.image(pid)
+        except TimeoutError:
+            return 0
+        frames = self._cpython_frames
+        return 0 if image is None or frames.load(pid, image) or frames.unexamined_binary(image) else image.space
 
     def frames(self, pid: int, addresses: Sequence[int]) -> tuple[Frame, ...]:
         """Return the frames of addresses from BPF."""
@@ -238,7 +284,10 @@ class Unwinder:
         memory: Memory,
         has_run: Callable[[], bool],
         before: tuple[Frame, ...] = (),
+        *,
+        is_kept: bool = False,
     ) -> UnwoundStack | None:
+        """Unwind from `state`; `is_kept`: other stacks may take the same path."""
         image = self._processes.image(pid)
         if image is None:
             return UnwoundStack(NOT_PERMITTED, layout.END_BAD_PC) if is_closed(pid) else None
@@ -250,12 +299,20 @@ class Unwinder:
         guess = self._method == "auto"
         self._rule_cache.begin_stack()
         self._processes.missed_code = False
-        result = step.unwind(state, frame_of, self._rule, read, memory.code, _NATIVE, guess, len(before))
+        sp, tops = state.sp, [state.sp]
+
+        def noted_read(address: int, size_bytes: int) -> bytes:
+            tops.append(address + size_bytes)
+            return read(address, size_bytes)
+
+        result = step.unwind(state, frame_of, self._rule, noted_read, memory.code, _NATIVE, guess, len(before))
         if has_run():
             return None
         is_doubted = self._rule_cache.is_uncertain or (result.end == layout.END_BAD_PC and self._processes.missed_code)
         if result.frames and not is_doubted:
             self._load_rules(pid, image.space, result)
+            if is_kept and result.end == layout.END_COMPLETE and len(result.by_rule) == len(result.frames):
+                self._known_paths.add(image.space, result.by_rule, max(tops) - sp, result.frames)
         return UnwoundStack((*before, *result.frames), result.end, result.unsure)
 
     def read_python_names(self, pid: int, addresses: Collection[int]) -> None:

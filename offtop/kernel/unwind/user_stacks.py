@@ -3,6 +3,9 @@
 It handles waits in progress, and finished waits for which BPF lacked a rule. It loads the missing rules into BPF, so
 that each stack is unwound here only once. A tick waits for it 20 ms at most.
 
+Waits that many threads have begun at one instruction are unwound together as soon as they are noted, whatever their
+age, if a stack has taken their path before (known_paths.py).
+
 If a thread runs while its stack is read, the result is discarded: the kernel counts how often the thread was given a
 CPU, and the task scan reported that number.
 """
@@ -11,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -50,14 +53,21 @@ _HUNG_S = 1.0
 _MOST_HUNG = 8
 _CLOSE_S = 2.0
 _MOST_LISTED = 20
+_FEWEST_ALIKE = 8
+"""Fewer waits are not worth the effort of comparing them with known paths."""
+_MOST_SAMPLES = 8
+"""How many of them are unwound by themselves in a tick, to learn their paths."""
 
 
 class ReadStack(NamedTuple):
-    """The user stack of a wait in progress."""
+    """The user stack of some waits in progress."""
 
-    key: ThreadKey
-    switched_out_ns: int
-    """When that wait began, which identifies it."""
+    ids: Ints
+    """(n, 2): pid, tid"""
+    switched_out_ns: Ints
+    """When these waits began, which identifies them."""
+    pcounts: Ints
+    """How often each thread had been given a CPU when the wait was noted."""
     found: UnwoundStack
 
 
@@ -104,6 +114,10 @@ class _Waits(NamedTuple):
             return self  # the registers are most of what offtop would copy
         return _Waits(self.ids[which], self.switched_out_ns[which], self.registers[which])
 
+    def read_as(self, found: UnwoundStack) -> ReadStack:
+        """Return `found` as the stack of each of them."""
+        return ReadStack(self.ids, self.switched_out_ns, self.registers["pcount"], found)
+
     def of_pids(self, pids: Collection[int]) -> Mask:
         return np.isin(self.ids[:, 0], [*pids])
 
@@ -116,7 +130,15 @@ class _Waits(NamedTuple):
 
 
 _NO_WAITS = _Waits(integers([], 2), integers([], 1)[:, 0], np.zeros(0, REGISTERS_ROW))
-_Work = Copy | _Waits | _Unnamed | int
+
+
+class _Alike(NamedTuple):
+    """Waits that may take known paths."""
+
+    waits: _Waits
+
+
+_Work = Copy | _Waits | _Alike | _Unnamed | int
 """_Waits: one."""
 
 
@@ -132,6 +154,11 @@ class UserStacks:
         self._young = [_NO_WAITS]
         """Waits that are still too young."""
         self._requested = _NO_WAITS
+        self._alike = self._following = _NO_WAITS
+        """Waits that may take known paths, and those of them that the thread is comparing now."""
+        self._followed: list[ReadStack] = []
+        self._strayed: list[_Waits] = []
+        """Those that take none, or were not compared."""
         self._unread = [_NO_WAITS]
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
@@ -165,7 +192,27 @@ class UserStacks:
         `waits` are rows of a WaitList, `registers` those of their threads.
         """
         some = (registers["sp"] != 0) & (registers["pcount"] != 0)
-        self._young.append(_Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], registers[some]))
+        noted = _Waits(waits[some, :2], waits[some, SWITCHED_OUT_NS], registers[some])
+        _, leaf, threads = np.unique(noted.registers["ip"], return_inverse=True, return_counts=True)
+        is_alike = (threads[leaf] >= _FEWEST_ALIKE) & ~is_32_bit_program(noted.registers)
+        self._young.append(noted.of(~is_alike))
+        if is_alike.any():
+            with self._changed:
+                self._alike = _Waits.all([self._alike, noted.of(is_alike)])
+                self._worker.wake()
+
+    def followed(self) -> list[ReadStack]:
+        """Return the stacks of those noted waits that take known paths; wait up to 20 ms for them.
+
+        The caller must leave out threads that have run since then.
+        """
+        with self._changed:
+            self._replace_hung_thread()
+            self._changed.wait_for(lambda: not (len(self._alike.ids) or len(self._following.ids)), _PATIENCE_S)
+            self._young += [self._alike, *self._strayed]
+            self._alike, self._strayed = _NO_WAITS, []
+            found, self._followed = self._followed, []
+        return found
 
     def read(self, waiting: Mapping[ThreadKey, Waiting], at_ns: int, are_all: bool = True) -> list[ReadStack]:
         """Request the stacks of those `waiting` that are old enough, oldest first.
@@ -331,6 +378,8 @@ class UserStacks:
         self._hung.add(pid)
         self._requested = self._requested.of(~self._requested.of_pids((pid,)))
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
+        self._strayed.append(self._following)
+        self._following = _NO_WAITS
         self._unnamed.clear()
         self._at = None
         self._unwinder = self._unwinder.clone()
@@ -340,18 +389,23 @@ class UserStacks:
     def _next(self, unwinder: Unwinder) -> _Work | Rest:
         """Return the next work item.
 
-        Names come first, because a tick waits for them; then copies and waits in progress in turn; and if there is
-        nothing else, a process whose code may have changed.
+        Names come first, because a tick waits for them; then waits that may take known paths; then copies and waits in
+        progress in turn; and if there is nothing else, a process whose code may have changed.
         """
         self._take()
         is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
-        if not (self._unnamed or (is_left and (self._queue or has_waits or unwinder.due_pid))):
+        if not (self._unnamed or len(self._alike.ids) or (is_left and (self._queue or has_waits or unwinder.due_pid))):
             unwinder.rest(time.monotonic() - self._worked_s)
             return Rest(_LOOK_S if is_left else _REST_S)
         while self._exited:
             unwinder.forget(self._exited.pop())
         if self._unnamed:
             work = self._unnamed.popleft()
+        elif len(self._alike.ids):
+            is_hung = self._alike.of_pids(self._hung)
+            self._strayed.append(self._alike.of(is_hung))
+            work = _Alike(self._alike.of(~is_hung))
+            self._alike, self._following = _NO_WAITS, work.waits
         elif self._queue and not (self._was_copy and has_waits):
             work = self._queue.popleft()
         else:
@@ -364,6 +418,14 @@ class UserStacks:
         unwinder.start()
         for work in worker.requests(partial(self._next, unwinder)):
             began_s, found = unwinder.used_s, None
+            pid, followed, strayed = _pid_of(work), list[ReadStack](), _NO_WAITS
+
+            def note_read(of_pid: int) -> None:
+                nonlocal pid
+                with self._changed:
+                    if worker is self._worker:
+                        pid, self._at = of_pid, (of_pid, time.monotonic())
+
             if isinstance(work, Copy):
                 found = unwinder.unwind_copy(work)
             elif isinstance(work, int):
@@ -371,15 +433,21 @@ class UserStacks:
             elif isinstance(work, _Unnamed):
                 unwinder.read_python_names(work.pid, work.addresses)
                 work.done.set()
+            elif isinstance(work, _Alike):
+                followed, strayed = _follow(unwinder, work.waits, note_read)
             else:
                 found = _read(unwinder, work)
             self._allowance.spend(max(0.0, unwinder.used_s - began_s))
             with self._changed:
                 if worker is not self._worker:  # another thread has taken over
-                    self._hung.discard(_pid_of(work))
+                    self._hung.discard(pid)
                     break
                 self._at = None
-                self._unwound += not isinstance(work, _Unnamed)
+                if isinstance(work, _Alike):
+                    self._following = _NO_WAITS
+                    self._followed += followed
+                    self._strayed.append(strayed)
+                self._unwound += not isinstance(work, _Unnamed | _Alike) or sum(len(one.ids) for one in followed)
                 if isinstance(found, ReadStack):
                     self._found.append(found)
                     if found.found is UNREAD and isinstance(work, _Waits):
@@ -395,6 +463,8 @@ def _pid_of(work: _Work) -> int:
     """Return the process whose memory the work item reads."""
     if isinstance(work, int):
         return work
+    if isinstance(work, _Alike):
+        return int(work.waits.ids[0, 0]) if len(work.waits.ids) else 0
     return int(work.ids[0, 0]) if isinstance(work, _Waits) else work.pid
 
 
@@ -402,7 +472,35 @@ def _read(unwinder: Unwinder, wait: _Waits) -> ReadStack | None:
     key, stack = THREADS.key(wait.ids[0].tolist()), stack_of(wait.registers)
     is_32_bit = bool(is_32_bit_program(wait.registers)[0])
     found = unwinder.unwind_thread(key, stack, is_32_bit, lambda: _pcount(key) != stack.pcount)
-    return ReadStack(key, int(wait.switched_out_ns[0]), found) if found else None
+    return wait.read_as(found) if found else None
+
+
+def _follow(unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None]) -> tuple[list[ReadStack], _Waits]:
+    """Return the stacks of those waits that take known paths, and the other waits.
+
+    Of those that wait at one instruction and take none, one is unwound by itself: others may take its path.
+    """
+    found, left = _known(unwinder, waits, note_read)
+    _, first, threads = np.unique(left.registers["ip"], return_index=True, return_counts=True)
+    samples = first[threads >= _FEWEST_ALIKE][:_MOST_SAMPLES]
+    for sample in samples.tolist():
+        note_read(int(left.ids[sample, 0]))
+        one = _read(unwinder, left.of(slice(sample, sample + 1)))
+        found += [one] if one and one.found is not UNREAD else []
+    if len(samples):
+        left = left.of(np.isin(np.arange(len(left.ids)), samples, invert=True))
+        more, left = _known(unwinder, left, note_read)
+        found += more
+    return found, left
+
+
+def _known(unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None]) -> tuple[list[ReadStack], _Waits]:
+    """Return the stacks of those waits that take known paths, and the other waits."""
+    is_known, found = np.zeros(len(waits.ids), np.bool_), list[ReadStack]()
+    for stack, which in unwinder.follow_known_paths(waits.ids, waits.registers, note_read):
+        is_known[which] = True
+        found.append(waits.of(which).read_as(stack))
+    return found, waits.of(~is_known)
 
 
 def _pcount(key: ThreadKey) -> int:

@@ -266,6 +266,15 @@ def thread_codes(ids: Ints) -> Ints:
     return ids[:, 0] << 32 | ids[:, 1]
 
 
+def positions_of(wanted: Ints, codes: Ints) -> Ints:
+    """Return where each of `wanted` is in `codes`, or -1."""
+    if not len(codes):
+        return np.full(len(wanted), -1)
+    order = np.argsort(codes)
+    at = order[np.minimum(np.searchsorted(codes, wanted, sorter=order), len(codes) - 1)]
+    return np.where(codes[at] == wanted, at, -1)
+
+
 def lookup_keys(ids: Ints) -> Iterable[ThreadKey]:
     """Return the keys of threads as plain tuples: dicts with ThreadKeys find them, too, at half the cost."""
     return cast(Iterable[ThreadKey], zip(*ids.T.tolist(), strict=True))

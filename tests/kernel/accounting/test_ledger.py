@@ -743,7 +743,7 @@ def test_user_stacks_of_a_wait_in_progress_or_a_wake_are_not_evicted() -> None:
     of_wait, of_waker, of_link, of_none = range(1_000, 1_004)
     ledger.catalog.stacks.update((user, Stack(())) for user in range(1_000, 1_004))
     ledger.catalog.wakes[33] = Wake(Waker(user=of_waker), links=(Link(NO_STACK, of_link, Waker()),))
-    ledger.read_user(key, ledger.waiting[key].switched_out_ns, of_wait)
+    ledger.read_users(np.array([key]), np.array([ledger.waiting[key].switched_out_ns]), np.array([of_wait]))
     for at_ns in (50_000, 60_000):
         ledger.tick(at_ns, MIN_NS, [], NOTHING, [])
     assert ledger.drop_stacks({of_wait, of_waker, of_link, of_none}, 0) == {of_none}
@@ -867,9 +867,9 @@ def test_a_user_stack_read_belongs_to_one_wait_only() -> None:
         (one_key, one.switched_out_ns + 1),
         (ThreadKey(7, 101), one.switched_out_ns),
     ):
-        ledger.read_user(key, switched_out_ns, 9)
+        ledger.read_users(np.array([key]), np.array([switched_out_ns]), np.array([9]))
         assert ledger.waiting == {one_key: one}
-    ledger.read_user(one_key, one.switched_out_ns, 9)
+    ledger.read_users(np.array([one_key]), np.array([one.switched_out_ns]), np.array([9]))
     assert ledger.waiting == {one_key: one._replace(user=9)}
     # time already shown stays where it is; from now on time counts at the new site
     a = snapshot(ledger)

@@ -159,6 +159,12 @@ def test_outliers_without_room_are_counted() -> None:
         assert len(live.last.long_waits) > 1000
 
 
+def without_suspects(output: str) -> list[dict[str, Any]]:
+    """Leave out the suspects of other programs: they are judged by what was before the recording, too."""
+    ticks: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
+    return [{key: value for key, value in tick.items() if key not in ("suspects", "standing")} for tick in ticks]
+
+
 def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     ran = tmp_path / "ran"
@@ -182,7 +188,7 @@ def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None
     assert one["value"] + one["wait"]["runqueue_ns"] == one["wait"]["length_ns"] >= 20 * MS
     assert ran.read_text() == f"{child.pid}\n"
     again = run("replay", str(file), "--json")
-    assert (again.status, again.out) == (0, live.out)
+    assert (again.status, without_suspects(again.out)) == (0, without_suspects(live.out))
     held = run("replay", str(file), "--json", "-n", "1", "--at", "outlier")
     assert json.loads(held.out)["outliers"]
     assert text.status == 0
