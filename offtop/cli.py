@@ -11,11 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from offtop import faults, paths
-from offtop.commands import options, run
+from offtop.commands import options, recordings, run
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.printable import printable
 
@@ -85,7 +84,7 @@ def _record(arguments: Sequence[str]) -> int:
 
 def _replay(arguments: Sequence[str]) -> int:
     args = options.replay().parse_args(arguments)
-    return run.show_recording(args, Path(args.file))
+    return run.show_recording(args, recordings.named(args.file))
 
 
 def _demo(arguments: Sequence[str]) -> int:

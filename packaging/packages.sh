@@ -1,7 +1,8 @@
 #!/bin/bash
 # Installs the Debian package in small Debian systems, bookworm, trixie and sid by default, and has the offtop in it
 # compile with that system's bcc, count known waits and show its screen (installed_check.py). Then it upgrades the package
-# and removes it: nothing may be left but /var/cache. As root; needs mmdebstrap, lintian and a network.
+# and removes it: nothing may be left but /var/cache. At last systemd boots there in a container, for the recorder
+# (recorder_check.sh). As root; needs mmdebstrap, lintian, systemd-nspawn and a network.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-packages.XXXXXX")
@@ -17,12 +18,12 @@ in_root() { # runs a script in root $1, in a mount namespace of its own, so that
 
 installed() {
     mkdir "$1/packages"
-    cp "$place"/*.deb "$here/installed_check.py" "$1/packages"
+    cp "$place"/*.deb "$here"/{installed_check.py,recorder_check.sh} "$1/packages"
     cp -L /etc/resolv.conf "$1/etc/resolv.conf"
     in_root "$1" '
         cd /packages
         get() { apt-get -qq -o Acquire::Check-Valid-Until=false -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
-        files() { find / -xdev -path /packages -prune -o -path /var/cache -prune -o -path /var/log -prune -o \
+        files() { find / -xdev -path /packages -prune -o -path /run -prune -o -path /var/cache -prune -o -path /var/log -prune -o \
             -path /var/lib/dpkg -prune -o -path /var/lib/apt -prune -o -print | sort; }
         get update
         get satisfy --no-install-recommends "$(dpkg-deb -f offtop_*-1_*.deb Depends)"
@@ -31,6 +32,7 @@ installed() {
         get install --no-install-recommends ./offtop_*-1_*.deb
         echo "installed in $((($(date +%s%N) - began) / 1000000)) ms"
         dpkg --verify offtop
+        systemd-analyze verify --man=no /usr/lib/systemd/system/offtop-*.service
         python3 -I installed_check.py /usr/bin/offtop
         get install --no-install-recommends ./offtop_*-2_*.deb
         [[ $(dpkg-query -W -f "\${Version}" offtop) = *-2 ]]
@@ -40,6 +42,32 @@ installed() {
         get purge offtop
         ! [ -e /var/cache/offtop ]
     '
+}
+
+booted() { # runs recorder_check.sh in root $1, as a service of its own, which switches the system off when it ends
+    cat >"$1/etc/systemd/system/check.service" <<'EOF'
+[Unit]
+After=multi-user.target
+FailureAction=exit
+SuccessAction=exit
+[Service]
+Type=oneshot
+WorkingDirectory=/packages
+Environment=HOME=/root LC_ALL=C.UTF-8
+StandardOutput=file:/packages/checked
+StandardError=inherit
+ExecStart=/packages/recorder_check.sh
+[Install]
+WantedBy=default.target
+EOF
+    ln -s ../check.service "$1/etc/systemd/system/multi-user.target.wants/check.service"
+    timeout 300 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit --capability=all \
+        --system-call-filter='bpf perf_event_open' </dev/null >"$1/packages/console" 2>&1 || {
+        tail -n 20 "$1/packages/console"
+        cat "$1/packages/checked"
+        return 1
+    }
+    cat "$1/packages/checked"
 }
 
 PYTHONPATH=$here/.. "$here/../.venv/bin/python" "$here/dist.py" "$place" deb
@@ -53,7 +81,8 @@ failed=()
 for suite in ${@:-bookworm trixie sid}; do
     echo "== $suite"
     if ! mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=ca-certificates "$suite" "$place/$suite" || ! installed "$place/$suite"; then
+        --include=systemd,systemd-sysv,dbus,procps,ca-certificates "$suite" "$place/$suite" || ! installed "$place/$suite" ||
+        ! booted "$place/$suite"; then
         failed+=("$suite")
     fi
     rm -rf --one-file-system "${place:?}/$suite"

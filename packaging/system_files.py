@@ -20,6 +20,7 @@ def files(members: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return path below / → content, of what both packages have. `members`: the Python parts, by name."""
     installed = {f"{HOME}/{name}": content for name, content in members.items()}
     installed["usr/bin/offtop"] = (_HERE / "system_start.py").read_bytes()
+    installed["usr/lib/systemd/system/offtop-record.service"] = (_HERE / "offtop-record.service").read_bytes()
     installed["usr/share/man/man8/offtop.8.gz"] = zipped(manpage.page().encode())
     with tempfile.TemporaryDirectory() as directory:
         completions.write(Path(directory))

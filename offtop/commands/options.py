@@ -109,7 +109,14 @@ def record() -> argparse.ArgumentParser:
         metavar="TIME",
         help="how long to record: 30s, 10m, 2h (default: until ctrl-C)",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: offtop-HOST-TIME.offtop)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: offtop-HOST-TIME.offtop)")
+    where.add_argument(
+        "--directory",
+        metavar="DIR",
+        help="write offtop-HOST-TIME.offtop there; --keep and --max-size then apply to all recordings in it together, "
+        "and the oldest are deleted",
+    )
     parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="exit after N ticks")
     _add_delay(parser)
     _add_measuring_options(parser)
@@ -127,7 +134,10 @@ def replay() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "file", metavar="FILE", help="the recording: written by offtop record, --record, or the keys a and s"
+        "file",
+        metavar="FILE",
+        help="the recording: written by offtop record, --record, or the keys a and s; latest: the one written to "
+        "last, of the recorder service or in the current directory",
     )
     _add_replay_options(parser)
     _add_output_options(parser)
@@ -151,7 +161,7 @@ def demo() -> argparse.ArgumentParser:
 
 def report() -> argparse.ArgumentParser:
     parser = Parser(prog="offtop report", description="summarise a recording on one page", allow_abbrev=False)
-    parser.add_argument("file", metavar="FILE", help="the recording")
+    parser.add_argument("file", metavar="FILE", help="the recording, or latest")
     parser.add_argument("-w", "--width", type=_count, default=0, metavar="N", help="truncate lines to N columns")
     return parser
 
@@ -167,7 +177,7 @@ def export() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("format", choices=tuple(COMMANDS), metavar="FORMAT", help=f"one of {', '.join(COMMANDS)}")
-    add("file", nargs="?", metavar="FILE", help="a recording (default: this machine, live)")
+    add("file", nargs="?", metavar="FILE", help="a recording, or latest (default: this machine, live)")
     add("-o", "--output", metavar="OUT", help="the file to write, mode 0600 (default: stdout)")
     add("-n", "--iterations", type=_count, metavar="N", help="export N ticks (default: 10 live, all of a recording)")
     add(
@@ -209,7 +219,7 @@ def rules() -> argparse.ArgumentParser:
         description="check the cause rules, and show what each matches on this machine or in a recording",
         allow_abbrev=False,
     )
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording (default: this machine, live)")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a recording, or latest (default: this machine, live)")
     parser.add_argument("--check", action="store_true", help="only check the rule files; needs no root")
     parser.add_argument(
         "-n", "--iterations", type=_count, metavar="N", help="measure N ticks (default: 5 live, all of a recording)"

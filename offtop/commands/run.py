@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop.commands import choices, saved_files, sources
+from offtop.commands import choices, recordings, saved_files, sources
 from offtop.errors import OfftopError, OutlierFoundError, UsageError, warn
 from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
 
 _EXPORT_TICKS = 10
 _RULES_TICKS = 5
+_DELETION_NS = 60 * NS_PER_S
+"""How often `offtop record --directory` deletes old recordings."""
 _RECORD_NS, _RECORD_BYTES = 5 * NS_PER_S, 1 << 20
 """Limits of the history in `offtop record`, which needs it only to judge outliers."""
 
@@ -195,6 +197,7 @@ def record(args: argparse.Namespace) -> int:
     from offtop.feed.suspect_watch import SuspectWatch
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
+    from offtop.recording import writer
 
     _refuse_files(args)
     rules = choices.category_rules()
@@ -207,6 +210,7 @@ def record(args: argparse.Namespace) -> int:
         sources.live(rules, filters, args, loaded) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
+        keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
         cause_finder = CauseFinder(source.names, files)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
         idle_by_rule, standing = cause_finder.idle_by_rule, suspects.standing
@@ -215,8 +219,11 @@ def record(args: argparse.Namespace) -> int:
         pace.recorder, pace.alarm = recorder, outlier_actions.alarm
         try:
             warn(f"offtop: recording to {printable(str(recorder.path))}; ctrl-C ends it")
-            first_ns = 0
+            first_ns = next_deletion_ns = 0
             for number, kept in enumerate(pace.ticks(), 1):
+                if args.directory is not None and kept.at_ns >= next_deletion_ns:
+                    recordings.delete_oldest(recorder.path, keep_ns, most_bytes, owner)
+                    next_deletion_ns = kept.at_ns + _DELETION_NS
                 first_ns = first_ns or kept.at_ns - kept.span_ns
                 has_lasted = args.duration is not None and kept.at_ns - first_ns >= args.duration
                 if has_lasted or number == args.iterations or recorder.failure:
@@ -239,7 +246,7 @@ def report(args: argparse.Namespace) -> int:
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     with choices.rule_files(rules, loaded, owner) as files, flushed_output():
-        page.write(Path(args.file), rules, args.width, sys.stdout, files, choices.suspect_weights())
+        page.write(recordings.named(args.file), rules, args.width, sys.stdout, files, choices.suspect_weights())
     return 0
 
 
@@ -276,7 +283,7 @@ def rules(args: argparse.Namespace) -> int:
             from offtop.recording.replay import RecordedSource
             from offtop.reports.whole import EVER_NS
 
-            file = RecordedSource(Path(args.file), categories=known.ids, keep_ns=EVER_NS)
+            file = RecordedSource(recordings.named(args.file), categories=known.ids, keep_ns=EVER_NS)
             with contextlib.closing(file) as recording:
                 rules_page.write(recording, known, files, settings.delay_ns, args.iterations, sys.stdout)
             return 0
@@ -319,10 +326,10 @@ def export(args: argparse.Namespace) -> int:
 
         baseline, out = None, args.output or ""
         if args.baseline:
-            with _open_recording(args.baseline, known) as (source, _):
+            with _open_recording(Path(args.baseline), known) as (source, _):
                 baseline = profile_of(source)
         with (
-            _open_recording(args.file, known, args.begin, args.end)
+            _open_recording(recordings.named(args.file), known, args.begin, args.end)
             if args.file
             else _open_live(args, loaded, known, ticks or 0) as (source, end_ns)
         ):
@@ -342,13 +349,13 @@ def export(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _open_recording(
-    name: str, known: categories.Categories, begin: str | None = None, end: str | None = None
+    path: Path, known: categories.Categories, begin: str | None = None, end: str | None = None
 ) -> Generator[tuple[Source, int]]:
     """Open a recording at `begin`; yield it with the time of `end` (0: none)."""
     from offtop.recording.replay import RecordedSource
     from offtop.reports.whole import EVER_NS
 
-    with contextlib.closing(RecordedSource(Path(name), categories=known.ids, keep_ns=EVER_NS)) as source:
+    with contextlib.closing(RecordedSource(path, categories=known.ids, keep_ns=EVER_NS)) as source:
         begin_ns = _parse_time(begin, source.recorded) if begin is not None else 0
         end_ns = _parse_time(end, source.recorded, "--end") if end is not None else 0
         if end is not None and end_ns <= begin_ns:

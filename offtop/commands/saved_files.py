@@ -79,7 +79,9 @@ class SavedFiles:
         args = self.args
         host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         return writer.Recorder(
-            Path(file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
+            Path(
+                getattr(args, "directory", None) or "", file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"
+            ),
             source,
             self.owner,
             keep_ns=getattr(args, "keep", None) or writer.KEEP_NS,

@@ -132,9 +132,14 @@ def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
     assert (played.status, played.err, len(played.out.splitlines())) == (0, "", 10)
 
 
-def test_function_names_are_in_the_file(tmp_path: Path, waits: int) -> None:
-    assert run("record", "-o", str(tmp_path / "it"), "-d", "0.5", "-p", str(waits), "-n", "3").status == 0
-    played = run("replay", str(tmp_path / "it"), "--json", "-n", "3").out.splitlines()
+def test_function_names_are_in_the_file_and_old_files_are_deleted(tmp_path: Path, waits: int) -> None:
+    old = tmp_path / "offtop-it-20260101T000000.offtop"
+    old.touch()
+    os.utime(old, (0, 0))
+    assert run("record", "--directory", str(tmp_path), "-d", "0.5", "-p", str(waits), "-n", "3").status == 0
+    assert not old.exists()
+    (made,) = tmp_path.glob("offtop-*.offtop")
+    played = run("replay", str(made), "--json", "-n", "3").out.splitlines()
     user = {frame for site in json.loads(played[-1])["sites"] for frame in site["user"]}
     assert {"clock_nanosleep", "PyEval_EvalCode", "_PyEval_EvalFrameDefault"} & user, user
     assert {"futex_do_wait", "futex_wait_queue", "do_nanosleep"} & {

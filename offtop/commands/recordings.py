@@ -1,0 +1,110 @@
+"""Recordings in a directory: delete the oldest, and find the one that was written to last."""
+
+import os
+import re
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from offtop.errors import OfftopError, warn
+from offtop.person import Person, as_person
+from offtop.printable import printable
+from offtop.units import NS_PER_S
+
+SERVICE_DIRECTORY = Path("/var/lib/offtop")
+"""Where offtop-record.service writes."""
+LATEST = "latest"
+"""In place of a file: the recording that was written to last."""
+_NAME = re.compile(r"offtop-.*[0-9]{8}T[0-9]{6}\.offtop", re.ASCII)
+"""Names that `offtop record` and the key `a` choose. A clip has more behind the time; someone chose to keep it."""
+_IN_USE_NS = 60 * NS_PER_S
+"""A recording that changed more recently is not deleted: it may still be written to."""
+
+
+class _Found(NamedTuple):
+    written_ns: int
+    """Time of the last write, in ns since 1970."""
+    path: Path
+    size: int
+    """Bytes, with the files beside it."""
+
+
+def delete_oldest(used: Path, keep_ns: int, most_bytes: int, owner: Person) -> None:
+    """Delete recordings last written to longer than `keep_ns` ago, and the oldest above `most_bytes` in all.
+
+    `used`: the recording in progress. It counts and stays; only its directory is looked at. Raises OfftopError if one
+    cannot be deleted.
+    """
+    directory = used.parent
+    now_ns = time.time_ns()
+    with as_person(owner):
+        try:
+            found = sorted(_recordings(directory))
+            bytes_left = sum(one.size for one in found)
+            for one in found:
+                is_in_use = one.path == used or now_ns - one.written_ns < _IN_USE_NS
+                if not is_in_use and (now_ns - one.written_ns > keep_ns or bytes_left > most_bytes):
+                    for path in _with_beside(one.path):
+                        path.unlink(missing_ok=True)
+                    bytes_left -= one.size
+        except OSError as error:
+            where = printable(str(error.filename or directory))
+            raise OfftopError(
+                f"Old recordings cannot be deleted ({where}: {error.strerror}). Fix that, or omit --directory"
+            ) from error
+
+
+def named(file: str) -> Path:
+    """Return the path of a recording; `latest` is the one in the service's or the current directory written to last.
+
+    Raises OfftopError if there is none.
+    """
+    if file != LATEST:
+        return Path(file)
+    found: list[_Found] = []
+    refused = ""
+    for directory in dict.fromkeys((SERVICE_DIRECTORY, Path.cwd())):
+        try:
+            found += _recordings(directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            refused = f"{printable(str(directory))} cannot be read ({error.strerror})"
+    if not found:
+        hint = f"{refused}. Try sudo" if refused else "Make one with sudo offtop record, or name a file"
+        raise OfftopError(f"There is no recording in {SERVICE_DIRECTORY} or in the current directory. {hint}")
+    path = max(found).path
+    warn(f"offtop: the latest recording is {printable(str(path))}{f'; {refused}' if refused else ''}")
+    return path
+
+
+def _recordings(directory: Path) -> Sequence[_Found]:
+    """Return the recordings in a directory. Links are none."""
+    found: list[_Found] = []
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+    for name in names:
+        states = [_status(path) for path in _with_beside(directory / name)]
+        if states[0]:
+            present = [one for one in states if one]
+            written_ns = max(one.st_mtime_ns for one in present)
+            found.append(_Found(written_ns, directory / name, sum(one.st_size for one in present)))
+    return found
+
+
+def _with_beside(path: Path) -> Sequence[Path]:
+    """Return the paths of a recording and of what SQLite keeps beside it."""
+    from offtop.recording.form import BESIDE  # not at the top, so that --help is fast
+
+    return [path, *(Path(f"{path}{end}") for end in BESIDE)]
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a regular file; None for anything else."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None

@@ -1,0 +1,38 @@
+#!/bin/bash
+# Checks the recorder of offtop's Debian package in a system that systemd has booted: it is off until it is enabled, it
+# records, `offtop replay latest` finds that, an upgrade restarts it, and removing the package stops it and leaves only
+# recordings. In the directory of both versions of the package.
+set -euo pipefail
+state() { systemctl show -P ActiveState offtop-record; }
+fail() {
+    echo "offtop: $*" >&2
+    journalctl -u offtop-record --no-pager >&2
+    exit 1
+}
+recorded() { # waits until recording number $1 has two ticks
+    for _ in {1..60}; do
+        found=(/var/lib/offtop/*.offtop)
+        if [ ${#found[@]} = "$1" ] && [ "$(offtop replay latest --json -n 2 2>/dev/null | wc -l)" = 2 ]; then
+            return
+        fi
+        sleep 1
+    done
+    fail "no recording number $1 after a minute"
+}
+
+dpkg -i offtop_*-1_*.deb >/dev/null
+[ "$(state)" = inactive ] || fail "the recorder runs although nobody has enabled it"
+systemctl -q enable --now offtop-record
+recorded 1
+stat -c '%a %U' /var/lib/offtop "${found[0]}" | xargs
+before=$(systemctl show -P MainPID offtop-record)
+dpkg -i offtop_*-2_*.deb >/dev/null
+[ "$(systemctl show -P MainPID offtop-record)" != "$before" ] || fail "an upgrade does not restart the recorder"
+recorded 2
+! journalctl -u offtop-record --no-pager | grep -i -e cannot -e lack -e permi || fail "the recorder lacks something"
+dpkg -r offtop >/dev/null
+! pgrep -f 'offtop record' || fail "the recorder runs although the package is removed"
+left=$(find / -xdev -path /packages -prune -o -path /var/lib/dpkg -prune -o -path /var/cache -prune -o -name '*offtop*' -print)
+[ "$left" = "$(ls -d /var/lib/offtop /var/lib/offtop/*)" ] || fail "left: $left"
+echo "recorder: enabled, upgraded and removed; it used" \
+    "$(du -sh /var/lib/offtop | cut -f1) for $(journalctl -u offtop-record --no-pager | grep -c 'recorded') recordings"

@@ -1,0 +1,93 @@
+"""Old recordings of a directory are deleted, and `latest` names the one that was written to last."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from offtop.commands import recordings
+from offtop.errors import OfftopError
+from offtop.person import person
+from offtop.units import NS_PER_S
+
+_HOUR_NS = 3600 * NS_PER_S
+
+
+def recording(directory: Path, hours: float, size: int = 100, what: str = "") -> Path:
+    """Make a file that was written to `hours` ago."""
+    written_ns = time.time_ns() - int(hours * _HOUR_NS)
+    at = time.strftime("%Y%m%dT%H%M%S", time.gmtime(written_ns // NS_PER_S))
+    path = directory / f"offtop-db7-{at}{what}.offtop"
+    path.write_bytes(bytes(size))
+    os.utime(path, ns=(written_ns, written_ns))
+    return path
+
+
+def left(directory: Path) -> set[Path]:
+    return {*directory.iterdir()}
+
+
+def test_recordings_older_than_keep_are_deleted_with_what_is_beside_them(tmp_path: Path) -> None:
+    old, young, used = (recording(tmp_path, hours) for hours in (49, 47, 0))
+    (tmp_path / f"{old.name}-wal").touch()
+    os.utime(tmp_path / f"{old.name}-wal", ns=(0, 0))
+    recordings.delete_oldest(used, 48 * _HOUR_NS, 1000, person())
+    assert left(tmp_path) == {young, used}
+
+
+def test_the_oldest_are_deleted_until_all_fit(tmp_path: Path) -> None:
+    _, _, young, used = (recording(tmp_path, hours) for hours in (4, 3, 2, 0))
+    recordings.delete_oldest(used, 48 * _HOUR_NS, 250, person())
+    assert left(tmp_path) == {young, used}
+
+
+def test_the_recording_in_progress_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> None:
+    recording(tmp_path, 1)
+    used = recording(tmp_path, 0, size=900)
+    recordings.delete_oldest(used, _HOUR_NS, 500, person())
+    assert left(tmp_path) == {used}
+
+
+def test_clips_other_files_links_and_recordings_in_use_are_not_deleted(tmp_path: Path) -> None:
+    clip = recording(tmp_path, 99, what="-lock-mysqld")
+    used, other = recording(tmp_path, 0), recording(tmp_path, 0.005)
+    link = tmp_path / "offtop-db7-20201121T021055.offtop"
+    link.symlink_to(clip)
+    (tmp_path / "night.offtop").touch()
+    os.utime(tmp_path / "night.offtop", ns=(0, 0))
+    recordings.delete_oldest(used, _HOUR_NS, 10, person())
+    assert left(tmp_path) == {clip, used, other, link, tmp_path / "night.offtop"}
+
+
+def test_latest_is_the_one_written_to_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, here = tmp_path / "service", tmp_path / "here"
+    service.mkdir()
+    here.mkdir()
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", service)
+    monkeypatch.chdir(here)
+    recording(service, 3)
+    newest = recording(here, 2)
+    assert recordings.named("latest") == newest
+    assert capsys.readouterr().err == f"offtop: the latest recording is {newest}\n"
+    in_progress = recording(service, 5)
+    (service / f"{in_progress.name}-wal").touch()
+    assert recordings.named("latest") == in_progress
+    assert recordings.named("latest.offtop") == Path("latest.offtop")
+
+
+def test_no_recording_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "none")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OfftopError, match=r"There is no recording in .* Make one with sudo offtop record"):
+        recordings.named("latest")
+
+
+def test_a_service_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "file")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OfftopError, match=r"cannot be read \(Not a directory\). Try sudo"):
+        recordings.named("latest")
