@@ -7,7 +7,7 @@ the same thing, which is a convoy.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ from offtop.model.aggregate.folding import Folding
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import PLACELESS
-from offtop.model.values.table import THREADS, Ints, distinct_rows
+from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.waits import ARGUMENTS, CALL, KERNEL, WaitList
 
 LEAST_MEMBERS = 4
@@ -89,22 +89,24 @@ def pools(threads: Iterable[ThreadKey], catalog: Catalog, least: int = LEAST_MEM
 
 
 def convoys(
-    waits: Iterable[Waiting], key_of: Callable[[ThreadKey], K | None], sizes: Mapping[K, int], catalog: Catalog
+    waits: Iterable[Waiting],
+    keys_of: Callable[[Ints], tuple[Sequence[K | None], Ints]],
+    sizes: Mapping[K, int],
+    catalog: Catalog,
 ) -> dict[K, Convoy]:
-    """Return for each key the largest convoy: threads at one futex or kernel function."""
+    """Return for each key the largest convoy: threads at one futex or kernel function.
+
+    `keys_of` returns the keys of threads (pid, tid), and the index of each thread's own; None: the thread has none.
+    """
     every = WaitList.of(waits)
     every = every.of_rows(~every.is_ready & ~np.isin(every.rows[:, KERNEL], [*PLACELESS]))
     things, thing = _things(every, catalog)
-    numbers: dict[K | None, int] = {None: 0}
-    ids: list[list[int]] = every.rows[:, :2].tolist()
-    keys = map(key_of, map(THREADS.key, ids))
-    key = np.array([numbers.setdefault(one, len(numbers)) for one in keys], np.int64)
+    keys, key = keys_of(every.rows[:, :2])
     found = np.unique(key * len(things) + thing, return_index=True, return_counts=True)
     kinds_rows_counts: list[list[int]] = np.column_stack(found).tolist()
-    of_keys = [*numbers]
     largest: dict[K, tuple[int, tuple[str, int], int]] = {}
     for kind, row, count in kinds_rows_counts:
-        one, what = of_keys[kind // len(things)], things[kind % len(things)]
+        one, what = keys[kind // len(things)], things[kind % len(things)]
         if one is not None and what[0] and count >= LEAST_CONVOY:  # without a name it was not looked up yet
             largest[one] = max(largest.get(one, (0, what, row)), (count, what, row))
     return {

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.place_shares import PlaceNames
 from offtop.model.aggregate.pool import LEAST_CONVOY, Convoy, Pool, convoys, folding
@@ -22,6 +24,7 @@ from offtop.model.aggregate.rows import (
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.table import Ints, lookup_keys
 from offtop.model.viewmodel.row_places import Folded, sites_of_processes, sites_of_threads, with_tops
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.seconds import AccountPicture, Seconds
@@ -275,11 +278,17 @@ class Listing:
         pids = {key.pid if isinstance(key, Pool) else key for key in sizes}
         at_once = scene.filter_cache.stuck(self._history.stuck(newest, pids), newest).in_scope(scene.scope)
 
-        def key_of(thread: ThreadKey) -> int | Pool | None:
-            key = made.pools.group_of(thread) if is_of_threads else thread.pid
-            return key if key in sizes else None
+        def keys_of(ids: Ints) -> tuple[Sequence[int | Pool | None], Ints]:
+            if not is_of_threads:
+                own, which = np.unique(ids[:, 0], return_inverse=True)
+                return [pid if pid in sizes else None for pid in own.tolist()], which
+            numbers: dict[tuple[int, ...] | None, int] = {}
+            codes = map(made.pools.code_of.get, lookup_keys(ids))
+            which = np.array([numbers.setdefault(code, len(numbers)) for code in codes], np.int64)
+            groups = (None if code is None else made.pools.groups[code] for code in numbers)
+            return [pool if pool in sizes else None for pool in groups], which
 
-        return convoys(at_once.waits, key_of, sizes, scene.catalog)
+        return convoys(at_once.waits, keys_of, sizes, scene.catalog)
 
 
 def _pinned_thread(view: View) -> ThreadKey | None:

@@ -1,11 +1,16 @@
 """Pools: a process with worker-1 to worker-5, of which 4 wait for one futex, and a main thread."""
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
 from offtop.model.aggregate.filter import Text, of_pool
 from offtop.model.aggregate.folding import UNFOLDED, Folding
 from offtop.model.aggregate.pool import Convoy, Pool, convoys, family, folding, parts, pools
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.snapshot import EXITED, Waiting
 from offtop.model.values.stack import KERNEL, Frame, Stack
+from offtop.model.values.table import Ints
 from offtop.model.windows.stuck import Age
 
 FUTEX_STACK, PIPE_STACK = 10, 11
@@ -29,6 +34,17 @@ def waits_at(key: ThreadKey, stack: int = FUTEX_STACK, address: int = 0) -> Wait
     if not address:
         return Waiting(site, 1, 1)
     return Waiting(site, 1, 1, call=CALL, arguments=(address, 0, 0, 0, 0, 0))
+
+
+def each(
+    key_of: Callable[[ThreadKey], Pool | int | None],
+) -> Callable[[Ints], tuple[Sequence[Pool | int | None], Ints]]:
+    def keys_of(ids: Ints) -> tuple[Sequence[Pool | int | None], Ints]:
+        keys = [key_of(ThreadKey(pid, tid)) for pid, tid in ids.tolist()]
+        once = [*dict.fromkeys(keys)]
+        return once, np.array([once.index(key) for key in keys], np.int64)
+
+    return keys_of
 
 
 def test_family_is_the_name_without_its_numbers() -> None:
@@ -90,27 +106,27 @@ def test_unfolded_changes_nothing() -> None:
 
 def test_four_of_five_that_wait_for_one_futex_are_a_convoy() -> None:
     waits = [waits_at(key, address=0x1000) for key in WORKERS[:4]] + [waits_at(WORKERS[4], address=0x2000)]
-    found = convoys(waits, lambda key: POOL if key in WORKERS else None, {POOL: 5}, catalog())
+    found = convoys(waits, each(lambda key: POOL if key in WORKERS else None), {POOL: 5}, catalog())
     assert found == {POOL: Convoy(4, 5, 0x1000, SiteKey(*WORKERS[0], FUTEX_STACK, 0))}
 
 
 def test_convoy_without_a_futex_has_the_kernel_function_in_common() -> None:
     waits = [waits_at(key, PIPE_STACK) for key in WORKERS[:3]] + [waits_at(key) for key in WORKERS[3:]]
-    found = convoys(waits, lambda _: 7, {7: 6}, catalog())
+    found = convoys(waits, each(lambda _: 7), {7: 6}, catalog())
     assert (found[7].waiting, found[7].of, found[7].futex, found[7].site.kernel) == (3, 6, 0, PIPE_STACK)
 
 
 def test_two_threads_are_no_convoy_and_preempted_threads_do_not_count() -> None:
     names = catalog()
-    assert convoys([waits_at(key) for key in WORKERS[:2]], lambda _: 7, {7: 5}, names) == {}
+    assert convoys([waits_at(key) for key in WORKERS[:2]], each(lambda _: 7), {7: 5}, names) == {}
     aside = [waits_at(key)._replace(preempted=True) for key in WORKERS]
-    assert convoys(aside, lambda _: 7, {7: 5}, names) == {}
-    assert convoys([waits_at(key) for key in WORKERS], lambda _: None, {7: 5}, names) == {}
-    assert convoys([], lambda _: 7, {}, names) == {}
+    assert convoys(aside, each(lambda _: 7), {7: 5}, names) == {}
+    assert convoys([waits_at(key) for key in WORKERS], each(lambda _: None), {7: 5}, names) == {}
+    assert convoys([], each(lambda _: 7), {}, names) == {}
 
 
 def test_stacks_that_end_in_the_same_function_are_one_convoy_of_the_first_thread() -> None:
     names = catalog()
     names.stacks[12] = Stack((Frame(KERNEL, 0, "anon_pipe_read"), Frame(KERNEL, 0, "vfs_read")), category="pipe")
     waits = [waits_at(WORKERS[0], 12), waits_at(WORKERS[1], PIPE_STACK), waits_at(WORKERS[2], PIPE_STACK)]
-    assert convoys(waits, lambda _: 7, {7: 3}, names) == {7: Convoy(3, 3, 0, SiteKey(*WORKERS[0], 12, 0))}
+    assert convoys(waits, each(lambda _: 7), {7: 3}, names) == {7: Convoy(3, 3, 0, SiteKey(*WORKERS[0], 12, 0))}
