@@ -7,7 +7,7 @@ threshold. The detector runs in the thread that reads ticks.
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +20,8 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier, Outliers
 from offtop.model.values.snapshot import Bound, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, PLACELESS
-from offtop.model.values.table import SITES, integers
-from offtop.model.values.waits import changed
+from offtop.model.values.table import SITES, distinct, integers
+from offtop.model.values.waits import KERNEL, WaitList, changed
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.model.values.wake import RESERVED as RESERVED_WAKES
 from offtop.model.windows.breakdown import FILTERED, RUN_QUEUE, SHORT, SLEEP, THROTTLE, Idle, Part, total
@@ -214,9 +214,8 @@ class OutlierDetector:
         catalog, at_ns = snapshot.catalog, snapshot.at_ns
         if not before:
             self._due.clear()
-        for one in changed(snapshot.waiting, before):
-            if one.site.kernel >= FIRST_STACK:
-                self._schedule(one, self._threshold_ns(*_program_and_category(one, catalog)))
+        for one, threshold_ns in self._watched(WaitList.of(changed(snapshot.waiting, before)), catalog):
+            self._schedule(one, threshold_ns)
         reported = {one.identity for one in snapshot.long_waits}
         found: dict[_Identity, LongWait] = {}
         while self._due and self._due[0][0] <= at_ns:
@@ -226,7 +225,11 @@ class OutlierDetector:
                 continue
             began_ns = _began_ns(one)
             later = [
-                ns for ns in self._every_threshold_ns(*_program_and_category(one, catalog)) if ns >= at_ns - began_ns
+                ns
+                for ns in self._every_threshold_ns(
+                    catalog.process(pid), _category_of(one.site.kernel, one.is_ready, catalog)
+                )
+                if ns >= at_ns - began_ns
             ]
             self._schedule(one, min(later, default=NEVER_NS))
             ready_ns = at_ns - began_ns if one.is_ready else one.runqueue_ns
@@ -239,8 +242,19 @@ class OutlierDetector:
             self._waiting = {}
         return [*found.values()]
 
+    def _watched(self, waits: WaitList, catalog: Catalog) -> Iterator[tuple[Waiting, int]]:
+        """Return the waits that may become outliers, each with its threshold. Most are of a kind that never is one."""
+        waits = waits.of_rows(waits.rows[:, KERNEL] >= FIRST_STACK)
+        kinds, which = distinct(np.column_stack((waits.rows[:, [0, KERNEL]], waits.is_ready.astype(np.int64))))
+        thresholds_ns = [
+            self._threshold_ns(catalog.process(pid), _category_of(kernel, is_ready != 0, catalog))
+            for pid, kernel, is_ready in kinds.tolist()
+        ]
+        some = np.flatnonzero(np.array([ns != NEVER_NS for ns in thresholds_ns], np.bool_)[which])
+        yield from zip(waits.of_rows(some), map(thresholds_ns.__getitem__, which[some].tolist()), strict=True)
+
     def _schedule(self, one: Waiting, threshold_ns: int) -> None:
-        """Check a wait when it becomes longer than `threshold_ns`."""
+        """Check a wait when it becomes longer than `threshold_ns`; NEVER_NS: it need not be checked."""
         if threshold_ns != NEVER_NS:
             heapq.heappush(
                 self._due, (_began_ns(one) + threshold_ns + 1, one.site.pid, one.site.tid, one.switched_out_ns)
@@ -334,11 +348,10 @@ def _value_ns(one: LongWait, category: str, at_ns: int) -> int:
     return one.length_ns(at_ns) - (one.runqueue_ns if category != THROTTLE else 0)
 
 
-def _program_and_category(one: Waiting, catalog: Catalog) -> tuple[str, str]:
-    """Return the program and category of a wait in progress."""
-    category = catalog.stack(one.site.kernel).category
-    is_ready = one.is_ready and category != THROTTLE
-    return catalog.process(one.site.pid), RUN_QUEUE if is_ready else category
+def _category_of(kernel: int, is_ready: bool, catalog: Catalog) -> str:
+    """Return the category of a wait in progress; `is_ready`: as Waiting.is_ready."""
+    category = catalog.stack(kernel).category
+    return RUN_QUEUE if is_ready and category != THROTTLE else category
 
 
 def _began_ns(one: Waiting) -> int:
