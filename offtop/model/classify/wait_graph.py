@@ -8,7 +8,7 @@ graph is one on the machine.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
-from offtop.model.values.table import RUNNING_NS, THREADS, Ints, table_of, thread_codes
+from offtop.model.values.table import RUNNING_NS, THREADS, Ints, integers, table_of, thread_codes
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Shares
@@ -308,8 +308,10 @@ class _Builder:
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     def graph(self) -> WaitGraph:
-        kernels, wakes = self._waits.rows[:, KERNEL].tolist(), self._waits.rows[:, WAKE].tolist()
-        held = [(row, self._blockers(row, key, kernels[row], wakes[row])) for row, key in enumerate(self._keys)]
+        held = [
+            (row, self._blockers(row, self._keys[row], kernel, wake))
+            for row, kernel, wake in self._rows_that_may_have_edges()
+        ]
         for row, some in held:
             for one in some:
                 of_process = self._oldest_behind.get(one.pid, 0)
@@ -320,6 +322,15 @@ class _Builder:
         waiting = np.zeros(len(self._nodes))
         waiting[: len(self._waiting)] = self._waiting
         return WaitGraph(self._nodes, self._edges, waiting)
+
+    def _rows_that_may_have_edges(self) -> Iterable[tuple[int, int, int]]:
+        """Return row, kernel stack and wake of all waits but those for which `_blockers` knows nobody."""
+        rows = self._waits.rows
+        known = integers([*{*self._snapshot.blockers, *self._waits.holders}], 2)
+        may = np.isin(thread_codes(rows), thread_codes(known)) | (rows[:, WAKE] != 0)
+        may |= np.isin(rows[:, 0], [*self._sessions.waiting]) | np.isin(rows[:, KERNEL], [*self._awaits_lookup])
+        some = np.flatnonzero(may)
+        return zip(some.tolist(), rows[some, KERNEL].tolist(), rows[some, WAKE].tolist(), strict=True)
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
