@@ -211,7 +211,7 @@ class LiveSource(LiveFeed):
         settings = Settings(self._requested, helper_pids, depth, lowest_ns, min_ns, self._budget.stacks_ns)
         change = parts.config.apply(settings)
         if is_changed:
-            parts.drain.with_wakers = mode != OFFCPU
+            parts.scanned_waits.with_wakers = mode != OFFCPU
             if mode == OFFCPU:
                 self._program.attach_waking(False)
             self._watch_cost()

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from offtop.errors import KernelError
-from offtop.kernel.accounting.drain import FOR_SOMETHING_ELSE
 from offtop.kernel.bpf import cache, program
 from offtop.kernel.live import LiveSource
 from offtop.kernel.resolve import wakes
+from offtop.kernel.resolve.sites import FOR_SOMETHING_ELSE
 from offtop.model.classify import wakers
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import EXITED, OUTSIDE, Filters, SiteTotals

@@ -1,17 +1,16 @@
-"""Drains the BPF maps and task scans of one tick, and resolves raw ids, for the ledger."""
+"""Drains the BPF maps and task scans of one tick for the ledger."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from operator import ne
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from offtop.kernel.accounting.exit_records import Exits, is_mixed, merge_mixed, read_exits, runtime_of, without_sites
+from offtop.kernel.accounting.scanned_waits import ScannedWaits
 from offtop.kernel.accounting.tick_records import (
-    NOT_SCANNED,
     SAMPLE_ROW,
     NewThread,
     OffCpuTasks,
@@ -23,116 +22,19 @@ from offtop.kernel.accounting.tick_records import (
 from offtop.kernel.bpf import layout, libbpf
 from offtop.kernel.bpf.layout import Thinning, ThreadRecord
 from offtop.kernel.bpf.program import Program
-from offtop.kernel.bpf.scan_rows import (
-    RUNS_ROW,
-    SITE_KEY_ROW,
-    Rows,
-    Scan,
-    calls_of,
-    ids_of,
-    is_32_bit_program,
-    kinds_of,
-    scan_of,
-)
-from offtop.kernel.procfs import syscalls
+from offtop.kernel.bpf.scan_rows import RUNS_ROW, SITE_KEY_ROW, Rows, ids_of, scan_of
 from offtop.kernel.procfs.processes import DetailsWorker
+from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.wakes import Wakes
-from offtop.kernel.symbols.kallsyms import HIDDEN
-from offtop.kernel.unwind.user_stacks import UserStacks
 from offtop.model.values import histogram as log2
-from offtop.model.values.catalog import CALL_32_BIT, UNKNOWN, Catalog, SiteKey, ThreadKey
-from offtop.model.values.snapshot import OUTSIDE, UNNAMED, UNNAMED_NAME, Bound, Holder
-from offtop.model.values.table import (
-    SITES,
-    THREADS,
-    Ints,
-    Mask,
-    distinct,
-    integers,
-    lookup_keys,
-    positions_of,
-    thread_codes,
-)
-from offtop.model.values.waits import (
-    ARGUMENTS,
-    BOUND,
-    CALL,
-    FIELDS,
-    FROM_NS,
-    KERNEL,
-    READ_USER,
-    SINCE_NS,
-    STATE,
-    SWITCHED_OUT_NS,
-    WAKE,
-    WaitList,
-)
+from offtop.model.values.catalog import UNKNOWN, Catalog, ThreadKey
+from offtop.model.values.snapshot import UNNAMED, UNNAMED_NAME
+from offtop.model.values.table import SITES, THREADS, Ints, Mask, integers, lookup_keys, positions_of, thread_codes
 from offtop.model.values.wake import Storm
 from offtop.model.values.within import NO_CALLS, Calls
 
-FOR_SOMETHING_ELSE = frozenset({"stopped", "page-fault", "swap", "reclaim", "throttle", "kernel-lock", "run-queue"})
-"""Categories of waits that any system call may run into, whatever it waits for otherwise."""
 _ZERO = bytes(4)
-_SUMMED = (
-    *("waits", "offcpu_ns", "runqueue_ns", "preempted_ns", "involuntary", "short_waits", "short_ns"),
-    *("short_runqueue_ns", "filtered_waits", "filtered_ns", "filtered_runqueue_ns", "lost_waits", "lost_ns"),
-    "lost_runqueue_ns",
-)
-"""Fields of a ThreadRecord that two records of one thread add up."""
-_Exit = tuple[int, ThreadKey, bytes, int, ThreadRecord]
-"""Exit time, key, raw name, start time and record of an exited thread."""
-
-
-class Sites:
-    """Sites of records, resolved from raw ids."""
-
-    def __init__(self, stacks: Stacks, wakes: Wakes, catalog: Catalog) -> None:
-        self._stacks, self._wakes, self._catalog = stacks, wakes, catalog
-
-    def site(self, pid: int, tid: int, kernel: int, user: int, wake: int) -> SiteKey:
-        site = self._stacks.site(pid, tid, kernel, user)
-        return self._with_wake(site, wake) if wake else site
-
-    def every(self, raw: NDArray[np.uint64]) -> Ints:
-        """Resolve many raw keys at once: rows of pid, tid, kernel stack, user stack and wake."""
-        sites = self._stacks.sites(raw)
-        at = np.flatnonzero(raw[:, WAKE])
-        if not len(at):
-            return sites
-        wakes, of_wakes = np.unique(raw[at, WAKE], return_inverse=True)
-        # What a thread waits on depends on its process only; who woke it may be part of a loop that it closes.
-        is_of_process = (raw[at, WAKE] < layout.FIRST_ID) | (raw[at, WAKE] >= layout.OBJECT_ID_BIT)
-        rows = np.empty((len(at), 4), np.int64)
-        rows[:, 0], rows[:, 1], rows[:, 3] = of_wakes, sites[at, 0], self.are_on_object(sites[at, KERNEL])
-        rows[:, 2] = np.where(is_of_process, sites[at, 0], sites[at, 1])
-        kinds, which = distinct(rows)
-        found = [self._wakes.id_of(int(wakes[one]), pid, tid, bool(is_on)) for one, pid, tid, is_on in kinds.tolist()]
-        sites[at, WAKE] = np.array(found, np.int64)[which]
-        return sites
-
-    def are_on_object(self, kernels: Ints) -> Mask:
-        """Return which waits at these stacks (catalog ids) are on what their system call names."""
-        distinct_ones, which = np.unique(kernels, return_inverse=True)
-        return np.array([self.is_on_object(one) for one in distinct_ones.tolist()], np.bool_)[which]
-
-    def is_on_object(self, kernel: int) -> bool:
-        """Return whether a wait at this stack (catalog id) is on what its system call names."""
-        stack = self._catalog.stack(kernel)
-        return stack.category not in FOR_SOMETHING_ELSE and HIDDEN not in stack.frames[:1]
-
-    def _with_wake(self, site: SiteKey, raw: int) -> SiteKey:
-        pid, tid, kernel, user, _ = site
-        return SiteKey(pid, tid, kernel, user, self._wakes.id_of(raw, pid, tid, self.is_on_object(kernel)))
-
-
-class Exits(NamedTuple):
-    """The threads that exited."""
-
-    records: ThreadRecords
-    ran: RuntimeSamples
-    ends_ns: dict[ThreadKey, int]
-    """When each of them exited; without those whose tid is in use again."""
 
 
 class Drain:
@@ -149,18 +51,13 @@ class Drain:
         wakes: Wakes,
         sites: Sites,
         details: DetailsWorker,
-        user_stacks: UserStacks | None,
+        scanned: ScannedWaits,
         begin: Callable[[Ints, Ints], None],
     ) -> None:
-        """`user_stacks` reads the user stacks of waits in progress; None if they are off.
-
-        `begin` is called with the ids (pid, tid) of threads and their start times.
-        """
+        """`begin` is called with the ids (pid, tid) of threads and their start times."""
         self._maps, self._scan_links = program.maps, program.scan_links
         self._catalog, self._stacks, self._wakes, self._sites, self._details = catalog, stacks, wakes, sites, details
-        self._user_stacks, self._begin = user_stacks, begin
-        self.with_wakers = False
-        """True to name wait objects as finished waits with wakers do."""
+        self._scanned, self._begin = scanned, begin
         self.renamed: list[ThreadKey] = []
         """Main threads whose name has changed; the caller clears the list."""
         self._buffer = self._flipped_ns = 0
@@ -196,7 +93,7 @@ class Drain:
         new = scan.tasks[scan.tasks["state"] & layout.TASK_NEW != 0]
         self._begin(ids_of(new), new["start_ns"])
         changes = layout.SCANNED_RUNNABLE | layout.SCANNED_STACK | layout.SCANNED_HOLDER
-        return self._off_cpu(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
+        return self._scanned.of(scan, np.flatnonzero(scan.tasks["flags"] & changes), clock_offset_ns)
 
     def flip(self) -> tuple[int, int, int]:
         """Switch the BPF programs to the other buffer, and wait until none writes the old one.
@@ -252,11 +149,11 @@ class Drain:
         are the records from the scan. If one of them has the same tid, the exit is not in `ends_ns`: the tid is in use
         again, possibly by a thread that called exec() and took over its main thread's tid.
         """
-        found = _merge_mixed(_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
+        found = merge_mixed(read_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
         self._flipped_ns = at_ns
         newer = self._maps[f"exited_{1 - buffer}"]
         exited_later = {
-            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in _exits(newer.read())
+            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in read_exits(newer.read())
         }
         named = set[ThreadKey]()
         if found or exited_later:
@@ -275,18 +172,18 @@ class Drain:
 
         for _, key, comm, start_ns, record in found:
             # If it exited after the task scan, the older buffer has its CPU time up to then, the newer one its total.
-            run = _ran(key, record, start_ns)._replace(
+            run = runtime_of(key, record, start_ns)._replace(
                 at_ns=0, ended=not record.exec_at_ns, tid_acquired_ns=record.tid_acquired_ns
             )
             add(key, comm, record, run)
         for (end_ns, key), (comm, start_ns, record) in exited_later.items():
             *_, last = exited_later.get((end_ns + 1, key), (None,))
-            if not record.is_previous or (last and _is_mixed(last, at_ns)):
+            if not record.is_previous or (last and is_mixed(last, at_ns)):
                 continue
             newer.delete(layout.EXITED_KEY.pack(end_ns, *key))
             if last and last.waits and last.first_switched_out_ns < at_ns:  # it was off CPU at the switch
                 record = record._replace(switched_out_ns=last.first_switched_out_ns)
-            add(key, comm, record, _ran(key, record, start_ns))
+            add(key, comm, record, runtime_of(key, record, start_ns))
         alive = set(map(THREADS.key, threads.ids.tolist() if found else ()))
         ends_ns = {key: end_ns for end_ns, key, *_ in found if key not in alive}
         return Exits(ThreadRecords.of(records), RuntimeSamples.of(ended), ends_ns)
@@ -301,7 +198,7 @@ class Drain:
         maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["exited_sums"].lookup(key) or b""
         per_cpu = [ThreadRecord._make(fields) for fields in layout.THREAD.iter_unpack(raw)]
-        rest = [_without_sites(one) for one in per_cpu if one.state]
+        rest = [without_sites(one) for one in per_cpu if one.state]
         if rest:
             maps["exited_sums"].update(key, bytes(len(raw)))
             self._catalog.comms[UNNAMED] = self._catalog.processes[UNNAMED.pid] = UNNAMED_NAME
@@ -382,81 +279,6 @@ class Drain:
         samples["at_ns"], samples["off_ns"] = at_ns, off_ns
         ran.append(RuntimeSamples(samples[exec_ns != 0]))
 
-    def _off_cpu(self, scan: Scan, which: Ints, clock_offset_ns: int) -> OffCpuTasks:
-        """Return those tasks of a scan with what is known of their waits."""
-        tasks = scan.tasks[which]
-        rows = np.zeros((len(tasks), FIELDS), np.int64)
-        rows[:, :2], rows[:, KERNEL], rows[:, CALL] = ids_of(tasks), NOT_SCANNED, -1
-        rows[:, SWITCHED_OUT_NS] = rows[:, FROM_NS] = tasks["switched_out_ns"]
-        rows[:, STATE] = tasks["state"]
-        is_older = tasks["flags"] & layout.SCANNED_BEGAN_EARLIER != 0
-        is_known = is_older & (tasks["arrived_ns"] != 0) & (clock_offset_ns != 0)
-        arrived_ns = np.minimum(tasks["arrived_ns"] + clock_offset_ns, tasks["switched_out_ns"])
-        rows[:, SINCE_NS] = np.where(is_known, arrived_ns, 0)
-        rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
-        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan.stacks)
-        is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
-        queued_ns = np.where(is_queued, tasks["queued_ns"] + clock_offset_ns, 0)
-        held = tasks[tasks["holder_tid"] != 0]
-        pairs = zip(held["holder_pid"].tolist(), held["holder_tid"].tolist(), strict=True)
-        holders = dict(zip(map(THREADS.key, ids_of(held).tolist()), map(self._holder, pairs), strict=True))
-        runnable = tasks["flags"] & layout.SCANNED_RUNNABLE != 0
-        return OffCpuTasks(WaitList(rows, holders), runnable, queued_ns, tasks["tid_acquired_ns"])
-
-    def _fill_stacks(self, rows: Ints, at: Ints, stacks: Rows) -> None:
-        """Fill in what a scan says of the waits at these positions, and note them for unwinding their user stacks."""
-        if not len(at):
-            return
-        registers = stacks["registers"]
-        kernel = self._stacks.scanned(stacks)
-        calls, has_arguments = self._calls(registers)
-        rows[at, KERNEL], rows[at, WAKE] = kernel, self._wakes_of(rows[at], kernel, stacks["object"])
-        rows[at, CALL] = np.where(has_arguments | (calls < 0), calls, -2 - calls)
-        rows[at[has_arguments], ARGUMENTS:READ_USER] = registers["arguments"][has_arguments].view(np.int64)
-        if self._user_stacks:
-            own = rows[at, 0] != OUTSIDE
-            self._user_stacks.note_waits(rows[at[own]], registers[own])
-
-    def _wakes_of(self, waits: Ints, kernel: Ints, objects: NDArray[np.uint64]) -> Ints:
-        """Return the catalog ids of what waits in progress at these kernel stacks are on."""
-        found = np.full(len(waits), layout.NO_WAKE)
-        at = np.flatnonzero(objects.any(axis=1) & (waits[:, STATE] & layout.RUNNING == 0))
-        if not len(at):
-            return found
-        is_on_object = self._sites.are_on_object(kernel[at])
-        objects, pids = objects[at], waits[at, 0]
-        ones, which = kinds_of((objects, np.column_stack((pids, is_on_object))))
-        wakes: list[int] = []
-        for words, pid, is_on in zip(objects[ones], pids[ones].tolist(), is_on_object[ones].tolist(), strict=True):
-            record = layout.object_of(words.tobytes())
-            has_kind = record.kind != 0
-            wakes.append(self._wakes.waiting_on(record, pid, self.with_wakers, is_on) if has_kind else layout.NO_WAKE)
-        found[at] = np.array(wakes, np.int64)[which]
-        return found
-
-    def _holder(self, thread: tuple[int, int]) -> Holder:
-        """Return a lock's holder with its name, which is read from /proc if the thread is not counted."""
-        pid, tid = thread
-        comm = self._catalog.comms.get(ThreadKey(pid, tid), "")
-        if not comm:
-            with suppress(OSError):
-                comm = layout.text_of(Path(f"/proc/{pid}/task/{tid}/comm").read_bytes().rstrip(b"\n"))
-        return Holder(pid, tid, comm)
-
-    def _calls(self, registers: Rows) -> tuple[Ints, Mask]:
-        """Return the system calls as the catalog numbers them, -1 if there is none, and which have known arguments."""
-        numbers, is_32_bit = calls_of(registers), is_32_bit_program(registers)
-        has_call, names = numbers >= 0, self._catalog.calls
-        has_arguments = has_call & ~is_32_bit
-        for number in set(numbers[has_arguments].tolist()).difference(names):
-            if name := syscalls.name_of(number):
-                names[number] = name
-        for number in set(numbers[has_call & is_32_bit].tolist()):
-            if number | CALL_32_BIT not in names and (name := syscalls.name_of(number, syscalls.MACHINE_32_BIT)):
-                names[number | CALL_32_BIT] = name
-        calls = np.where(is_32_bit, numbers | CALL_32_BIT, numbers)
-        return np.where(has_call, calls, -1), has_arguments
-
     def _note_name(self, key: ThreadKey, raw: bytes) -> None:
         comm = layout.text_of(raw)
         if self._catalog.comms.get(key) == comm:
@@ -483,77 +305,3 @@ class Drain:
             self._clock_offset_ns = least - (1 << 64) if least >> 63 else least
             self._maps["clock_offset"].update(_ZERO, least.to_bytes(8, "little"))
         return self._clock_offset_ns
-
-
-def _is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
-    """Return whether a thread's newer buffer has waits of the tick before.
-
-    The thread exited after the switch of buffers at `flipped_ns`. The task scan came after the thread was unhashed, and
-    the thread got no CPU to exit until two ticks later. The sites of that tick are held back until a record arrives. So
-    both buffers must come in one tick, or those sites would be counted without their waits.
-    """
-    return last.waits > 0 and last.first_switched_out_ns + last.first_off_ns < flipped_ns
-
-
-def _merge_mixed(ended: list[_Exit], flipped_ns: int) -> list[_Exit]:
-    """Merge the records of both buffers of a thread if the newer one is mixed."""
-    by_end = {one[:2]: one for one in ended}
-    for end_ns, key, comm, start_ns, last in ended:
-        older = by_end.get((end_ns - 1, key))
-        if older and older[-1].is_previous and _is_mixed(last, flipped_ns):
-            del by_end[end_ns - 1, key]
-            by_end[end_ns, key] = end_ns, key, comm, start_ns, _merge(older[-1], last)
-    return [*by_end.values()]
-
-
-def _merge(one: ThreadRecord, last: ThreadRecord) -> ThreadRecord:
-    """Merge two records; the result starts and ends as `last` does."""
-    lanes = np.frombuffer(one.histogram, np.int64) + np.frombuffer(last.histogram, np.int64)
-    summed = {name: getattr(one, name) + getattr(last, name) for name in _SUMMED}
-    return last._replace(**summed, max_ns=max(one.max_ns, last.max_ns), histogram=lanes.tobytes())
-
-
-def _exits(
-    parts: Iterable[tuple[memoryview, memoryview]],
-) -> list[_Exit]:
-    """Parse exit records, ordered by exit time."""
-    found: list[_Exit] = []
-    for keys, values in parts:
-        for (at_ns, pid, tid), (comm, start_ns, thread) in zip(
-            layout.EXITED_KEY.iter_unpack(keys), layout.EXITED.iter_unpack(values), strict=True
-        ):
-            record = ThreadRecord._make(layout.THREAD.unpack(thread))
-            found.append((at_ns, ThreadKey(pid, tid), comm, start_ns, record))
-    return sorted(found)
-
-
-def _without_sites(r: ThreadRecord) -> ThreadRecord:
-    """Reduce a record to its waits without a site.
-
-    These were short, filtered, or there was no room for their site.
-    """
-    waits = r.short_waits + r.filtered_waits + r.lost_waits
-    offcpu_ns = r.short_ns + r.filtered_ns + r.lost_ns
-    runqueue_ns = r.short_runqueue_ns + r.filtered_runqueue_ns + r.lost_runqueue_ns
-    lanes = np.frombuffer(r.histogram, np.int64)
-    # Short waits are the shortest; of the rest take the longest, which are those that --max leaves out.
-    short = np.diff(np.minimum(np.cumsum(lanes), r.short_waits), prepend=0)
-    others = np.diff(np.minimum(np.cumsum((lanes - short)[::-1]), waits - r.short_waits), prepend=0)[::-1]
-    return r._replace(
-        waits=waits,
-        offcpu_ns=offcpu_ns,
-        runqueue_ns=runqueue_ns,
-        preempted_ns=min(r.preempted_ns, runqueue_ns),  # the share at the sites is unknown
-        involuntary=min(r.involuntary, waits),
-        max_ns=min(r.max_ns, offcpu_ns),
-        switched_out_ns=0,
-        first_kind=0,
-        first_switched_out_ns=0,
-        first_off_ns=0,
-        first_runqueue_ns=0,
-        histogram=(short + others).tobytes(),
-    )
-
-
-def _ran(key: ThreadKey, record: ThreadRecord, start_ns: int) -> RuntimeSample:
-    return RuntimeSample(key, record.exec_ns, start_ns, record.exec_at_ns, record.exec_off_ns)

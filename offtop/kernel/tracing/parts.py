@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offtop.errors import OfftopError
-from offtop.kernel.accounting.drain import Drain, Sites
+from offtop.kernel.accounting.drain import Drain
 from offtop.kernel.accounting.ledger import Ledger
 from offtop.kernel.accounting.outlier_events import OutlierEvents
+from offtop.kernel.accounting.scanned_waits import ScannedWaits
 from offtop.kernel.binary.debuginfod import DebugFiles
 from offtop.kernel.binary.files import Files
 from offtop.kernel.bpf.cost import CostMeter
@@ -20,6 +21,7 @@ from offtop.kernel.procfs.processes import DetailsWorker
 from offtop.kernel.resolve.blockers import BlockersWorker
 from offtop.kernel.resolve.peers import PeersWorker
 from offtop.kernel.resolve.quotas import Quotas
+from offtop.kernel.resolve.sites import Sites
 from offtop.kernel.resolve.stacks import Stacks
 from offtop.kernel.resolve.titles import TitlesWorker
 from offtop.kernel.resolve.user_frames import UserFrames
@@ -100,9 +102,11 @@ class Parts:
         now_ns = time.monotonic_ns()
         sites = Sites(self.stacks, self.wakes, self.catalog)
         self.ledger = Ledger(now_ns, sites.every, self.catalog, _is_alive)
-        scanned = self.user_stacks if unwind.way != "off" else None
+        user_stacks = self.user_stacks if unwind.way != "off" else None
+        self.scanned_waits = ScannedWaits(self.catalog, self.stacks, self.wakes, sites, user_stacks)
         self.drain = Drain(
-            program, self.catalog, self.stacks, self.wakes, sites, self.details, scanned, self.ledger.begin_all
+            *(program, self.catalog, self.stacks, self.wakes, sites, self.details),
+            *(self.scanned_waits, self.ledger.begin_all),
         )
         self.outlier_events: OutlierEvents | None = None
         """None if this kernel has no ring buffer."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offtop.kernel.accounting.drain import Drain
+from offtop.kernel.accounting.scanned_waits import calls_in
 from offtop.kernel.bpf.scan_rows import REGISTERS_ROW
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.model.values.calls import call_text
@@ -64,20 +64,18 @@ def test_an_unknown_call_keeps_its_number() -> None:
 
 
 def test_only_calls_with_a_name_are_kept() -> None:
-    drain, native, low = Drain.__new__(Drain), 1 << 46, 1 << 30
-    drain._catalog = Catalog()  # pyright: ignore[reportPrivateUsage]
+    catalog, native, low = Catalog(), 1 << 46, 1 << 30
     numbers = [*range(3_000), (1 << 29) - 1]
     registers = np.zeros(len(numbers), REGISTERS_ROW)
     registers["call"], registers["ip"] = numbers, 1 << 20
     for sp, flag in ((native, 0), (low, CALL_32_BIT)):
         registers["sp"] = sp
-        calls, has_arguments = drain._calls(registers)  # pyright: ignore[reportPrivateUsage]
+        calls, has_arguments = calls_in(registers, catalog)
         assert calls.tolist() == [number | flag for number in numbers]
         assert has_arguments.all() == (flag == 0)
-    names = drain._catalog.calls  # pyright: ignore[reportPrivateUsage]
-    assert 600 < len(names) < 1_200
-    assert not any(name.startswith("syscall ") for name in names.values())
-    assert drain._catalog.call(2_999) == drain._catalog.call(CALL_32_BIT | 2_999) == "syscall 2999"  # pyright: ignore[reportPrivateUsage]
+    assert 600 < len(catalog.calls) < 1_200
+    assert not any(name.startswith("syscall ") for name in catalog.calls.values())
+    assert catalog.call(2_999) == catalog.call(CALL_32_BIT | 2_999) == "syscall 2999"
 
 
 def test_names_match_this_machines_header() -> None:
