@@ -23,8 +23,6 @@ from offtop.model.values.wake import OFFCPU, WAKEUP
 from offtop.model.windows.breakdown import RUN_QUEUE, Shares
 from offtop.printable import printable
 
-PER = ("thread", "category")
-"""What lines may be split by, besides the thread name."""
 _DELIMITER = Step("-", False)
 _LOW = (1 << 32) - 1
 
@@ -35,7 +33,7 @@ class Style(NamedTuple):
     delimiter: bool = False
     """Put `-` between user and kernel functions."""
     per: frozenset[str] = frozenset()
-    """Elements of PER."""
+    """What lines are split by, besides the thread name: "thread", "category"."""
 
     def line(self, mode: str, category: str, comm: str, tid: int, path: Path) -> str:
         """`comm` and `tid` are those of the waiting thread."""

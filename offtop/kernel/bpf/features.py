@@ -66,8 +66,6 @@ class Features:
     Before, it stays in the run queue."""
     ring_buffer: bool
     """Programs at sched_switch may write to a ring buffer (switch_maps.py)."""
-    user_registers: bool
-    """bpf_task_pt_regs can be called."""
     registers: Mapping[str, int]
     """Offsets in pt_regs, by their names in bpf/offcpu.c; empty if unknown."""
     fs_base: int | None
@@ -177,7 +175,6 @@ def detect(types: KernelTypes) -> Features:
         task_storage=safe_map_kinds.task_storage,
         throttle_work=types.offset("task_struct", "sched_throttle_work") is not None,
         ring_buffer=safe_map_kinds.ring_buffer,
-        user_registers=types.has_function("bpf_task_pt_regs"),
         registers=_registers(types) if types.has_function("bpf_task_pt_regs") else {},
         fs_base=None if thread is None or fs_base is None else thread + fs_base,
         own_id=_own_id(types) if fs_base is None else {},

@@ -43,11 +43,6 @@ class Icicle(NamedTuple):
     """Outermost ancestors of the zoomed box for which there is no row."""
 
 
-def existing(root: Node, path: Path) -> Path:
-    """Return the longest prefix of `path` that is in the tree."""
-    return path[: len(_nodes_along(root, path)) - 1]
-
-
 def _nodes_along(root: Node, path: Path) -> list[Node]:
     """Return the root and the nodes of `path`, as far as they exist."""
     nodes = [root]

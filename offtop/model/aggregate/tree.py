@@ -244,9 +244,6 @@ class Nameless(NamedTuple):
     """The part compiled at run time."""
 
 
-NO_NAMELESS = Nameless()
-
-
 def nameless(
     places: Mapping[tuple[int, ...], Added], counts_of: Callable[[tuple[int, ...]], NamelessCounts]
 ) -> Nameless:

@@ -453,13 +453,8 @@ def top_of_threads(every: Shares, scope: Scope, keys: Collection[ThreadKey]) -> 
     return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
 
 
-def top_of_processes(one: Breakdown, scope: Scope, pids: Collection[int]) -> dict[int, SiteKey]:
-    """Return for each of these processes the site in `scope` with most of its time."""
-    return top_of_groups(one, scope, {pid: pid for pid in pids})
-
-
 def top_of_groups(one: Breakdown, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:
-    """Return for each group of processes the site at which one of them spent most time."""
+    """Return for each group of processes, by pid, the site in `scope` at which one of them spent most time."""
     longest: dict[G, tuple[int, SiteKey]] = {}
     for leaf, by_pid in one.tops.items():
         if scope.holds(leaf):

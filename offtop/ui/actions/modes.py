@@ -32,10 +32,6 @@ class Modes:
         self._lock = Lock()
         self._thread: Thread | None = None
 
-    @property
-    def is_requesting(self) -> bool:
-        return self._thread is not None
-
     def show(self, mode: str) -> None:
         """Show the current selection in `mode`."""
         display = self._display

@@ -28,7 +28,7 @@ from offtop.model.windows.breakdown import (
     by_thread,
     merged,
     shares,
-    top_of_processes,
+    top_of_groups,
     top_of_threads,
     total,
 )
@@ -233,8 +233,8 @@ def test_place_of_a_process_is_where_its_threads_wait_most_together() -> None:
         SiteKey(11, 3, lock, NO_STACK): SiteTotals(0, 500),
     }
     made = break_down(Window(0, 0, 1000, sites=sites, catalog=BOOK), Idle())
-    assert top_of_processes(made, Scope(), {11, 12}) == {11: SiteKey(11, 3, lock, 22)}
-    assert top_of_processes(made, Scope("other"), {11}) == {11: SiteKey(11, 1, pipe, 20)}
+    assert top_of_groups(made, Scope(), {11: "a", 12: "b"}) == {"a": SiteKey(11, 3, lock, 22)}
+    assert top_of_groups(made, Scope("other"), {11: "a"}) == {"a": SiteKey(11, 1, pipe, 20)}
     window = Window(0, 0, 1000, sites=sites, catalog=BOOK)
     both = {ThreadKey(11, 1), ThreadKey(11, 3)}
     assert top_of_threads(shares(window, Idle()), Scope(), both) == {
