@@ -1,6 +1,6 @@
 """Check user stacks that the BPF programs unwind by rules, against copies of the same stacks.
 
-With VERIFY (bpf/userstack.c), the BPF programs send a copy of the stack with some of their unwinds. Here the copy is
+With VERIFY (bpf/unwind.c), the BPF programs send a copy of the stack with some of their unwinds. Here the copy is
 unwound again from its leaf, with all registers and with rules read anew from the binaries.
 """
 

@@ -411,7 +411,7 @@ struct space {
 	u32 id;
 };
 
-/* How to find the frames of CPython (userstack.c): offsets in its structs, for the version that a process runs. */
+/* How to find the frames of CPython (python.c): offsets in its structs, for the version that a process runs. */
 struct python {
 	u64 interpreters;  /* address of the pointer to the first interpreter */
 	u64 code_mask;     /* of the word that holds a frame's code object */

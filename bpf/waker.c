@@ -35,7 +35,7 @@ BPF_PERCPU_ARRAY(burst_of_cpu, struct burst, 1);
 
 /*
  * A wakeup being recorded. Too large for the BPF stack, and in memory because the verifier tracks no values there
- * (userstack.c). Wakeups hold a lock with interrupts off, so an entry is not used twice at once.
+ * (unwind.c). Wakeups hold a lock with interrupts off, so an entry is not used twice at once.
  */
 struct waking {
 	struct wake wake;

@@ -369,13 +369,13 @@ def load_typed(lib: Any, module: Any, function: str, type_id: int, bpf_syscall: 
 
 
 def inline_includes(source: Path) -> str:
-    """Source text of the program, with each included .c file in place of its #include.
+    """Source text of the program, with each included .c file in place of its #include; these may include others.
 
     This is because bcc rewrites map calls only in the main file.
     """
 
     def inlined(line: re.Match[str]) -> str:
-        return f'#line 1 "{line[1]}"\n{(source.parent / line[1]).read_text()}'
+        return f'#line 1 "{line[1]}"\n{inline_includes(source.parent / line[1])}'
 
     return re.sub(r'^#include "(\w+\.c)"$', inlined, source.read_text(), flags=re.MULTILINE)
 

@@ -1,6 +1,6 @@
 """Python frames: their names, and their position in the native stack.
 
-When BPF unwinds a thread's stack, it also reads the thread's Python frames (bpf/userstack.c), as addresses of code
+When BPF unwinds a thread's stack, it also reads the thread's Python frames (bpf/python.c), as addresses of code
 objects. Their names are read from the process when they are first seen, and checked every 10 s, because another code
 object may be at the same address by then. In the native stack, each call of the interpreter
 (`_PyEval_EvalFrameDefault`) is replaced by the Python functions that ran in it. All other frames stay, including those
@@ -322,7 +322,7 @@ def _insert_calls(
 
 
 def _frames_of(memory: Memory, known: Layout, runtime: int, thread: int) -> Iterable[int]:
-    """Find a thread's Python frames, like read_python_frames() in bpf/userstack.c."""
+    """Find a thread's Python frames, like read_python_frames() in bpf/python.c."""
     interpreter, state, frame = _word(memory, runtime + known.interpreters), 0, 0
     for _ in range(_MOST_THREADS):
         if frame or not interpreter:
