@@ -29,7 +29,7 @@ def fd_directory(pid: int) -> Generator[int]:
 def open_in(pid: int, wanted: Callable[[str], bool]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Yield a process's wanted open files as (link, descriptor), in parts.
 
-    Each part comes with the number of files that were looked at for it.
+    Each part comes with the number of files that were read for it.
     """
     with suppress(OSError), fd_directory(pid) as directory:
         with os.scandir(directory) as entries:

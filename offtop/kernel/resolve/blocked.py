@@ -1,4 +1,4 @@
-"""Waits in progress for which somebody else must act, as the finders of blockers get them."""
+"""Waits in progress that only another thread or process can end: the input of the finders of blockers."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +17,7 @@ from offtop.units import NS_PER_S
 
 FUTEX, FLOCK, FCNTL, WAIT4, WAITID = "futex", "flock", "fcntl", "wait4", "waitid"
 OPENS = ("open", "openat", "openat2", "creat", "truncate", "ftruncate")
-"""Calls that wait until a lease on the file has been given up."""
+"""Calls that wait until the holder of a lease on the file has released it."""
 POLLS = ("epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect6")
 RECEIVES = ("read", "readv", "recvfrom", "recvmsg", "recvmmsg")
 OPERATION = 127
@@ -25,10 +25,10 @@ OPERATION = 127
 WAITS, PI_WAITS = (0, 9), (6, 13)
 """WAIT and WAIT_BITSET; LOCK_PI and LOCK_PI2."""
 AWAITED, WAITERS = 2, 1 << 31
-"""Word of a locked glibc mutex that others wait for; the bit in its place if it is robust."""
+"""Word of a locked glibc mutex with waiters; in a robust mutex, this bit is set instead."""
 _YOUNGEST_NS = NS_PER_S // 20
-"""Minimum age of a wait: a shorter one has ended before anyone could look. Not for a futex, and not for a lease, for
-which a thread waits a few ms at a time."""
+"""Minimum age of a wait: a younger one has most likely ended before its blocker could be read. It does not apply to a
+futex or a lease, for which a thread waits only a few ms at a time."""
 _TRACED = 0x8
 """State of a thread (include/linux/sched.h)."""
 _MOST, _MOST_POLLS = 2048, 512
@@ -41,21 +41,21 @@ class Blocked(NamedTuple):
 
     key: ThreadKey
     switched_out_ns: int
-    """When it began, which identifies it."""
+    """CLOCK_MONOTONIC of its start. Together with the thread, it identifies the wait."""
     call: str
     """Name of the system call; empty if there is none."""
     arguments: tuple[int, ...] = ()
-    """Six of them, unsigned; empty if unknown."""
+    """Six unsigned numbers; empty if unknown."""
     user: int = NO_STACK
     """Stack id; NO_STACK if it has not been unwound."""
     kernel: int = NO_STACK
     """Stack id."""
     is_traced: bool = False
-    """A debugger has stopped the thread."""
+    """Whether a debugger has stopped the thread."""
 
 
 class StacksIn:
-    """Kernel stacks with a function whose name begins with one of some words. Thread-safe."""
+    """Finds the kernel stacks with a function whose name begins with one of the given words. Thread-safe."""
 
     def __init__(self, catalog: Catalog, words: tuple[str, ...]) -> None:
         self._catalog, self._words = catalog, words
@@ -74,15 +74,15 @@ class StacksIn:
 
 
 class Found(NamedTuple):
-    """Who must act to end a wait."""
+    """The threads and processes that must act to end a wait."""
 
     switched_out_ns: int
     """See Blocked."""
     blockers: tuple[Blocker, ...]
     futexes: range = range(0)
-    """The thread's later waits are for the same if they are for a futex at one of these addresses."""
+    """A later wait of the thread has the same blockers if it is for a futex at one of these addresses."""
     arguments: tuple[int, ...] = ()
-    """The same if they are in a call with these first arguments: the kernel may have woken the thread meanwhile."""
+    """Or if it is in a call with these first arguments: the kernel may have woken the thread meanwhile."""
 
 
 def blocked(
@@ -93,7 +93,7 @@ def blocked(
     in_fuse: StacksIn,
     in_tcp: StacksIn,
 ) -> tuple[list[Blocked], int]:
-    """Return the waits for which a finder may find a blocker, and how many there are more.
+    """Return the waits for which a finder may find a blocker, and how many more such waits there are.
 
     `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
     `in_fuse` and `in_tcp`: kernel stacks (ids) that wait for a FUSE server, and for data of a TCP connection. The

@@ -1,9 +1,9 @@
-"""Finds out who must act to end waits in progress, in a worker thread.
+"""Finds the threads and processes that must act to end waits in progress, in a worker thread.
 
 Each tick requests it for all waits in progress, and shows what was found for those that still go on. Everything is read
-from outside: /proc, and the memory of processes. A process that cannot be read in time is skipped. The thread sleeps
-while nobody waits for such a thing. After each round it rests, so that it takes about 5 % of a CPU; more only if a
-round takes more than 0.16 s, because it rests for 3 s at most. If there are too many waits, a round reads the oldest.
+from outside: /proc, and the memory of processes. A process that cannot be read in time is skipped. The worker sleeps
+while there are no such waits. After each round it pauses, so that it takes about 5 % of a CPU; more only if a
+round takes more than 0.16 s, because it pauses for 3 s at most. If there are too many waits, a round reads the oldest.
 """
 
 import time
@@ -33,10 +33,10 @@ from offtop.worker import Rest, Worker
 _PATIENCE_S, _PATIENCE_A_ROUND_S = 0.3, 0.5
 """How long a round waits for one read of another process, and for all reads that miss their deadline."""
 _PAUSE_TIMES = 19
-"""The pause after a round, in times of the CPU time that it took; the child that reads takes about as much again."""
+"""Pause after a round, as a multiple of its CPU time. The read child uses about as much CPU time again."""
 _LONGEST_PAUSE_S = 3.0
 _OLD_S = 5.0
-"""What was found so long ago is not shown any more."""
+"""Age at which a result is no longer shown."""
 
 
 class BlockersWorker:
@@ -69,7 +69,7 @@ class BlockersWorker:
         )
         self._quotas = quotas
         self._asked: tuple[list[Blocked], Sequence[int]] | None = None
-        """Waits for which somebody must act, and processes with a thread in the run queue."""
+        """Waits that another thread or process must end, and processes with a thread in the run queue."""
         self._found: Mapping[ThreadKey, Found] = {}
         self._throttled: Mapping[int, str] = {}
         """PID → cgroup."""
@@ -78,7 +78,7 @@ class BlockersWorker:
 
     @property
     def skipped(self) -> int:
-        """How often a wait or a lock was not looked at, because there were too many."""
+        """How often a wait or a lock was skipped because there were too many."""
         return self._skipped + self._mutexes.unread + self._file_locks.unread
 
     def find(self, waiting: Waits, at_ns: int) -> None:
@@ -138,7 +138,7 @@ class BlockersWorker:
                 for key, one in find(asked).items():
                     found.setdefault(key, one)
             self._throttled = self._quotas.find(ready) if self._quotas else {}
-            # A thread that polls again and again may be in a wait that is too young to be looked at.
+            # A thread that polls again and again may be in a wait that is still too young.
             young = before.keys() - {one.key for one in asked}
             self._found = {key: before[key] for key in young if before[key].arguments} | found
             self._found_s = time.monotonic()

@@ -1,9 +1,9 @@
-"""Finds the processes that hold the file locks that others wait for: flock(), fcntl() and leases.
+"""Finds the processes that hold file locks with waiters: flock(), fcntl() and leases.
 
-/proc/locks shows who waits for which lock, but not who holds it: only who took it, which may have exited and left it to
-a child that shares the open file. So the open files of all processes are searched for those that have the lock (`lock:`
-in /proc/PID/fdinfo/FD). Such a search runs in slices of 20 ms of CPU time a second, and no more often than it must; the
-process that took the lock is checked at once.
+/proc/locks shows which process waits for which lock, but not which one holds it, only which one took it: that may have
+exited, and a child that shares the open file may hold the lock now. So the open files of all processes are searched for
+the lock (`lock:` in /proc/PID/fdinfo/FD). The search runs in slices of 20 ms of CPU time a second, and only when it is
+necessary; the process that took the lock is checked immediately.
 """
 
 import re
@@ -26,16 +26,16 @@ _BYTES = 1 << 20
 _OLD_S = 10.0
 """Age at which the holders of a lock are searched for again: meanwhile it may have been inherited."""
 _MOST_LOCKS = 256
-"""How many awaited locks are looked at; `unread` counts the others."""
+"""Maximum number of locks with waiters that are read; `unread` counts the others."""
 _MOST_ON_FILE = 256
-"""Of a file with more locks than this, only the one that the kernel has recorded for each request is looked at."""
+"""If a file has more locks, only the one that the kernel has recorded for each request is read."""
 _KINDS = {FLOCK: ("FLOCK",), FCNTL: (), **dict.fromkeys(OPENS, ("LEASE", "DELEG"))}
 """System call → the locks that it may wait for. Those of fcntl() depend on its command."""
 _OF_RANGES = ("POSIX", "OFDLCK")
 _KINDS_OF_COMMANDS = {7: ("POSIX",), 38: ("OFDLCK",)}
 """F_SETLKW and F_OFD_SETLKW (include/uapi/asm-generic/fcntl.h)."""
 _PID_UNKNOWN = {"OFDLCK": -1}
-"""Kind of a lock → the PID that /proc/locks has for all of that kind."""
+"""Kind of a lock → the PID that /proc/locks shows for all locks of that kind."""
 _END = 1 << 63
 _INODE = re.compile(rb"^ino:\t(\d+)$", re.MULTILINE)
 """Reported since 3845f256a8b5, 5.14."""
@@ -45,13 +45,13 @@ class LockLine(NamedTuple):
     """A line of /proc/locks."""
 
     number: str
-    """That of the held lock, also for those that wait for it."""
+    """Number of the held lock, also in the lines of requests that wait for it."""
     text: str
-    """The rest of a held lock's line, which fdinfo of its holders has, too."""
+    """Rest of a held lock's line, which is also in the fdinfo of its holders."""
     kind: str
     is_write: bool
     pid: int
-    """PID of the process that took it or waits for it; -1: unknown (open file description locks)."""
+    """PID of the process that took the lock or waits for it; -1: unknown (open file description locks)."""
     file: str
     """`fe:01:1234`: device and inode."""
     first: int
@@ -76,7 +76,7 @@ class LockLine(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a thread waits to lock."""
+    """The file that a thread waits to lock."""
 
     kinds: tuple[str, ...]
     pid: int
@@ -105,7 +105,7 @@ class LockTable:
         self._requests: dict[tuple[str, int, str], list[LockLine]] = {}
         """By kind, PID and inode; and by kind and PID, with an empty inode."""
         self._awaited: dict[LockLine, Mapping[str, LockLine]] = {}
-        """Request, without what makes no difference → the locks that it waits for, by text."""
+        """Request, without the fields that do not matter here → texts of the locks that it waits for."""
         for line in lines:
             with suppress(ValueError):
                 number, *words = line.split()
@@ -119,10 +119,11 @@ class LockTable:
                     self._on_files.setdefault(one.file, []).append(one)
 
     def awaited(self, request: Request, threads: int) -> Mapping[str, LockLine]:
-        """Return the locks that so many threads wait for with the same request, by text; none if that is not sure.
+        """Return the texts of the locks that this many threads wait for with the same request; none if that is unsure.
 
-        /proc/locks has processes, not threads. So if it has several such requests, what they wait for must be the same.
-        If the file is unknown, there must be a request for each thread: others may be in the same call without one.
+        /proc/locks has processes, not threads. So if it has several such requests, they must all wait for the same
+        locks. If the file is unknown, there must be one request for each thread, because a thread can be in the same
+        call without waiting for a lock.
         """
         keys = [(kind, _PID_UNKNOWN.get(kind, request.pid), request.inode) for kind in request.kinds]
         lines = [one for key in keys for one in self._requests.get(key, ())]
@@ -153,13 +154,13 @@ class FileLocks:
         self._searched_s: dict[str, float] = {}
         """Text of a lock → when all processes were last searched for its holders (time.monotonic())."""
         self._checked: set[str] = set()
-        """Texts of locks for which the process that took them has been checked."""
+        """Texts of the locks whose taker has been checked."""
         self._search = SlicedWork()
         self.unread = 0
-        """How many locks were not looked at, because too many were waited for at once."""
+        """How many locks were skipped, because too many had waiters at once."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
-        """Return the holders of what each of these threads waits for, as far as they are known by now."""
+        """Return the holders of the lock that each of these threads waits for, if they are known by now."""
         of_locks = [one for one in waits if one.call in _KINDS and one.arguments]
         before, self._requests = self._requests, {}
         if not of_locks:
@@ -184,7 +185,7 @@ class FileLocks:
         }
 
     def _request(self, wait: Blocked) -> Request | None:
-        """Return what a thread waits to lock; None if that is unknown."""
+        """Return which file a thread waits to lock; None if that is unknown."""
         pid, kinds, fd = wait.key.pid, _KINDS[wait.call], str(wait.arguments[0] & 0xFFFFFFFF)
         if wait.call in OPENS:
             return Request(kinds, pid, "", "")
@@ -195,9 +196,9 @@ class FileLocks:
         return Request(kinds, pid, inode[1].decode(), _name(pid, fd)) if kinds and inode else None
 
     def _fdinfo(self, pid: int, fds: Sequence[str]) -> list[bytes]:
-        """Read what the kernel shows of open files; empty if it cannot be read.
+        """Read fdinfo of open files; empty if it cannot be read.
 
-        It may hang: drivers show some of it, and take locks for that.
+        This can hang, because drivers add lines of their own, and take locks to do so.
         """
         with suppress(OSError):  # TimeoutError is one
             found: list[bytes] = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}" for fd in fds], _BYTES)
@@ -209,7 +210,7 @@ class FileLocks:
         return tuple(Blocker(pid, 0, FILE_LOCK, True, name) for pid, name in pids.items())
 
     def _check(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
-        """Forget who no longer holds a lock, and see whether the process that took it does."""
+        """Forget processes that no longer hold a lock, and check whether the process that took it still does."""
         self._forget((self._holders.keys() | self._searched_s.keys()) - locks.keys())
         for text, lock in locks.items():
             holders = self._holders.setdefault(text, {})
@@ -228,7 +229,7 @@ class FileLocks:
             self._checked.discard(text)
 
     def _continue_search(self, locks: Mapping[str, LockLine], names: Mapping[str, str]) -> None:
-        """Search all processes for holders of locks that several processes may hold, a slice at a time."""
+        """Search all processes for holders of locks that several processes can hold, one slice at a time."""
         if self._search.may_begin:
             now_s = time.monotonic()
             due = {

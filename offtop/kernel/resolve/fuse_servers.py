@@ -1,7 +1,7 @@
 """Finds the processes that serve the FUSE file systems that threads wait for.
 
-A server has /dev/fuse open, and its fdinfo names the connection, which is the number of the mounted device. For a
-descriptor the kernel says on which mount it is; for a path, the server is known only if there is one FUSE mount.
+A server has /dev/fuse open, and its fdinfo names the connection, which is the number of the mounted device. The
+kernel shows the mount of a descriptor. For a path, the server is known only if there is just one FUSE mount.
 """
 
 import re
@@ -18,13 +18,13 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 
 _DEVICE = "/dev/fuse"
 _FUNCTIONS = ("fuse_", "__fuse_", "request_wait_answer")
-"""How functions of the FUSE client begin (fs/fuse)."""
+"""Prefixes of the functions of the FUSE client (fs/fuse)."""
 _READS = ("read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat", "fstatfs", "lseek")
 _WRITES = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate", "fallocate")
 _OF_DESCRIPTOR = frozenset((*_READS, *_WRITES, "ioctl", "fchmod", "fchown"))
 """Calls whose first argument is a descriptor of a file in the file system."""
 _CONNECTION = re.compile(rb"^fuse_connection:\t(\d+)$", re.MULTILINE)
-"""Reported by recent kernels only."""
+"""Field of fdinfo that only recent kernels have."""
 _MOUNT_ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) .* - (?:fuse|fuseblk|virtiofs)(?:\.\S*)? ", re.MULTILINE)
 """Id, major and minor number of a mount of the FUSE client in /proc/PID/mountinfo. `fusectl` is none."""
@@ -42,14 +42,14 @@ class FuseServers:
     def __init__(self, reads: Channel, catalog: Catalog) -> None:
         self._reads = reads
         self._servers: dict[int, dict[int, str]] = {}
-        """PID → connections that it serves, and the descriptor of each."""
+        """PID → connections that the process serves, and the descriptor of each."""
         self._searched_s = float("-inf")
         self._search = SlicedWork()
         self.stacks = StacksIn(catalog, _FUNCTIONS)
         """Kernel stacks in the FUSE client."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
-        """Return the servers that these threads wait for, as far as they are known by now."""
+        """Return the servers that these threads wait for, if they are known by now."""
         some = [one for one in waits if one.kernel in self.stacks]
         if not some:
             return {}
@@ -100,7 +100,7 @@ class FuseServers:
         ]
 
     def _searching(self, pids: Iterable[int]) -> Iterator[None]:
-        """Search for processes that have /dev/fuse open. Yields after each part of the work."""
+        """Search for processes that have /dev/fuse open. Yield after each part of the work."""
         servers: dict[int, dict[int, str]] = {}
         for pid in pids:
             for _, opened in open_in(pid, lambda link: link == _DEVICE):
@@ -112,7 +112,7 @@ class FuseServers:
     def _connection_of(self, pid: int, fd: str) -> int:
         """Return the connection that a descriptor serves, _UNKNOWN if it was closed, or if the kernel is too old.
 
-        In a container, /dev/fuse may be another device, of which the driver may hang.
+        In a container, /dev/fuse can be another device, whose driver can hang.
         """
         with suppress(OSError):
             (fdinfo,) = self._reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], _BYTES)

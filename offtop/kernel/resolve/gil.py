@@ -1,9 +1,9 @@
 """Finds the threads that hold Python's global interpreter lock while others wait for it (CPython 3.13 or later).
 
-A thread waits for it 5 ms at a time, on a condition variable inside the interpreter's state; so the address of the
-futex shows that it waits for the lock. The holder changes every few ms if several threads want to run: it is read
-several times, and is exact only if each read found the same. The process may have written anything there, so only a
-living thread of that process is believed.
+A thread waits for the lock 5 ms at a time, on a condition variable inside the interpreter's state, so the address of
+the futex shows what the thread waits for. If several threads want to run, the holder changes every few ms: it is read
+several times, and is exact only if each read found the same thread. A process can write anything to its own memory, so
+a holder is accepted only if it is a living thread of that process.
 """
 
 import struct
@@ -27,7 +27,8 @@ the size of pthread_cond_t."""
 _MOST_INTERPRETERS = 16
 _MOST_PROCESSES = 16
 _TIMES, _APART_S = 5, 0.011
-"""How often a holder is read, and the time between two reads: more than the 5 ms after which it is asked to let go."""
+"""How often a holder is read, and the time between two reads: more than the 5 ms after which CPython makes the holder
+release the lock."""
 
 
 class _Gil(NamedTuple):
@@ -35,7 +36,7 @@ class _Gil(NamedTuple):
 
     waiter: ThreadKey
     locked: int
-    """Addresses of these fields."""
+    """Addresses of these fields of the interpreter's state."""
     holder: int
     layout: Layout
 
@@ -49,7 +50,7 @@ class Gils:
     """Finds the holders of the GIL. For one thread."""
 
     def __init__(self, reads: Channel, cpython_frames: CPythonFrames, rest: Callable[[float], bool]) -> None:
-        """`rest` sleeps so many seconds, and returns whether to go on."""
+        """`rest` sleeps for the given number of seconds, and returns whether to continue."""
         self._reads, self._cpython_frames, self._rest = reads, cpython_frames, rest
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
@@ -115,12 +116,12 @@ class Gils:
     def _read(self, key: ThreadKey, address: int, size_bytes: int) -> bytes:
         raw: bytes = self._reads.ask(key.pid, "piece", f"/proc/{key.pid}/task/{key.tid}/mem", size_bytes, address)
         if len(raw) < size_bytes:
-            raise ProcessLookupError  # the page is gone, or the thread has just exited
+            raise ProcessLookupError  # the page is not mapped any more, or the thread has just exited
         return raw
 
 
 def _blockers(key: ThreadKey, held: Mapping[int, int]) -> tuple[Blocker, ...]:
-    """`held`: tid → how often it was found, 0 for no holder. The waiter itself may have held it between two waits."""
+    """`held`: tid → how often it was found; tid 0: no holder. The waiter may have held the lock between two waits."""
     tids = sorted(held.keys() - {0, key.tid}, key=lambda tid: -held[tid])
     is_exact = len(held) == 1 and sum(held.values()) > 1
     return tuple(Blocker(key.pid, tid, GIL, is_exact) for tid in tids)

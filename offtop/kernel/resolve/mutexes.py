@@ -1,11 +1,11 @@
 """Finds the threads that own the glibc mutexes that other threads wait for.
 
-A mutex has the tid of its owner in it (`__owner`, struct __pthread_mutex_s), which is read from outside. The process
-may have written anything there, so it is believed only if the thread waits in pthread_mutex_lock() or the like, the
-mutex looks like one that is locked and awaited, a second read finds the same, and the owner is another living thread of
-that process. Where processes share a mutex, each writes the tid that it has in its own pid namespace, which another
-thread may have in that of the waiter: so that owner is only likely, and nobody is named in a container. A mutex with
-priority inheritance is known to the kernel: its word is the owner's tid.
+A mutex contains the tid of its owner (`__owner`, struct __pthread_mutex_s), which offtop reads from the process's
+memory. The process can write anything there. So the owner is accepted only if the waiter is in pthread_mutex_lock() or
+a similar function, the mutex is locked and has waiters, a second read finds the same, and the owner is another living
+thread of that process. If processes share a mutex, each writes its tid in its own pid namespace; in the waiter's, that
+tid can be another thread. So that owner is only likely, and in a container none is reported. The kernel knows the owner
+of a mutex with priority inheritance: its word is the owner's tid.
 """
 
 import struct
@@ -27,7 +27,7 @@ _OWNER_DIED, _TID = 1 << 30, (1 << 30) - 1
 include/uapi/linux/futex.h)."""
 _MOST_KINDS = 1 << 10
 _SHARED = 1 << 7
-"""Bit of the kind of a mutex that processes may share, as all robust ones (PTHREAD_MUTEX_PSHARED_BIT,
+"""Bit in the kind of a mutex that processes can share, which all robust ones have (PTHREAD_MUTEX_PSHARED_BIT,
 nptl/pthreadP.h)."""
 _LOCKING = frozenset(
     f"{prefix}pthread_mutex_{name}"
@@ -35,18 +35,18 @@ _LOCKING = frozenset(
     for name in ("lock", "timedlock", "clocklock", "lock_full", "cond_lock")
 )
 _DEEPEST = 4
-"""How many frames are below pthread_mutex_lock() at most: it calls __lll_lock_wait(), which waits."""
+"""Maximum number of frames below pthread_mutex_lock(), which calls __lll_lock_wait(), which waits."""
 _OTHERS = ("pthread_cond", "__pthread_cond", "sem_", "__new_sem", "pthread_rwlock", "__pthread_rwlock")
-"""These have no owner where a mutex has it."""
+"""Functions that wait for a futex of another kind, without an owner."""
 _MOST_MUTEXES = 64
 
 
 class _Mutex(NamedTuple):
     word: int
     owner: int
-    """The tid as the process itself sees it; 0 if this is no locked mutex that others wait for."""
+    """Tid in the process's own pid namespace; 0 if this is no locked mutex with waiters."""
     is_shared: bool = False
-    """Processes may share it."""
+    """Whether processes can share it."""
 
 
 class Mutexes:
@@ -55,7 +55,7 @@ class Mutexes:
     def __init__(self, reads: Channel, catalog: Catalog, names: Names) -> None:
         self._reads, self._catalog, self._names = reads, catalog, names
         self.unread = 0
-        """How many mutexes were not read, because too many were waited for at once."""
+        """How many mutexes were not read, because too many had waiters at once."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         """Return the owner of the mutex that each of these threads waits for, if it is known."""
@@ -74,7 +74,7 @@ class Mutexes:
         return found
 
     def _is_pi(self, wait: Blocked) -> bool | None:
-        """Return whether a thread waits for a mutex with priority inheritance; None if for no mutex."""
+        """Return whether the mutex that a thread waits for has priority inheritance; None if it waits for no mutex."""
         operation, value = wait.arguments[1] & OPERATION, wait.arguments[2] & 0xFFFFFFFF
         if operation in PI_WAITS:
             return True
@@ -120,6 +120,6 @@ def _mutex(raw: bytes) -> _Mutex:
 
 
 def _pi_mutex(raw: bytes) -> _Mutex:
-    """It may be any futex with priority inheritance: only the word is known."""
+    """Read the owner in the word, the only part that is the same in every futex with priority inheritance."""
     word = int.from_bytes(raw[:4], "little")
     return _Mutex(word, word & _TID if word & (WAITERS | _OWNER_DIED) == WAITERS else 0)

@@ -1,8 +1,8 @@
 """Finds processes that wait for the CPU quota of their cgroup, on kernels before 6.18.
 
 There, a thread whose cgroup has used up its quota stays in the run queue, as if it waited for a CPU. For each cgroup,
-the kernel counts the periods, and those in which the quota was used up. If that was at least every second one, its
-processes in the run queue are taken to wait for the quota.
+the kernel counts the periods, and those in which the quota was used up. If these are at least half, offtop assumes that
+its processes in the run queue wait for the quota.
 """
 
 import time
@@ -12,14 +12,14 @@ from offtop.kernel.procfs import cgroups
 from offtop.kernel.procfs.cgroups import Quota
 
 _MOST = 64
-"""How many processes a round looks at."""
+"""Maximum number of processes that a round checks."""
 _LEAST_PERIODS = 5
 _KEPT_S = 5.0
-"""A process that was in the run queue is looked at for so long: at some moments it has a CPU."""
+"""How long a process is checked after it was in the run queue: in between, it has a CPU."""
 
 
 class Quotas:
-    """For one thread."""
+    """Finds the processes. For one thread."""
 
     def __init__(self) -> None:
         self._ready_s: dict[int, float] = {}

@@ -1,11 +1,11 @@
-"""Work that takes long, such as a search of all open files, done a slice at a time by a thread that has other work."""
+"""Runs long work, such as a search of all open files, a slice at a time, in a thread that has other work."""
 
 import time
 from collections.abc import Iterator
 
 _SLICE_S = 0.02
 _REST_S, _REST_TIMES = 3.0, 50
-"""Time from the end of such work until it begins again: at least so many seconds, and so many times its CPU time."""
+"""Minimum time from the end of the work until it starts again: in seconds, and as a multiple of its CPU time."""
 
 
 class SlicedWork:
@@ -18,7 +18,7 @@ class SlicedWork:
 
     @property
     def may_begin(self) -> bool:
-        """Whether nothing is in progress, and the last work was long enough ago."""
+        """Whether no work is in progress, and the last one ended long enough ago."""
         return self._steps is None and time.monotonic() >= self._next_s
 
     def begin(self, steps: Iterator[None]) -> None:

@@ -1,8 +1,8 @@
-"""Reads the titles that processes give themselves, in a worker thread: `postgres: bench [local] idle in transaction`.
+"""Reads the titles of processes, such as `postgres: bench [local] idle in transaction`, in a worker thread.
 
-PostgreSQL, nginx, php-fpm, sshd and others write what they do over their command line. It is read from the process's
-own memory, so each read has a deadline. Only processes that wait, or that others wait for, are read: those with a title
-about once a second, the others once a minute, and 50 a second at most.
+PostgreSQL, nginx, php-fpm, sshd and others overwrite their command line with what they are doing. It is in the memory
+of the process, so each read has a deadline. Only processes that wait, or that others wait for, are read: those with a
+title about once a second, the others once a minute, and at most 50 a second.
 """
 
 import os
@@ -25,7 +25,7 @@ _ROUND_S = 1.0
 _MOST_A_ROUND, _MOST_UNTITLED = 50, 25
 """How many processes a round reads, and how many of these may have no title."""
 _UNTITLED_S = 60.0
-"""Age at which a process without a title is read again: it may have been replaced, or have written one."""
+"""Age at which a process without a title is read again: it may have written one, or its pid may be in use again."""
 _LONGEST = 512
 """Bytes."""
 _MOST_PROCESSES = 16_384
@@ -36,15 +36,15 @@ class TitlesWorker:
 
     def __init__(self, catalog: Catalog, reads: GuardedReads) -> None:
         self.titles: Mapping[int, str] = {}
-        """pid → title, raw. Another object whenever something in it changes."""
+        """pid → title, raw. Each change makes a new object."""
         self._catalog = catalog
         self._reads = reads.channel(_PATIENCE_S, _PATIENCE_A_ROUND_S)
         self._asked: tuple[list[int], Collection[int]] | None = None
-        """Processes that wait, and those of them and others that are named as blockers."""
+        """Processes that wait, and processes that are blockers."""
         self._read_s: dict[int, float] = {}
         """When each process was last read (time.monotonic())."""
         self._untitled = Counter[str]()
-        """How many processes of each name have no title: others of that name probably have none."""
+        """Name → number of its processes without a title: others of that name probably have none, too."""
         self._worker = Worker("offtop-titles", self._run)
 
     def find(self, waiting: Waits, blockers: Blockers) -> None:

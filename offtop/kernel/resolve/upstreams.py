@@ -1,14 +1,14 @@
-"""Finds who has not answered a request: the server of a client, and the upstream of a server.
+"""Finds the processes that have not answered a request: the server of a client, and the upstream of a server.
 
-A client waits for data of a TCP connection on which it has sent something last: `app` waits for `python3`, or for
-10.0.0.5:8080 if that is another machine. It waits in read() or the like, or polls a few descriptors, as curl does.
+A client waits for data on a TCP connection on which it was the last to send: `app` waits for `python3`, or for
+10.0.0.5:8080 if that is on another machine. It waits in read() or a similar call, or polls a few descriptors.
 
-A server waits while its own clients do: `nginx` waits for `python3` on :8099. It looks idle: it waits in epoll_wait()
-for any of its connections. It is likely to wait for an answer on a connection that it made, if it sent something last
-there, after a client sent it a request that it has not answered. Other connections without an answer are older than the
-request (a subscription), or never get one (a log).
+A server can wait on behalf of its clients: `nginx` waits for `python3` on :8099. It looks idle, because it waits in
+epoll_wait() for any of its connections. It probably waits for an answer on a connection that it opened if it was the
+last to send there, after a client sent it a request that it has not answered. Other connections without an answer are
+older than the request (a subscription), or never get one (a log).
 
-The kernel has for each TCP connection when data was last sent and received.
+For each TCP connection, the kernel reports when data was last sent and received.
 """
 
 import re
@@ -30,31 +30,31 @@ from offtop.model.values.blockers import ANSWER, ELSEWHERE, UPSTREAM, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 
 _REST_TIMES = 50
-"""The sockets are listed again after so many times the CPU time that this took."""
+"""Pause between two lists of the sockets, as a multiple of the CPU time that one takes."""
 _MOST_SOCKETS = 20_000
-"""In a network namespace with more sockets, nothing is found."""
+"""A network namespace with more sockets is skipped."""
 _MOST_OWNED = 200_000
 _MOST_NAMESPACES = 8
 _NAMESPACE_OLD_S = 60.0
 _MOST_QUICK = 16
-"""How many processes are searched for new connections at once."""
+"""Maximum number of processes that are searched for new connections at once."""
 _LEAST_MS = 50
-"""A request that was sent so recently is still on its way."""
+"""A younger request may still be on its way."""
 _SLACK_MS = 100
 _ANY_ADDRESS = bytes(4), bytes(16)
 _ONE_WAY = 16
-"""A connection on which so many segments were sent, and nothing was received, never has an answer."""
+"""If this many segments were sent on a connection and none received, no answer is expected."""
 _MOST_OWNERS = 8
-"""How many processes are named that have the same socket open, such as the workers of a server."""
+"""Maximum number of processes reported for one socket, such as the workers of a server."""
 _MOST_POLLED, _MOST_POLLERS = 8, 64
-"""How many descriptors a client polls at most, and how many clients are looked at."""
+"""Maximum number of descriptors that a client polls, and of clients that are checked."""
 _POLL_ARGUMENTS = 2
-"""A thread that polls again with the same first arguments (what, and how many) polls for the same."""
+"""A thread that polls again with the same first arguments (which descriptors, and how many) waits for the same."""
 _EPOLLS, _SELECTS = ("epoll_wait", "epoll_pwait", "epoll_pwait2"), ("select", "pselect6")
 _MOST_SELECTED = 1024
 _MOST_OPEN = 1024
-"""The epolls of a process that may have more files open are not read: the kernel keeps an epoll locked while it shows
-all that it watches, for 1 ms for this many."""
+"""If a process can have more files open, its epolls are not read: the kernel locks an epoll while it lists what the
+epoll watches, which takes 1 ms for this many."""
 _FDINFO_BYTES = 4096
 _WATCHED = re.compile(rb"^tfd:.* events: *([0-9a-f]+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 """The inode is that of the watched file, whatever its descriptor is now (77493f04b74c, 4.13)."""
@@ -62,8 +62,8 @@ _POLLFD = struct.Struct("=ihh")
 _POLLIN = 1
 """Also EPOLLIN."""
 _LATE_MS, _OLD_MS = 1000, 60_000
-"""Who polls for an answer, and got none for so long, waits for it. Before, it may ask for work again and again; after
-a minute, it is more likely to have acknowledged its last job, or to subscribe."""
+"""A client that polls waits for an answer if it got none for this long. A younger request may be one of many for work;
+after a minute, the client more likely acknowledged its last job, or subscribed."""
 _NS_PER_MS = 1_000_000
 _SOCKET = "socket:["
 _TCP = ("tcp_recvmsg",)
@@ -77,14 +77,14 @@ class _Owner(NamedTuple):
 
 
 class Upstreams:
-    """Finds who has not answered. For one thread, except for `stacks`."""
+    """Finds the processes. For one thread, except for `stacks`."""
 
     def __init__(self, reads: Channel, catalog: Catalog) -> None:
         self._reads = reads
         self.stacks = StacksIn(catalog, _TCP)
         """Kernel stacks that wait for data of a TCP connection."""
         self._owners: dict[int, list[_Owner]] = {}
-        """Inode of a socket → who has it open."""
+        """Inode of a socket → the processes that have it open."""
         self._search = SlicedWork()
         self._namespaces: dict[int, tuple[float, int]] = {}
         """PID → its network namespace, and when that was read (time.monotonic())."""
@@ -92,10 +92,10 @@ class Upstreams:
         self._of_servers: Mapping[int, tuple[Blocker, ...]] = {}
         """By PID of the server."""
         self._of_clients: Mapping[tuple[ThreadKey, int], tuple[Blocker, ...]] = {}
-        """By thread that waits for data, and when that wait began; 0 if it polls, because that may begin anew."""
+        """By waiting thread and start of the wait; 0 for a thread that polls, because its waits are many short ones."""
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
-        """Return who has not answered, for threads in epoll_wait() and the like and for those that wait for data."""
+        """Return the processes that have not answered, for servers in epoll_wait() and clients that wait for data."""
         polls = [one for one in waits if one.call in POLLS]
         receives = [one for one in waits if one.call in RECEIVES and one.kernel in self.stacks and one.arguments]
         if (polls or receives) and time.monotonic() >= self._next_s:
@@ -130,10 +130,10 @@ class Upstreams:
     def _unanswered(
         self, table: "_Table", receives: Sequence[Blocked]
     ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
-        """Return who has not answered these threads, by thread and begin of its wait.
+        """Return the processes that have not answered these threads, by thread and start of its wait.
 
-        That is exact if the other end has not even read the request. Else it is likely: a thread may also wait for work
-        that it has asked for. What was sent after the wait began, was sent by another thread.
+        The result is exact if the peer has not even read the request, otherwise it is likely: the thread may also wait
+        for work that it subscribed to. A request that was sent after the wait began is another thread's.
         """
         awaited, now_ns = table.awaited_by_inode, time.monotonic_ns()
         waits = [(one, awaited[inode]) for one in receives if (inode := _socket_of(one)) in awaited]
@@ -146,7 +146,7 @@ class Upstreams:
     def _unanswered_polls(
         self, table: "_Table", polls: Sequence[Blocked]
     ) -> dict[tuple[ThreadKey, int], tuple[Blocker, ...]]:
-        """Return who has not answered the threads that poll a few descriptors, newest first, none of which listens."""
+        """Return the same for threads that poll a few descriptors, newest first, none of which listens."""
         waits: list[tuple[Blocked, Connection, bool]] = []
         for by in [one for one in reversed(polls) if one.arguments][:_MOST_POLLERS]:
             sockets = self._polled(by)
@@ -161,7 +161,7 @@ class Upstreams:
         return {(by.key, 0): some for by, some in self._far_ends(table, waits).items()}
 
     def _polled(self, by: Blocked) -> list[int]:
-        """Return the inodes of what a thread in poll() or the like waits for data of; none if there are many.
+        """Return the inodes of what a thread polls for data; none if there are many.
 
         0 stands for a descriptor that is no socket.
         """
@@ -195,7 +195,7 @@ class Upstreams:
     def _far_ends(
         self, table: "_Table", waits: Sequence[tuple[Blocked, Connection, bool]]
     ) -> dict[Blocked, tuple[Blocker, ...]]:
-        """Return who must answer on these connections, by who waits for it, exactly or likely."""
+        """Return the processes that must answer on these connections, exact or likely, by waiting thread."""
         far = {inode for _, one, _ in waits if (inode := table.far_end(one))}
         self._look_for(far, far, {by.key.pid for by, _, _ in waits})
         found: dict[Blocked, tuple[Blocker, ...]] = {}
@@ -243,7 +243,7 @@ class Upstreams:
         return {pid: tuple(some) for pid, some in found.items()}
 
     def _pids_of(self, inode: int) -> list[int]:
-        """Return who still has a socket open."""
+        """Return the processes that still have a socket open."""
         link = f"{_SOCKET}{inode}]"
         found: list[int] = []
         for owner in self._owners.get(inode, ()):
@@ -253,7 +253,7 @@ class Upstreams:
         return found
 
     def _look_for(self, inodes: Collection[int], listeners: Iterable[int], pids: Collection[int]) -> None:
-        """Search for the owners of sockets: at once in processes that listen, a slice at a time in all others."""
+        """Search for the owners of sockets: immediately in processes that listen, a slice at a time in all others."""
         if not (unknown := {inode for inode in inodes if not self._pids_of(inode)}):
             return
         if len(self._owners) > _MOST_OWNED:
@@ -297,9 +297,9 @@ class _Table:
         self.connected = frozenset(one.inode for one in own)
         """Inodes."""
         self.requests = [one for one in own if self.listener(one.local) and _has_request(one)]
-        """Connections of clients that have sent something and got no answer."""
+        """Connections on which a client has sent something and got no answer."""
         self.awaited = [one for one in own if not self.listener(one.local) and _awaits_answer(one)]
-        """Connections to others on which an answer is due."""
+        """Connections that the process opened, on which it expects an answer."""
         self.awaited_by_inode = {one.inode: one for one in self.awaited}
 
     def listener(self, local: tuple[bytes, int]) -> int:
@@ -308,15 +308,15 @@ class _Table:
         return next((self._listeners[one] for one in places if one in self._listeners), 0)
 
     def is_own(self, peer: tuple[bytes, int]) -> bool:
-        """Return whether that address is one of this network namespace."""
+        """Return whether that address belongs to this network namespace."""
         return ip_address(peer[0]).is_loopback or peer[0] in self._own
 
     def is_unread(self, one: Connection) -> bool:
-        """Return whether the other end has not read what was sent, or has not even accepted the connection."""
+        """Return whether the peer has not read what was sent, or has not even accepted the connection."""
         return (one.peer, one.local) in self._unread
 
     def far_end(self, one: Connection) -> int:
-        """Return the inode of the socket at the other end, or of the one that has not accepted it yet; 0 if unknown."""
+        """Return the inode of the peer's socket, or of the listener that has not accepted it yet; 0 if unknown."""
         inode = self._by_ends.get((one.peer, one.local))
         return 0 if inode is None else inode or self.listener(one.peer)
 
@@ -345,7 +345,7 @@ def _has_request(one: Connection) -> bool:
 
 
 def _awaits_answer(one: Connection) -> bool:
-    """Return whether something was sent last, and nothing came back that was not read."""
+    """Return whether this end was the last to send, and has read everything that it received."""
     is_one_way = one.receives == 0 and one.sends >= _ONE_WAY
     is_sent_last = one.sends > 0 and (one.receives == 0 or one.sent_ms < one.received_ms)
     return is_sent_last and not one.unread_bytes and not is_one_way and one.sent_ms >= _LEAST_MS

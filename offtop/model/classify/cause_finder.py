@@ -33,12 +33,12 @@ from offtop.printable import printable
 K = TypeVar("K")
 _MOST_KNOWN = 50_000
 _MOST_DECIDED = 4
-"""How many decisions about places are kept, as a multiple of the number of places."""
+"""How many decisions about locations are cached, as a multiple of the number of locations."""
 _MOST_UNANSWERED = 256
 _MOST_MATCHED = 500_000
 _LEAST_SHARE = 0.1
 _KEY_OF_WAKERS = "key 2"
-"""As rules write it."""
+"""How `next` in the rules names the key that shows wakers."""
 _OPTION_OF_WAKERS = "--mode wakeup"
 
 
@@ -114,7 +114,7 @@ class CauseFinder:
         self._checked: tuple[object, ...] = ()
         self._idle_at: dict[Where, bool] = {}
         self._program_at: dict[Where, str] = {}
-        """Where → the program at that time."""
+        """Location → the program at that time."""
         self._by_rule = NOTHING_BY_RULE
         self._matched: dict[Hashable, dict[int, bool]] = {}
         self._matched_by = names.version

@@ -20,7 +20,7 @@ from offtop.units import NS_PER_S
 
 _KEPT_NS = 60 * NS_PER_S
 _LEAST_NS = NS_PER_S // 4
-"""Shorter waits are not kept: they stand for no wait of half a second or more."""
+"""Shorter waits are not kept, because a wait in progress of 0.5 s or more is not like them."""
 _MOST = 4096
 _LOCK = "lock"
 
@@ -34,7 +34,7 @@ class _Ended(NamedTuple):
 
 
 class EndedStacks:
-    """Knows the ended waits of the tick, and those for locks of the last minute. Not thread-safe."""
+    """Ended waits of the tick, and those for locks in the last minute. Not thread-safe."""
 
     def __init__(self) -> None:
         self._at_locks: dict[tuple[int, int, int, Object], _Ended] = {}
@@ -71,7 +71,7 @@ class EndedStacks:
 
 
 def _of_leaves(shares: Shares) -> tuple[Mask, Mask]:
-    """Return of each row whether it is idle, and whether it is a wait for a lock."""
+    """Return for each row whether it is idle, and whether it is a wait for a lock."""
     idle, is_lock = ([one.idle for one in shares.leaves], [one.category == _LOCK for one in shares.leaves])
     return np.array(idle, np.bool_)[shares.leaf], np.array(is_lock, np.bool_)[shares.leaf]
 
@@ -102,7 +102,7 @@ def _with_stacks_of_tick(ids: Ints, ages_ns: Ints, wanted: Mask, every: Shares, 
 
 
 def _objects(wakes: Ints, catalog: Catalog) -> Ints:
-    """Return a number for the object of each wake (id), the same for the same object; -1 if it is unknown."""
+    """Return a number for the object of each wake (id): equal for equal objects, -1 if unknown."""
     once, which = np.unique(wakes, return_inverse=True)
     numbers: dict[Object, int] = {}
     objects = (catalog.wake(one).object for one in once.tolist())

@@ -1,8 +1,8 @@
-"""The waits in progress at the end of a tick: who waits behind whom, and which of them have always stood there.
+"""The waits in progress at the end of a tick: which thread waits for which, and which waits are standing.
 
 A wait is *standing* if it is of a kind that is normal while there is no work, if it has gone on for a minute or began
-before offtop did, and if nobody waits behind its thread but others that stand. Standing waits count as idle, and are
-behind no suspect.
+before offtop did, and if only threads in standing waits wait for its thread. Standing waits count as idle, and no
+suspect is accused of them.
 """
 
 from collections import defaultdict
@@ -28,10 +28,10 @@ _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
 _PIPE, _LOCK = "pipe", "lock"
 _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
 _KEEPS_WAITING = frozenset({SLEEP, "stopped"})
-"""Normal for who has no work, but nobody answers a request then."""
+"""States that are normal without work, but in which a thread answers no request."""
 _STOPPED = frozenset({"stopped"})
 _SATURATED = 0.9
-"""Threads on average: a server that runs so much, or wants to, is late for all of its clients."""
+"""Running and runnable threads on average, from which a server is late for all of its clients."""
 
 
 class WaitsOfTick:
@@ -66,31 +66,31 @@ class WaitsOfTick:
         self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
         """The same as of breakdown.sites_of."""
         self._rules: dict[int, Rule | None] = {}
-        """Cause rules of rows, as far as they were looked up."""
+        """Cause rules of the rows for which they have been looked up."""
         self._unclear = self._without_names()
-        """Rows at a lock that may well be idle, as their user stacks will show."""
+        """Rows at a lock that may be idle, which their user stacks will show later."""
         self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self._unclear)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
         self.via = {edge.source: edge.via for edge in self.graph.edges}
-        """Row or node → how it is known who must act."""
+        """Row or node → how it is known which thread must act."""
         self._answers, self._of_processes = defaultdict[int, list[Edge]](list), defaultdict[int, list[Edge]](list)
-        """Edges to who may owe an answer, by row; and from a process to its threads, by node."""
+        """By row: edges to processes that may owe an answer. By node: edges from a process to its threads."""
         for edge in self.graph.edges:
             if edge.via in (ANSWER, SOCKET):
                 self._answers[edge.source].append(edge)
             elif not edge.via:
                 self._of_processes[edge.source].append(edge)
         self.counts = self._counted()
-        """Which nodes' own waiting counts."""
+        """Which nodes' own waits count."""
         self.standing = self._standing()
-        """Rows that have always stood there."""
+        """Rows of standing waits."""
 
     @property
     def standing_sites(self) -> SiteKeys:
         """The sites of standing waits that went on through the whole window.
 
-        There are none if /proc was sampled, or in the first seconds, because then it is unknown whether anybody waits
-        behind them.
+        There are none if /proc was sampled, or in the first seconds, because then it is unknown whether other threads
+        wait for them.
         """
         has_settled = self.blocked.at_ns - self._since_ns >= self._weights.settle_ns
         if not self.standing or not has_settled or self.snapshot.sampling:
@@ -99,7 +99,7 @@ class WaitsOfTick:
         return SiteKeys(ids[self._window.still.mask(ids)])
 
     def is_unclear(self, row: int) -> bool:
-        """Return whether a thread at a lock may well be idle, because no function of its program is known yet."""
+        """Return whether a thread at a lock may be idle, because no function of its program is known yet."""
         return row in self._unclear
 
     def _without_names(self) -> set[int]:
@@ -127,10 +127,10 @@ class WaitsOfTick:
         self._rules.update(zip(rows, found, strict=True))
 
     def _counted(self) -> Mask:
-        """Return which nodes' own waiting counts: rows that do not look idle, or are known to wait for an answer.
+        """Return which nodes' own waits count: rows that do not look idle, or are known to wait for an answer.
 
-        Waits for a CPU and for a quota are counted by the window, because they are short. Short waits for a pipe are
-        how programs that work together take turns.
+        Waits for a CPU and for a quota are counted by the window, because they are short. Programs that
+        work together take turns by short waits for a pipe.
         """
         counts = np.zeros(len(self.graph.nodes), np.bool_)
         least_ns = self._weights.least_age_ns
@@ -160,20 +160,20 @@ class WaitsOfTick:
         return [row for row in may if through[row] <= 0]
 
     def _is_of_normal_kind(self, row: int) -> bool:
-        """Return whether a thread may wait that way because it has no work, as far as the category says."""
+        """Return whether the category is one in which a thread waits for work."""
         is_normal = self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
         return is_normal and not any(self._owes(edge) for edge in self._answers.get(row, ()))
 
     def _owes(self, edge: Edge) -> bool:
-        """Return whether the other end is what keeps a client waiting, as far as it is known that the client asked."""
+        """Return whether a client is known to wait for its peer, to which it has sent a request."""
         if edge.via == ANSWER:
             return edge.is_exact or self._is_at_work(edge.target, _KEEPS_WAITING)
         return self._is_at_work(edge.target, _STOPPED)
 
     def _is_at_work(self, node: int, normal_but: Collection[str]) -> bool:
-        """Return whether who may owe an answer does not look idle itself.
+        """Return whether the process that may owe an answer does not look idle itself.
 
-        `normal_but`: states that are normal without work, but not for who was asked for something.
+        `normal_but`: states that are normal without work, but not for a process that has received a request.
         """
         into = self._of_processes.get(node)
         if into:

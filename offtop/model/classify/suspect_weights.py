@@ -31,7 +31,7 @@ class Weights:
     normal: frozenset[str]
 
     def of(self, category: str, rule: Rule | None, is_known: bool) -> float:
-        """Return the weight of a wait. `is_known`: whether it is known who must act."""
+        """Return the weight of a wait. `is_known`: whether it is known which thread or process must act."""
         own = (self.behind if is_known else self.alone).get(category, 0.0)
         return max(own, self.cause.get(rule.general.id, 0.0)) if rule else own
 

@@ -1,7 +1,7 @@
-"""Suspects: who everybody waits behind, and how much harm that does.
+"""Suspects: threads and processes that others wait for, and how much harm that does.
 
-A suspect is an end of the wait-for graph: others wait for it, and it waits for nobody known. Waits that have always
-stood there are left out, and so is what does little harm: on a quiet machine there are no suspects. The weights are
+A suspect is an end of the wait-for graph: others wait for it, and it waits for no other thread that is known. Standing
+waits (standing.py) are left out, and so are suspects that do little harm: a quiet machine has none. The weights are
 data, in `offtop/suspects.toml`, which explains them.
 """
 
@@ -30,55 +30,56 @@ KINDS: Mapping[str, str] = {
     WAIT: "waits of which nobody is known to hold what they wait for",
 }
 _LEAST = 0.01
-"""Harm that is worth a look at the end's chain."""
+"""Harm from which the chain to an end is computed."""
 _MOST_ENDS = 20
-"""Ends that are looked at, most harm first."""
+"""Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
 _AT_ADDRESS = (ANSWER, UPSTREAM)
 _KERNEL_THREADS = frozenset({"kthread", "ret_from_fork", "ret_from_fork_asm"})
 _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
-"""A program with that share of all running time takes the CPUs of one that waits so much of the time it wants one."""
+"""A program with at least the first share of all running time is accused if another one waits for a CPU for at least
+the second share of the time in which it wants one."""
 _LEAST_CPU = 1.0
 
 
 class Hop(NamedTuple):
-    """Those in a chain that do the same."""
+    """Threads in a chain that do the same."""
 
     key: ThreadKey
-    """One of them, with the oldest wait; tid 0: some thread of the process."""
+    """The one with the oldest wait; tid 0: some thread of the process."""
     program: str
     """Raw. An address if it is not on this machine; `key` is (0, 0) then."""
     many: int
     pids: int
-    """How many processes they are of."""
+    """Number of their processes."""
     state: str
     """Category of their wait, `runs` or `idle`."""
     site: SiteKey | None
-    """Where that one waits; None: not known to be in one long wait."""
+    """Where that thread waits; None if it is not known to be in one long wait."""
     age_ns: int
     """Of the oldest wait; 0: unknown."""
     title: str = ""
-    """What that process says that it does. Raw."""
+    """Title of its process. Raw."""
     via: str = ""
-    """How it is known that the next hop must act, one of blockers.VIA; empty for the last."""
+    """How it is known that the next hop must act: one of blockers.VIA; empty for the last hop."""
     is_exact: bool = True
     what: str = ""
-    """Name of what the next hop holds. Raw."""
+    """Name of the object that the next hop holds. Raw."""
 
 
 class SuspectName(NamedTuple):
-    """What a suspect is recognized by at another time, when its processes may have other PIDs. All texts are raw."""
+    """Identifies a suspect at another time, when its processes may have other PIDs. All texts are raw."""
 
     kind: str
     """One of KINDS."""
     waiters: str
-    """Program of those who wait longest behind others."""
+    """Program of the threads at the start of the chain."""
     category: str
-    """Of their wait."""
+    """Category of their wait."""
     end: str
     """Program that must act."""
     what: str
-    """Name of what that holds; empty if it has none."""
+    """Name of the object that it holds; empty if there is none."""
 
     @property
     def text(self) -> str:
@@ -93,14 +94,15 @@ class Suspect(NamedTuple):
     kind: str
     """One of KINDS."""
     hops: tuple[Hop, ...]
-    """From those who wait longest behind others to who must act; of a deadlock, its threads in the order of waiting."""
+    """From the threads that nobody waits for to the one that must act. For a deadlock, its threads: each waits for the
+next."""
     waiting: float
-    """Threads on average that wait behind it, all of them."""
+    """Average number of threads that wait for it, directly or not."""
     harm: float
-    """Less than `plain_harm` if such waits are usual."""
+    """Less than `plain_harm` if such waits are usual on this machine."""
     plain_harm: float = 0.0
     since_ns: int = 0
-    """CLOCK_REALTIME of the tick from which on it was a suspect."""
+    """CLOCK_REALTIME of the first tick in which it was a suspect."""
 
     @property
     def end(self) -> Hop:
@@ -113,22 +115,22 @@ class Suspect(NamedTuple):
 
     @property
     def age_ns(self) -> int:
-        """Age of the oldest wait behind it, or of its own if nobody is."""
+        """Age of the oldest wait for it, or of its own if there is none."""
         return max(one.age_ns for one in self.hops[:-1] or self.hops)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same at all ticks as long as it is the same incident."""
+        """Equal at all ticks of one incident."""
         return self.kind, self.end.program, self.end.state, self._what, self.hops[0].program
 
     @property
     def last(self) -> tuple[str, ...]:
-        """Who must act, and what it does."""
+        """The program that must act, and what it does."""
         return "last", self.end.program, self.end.state, self._what
 
     @property
     def waiters(self) -> tuple[str, ...]:
-        """Program and wait of those who wait longest behind others."""
+        """Program and wait at the start of the chain."""
         return self.hops[0].program, self.hops[0].state
 
     @property
@@ -140,27 +142,27 @@ class Suspect(NamedTuple):
 
     @property
     def _what(self) -> str:
-        """Name of what is held; an address is none, because it differs from run to run."""
+        """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
         return next((one.what for one in reversed(self.hops) if one.what and one.via not in _AT_ADDRESS), "")
 
 
 class Found(NamedTuple):
-    """What there is at one moment."""
+    """The suspects at one moment."""
 
     suspects: Sequence[Suspect] = ()
     """Most harm first."""
     standing: int = 0
-    """Waits that have always stood there."""
+    """Standing waits."""
     as_usual: Sequence[Suspect] = ()
-    """What would be a suspect if such waits were not usual."""
+    """Suspects that are left out because such waits are usual."""
 
 
 NOTHING_FOUND = Found()
 Usual = Mapping[tuple[str, str], float]
-"""(raw program, category) → how many threads on average wait that way when all is well."""
+"""(raw program, category) → average number of threads that wait that way when all is well."""
 _NOTHING: Usual = {}
 _FORGOTTEN_TICKS = 10
-"""A suspect that was none for so many ticks is new when it comes back."""
+"""A suspect that returns after this many ticks is a new one."""
 
 
 class SuspectFinder:
@@ -191,7 +193,7 @@ class SuspectFinder:
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
         for one in worst.values():
-            # Who must act may become known some ticks after who waits, and who waits first after who waits for the end.
+            # The end of a chain may become known some ticks after the waiters, and its start some ticks after the end.
             keys = one.key, one.last, one.waiters
             harms = [next((tick[key] for key in keys if key in tick), (0.0, 0.0)) for tick in self._latest]
             harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
@@ -269,14 +271,14 @@ class _Ends:
         return found
 
     def _weight(self, row: int, state: str, via: str | None) -> float:
-        """`via`: how it is known who must act; None if it is not."""
+        """`via`: how it is known which thread must act; None if that is unknown."""
         if via is None and self._is_kernel_thread(row):
             return 0.0
         weight = self._weights.of(state, self._waits.rule(row), via is not None)
         return max(weight, self._weights.via.get(via or "", 0.0))
 
     def _unusual(self, harm: Floats, own: Floats) -> Floats:
-        """Return which part of the waiting at each node is more than usual for the program and category."""
+        """Return the share of the waiting at each node that exceeds what is usual for the program and category."""
         parts = np.ones(len(own))
         sums: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for row in np.flatnonzero(harm).tolist():
@@ -294,7 +296,7 @@ class _Ends:
         return any(frame.name.partition("+")[0] in _KERNEL_THREADS for frame in frames[-2:])
 
     def _folded(self, ends: Ints) -> list[list[int]]:
-        """Group ends that do the same, or that hold the same."""
+        """Group ends that do the same or hold the same object."""
         groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
         numbers: list[int] = ends.tolist()
         for end in numbers:
@@ -348,7 +350,7 @@ class _Ends:
         )
 
     def _levels(self, flow: Passed, ends: list[int]) -> tuple[list[list[int]], list[Edge]]:
-        """Return those who wait, level by level from the ends, with the edge that leads from each level to the next.
+        """Return the waiting nodes, level by level from the ends, with the edge from each level to the next.
 
         At each level, only those of the same program in the same kind of wait, where most waiting comes from.
         """
@@ -370,7 +372,7 @@ class _Ends:
         return levels, edges
 
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
-        """Return the edges that lead to `nodes`, through processes whose threads they are."""
+        """Return the edges that lead to `nodes`, directly or through their processes."""
         found: list[Edge] = []
         for node in nodes:
             for edge in self._into[node]:
@@ -394,7 +396,7 @@ class _Ends:
         )
 
     def _starved(self) -> list[Suspect]:
-        """Return the program that has the CPUs, if others wait most of the time for one."""
+        """Return the program that uses the CPUs, if others spend most of their time waiting for one."""
         activity = self._activity
         running, ready = self._by_program(activity.running), self._by_program(activity.ready)
         if not running:
@@ -456,12 +458,12 @@ class _Ends:
 
 
 def _weighed(one: Suspect, part: float) -> Suspect:
-    """Return a suspect of which that part of the harm is unusual."""
+    """Return a suspect of which this share of the harm is unusual."""
     return one._replace(harm=one.harm * part, plain_harm=one.harm)
 
 
 def averages(ticks: Iterable[tuple[Found, int]]) -> dict[tuple[str, ...], float]:
-    """Return by name how many threads on average waited behind each suspect, over ticks of so many ns."""
+    """Return by name the average number of threads that waited for each suspect. Each tick has its length in ns."""
     sums: dict[tuple[str, ...], float] = {}
     whole_ns = 0
     for found, span_ns in ticks:
@@ -472,7 +474,7 @@ def averages(ticks: Iterable[tuple[Found, int]]) -> dict[tuple[str, ...], float]
 
 
 def gone(found: Found, before: Mapping[tuple[str, ...], float]) -> list[tuple[SuspectName, float]]:
-    """Return the suspects of the baseline that nobody waits behind now, most waiting first."""
+    """Return the suspects of the baseline for which no thread waits now, most waiting first."""
     there = {one.name for one in (*found.suspects, *found.as_usual)}
     names = ((SuspectName(*name), waiting) for name, waiting in before.items() if name not in there)
     return sorted(names, key=lambda one: -one[1])

@@ -1,9 +1,9 @@
-"""Wait-for graph: who must act before whom can go on, and how much waiting stands behind each.
+"""Wait-for graph: which threads must act before others can continue, and how much waiting each of them causes.
 
 A node is a thread with a wait in progress, or a process or thread that such a wait depends on. An edge leads from a
-wait to who must act to end it. Waiting is passed along the edges to the last node that is known; what arrives at all
-ends is what waits. Only waits in progress have edges: at one moment a thread waits for one thing only, so a loop in the
-graph is one on the machine.
+wait to the node that must act to end it. Waiting is passed along the edges to the last known node, so the sum at all
+ends is the sum of all waiting. Only waits in progress have edges: at any moment a thread waits for one thing only, so a
+loop in the graph is one on the machine.
 """
 
 import re
@@ -52,13 +52,13 @@ LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 MOST_HOPS = 16
 _SLACK_NS = NS_PER_S
 _LEAST_BUSY = 0.05
-"""Threads on average: a process that runs less than that does nothing."""
+"""Average number of running threads below which a process counts as doing nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
-"""Of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
+"""Title of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
 _AWAITS_LOOKUP = "d_alloc_parallel"
-"""Where a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
+"""Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
-"""How file systems call their look-ups: fuse_lookup, nfs_atomic_open."""
+"""Names of the lookup functions of file systems: fuse_lookup, nfs_atomic_open."""
 _HOLDS, _QUEUES = "idle in transaction", " waiting"
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
@@ -68,46 +68,46 @@ Floats = NDArray[np.float64]
 
 class Node(NamedTuple):
     key: ThreadKey
-    """With tid 0: the process."""
+    """tid 0: the process."""
     row: int
-    """Row of the waits in progress; -1: it is not in a wait of which the age is known to be long."""
+    """Row of the waits in progress; -1 if it is not in a wait that is known to be long."""
     state: str
-    """Category of the wait, RUNS, IDLE, AWAY, or `run-queue` or `throttle` for a process that wants a CPU."""
+    """Category of the wait; RUNS, IDLE or AWAY; or `run-queue` or `throttle` for a process that wants a CPU."""
     address: str = ""
-    """Of a node that is AWAY."""
+    """Address of a node that is AWAY."""
 
 
 class Edge(NamedTuple):
     source: int
     target: int
     share: float
-    """Part of the waiting that is passed to this target; those of all edges of a source add up to 1."""
+    """Share of the waiting that is passed to this target; the shares of all edges of a source add up to 1."""
     via: str
     """One of blockers.VIA; empty from a process to one of its threads."""
     is_exact: bool
     what: str
-    """Name of what is held; may be empty. Raw."""
+    """Name of the object that is held; may be empty. Raw."""
 
 
 class WaitGraph(NamedTuple):
     nodes: Sequence[Node]
-    """The first ones are the rows of the waits in progress, in their order."""
+    """The first nodes are the rows of the waits in progress, in their order."""
     edges: Sequence[Edge]
     waiting: Floats
-    """Threads on average that wait at each node in the window: at all waits of the same thread and category."""
+    """Average number of threads that wait at each node in the window: in all waits of its thread and category."""
 
 
 class Passed(NamedTuple):
     """Waiting, passed along the edges."""
 
     through: Floats
-    """How much came by each node, its own included."""
+    """How much waiting passed through each node, including its own."""
     ends: Floats
-    """How much ended at each node. Each loop's is at the first of its nodes."""
+    """How much waiting ended at each node; for a loop, it is at the first of its nodes."""
 
 
 class Paths:
-    """Where waiting goes in a graph of `count` nodes."""
+    """Passes waiting along the edges of a graph of `count` nodes."""
 
     def __init__(self, count: int, edges: Sequence[Edge]) -> None:
         self._count = count
@@ -117,8 +117,8 @@ class Paths:
         self._is_end = np.ones(count, np.bool_)
         self._is_end[self._source] = False
         self.loops = self._loops()
-        """Nodes that wait for each other and for nobody else, each loop in the order of the edges."""
-        for loop in self.loops:  # what gets there stays there: who is in it cannot act
+        """Nodes that wait only for each other, each loop in the order of the edges."""
+        for loop in self.loops:  # waiting that arrives there stays there: no thread in it can act
             self._is_end[[*loop]] = True
 
     def passed(self, own: Floats) -> Passed:
@@ -170,13 +170,13 @@ def wait_graph(
     """Return the graph of the waits `blocked` as of `snapshot`.
 
     `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf. `unclear`: rows
-    that may well be idle, so that nobody waits for these threads.
+    that may be idle; no thread is taken to wait for them.
     """
     return _Builder(snapshot, blocked, every, span_ns, activity, peers, unclear).graph()
 
 
 class Activity:
-    """What threads and processes did in the window, in threads on average."""
+    """What threads and processes did in the window, as average numbers of threads."""
 
     def __init__(self, every: Shares, window: Window, blockers: Blockers) -> None:
         self._every, self._span_ns = every, max(1, window.span_ns)
@@ -185,12 +185,12 @@ class Activity:
         self.running = _sums(ids[:, 0], running)
         """By PID."""
         self.likely_throttled = {key.pid for key, some in blockers.items() if some[0].via == CPU_QUOTA}
-        """Processes that wait for the CPU quota when they seem to wait for a CPU."""
+        """Processes that wait for their CPU quota although they seem to wait for a CPU."""
         self.throttled, self.ready = self._throttled_and_ready()
         """By PID: waiting for the CPU quota, and for a CPU."""
         self._of_processes: Sequence[Mapping[int, float]] = self.throttled, self.ready, self.running
         self._of_threads: Sequence[Mapping[int, float]] = ()
-        """The same three by thread code, if a thread was looked up."""
+        """The same three by thread code, for threads that have been looked up."""
         self._codes, self._running_ns = thread_codes(ids), running
 
     def _in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
@@ -208,7 +208,7 @@ class Activity:
         return every, {code: ns for code, ns in ready.items() if code not in likely}
 
     def busy(self, key: ThreadKey) -> tuple[str, float]:
-        """Return whether it mostly RUNS, wants a CPU (`run-queue`) or is throttled, and how much of these it does."""
+        """Return what it mostly does (RUNS, `run-queue` or `throttle`), and how much of these it does in all."""
         parts, code = self._of_processes, key.pid
         if key.tid:
             if not self._of_threads:
@@ -221,7 +221,7 @@ class Activity:
         return max(amounts, key=amounts.__getitem__), sum(amounts.values())
 
     def most_blocked(self, key: ThreadKey) -> tuple[str, float]:
-        """Return the category of its waits with most time that are not idle, and that time; empty if there are none."""
+        """Return the category with most time of its waits that are not idle, and that time; empty if there are none."""
         every = self._every
         rows = every.ids[:, 0] == key.pid
         if key.tid:
@@ -245,7 +245,7 @@ def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
 
 
 class KnownPeers:
-    """The processes at the other end of what threads wait on, kept as long as the catalog has the same peers."""
+    """Processes at the other end of the objects that threads wait on, cached while the catalog has the same peers."""
 
     def __init__(self) -> None:
         self._version = (0, 0)
@@ -349,14 +349,14 @@ class _Builder:
         return self._lookup(row) if kernel in self._awaits_lookup else ()
 
     def _stacks_with(self, holds: Callable[[Stack], bool]) -> set[int]:
-        """Return the kernel stacks of waits for which that holds."""
+        """Return the kernel stacks of waits for which `holds` is true."""
         kernels: list[int] = np.unique(self._waits.rows[:, KERNEL]).tolist()
         return {one for one in kernels if holds(self._catalog.stack(one))}
 
     def _lookup(self, row: int) -> tuple[Blocker, ...]:
         """Return the thread that waits while it looks up a name in a directory, if there is only one.
 
-        It has begun before the one that waits for it.
+        It began to do so before the thread that waits for it.
         """
         if self._looks_up is None:
             looks_up = np.isin(self._waits.rows[:, KERNEL], [*self._stacks_with(_is_lookup) - self._awaits_lookup])
@@ -366,13 +366,13 @@ class _Builder:
         return (Blocker(*self._keys[self._looks_up[0]], LOOKUP, False),)
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
-        """Return whether who ended most waits for a lock may hold it now: not one that waits for it like the others."""
+        """Return whether the thread that ended most waits for a lock may hold it now: not if it waits for it itself."""
         row = self._row_of.get(ThreadKey(one.pid, one.tid))
         waits_too = row is not None and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
         return not waits_too and what.pid in (0, one.pid)
 
     def _idle_in_transaction(self, pid: int) -> tuple[Blocker, ...]:
-        """Return the sessions of the same database that may hold what a waiting PostgreSQL session waits for."""
+        """Return the sessions of the same database that may hold the lock that a PostgreSQL session waits for."""
         database = self._sessions.waiting.get(pid)
         return self._sessions.holders.get(database, ()) if database else ()
 
@@ -381,7 +381,9 @@ class _Builder:
         targets: dict[int, Blocker] = {}
         for one in some:
             if one.pid == key.pid and one.tid in (0, key.tid):
-                if not one.tid:  # it holds the other end itself, like the pipe of a make job server: any may act
+                if (
+                    not one.tid
+                ):  # the process has the other end open, too, as make does with its job server: any of them may act
                     return
                 continue
             target = (
@@ -408,9 +410,9 @@ class _Builder:
         return number
 
     def _may_act(self, row: int, oldest_ns: int, is_alone: bool) -> bool:
-        """Return whether a thread of a process may be what others wait for, the oldest for so long.
+        """Return whether others, the oldest for this long, may wait for a thread of a process.
 
-        What it asked for before they waited, it did not ask for them.
+        A request that the thread sent before they waited was not on their behalf.
         """
         if self._idle[row]:
             return self._categories[row] == SLEEP and is_alone
@@ -460,12 +462,12 @@ def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shar
 
 
 def _peers(catalog: Catalog, kernel: int, what: Object) -> tuple[Blocker, ...]:
-    """Return the processes at the other end of what a thread waits on."""
+    """Return the processes at the other end of the object that a thread waits on."""
     if not may_have_peers(what):
         return ()
     sides = catalog.peers_of(what).sides_of_wait(catalog.stack(kernel))
     via = PIPE if what.kind == PIPE_OBJECT else SOCKET
-    # Who holds a file lock is in Snapshot.blockers, where it has been checked.
+    # The holders of file locks are in Snapshot.blockers, after a check.
     return tuple(
         Blocker(one.pid, 0, BACKLOG if side.role == LISTENER else via, True)
         for side in sides

@@ -1,8 +1,6 @@
-"""Classify wakers: an interrupt runs on top of any thread.
+"""Classify wakers: a thread, or an interrupt, which runs on top of any thread.
 
-The kernel's functions show that it was the waker.
-
-Everything here is based on names of kernel functions, leaf first, as `trimmed` has them.
+The kernel functions on the waker's stack show which one it was: their names, leaf first, as in `Stack.trimmed`.
 """
 
 from collections.abc import Sequence
