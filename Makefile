@@ -11,6 +11,7 @@ KINDS ?= pyz deb
 SYSTEM ?=
 
 bin := .venv/bin
+other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest'
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Otherwise the programs that the tests start would inherit make's own variables.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
@@ -42,21 +43,24 @@ run: setup ## run this checkout live, or show a recording if it cannot; ARGS='-p
 	    $(bin)/offtop demo; }
 
 # Each check runs even if another one fails. pyright runs beside the first tests, which wait a lot; its output is
-# printed after theirs. The kernel tests come last, because they need the CPUs for themselves.
+# printed after theirs. The kernel tests come last, because they need the CPUs for themselves. One process imports all
+# tests before the others do, so that in a fresh clone not each of them compiles all the Python.
 test: setup-test ## run all checks: format, lint, types, imports between packages, tests
 	@failed=(); \
 	check() { echo "== $$*"; "$$@" || failed+=("$$*"); }; \
 	types=$$(mktemp); $(bin)/pyright >"$$types" 2>&1 & typing=$$!; \
-	trap 'kill $$typing 2>/dev/null; rm -f "$$types"' EXIT; \
+	$(bin)/pytest --collect-only -qq $(other_tests) >/dev/null 2>&1 & compiling=$$!; \
+	trap 'kill $$typing $$compiling 2>/dev/null; rm -f "$$types"' EXIT; \
 	typed() { wait $$typing; local status=$$?; cat "$$types"; return $$status; }; \
 	check $(bin)/ruff format --check; \
 	check $(bin)/ruff check; \
 	check $(bin)/lint-imports --no-cache; \
-	check $(bin)/pytest -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest' -n 4 --dist worksteal $(ARGS); \
+	wait $$compiling; \
+	check $(bin)/pytest $(other_tests) -n 4 --dist worksteal $(ARGS); \
 	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
-	    tests/kernel/run.sh $(bin)/pytest -m "kernel and not variant" $(ARGS); \
+	    tests/kernel/run.sh $(bin)/pytest -m "kernel and not variant" $(or $(ARGS),tests/kernel tests/test_cli.py); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 variants: setup-test ## run the kernel tests that `make test` leaves out: other versions of Python

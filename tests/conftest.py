@@ -38,6 +38,9 @@ LAW_BROKEN = 10
 _BROKEN_LAW = "broken law"
 _LACKS = "this kernel lacks "
 _laws_broken: list[str] = []
+_TESTS = Path(__file__).parent
+_KERNEL_TESTS = _TESTS / "kernel", _TESTS / "test_cli.py"
+"""All kernel tests are in these; the Makefile names them."""
 
 
 @cache
@@ -82,16 +85,18 @@ def lacks(feature: str) -> NoReturn:
     pytest.skip(_LACKS + feature)
 
 
-@pytest.hookimpl(trylast=True)  # after -m has deselected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not any(item.get_closest_marker("kernel") for item in items):
-        return
-    reason = bpf_reason()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    ours = {item.path for item in items if item.get_closest_marker("kernel") and item.path.is_relative_to(_TESTS)}
+    if misplaced := {str(path) for path in ours if not any(map(path.is_relative_to, _KERNEL_TESTS))}:
+        raise pytest.UsageError(f"`make test` does not look for kernel tests in {', '.join(sorted(misplaced))}")
+    yield  # -m deselects
+    kernel = [item for item in items if item.get_closest_marker("kernel")]
+    reason = bpf_reason() if kernel else None
     if reason is None:
         return
-    for item in items:
-        if item.get_closest_marker("kernel"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+    for item in kernel:
+        item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:
