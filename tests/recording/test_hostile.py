@@ -50,7 +50,7 @@ def replay_output(path: Path) -> str:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("whole") / "it.offtop"
-    recorded(path, ticks=8, whole_ns=3_000_000_000)
+    recorded(path, ticks=5, whole_ns=3_000_000_000)
     assert "lock" in replay_output(path)
     return path.read_bytes()
 
