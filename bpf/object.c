@@ -389,8 +389,8 @@ static inline __attribute__((always_inline)) void hash_object(struct hash *hash,
 /*
  * Return the id of what the current thread waited on, which takes the place of a wake id while wakers are off.
  *
- * Called before the stacks are walked. The id goes through memory, where the verifier tracks no values: otherwise it
- * would follow each path through here once more for each path through the walks.
+ * Called before the stacks are unwound. The id goes through memory, where the verifier tracks no values: otherwise it
+ * would follow each path through here once more for each path through the unwinding.
  */
 static inline __attribute__((always_inline)) u64 object_id_of_wait(u32 which, struct thread *thread, void *task)
 {

@@ -24,8 +24,9 @@
  *
  * cost: see bpf/README.md
  *
- * An application's stack does not change while it is off CPU, so it is walked at switch-in, and only if the wait
- * reached the minimum. PROBE_SWITCH runs in the wrong thread for that and walks at every switch-out, as other tools do.
+ * An application's stack does not change while it is off CPU, so it is unwound at switch-in, and only if the wait
+ * reached the minimum. PROBE_SWITCH runs in the wrong thread for that, and unwinds at every switch-out, as other tools
+ * do.
  *
  * A new thread waits on a run queue for its first CPU without having been switched out. This wait is its run_delay at
  * its first switch-out, or at its exit if it was never switched out before. It is counted then: as one wait, all of it
@@ -158,8 +159,8 @@ static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack 
 	return id;
 }
 
-/* Walk the kernel stack and return the number of frames; 0 if that failed, which is counted. */
-static inline __attribute__((always_inline)) u32 walk_kernel(void *ctx, struct stack *stack)
+/* Unwind the kernel stack and return the number of frames; 0 if that failed, which is counted. */
+static inline __attribute__((always_inline)) u32 unwind_kernel(void *ctx, struct stack *stack)
 {
 	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
 
@@ -173,7 +174,7 @@ static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
 {
 	u32 slot = AT_SWITCH;
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
-	u32 depth = stack ? walk_kernel(ctx, stack) : 0;
+	u32 depth = stack ? unwind_kernel(ctx, stack) : 0;
 
 	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;
 }

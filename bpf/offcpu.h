@@ -177,7 +177,7 @@ struct record {
 	u64 run_delay_ns;  /* sched_info.run_delay at switch-out; with WAKING: time of the wakeup */
 	u64 reported_ns;   /* switched_out_ns of the wait whose stack a scan has already reported */
 	u64 holder;        /* holder of the lock that it waits for, as last reported: pid << 32 | tid */
-	u64 kernel;        /* stack ids, if stacks are walked at switch-out */
+	u64 kernel;        /* stack ids, if stacks are unwound at switch-out */
 	u64 user;
 	u32 state;
 	u32 pid;

@@ -29,8 +29,8 @@ struct python_thread {
 };
 BPF_TABLE("lru_hash", u32, struct python_thread, python_threads, PYTHON_THREADS);
 
-/* State of the Python part of a walk. */
-struct python_walk {
+/* State of reading Python frames. */
+struct python_unwind {
 	struct python_thread thread;
 	u64 id;
 	u64 interpreter;
@@ -42,7 +42,7 @@ struct python_walk {
 	u64 frames[PYTHON_FRAMES];
 	u64 round;             /* ROUNDS */
 };
-BPF_PERCPU_ARRAY(python_scratch, struct python_walk, SLOTS);
+BPF_PERCPU_ARRAY(python_scratch, struct python_unwind, SLOTS);
 
 /*
  * Return CPython's identifier of a thread: pthread_self(), or gettid() if the distance of pthread_self() from the
@@ -74,7 +74,7 @@ static inline __attribute__((always_inline)) u64 word_at(u64 address)
  * Find the innermost frame if s->thread.at is CPython's struct of this thread. Several interpreters may know a thread,
  * and it may be running in another one than this struct's.
  */
-static inline __attribute__((always_inline)) void find_innermost_frame(struct python_walk *s, struct python *p)
+static inline __attribute__((always_inline)) void find_innermost_frame(struct python_unwind *s, struct python *p)
 {
 	u64 from = s->thread.at;
 
@@ -87,7 +87,7 @@ static inline __attribute__((always_inline)) void find_innermost_frame(struct py
 }
 
 /* Search the threads of all interpreters for this one. Each interpreter lists its threads, newest first. */
-static inline __attribute__((always_inline)) void find_thread(struct python_walk *s, struct python *p)
+static inline __attribute__((always_inline)) void find_thread(struct python_unwind *s, struct python *p)
 {
 	s->thread.at = 0;
 	s->interpreter = word_at(p->interpreters);
@@ -110,7 +110,7 @@ static inline __attribute__((always_inline)) void find_thread(struct python_walk
 }
 
 /* Store one Python frame and step to its caller. */
-static inline __attribute__((always_inline)) void python_step(struct python_walk *s, struct python *p, u64 i)
+static inline __attribute__((always_inline)) void python_step(struct python_unwind *s, struct python *p, u64 i)
 {
 	u64 *at = &s->frames[i];
 
@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void read_python_frames(u32 slot, v
 {
 #ifdef HAS_PYTHON
 	struct python *p = python_processes.lookup(&pid);
-	struct python_walk *s = python_scratch.lookup(&slot);
+	struct python_unwind *s = python_scratch.lookup(&slot);
 
 	if (!s)
 		return;
@@ -173,7 +173,7 @@ static inline __attribute__((always_inline)) void read_python_frames(u32 slot, v
 static inline __attribute__((always_inline)) u32 with_python(u32 slot, struct stack *stack, u32 depth)
 {
 #ifdef HAS_PYTHON
-	struct python_walk *s = python_scratch.lookup(&slot);
+	struct python_unwind *s = python_scratch.lookup(&slot);
 
 	if (!s || !s->depth)
 		return depth;

@@ -25,7 +25,7 @@ BPF_ARRAY(blank_site, struct site, 1); /* never written, because it is too large
 
 /*
  * A wait that has ended. It is kept in a map, where the verifier tracks no values: otherwise the verifier would follow
- * the rest of the program once for each path through the stack walks.
+ * the rest of the program once for each path through the unwinding of stacks.
  */
 struct ended {
 	struct site_key key;

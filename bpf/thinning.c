@@ -16,7 +16,7 @@
  * that half the minimum would have added, would have used up at most three quarters, so it does not move back and forth.
  * Waits below the raised minimum count as short waits, so no sum and no run-queue time changes.
  *
- * PROBE_SWITCH walks stacks before it knows how long the wait will be, so there only user space raises the minimum.
+ * PROBE_SWITCH unwinds stacks before it knows how long the wait will be, so there only user space raises the minimum.
  *
  * on_exit() runs with interrupts on: a wakeup in an interrupt may change this state between any two of its accesses. At
  * worst one stack is charged to the wrong period.

@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) u64 copy_stack(void *ctx, u32 slot,
 	copy->head.fallback = frame_pointer_stack(ctx, slot);
 	copy->head.python_depth = 0;
 #ifdef HAS_PYTHON
-	struct python_walk *s = python_scratch.lookup(&slot);
+	struct python_unwind *s = python_scratch.lookup(&slot);
 	if (s && s->depth) {
 		copy->head.python_depth = s->depth;
 		bpf_probe_read_kernel(copy->head.python_frames, sizeof(copy->head.python_frames), s->frames);

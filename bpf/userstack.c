@@ -25,13 +25,13 @@
 
 BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
 /*
- * Too large for the BPF stack. Two slots, because an interrupt may wake a thread while another stack is being walked.
+ * Too large for the BPF stack. Two slots, because an interrupt may wake a thread while another stack is being unwound.
  */
 enum { AT_SWITCH, AT_WAKING, SLOTS };
 
 /*
  * A stack on its way to its map, together with the keys of its id: a separate pointer to these would have to be tracked
- * by the verifier through every walk.
+ * by the verifier through all of the unwinding.
  */
 struct scratch {
 	struct stack stack;
@@ -86,7 +86,7 @@ static inline __attribute__((always_inline)) u64 keep_user_stack(u32 slot, struc
 	return user_stacks.lookup(&id) || !user_stacks.update(&id, stack) ? id : STACK_LOST;
 }
 
-/* Walk the user stack along frame pointers, with the kernel's own walker. */
+/* Unwind the user stack along frame pointers, with the kernel's own unwinder. */
 static inline __attribute__((always_inline)) u64 frame_pointer_stack(void *ctx, u32 slot)
 {
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);

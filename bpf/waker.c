@@ -15,7 +15,7 @@
  *
  * cost: see bpf/README.md
  *
- * The waker's stacks are walked only if the sleeper has waited for the minimum. An interrupt's stack is cut at the
+ * The waker's stacks are unwound only if the sleeper has waited for the minimum. An interrupt's stack is cut at the
  * entry of the interrupt: the frames below are those of an unrelated thread. But a thread that returns from an
  * interrupt to user space handles signals, and may exit: wakeups from there are its own.
  *
@@ -145,7 +145,7 @@ static inline __attribute__((always_inline)) u64 waker_kernel_stack(void *ctx, s
 	u32 slot = AT_WAKING;
 	struct stack *stack = (struct stack *)scratch.lookup(&slot);
 
-	w->depth = stack ? walk_kernel(ctx, stack) : 0;
+	w->depth = stack ? unwind_kernel(ctx, stack) : 0;
 	if (!stack || !w->depth)
 		return STACK_LOST;
 #pragma clang loop unroll(disable)

@@ -42,7 +42,7 @@ from offtop.model.values.wake import Storm
 from offtop.units import NS_PER_S
 
 _CHECK_ALIVE_AFTER_NS = 60 * NS_PER_S
-"""A running thread that has not waited for so long is checked in /proc: its exit record may have been lost."""
+"""A running thread that has not waited for this long is checked in /proc: its exit record may have been lost."""
 _MOST_ENDED = 1 << 15
 """How many exited threads a snapshot shows by name. The totals of the others are added to EXITED: each thread takes
 1 KB or more, and 2,000 may exit per second, with up to 60 s between snapshots."""

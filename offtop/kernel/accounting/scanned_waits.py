@@ -1,4 +1,4 @@
-"""Waits in progress in a task scan: since when, in which system call, at which stack, on what, and who holds it."""
+"""Waits in progress in a task scan: their start, system call, stack and object, and the holder of that."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -62,7 +62,7 @@ def threads_now(loadavg: str = "/proc/loadavg") -> int:
 
 
 def for_machine(threads: int | None = None) -> Sizes:
-    """Return the sizes for a machine with so many threads; None: this one.
+    """Return the sizes for a machine with that number of threads; None: this machine.
 
     They allow for twice the number of threads, thousands of exits a second, and two stacks a thread, as far as memory
     allows. They are powers of two, so that compiled programs can be reused.

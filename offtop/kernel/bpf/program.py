@@ -198,7 +198,7 @@ class Program:
         """Load and attach another source file, which uses the maps of SHARED_MAPS of this program.
 
         `raw_tracepoints`: function → tracepoint. `defines`: macros in addition to those of this program. Returns
-        descriptors by name: `map NAME`, `program TRACEPOINT`, `link TRACEPOINT`; who calls it closes them. Raises
+        descriptors by name: `map NAME`, `program TRACEPOINT`, `link TRACEPOINT`; the caller closes them. Raises
         OfftopError.
         """
         request: dict[str, Any] = {

@@ -226,7 +226,7 @@ class CPythonFrames:
             return [pid for pid, process in self._processes.items() if process.interpreter.layout.gil_holder]
 
     def gil_layout(self, pid: int) -> tuple[int, Layout] | None:
-        """Return the address of _PyRuntime in a process, and the layout that leads to who holds its GIL.
+        """Return the address of _PyRuntime in a process, and the layout that leads to the holder of its GIL.
 
         None if the process runs no CPython that publishes that, or has not been examined.
         """

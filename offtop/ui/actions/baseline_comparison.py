@@ -22,7 +22,7 @@ _WHOLE_HISTORY_NS = 1 << 62
 
 class BaselineComparison:
     def __init__(self, display: Display, history: History, names: Names, suspects: SuspectWatch | None) -> None:
-        """`suspects` is None if nobody looks for any."""
+        """`suspects` is None if they are not searched for."""
         self._display, self._history, self._names, self._suspects = display, history, names, suspects
 
     def take(self) -> None:

@@ -16,7 +16,7 @@ from offtop.ui.kit.lines import Line, Pen, marked
 
 
 class Pane:
-    """What a pane cannot do on its own, it does as this class."""
+    """Defaults for what a pane does not define itself."""
 
     name: ClassVar[str]
     """Its View.focus, and the id of its panel."""

@@ -30,7 +30,7 @@ class Session:
         self.source, self.categories, self.rules, self.outlier_actions = source, categories, rules, outlier_actions
         idle_by_rule = CauseFinder(source.names, rules).idle_by_rule  # the polling thread needs its own CauseFinder
         self.suspects = SuspectWatch(source, weights, rules, view.baseline) if weights else None
-        """None if nobody looks for any."""
+        """None if they are not searched for."""
         standing = self.suspects.standing if self.suspects else none_standing
         self.history = History(categories.idle, is_periodic, history_ns, idle_by_rule=idle_by_rule, standing=standing)
         self.outliers = outlier_actions.detector.outliers if outlier_actions else Outliers(source.outliers())

@@ -1,4 +1,4 @@
-"""Suspects: who others wait behind, in short above the panes, and hop by hop in an overlay."""
+"""Suspects: what others wait for, in short above the panes, and hop by hop in an overlay."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class SuspectReport:
         self._causes = CauseFinder(session.source.names, session.rules)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """Return the lines for a screen of that size; none if nobody looks for suspects, or if there is no room."""
+        """Return the lines for a screen of that size; none if they are not searched for, or if there is no room."""
         if self._session.suspects is None or self._session.history.newest is None:
             return []
         room = most_suspect_lines(width, height)

@@ -32,7 +32,7 @@ class HopText(NamedTuple):
     key: ThreadKey
     name: str
     does: str
-    """What it waits for, or what it does if it is the last."""
+    """What the hop waits for, or what the last hop does."""
     place: str
     """Its stack, in short; empty if unknown."""
     age_ns: int
@@ -84,7 +84,7 @@ def _hop_text(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -> 
 
 
 def without_suspects(causes: CausesPicture, common: Common) -> str:
-    """Return what stands in place of suspects: what most threads wait for, if that is one thread or more on average."""
+    """Return the line in place of suspects: what most threads wait for, if on average one thread or more does."""
     cause = most(causes.shares)
     if cause is None or average(cause.total_ns, common.span_ns) < 1:
         return NOTHING
@@ -92,7 +92,7 @@ def without_suspects(causes: CausesPicture, common: Common) -> str:
 
 
 def as_in_baseline(found: Found, texts: SuspectTexts) -> str:
-    """Return what stands in place of suspects that are usual by the baseline: the one with most harm among them."""
+    """Return the line in place of suspects that are usual by the baseline: the one with most harm."""
     worst = max(found.as_usual, key=lambda one: one.plain_harm)
     return f"usual by the baseline (B): {texts.sentence(worst).says}"
 
@@ -142,7 +142,7 @@ class _Row(NamedTuple):
 class Suspects(Overlay):
     """The overlay. It calls `suspects` whenever it is drawn, and `go_to` with the hop that was chosen.
 
-    The cursor begins at who must act first.
+    The cursor starts at the thread that must act.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -93,7 +93,7 @@ USER_WIDTH = 130
 CGROUP_WIDTH = 160
 """Least width for the CGROUP column."""
 _BESIDE_TITLES = 64
-"""Least cells beside what processes say that they do."""
+"""Minimum width, in cells, of the column with titles."""
 _OBJECT_WIDTH = 190
 """Least width for the WAITING ON column: the main object at the row's main location."""
 _WIDE_WAKERS = 120
