@@ -14,7 +14,7 @@ from offtop.model.values.snapshot import SiteTotals, Snapshot
 from offtop.model.values.stack import PLACELESS
 from offtop.model.values.table import SITES
 from offtop.model.values.waits import KERNEL, Waits
-from offtop.model.viewmodel.comparison import Now
+from offtop.model.viewmodel.counterparts import Now
 from offtop.model.windows.breakdown import Breakdown, Idle, Shares, breakdown_of
 from offtop.model.windows.history import HistoryTick
 from offtop.model.windows.stuck import NOTHING_STUCK, Stuck, stuck

@@ -1,20 +1,19 @@
 """Baseline values for what a view shows: tables and trees to compare the panes with.
 
-Filters, mutes, category and mode apply to both. The selected process or thread is looked up by pid if pids of the
-baseline are still valid, otherwise by name.
+Filters, mutes, category and mode apply to both. counterparts.py finds the selected process or thread in the baseline.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineTable, Compare
 from offtop.model.aggregate.filter import Filter, of_reason
-from offtop.model.aggregate.pool import Pool, family
+from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
-from offtop.model.aggregate.rows import cgroup_of, process_name
+from offtop.model.aggregate.rows import cgroup_of
 from offtop.model.aggregate.scope_text import counted_otherwise
 from offtop.model.aggregate.selection import through
 from offtop.model.aggregate.steps import Path, Shape, passes, steps_of
@@ -22,8 +21,7 @@ from offtop.model.aggregate.tree import tree_of
 from offtop.model.aggregate.waker_rows import G, KeyOf, by_wake, codes, grouped, object_of, waker_of
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
-from offtop.model.values.catalog import Catalog, ThreadKey
-from offtop.model.values.snapshot import Filters, Sampling
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import PLACELESS, Names
 from offtop.model.values.table import Mask, thread_codes
 from offtop.model.values.wake import OFFCPU, gathers
@@ -40,6 +38,7 @@ from offtop.model.viewmodel.baseline_names import (
     thread_or_pool_names,
 )
 from offtop.model.viewmodel.baseline_trees import Trees
+from offtop.model.viewmodel.counterparts import Counterparts, Matching, Now
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
@@ -53,44 +52,17 @@ _Parts = Sequence[tuple[int, Shares]]
 _Tables = Sequence[Mapping[K, Added]]
 
 
-class Now(NamedTuple):
-    """What is compared with the baseline."""
-
-    span_ns: int
-    catalog: Catalog
-    threads: Collection[ThreadKey]
-    """All threads that exist."""
-    pids: Collection[int]
-    """Processes with time in the list."""
-    filters: Filters = Filters()
-    """What is counted."""
-    sampling: Sampling | None = None
-    """None: every wait is recorded."""
-
-    @property
-    def every_pid(self) -> Collection[int]:
-        return {key.pid for key in self.threads}
-
-
-class _Matching(NamedTuple):
-    """The threads of the baseline that the selection is compared with."""
-
-    threads: frozenset[ThreadKey] | None = None
-    """None: all threads."""
-    share: float = 1.0
-    """Fraction of their time, if several threads of now share it."""
-
-
 class Comparison:
     """Comparison with one baseline; caches what makes the next picture cheap."""
 
     def __init__(self, baseline: Baseline, rules: RuleSource) -> None:
         self.baseline = baseline
         self._catalog, self._are_pids_valid = baseline.catalog, not baseline.file
+        self._counterparts = Counterparts(baseline)
         self._cause_finder = CauseFinder(baseline.names, rules)
         self._view = View()
         self._cache_key: object = None
-        self._matching_list = self._matching_panes = _Matching()
+        self._matching_list = self._matching_panes = Matching()
         """For the list, and for the other panes."""
         self._cache: dict[Hashable, Any] = {}
         self._now = Now(0, Catalog(), (), ())
@@ -98,15 +70,15 @@ class Comparison:
     def select(self, view: View, user: Filter, now: Now) -> None:
         """Set what the other methods compare. `user` is the filter for the processes of one user."""
         filters = (view.filter, user, *([of_reason(view.reason)] if view.reason else []))
-        self._matching_list = self._matching_panes = _Matching()
+        self._matching_list = self._matching_panes = Matching()
         if view.pool is not None:
-            self._matching_list = self._matching_panes = self._of_pool(view.pool, now)
+            self._matching_list = self._matching_panes = self._counterparts.of_pool(view.pool, now)
         elif view.pid is not None:
-            self._matching_list = self._matching_panes = self._of_process(view.pid, now)
+            self._matching_list = self._matching_panes = self._counterparts.of_process(view.pid, now)
         elif view.program is not None:
-            self._matching_list = self._matching_panes = self._of_program(view.program)
+            self._matching_list = self._matching_panes = self._counterparts.of_program(view.program)
         if view.thread is not None:
-            self._matching_panes = self._of_thread(view.thread, now)
+            self._matching_panes = self._counterparts.of_thread(view.thread, now)
         woken = view.waker, view.object
         of_details = view.lists_cgroups or any(one.needs_details for one in (*filters, *view.muted))
         versions = self._cause_finder.version, now.catalog.details_version if of_details else 0
@@ -322,7 +294,7 @@ class Comparison:
 
     # The selection in the baseline
 
-    def _shares(self, matching: _Matching) -> _Parts:
+    def _shares(self, matching: Matching) -> _Parts:
         """Return the baseline's time of the `matching` threads that passes mutes, filters and the selection."""
 
         def made() -> _Parts:
@@ -365,47 +337,6 @@ class Comparison:
         if self._are_pids_valid and wanted in keys:
             return np.array([key == wanted for key in keys], np.bool_)[which]
         return np.array([name_of(key) == name_of(wanted) for key in keys], np.bool_)[which]
-
-    def _of_process(self, pid: int, now: Now) -> _Matching:
-        was = {key.pid: process_name(key.pid, self._catalog) for key in self.baseline.threads}
-        pids, share = self._counterparts(pid, was, lambda one: process_name(one, now.catalog), now.pids, now.every_pid)
-        return _Matching(frozenset(key for key in self.baseline.threads if key.pid in pids), share)
-
-    def _of_program(self, program: Program) -> _Matching:
-        those = (key for key in self.baseline.threads if program.holds(key.pid, self._catalog))
-        return _Matching(frozenset(those))
-
-    def _of_pool(self, pool: Pool, now: Now) -> _Matching:
-        threads, share = self._of_process(pool.pid, now)
-        those = (key for key in threads or () if family(self._catalog.comm(key)) == pool.family)
-        return _Matching(frozenset(those), share)
-
-    def _of_thread(self, thread: ThreadKey, now: Now) -> _Matching:
-        name_of = thread_names(self._catalog)
-        was = {key: name_of(key) for key in self.baseline.threads}
-        keys, share = self._counterparts(thread, was, thread_names(now.catalog), now.threads, now.threads)
-        return _Matching(frozenset(keys), share)
-
-    def _counterparts(
-        self,
-        key: K,
-        was: Mapping[K, Hashable],
-        name_of: Callable[[K], Hashable],
-        listed: Collection[K],
-        there: Collection[K],
-    ) -> tuple[set[K], float]:
-        """Return which keys of the baseline `key` is compared with, and their share.
-
-        The rules are those of BaselineTable.compared.
-        """
-        name = name_of(key)
-        if self._are_pids_valid and was.get(key) == name:
-            return {key}, 1.0
-        sharing = [
-            one for one in listed if name_of(one) == name and not (self._are_pids_valid and was.get(one) == name)
-        ]
-        left = {one for one, of in was.items() if of == name and not (self._are_pids_valid and one in there)}
-        return left, 1 / max(1, len(sharing))
 
     def _cached(self, cache_key: Hashable, made: Callable[[], T]) -> T:
         if cache_key not in self._cache:

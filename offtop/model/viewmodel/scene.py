@@ -13,7 +13,8 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.moves import Moves
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.wake import gathers
-from offtop.model.viewmodel.comparison import Comparison, Now
+from offtop.model.viewmodel.comparison import Comparison
+from offtop.model.viewmodel.counterparts import Now
 from offtop.model.viewmodel.paused import LONGEST_ROLLING_NS, AllThreads, PausedView, all_threads
 from offtop.model.viewmodel.view import SINCE_START, View
 from offtop.model.windows.breakdown import Breakdown, Leaf, Part, Scope, by_process, merged
