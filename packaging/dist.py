@@ -10,6 +10,7 @@ from pathlib import Path
 import deb
 import onefile
 import parts
+import rpm
 
 from offtop import __version__
 
@@ -19,7 +20,7 @@ _MOST_BYTES = 60 * 1000 * 1000
 def main() -> None:
     parser = argparse.ArgumentParser(description="build the wheel, and offtop for machines without pip")
     parser.add_argument("into", type=lambda text: Path(text).absolute(), help="directory for the files")
-    parser.add_argument("kinds", nargs="+", choices=("pyz", "deb"), help="what to build")
+    parser.add_argument("kinds", nargs="+", choices=("pyz", "deb", "rpm"), help="what to build")
     parser.add_argument("--machine", choices=parts.MACHINES, default=os.uname().machine)
     args = parser.parse_args()
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", args.into]
@@ -31,6 +32,8 @@ def main() -> None:
             path = args.into / f"offtop-{__version__}-{args.machine}.pyz"
             path.write_bytes(onefile.archive(members, epoch))
             path.chmod(0o755)
+        elif kind == "rpm":
+            path = rpm.build(rpm.files(members), args.into, args.machine, epoch)
         else:
             installed = deb.files(members, epoch)
             path = deb.build(installed, args.into, args.machine, epoch)

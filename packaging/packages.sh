@@ -1,8 +1,9 @@
 #!/bin/bash
 # Installs the Debian package in small Debian systems, bookworm, trixie and sid by default, and has the offtop in it
 # compile with that system's bcc, count known waits and show its screen (installed_check.py). Then it upgrades the package
-# and removes it: nothing may be left but /var/cache. At last systemd boots there in a container, for the recorder
-# (recorder_check.sh). As root; needs mmdebstrap, lintian, systemd-nspawn and a network.
+# and removes it: nothing may be left but /var/cache. It does the same with the RPM package, without an upgrade, on the
+# same system, because no other can be made here. At last systemd boots there in a container, for the recorder
+# (recorder_check.sh). As root; needs mmdebstrap, lintian, rpm, rpmlint, systemd-nspawn and a network.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-packages.XXXXXX")
@@ -16,15 +17,19 @@ in_root() { # runs a script in root $1, in a mount namespace of its own, so that
     ' "$1" "$2"
 }
 
+# Defines files(), which lists what a package might leave.
+files='
+    files() { find / -xdev -path /packages -prune -o -path /run -prune -o -path /var/cache -prune -o \
+        -path /var/log -prune -o -path /var/lib/dpkg -prune -o -path /var/lib/apt -prune -o -print | sort; }
+'
+
 installed() {
     mkdir "$1/packages"
     cp "$place"/*.deb "$here"/{installed_check.py,recorder_check.sh} "$1/packages"
     cp -L /etc/resolv.conf "$1/etc/resolv.conf"
-    in_root "$1" '
+    in_root "$1" "$files"'
         cd /packages
         get() { apt-get -qq -o Acquire::Check-Valid-Until=false -o Dpkg::Use-Pty=0 "$@" >/dev/null; }
-        files() { find / -xdev -path /packages -prune -o -path /run -prune -o -path /var/cache -prune -o -path /var/log -prune -o \
-            -path /var/lib/dpkg -prune -o -path /var/lib/apt -prune -o -print | sort; }
         get update
         get satisfy --no-install-recommends "$(dpkg-deb -f offtop_*-1_*.deb Depends)"
         files >before
@@ -41,6 +46,20 @@ installed() {
         files | diff before - || { echo "offtop: the files above are left after removal" >&2; exit 1; }
         get purge offtop
         ! [ -e /var/cache/offtop ]
+    '
+}
+
+rpm_installed() {
+    local rpm=(rpm --root "$1" --dbpath /packages/rpm)
+    mkdir -p "$1/usr/share/licenses" # belongs to the base of Fedora
+    in_root "$1" "$files"'files >/packages/before'
+    "${rpm[@]}" --force-debian -i --nodeps "$place"/*.rpm
+    "${rpm[@]}" -V --nodeps offtop
+    in_root "$1" 'python3 -I /packages/installed_check.py /usr/bin/offtop'
+    "${rpm[@]}" --force-debian -e offtop
+    in_root "$1" "$files"'
+        files | diff /packages/before - || { echo "offtop: the files above are left after removal" >&2; exit 1; }
+        rm -r /var/cache/offtop
     '
 }
 
@@ -70,19 +89,20 @@ EOF
     cat "$1/packages/checked"
 }
 
-PYTHONPATH=$here/.. "$here/../.venv/bin/python" "$here/dist.py" "$place" deb
+PYTHONPATH=$here/.. "$here/../.venv/bin/python" "$here/dist.py" "$place" deb rpm
 dpkg-deb -R "$place"/*-1_*.deb "$place/next"
 sed -i '/^Version:/s/-1$/-2/' "$place/next/DEBIAN/control"
 dpkg-deb --root-owner-group -Znone -b "$place/next" "$place" >/dev/null
 rm -r "$place/next"
 lintian --allow-root --fail-on error "$place"/*-1_*.deb
+rpmlint -c "$here/rpm/rpmlint.toml" "$place"/*.rpm | tail -n 1
 
 failed=()
 for suite in ${@:-bookworm trixie sid}; do
     echo "== $suite"
     if ! mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         --include=systemd,systemd-sysv,dbus,procps,ca-certificates "$suite" "$place/$suite" || ! installed "$place/$suite" ||
-        ! booted "$place/$suite"; then
+        ! rpm_installed "$place/$suite" || ! booted "$place/$suite"; then
         failed+=("$suite")
     fi
     rm -rf --one-file-system "${place:?}/$suite"

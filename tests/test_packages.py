@@ -1,13 +1,15 @@
-"""The Debian package: its fields, its files, and that the same input gives the same bytes."""
+"""The packages: their fields, their files, and that the same input gives the same bytes."""
 
 import shutil
 import subprocess
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
 
 import deb
 import pytest
+import rpm
 
 from offtop import __version__
 
@@ -17,7 +19,8 @@ _MEMBERS = {
     "rich-15.0.0.dist-info/licenses/LICENSE": b"Rich's licence",
 }
 _EPOCH = 1_700_000_000
-pytestmark = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is missing")
+needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is missing")
+needs_rpm = pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is missing: apt-get install rpm")
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +42,40 @@ def entries(package: Path, option: str) -> list[tarfile.TarInfo]:
     return tarfile.open(fileobj=BytesIO(archive)).getmembers()
 
 
-def test_it_names_what_it_needs_of_the_system(package: Path) -> None:
+@needs_dpkg
+def test_deb_names_what_it_needs_of_the_system(package: Path) -> None:
     assert package.name == f"offtop_{__version__}-1_amd64.deb"
     needed = field(package, "Depends").split(", ")
     assert {"python3-bpfcc", "libbpf1", "libdw1t64 | libdw1", "libseccomp2", "python3 (>= 3.11)"} <= {*needed}
     assert field(package, "Architecture") == "amd64"
 
 
-def test_it_has_command_parts_man_page_and_completions(package: Path) -> None:
+@needs_dpkg
+def test_deb_has_command_parts_man_page_completions_and_recorder(package: Path) -> None:
     modes = {one.name.removeprefix("./"): one.mode for one in entries(package, "--fsys-tarfile") if one.isfile()}
     assert modes["usr/bin/offtop"] == 0o755
     assert modes["usr/lib/offtop/offtop/start.py"] == 0o644
     for name in ("man/man8/offtop.8.gz", "bash-completion/completions/offtop", "zsh/vendor-completions/_offtop"):
         assert modes[f"usr/share/{name}"] == 0o644
+    assert modes["usr/lib/systemd/system/offtop-record.service"] == 0o644
     assert "usr/share/fish/vendor_completions.d/offtop.fish" in modes
     assert all(one.startswith("usr/") for one in modes)
 
 
-def test_all_of_it_belongs_to_root_and_has_one_time(package: Path) -> None:
+@needs_dpkg
+def test_all_of_the_deb_belongs_to_root_and_has_one_time(package: Path) -> None:
     found = [*entries(package, "--fsys-tarfile"), *entries(package, "--ctrl-tarfile")]
     assert {(one.uid, one.gid, one.mtime) for one in found} == {(0, 0, _EPOCH)}
     assert {one.mode for one in found if one.isdir()} == {0o755}
 
 
-def test_it_has_the_licences_of_all_parts(files: dict[str, bytes]) -> None:
+def test_packages_have_the_licences_of_all_parts(files: dict[str, bytes]) -> None:
     text = files["usr/share/doc/offtop/copyright"].decode()
     assert "MIT License" in text and "GNU GENERAL PUBLIC LICENSE" in text and "Rich's licence" in text
 
 
-def test_same_files_and_time_give_the_same_bytes(files: dict[str, bytes], package: Path, tmp_path: Path) -> None:
+@needs_dpkg
+def test_same_files_and_time_give_the_same_deb(files: dict[str, bytes], package: Path, tmp_path: Path) -> None:
     again = deb.build(dict(reversed(files.items())), tmp_path, "x86_64", _EPOCH)
     assert again.read_bytes() == package.read_bytes()
 
@@ -80,3 +88,36 @@ def test_its_command_runs_the_parts_beside_it(files: dict[str, bytes], tmp_path:
     command.write_text(command.read_text().replace("/usr/lib", f"{tmp_path}/usr/lib"))
     ran = subprocess.run(["/usr/bin/python3", "-I", command], capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr, ran.returncode) == ("it runs\n", "", 0)
+
+
+@needs_rpm
+def test_rpm_is_complete_and_the_same_each_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+        rpm.build(rpm.files(_MEMBERS), directory, "x86_64", _EPOCH)
+    (package,) = first.iterdir()
+    assert package.name == f"offtop-{__version__}-1.x86_64.rpm"
+    assert package.read_bytes() == (second / package.name).read_bytes()
+    query = ["rpm", "--dbpath", tmp_path, "-qp", "--requires", "-l", package]
+    found = {*subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()}
+    assert {"python3-bcc", "libbpf", "elfutils-libs", "libseccomp"} <= found
+    assert {f"/{name}" for name in rpm.files(_MEMBERS)} <= found
+
+
+def test_command_of_the_rpm_takes_a_python_that_is_new_enough(tmp_path: Path) -> None:
+    for name, content in rpm.files(_MEMBERS).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    found = tmp_path / "python3.11"
+    found.symlink_to(sys.executable)
+    for python, out, status in ((found, "it runs\n", 0), (tmp_path / "python3.9", "", 4)):
+        command = (tmp_path / "usr/bin/offtop").read_text().replace("/usr/bin/python3.1", f"{tmp_path}/none3.1")
+        command = command.replace("$(readlink -f /usr/bin/python3)", str(python)).replace(
+            "/usr/lib", f"{tmp_path}/usr/lib"
+        )
+        (tmp_path / "command").write_text(command)
+        start = tmp_path / "usr/lib/offtop/system_start.py"
+        start.write_text(start.read_text().replace('"/usr/lib', f'"{tmp_path}/usr/lib'))
+        ran = subprocess.run(["sh", tmp_path / "command"], capture_output=True, text=True, timeout=60)
+        assert (ran.stdout, ran.returncode) == (out, status), ran.stderr
