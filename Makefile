@@ -18,7 +18,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist image packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -116,6 +116,10 @@ dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 dist: setup-test ## build the wheel, one file, .deb and .rpm (if rpmbuild is there) into dist/; MACHINE=aarch64 for arm64
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
+
+image: KINDS = deb
+image: dist ## build the container image offtop:VERSION with podman, buildah or docker; ARGS are options of its build
+	@packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
 
 packages: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 packages: setup-test ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one

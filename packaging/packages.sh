@@ -2,8 +2,9 @@
 # Installs the Debian package in small Debian systems, bookworm, trixie and sid by default, and has the offtop in it
 # compile with that system's bcc, count known waits and show its screen (installed_check.py). Then it upgrades the package
 # and removes it: nothing may be left but /var/cache. It does the same with the RPM package, without an upgrade, on the
-# same system, because no other can be made here. At last systemd boots there in a container, for the recorder
-# (recorder_check.sh). As root; needs mmdebstrap, lintian, rpm, rpmlint, systemd-nspawn and a network.
+# same system, because no other can be made here, and with a container image that has the system as its base. At last
+# systemd boots there in a container, for the recorder (recorder_check.sh). As root; needs what packages.txt lists for
+# `package`, and a network.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-packages.XXXXXX")
@@ -63,6 +64,21 @@ rpm_installed() {
     '
 }
 
+imaged() { # runs the image as docs/containers.md has it; it must work without a writable file system
+    local podman="podman --root $place/storage --runroot $place/run --runtime $(command -v runc)"
+    # runc may not raise limits where this machine has no CAP_SYS_RESOURCE.
+    local limits=(--ulimit nofile=1024:4096 --ulimit nproc=4096:4096)
+    local like_manual=(--pid=host --cap-add BPF --cap-add PERFMON --cap-add SYS_PTRACE --cap-add SYSLOG
+        --security-opt apparmor=unconfined --security-opt seccomp=unconfined)
+    tar -C "$1" -c . | $podman import -q - localhost/base >/dev/null
+    local image
+    image=$(TOOL=$podman "$here/image.sh" "$place"/*-1_*.deb -q --network host --build-arg BASE=localhost/base)
+    $podman run --rm --read-only --read-only-tmpfs=false --network none "${limits[@]}" "${like_manual[@]}" \
+        -v "$here/installed_check.py:/check.py:ro" "$image" python3 -I /check.py /usr/bin/offtop
+    $podman rmi -af >/dev/null
+    ! mountpoint -q "$place/storage/overlay" || umount "$place/storage/overlay"
+}
+
 booted() { # runs recorder_check.sh in root $1, as a service of its own, which switches the system off when it ends
     cat >"$1/etc/systemd/system/check.service" <<'EOF'
 [Unit]
@@ -84,7 +100,7 @@ EOF
         --system-call-filter='bpf perf_event_open' </dev/null >"$1/packages/console" 2>&1 || {
         tail -n 20 "$1/packages/console"
         cat "$1/packages/checked"
-        return 1
+        exit 1
     }
     cat "$1/packages/checked"
 }
@@ -97,14 +113,20 @@ rm -r "$place/next"
 lintian --allow-root --fail-on error "$place"/*-1_*.deb
 rpmlint -c "$here/rpm/rpmlint.toml" "$place"/*.rpm | tail -n 1
 
+tried() { # in a system of suite $1
+    mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
+        --include=systemd,systemd-sysv,dbus,procps,ca-certificates "$1" "$place/$1"
+    imaged "$place/$1"
+    installed "$place/$1"
+    rpm_installed "$place/$1"
+    booted "$place/$1"
+}
+
 failed=()
 for suite in ${@:-bookworm trixie sid}; do
     echo "== $suite"
-    if ! mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=systemd,systemd-sysv,dbus,procps,ca-certificates "$suite" "$place/$suite" || ! installed "$place/$suite" ||
-        ! rpm_installed "$place/$suite" || ! booted "$place/$suite"; then
-        failed+=("$suite")
-    fi
+    tried "$suite" & # in the background, because bash ignores -e in what it tests
+    wait $! || failed+=("$suite")
     rm -rf --one-file-system "${place:?}/$suite"
 done
 if [ ${#failed[@]} -gt 0 ]; then
