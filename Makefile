@@ -18,7 +18,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist image packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -120,6 +120,10 @@ dist: setup-test ## build the wheel, one file, .deb and .rpm (if rpmbuild is the
 image: KINDS = deb
 image: dist ## build the container image offtop:VERSION with podman, buildah or docker; ARGS are options of its build
 	@packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
+
+release: setup-test ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
+	@packaging/system.sh package
+	@$(bin)/python packaging/release.py $(VERSION)
 
 packages: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 packages: setup-test ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one

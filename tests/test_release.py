@@ -1,0 +1,51 @@
+"""What `make release` refuses, and what it says about a version."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import release
+
+_CHANGELOG = """# Changelog
+
+## [0.2.0] - 2026-12-01
+
+- New: this.
+
+## [0.1.0] - 2026-11-30
+
+- All.
+"""
+
+
+def test_a_dated_first_version_can_be_released() -> None:
+    assert release.refusal("0.2.0", "0.2.0", _CHANGELOG, is_clean=True, is_tagged=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "is_clean", "is_tagged", "why"),
+    [
+        ("0.2.0", _CHANGELOG, False, False, "has changes"),
+        ("0.2.0", _CHANGELOG, True, True, "tag v0.2.0 already"),
+        ("0.1.0", _CHANGELOG, True, False, "says 0.2.0, not 0.1.0"),
+        ("0.2.0", _CHANGELOG.replace("0.2.0", "0.3.0"), True, False, "does not begin with version 0.2.0"),
+        ("0.2.0", _CHANGELOG.replace("2026-12-01", "unreleased"), True, False, "no date for 0.2.0"),
+        ("0.2.0", _CHANGELOG.replace("- New: this.", ""), True, False, "says nothing about 0.2.0"),
+    ],
+)
+def test_anything_else_is_refused_with_a_reason(
+    version: str, changelog: str, is_clean: bool, is_tagged: bool, why: str
+) -> None:
+    assert why in release.refusal(version, "0.2.0", changelog, is_clean, is_tagged)
+
+
+def test_notes_are_those_of_one_version() -> None:
+    assert release.notes(_CHANGELOG, "0.2.0") == "- New: this."
+    assert release.notes(_CHANGELOG, "0.1.0") == "- All."
+
+
+def test_sums_are_of_all_files_but_themselves(tmp_path: Path) -> None:
+    for name, content in (("b", b"two"), ("a", b"one"), (release.SUMS, b"")):
+        (tmp_path / name).write_bytes(content)
+    one, two = (hashlib.sha256(content).hexdigest() for content in (b"one", b"two"))
+    assert release.sums(tmp_path) == f"{one}  a\n{two}  b\n"
