@@ -6,7 +6,7 @@ ARGS ?=
 # How long `make soak` runs.
 SECONDS ?= 3600
 # What `make dist` builds besides the wheel.
-KINDS ?= pyz deb $(if $(shell command -v rpmbuild),rpm)
+KINDS ?= pyz $(if $(shell command -v dpkg-deb),deb) $(if $(shell command -v rpmbuild),rpm)
 # SYSTEM=ready means that the system packages are installed; nothing is checked then.
 SYSTEM ?=
 
@@ -113,7 +113,7 @@ format: setup-test ## format the code, and fix what the linter can fix
 
 # The same commit gives the same bytes: everything in them has the commit's time.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
-dist: setup-test ## build the wheel, one file, .deb and .rpm (if rpmbuild is there) into dist/; MACHINE=aarch64 for arm64
+dist: setup-test ## build the wheel, one file, .deb and .rpm (where their tools are) into dist/; MACHINE=aarch64 for arm64
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
 

@@ -96,7 +96,8 @@ ExecStart=/packages/recorder_check.sh
 WantedBy=default.target
 EOF
     ln -s ../check.service "$1/etc/systemd/system/multi-user.target.wants/check.service"
-    timeout 300 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit --capability=all \
+    # systemd 258 and later boot with cgroup v2 only, whatever this machine has.
+    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout 300 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit --capability=all \
         --system-call-filter='bpf perf_event_open' </dev/null >"$1/packages/console" 2>&1 || {
         tail -n 20 "$1/packages/console"
         cat "$1/packages/checked"

@@ -32,7 +32,7 @@ recorded 2
 ! journalctl -u offtop-record --no-pager | grep -i -e cannot -e lack -e permi || fail "the recorder lacks something"
 dpkg -r offtop >/dev/null
 ! pgrep -f 'offtop record' || fail "the recorder runs although the package is removed"
-left=$(find / -xdev -path /packages -prune -o -path /var/lib/dpkg -prune -o -path /var/cache -prune -o -name '*offtop*' -print)
-[ "$left" = "$(ls -d /var/lib/offtop /var/lib/offtop/*)" ] || fail "left: $left"
+left=$(find / -xdev -path /packages -prune -o -path /var/lib/dpkg -prune -o -path /var/cache -prune -o -name '*offtop*' -print | sort)
+[ "$left" = "$(printf '%s\n' /var/lib/offtop /var/lib/offtop/* | sort)" ] || fail "left: $left"
 echo "recorder: enabled, upgraded and removed; it used" \
     "$(du -sh /var/lib/offtop | cut -f1) for $(journalctl -u offtop-record --no-pager | grep -c 'recorded') recordings"
