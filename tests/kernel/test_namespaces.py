@@ -221,14 +221,14 @@ def test_the_outside_is_one_process_with_the_machines_sums(family: Path, tmp_pat
             spinner = spinners.enter_context(programs.running([spin]))
             os.sched_setaffinity(spinner.pid, {cpu})
             spinner.go_on_alone()
-        tick = one.tick()
+        tick = one.tick("-d", "0.5")
     known = {key[1] for key in keys(tick) if key[0] == OUTSIDE}
     assert {2, os.getpid()} <= known  # kernel threads too
     assert {thread["process"] for thread in tick["threads"] if thread["pid"] == OUTSIDE} == {"(outside)"}
     ready = [thread for thread in tick["threads"] if thread["comm"] == "outsider"]
     assert {thread["pid"] for thread in ready} == {OUTSIDE}
     assert len(ready) == 2
-    assert 0.7 * S <= sum(thread["runqueue_ns"] for thread in ready) <= 3 * S
+    assert 0.35 * S <= sum(thread["runqueue_ns"] for thread in ready) <= 1.5 * S
     assert all(site["user"] == [] for site in tick["sites"] if site["pid"] == OUTSIDE)
     assert tick["lost"] == {}
     by_category = sum(category["total_ns"] for category in tick["categories"])
@@ -300,14 +300,13 @@ def test_a_fork_storm_shows_no_host_id(tmp_path: Path) -> None:
 def test_p_and_t_take_the_containers_ids(family: Path) -> None:
     with contained(family) as one:
         pid, tid = one.program.at["pid"], one.program.at["tid"]
-        chosen = ("-p", "1"), ("-p", f"1,{pid}"), ("-t", "1,2"), ("-p", str(OUTSIDE))
+        chosen = ("-p", f"1,{pid}"), ("-t", "1,2"), ("-p", str(OUTSIDE))
 
         def keys_of(words: Sequence[str]) -> set[tuple[int, int]]:
             return keys(one.tick("-d", "0.3", *words))
 
         with ThreadPoolExecutor(2) as pool:
-            first, both, few, everybody_else = pool.map(keys_of, chosen)
-        assert first == {(1, 1)}
+            both, few, everybody_else = pool.map(keys_of, chosen)
         assert both == {(1, 1), (pid, pid), (pid, tid)}
         assert few == {(1, 1), (2, 2)}  # the host has such threads too
         assert {key[0] for key in everybody_else} == {OUTSIDE}
@@ -353,9 +352,6 @@ def test_with_a_foreign_proc_it_exits_and_names_the_fix() -> None:
     refused = command.run("-b", "-n", "1", "--source", "bpf", before=OWN[:-1])
     assert refused.status == 4
     assert refused.sentence.endswith("Give offtop a /proc of its own: unshare --mount-proc offtop")
-    done = command.run("-b", "-n", "1", "-d", "0.3", before=(*OWN[:-1], "unshare", "--mount-proc"))
-    assert (done.status, done.err) == (0, "")
-    assert str(OUTSIDE) in done.out
 
 
 def test_on_the_host_p_takes_a_containers_id(family: Path) -> None:
@@ -412,7 +408,7 @@ def test_an_unknown_container_is_refused_in_one_sentence() -> None:
         (f"{os.getpid()}:1", r"no pid namespace of its own\. Use the pid seen here: -p 1"),
         ("\x1b[31m:7", r"-p \\x1b\[31m:7: no such container"),
     ):
-        refused = command.run("-b", "-n", "1", "-p", option)
+        refused = command.call("-b", "-n", "1", "-p", option)
         assert refused.status == 2
         assert re.search(message, refused.sentence), refused.sentence
 
