@@ -47,7 +47,7 @@ class Pace:
     ) -> None:
         """`detector`: finds outliers; None: there are no triggers, or this is a recording.
 
-        `suspects`: finds who everybody waits behind; None: that is not needed.
+        `suspects`: finds the threads that others wait for; None: that is not needed.
         """
         self._source = source
         self._detector = detector
