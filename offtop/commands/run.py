@@ -111,25 +111,27 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
     """Show a recording, on the screen or as text."""
     from offtop.recording.replay import RecordedSource
 
-    _refuse_files(args)
     no_screen = _no_screen(args)
     rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
-    view = (
-        None
-        if no_screen is not None
-        else choices.first_view(loaded, Filters(), rules, chosen, user, args, with_files=False)
-    )
-    keymap: Mapping[str, str] = choices.keymap(loaded) if view else {}
+    speed = args.speed if no_screen is None else 0.0
     kept = saved_files.SavedFiles(loaded, owner, args)
-    if view:
-        kept = kept.checked()
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
-        contextlib.closing(RecordedSource(path, speed=args.speed if view else 0.0, categories=rules.ids)) as source,
+        contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
+        if args.mode == FILE and not source.recorded.has_files:
+            raise UsageError(
+                "There are no file operations in this recording. Record them with: offtop record --mode file"
+            )
+        view = None
+        keymap: Mapping[str, str] = {}
+        if no_screen is None:
+            with_files = source.recorded.has_files
+            view = choices.first_view(loaded, Filters(), rules, chosen, user, args, with_files=with_files)
+            keymap, kept = choices.keymap(loaded), kept.checked()
         baseline = _baseline(args, rules, files, loaded)
         if args.begin is not None:
             source.go_to(_parse_time(args.begin, source.recorded))
@@ -143,14 +145,6 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
             return _run_screen(source, view, rules, files, loaded, kept, keymap, args, None, pause_at_ns=pause_at_ns)
         _warn_of_batch_mode(no_screen)
         return _batch(source, rules, files, loaded, choices.with_user(user, chosen), args, None, baseline)
-
-
-def _refuse_files(args: argparse.Namespace) -> None:
-    if args.mode == FILE:
-        raise UsageError(
-            "Recordings and exports hold no file operations yet. Use offtop --mode file, with --json to keep them, or "
-            "another --mode"
-        )
 
 
 def _baseline(
@@ -199,15 +193,15 @@ def record(args: argparse.Namespace) -> int:
     from offtop.model.windows.history import History
     from offtop.recording import writer
 
-    _refuse_files(args)
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)
+    with_files = loaded.settings.mode == FILE
     outlier_actions = choices.outlier_actions(loaded, rules, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
-        sources.live(rules, filters, args, loaded) as source,
+        sources.live(rules, filters, args, loaded, with_files=with_files) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
@@ -297,7 +291,8 @@ def export(args: argparse.Namespace) -> int:
     """Convert a recording, or the next seconds of this machine, to another format."""
     from offtop.reports import exports
 
-    _refuse_files(args)
+    if args.mode == FILE:
+        raise UsageError("Exports hold no file operations yet. Use --mode file with --json, or another --mode")
     known = choices.category_rules()
     chosen = choices.wait_filter(args.filter, known)
     if not args.file and (args.begin or args.end):
@@ -428,7 +423,7 @@ def _batch(
         stuck=args.stuck,
         rate=args.rate,
         mode=settings.wait_mode,
-        files=settings.mode == FILE and source.recorded is None,
+        files=settings.mode == FILE and (source.recorded is None or source.recorded.has_files),
         folded=args.folded,
         baseline=baseline,
         style=Style(args.delimiter, args.per),

@@ -19,6 +19,8 @@ class Recorded(NamedTuple):
     """CLOCK_REALTIME of the last tick; may be earlier if the clock was set back."""
     measured_ns: int
     """Time from the first to the last tick (CLOCK_MONOTONIC)."""
+    has_files: bool = False
+    """Whether there are file operations in it."""
 
 
 class Source(Protocol):

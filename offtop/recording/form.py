@@ -80,11 +80,12 @@ LATER_TABLES = {
     "guessed": "CREATE TABLE guessed (stack INTEGER PRIMARY KEY, file BLOB NOT NULL)",
     "nameless": "CREATE TABLE nameless (file BLOB PRIMARY KEY, reason TEXT NOT NULL)",
     "outliers": "CREATE TABLE outliers (number INTEGER NOT NULL, outlier BLOB NOT NULL)",
+    "files": "CREATE TABLE files (number INTEGER PRIMARY KEY, activity BLOB NOT NULL)",
 }
 """Tables that the first recordings of this format lack.
 
 `guessed`: Stack.guessed_in. `nameless`: why the functions of a file have no name, as known at the end. `outliers`: see
-recording/outlier_rows.py, by the number of their tick.
+recording/outlier_rows.py, by the number of their tick. `files`: see recording/file_rows.py, the same.
 """
 
 _COSTS = 5

@@ -13,10 +13,11 @@ from urllib.parse import quote
 
 from offtop.errors import OfftopError
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
+from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
-from offtop.recording import checked, form, outlier_rows
+from offtop.recording import checked, file_rows, form, outlier_rows
 
 _MOST_VALUE_BYTES = 32 << 20
 """Largest value in a row; a tick of 100,000 threads takes 5 MB."""
@@ -49,6 +50,8 @@ class Recording:
         """Implements Names.version: constant, since all names are known from the start."""
         self.damaged = 0
         """Number of ticks and stacks that could not be read."""
+        self.has_files = False
+        """Whether there are file operations in it."""
         try:
             if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
                 raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -62,6 +65,7 @@ class Recording:
             try:
                 later = self._check()
                 self._has_guesses, self._has_outliers = "guessed" in later, "outliers" in later
+                self.has_files = "files" in later and self._number("SELECT number FROM files") is not None
                 if "nameless" in later:
                     self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
@@ -152,6 +156,17 @@ class Recording:
             except ValueError:
                 self.damaged += 1
         return found
+
+    def files(self, number: int) -> FileActivity | None:
+        """Return the file operations of a tick; None if they were not counted, or cannot be read."""
+        if not self.has_files:
+            return None
+        try:
+            row = self._one("SELECT activity FROM files WHERE number = ?", number)
+            return file_rows.decode(row[0]) if row else None
+        except ValueError:
+            self.damaged += 1
+            return None
 
     def of(self, frame: Frame) -> str:
         """Return the name of `frame`. Implements Names."""

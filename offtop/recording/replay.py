@@ -70,7 +70,7 @@ class RecordedSource:
         try:
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
             began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
-            recorded = Recorded(recording.host, began_ns, ended_ns, measured_ns)
+            recorded = Recorded(recording.host, began_ns, ended_ns, measured_ns, recording.has_files)
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = recorded
@@ -179,9 +179,7 @@ class RecordedSource:
         """Do nothing: only what was recorded is there."""
 
     def set_files(self, wanted: bool) -> None:
-        """Raises UsageError: recordings do not hold file operations."""
-        if wanted:
-            raise UsageError("Recordings do not hold file operations. Measure them on this machine: offtop --mode file")
+        """Do nothing: those that were recorded are shown."""
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
@@ -304,6 +302,7 @@ class RecordedSource:
             self._replayed.add(change, self._epoch),
             leads=bool(self._speed) and number < self._at_once,
             outliers=self._of_tick.get(number, ()),
+            files=self._recording.files(number) if number >= self._from_number else None,
         )
         is_full = self._is_full(entry)
         if is_full or change.at_ns - self._tidied_ns > _TIDY_NS:

@@ -13,6 +13,7 @@ import numpy as np
 
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate import location
+from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT, file_rows
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.aggregate.waker_rows import by_wake
@@ -34,7 +35,7 @@ from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.recording.replay import RecordedSource
-from offtop.reports import batch
+from offtop.reports import batch, file_table
 from offtop.reports.tick import in_progress, passing
 from offtop.units import NS_PER_S, average, count, duration, threads
 
@@ -196,7 +197,7 @@ def write(
         wakers = _Wakers(source.names)
         suspects: dict[tuple[str, ...], _Suspected] = {}
         busiest: tuple[float, int] = (0.0, 0)
-        ticks = 0
+        ticks = files_ns = 0
         last: HistoryTick | None = None
         end: Snapshot | None = None
         while (snapshot := source.read()) is not None:
@@ -205,6 +206,7 @@ def write(
             if tick is None:
                 continue
             ticks, last = ticks + 1, tick
+            files_ns += tick.span_ns if tick.window.files else 0
             windows.append(tick.window)
             if len(windows) == _BATCH:
                 windows = [_without_exited(merge(windows), snapshot)]
@@ -221,7 +223,9 @@ def write(
         if last is None:
             lines.append("The recording has only one reading; a tick needs two.")
         else:
-            lines += _numbers(merge(windows), last, ticks, busiest, source, blocked, cause_finder)
+            window = merge(windows)
+            lines += _numbers(window, last, ticks, busiest, source, blocked, cause_finder)
+            lines += _file_lines(window, files_ns)
         if suspects:
             lines += [*_suspect_lines(suspects), ""]
         if longest:
@@ -273,6 +277,15 @@ def _numbers(
         "",
         *text.splitlines(),
     ]
+
+
+def _file_lines(window: Window, counted_ns: int) -> list[str]:
+    """Return the file operations with the most time. `counted_ns`: the span in which they were counted."""
+    if window.files is None:
+        return []
+    listed = file_rows(window.files, counted_ns, window.catalog, (), DEFAULT_FILE_SORT, False)
+    head = f"FILE OPERATIONS, counted for {duration(counted_ns)}, most time first; all with: replay --mode file"
+    return [head, *file_table.table(listed, counted_ns, _ROWS), ""]
 
 
 def _longest_line(one: _Longest) -> str:

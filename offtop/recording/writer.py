@@ -25,6 +25,7 @@ from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.catalog import Catalog, Details, ThreadKey, ThreadLifetime
+from offtop.model.values.files import FileActivity, added
 from offtop.model.values.moves import Moves
 from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
@@ -33,7 +34,7 @@ from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
 from offtop.printable import printable
-from offtop.recording import form, outlier_rows
+from offtop.recording import file_rows, form, outlier_rows
 from offtop.units import NS_PER_S, size
 from offtop.worker import Rest, Worker
 
@@ -65,6 +66,8 @@ class _Written:
     """The stacks and frames in use, and the number of the whole tick up to which they were used."""
     guessed: _Rows = ()
     outliers: _Rows = ()
+    files: _Rows = ()
+    """(number of the tick, file operations): one row or none."""
 
 
 class Recorder:
@@ -123,6 +126,8 @@ class Recorder:
         """(file, why its functions have no names)."""
         self._moves: list[Move] = []
         """Moves of the skipped ticks."""
+        self._files: list[FileActivity | None] = []
+        """File operations of the skipped ticks."""
         self.skipped = 0
         """Number of ticks skipped because the disk was too slow; the next tick holds their sums."""
         self.failure = ""
@@ -152,6 +157,7 @@ class Recorder:
             if len(self._queue) >= _MOST_QUEUED:
                 self.skipped += 1
                 self._moves += self._reaching_back(snapshot)
+                self._files.append(snapshot.files)
                 return
             written = self._encoded(snapshot)
         with self._worker.changed:
@@ -180,6 +186,8 @@ class Recorder:
         waits = [one.wait.site for one in snapshot.outliers if one.wait]
         of_waits = {site.kernel for site in waits} | {site.user for site in waits}
         of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
+        activity = added([*self._files, snapshot.files])
+        self._files.clear()
         frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
@@ -189,6 +197,7 @@ class Recorder:
             used,
             guessed,
             [(self._number, outlier_rows.encode(one)) for one in snapshot.outliers],
+            [(self._number, file_rows.encode(activity))] if activity else [],
         )
 
     def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
@@ -457,6 +466,7 @@ class Recorder:
         database.executemany("INSERT OR REPLACE INTO guessed VALUES (?, ?)", written.guessed)
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.names)
         database.executemany("INSERT INTO outliers VALUES (?, ?)", written.outliers)
+        database.executemany("INSERT INTO files VALUES (?, ?)", written.files)
         if written.used:
             stacks, frames, number = written.used
             database.executemany("UPDATE stacks SET used = ? WHERE id = ?", _with(number, stacks))
@@ -480,6 +490,7 @@ class Recorder:
             database.execute("DELETE FROM stacks WHERE used < ?", (first,))
             database.execute("DELETE FROM frames WHERE used < ?", (first,))
             database.execute("DELETE FROM outliers WHERE number < ?", (first,))
+            database.execute("DELETE FROM files WHERE number < ?", (first,))
             database.execute("DELETE FROM guessed WHERE stack NOT IN (SELECT id FROM stacks)")
         if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
             raise OSError(f"one minute takes more than {size(self._most_bytes)}")

@@ -22,10 +22,13 @@ def lines(tick: Tick, sort: str, reverse: bool) -> Iterable[str]:
     """Yield the lines of the table. `sort`: one of rows.SORTS."""
     window = tick.unfiltered.window
     if window.files is None:
-        yield NOT_COUNTED
-        return
-    listed = _listed(tick, window.files, sort, reverse)
-    total, per_s = listed.total, NS_PER_S / window.span_ns
+        return [NOT_COUNTED]
+    return table(_listed(tick, window.files, sort, reverse), window.span_ns)
+
+
+def table(listed: FileRows, span_ns: int, most_rows: int | None = None) -> Iterable[str]:
+    """Yield the lines of a table of what was counted in `span_ns`, with `most_rows` rows (None: all)."""
+    total, per_s = listed.total, NS_PER_S / span_ns
     lost = f", lost {listed.lost} calls" if listed.lost else ""
     yield (
         f"file operations: {count(total.calls * per_s)} calls/s, {size(round(total.bytes * per_s))}/s, "
@@ -34,10 +37,11 @@ def lines(tick: Tick, sort: str, reverse: bool) -> Iterable[str]:
     if listed.unsuited:
         yield f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}"
     yield _HEAD
-    for row in listed.rows:
+    for row in listed.rows[:most_rows]:
         yield _line(row)
-    if listed.elided_rows:
-        yield f"({listed.elided_rows} rows with less time are only in the sums)"
+    elided_rows = listed.elided_rows + len(listed.rows[most_rows:] if most_rows else ())
+    if elided_rows:
+        yield f"({elided_rows} rows with less time are only in the sums)"
 
 
 def _listed(tick: Tick, activity: FileActivity, sort: str, reverse: bool) -> FileRows:

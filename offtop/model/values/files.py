@@ -7,6 +7,7 @@ while it runs, and time off CPU is part of its time.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
@@ -76,6 +77,8 @@ class FileTotals(NamedTuple):
 
 
 NO_CALLS = FileTotals()
+MOST_SUMMED = 10_000
+"""Most entries of a longer span: on a machine that starts many processes there would be more with each tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class FileActivity:
     elided: FileTotals = NO_CALLS
     """Sum of what has no entry of its own, because there was too much: what took the least time in its tick."""
     elided_rows: int = 0
-    """How many entries that stands for, in the tick that had most of them."""
+    """How many entries that stands for: in the tick that had most of them, and those that `added` left out."""
     lost: int = 0
     """Calls that were not counted, because there was no room for them."""
 
@@ -100,7 +103,10 @@ class FileActivity:
 
 
 def added(spans: Iterable[FileActivity | None]) -> FileActivity | None:
-    """Add up consecutive spans, earliest first; None if file operations were requested in none of them."""
+    """Add up consecutive spans, earliest first; None if file operations were requested in none of them.
+
+    Of more than MOST_SUMMED entries, those with the most time are kept; the others are in `elided`.
+    """
     found = [one for one in spans if one is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -115,6 +121,12 @@ def added(spans: Iterable[FileActivity | None]) -> FileActivity | None:
     last = found[-1].totals
     totals = {key: numbers if key in last else numbers._replace(now_ns=0) for key, numbers in totals.items()}
     elided = reduce(FileTotals.plus, (one.elided for one in found), NO_CALLS)
-    return FileActivity(
-        totals, names, comms, elided, max(one.elided_rows for one in found), sum(one.lost for one in found)
-    )
+    elided_rows = max(one.elided_rows for one in found)
+    if len(totals) > MOST_SUMMED:
+        most = dict(nlargest(MOST_SUMMED, totals.items(), lambda item: item[1].total_ns))
+        elided = reduce(FileTotals.plus, (numbers for key, numbers in totals.items() if key not in most), elided)
+        elided_rows, totals = elided_rows + len(totals) - len(most), most
+        files, pids = {key.file for key in totals}, {key.pid for key in totals}
+        names = {file: name for file, name in names.items() if file in files}
+        comms = {pid: comm for pid, comm in comms.items() if pid in pids}
+    return FileActivity(totals, names, comms, elided, elided_rows, sum(one.lost for one in found))

@@ -48,8 +48,9 @@ class Modes:
     def show_files(self) -> None:
         """Show file operations, or return to the panes of off-CPU time."""
         display = self._display
-        if self._source.recorded:
-            display.show_alert("a recording holds no file operations: offtop --mode file shows those of this machine")
+        recorded = self._source.recorded
+        if recorded and not recorded.has_files:
+            display.show_alert("no file operations in this recording: offtop record --mode file keeps them")
         elif display.picture and display.picture.common.sampling:
             display.show_alert("file operations need BPF: sampling /proc cannot see single calls")
         else:

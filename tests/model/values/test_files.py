@@ -1,8 +1,10 @@
 """File operations of consecutive spans add up, and windows that are merged have their sum."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offtop.model.values import files
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals, added
 from offtop.model.values.snapshot import Snapshot
@@ -42,6 +44,17 @@ def test_span_without_counting_adds_nothing() -> None:
     one = FileActivity({KEYS[0]: CALL})
     assert added([]) is added([None]) is None
     assert added([None, one, None]) == one
+
+
+def test_sums_keep_the_entries_with_most_time_and_add_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_SUMMED", 2)
+    every = {key: CALL._replace(total_ns=1000 * (number + 1)) for number, key in enumerate(KEYS)}
+    names, comms = {DATA: "/data", OTHER: "/other"}, {7: "db", 8: "sh"}
+    sums = added([FileActivity(every, names, comms), FileActivity(every, names, comms, CALL, 1)])
+    assert sums
+    assert [*sums.totals] == [KEYS[2], KEYS[1]]
+    assert (sums.elided.calls, sums.elided.total_ns, sums.elided_rows) == (3, 50_000 + 2 * 1000, 2)
+    assert (sums.names, sums.comms) == (names, comms)
 
 
 def test_longest_call_is_a_maximum_and_the_age_is_that_at_the_end() -> None:

@@ -1,0 +1,86 @@
+"""Encodes and decodes the file operations of a recording: one row for each tick in which they were counted.
+
+Each tick stands for itself: names of files and processes are in its row. Another table of what was counted in a tick
+can be stored in the same way: a row by tick number, in a table of form.LATER_TABLES.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from offtop.model.values import histogram as log2
+from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.table import integers
+from offtop.recording import checked, form
+
+_LEVEL = 4
+_MOST_BYTES = 8 << 20
+"""Largest row, decompressed."""
+_MOST_DEVICE = (1 << 32) - 1
+_NUMBERS = ("calls", "bytes", "total_ns", "off_cpu_ns", "max_ns", "now_ns")
+"""Fields of FileTotals besides the histogram, in the order in which they are stored."""
+
+
+def encode(activity: FileActivity) -> bytes:
+    numbers: dict[FileId, int] = {}
+    rows = [
+        [key.pid, key.operation, numbers.setdefault(key.file, len(numbers)), *_words(totals)]
+        for key, totals in activity.totals.items()
+    ]
+    words: dict[str, object] = {
+        "files": [
+            [file.device, form.signed(file.inode), file.generation, activity.names.get(file, "")] for file in numbers
+        ],
+        "rows": rows,
+        "comms": [[pid, comm] for pid, comm in activity.comms.items()],
+        "elided": _words(activity.elided),
+        "sums": [activity.elided_rows, activity.lost],
+    }
+    return zlib.compress(json.dumps(words, separators=(",", ":")).encode(), _LEVEL)
+
+
+def decode(blob: object) -> FileActivity:
+    """Raises ValueError if `blob` does not hold file operations."""
+    words = checked.words(checked.decompressed(blob, _MOST_BYTES))
+    files = [_file(*row) for row in checked.arrays(words.get("files"), 4)]
+    elided_rows, lost = map(checked.time, checked.array(words.get("sums"), 2))
+    return FileActivity(
+        totals=dict(_row(row, files) for row in map(checked.array, checked.array(words.get("rows")))),
+        names={file: name for file, name in files if name},
+        comms={checked.identity(pid): checked.name(comm) for pid, comm in checked.arrays(words.get("comms"), 2)},
+        elided=_totals(checked.array(words.get("elided"))),
+        elided_rows=elided_rows,
+        lost=lost,
+    )
+
+
+def _words(totals: FileTotals) -> list[int]:
+    """Return the numbers, and the counts of the histogram up to the last one that is not 0."""
+    counts = [*log2.counts(totals.histogram)]
+    while counts and not counts[-1]:
+        counts.pop()
+    return [*(getattr(totals, name) for name in _NUMBERS), *counts]
+
+
+def _file(device: object, inode: object, generation: object, name: object) -> tuple[FileId, str]:
+    numbers = [checked.integer(device), checked.integer(generation)]
+    checked.within(np.array(numbers), 0, _MOST_DEVICE)
+    return FileId(numbers[0], form.unsigned(checked.integer(inode)), numbers[1]), checked.name(name)
+
+
+def _row(row: Sequence[object], files: Sequence[tuple[FileId, str]]) -> tuple[FileKey, FileTotals]:
+    pid, operation, number = checked.array(row[:3], 3)
+    if checked.identity(number) >= len(files):
+        raise ValueError("a file is missing")
+    return FileKey(checked.identity(pid), checked.word(operation), files[number][0]), _totals(row[3:])
+
+
+def _totals(values: Sequence[object]) -> FileTotals:
+    if not 0 <= len(values) - len(_NUMBERS) <= log2.LANES:
+        raise ValueError("not the totals of file operations")
+    numbers = [*map(checked.time, values)]
+    lanes = numbers[len(_NUMBERS) :]
+    histogram = log2.of_lanes(integers([[*lanes, *[0] * (log2.LANES - len(lanes))]], log2.LANES))[0]
+    return FileTotals(**dict(zip(_NUMBERS, numbers, strict=False)), histogram=histogram)
