@@ -16,8 +16,8 @@ from offtop.model.values.table import integers
 from offtop.recording import checked, form
 
 _LEVEL = 4
-_MOST_BYTES = 8 << 20
-"""Largest row, decompressed."""
+_MOST_BYTES = 32 << 20
+"""Largest row, decompressed: 10,000 entries, each with a path of up to 1,279 characters, take 13 MB and more."""
 _MOST_DEVICE = (1 << 32) - 1
 _NUMBERS = ("calls", "bytes", "total_ns", "off_cpu_ns", "max_ns", "now_ns")
 """Fields of FileTotals besides the histogram, in the order in which they are stored."""

@@ -126,8 +126,8 @@ class Recorder:
         """(file, why its functions have no names)."""
         self._moves: list[Move] = []
         """Moves of the skipped ticks."""
-        self._files: list[FileActivity | None] = []
-        """File operations of the skipped ticks."""
+        self._files: FileActivity | None = None
+        """Sum of the file operations of the skipped ticks: a slow disk must not make memory grow."""
         self.skipped = 0
         """Number of ticks skipped because the disk was too slow; the next tick holds their sums."""
         self.failure = ""
@@ -157,7 +157,7 @@ class Recorder:
             if len(self._queue) >= _MOST_QUEUED:
                 self.skipped += 1
                 self._moves += self._reaching_back(snapshot)
-                self._files.append(snapshot.files)
+                self._files = added([self._files, snapshot.files])
                 return
             written = self._encoded(snapshot)
         with self._worker.changed:
@@ -186,8 +186,8 @@ class Recorder:
         waits = [one.wait.site for one in snapshot.outliers if one.wait]
         of_waits = {site.kernel for site in waits} | {site.user for site in waits}
         of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
-        activity = added([*self._files, snapshot.files])
-        self._files.clear()
+        activity = added([self._files, snapshot.files])
+        self._files = None
         frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
         return _Written(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),

@@ -1,5 +1,6 @@
 """File operations in recordings: what was counted is replayed, tick by tick."""
 
+import gc
 import json
 import zlib
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from offtop.errors import UsageError
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.viewmodel.view import FILES, View
 from offtop.person import person
 from offtop.recording import file_rows, writer
@@ -71,6 +72,24 @@ def test_what_was_counted_in_skipped_ticks_is_in_the_next_one(tmp_path: Path, mo
     assert found
     assert found.totals[FileKey(42, "fsync", LOG)].calls == 3 * 4
     assert (found.lost, found.elided.calls) == (3, 9)
+
+
+def test_skipped_ticks_are_added_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_QUEUED", 0)
+    source = ScriptedSource(ticks=3)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
+    for _ in range(30):
+        recorder.add(replace(source.after(1), files=replace(ACTIVITY)))
+    held = sum(isinstance(one, FileActivity) for one in gc.get_objects())
+    recorder.close()
+    assert held < 15
+
+
+def test_the_largest_row_with_long_paths_can_be_read() -> None:
+    files = [FileId(1, inode, 0) for inode in range(MOST_SUMMED)]
+    totals = {FileKey(1, "read", file): FileTotals(1, 1, MS) for file in files}
+    activity = FileActivity(totals, {file: f"{file.inode:01200}" for file in files}, {1: "db"})
+    assert file_rows.decode(file_rows.encode(activity)) == activity
 
 
 def test_text_json_and_report_have_them_and_others_say_that_there_are_none(tmp_path: Path) -> None:
