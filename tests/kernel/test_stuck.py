@@ -22,7 +22,7 @@ from offtop.kernel.bpf.scan_rows import REGISTERS_ROW, Rows
 from offtop.kernel.procfs.syscalls import name_of
 from offtop.kernel.unwind import user_stacks
 from offtop.kernel.unwind.cpu_allowance import Allowance
-from offtop.kernel.unwind.unwinder import Unwinder, UnwoundStack
+from offtop.kernel.unwind.unwinder import UNREAD, Unwinder, UnwoundStack
 from offtop.kernel.unwind.user_stacks import OLD_NS, UserStacks
 from offtop.model.aggregate.account import Account, accounts, explained
 from offtop.model.classify.categories import is_periodic
@@ -479,6 +479,38 @@ def test_a_stack_is_discarded_if_its_thread_ran_while_it_was_read(built: Path) -
     with subprocess.Popen(["sleep", "1000"]) as gone:
         wait_until_asleep(gone.pid)
         assert found_of(gone.pid, ends) == []
+
+
+class Refusing(Unwinder):
+    """An Unwinder that cannot read any stack in time."""
+
+    def __init__(self) -> None:
+        super().__init__(Files(GUARDED), "fp", None)
+        self.asked: list[int] = []
+
+    def unwind_thread(
+        self, key: ThreadKey, stack: ScannedStack, is_32_bit_program: bool, has_run: Callable[[], bool]
+    ) -> UnwoundStack:
+        self.asked.append(key.tid)
+        return UNREAD
+
+
+def test_a_sample_of_alike_waits_that_cannot_be_read_is_asked_for_again(built: Path) -> None:
+    with programs.running([built / "sleeps"]) as child:
+        wait_until_asleep(child.pid)
+        tids = [child.pid + 1_000_000 + number for number in range(8)]
+        waiting = {
+            ThreadKey(child.pid, tid): Waiting(watch.SiteKey(child.pid, tid, 3, NO_STACK), 5 * S, 5 * S) for tid in tids
+        }
+        unwinder = Refusing()
+        reader = UserStacks(unwinder, Allowance(100))
+        reader.note_waits(WaitList.of(waiting.values()).rows, np.repeat(registers_of(child.pid), len(tids)))
+        programs.until(lambda: len(unwinder.asked) == 1)
+        assert reader.followed() == []
+        sampled = unwinder.asked.copy()
+        reader.read(waiting, 7 * S)
+        programs.until(lambda: sorted(unwinder.asked) == sorted([*sampled, *tids]))
+        reader.close()
 
 
 def test_a_process_with_unreadable_memory_does_not_block_others_for_long(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from offtop.kernel.procfs.memory import PAGE_BYTES, PRESENT, libc
 from offtop.model.values.table import Mask
 
-_MOST_VECTORS = 1024
-"""UIO_MAXIOV of the kernel."""
+_MOST_AT_ONCE = 32
+"""How many stacks are read right after it was checked that they are resident: see memory.py."""
 
 
 def read_stacks(tid: int, addresses: NDArray[np.uint64], size_bytes: int) -> tuple[NDArray[np.uint64], Mask]:
@@ -24,15 +24,21 @@ def read_stacks(tid: int, addresses: NDArray[np.uint64], size_bytes: int) -> tup
     Returns a row of words for each address, and which could be read. Those with a page that is not resident could not.
     """
     words = np.zeros((len(addresses), size_bytes // 8), np.uint64)
-    is_read = _are_resident(tid, addresses.tolist(), size_bytes)
-    for part in np.array_split(np.flatnonzero(is_read), -(-len(addresses) // _MOST_VECTORS)):
-        read = np.empty((len(part), size_bytes // 8), np.uint64)
-        theirs = np.column_stack((addresses[part], np.full(len(part), size_bytes, np.uint64)))
-        ours = np.array((read.ctypes.data, read.nbytes), np.uint64)
-        got = libc().process_vm_readv(tid, _pointer(ours), 1, _pointer(theirs), len(part), 0)
-        rows = max(0, got) // size_bytes if size_bytes else 0
-        words[part[:rows]] = read[:rows]
-        is_read[part[rows:]] = False
+    is_read = np.zeros(len(addresses), np.bool_)
+    with suppress(OSError):
+        pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for begin in range(0, len(addresses), _MOST_AT_ONCE):
+                part = addresses[begin : begin + _MOST_AT_ONCE]
+                rows = begin + np.flatnonzero(_are_resident(pagemap, part.tolist(), size_bytes))
+                read = np.empty((len(rows), size_bytes // 8), np.uint64)
+                theirs = np.column_stack((addresses[rows], np.full(len(rows), size_bytes, np.uint64)))
+                ours = np.array((read.ctypes.data, read.nbytes), np.uint64)
+                got = libc().process_vm_readv(tid, _pointer(ours), 1, _pointer(theirs), len(rows), 0)
+                whole = rows[: max(0, got) // size_bytes]
+                words[whole], is_read[whole] = read[: len(whole)], True
+        finally:
+            os.close(pagemap)
     return words, is_read
 
 
@@ -40,16 +46,12 @@ def _pointer(vectors: NDArray[np.uint64]) -> ct.c_void_p:
     return ct.c_void_p(vectors.ctypes.data)
 
 
-def _are_resident(tid: int, addresses: Sequence[int], size_bytes: int) -> Mask:
-    """Return at which addresses every page is resident."""
+def _are_resident(pagemap: int, addresses: Sequence[int], size_bytes: int) -> Mask:
+    """Return at which addresses every page is resident. `pagemap`: descriptor of /proc/TID/pagemap."""
     found = np.zeros(len(addresses), np.bool_)
-    with suppress(OSError, OverflowError):
-        pagemap = os.open(f"/proc/{tid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for row, address in enumerate(addresses):
-                first, last = address // PAGE_BYTES, (address + size_bytes - 1) // PAGE_BYTES
-                pages = memoryview(os.pread(pagemap, 8 * (last - first + 1), 8 * first)).cast("Q")
-                found[row] = len(pages) == last - first + 1 and all(page & PRESENT for page in pages)
-        finally:
-            os.close(pagemap)
+    for row, address in enumerate(addresses):
+        first, last = address // PAGE_BYTES, (address + size_bytes - 1) // PAGE_BYTES
+        with suppress(OSError, OverflowError):
+            pages = memoryview(os.pread(pagemap, 8 * (last - first + 1), 8 * first)).cast("Q")
+            found[row] = len(pages) == last - first + 1 and all(page & PRESENT for page in pages)
     return found

@@ -65,7 +65,7 @@ class KnownPaths:
     def add(self, space: int, steps: Sequence[tuple[int, Rule]], span_bytes: int, frames: Sequence[Frame]) -> None:
         """Keep the path of a stack; the arguments are as in Path."""
         is_fixed = all(frame.file not in (ANONYMOUS, JIT) for frame in frames)
-        if not (steps and is_fixed and 0 < span_bytes <= _MOST_BYTES):
+        if not (steps and is_fixed and 0 < span_bytes <= _MOST_BYTES and span_bytes % WORD_BYTES == 0):
             return
         leaf, path = (space, steps[0][0]), Path(tuple(steps), span_bytes, tuple(frames))
         known = self._paths.pop(leaf, [])

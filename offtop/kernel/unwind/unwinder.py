@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ _IDLE_S = 10.0
 _NICE = 5
 """Niceness of the reader. It yields to the workload, but less than the reader of names: a stack waits for every
 reply."""
+_MOST_COMPARED = 1_024
+"""How many stacks are compared with known paths at once: they take up to 4 KB each, several times."""
 _CHECK_AGAIN_S = 10.0
 _CHECK_INTERVAL_S = 0.05
 """Minimum interval between checks of processes, each of which takes 0.3 ms and more."""
@@ -220,11 +223,11 @@ class Unwinder:
     ) -> Iterator[tuple[UnwoundStack, Ints]]:
         """Unwind the stacks of blocked threads (pid, tid) that take a known path.
 
-        Yields each stack and the positions of its threads. Calls `note_read` with each pid before its memory is read.
-        Threads of CPython are left out, because their stack has more than what the path says. The caller must check
-        afterwards which threads have run meanwhile.
+        Yields each stack and the positions of its threads. Calls `note_read` with each pid before its memory is read,
+        and with 0 afterwards. Threads of CPython are left out, because their stack has more than what the path says.
+        The caller must check afterwards which threads have run meanwhile.
         """
-        of_leaves: dict[tuple[int, int], list[tuple[Ints, Stacks]]] = {}
+        of_leaves: defaultdict[tuple[int, int], list[tuple[Ints, Stacks]]] = defaultdict(list)
         for pid in np.unique(ids[:, 0]).tolist():
             at = np.flatnonzero(ids[:, 0] == pid)
             note_read(pid)
@@ -232,15 +235,28 @@ class Unwinder:
             for ip in np.unique(registers["ip"][at]).tolist() if space else ():
                 paths = self._known_paths.of(space, ip)
                 rows = at[registers["ip"][at] == ip]
-                if paths:
-                    size_bytes = max(path.span_bytes for path in paths)
-                    words, is_read = read_stacks(int(ids[rows[0], 1]), registers["sp"][rows], size_bytes)
-                    read = rows[is_read], Stacks(registers[rows[is_read]], words[is_read])
-                    of_leaves.setdefault((space, ip), []).append(read)
+                size_bytes = max((path.span_bytes for path in paths), default=0)
+                for part in np.array_split(rows, -(-len(rows) // _MOST_COMPARED)) if paths else ():
+                    words, is_read = read_stacks(int(ids[part[0], 1]), registers["sp"][part], size_bytes)
+                    read = part[is_read], Stacks(registers[part[is_read]], words[is_read])
+                    if len(part) == len(rows):  # most likely there are more in other processes
+                        of_leaves[space, ip].append(read)
+                    else:
+                        yield from self._followed(space, ip, [read])
+                    if sum(len(some) for some, _ in of_leaves[space, ip]) >= _MOST_COMPARED:
+                        yield from self._followed(space, ip, of_leaves.pop((space, ip)))
+            note_read(0)
         for (space, ip), parts in of_leaves.items():
-            rows = np.concatenate([rows for rows, _ in parts])
-            for path, which in self._known_paths.follow(space, ip, Stacks.all([stacks for _, stacks in parts])):
-                yield UnwoundStack(path.frames, layout.END_COMPLETE), rows[which]
+            if parts:
+                yield from self._followed(space, ip, parts)
+
+    def _followed(
+        self, space: int, ip: int, parts: Sequence[tuple[Ints, Stacks]]
+    ) -> Iterator[tuple[UnwoundStack, Ints]]:
+        """Yield the stacks of a leaf that take a known path, and the positions that `parts` gives their threads."""
+        positions = np.concatenate([rows for rows, _ in parts])
+        for path, which in self._known_paths.follow(space, ip, Stacks.all([stacks for _, stacks in parts])):
+            yield UnwoundStack(path.frames, layout.END_COMPLETE), positions[which]
 
     def _space_without_python(self, pid: int) -> int:
         """Return the address space layout of a process (Image.space); 0 if unknown, or if the process runs CPython."""

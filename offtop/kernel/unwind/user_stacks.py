@@ -132,6 +132,10 @@ class _Waits(NamedTuple):
 _NO_WAITS = _Waits(integers([], 2), integers([], 1)[:, 0], np.zeros(0, REGISTERS_ROW))
 
 
+class _ReplacedError(Exception):
+    """This thread hung, and another one has taken over."""
+
+
 class _Alike(NamedTuple):
     """Waits that may take known paths."""
 
@@ -421,10 +425,12 @@ class UserStacks:
             pid, followed, strayed = _pid_of(work), list[ReadStack](), _NO_WAITS
 
             def note_read(of_pid: int) -> None:
+                """Raises _ReplacedError if another thread has taken over."""
                 nonlocal pid
                 with self._changed:
-                    if worker is self._worker:
-                        pid, self._at = of_pid, (of_pid, time.monotonic())
+                    if worker is not self._worker:
+                        raise _ReplacedError
+                    pid, self._at = of_pid, (of_pid, time.monotonic()) if of_pid else None
 
             if isinstance(work, Copy):
                 found = unwinder.unwind_copy(work)
@@ -434,7 +440,8 @@ class UserStacks:
                 unwinder.read_python_names(work.pid, work.addresses)
                 work.done.set()
             elif isinstance(work, _Alike):
-                followed, strayed = _follow(unwinder, work.waits, note_read)
+                with suppress(_ReplacedError):
+                    followed, strayed = _follow(unwinder, work.waits, note_read, self._allowance.is_left)
             else:
                 found = _read(unwinder, work)
             self._allowance.spend(max(0.0, unwinder.used_s - began_s))
@@ -475,20 +482,26 @@ def _read(unwinder: Unwinder, wait: _Waits) -> ReadStack | None:
     return wait.read_as(found) if found else None
 
 
-def _follow(unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None]) -> tuple[list[ReadStack], _Waits]:
+def _follow(
+    unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None], learns: bool
+) -> tuple[list[ReadStack], _Waits]:
     """Return the stacks of those waits that take known paths, and the other waits.
 
-    Of those that wait at one instruction and take none, one is unwound by itself: others may take its path.
+    `learns`: of those that wait at one instruction and take none, one is unwound by itself, because others may take its
+    path.
     """
     found, left = _known(unwinder, waits, note_read)
     _, first, threads = np.unique(left.registers["ip"], return_index=True, return_counts=True)
-    samples = first[threads >= _FEWEST_ALIKE][:_MOST_SAMPLES]
-    for sample in samples.tolist():
+    samples: list[int] = first[threads >= _FEWEST_ALIKE][: _MOST_SAMPLES if learns else 0].tolist()
+    is_over = np.zeros(len(left.ids), np.bool_)
+    for sample in samples:
         note_read(int(left.ids[sample, 0]))
         one = _read(unwinder, left.of(slice(sample, sample + 1)))
-        found += [one] if one and one.found is not UNREAD else []
-    if len(samples):
-        left = left.of(np.isin(np.arange(len(left.ids)), samples, invert=True))
+        note_read(0)
+        is_over[sample] = one is None or one.found is not UNREAD
+        found += [one] if one and is_over[sample] else []
+    if samples:
+        left = left.of(~is_over)
         more, left = _known(unwinder, left, note_read)
         found += more
     return found, left
