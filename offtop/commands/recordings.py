@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offtop.errors import OfftopError, warn
-from offtop.person import Person, as_person
+from offtop.person import Person, as_person, person
 from offtop.printable import printable
 from offtop.units import NS_PER_S
 
@@ -29,19 +29,21 @@ class _Found(NamedTuple):
     path: Path
     size: int
     """Bytes, with the files beside it."""
+    owner: int
+    """UID."""
 
 
 def delete_oldest(used: Path, keep_ns: int, most_bytes: int, owner: Person) -> None:
     """Delete recordings last written to longer than `keep_ns` ago, and the oldest above `most_bytes` in all.
 
-    `used`: the recording in progress. It counts and stays; only its directory is looked at. Raises OfftopError if one
-    cannot be deleted.
+    `used`: the recording in progress. It counts and stays; only its directory is looked at, and in it only the files of
+    `owner`. Raises OfftopError if one cannot be deleted.
     """
     directory = used.parent
     now_ns = time.time_ns()
     with as_person(owner):
         try:
-            found = sorted(_recordings(directory))
+            found = sorted(one for one in _recordings(directory) if one.owner == owner.uid)
             bytes_left = sum(one.size for one in found)
             for one in found:
                 is_in_use = one.path == used or now_ns - one.written_ns < _IN_USE_NS
@@ -59,7 +61,8 @@ def delete_oldest(used: Path, keep_ns: int, most_bytes: int, owner: Person) -> N
 def named(file: str) -> Path:
     """Return the path of a recording; `latest` is the one in the service's or the current directory written to last.
 
-    Raises OfftopError if there is none.
+    Only those of root and of the invoking user count, because others may write to the directory, too. Raises
+    OfftopError if there is none.
     """
     if file != LATEST:
         return Path(file)
@@ -67,7 +70,7 @@ def named(file: str) -> Path:
     refused = ""
     for directory in dict.fromkeys((SERVICE_DIRECTORY, Path.cwd())):
         try:
-            found += _recordings(directory)
+            found += (one for one in _recordings(directory) if one.owner in (0, person().uid))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -90,7 +93,8 @@ def _recordings(directory: Path) -> Sequence[_Found]:
         if states[0]:
             present = [one for one in states if one]
             written_ns = max(one.st_mtime_ns for one in present)
-            found.append(_Found(written_ns, directory / name, sum(one.st_size for one in present)))
+            size = sum(one.st_size for one in present)
+            found.append(_Found(written_ns, directory / name, size, states[0].st_uid))
     return found
 
 

@@ -76,16 +76,16 @@ class SavedFiles:
     def recorder(self, source: Source, file: str = "") -> "Recorder":
         from offtop.recording import writer
 
-        args = self.args
+        args, directory = self.args, getattr(self.args, "directory", None)
+        most_bytes = getattr(args, "max_size", None) or writer.MOST_BYTES
         host = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         return writer.Recorder(
-            Path(
-                getattr(args, "directory", None) or "", file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"
-            ),
+            Path(directory or "", file or f"offtop-{host}-{datetime.now():%Y%m%dT%H%M%S}.offtop"),
             source,
             self.owner,
             keep_ns=getattr(args, "keep", None) or writer.KEEP_NS,
-            most_bytes=getattr(args, "max_size", None) or writer.MOST_BYTES,
+            # The recording from before a restart stays until the new one is as large.
+            most_bytes=most_bytes // 2 if directory is not None else most_bytes,
             cmdlines=getattr(args, "cmdlines", False),
         )
 

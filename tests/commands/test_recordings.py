@@ -91,3 +91,20 @@ def test_a_service_directory_that_cannot_be_read_is_named(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OfftopError, match=r"cannot be read \(Not a directory\). Try sudo"):
         recordings.named("latest")
+
+
+def test_recordings_of_others_are_neither_deleted_nor_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "service")
+    monkeypatch.chdir(tmp_path)
+    own, used, forged = (recording(tmp_path, hours) for hours in (99, 1, 0))
+    old = recording(tmp_path, 98)
+    for path in (forged, old):
+        os.chown(path, 12345, -1)
+    assert recordings.named("latest") == used
+    recordings.delete_oldest(used, _HOUR_NS, 1, person())
+    assert left(tmp_path) == {used, forged, old}
+    assert not own.exists()
