@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.table import integers
 from offtop.recording import checked, form
 
@@ -45,11 +45,16 @@ def decode(blob: object) -> FileActivity:
     """Raises ValueError if `blob` does not hold file operations."""
     words = checked.words(checked.decompressed(blob, _MOST_BYTES))
     files = [_file(*row) for row in checked.arrays(words.get("files"), 4)]
+    rows = checked.array(words.get("rows"))
+    if len(rows) > MOST_SUMMED or len(files) > len(rows):
+        raise ValueError("too many file operations")
+    totals = dict(_row(row, files) for row in map(checked.array, rows))
+    pids = {key.pid for key in totals}
     elided_rows, lost = map(checked.time, checked.array(words.get("sums"), 2))
     return FileActivity(
-        totals=dict(_row(row, files) for row in map(checked.array, checked.array(words.get("rows")))),
+        totals=totals,
         names={file: name for file, name in files if name},
-        comms={checked.identity(pid): checked.name(comm) for pid, comm in checked.arrays(words.get("comms"), 2)},
+        comms={pid: checked.name(comm) for pid, comm in checked.arrays(words.get("comms"), 2) if pid in pids},
         elided=_totals(checked.array(words.get("elided"))),
         elided_rows=elided_rows,
         lost=lost,

@@ -143,6 +143,7 @@ async def test_key_7_lists_them_in_a_replay(tmp_path: Path) -> None:
         {"rows": [[7, "read", 0, 1, 1]]},
         {"elided": []},
         {"sums": [0, -1]},
+        {"files": [[1, number, 3, "x"] for number in range(9)]},
         {"comms": [[7]]},
     ],
 )

@@ -501,7 +501,7 @@ def _bytes_of(tick: HistoryTick) -> int:
     held, own = tick.held, _TICK_BYTES
     own += _BLOCKED_BYTES * (len(tick.header.blockers) + len(tick.header.titles))
     if tick.header.files:
-        own += _FILE_BYTES * len(tick.header.files.totals)
+        own += _FILE_BYTES * len(tick.header.files.totals) + sum(map(len, tick.header.files.names.values()))
     if isinstance(held, Packed):
         own += len(held.columns) + len(held.columns_of_moves)
     else:
