@@ -174,6 +174,9 @@ class SuspectFinder:
         """Key → harm and plain harm."""
         self._since: dict[SuspectName, tuple[int, int]] = {}
         """Name → when it became a suspect (CLOCK_REALTIME), and the number of the last tick in which it was one."""
+        self._shown: Sequence[Suspect] = ()
+        """The suspects of the last tick. One of short waits, which happen to be over at the end of this tick, stays as
+        long as its average harm does."""
         self._ticks = 0
         self._epoch = -1
 
@@ -184,24 +187,36 @@ class SuspectFinder:
             self._epoch = epoch
             self._latest.clear()
             self._since.clear()
+            self._shown = []
         found = _Ends(waits, self._weights, self.usual).found()
         worst = {one.key: one for one in reversed(found.suspects)}
         harms_now = {key: (one.harm, one.plain_harm) for key, one in worst.items()}
         of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         of_ends = {one.last: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         self._latest.append(of_waiters | of_ends | harms_now)
+        # What has hardly any harm now does not stand for what had much: the main thread that joins, for its workers.
+        found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
+        programs_now = {one.hops[0].program for one in found_now}
+        gone = [
+            one
+            for one in self._shown
+            if one.age_ns < self._weights.least_age_ns and one.hops[0].program not in programs_now
+        ]
+        were_shown = {one.key for one in self._shown}
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
-        for one in worst.values():
+        for one in [*found_now, *gone]:
             # The end of a chain may become known some ticks after the waiters, and its start some ticks after the end.
             keys = one.key, one.last, one.waiters
             harms = [next((tick[key] for key in keys if key in tick), (0.0, 0.0)) for tick in self._latest]
             harm, plain_harm = (sum(column) / len(harms) for column in zip(*harms, strict=True))
             is_steady = len(harms) == self._weights.ticks and all(plain for _, plain in harms)
+            is_steady |= one.key in were_shown
             if plain_harm >= self._weights.harm and (one.age_ns >= self._weights.least_age_ns or is_steady):
-                found_now = shown if harm >= self._weights.harm else as_usual
-                found_now.append(one._replace(harm=harm, plain_harm=plain_harm))
-        shown.sort(key=lambda one: -one.harm)
+                listed = shown if harm >= self._weights.harm else as_usual
+                listed.append(one._replace(harm=harm, plain_harm=plain_harm))
+        self._shown = shown
+        shown = sorted(shown, key=lambda one: -one.harm)
         shown = self._with_begin(shown[: self._weights.most], waits.snapshot.taken_ns)
         return Found(shown, found.standing, tuple(as_usual))
 

@@ -419,10 +419,10 @@ def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> 
     assert [(one.kind, one.end.many, one.harm) for one in machine.found(ticks=3).suspects] == [(WAIT, 6, 1.5)]
 
 
-def flocks(pid: int, count: int, holder: int) -> Machine:
+def flocks(pid: int, count: int, holder: int, seconds: float = 9) -> Machine:
     machine = Machine()
     for one in range(pid, pid + count):
-        waiter = machine.waits("flock", one, "lock", 9, kernel="flock_lock_inode_wait")
+        waiter = machine.waits("flock", one, "lock", seconds, kernel="flock_lock_inode_wait")
         machine.held(waiter, Blocker(holder, 0, FILE_LOCK, True, "job.lock"))
     machine.waits("sleep", holder, "sleep", 9)
     return machine
@@ -480,3 +480,18 @@ def test_suspect_that_was_none_for_long_is_new_again() -> None:
     for _ in range(11):
         finder.tick(quiet)
     assert since(20) == 20
+
+
+def test_suspect_stays_while_short_waits_happen_to_be_over() -> None:
+    """Its average harm is 1 or more for two ticks after one with a harm of 3."""
+    finder, quiet, held = SuspectFinder(WEIGHTS), Machine().tick(), flocks(10, 5, 20, 0.6).tick()
+    weak = flocks(10, 1, 20).tick()
+    weak.graph.waiting[:] *= 0.1
+    every = [[one.waiting for one in finder.tick(held).suspects] for _ in range(WEIGHTS.ticks)]
+    assert every[-1] == [3.0]
+    assert [one.waiting for one in finder.tick(weak).suspects] == [3.0]
+    assert [one.waiting for one in finder.tick(quiet).suspects] == [3.0]
+    assert finder.tick(quiet).suspects == []
+    for machine in [flocks(10, 3, 20).tick()] * WEIGHTS.ticks:
+        finder.tick(machine)
+    assert finder.tick(quiet).suspects == []  # a wait of 9 s does not happen to be over
