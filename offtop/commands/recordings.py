@@ -100,7 +100,7 @@ def _recordings(directory: Path) -> Sequence[_Found]:
 
 def _with_beside(path: Path) -> Sequence[Path]:
     """Return the paths of a recording and of what SQLite keeps beside it."""
-    from offtop.recording.form import BESIDE  # not at the top, so that --help is fast
+    from offtop.recording.file_format import BESIDE  # not at the top, so that --help is fast
 
     return [path, *(Path(f"{path}{end}") for end in BESIDE)]
 

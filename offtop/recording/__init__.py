@@ -1,4 +1,5 @@
 """A recording is a file that holds everything a source reported, tick by tick; it is replayed as a source.
 
-`form` defines the file format, `writer` writes it, `reader` reads it as untrusted input, `replay` plays it.
+`file_format` defines the tables, and the modules `*_rows` encode their rows. `writer` writes a recording, `reader`
+reads one as untrusted input, `replay` plays it, and `report` sums it up.
 """

@@ -1,4 +1,4 @@
-"""Checks of the JSON and numbers in a recording, which is untrusted input.
+"""Checks the JSON and numbers in a recording, which is untrusted input.
 
 Each function raises ValueError if the value is invalid.
 """
@@ -20,13 +20,13 @@ _MOST_NAME = 8192
 _MOST_VALUES = 3 << 20
 """Most JSON values in a tick: 220,000 processes that are all new need that many."""
 _MOST_KEYS = 1_000
-_HARMLESS = 1 << 20
+_CHEAP = 1 << 20
 """JSON of up to this many characters is cheap to parse, whatever it contains."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _WORD = re.compile("[A-Za-z0-9_-]{0,32}")
 
 
-def within(values: Ints, least: int, most: int) -> None:
+def check_range(values: Ints, least: int, most: int) -> None:
     if values.size and not (least <= values.min() and values.max() <= most):
         raise ValueError("a number is out of range")
 
@@ -44,18 +44,18 @@ def decompressed(blob: object, most_bytes: int = _MOST_BYTES) -> bytes:
     return raw
 
 
-def words(raw: bytes) -> dict[str, object]:
+def json_object(raw: bytes) -> dict[str, object]:
     text = raw.decode()
-    if len(text) > _HARMLESS:
-        _check_words(text)
+    if len(text) > _CHEAP:
+        _check_size(text)
     try:
         return object_of(json.loads(text))
     except RecursionError:
         raise ValueError("a tick is not JSON that offtop writes") from None
 
 
-def _check_words(text: str) -> None:
-    """Raise ValueError if there are far too many values: a value of two characters takes some 100 bytes once parsed."""
+def _check_size(text: str) -> None:
+    """Raise ValueError if parsing would take too much memory: a value of two characters takes some 100 bytes."""
     strings = values = keys = at = 0
     for string in _STRING.finditer(text):
         begin, end = string.span()
@@ -99,7 +99,7 @@ def integer(value: object) -> int:
 
 
 def word(value: object) -> str:
-    """Return a word that offtop itself writes; it is shown unescaped."""
+    """Return a word that offtop itself writes. Callers show it unescaped."""
     if not _WORD.fullmatch(found := text(value)):
         raise ValueError("not a word that offtop writes")
     return found

@@ -1,7 +1,6 @@
 """Encodes and decodes the file operations of a recording: one row for each tick in which they were counted.
 
-Each tick stands for itself: names of files and processes are in its row. Another table of what was counted in a tick
-can be stored in the same way: a row by tick number, in a table of form.LATER_TABLES.
+A row needs no other: it also holds the names of its files and processes.
 """
 
 import json
@@ -13,7 +12,7 @@ import numpy as np
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.table import integers
-from offtop.recording import checked, form
+from offtop.recording import checked, file_format
 
 _LEVEL = 4
 _MOST_BYTES = 32 << 20
@@ -26,43 +25,44 @@ _NUMBERS = ("calls", "bytes", "total_ns", "off_cpu_ns", "max_ns", "now_ns")
 def encode(activity: FileActivity) -> bytes:
     numbers: dict[FileId, int] = {}
     rows = [
-        [key.pid, key.operation, numbers.setdefault(key.file, len(numbers)), *_words(totals)]
+        [key.pid, key.operation, numbers.setdefault(key.file, len(numbers)), *_values(totals)]
         for key, totals in activity.totals.items()
     ]
-    words: dict[str, object] = {
+    fields: dict[str, object] = {
         "files": [
-            [file.device, form.signed(file.inode), file.generation, activity.names.get(file, "")] for file in numbers
+            [file.device, file_format.signed(file.inode), file.generation, activity.names.get(file, "")]
+            for file in numbers
         ],
         "rows": rows,
         "comms": [[pid, comm] for pid, comm in activity.comms.items()],
-        "elided": _words(activity.elided),
+        "elided": _values(activity.elided),
         "sums": [activity.elided_rows, activity.lost],
     }
-    return zlib.compress(json.dumps(words, separators=(",", ":")).encode(), _LEVEL)
+    return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
 
 
 def decode(blob: object) -> FileActivity:
-    """Raises ValueError if `blob` does not hold file operations."""
-    words = checked.words(checked.decompressed(blob, _MOST_BYTES))
-    files = [_file(*row) for row in checked.arrays(words.get("files"), 4)]
-    rows = checked.array(words.get("rows"))
+    """Decode a row. Raises ValueError if `blob` does not hold file operations."""
+    fields = checked.json_object(checked.decompressed(blob, _MOST_BYTES))
+    files = [_file(*row) for row in checked.arrays(fields.get("files"), 4)]
+    rows = checked.array(fields.get("rows"))
     if len(rows) > MOST_SUMMED or len(files) > len(rows):
         raise ValueError("too many file operations")
     totals = dict(_row(row, files) for row in map(checked.array, rows))
     pids = {key.pid for key in totals}
-    elided_rows, lost = map(checked.time, checked.array(words.get("sums"), 2))
+    elided_rows, lost = map(checked.time, checked.array(fields.get("sums"), 2))
     return FileActivity(
         totals=totals,
         names={file: name for file, name in files if name},
-        comms={pid: checked.name(comm) for pid, comm in checked.arrays(words.get("comms"), 2) if pid in pids},
-        elided=_totals(checked.array(words.get("elided"))),
+        comms={pid: checked.name(comm) for pid, comm in checked.arrays(fields.get("comms"), 2) if pid in pids},
+        elided=_totals(checked.array(fields.get("elided"))),
         elided_rows=elided_rows,
         lost=lost,
     )
 
 
-def _words(totals: FileTotals) -> list[int]:
-    """Return the numbers, and the counts of the histogram up to the last one that is not 0."""
+def _values(totals: FileTotals) -> list[int]:
+    """Encode totals: the numbers, then the counts of the histogram up to the last one that is not 0."""
     counts = [*log2.counts(totals.histogram)]
     while counts and not counts[-1]:
         counts.pop()
@@ -71,8 +71,8 @@ def _words(totals: FileTotals) -> list[int]:
 
 def _file(device: object, inode: object, generation: object, name: object) -> tuple[FileId, str]:
     numbers = [checked.integer(device), checked.integer(generation)]
-    checked.within(np.array(numbers), 0, _MOST_DEVICE)
-    return FileId(numbers[0], form.unsigned(checked.integer(inode)), numbers[1]), checked.name(name)
+    checked.check_range(np.array(numbers), 0, _MOST_DEVICE)
+    return FileId(numbers[0], file_format.unsigned(checked.integer(inode)), numbers[1]), checked.name(name)
 
 
 def _row(row: Sequence[object], files: Sequence[tuple[FileId, str]]) -> tuple[FileKey, FileTotals]:

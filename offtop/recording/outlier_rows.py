@@ -1,7 +1,7 @@
-"""Encodes and decodes the outliers of a recording: one row each, in the tick that reported it.
+"""Encodes and decodes the outliers of a recording: one row each, with the number of the tick that reported it.
 
 A wait that was reported while still in progress has a second row in the tick in which it ended. Its stacks are stored
-with that tick; all other names are stored in the row.
+with that tick; all other names are in the row itself.
 """
 
 import json
@@ -13,44 +13,47 @@ from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import FIRST_STACK, Stack
 from offtop.model.values.wake import FIRST_WAKE
-from offtop.recording import checked, form
+from offtop.recording import checked, wake_rows
 
 _LEVEL = 4
 _MOST_TEXT = 300
 _MOST_BYTES = 64 << 10
 _OUTLIER, _WAIT = 12, 11
-"""Number of values in each."""
+"""Number of values of an outlier and of its wait."""
 
 
 def encode(one: Outlier) -> bytes:
     wait, catalog = one.wait, one.catalog
     head = (one.at_ns, one.taken_ns, one.rule, one.metric, one.category, one.program)
-    words: dict[str, object] = {
+    fields: dict[str, object] = {
         "outlier": [*head, one.value, one.threshold, one.usual_ns, one.after, one.was_reported, one.more],
         "wait": wait
         and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
         "processes": [[pid, name] for pid, name in catalog.processes.items()],
-        **form.wake_words({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
+        **wake_rows.encode_wakes({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
     }
-    return zlib.compress(json.dumps(words, separators=(",", ":")).encode(), _LEVEL)
+    return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
 
 
 def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
-    """`stack_of` returns a stack by its number in the file. Raises ValueError if `blob` is not an outlier."""
-    words = checked.words(checked.decompressed(blob, _MOST_BYTES))
+    """Decode a row. Raises ValueError if `blob` is not an outlier.
+
+    `stack_of` returns a stack by its number in the file.
+    """
+    fields = checked.json_object(checked.decompressed(blob, _MOST_BYTES))
     at_ns, taken_ns, *texts, value, threshold, usual_ns, after, was_reported, more = checked.array(
-        words.get("outlier"), _OUTLIER
+        fields.get("outlier"), _OUTLIER
     )
     rule, metric, category, program = map(_text, texts)
     if metric not in METRICS:
         raise ValueError("an outlier has an unknown metric")
     catalog = Catalog(
-        comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _some(words, "comms", 3)},
-        processes={checked.identity(pid): _text(name) for pid, name in _some(words, "processes", 2)},
+        comms={ThreadKey(*map(checked.identity, key)): _text(comm) for *key, comm in _arrays(fields, "comms", 3)},
+        processes={checked.identity(pid): _text(name) for pid, name in _arrays(fields, "processes", 2)},
     )
-    catalog.wakes.update(form.wakes_of(words))
-    found = words.get("wait")
+    catalog.wakes.update(wake_rows.decode_wakes(fields))
+    found = fields.get("wait")
     wait = None if found is None else _wait(checked.array(found, _WAIT), program)
     if wait:
         for number in {wait.site.kernel, wait.site.user, *catalog.wake(wait.site.wake).stacks}:
@@ -85,8 +88,8 @@ def _wait(values: list[object], program: str) -> LongWait:
     return LongWait(site, *times, checked.integer(state) & 0xFFFFFFFF, checked.integer(cpu), program, is_exact is True)
 
 
-def _some(words: dict[str, object], name: str, length: int) -> list[list[object]]:
-    return checked.arrays(words.get(name, []), length)
+def _arrays(fields: dict[str, object], name: str, length: int) -> list[list[object]]:
+    return checked.arrays(fields.get(name, []), length)
 
 
 def _text(value: object) -> str:

@@ -17,7 +17,7 @@ from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
-from offtop.recording import checked, file_rows, form, outlier_rows
+from offtop.recording import checked, file_format, file_rows, outlier_rows, stack_rows, tick_rows
 
 _MOST_VALUE_BYTES = 32 << 20
 """Largest value in a row; a tick of 100,000 threads takes 5 MB."""
@@ -36,7 +36,7 @@ _SETTINGS = (
 
 
 class Recording:
-    """The names, stacks and ticks of one file. Not thread-safe."""
+    """One recording: its names, stacks, ticks, outliers and file operations. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Raises OfftopError if the file is not a recording, or its format is newer than this offtop."""
@@ -51,7 +51,7 @@ class Recording:
         self.damaged = 0
         """Number of ticks and stacks that could not be read."""
         self.has_files = False
-        """Whether there are file operations in it."""
+        """Whether it holds file operations."""
         try:
             if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
                 raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -115,13 +115,13 @@ class Recording:
         )
         return self.first if found is None else max(self.first, found)
 
-    def tick(self, number: int, whole: bool) -> form.Entry | None:
-        """Return the change of a tick, or its whole snapshot; None if there is none.
+    def tick(self, number: int, whole: bool) -> tick_rows.Entry | None:
+        """Return the change of a tick, or with `whole` its snapshot; None if there is none.
 
         Raises ValueError if it is damaged.
         """
         row = self._one(f"SELECT {'whole' if whole else 'change'} FROM ticks WHERE number = ?", number)
-        return form.decode(row[0], whole) if row else None
+        return tick_rows.decode(row[0], whole) if row else None
 
     def stack(self, number: int) -> Stack:
         """Return the stack, or an empty one if it cannot be read."""
@@ -130,10 +130,10 @@ class Recording:
             if row is None:
                 return EMPTY
             frames, *rest = row
-            made = form.stack_of([self._frame(one) for one in form.decode_frames(frames)], *rest)
+            made = stack_rows.stack_of([self._frame(one) for one in stack_rows.decode_frames(frames)], *rest)
             guessed = "SELECT file FROM guessed WHERE stack = ?"
             if made.is_unsure and self._has_guesses and (found := self._one(guessed, number)):
-                made = made._replace(guessed_in=form.text_of(found[0]))
+                made = made._replace(guessed_in=file_format.text_of(found[0]))
             return made
         except ValueError:
             self.damaged += 1
@@ -178,7 +178,7 @@ class Recording:
 
     def _nameless(self) -> dict[str, str]:
         rows = self._database.execute("SELECT file, reason FROM nameless").fetchmany(_MOST_NAMELESS)
-        return {form.text_of(file): reason for file, reason in rows if reason in REASONS}
+        return {file_format.text_of(file): reason for file, reason in rows if reason in REASONS}
 
     def _frame(self, number: int) -> Frame:
         frame = self._frames.get(number)
@@ -189,10 +189,10 @@ class Recording:
             file, offset, raw_name, name = row
             if not isinstance(offset, int):
                 raise ValueError("not an offset")
-            frame = Frame(form.text_of(file), form.unsigned(offset), form.text_of(raw_name))
+            frame = Frame(file_format.text_of(file), file_format.unsigned(offset), file_format.text_of(raw_name))
             if len(self._frames) >= _MOST_FRAMES:
                 self._frames.clear()
-            self._frames[number], self._names[frame] = frame, printable(form.text_of(name))
+            self._frames[number], self._names[frame] = frame, printable(file_format.text_of(name))
         return frame
 
     def _one(self, query: str, *values: int) -> tuple[object, ...] | None:
@@ -217,17 +217,17 @@ class Recording:
         return found
 
     def _check(self) -> set[str]:
-        """Return which of form.LATER_TABLES the file has."""
-        ours = self._database.execute("PRAGMA application_id").fetchone()[0] == form.APPLICATION_ID
+        """Return which of file_format.LATER_TABLES the file has."""
+        ours = self._database.execute("PRAGMA application_id").fetchone()[0] == file_format.APPLICATION_ID
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if ours and version > form.FORMAT:
+        if ours and version > file_format.FORMAT:
             raise OfftopError(
-                f"{self._shown}: file format {version}, this offtop reads {form.FORMAT}. Use a newer offtop"
+                f"{self._shown}: file format {version}, this offtop reads {file_format.FORMAT}. Use a newer offtop"
             )
         found = dict(self._database.execute("SELECT name, sql FROM sqlite_schema WHERE sql NOT NULL").fetchmany(100))
-        if not ours or version < 1 or any(found.get(name) != sql for name, sql in form.TABLES.items()):
+        if not ours or version < 1 or any(found.get(name) != sql for name, sql in file_format.TABLES.items()):
             raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
-        return {name for name, sql in form.LATER_TABLES.items() if found.get(name) == sql}
+        return {name for name, sql in file_format.LATER_TABLES.items() if found.get(name) == sql}
 
     def _about(self) -> dict[str, str]:
         rows = self._database.execute("SELECT key, value FROM about").fetchmany(_MOST_ABOUT)
@@ -255,7 +255,7 @@ class Recording:
 def _opened(path: Path) -> sqlite3.Connection:
     """Open the database read-only and create no file beside it: the directory may be untrusted, and we may be root.
 
-    If the -wal may not be read, what has not reached the main file yet is missing.
+    Without permission to read the -wal, what has not reached the main file yet is missing.
     """
     beside = _beside(path)
     if beside.get("-wal", 0) and "-shm" not in beside:
@@ -285,7 +285,7 @@ def _beside(path: Path) -> dict[str, int]:
     Raises OfftopError if one is not a regular file: opening a FIFO would block, and a symlink may lead anywhere.
     """
     found: dict[str, int] = {}
-    for end in form.BESIDE:
+    for end in file_format.BESIDE:
         name = f"{path.resolve()}{end}"  # SQLite resolves links to the recording, too
         with contextlib.suppress(FileNotFoundError):
             there = os.lstat(name)
@@ -329,5 +329,5 @@ def _copy(path: Path, to: Path) -> None:
 
 
 def _opener(name: str, flags: int) -> int:
-    """Neither follow a symlink nor block on a FIFO that was put there since the check."""
+    """Open a file, but neither follow a symlink nor block on a FIFO that was put there since the check."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,7 +1,7 @@
 """Plays a recording as a Source, in real time or faster, from any moment.
 
-The minutes before that moment are read first, without waiting, so that the timeline is filled. While the view is
-paused, so is the replay.
+The minutes before that moment are read first, without waiting, so that the timeline is filled. The replay pauses while
+the view is paused.
 """
 
 import threading
@@ -24,9 +24,9 @@ from offtop.model.values.table import SITES, table_of
 from offtop.model.values.wake import FIRST_WAKE, Object, Storm
 from offtop.model.windows.change import Change, Replayed
 from offtop.printable import printable
-from offtop.recording import form
-from offtop.recording.form import MOST_CALLS, Entry
+from offtop.recording import file_format
 from offtop.recording.reader import Recording
+from offtop.recording.tick_rows import MOST_CALLS, Entry
 from offtop.units import NS_PER_S, count, duration
 
 K = TypeVar("K")
@@ -77,9 +77,9 @@ class RecordedSource:
         self._recorded_ns = max(measured_ns, recorded.ended_ns - recorded.began_ns)
         """Longer than measured_ns if the machine was suspended; CLOCK_REALTIME may also have been set back."""
         self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
-        self._of_tick: dict[int, list[Outlier]] = {}
+        self._outliers_by_tick: dict[int, list[Outlier]] = {}
         for number, one in self._outliers:
-            self._of_tick.setdefault(number, []).append(one)
+            self._outliers_by_tick.setdefault(number, []).append(one)
         self._speed = speed
         self._changed = threading.Condition()
         self._closed = self._held = False
@@ -116,7 +116,7 @@ class RecordedSource:
     @property
     def notices(self) -> Sequence[str]:
         about = self._recording.about
-        return [value for key, value in sorted(about.items()) if key.startswith(form.NOTICE)]
+        return [value for key, value in sorted(about.items()) if key.startswith(file_format.NOTICE)]
 
     @property
     def recorded(self) -> Recorded:
@@ -146,7 +146,7 @@ class RecordedSource:
         return None
 
     def drain(self) -> None:
-        """Nothing fills up."""
+        """Do nothing: a file has no buffer that overflows."""
 
     def go_to(self, taken_ns: int, after: bool = False) -> int:
         """Jump to a moment and return when its tick was taken; the ticks before it come first, without waiting.
@@ -217,10 +217,9 @@ class RecordedSource:
         until = f"{times[1]:%H:%M:%S %Z}, {duration(self._recorded_ns)}"
         pairs = [("recorded", f"on {self.host}, {times[0]:%Y-%m-%d %H:%M:%S} to {until}")]
         about = self._recording.about
-        pairs += [
-            (what, about[form.ABOUT[what]]) for what in ("kernel", "switch-in probe") if form.ABOUT[what] in about
-        ]
-        pairs.append(("recorded by", f"offtop {self._recording.about.get('offtop', '?')}"))
+        keys = {what: file_format.ABOUT[what] for what in ("kernel", "switch-in probe")}
+        pairs += [(what, about[key]) for what, key in keys.items() if key in about]
+        pairs.append(("recorded by", f"offtop {about.get('offtop', '?')}"))
         if damaged := self._damaged + self._recording.damaged:
             pairs.append(("damaged", f"{count(damaged)} ticks or stacks of the file could not be read"))
         return pairs
@@ -262,7 +261,7 @@ class RecordedSource:
                 entry = self._recording.tick(number, whole)
                 if entry and self._last and entry.change.at_ns <= self._last.at_ns:
                     raise ValueError("ticks are out of order")
-                if entry and self._last and _are_fewer(self._last.storms, entry.change.storms):
+                if entry and self._last and _storms_decrease(self._last.storms, entry.change.storms):
                     raise ValueError("wakeup storms decrease")
                 if entry and self._last and entry.change.calls.are_fewer(self._last.calls):
                     raise ValueError("calls decrease")
@@ -301,7 +300,7 @@ class RecordedSource:
         snapshot = replace(
             self._replayed.add(change, self._epoch),
             leads=bool(self._speed) and number < self._at_once,
-            outliers=self._of_tick.get(number, ()),
+            outliers=self._outliers_by_tick.get(number, ()),
             files=self._recording.files(number) if number >= self._from_number else None,
         )
         is_full = self._is_full(entry)
@@ -411,8 +410,8 @@ def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:
             known[key] = value
 
 
-def _are_fewer(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:
-    """Return whether a running total decreased; a missing one did not."""
+def _storms_decrease(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:
+    """Return whether a running total decreased; one that is missing did not."""
     return any(
         new < old
         for wake, was in before.items()

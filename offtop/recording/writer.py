@@ -34,7 +34,7 @@ from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
 from offtop.printable import printable
-from offtop.recording import file_rows, form, outlier_rows
+from offtop.recording import file_format, file_rows, outlier_rows, stack_rows, tick_rows
 from offtop.units import NS_PER_S, size
 from offtop.worker import Rest, Worker
 
@@ -54,7 +54,7 @@ _Rows = Sequence[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _TickRows:
     """The rows that one tick adds to the tables, in one transaction."""
 
     tick: tuple[Any, ...]
@@ -88,8 +88,8 @@ class Recorder:
     ) -> None:
         """Create the file. Raises OfftopError if that fails or something of that name exists.
 
-        `cmdlines`: also store command lines, which may hold secrets. `past`: the snapshots are of the past, so add()
-        may block until there is room, and the peers of sockets and pipes are not looked up.
+        `cmdlines`: also store command lines, which may hold secrets. `past`: the snapshots come from history, so
+        add() may block until there is room, and the peers of sockets and pipes are not looked up.
         """
         self.path = path
         self._source, self._owner, self._cmdlines = source, owner, cmdlines
@@ -105,7 +105,7 @@ class Recorder:
         self._calls: dict[int, str] = {}
         self._wakes: dict[int, Wake] = {}
         self._peers: dict[Object, Peers] = {}
-        self._of_wakes: dict[int, set[int]] = {}
+        self._wake_stacks: dict[int, set[int]] = {}
         """The stacks of each wake."""
         self._details_version = self._names_version = self._peers_version = -1
         self._frames: dict[Frame, int] = {}
@@ -118,7 +118,7 @@ class Recorder:
         """Frames without a name so far."""
         self._used: set[int] = set()
         """Stacks used since the last whole tick."""
-        self._queue: deque[_Written] = deque()
+        self._queue: deque[_TickRows] = deque()
         self._adding = threading.Lock()
         self._closing = False
         self._last_names: _Rows = ()
@@ -156,7 +156,7 @@ class Recorder:
                 return
             if len(self._queue) >= _MOST_QUEUED:
                 self.skipped += 1
-                self._moves += self._reaching_back(snapshot)
+                self._moves += self._moves_of_written_waits(snapshot)
                 self._files = added([self._files, snapshot.files])
                 return
             written = self._encoded(snapshot)
@@ -164,7 +164,7 @@ class Recorder:
             self._queue.append(written)
             self._worker.wake()
 
-    def _encoded(self, snapshot: Snapshot) -> _Written:
+    def _encoded(self, snapshot: Snapshot) -> _TickRows:
         before, self._before = self._before, snapshot
         self._number += 1
         if self.skipped:
@@ -177,19 +177,19 @@ class Recorder:
         if is_whole or before is NOTHING:
             self._whole_at_ns = snapshot.at_ns
         entry = self._entry(one, whole, snapshot.catalog)
-        blob = form.encode(entry)
+        blob = tick_rows.encode(entry)
         whole_blob = blob if before is NOTHING else None
         if is_whole:
             entry = self._whole_entry(whole, snapshot.catalog)
             used = self._forget_unused(self._stacks_of(whole))
-            whole_blob = form.encode(entry)
+            whole_blob = tick_rows.encode(entry)
         waits = [one.wait.site for one in snapshot.outliers if one.wait]
         of_waits = {site.kernel for site in waits} | {site.user for site in waits}
         of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
         activity = added([self._files, snapshot.files])
         self._files = None
         frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
-        return _Written(
+        return _TickRows(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,
             stacks,
@@ -200,8 +200,8 @@ class Recorder:
             [(self._number, file_rows.encode(activity))] if activity else [],
         )
 
-    def _reaching_back(self, snapshot: Snapshot) -> Iterable[Move]:
-        """Return the moves of waits that the last written tick already shows."""
+    def _moves_of_written_waits(self, snapshot: Snapshot) -> Iterable[Move]:
+        """Return the moves of waits that began before the last written tick: it holds their time at the old site."""
         return Moves.of(snapshot.moves).begun_before(self._before.at_ns)
 
     def close(self) -> str:
@@ -213,7 +213,7 @@ class Recorder:
             self._source.wait_for_names(unnamed, _NAMES_SECONDS)
             self._last_names = self._names(every=True)
             reasons = {frame.file: self._source.why_nameless(frame) for frame in self._unnamed}
-            self._reasons = [(form.text_bytes(file), reason) for file, reason in reasons.items() if reason]
+            self._reasons = [(file_format.text_bytes(file), reason) for file, reason in reasons.items() if reason]
         self._worker.close(_CLOSE_SECONDS)
         if self._worker.is_running:
             return f"the disk does not respond, so the end of the recording may be missing: {self._shown}"
@@ -223,7 +223,7 @@ class Recorder:
         return self.failure or summary
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether everything was written. Valid once the recorder is closed."""
         return not (self.failure or self.skipped or self._worker.is_running)
 
@@ -233,7 +233,7 @@ class Recorder:
 
     # What a tick adds to the file
 
-    def _entry(self, one: Change, whole: Change, catalog: Catalog) -> form.Entry:
+    def _entry(self, one: Change, whole: Change, catalog: Catalog) -> tick_rows.Entry:
         """Encode the change `one` with the names that `whole` uses and the file lacks.
 
         `whole` is `one` itself, except in whole ticks.
@@ -260,11 +260,11 @@ class Recorder:
         calls = {number: name for number, name in list(catalog.calls.items()) if number not in self._calls}
         self._lives.update(lives)
         self._calls.update(calls)
-        return form.Entry(
+        return tick_rows.Entry(
             one, comms, processes, details, lives, calls, self._new_wakes(whole, catalog), self._new_peers(one, catalog)
         )
 
-    def _whole_entry(self, whole: Change, catalog: Catalog) -> form.Entry:
+    def _whole_entry(self, whole: Change, catalog: Catalog) -> tick_rows.Entry:
         """Return a whole tick with all names that it uses, and forget the names that it does not use."""
         keys = _keys(whole)
         pids = {key.pid for key in keys}
@@ -274,9 +274,9 @@ class Recorder:
         self._lives = {key: life for key, life in self._lives.items() if key in keys}
         named = whole.wakes
         self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
-        self._of_wakes = {number: self._of_wakes[number] for number in self._wakes}
+        self._wake_stacks = {number: self._wake_stacks[number] for number in self._wakes}
         self._peers = {what: peers for what, peers in self._peers.items() if what in catalog.peers}
-        return form.Entry(
+        return tick_rows.Entry(
             whole, self._comms, self._processes, self._details, self._lives, self._calls, self._wakes, self._peers
         )
 
@@ -285,7 +285,7 @@ class Recorder:
         named = (number for number in whole.wakes if number >= FIRST_WAKE and number not in self._wakes)
         new = {number: wake for number in named if (wake := catalog.wakes.get(number))}
         self._wakes.update(new)
-        self._of_wakes.update((number, wake.stacks) for number, wake in new.items())
+        self._wake_stacks.update((number, wake.stacks) for number, wake in new.items())
         return new
 
     def _new_peers(self, one: Change, catalog: Catalog) -> dict[Object, Peers]:
@@ -309,7 +309,7 @@ class Recorder:
 
     def _stacks_of(self, one: Change) -> set[int]:
         """Return the ids of the stacks in a change and in its wakes."""
-        return one.stacks.union(*(self._of_wakes.get(number, ()) for number in one.wakes))
+        return one.stacks.union(*(self._wake_stacks.get(number, ()) for number in one.wakes))
 
     def _stacks_in(self, ids: set[int], catalog: Catalog) -> tuple[_Rows, _Rows, _Rows]:
         """Return the rows that the file lacks: frames, stacks, and the binaries that were unwound by guessing."""
@@ -326,11 +326,18 @@ class Recorder:
             numbers = self._stacks[number] = tuple(self._frame(frame, frames) for frame in stack.frames)
             stacks.append(self._stack_row(number, stack, numbers))
             if stack.guessed_in:
-                guessed.append((number, form.text_bytes(stack.guessed_in)))
+                guessed.append((number, file_format.text_bytes(stack.guessed_in)))
         return frames, stacks, guessed
 
     def _stack_row(self, number: int, stack: Stack, frames: Sequence[int]) -> tuple[Any, ...]:
-        return number, form.encode_frames(frames), stack.tail, stack.entry, form.category_of(stack), self._number
+        return (
+            number,
+            stack_rows.encode_frames(frames),
+            stack.tail,
+            stack.entry,
+            stack_rows.category_of(stack),
+            self._number,
+        )
 
     def _frame(self, frame: Frame, new: list[tuple[Any, ...]]) -> int:
         known = self._frames.get(frame)
@@ -343,8 +350,8 @@ class Recorder:
             self._provisional_names[frame] = name
             if name == nameless(frame):
                 self._unnamed.add(frame)
-        file, raw_name, name_bytes = map(form.text_bytes, (frame.file, frame.name, name))
-        new.append((number, file, form.signed(frame.offset), raw_name, name_bytes, self._number))
+        file, raw_name, name_bytes = map(file_format.text_bytes, (frame.file, frame.name, name))
+        new.append((number, file, file_format.signed(frame.offset), raw_name, name_bytes, self._number))
         return number
 
     def _names(self, every: bool) -> _Rows:
@@ -361,7 +368,7 @@ class Recorder:
         }
         self._provisional_names |= better
         self._unnamed.difference_update(better)
-        return [(form.text_bytes(name), self._frames[frame]) for frame, name in better.items()]
+        return [(file_format.text_bytes(name), self._frames[frame]) for frame, name in better.items()]
 
     def _forget_unused(self, ids: set[int]) -> tuple[list[int], list[int], int]:
         """Forget stacks that are neither in `ids` nor used since the last whole tick, and return those still in use.
@@ -403,7 +410,7 @@ class Recorder:
         opened.set()
 
     def _make(self) -> sqlite3.Connection:
-        for name in (self.path, *(Path(f"{self.path}{end}") for end in form.BESIDE)):
+        for name in (self.path, *(Path(f"{self.path}{end}") for end in file_format.BESIDE)):
             if os.path.lexists(name):
                 raise OfftopError(f"{printable(str(name))} exists already. Remove it, or name another file")
         # O_EXCL and O_NOFOLLOW: never write to a file or through a symlink that appeared since the check.
@@ -424,12 +431,12 @@ class Recorder:
         if not os.path.samestat(made, self.path.lstat()):
             database.close()
             raise OSError("the file was replaced")
-        database.execute(f"PRAGMA application_id = {form.APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version = {form.FORMAT}")
+        database.execute(f"PRAGMA application_id = {file_format.APPLICATION_ID}")
+        database.execute(f"PRAGMA user_version = {file_format.FORMAT}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         with _transaction(database):
-            for table in (*form.TABLES.values(), *form.LATER_TABLES.values()):
+            for table in (*file_format.TABLES.values(), *file_format.LATER_TABLES.values()):
                 database.execute(table)
             about = {**self._about(), "host": self._source.host, "offtop": __version__, "began_ns": str(time.time_ns())}
             database.executemany("INSERT INTO about VALUES (?, ?)", [(k, printable(v)) for k, v in about.items()])
@@ -437,8 +444,8 @@ class Recorder:
         return database
 
     def _about(self) -> Mapping[str, str]:
-        about = {form.ABOUT[what]: value for what, value in self._source.about() if what in form.ABOUT}
-        return about | {f"{form.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
+        about = {file_format.ABOUT[what]: value for what, value in self._source.about() if what in file_format.ABOUT}
+        return about | {f"{file_format.NOTICE}{number}": notice for number, notice in enumerate(self._source.notices)}
 
     def _write_all(self, database: sqlite3.Connection, worker: Worker) -> None:
         for written in worker.requests(lambda: self._queue.popleft() if self._queue else Rest()):
@@ -452,7 +459,7 @@ class Recorder:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             database.execute("PRAGMA journal_mode = DELETE")
 
-    def _write_tick(self, database: sqlite3.Connection, written: _Written) -> None:
+    def _write_tick(self, database: sqlite3.Connection, written: _TickRows) -> None:
         self._check_room()
         with _transaction(database):
             self._write(database, written)
@@ -460,7 +467,7 @@ class Recorder:
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self.bytes_written = self._bytes_of(database)
 
-    def _write(self, database: sqlite3.Connection, written: _Written) -> None:
+    def _write(self, database: sqlite3.Connection, written: _TickRows) -> None:
         database.executemany("INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?, ?)", written.frames)
         database.executemany("INSERT OR REPLACE INTO stacks VALUES (?, ?, ?, ?, ?, ?)", written.stacks)
         database.executemany("INSERT OR REPLACE INTO guessed VALUES (?, ?)", written.guessed)

@@ -13,7 +13,7 @@ from offtop.model.windows.change import NOTHING, Change, Replayed, change
 from offtop.model.windows.rebuilt import snapshots
 from offtop.model.windows.window import between
 from offtop.person import person
-from offtop.recording import form
+from offtop.recording import tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.units import NS_PER_S
@@ -40,7 +40,7 @@ def taken() -> list[Snapshot]:
 
 
 def encoded(one: Change) -> bytes:
-    return form.encode(form.Entry(one))
+    return tick_rows.encode(tick_rows.Entry(one))
 
 
 @pytest.mark.parametrize("first", range(len(STEPS)))
@@ -49,7 +49,7 @@ def test_blockers_and_titles_are_rebuilt_from_any_whole_tick(first: int) -> None
     replayed = Replayed(every[0].catalog)
     before = NOTHING
     for snapshot in every[first:]:
-        rebuilt = replayed.add(form.decode(encoded(change(before, snapshot))).change)
+        rebuilt = replayed.add(tick_rows.decode(encoded(change(before, snapshot))).change)
         assert (rebuilt.blockers, rebuilt.titles) == (snapshot.blockers, snapshot.titles)
         before = snapshot
 
@@ -78,11 +78,11 @@ def test_clip_of_the_past_has_them() -> None:
 
 def test_way_of_a_newer_offtop_to_know_a_blocker_is_left_out() -> None:
     one = replace(change(NOTHING, taken()[1]), blockers={ONE: (HEIRS[0], Blocker(1, 2, "telepathy", True))})
-    assert form.decode(encoded(one)).change.blockers == {ONE: HEIRS[:1]}
+    assert tick_rows.decode(encoded(one)).change.blockers == {ONE: HEIRS[:1]}
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 40])
 def test_thread_ids_that_cannot_be_are_refused(value: int) -> None:
     one = replace(change(NOTHING, taken()[0]), blockers={ONE: (Blocker(value, 0, CHILD, True),)})
     with pytest.raises(ValueError, match="out of range"):
-        form.decode(encoded(one))
+        tick_rows.decode(encoded(one))

@@ -103,6 +103,6 @@ def test_clip_does_not_look_up_peers(tmp_path: Path) -> None:
 def test_clip_without_a_tick_is_not_complete(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "it.offtop", ScriptedSource(SHOP), person(), leave_bytes=0)
     recorder.close()
-    assert recorder.is_whole
+    assert recorder.is_complete
     recorder.skipped = 1
-    assert not recorder.is_whole
+    assert not recorder.is_complete

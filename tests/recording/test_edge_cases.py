@@ -21,7 +21,7 @@ from offtop.model.windows.change import NOTHING, Replayed, change
 from offtop.model.windows.history import History
 from offtop.model.windows.window import between
 from offtop.person import person
-from offtop.recording import form, writer
+from offtop.recording import tick_rows, writer
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -237,23 +237,23 @@ def test_link_created_in_a_race_is_not_followed(tmp_path: Path, monkeypatch: pyt
 )
 def test_impossible_number_is_refused(column: str, at: tuple[int, ...], value: int) -> None:
     whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
-    assert form.decode(form.encode(form.Entry(whole)), whole=True)
+    assert tick_rows.decode(tick_rows.encode(tick_rows.Entry(whole)), whole=True)
     spoilt: Ints = getattr(whole.sites, column).copy()
     spoilt[at] = value
-    entry = form.Entry(replace(whole, sites=replace(whole.sites, **{column: spoilt})))
+    entry = tick_rows.Entry(replace(whole, sites=replace(whole.sites, **{column: spoilt})))
     with pytest.raises(ValueError, match="out of range"):
-        form.decode(form.encode(entry), whole=True)
+        tick_rows.decode(tick_rows.encode(entry), whole=True)
 
 
 def test_duplicate_site_in_a_full_tick_is_refused() -> None:
     whole = change(NOTHING, ScriptedSource(SHOP, ticks=2).after(2))
     ids = whole.sites.ids.copy()
     ids[1] = ids[0]
-    entry = form.Entry(replace(whole, sites=replace(whole.sites, ids=ids)))
+    entry = tick_rows.Entry(replace(whole, sites=replace(whole.sites, ids=ids)))
     with pytest.raises(ValueError, match="twice"):
-        form.decode(form.encode(entry), whole=True)
+        tick_rows.decode(tick_rows.encode(entry), whole=True)
     with pytest.raises(ValueError, match="a change has longest waits"):
-        form.decode(form.encode(form.Entry(whole)))
+        tick_rows.decode(tick_rows.encode(tick_rows.Entry(whole)))
 
 
 def test_second_tick_at_the_same_time_is_damaged(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from offtop.errors import OfftopError
 from offtop.model.values import columns
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import person
-from offtop.recording import form, report
+from offtop.recording import report, tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -134,7 +134,7 @@ def test_compression_bomb_is_not_unpacked(tmp_path: Path, whole: bytes) -> None:
     database.close()
     assert replay_output(path)
     with pytest.raises(ValueError, match="too large"):
-        form.decode(bomb)
+        tick_rows.decode(bomb)
 
 
 @pytest.mark.parametrize("part", range(1, 20))
@@ -161,7 +161,7 @@ def test_overwritten_bytes_cause_no_crash(tmp_path: Path, whole: bytes) -> None:
 def test_random_bytes_are_a_tick_or_a_value_error(raw: bytes) -> None:
     for blob in (raw, zlib.compress(raw)):
         with pytest.raises(ValueError):
-            form.decode(blob)
+            tick_rows.decode(blob)
     refused(lambda: columns.unpacked(raw))
 
 
@@ -171,7 +171,7 @@ def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(whole: bytes, data:
     blob = zlib.decompress(_blob(whole))
     at = data.draw(st.integers(0, len(blob) - 1))
     spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
-    refused(lambda: form.decode(zlib.compress(spoilt)))
+    refused(lambda: tick_rows.decode(zlib.compress(spoilt)))
 
 
 def refused(read: Callable[[], object]) -> None:
@@ -184,7 +184,7 @@ def refused(read: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("what", ["lost", "mode", "probe", "who"])
 def test_words_shown_without_escaping_must_be_known(whole: bytes, what: str) -> None:
-    entry = form.decode(_blob(whole), whole=True)
+    entry = tick_rows.decode(_blob(whole), whole=True)
     evil = "\x1b[2J"
     spoilt = {
         "lost": lambda: replace(entry.change, lost={evil: 1}),
@@ -193,7 +193,7 @@ def test_words_shown_without_escaping_must_be_known(whole: bytes, what: str) -> 
         "who": lambda: replace(entry.change, filters=replace(entry.change.filters, who=evil)),
     }[what]()
     with pytest.raises(ValueError, match="not a word that offtop writes"):
-        form.decode(form.encode(replace(entry, change=spoilt)), whole=True)
+        tick_rows.decode(tick_rows.encode(replace(entry, change=spoilt)), whole=True)
 
 
 STUCK_NOW = change(NOTHING, ScriptedSource(STUCK).after(3))
@@ -227,9 +227,10 @@ def with_begun(column: int, value: int) -> Change:
     ],
 )
 def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> None:
-    assert form.decode(form.encode(form.Entry(STUCK_NOW)), whole=True).change.begun.tolist() == STUCK_NOW.begun.tolist()
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(STUCK_NOW)), whole=True)
+    assert again.change.begun.tolist() == STUCK_NOW.begun.tolist()
     with pytest.raises(ValueError, match=said):
-        form.decode(form.encode(form.Entry(spoilt)), whole=True)
+        tick_rows.decode(tick_rows.encode(tick_rows.Entry(spoilt)), whole=True)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
 )
 def test_impossible_words_are_refused(words: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words), whole=True)
+        tick_rows.decode(reworded(tick_rows.encode(tick_rows.Entry(STUCK_NOW)), words), whole=True)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_impossible_words_are_refused(words: dict[str, object], said: str) -> No
 )
 def test_tick_with_too_many_values_is_refused(words: Callable[[], dict[str, object]]) -> None:
     with pytest.raises(ValueError, match="a tick has too many values"):
-        form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words()), whole=True)
+        tick_rows.decode(reworded(tick_rows.encode(tick_rows.Entry(STUCK_NOW)), words()), whole=True)
 
 
 def reworded(blob: bytes, words: dict[str, object]) -> bytes:
@@ -284,7 +285,7 @@ def test_largest_allowed_number_of_words_is_read() -> None:
         "details": [[number, "me", f"{text} {number}", "/", 0] for number in range(1, 20_001)],
         "calls": [[number, f"call{number}"] for number in range(4_096)],
     }
-    entry = form.decode(reworded(form.encode(form.Entry(STUCK_NOW)), words), whole=True)
+    entry = tick_rows.decode(reworded(tick_rows.encode(tick_rows.Entry(STUCK_NOW)), words), whole=True)
     assert (len(entry.comms), len(entry.details), len(entry.calls)) == (20_000, 20_000, 4_096)
     assert entry.details[20_000].cmdline == f"{text} 20000"
 
@@ -296,11 +297,11 @@ def test_counting_words_is_fast_and_needs_no_memory(unit: str) -> None:
     blob = zlib.compress(len(raw).to_bytes(4, "little") + raw, 1)
     began_s = time.process_time()
     with pytest.raises(ValueError):
-        form.decode(blob)
+        tick_rows.decode(blob)
     assert time.process_time() - began_s < 4
     tracemalloc.start()  # after the time limit, because it slows decoding
     with pytest.raises(ValueError):
-        form.decode(blob)
+        tick_rows.decode(blob)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 6 * len(raw)
@@ -315,17 +316,17 @@ def test_number_of_system_call_names_is_bounded_over_many_ticks(tmp_path: Path, 
     database.close()
     played = RecordedSource(path)
     *_, last = iter(played.read, None)
-    assert len(last.catalog.calls) == form.MOST_CALLS
+    assert len(last.catalog.calls) == tick_rows.MOST_CALLS
 
 
 def test_running_times_must_match_the_threads() -> None:
-    entry = form.Entry(change(NOTHING, ScriptedSource(STUCK).after(9)))
-    raw = zlib.decompress(form.encode(entry))
+    entry = tick_rows.Entry(change(NOTHING, ScriptedSource(STUCK).after(9)))
+    raw = zlib.decompress(tick_rows.encode(entry))
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = columns.unpacked(raw[end:])
     tables[-2] = tables[-2][:-1]
     with pytest.raises(ValueError, match="running times do not match the threads"):
-        form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
+        tick_rows.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
 
 
 def test_system_call_names_are_escaped(tmp_path: Path) -> None:

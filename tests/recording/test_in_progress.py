@@ -20,7 +20,7 @@ from offtop.model.values.snapshot import Bound, Cost, Filters, Holder, Machine, 
 from offtop.model.windows.change import NOTHING, change
 from offtop.model.windows.history import History
 from offtop.person import person
-from offtop.recording import form
+from offtop.recording import tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -137,7 +137,7 @@ def test_call_names_and_thread_lifetimes_are_recorded_and_updated(tmp_path: Path
 
 
 def test_last_part_of_an_entry_is_read_as_written() -> None:
-    entry = form.Entry(
+    entry = tick_rows.Entry(
         change(NOTHING, source_of().after(11)),
         lives={ThreadKey(7, 8): ThreadLifetime(5, 1 << 60), ThreadKey(7, 9): ThreadLifetime()},
         calls={202: "futex", (1 << 30) | 240: "futex_time64"},
@@ -145,7 +145,7 @@ def test_last_part_of_an_entry_is_read_as_written() -> None:
     thinned = Thinned(2, 16 * MS, 8, 900, 1_800 * MS, 5 * MS, True)
     cost = Cost(1.5, 2, 3.5, 4.5, 5, scan_ns=6_000, scan_every=7, thinned=thinned)
     entry = replace(entry, change=replace(entry.change, cost=cost))
-    again = form.decode(form.encode(entry), whole=True)
+    again = tick_rows.decode(tick_rows.encode(entry), whole=True)
     assert (again.lives, again.calls, again.change.cost) == (entry.lives, entry.calls, cost)
     assert again.change.machine == Machine(2, 11 * 30 * MS, 11 * 10 * MS)
     assert again.change.begun.tolist() == entry.change.begun.tolist()
@@ -165,8 +165,8 @@ def test_unknown_call_arguments_stay_unknown_in_a_replay(tmp_path: Path) -> None
 
 
 def test_recording_without_waits_has_none() -> None:
-    entry = form.Entry(change(NOTHING, Snapshot(1, 1)))
-    again = form.decode(form.encode(entry), whole=True)
+    entry = tick_rows.Entry(change(NOTHING, Snapshot(1, 1)))
+    again = tick_rows.decode(tick_rows.encode(entry), whole=True)
     assert (len(again.change.waiting), len(again.change.begun), again.lives, again.calls) == (0, 0, {}, {})
     assert (again.change.machine, again.change.cost) == (Machine(), Cost())
 
@@ -304,7 +304,7 @@ def test_old_tick_has_no_running_times_and_no_begins_of_waits() -> None:
 
 
 def test_new_parts_do_not_move_the_old_ones() -> None:
-    raw = zlib.decompress(form.encode(form.Entry(change(NOTHING, source_of().after(9)))))
+    raw = zlib.decompress(tick_rows.encode(tick_rows.Entry(change(NOTHING, source_of().after(9)))))
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = unpacked(raw[end:])
     threads = len(tables[0])

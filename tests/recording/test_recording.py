@@ -20,7 +20,7 @@ from offtop.model.values.snapshot import Filters, Snapshot
 from offtop.model.values.stack import NO_WAY, Stack, one_name
 from offtop.model.windows.change import NOTHING, change
 from offtop.person import Person, person
-from offtop.recording import form
+from offtop.recording import tick_rows
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -188,7 +188,7 @@ def test_entry_is_read_as_written() -> None:
     source = ScriptedSource(SHOP, ticks=3)
     source.filters = Filters((7,), (8, 9), "user", 3, 4, 5, "/a\x1b\udc80")
     one = change(NOTHING, source.after(2))
-    again = form.decode(form.encode(form.Entry(one, {}, {7: "a\x1b\udc80"}, {})), whole=True)
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(one, {}, {7: "a\x1b\udc80"}, {})), whole=True)
     assert (again.processes, again.change.cost, again.change.filters) == ({7: "a\x1b\udc80"}, one.cost, one.filters)
     assert again.change.sites.numbers.tolist() == one.sites.numbers.tolist()
     assert again.change.sites.lanes.tolist() == one.sites.lanes.tolist()

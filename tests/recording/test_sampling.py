@@ -14,7 +14,7 @@ from offtop.model.values.snapshot import Sampling
 from offtop.model.windows.change import NOTHING, change
 from offtop.model.windows.window import between, merge
 from offtop.person import person
-from offtop.recording import form
+from offtop.recording import tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -78,25 +78,27 @@ def test_sampling_is_recorded(tmp_path: Path) -> None:
 
 def test_recording_without_sampling_losses_is_read() -> None:
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=Sampling(40, 500 * MS, lost_known=False))
-    now = zlib.decompress(form.encode(form.Entry(one)))
+    now = zlib.decompress(tick_rows.encode(tick_rows.Entry(one)))
     kept = b"[40,500000000,0,0,0,0]"
     for said, lost_known in ((kept, False), (b"[40,500000000,0,0,0  ]", False), (b"[40,500000000,0      ]", True)):
         raw = now.replace(kept, said)
         assert said in raw
-        assert form.decode(zlib.compress(raw), whole=True).change.sampling == Sampling(40, 500 * MS, False, lost_known)
+        again = tick_rows.decode(zlib.compress(raw), whole=True)
+        assert again.change.sampling == Sampling(40, 500 * MS, False, lost_known)
 
 
 def test_impossible_sampling_is_refused() -> None:
     one = change(NOTHING, SampledSource().after(2))
-    assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == Sampling(40, 500 * MS)
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(one)), whole=True)
+    assert again.change.sampling == Sampling(40, 500 * MS)
     with pytest.raises(ValueError, match="a number is out of range"):
-        form.decode(form.encode(form.Entry(replace(one, sampling=Sampling(-1)))), whole=True)
+        tick_rows.decode(tick_rows.encode(tick_rows.Entry(replace(one, sampling=Sampling(-1)))), whole=True)
 
 
 def test_longest_gap_between_samples_is_recorded(tmp_path: Path) -> None:
     known = Sampling(40, 0, longest_ns=70 * MS)
     one = replace(change(NOTHING, SampledSource().after(2)), sampling=known)
-    assert form.decode(form.encode(form.Entry(one)), whole=True).change.sampling == known
+    assert tick_rows.decode(tick_rows.encode(tick_rows.Entry(one)), whole=True).change.sampling == known
     a, b, c = (
         replace(SampledSource().after(n), sampling=known._replace(longest_ns=n * MS, scans=20 * n)) for n in (3, 4, 1)
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from offtop.model.values.stack import ENDS, KERNEL, LINKED, WHOLE, Frame, Stack
-from offtop.recording import form
+from offtop.recording import stack_rows
 
 USER = (Frame("/usr/lib/libc.so.6", 0x1234), Frame("/bin/app", 0x5678))
 OF_KERNEL = (Frame(KERNEL, 0, "futex_wait"), Frame(KERNEL, 0, "do_syscall_64"))
@@ -13,23 +13,23 @@ OF_KERNEL = (Frame(KERNEL, 0, "futex_wait"), Frame(KERNEL, 0, "do_syscall_64"))
 @pytest.mark.parametrize("end", ENDS)
 def test_end_of_a_user_stack_is_replayed(end: str, unsure: bool) -> None:
     stack = Stack(USER, end=end, is_unsure=unsure)
-    word = form.category_of(stack)
+    word = stack_rows.category_of(stack)
     assert len(word) <= 32
-    assert form.stack_of(USER, 0, 0, word) == stack
+    assert stack_rows.stack_of(USER, 0, 0, word) == stack
 
 
 def test_kernel_stack_has_its_category_and_is_complete() -> None:
     stack = Stack(OF_KERNEL, 0, "lock", 1)
-    assert form.category_of(stack) == "lock"
-    assert form.stack_of(OF_KERNEL, 0, 1, "lock") == stack
+    assert stack_rows.category_of(stack) == "lock"
+    assert stack_rows.stack_of(OF_KERNEL, 0, 1, "lock") == stack
 
 
 def test_stacks_of_the_first_recordings_are_from_frame_pointers() -> None:
-    assert form.stack_of(USER, 0, 0, "other").end == LINKED
-    assert form.stack_of(OF_KERNEL, 0, 0, "other").end == WHOLE
+    assert stack_rows.stack_of(USER, 0, 0, "other").end == LINKED
+    assert stack_rows.stack_of(OF_KERNEL, 0, 0, "other").end == WHOLE
 
 
 @pytest.mark.parametrize("word", ["end-", "end-elsewhere", "end-whole-unsure-unsure", "end--unsure"])
 def test_unknown_stack_end_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="has an unknown end"):
-        form.stack_of(USER, 0, 0, word)
+        stack_rows.stack_of(USER, 0, 0, word)

@@ -39,7 +39,7 @@ from offtop.model.values.wake import (
 )
 from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
-from offtop.recording import form, replay
+from offtop.recording import file_format, replay, stack_rows, tick_rows
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -212,15 +212,15 @@ def test_ticks_before_and_after_wakers_are_turned_on_say_so(tmp_path: Path) -> N
 
 def test_offtop_without_wakes_says_that_the_file_is_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path / "it")
-    monkeypatch.setattr(form, "FORMAT", 1)
+    monkeypatch.setattr(file_format, "FORMAT", 1)
     with pytest.raises(OfftopError, match=r"it: file format 2, this offtop reads 1\. Use a newer offtop"):
         RecordedSource(path)
 
 
 def test_tick_without_wakes_has_the_old_form() -> None:
     for source in (ScriptedSource(SHOP), WokenSource(begins=99)):
-        entry = form.Entry(change(NOTHING, source.after(3)))
-        words, tables = parts(form.encode(entry))
+        entry = tick_rows.Entry(change(NOTHING, source.after(3)))
+        words, tables = parts(tick_rows.encode(entry))
         assert len(tables) == 16
         assert tables[6].shape == (10, 4)
         assert not {"wakes", "wakers", "storms"} & {*words}
@@ -228,7 +228,9 @@ def test_tick_without_wakes_has_the_old_form() -> None:
 
 def test_wakes_are_appended_to_the_old_form() -> None:
     now = WokenSource().after(3)
-    words, tables = parts(form.encode(form.Entry(change(NOTHING, now), wakes={LOCK: now.catalog.wakes[LOCK]})))
+    words, tables = parts(
+        tick_rows.encode(tick_rows.Entry(change(NOTHING, now), wakes={LOCK: now.catalog.wakes[LOCK]}))
+    )
     assert tables[6].shape[1] == 4
     assert len(tables) == 17
     on = [*(key.wake for key in now.sites), *(one.site.wake for one in now.waiting.values())]
@@ -275,13 +277,13 @@ peers = st.builds(
 
 @given(st.dictionaries(wakes.map(lambda wake: wake.object), peers, max_size=9))
 def test_peers_are_read_as_written(some: Mapping[Object, Peers]) -> None:
-    assert form.decode(form.encode(form.Entry(WOKEN, peers=some)), whole=True).peers == some
+    assert tick_rows.decode(tick_rows.encode(tick_rows.Entry(WOKEN, peers=some)), whole=True).peers == some
 
 
 @given(st.dictionaries(st.integers(FIRST_WAKE, (1 << 31) - 1), wakes, max_size=9))
 def test_wakes_are_read_as_written(some: Mapping[int, Wake]) -> None:
     now = change(NOTHING, WokenSource().after(3))
-    again = form.decode(form.encode(form.Entry(now, wakes=some)), whole=True)
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(now, wakes=some)), whole=True)
     assert again.wakes == some
     assert again.change.storms == now.storms
     assert again.change.sites.ids.tolist() == now.sites.ids.tolist()
@@ -290,7 +292,7 @@ def test_wakes_are_read_as_written(some: Mapping[int, Wake]) -> None:
 def test_wakes_of_evicted_sites_are_recorded() -> None:
     source = WokenSource()
     one = change(source.after(5), source.after(6))
-    again = form.decode(form.encode(form.Entry(one))).change
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(one))).change
     assert again.sites.evicted.tolist() == one.sites.evicted.tolist()
     assert [ids[-1] for ids in one.sites.evicted.tolist()] == [FIRST_TELLER + 6 - KEPT_SECONDS]
 
@@ -334,9 +336,9 @@ def test_unused_wake_leaves_the_catalog_after_15_minutes(tmp_path: Path) -> None
 
 def test_waker_that_exited_before_it_was_read_is_reported() -> None:
     gone = Stack((Frame(GONE, 0),), end=PROCESS_ENDED)
-    assert form.stack_of(gone.frames, 0, 0, form.category_of(gone)) == gone
+    assert stack_rows.stack_of(gone.frames, 0, 0, stack_rows.category_of(gone)) == gone
     kernel = Stack((Frame("[kernel]", 0, "schedule"),), 1, "lock")
-    assert form.stack_of(kernel.frames, 1, 0, form.category_of(kernel)) == kernel
+    assert stack_rows.stack_of(kernel.frames, 1, 0, stack_rows.category_of(kernel)) == kernel
     assert kernel.end == WHOLE
 
 
@@ -399,22 +401,22 @@ PIPE = ["pipe", "pipe:[7]", 0, "", "", ""]
     ],
 )
 def test_impossible_words_of_wakes_are_refused(words: dict[str, object], said: str) -> None:
-    blob = form.encode(form.Entry(WOKEN))
-    form.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
+    blob = tick_rows.encode(tick_rows.Entry(WOKEN))
+    tick_rows.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
     with pytest.raises(ValueError, match=said):
-        form.decode(reworded(blob, {"wakers": [WAKER], **words}), whole=True)
+        tick_rows.decode(reworded(blob, {"wakers": [WAKER], **words}), whole=True)
 
 
 def test_unknown_peer_role_is_skipped() -> None:
     words: dict[str, object] = {"other_ends": [[PIPE, [["ghost", 1, 7, "x"], ["writer", 2, 8, "y"]], []]]}
-    entry = form.decode(reworded(form.encode(form.Entry(WOKEN)), words), whole=True)
+    entry = tick_rows.decode(reworded(tick_rows.encode(tick_rows.Entry(WOKEN)), words), whole=True)
     assert entry.peers == {Object("pipe", "pipe:[7]"): Peers((PeerSide("writer", (Process(8, "y"),), 2),))}
 
 
 def test_unknown_kind_of_waker_is_unknown() -> None:
-    blob = form.encode(form.Entry(WOKEN))
+    blob = tick_rows.encode(tick_rows.Entry(WOKEN))
     words: dict[str, object] = {"wakers": [["ghost", *WAKER[1:5], "aether", 3, 4]], "wakes": [WAKE], "mode": "why"}
-    entry = form.decode(reworded(blob, words), whole=True)
+    entry = tick_rows.decode(reworded(blob, words), whole=True)
     assert entry.wakes[FIRST_WAKE].waker == Waker("unknown", "", 7, 8, "x", "", 3, 4)
     assert entry.change.mode == "offcpu"
 
@@ -429,17 +431,17 @@ def test_unknown_kind_of_waker_is_unknown() -> None:
     ],
 )
 def test_wakes_must_match_the_sites(column: Any, said: str) -> None:
-    raw = zlib.decompress(form.encode(form.Entry(WOKEN)))
+    raw = zlib.decompress(tick_rows.encode(tick_rows.Entry(WOKEN)))
     end = 4 + int.from_bytes(raw[:4], "little")
     tables = [*columns.unpacked(raw[end:])[:-1], column]
     with pytest.raises(ValueError, match=said):
-        form.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
+        tick_rows.decode(zlib.compress(raw[:end] + columns.packed(tables)), whole=True)
 
 
 def test_site_may_occur_twice_with_different_wakes() -> None:
     source = WokenSource()
     one = source.after(5)
-    again = form.decode(form.encode(form.Entry(change(NOTHING, one))), whole=True)
+    again = tick_rows.decode(tick_rows.encode(tick_rows.Entry(change(NOTHING, one))), whole=True)
     of_teller = [ids for ids in again.change.sites.ids.tolist() if ids[1] == 201]
     assert len({tuple(ids[:4]) for ids in of_teller}) == 1
     assert len(of_teller) == KEPT_SECONDS
@@ -454,7 +456,7 @@ def test_site_may_occur_twice_with_different_wakes() -> None:
         longest_ns=np.concatenate((rows.sites.longest_ns, rows.sites.longest_ns[:1])),
     )
     with pytest.raises(ValueError, match="occurs twice"):
-        form.decode(form.encode(form.Entry(replace(rows, sites=more))), whole=True)
+        tick_rows.decode(tick_rows.encode(tick_rows.Entry(replace(rows, sites=more))), whole=True)
 
 
 def test_unknown_wake_and_stack_ids_are_harmless(tmp_path: Path) -> None:
@@ -558,10 +560,10 @@ def test_overwritten_bytes_cause_no_crash(tmp_path: Path) -> None:
 @given(st.data())
 def test_changed_bytes_of_a_tick_are_a_tick_or_a_value_error(data: st.DataObject) -> None:
     now = WokenSource().after(3)
-    blob = zlib.decompress(form.encode(form.Entry(WOKEN, wakes={LOCK: now.catalog.wakes[LOCK]})))
+    blob = zlib.decompress(tick_rows.encode(tick_rows.Entry(WOKEN, wakes={LOCK: now.catalog.wakes[LOCK]})))
     at = data.draw(st.integers(0, len(blob) - 1))
     spoilt = blob[:at] + data.draw(st.binary(min_size=1, max_size=9)) + blob[at + 1 :]
-    refused(lambda: form.decode(zlib.compress(spoilt)))
+    refused(lambda: tick_rows.decode(zlib.compress(spoilt)))
 
 
 def test_untrusted_names_are_escaped(tmp_path: Path) -> None:

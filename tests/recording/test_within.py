@@ -12,7 +12,7 @@ import pytest
 from offtop.feed.source import Source
 from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
-from offtop.recording import form
+from offtop.recording import tick_rows
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
 from offtop.reports import batch
@@ -69,7 +69,7 @@ def test_calls_are_recorded(tmp_path: Path) -> None:
 
 def test_impossible_calls_are_refused() -> None:
     one = change(NOTHING, CallingSource(ticks=2).after(2))
-    assert form.decode(form.encode(form.Entry(one)), whole=True).change.calls == one.calls
+    assert tick_rows.decode(tick_rows.encode(tick_rows.Entry(one)), whole=True).change.calls == one.calls
     for calls in (one.calls._replace(left=-1), one.calls._replace(total_ns=1 << 62)):
         with pytest.raises(ValueError, match="a number is out of range"):
-            form.decode(form.encode(form.Entry(replace(one, calls=calls))), whole=True)
+            tick_rows.decode(tick_rows.encode(tick_rows.Entry(replace(one, calls=calls))), whole=True)

@@ -85,7 +85,7 @@ class Clips:
         for one in self._session.history.snapshots_of_last(span_ns, last.at_ns):
             recorder.add(replace(one, outliers=[outlier for outlier in outliers if outlier.at_ns == one.at_ns]))
         result = recorder.close()
-        if not recorder.is_whole:
+        if not recorder.is_complete:
             return result
         return f"saved {size(recorder.bytes_written)}; view: offtop replay {printable(str(recorder.path))}"
 

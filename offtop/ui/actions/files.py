@@ -24,7 +24,7 @@ class Recorder(pace.Recorder, Protocol):
     def bytes_written(self) -> int: ...
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the closed file contains everything that was added."""
         ...
 
