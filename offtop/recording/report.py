@@ -44,14 +44,14 @@ _LONGEST = 5
 _WAKERS = 5
 _UNKNOWN = NOBODY, "(unknown)"
 _IN_PROGRESS = "in progress at the end"
-_PLACES = 10_000
+_MOST_LOCATIONS = 10_000
 """Most wakers' stacks whose names are cached."""
 _OUTLIERS = 10
 _SUSPECTS = 10
 _STUCK = 20
 """Most stacks listed as stuck."""
-_BATCH = 64
-"""How many windows are merged at a time, so that memory does not grow with the length of the recording."""
+_MERGED_AT_ONCE = 64
+"""Number of windows that are merged at a time, so that memory does not grow with the length of the recording."""
 _HISTORY_BYTES = 1 << 20
 
 
@@ -59,9 +59,9 @@ class _Suspected(NamedTuple):
     """One suspect in all its ticks."""
 
     harm: float
-    """The most of a tick."""
-    says: str
-    """The sentence of that tick."""
+    """Its largest harm in one tick."""
+    sentence: str
+    """The sentence about it in that tick."""
     first_ns: int
     last_ns: int
     """CLOCK_REALTIME of its first and last tick."""
@@ -70,10 +70,10 @@ class _Suspected(NamedTuple):
 class _Longest(NamedTuple):
     max_ns: int
     taken_ns: int
-    """When the tick ended in which the wait ended."""
+    """End of the tick in which the wait ended (CLOCK_REALTIME)."""
     site: SiteKey
     category: str
-    words: str
+    text: str
     """Process, thread and location."""
 
 
@@ -83,8 +83,8 @@ class _WakerTotals:
 
     blocked_ns: int = 0
     wakeups: int = 0
-    places: Counter[str] = field(default_factory=Counter[str])
-    """How often through which functions."""
+    locations: Counter[str] = field(default_factory=Counter[str])
+    """Number of wakeups by the waker's location."""
     storm: Storm = field(default_factory=Storm)
 
 
@@ -94,8 +94,8 @@ class _Wakers:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._every: dict[tuple[str, str], _WakerTotals] = {}
-        """By kind and name: a thread may be named `timeout`."""
-        self._places: dict[tuple[int, int], str] = {}
+        """Keyed by kind and name: a thread may be named `timeout`."""
+        self._locations: dict[tuple[int, int], str] = {}
         self._in_progress_ns = 0
         """Time of waits still in progress."""
         self._since_ns = 0
@@ -125,7 +125,7 @@ class _Wakers:
                 one.blocked_ns += total_ns
                 one.wakeups += waits
                 if waits:
-                    one.places[self._place(catalog, waker)] += waits
+                    one.locations[self._location(catalog, waker)] += waits
 
     @property
     def lines(self) -> list[str]:
@@ -151,18 +151,18 @@ class _Wakers:
         is_alone = kind != THREAD or not any((other, name) in self._every for other in KINDS if other != THREAD)
         return name if is_alone else f"{name} ({kind})"
 
-    def _place(self, catalog: Catalog, waker: Waker) -> str:
+    def _location(self, catalog: Catalog, waker: Waker) -> str:
         ids = waker.kernel, waker.user
-        if ids not in self._places:
-            if len(self._places) >= _PLACES:
-                self._places.clear()
-            self._places[ids] = printable(location.in_short(catalog, *ids, self._names))
-        return self._places[ids]
+        if ids not in self._locations:
+            if len(self._locations) >= _MOST_LOCATIONS:
+                self._locations.clear()
+            self._locations[ids] = printable(location.in_short(catalog, *ids, self._names))
+        return self._locations[ids]
 
 
 def _waker_line(name: str, one: _WakerTotals) -> str:
-    ((place, _),) = one.places.most_common(1)
-    return f"{duration(one.blocked_ns):>8} {count(one.wakeups):>8} {name[:24]:<24} {place}"
+    ((location_text, _),) = one.locations.most_common(1)
+    return f"{duration(one.blocked_ns):>8} {count(one.wakeups):>8} {name[:24]:<24} {location_text}"
 
 
 def _storm_line(name: str, storm: Storm) -> str:
@@ -183,60 +183,90 @@ def write(
     `width`: columns to cut lines at; 0: do not cut. `weights`: of suspects; None: do not look for any.
     """
     with closing(RecordedSource(path, categories=categories.ids)) as source:
-        cause_finder = CauseFinder(source.names, rules)
-        watch = SuspectWatch(source, weights, rules) if weights else None
-        history = History(
+        totals = _Totals(source, categories, rules, weights)
+        while (snapshot := source.read()) is not None:
+            totals.add(snapshot)
+        lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
+        lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
+        lines += totals.lines()
+        out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
+
+
+class _Totals:
+    """What the report says, gathered tick by tick in bounded memory."""
+
+    def __init__(
+        self, source: RecordedSource, categories: Categories, rules: RuleSource, weights: Weights | None
+    ) -> None:
+        self._source = source
+        self._idle_categories = categories.idle
+        self._cause_finder = CauseFinder(source.names, rules)
+        self._watch = SuspectWatch(source, weights, rules) if weights else None
+        self._history = History(
             categories.idle,
             is_periodic,
             max_bytes=_HISTORY_BYTES,
-            idle_by_rule=cause_finder.idle_by_rule,
-            standing=watch.standing if watch else none_standing,
+            idle_by_rule=self._cause_finder.idle_by_rule,
+            standing=self._watch.standing if self._watch else none_standing,
         )
-        windows: list[Window] = []
-        longest: list[_Longest] = []
-        wakers = _Wakers(source.names)
-        suspects: dict[tuple[str, ...], _Suspected] = {}
-        busiest: tuple[float, int] = (0.0, 0)
-        ticks = files_ns = 0
-        last: HistoryTick | None = None
-        end: Snapshot | None = None
-        while (snapshot := source.read()) is not None:
-            end = snapshot
-            tick = history.add(snapshot)
-            if tick is None:
-                continue
-            ticks, last = ticks + 1, tick
-            files_ns += tick.span_ns if tick.window.files else 0
-            windows.append(tick.window)
-            if len(windows) == _BATCH:
-                windows = [_without_exited(merge(windows), snapshot)]
-            busiest = max(busiest, (_waiting(tick), tick.taken_ns))
-            longest = _with_longest(longest, tick, source)
-            wakers.add(tick)
-            if watch:
-                texts = SuspectTexts(snapshot.catalog, source.names, cause_finder)
-                _add_suspects(suspects, watch.tick(tick), tick.taken_ns, texts)
-        lines = [f"{printable(path.name)}: {dict(source.about())['recorded']}"]
-        lines += [f"{what}: {value}" for what, value in source.about() if what != "recorded"]
-        idle = last.idle if last else Idle(categories.idle, NO_SITES)
-        blocked = in_progress(end, idle, LEAST_AGE_NS) if end else NOTHING_STUCK
+        self._windows: list[Window] = []
+        self._longest: list[_Longest] = []
+        self._wakers = _Wakers(source.names)
+        self._suspects: dict[tuple[str, ...], _Suspected] = {}
+        self._busiest: tuple[float, int] = (0.0, 0)
+        """Most waiting threads in a tick, and when it was taken."""
+        self._ticks = 0
+        self._files_ns = 0
+        """Span in which file operations were counted."""
+        self._last: HistoryTick | None = None
+        self._end: Snapshot | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        self._end = snapshot
+        tick = self._history.add(snapshot)
+        if tick is None:
+            return
+        self._ticks, self._last = self._ticks + 1, tick
+        self._files_ns += tick.span_ns if tick.window.files else 0
+        self._windows.append(tick.window)
+        if len(self._windows) == _MERGED_AT_ONCE:
+            self._windows = [_without_exited(merge(self._windows), snapshot)]
+        self._busiest = max(self._busiest, (_waiting_threads(tick), tick.taken_ns))
+        self._longest = _with_longest(self._longest, tick, self._source)
+        self._wakers.add(tick)
+        if self._watch:
+            texts = SuspectTexts(snapshot.catalog, self._source.names, self._cause_finder)
+            _add_suspects(self._suspects, self._watch.tick(tick), tick.taken_ns, texts)
+
+    def lines(self) -> list[str]:
+        """Return all lines of the report but its head."""
+        lines: list[str] = []
+        last, end, names = self._last, self._end, self._source.names
+        idle = last.idle if last else Idle(self._idle_categories, NO_SITES)
+        stuck = in_progress(end, idle, LEAST_AGE_NS) if end else NOTHING_STUCK
         if last is None:
             lines.append("The recording has only one reading; a tick needs two.")
         else:
-            window = merge(windows)
-            lines += _numbers(window, last, ticks, busiest, source, blocked, cause_finder)
-            lines += _file_lines(window, files_ns)
-        if suspects:
-            lines += [*_suspect_lines(suspects), ""]
-        if longest:
-            lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, sorted(longest, reverse=True)), ""]
-        if outliers := groups(source.outliers()):
-            lines += [*_outlier_lines(outliers, source.names), ""]
-        if woken := wakers.lines:
+            window = merge(self._windows)
+            lines += [
+                f"ticks: {self._ticks:,}, measured {duration(window.span_ns)}",
+                f"most waiting: {threads(self._busiest[0])} at {_clock(self._busiest[1])}",
+                "",
+                *_program_lines(window, last.idle, self._source, stuck, self._cause_finder),
+                *_file_lines(window, self._files_ns),
+            ]
+        if self._suspects:
+            lines += [*_suspect_lines(self._suspects), ""]
+        if self._longest:
+            longest = sorted(self._longest, reverse=True)
+            lines += ["LONGEST FINISHED WAITS, one per stack", *map(_longest_line, longest), ""]
+        if outliers := groups(self._source.outliers()):
+            lines += [*_outlier_lines(outliers, names), ""]
+        if woken := self._wakers.lines:
             lines += [*woken, ""]
         if end:
-            lines += _stuck_lines(end, blocked, source.names, cause_finder)
-        out.write("".join(f"{line[:width].rstrip() if width else line.rstrip()}\n" for line in lines))
+            lines += _stuck_lines(end, stuck, names, self._cause_finder)
+        return lines
 
 
 def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_ns: int, texts: SuspectTexts) -> None:
@@ -244,39 +274,28 @@ def _add_suspects(every: dict[tuple[str, ...], _Suspected], found: Found, taken_
         was = every.get(one.key)
         first_ns = was.first_ns if was else taken_ns
         if was is None or one.harm > was.harm:
-            says = printable(texts.sentence(one).in_full)
-            every[one.key] = _Suspected(one.harm, says, first_ns, taken_ns)
+            sentence = printable(texts.sentence(one).in_full)
+            every[one.key] = _Suspected(one.harm, sentence, first_ns, taken_ns)
         else:
             every[one.key] = was._replace(last_ns=taken_ns)
 
 
 def _suspect_lines(every: Mapping[tuple[str, ...], _Suspected]) -> list[str]:
     most = nlargest(_SUSPECTS, every.values())
-    rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  {one.says}" for one in most)
+    rows = (f"{_clock(one.first_ns)}-{_clock(one.last_ns)}  {one.sentence}" for one in most)
     elided = [f"{len(every) - len(most)} more"] if len(every) > len(most) else []
-    return ["SUSPECTS: who others waited behind, most harm first", *rows, *elided]
+    return ["SUSPECTS: what others waited for, most harm first", *rows, *elided]
 
 
-def _numbers(
-    window: Window,
-    last: HistoryTick,
-    ticks: int,
-    busiest: tuple[float, int],
-    source: RecordedSource,
-    blocked: Stuck,
-    cause_finder: CauseFinder,
+def _program_lines(
+    window: Window, idle: Idle, source: RecordedSource, stuck: Stuck, cause_finder: CauseFinder
 ) -> list[str]:
-    every = HistoryTick.of(window, last.idle)
+    """Return the categories and the programs that waited most, as batch mode prints them."""
     wanted = batch.Wanted(programs=True, most_rows=_ROWS)
-    tick = passing(every, wanted.filter, cause_finder, blocked)
+    tick = passing(HistoryTick.of(window, idle), wanted.filter, cause_finder, stuck)
     problems = Problems(source.names, source.why_nameless)
     text = batch.tick_text(tick, batch.waiters(tick, wanted), source.names, 0, wanted, cause_finder, problems)
-    return [
-        f"ticks: {ticks:,}, measured {duration(window.span_ns)}",
-        f"most waiting: {threads(busiest[0])} at {_clock(busiest[1])}",
-        "",
-        *text.splitlines(),
-    ]
+    return text.splitlines()
 
 
 def _file_lines(window: Window, counted_ns: int) -> list[str]:
@@ -289,7 +308,7 @@ def _file_lines(window: Window, counted_ns: int) -> list[str]:
 
 
 def _longest_line(one: _Longest) -> str:
-    return f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.words}"
+    return f"{_clock(one.taken_ns)}  {duration(one.max_ns):>6}  {one.category:<13} {one.text}"
 
 
 def _outlier_lines(outliers: Sequence[Group], names: Names) -> list[str]:
@@ -304,11 +323,11 @@ def _outlier_lines(outliers: Sequence[Group], names: Names) -> list[str]:
 def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, cause_finder: CauseFinder) -> list[str]:
     """Return lines for the waits in progress at the end: the oldest per process and stack, with its thread count."""
     shown = blocked.in_scope(Scope(ALL, idle=False))
-    places: dict[tuple[int | str, ...], list[int]] = {}
+    by_stack: dict[tuple[int | str, ...], list[int]] = {}
     for row, one in enumerate(shown.waits):
-        place = one.site.pid, one.site.kernel, one.user, one.call, one.letter
-        places.setdefault(place, []).append(row)
-    listed = list(places.values())
+        key = one.site.pid, one.site.kernel, one.user, one.call, one.letter
+        by_stack.setdefault(key, []).append(row)
+    listed = list(by_stack.values())
     rows = [
         f"{len(those):>7} {batch.stuck_line(shown, those[0], end.catalog, names, cause_finder)}"
         for those in listed[:_STUCK]
@@ -323,17 +342,17 @@ def _without_exited(window: Window, snapshot: Snapshot) -> Window:
     """Merge the threads that have exited into one, and their sites by kernel stack."""
     there = {*snapshot.threads, *snapshot.waiting}
     sites, threads = table_of(SITES, window.sites), table_of(THREADS, window.threads)
-    return replace(window, sites=_folded(SITES, sites, there), threads=_folded(THREADS, threads, there))
+    return replace(window, sites=_merged_exited(SITES, sites, there), threads=_merged_exited(THREADS, threads, there))
 
 
-def _folded(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) -> Table[K, V]:
+def _merged_exited(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) -> Table[K, V]:
     ids = table.ids.copy()
     is_exited = np.array([ThreadKey(*key) not in there for key in ids[:, :2].tolist()], np.bool_)
     ids[is_exited, :2], ids[is_exited, 3:] = EXITED, NO_STACK
     return summed(kind, ids, table.numbers, table.lanes)
 
 
-def _waiting(tick: HistoryTick) -> float:
+def _waiting_threads(tick: HistoryTick) -> float:
     """Return the average number of waiting threads, without idle and filtered waits."""
     leaves = tick.breakdown.categories
     ns = sum(part.total_ns for leaf, part in leaves.items() if not leaf.idle and leaf.category != FILTERED)
@@ -352,18 +371,17 @@ def _with_longest(longest: list[_Longest], tick: HistoryTick, source: RecordedSo
         return longest
     site, catalog = SITES.key(shares.ids[row].tolist()), tick.header.catalog
     here = location.in_short(catalog, site.kernel, site.user, source.names)
-    words = (
+    text = (
         f"{printable(catalog.process(site.pid))}({site.pid}) {printable(catalog.comm(site.thread))}({site.tid})  {here}"
     )
     category = shares.leaves[int(shares.leaf[row])].category
-    one = _Longest(int(max_ns[row]), tick.taken_ns, site, category, printable(words))
-    same = [other for other in longest if _place(other.site) == _place(site)]
-    rest = [other for other in longest if _place(other.site) != _place(site)]
+    one = _Longest(int(max_ns[row]), tick.taken_ns, site, category, printable(text))
+    same = [other for other in longest if _process_and_stacks(other.site) == _process_and_stacks(site)]
+    rest = [other for other in longest if _process_and_stacks(other.site) != _process_and_stacks(site)]
     return nlargest(_LONGEST, [*rest, max([one, *same])])
 
 
-def _place(site: SiteKey) -> tuple[int, int, int]:
-    """Return the process and stacks of a site."""
+def _process_and_stacks(site: SiteKey) -> tuple[int, int, int]:
     return site.pid, site.kernel, site.user
 
 

@@ -211,7 +211,7 @@ def test_report_says_who_others_waited_behind_and_when(tmp_path: Path) -> None:
     out = io.StringIO()
     report.write(path, CATEGORIES, 0, out, weights=WEIGHTS)
     lines = out.getvalue().splitlines()
-    at = lines.index("SUSPECTS: who others waited behind, most harm first")
+    at = lines.index("SUSPECTS: what others waited for, most harm first")
     times = r"..:..:01-..:..:06  "
     assert re.match(f"{times}3 threads of shop wait for a mutex .*, held by holder.50., which waits for", lines[at + 1])
     assert lines[at + 2] == ""
