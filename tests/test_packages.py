@@ -121,3 +121,28 @@ def test_command_of_the_rpm_takes_a_python_that_is_new_enough(tmp_path: Path) ->
         start.write_text(start.read_text().replace('"/usr/lib', f'"{tmp_path}/usr/lib'))
         ran = subprocess.run(["sh", tmp_path / "command"], capture_output=True, text=True, timeout=60)
         assert (ran.stdout, ran.returncode) == (out, status), ran.stderr
+
+
+@pytest.mark.parametrize("script", ["postinst configure 0.0.9-1", "prerm remove", "postrm remove"])
+def test_a_recorder_that_does_not_start_or_stop_does_not_block_dpkg(script: str, tmp_path: Path) -> None:
+    name, *arguments = script.split()
+    text = (Path(deb.__file__).parent / "deb" / name).read_text().replace("/run/systemd/system", str(tmp_path))
+    for tool, status in (("systemctl", 1), ("py3compile", 0), ("py3clean", 0)):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*"\nexit {status}\n')
+        (tmp_path / tool).chmod(0o755)
+    ran = subprocess.run(
+        ["/bin/sh", "-c", text, name, *arguments], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "systemctl" in ran.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
+def test_systemd_accepts_the_recorder(tmp_path: Path) -> None:
+    unit = tmp_path / "offtop-record.service"
+    text = (Path(deb.__file__).parent / unit.name).read_text()
+    unit.write_text(text.replace("/usr/bin/offtop", "/bin/true"))
+    # Without --recursive-errors, warnings do not change the status.
+    verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit]
+    ran = subprocess.run(verify, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
