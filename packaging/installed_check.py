@@ -1,7 +1,7 @@
 """Check an installed offtop on the system that it is installed in: `installed_check.py COMMAND`.
 
-It must compile with that system's bcc, count 23 sleeps of a child process, with a whole user stack and the waker of
-nearly all, and show its screen on a terminal.
+It must compile with that system's bcc, count 23 sleeps of a child process, with a whole user stack, no wrong waker and
+at most three unknown ones, and show its screen on a terminal.
 """
 
 import contextlib
@@ -58,8 +58,12 @@ def check_counts(offtop: str) -> None:
         child.kill()
     naps = [site for site in tick["sites"] if site["category"] == "sleep"]
     assert sum(site["waits"] for site in naps) == 23, naps
-    by_timeout = sum(site["waits"] for site in naps if site["waker"]["kind"] == "timeout")
-    assert by_timeout >= 20, naps  # on a busy machine offtop may miss a waker, and calls it unknown
+    by_timeout, unknown = (
+        sum(site["waits"] for site in naps if site["waker"] and site["waker"]["kind"] == kind)
+        for kind in ("timeout", "unknown")
+    )
+    assert by_timeout + unknown == 23, naps
+    assert unknown <= 3, naps  # on a busy machine offtop may miss a waker, and says so
     most = max(naps, key=lambda site: site["waits"])
     assert "<module> (<string>:1)" in most["user"], most
     assert most["user_end"] == "whole", most

@@ -37,8 +37,8 @@ installed() {
         began=$(date +%s%N)
         get install --no-install-recommends ./offtop_*-1_*.deb
         echo "installed in $((($(date +%s%N) - began) / 1000000)) ms"
-        dpkg --verify offtop
-        systemd-analyze verify --man=no /usr/lib/systemd/system/offtop-*.service
+        dpkg --verify offtop | diff /dev/null - # its status is always 0
+        systemd-analyze verify --man=no --recursive-errors=no /usr/lib/systemd/system/offtop-*.service
         python3 -I installed_check.py /usr/bin/offtop
         get install --no-install-recommends ./offtop_*-2_*.deb
         [[ $(dpkg-query -W -f "\${Version}" offtop) = *-2 ]]

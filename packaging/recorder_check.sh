@@ -24,12 +24,15 @@ dpkg -i offtop_*-1_*.deb >/dev/null
 [ "$(state)" = inactive ] || fail "the recorder runs although nobody has enabled it"
 systemctl -q enable --now offtop-record
 recorded 1
-stat -c '%a %U' /var/lib/offtop "${found[0]}" | xargs
+modes=$(stat -c '%a %U' /var/lib/offtop "${found[0]}" | xargs)
+[ "$modes" = "700 root 600 root" ] || fail "recordings and their directory have modes and owners $modes"
 before=$(systemctl show -P MainPID offtop-record)
 dpkg -i offtop_*-2_*.deb >/dev/null
 [ "$(systemctl show -P MainPID offtop-record)" != "$before" ] || fail "an upgrade does not restart the recorder"
 recorded 2
-! journalctl -u offtop-record --no-pager | grep -i -e cannot -e lack -e permi || fail "the recorder lacks something"
+log=$(journalctl -u offtop-record --no-pager)
+[ "$(grep -c 'recording to' <<<"$log")" = 2 ] || fail "the journal does not have two starts"
+! grep -i -e cannot -e lack -e permi <<<"$log" || fail "the recorder lacks something"
 dpkg -r offtop >/dev/null
 ! pgrep -f 'offtop record' || fail "the recorder runs although the package is removed"
 left=$(find / -xdev -path /packages -prune -o -path /var/lib/dpkg -prune -o -path /var/cache -prune -o -name '*offtop*' -print | sort)
