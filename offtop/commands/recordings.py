@@ -33,20 +33,20 @@ class _Found(NamedTuple):
     """UID."""
 
 
-def delete_oldest(used: Path, keep_ns: int, most_bytes: int, owner: Person) -> None:
+def delete_oldest(directory: Path, keep_ns: int, most_bytes: int, owner: Person, used: Path | None = None) -> None:
     """Delete recordings last written to longer than `keep_ns` ago, and the oldest above `most_bytes` in all.
 
-    `used`: the recording in progress. It counts and stays; only its directory is looked at, and in it only the files of
-    `owner`. Raises OfftopError if one cannot be deleted.
+    Only files of `owner` count. `used`: the recording in progress, which stays. Raises OfftopError if the directory
+    cannot be read or a file cannot be deleted.
     """
-    directory = used.parent
     now_ns = time.time_ns()
     with as_person(owner):
         try:
             found = sorted(one for one in _recordings(directory) if one.owner == owner.uid)
             bytes_left = sum(one.size for one in found)
             for one in found:
-                is_in_use = one.path == used or now_ns - one.written_ns < _IN_USE_NS
+                # Times in the future are from before the clock was set back.
+                is_in_use = one.path == used or abs(now_ns - one.written_ns) < _IN_USE_NS
                 if not is_in_use and (now_ns - one.written_ns > keep_ns or bytes_left > most_bytes):
                     for path in _with_beside(one.path):
                         path.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def delete_oldest(used: Path, keep_ns: int, most_bytes: int, owner: Person) -> N
         except OSError as error:
             where = printable(str(error.filename or directory))
             raise OfftopError(
-                f"Old recordings cannot be deleted ({where}: {error.strerror}). Fix that, or omit --directory"
+                f"--directory: {where}: {error.strerror}. Name a directory that {printable(owner.name)} can write to"
             ) from error
 
 
@@ -68,9 +68,9 @@ def named(file: str) -> Path:
         return Path(file)
     found: list[_Found] = []
     refused = ""
-    for directory in dict.fromkeys((SERVICE_DIRECTORY, Path.cwd())):
-        try:
-            found += (one for one in _recordings(directory) if one.owner in (0, person().uid))
+    for directory in (SERVICE_DIRECTORY, Path()):
+        try:  # absolute() fails if the current directory was removed
+            found += (one for one in _recordings(directory.absolute()) if one.owner in (0, person().uid))
         except FileNotFoundError:
             pass
         except OSError as error:

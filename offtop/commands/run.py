@@ -198,13 +198,15 @@ def record(args: argparse.Namespace) -> int:
     filters = sources.filters(args, loaded)
     with_files = loaded.settings.mode == FILE
     outlier_actions = choices.outlier_actions(loaded, rules, owner)
+    keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
+    if args.directory is not None:  # before the first tick, because the disk may be full
+        recordings.delete_oldest(Path(args.directory), keep_ns, most_bytes, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
         sources.live(rules, filters, args, loaded, with_files=with_files) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
-        keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
         cause_finder = CauseFinder(source.names, files)
         suspects = SuspectWatch(source, choices.suspect_weights(), files)
         idle_by_rule, standing = cause_finder.idle_by_rule, suspects.standing
@@ -216,7 +218,7 @@ def record(args: argparse.Namespace) -> int:
             first_ns = next_deletion_ns = 0
             for number, kept in enumerate(pace.ticks(), 1):
                 if args.directory is not None and kept.at_ns >= next_deletion_ns:
-                    recordings.delete_oldest(recorder.path, keep_ns, most_bytes, owner)
+                    recordings.delete_oldest(recorder.path.parent, keep_ns, most_bytes, owner, recorder.path)
                     next_deletion_ns = kept.at_ns + _DELETION_NS
                 first_ns = first_ns or kept.at_ns - kept.span_ns
                 has_lasted = args.duration is not None and kept.at_ns - first_ns >= args.duration
@@ -229,7 +231,7 @@ def record(args: argparse.Namespace) -> int:
             if not recorder.failure:
                 warn(f"offtop: {summary}")
         if recorder.failure:
-            raise OfftopError(f"{recorder.failure}. everything written before can be replayed")
+            raise OfftopError(f"{recorder.failure}. What was written before can be replayed")
     return 0
 
 

@@ -141,7 +141,7 @@ class Recorder:
         if not opened.wait(_OPEN_SECONDS):
             self._closing = True
             self._worker.close()
-            raise OfftopError(f"{self._shown} cannot be created: the disk does not respond. Name another file")
+            raise OfftopError(f"{self._shown} cannot be created: the disk does not respond. Choose another directory")
         if self._refusal:
             raise self._refusal
 
@@ -405,7 +405,8 @@ class Recorder:
             why = printable((error.strerror if isinstance(error, OSError) else "") or str(error))
             self.failure = f"recording stopped: {why}: {self._shown}"
             self._refusal = OfftopError(
-                f"{self._shown} cannot be written by {printable(self._owner.name)} ({why}). Name another file"
+                f"{self._shown} cannot be written by {printable(self._owner.name)} ({why}). "
+                "Choose another file or directory"
             )
         opened.set()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offtop.commands import recordings
+from offtop.commands import options, recordings, run
 from offtop.errors import OfftopError
 from offtop.person import person
 from offtop.units import NS_PER_S
@@ -32,20 +32,20 @@ def test_recordings_older_than_keep_are_deleted_with_what_is_beside_them(tmp_pat
     old, young, used = (recording(tmp_path, hours) for hours in (49, 47, 0))
     (tmp_path / f"{old.name}-wal").touch()
     os.utime(tmp_path / f"{old.name}-wal", ns=(0, 0))
-    recordings.delete_oldest(used, 48 * _HOUR_NS, 1000, person())
+    recordings.delete_oldest(tmp_path, 48 * _HOUR_NS, 1000, person(), used)
     assert left(tmp_path) == {young, used}
 
 
 def test_the_oldest_are_deleted_until_all_fit(tmp_path: Path) -> None:
     _, _, young, used = (recording(tmp_path, hours) for hours in (4, 3, 2, 0))
-    recordings.delete_oldest(used, 48 * _HOUR_NS, 250, person())
+    recordings.delete_oldest(tmp_path, 48 * _HOUR_NS, 250, person(), used)
     assert left(tmp_path) == {young, used}
 
 
 def test_the_recording_in_progress_stays_even_if_it_alone_is_too_large(tmp_path: Path) -> None:
     recording(tmp_path, 1)
     used = recording(tmp_path, 0, size=900)
-    recordings.delete_oldest(used, _HOUR_NS, 500, person())
+    recordings.delete_oldest(tmp_path, _HOUR_NS, 500, person(), used)
     assert left(tmp_path) == {used}
 
 
@@ -56,7 +56,7 @@ def test_clips_other_files_links_and_recordings_in_use_are_not_deleted(tmp_path:
     link.symlink_to(clip)
     (tmp_path / "night.offtop").touch()
     os.utime(tmp_path / "night.offtop", ns=(0, 0))
-    recordings.delete_oldest(used, _HOUR_NS, 10, person())
+    recordings.delete_oldest(tmp_path, _HOUR_NS, 10, person(), used)
     assert left(tmp_path) == {clip, used, other, link, tmp_path / "night.offtop"}
 
 
@@ -105,6 +105,40 @@ def test_recordings_of_others_are_neither_deleted_nor_the_latest(
     for path in (forged, old):
         os.chown(path, 12345, -1)
     assert recordings.named("latest") == used
-    recordings.delete_oldest(used, _HOUR_NS, 1, person())
+    recordings.delete_oldest(tmp_path, _HOUR_NS, 1, person(), used)
     assert left(tmp_path) == {used, forged, old}
     assert not own.exists()
+
+
+def test_recordings_from_before_the_clock_was_set_back_are_deleted_too(tmp_path: Path) -> None:
+    recording(tmp_path, -24)
+    used = recording(tmp_path, 0)
+    recordings.delete_oldest(tmp_path, 48 * _HOUR_NS, 150, person(), used)
+    assert left(tmp_path) == {used}
+
+
+def test_expired_recordings_make_room_before_a_new_one_begins(tmp_path: Path) -> None:
+    recording(tmp_path, 49)
+    young = recording(tmp_path, 47)
+    recordings.delete_oldest(tmp_path, 48 * _HOUR_NS, 1000, person())
+    assert left(tmp_path) == {young}
+
+
+def test_record_refuses_a_missing_directory_before_it_measures(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(OfftopError) as raised:
+        run.record(options.record().parse_args(["--directory", str(missing)]))
+    remedy = f"Name a directory that {person().name} can write to"
+    assert str(raised.value) == f"--directory: {missing}: No such file or directory. {remedy}"
+
+
+def test_latest_in_a_directory_that_was_removed_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "none")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(OfftopError, match="There is no recording in"):
+        recordings.named("latest")
