@@ -4,6 +4,8 @@ Shared libraries cannot be loaded from an archive. The copy is in a directory th
 runs what is in it. This file must also run on a Python that is too old for offtop.
 """
 
+import contextlib
+import fcntl
 import os
 import pwd
 import shutil
@@ -27,7 +29,7 @@ def start(archive: str) -> None:
     try:
         unpacked = copy_of(archive, parent())
     except OSError as error:
-        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror})"))
+        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror}). It needs 130 MB"))
     except (zipfile.BadZipFile, zlib.error) as error:
         sys.exit(_failed(f"{archive} is damaged ({error}). Copy it again"))
     sys.path[0] = str(unpacked)
@@ -44,43 +46,71 @@ def _failed(why: str) -> int:
 
 def parent() -> Path:
     """Return the directory for copies. $HOME is not asked: under sudo it may be that of another user."""
-    if os.geteuid() == 0:
+    user = os.geteuid()
+    if user == 0:
         return Path("/var/cache/offtop/onefile")
-    return Path(pwd.getpwuid(os.geteuid()).pw_dir, ".cache/offtop/onefile")
+    try:
+        return Path(pwd.getpwuid(user).pw_dir, ".cache/offtop/onefile")
+    except KeyError:
+        raise FileNotFoundError(2, "there is no such user", f"the home directory of user {user}") from None
 
 
 def copy_of(archive: str, parent: Path) -> Path:
-    """Return the directory of the unpacked copy, and make it if there is none. Copies of other builds are removed.
+    """Return the directory of the unpacked copy, and make it if there is none.
 
-    Raises PermissionError if another user can write to it.
+    No other start removes it while this process lives. A new copy replaces those that no process uses. Raises
+    PermissionError if another user can write to it.
     """
     _make_own(parent)
     with zipfile.ZipFile(archive) as members:
-        build = members.read(BUILD).decode("ascii")
-        copy = parent / build
-        if copy.is_dir():
-            _check_own(copy)
+        copy = parent / members.read(BUILD).decode("ascii")
+        if _keep(copy):
             return copy
-        new = tempfile.mkdtemp(prefix=".new-", dir=str(parent))
+        new = Path(tempfile.mkdtemp(prefix=".new-", dir=str(parent)))
         try:
+            _keep(new)
             members.extractall(new)
-            if not copy.is_dir():  # otherwise another start was faster
-                Path(new).rename(copy)
+            with contextlib.suppress(OSError):  # another start was faster
+                new.rename(copy)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-    _check_own(copy)
+    if not _keep(copy):
+        raise FileNotFoundError(2, "it was removed", str(copy))
     for other in parent.iterdir():
-        if other != copy and not other.name.startswith("."):
-            shutil.rmtree(other, ignore_errors=True)
+        if other != copy:
+            _remove_unused(other)
     return copy
+
+
+def _keep(copy: Path) -> bool:
+    """Lock a copy until this process exits, so that no other start removes it. Returns False if there is none."""
+    try:
+        _check_own(copy)
+    except FileNotFoundError:
+        return False
+    directory = os.open(copy, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(directory, fcntl.LOCK_SH)  # waits for a removal that has begun
+    return copy.is_dir()
+
+
+def _remove_unused(copy: Path) -> None:
+    """Remove a copy, or what is left of one, unless a process runs from it or unpacks it."""
+    try:
+        directory = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # a link, or another start was faster
+        return
+    with contextlib.suppress(OSError):
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(copy, ignore_errors=True)
+    os.close(directory)
 
 
 def _make_own(path: Path) -> None:
     """Make the directory and those above it."""
     if not path.parent.is_dir():
         _make_own(path.parent)
-    if not path.is_dir():
-        path.mkdir(0o700)
+    path.mkdir(0o700, exist_ok=True)
     _check_own(path)
 
 

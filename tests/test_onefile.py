@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import onefile_start
 import pytest
 from onefile import archive
 from onefile_start import copy_of
@@ -47,12 +48,33 @@ def test_it_unpacks_once_where_only_its_user_can_write(one_file: Path, tmp_path:
     assert marker.exists(), "it was not unpacked again"
 
 
-def test_a_new_build_removes_the_copy_of_the_old_one(one_file: Path, tmp_path: Path) -> None:
+def test_a_new_build_removes_old_copies_that_are_not_in_use(one_file: Path, tmp_path: Path) -> None:
     parent = tmp_path / "onefile"
-    old = copy_of(str(one_file), parent)
-    one_file.write_bytes(archive({**_MEMBERS, "more": b""}, 1_700_000_000))
-    new = copy_of(str(one_file), parent)
-    assert [*parent.iterdir()] == [new] != [old]
+    hold = """if True:
+        import sys, onefile_start, pathlib
+        print(onefile_start.copy_of(sys.argv[1], pathlib.Path(sys.argv[2])), flush=True)
+        input()
+    """
+    command = [sys.executable, "-c", hold, str(one_file), str(parent)]
+    environment = {"PYTHONPATH": str(Path(onefile_start.__file__).parent)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runs:
+        assert runs.stdin and runs.stdout
+        old = Path(runs.stdout.readline().strip())
+        (parent / ".new-killed").mkdir()
+        (parent / "link").symlink_to(tmp_path)
+        one_file.write_bytes(archive({**_MEMBERS, "more": b""}, 1_700_000_000))
+        new = copy_of(str(one_file), parent)
+        assert {*parent.iterdir()} == {old, new, parent / "link"}
+        runs.stdin.write("\n")
+    one_file.write_bytes(archive({**_MEMBERS, "more": b"!"}, 1_700_000_000))
+    newest = copy_of(str(one_file), parent)
+    assert {*parent.iterdir()} == {new, newest, parent / "link"}, "this process still uses the one before"
+
+
+def test_a_user_without_a_home_directory_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 987_654)
+    with pytest.raises(OSError, match="there is no such user: 'the home directory of user 987654'"):
+        onefile_start.parent()
 
 
 def test_it_refuses_a_directory_that_others_can_write_to(one_file: Path, tmp_path: Path) -> None:
