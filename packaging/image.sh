@@ -13,4 +13,5 @@ fi
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 cp "$deb" "$context"
+export DOCKER_BUILDKIT=1 # docker before 23 cannot mount in a build without it
 $TOOL build "$@" -t "offtop:${version%-*}" -f "$here/Containerfile" "$context"

@@ -3,6 +3,7 @@
 # so that `sudo offtop` finds it and the checkout may go away. The man page and the completions of bash, zsh and
 # fish go into $PREFIX/share. $DESTDIR goes before every path written to.
 set -euo pipefail
+umask 022 # root's may hide what is installed from other users
 root=$(cd "$(dirname "$0")/.." && pwd)
 prefix=${PREFIX:-/usr/local}
 home=$prefix/lib/offtop

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,6 +17,8 @@ _VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
 _UNUSED = ("/tests/", "/include/", "numpy/f2py/", "numpy/_core/lib/", "numpy/random/lib/", "numpy/random/_examples/")
 _UNUSED_ENDS = (".pyi", ".pxd", ".c", ".h", ".a")
+_BUILD_DETAILS = ("numpy/__config__.py", ".dist-info/WHEEL")
+"""Files that name the Python version which the wheel was built for, and nothing that runs."""
 
 MACHINES = ("x86_64", "aarch64")
 
@@ -24,7 +26,7 @@ MACHINES = ("x86_64", "aarch64")
 def members(wheel: Path, machine: str) -> dict[str, bytes]:
     """Return the contents of all parts by name, given offtop's own wheel. The others are downloaded."""
     with tempfile.TemporaryDirectory() as directory:
-        return dict(_members([wheel, *_downloaded(Path(directory), machine)]))
+        return merged([wheel, *_downloaded(Path(directory), machine)])
 
 
 def _downloaded(directory: Path, machine: str) -> list[Path]:
@@ -41,20 +43,25 @@ def _downloaded(directory: Path, machine: str) -> list[Path]:
     return sorted(directory.glob("*.whl"))
 
 
-def _members(wheels: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Yield what offtop needs of the wheels, by name. Later wheels have other compiled modules, and the same Python."""
-    seen: set[str] = set()
+def merged(wheels: Sequence[Path]) -> dict[str, bytes]:
+    """Return what offtop needs of the wheels, by name.
+
+    Wheels for other Python versions add compiled modules. Exits if anything else in them is different.
+    """
+    contents: dict[str, bytes] = {}
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as found:
-            for name in found.namelist():
-                if name.endswith("/") or name in seen or not _is_used(name):
-                    continue
-                seen.add(name)
-                yield name, found.read(name)
+            for name in filter(_is_used, found.namelist()):
+                content = found.read(name)
+                if contents.setdefault(name, content) != content and not name.endswith(_BUILD_DETAILS):
+                    sys.exit(f"{name} in {wheel.name} is not the same as for an earlier Python")
+    return contents
 
 
 def _is_used(name: str) -> bool:
     """bpf/*.c and *.h are sources that offtop itself compiles."""
     if name.startswith("offtop/"):
         return True
-    return not name.endswith(_UNUSED_ENDS) and not any(part in name for part in _UNUSED) and "/RECORD" not in name
+    if ".dist-info/" in name:
+        return not name.endswith(("/", "/RECORD"))
+    return not name.endswith(("/", *_UNUSED_ENDS)) and not any(part in name for part in _UNUSED)

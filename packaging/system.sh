@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what is missing of the system packages for the purposes given (`run`, `test`, `bench`, `incident`, `consumer`,
-# `exits`, `guest`). packages.txt lists them. Asks nothing of the network, and needs no root, when all are there.
+# `exits`, `guest`, `package`). packages.txt lists them. Asks nothing of the network, and needs no root, when all are there.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 as_root=()

@@ -43,8 +43,10 @@ def licences(members: Mapping[str, bytes]) -> str:
     ]
     for name, content in sorted(members.items()):
         package, _, rest = name.partition(".dist-info/")
-        is_licence = Path(rest).name.upper().startswith(("LICENSE", "LICENCE", "COPYING", "NOTICE"))
-        if rest and is_licence and not package.startswith("offtop-"):
+        is_licence = rest.startswith("licenses/") or rest.upper().startswith(
+            ("LICENSE", "LICENCE", "COPYING", "NOTICE")
+        )
+        if is_licence and not package.startswith("offtop-"):
             texts.append((f"{package} ({rest})", content))
     parts = [f"{'=' * 78}\n{title}\n{'=' * 78}\n\n{text.decode(errors='replace').strip()}\n" for title, text in texts]
     return "The parts of offtop, and their licences:\n\n" + "\n".join(parts)

@@ -4,10 +4,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
 import deb
+import parts
 import pytest
 import rpm
 
@@ -17,6 +20,7 @@ _MEMBERS = {
     "offtop/__init__.py": b"",
     "offtop/start.py": b"def main() -> None:\n    print('it runs')\n",
     "rich-15.0.0.dist-info/licenses/LICENSE": b"Rich's licence",
+    "numpy-2.4.6.dist-info/licenses/numpy/_core/src/dragon4_LICENSE.txt": b"Dragon4's licence",
 }
 _EPOCH = 1_700_000_000
 needs_dpkg = pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is missing")
@@ -72,6 +76,7 @@ def test_all_of_the_deb_belongs_to_root_and_has_one_time(package: Path) -> None:
 def test_packages_have_the_licences_of_all_parts(files: dict[str, bytes]) -> None:
     text = files["usr/share/doc/offtop/copyright"].decode()
     assert "MIT License" in text and "GNU GENERAL PUBLIC LICENSE" in text and "Rich's licence" in text
+    assert "Dragon4's licence" in text
 
 
 @needs_dpkg
@@ -146,3 +151,26 @@ def test_systemd_accepts_the_recorder(tmp_path: Path) -> None:
     verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit]
     ran = subprocess.run(verify, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def wheel(path: Path, members: Mapping[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_parts_of_all_pythons_are_merged_without_tests_and_headers_but_with_licences(tmp_path: Path) -> None:
+    licence = "numpy-2.4.6.dist-info/licenses/numpy/_core/include/numpy/libdivide/LICENSE.txt"
+    same = {"numpy/a.py": b"a", licence: b"l"}
+    unused = {"numpy/tests/t.py": b"t", "numpy/_core/include/a.h": b"h", "numpy-2.4.6.dist-info/RECORD": b"r"}
+    first = wheel(tmp_path / "cp311.whl", {**same, **unused, "numpy/a.cpython-311.so": b"1"})
+    second = wheel(tmp_path / "cp312.whl", {**same, "numpy/a.cpython-312.so": b"2"})
+    merged = parts.merged([first, second])
+    assert merged == {**same, "numpy/a.cpython-311.so": b"1", "numpy/a.cpython-312.so": b"2"}
+
+
+def test_python_code_that_differs_between_pythons_is_refused(tmp_path: Path) -> None:
+    wheels = [wheel(tmp_path / f"{n}.whl", {"numpy/a.py": b"%d" % n, "numpy/__config__.py": b"%d" % n}) for n in (1, 2)]
+    with pytest.raises(SystemExit, match=r"numpy/a\.py in 2\.whl is not the same"):
+        parts.merged(wheels)
