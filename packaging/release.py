@@ -4,7 +4,9 @@ Nothing is published. The tag is made last, so that a failed build leaves none.
 """
 
 import argparse
+import fnmatch
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -13,7 +15,9 @@ import sys
 import tempfile
 import venv
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import parts
 
@@ -22,6 +26,8 @@ from offtop import __version__
 _HERE = Path(__file__).resolve().parent
 _KINDS = ("pyz", "deb", "rpm")
 SUMS = "SHA256SUMS"
+_BUNDLED = re.compile(r"^Name: (.+)\nFiles: (.+)\nDescription: (.+)\nAvailability: (.+)\nLicense: (.+)$", re.MULTILINE)
+"""What NumPy's licence file says about a library in its wheel."""
 
 
 def main() -> None:
@@ -30,7 +36,7 @@ def main() -> None:
     version: str = parser.parse_args().version
     changelog = (parts.ROOT / "CHANGELOG.md").read_text()
     tag = f"v{version}"
-    is_clean = not _git("status", "--porcelain")
+    commit, is_clean = _git("rev-parse", "HEAD"), not _git("status", "--porcelain")
     if reason := refusal(version, __version__, changelog, is_clean, is_tagged=bool(_git("tag", "--list", tag))):
         sys.exit(f"offtop: {reason}")
     into = parts.ROOT / "dist" / version
@@ -40,11 +46,13 @@ def main() -> None:
     for machine in parts.MACHINES:
         command = [sys.executable, _HERE / "dist.py", into, *_KINDS, "--machine", machine]
         subprocess.run(command, check=True, env=environment)
-    _write_sbom(into / f"offtop-{version}-{parts.MACHINES[0]}.pyz", into / f"offtop-{version}.cdx.json", environment)
+    one_files = {machine: into / f"offtop-{version}-{machine}.pyz" for machine in parts.MACHINES}
+    _write_sbom(one_files, into / f"offtop-{version}.cdx.json", environment)
     (into / SUMS).write_text(sums(into))
-    _git(
-        "tag", "--annotate", tag, "--cleanup=verbatim", "--message", f"offtop {version}\n\n{notes(changelog, version)}"
-    )
+    if _git("rev-parse", "HEAD") != commit or _git("status", "--porcelain"):
+        sys.exit("offtop: The working tree has changed during the build, so nothing is tagged. Start again")
+    message = f"offtop {version}\n\n{notes(changelog, version)}"
+    _git("tag", "--annotate", tag, "--cleanup=verbatim", "--message", message, commit)
     print(f"{into}: ready, and tagged {tag}. Nothing is published: see docs/releases.md")
 
 
@@ -78,26 +86,64 @@ def sums(directory: Path) -> str:
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
 
 
-def _write_sbom(one_file: Path, sbom: Path, environment: dict[str, str]) -> None:
-    """Write what the one file contains as a CycloneDX SBOM. cyclonedx-py reads installed packages: make it some."""
+def bundled(members: Mapping[str, bytes], machine: str) -> list[dict[str, Any]]:
+    """Return CycloneDX components for the shared libraries that wheels bundle, from the wheels' licence files.
+
+    `members`: the Python parts, by name. The version is known only of OpenBLAS: NumPy names no other. Exits if no licence
+    file names one of the libraries.
+    """
+    openblas = re.search(rb"OpenBLAS ([\d.]+)", members.get("numpy/__config__.py", b""))
+    components: list[dict[str, Any]] = []
+    libraries = {name for name in members if ".libs/" in name}
+    unnamed = {*libraries}
+    for text in (content.decode(errors="replace") for name, content in members.items() if ".dist-info/" in name):
+        for name, pattern, description, url, licence in _BUNDLED.findall(text):
+            for file in fnmatch.filter(sorted(libraries), f"{pattern}*"):
+                unnamed.discard(file)
+                version = {"version": openblas[1].decode()} if openblas and name == "OpenBLAS" else {}
+                components.append(
+                    {
+                        "type": "library",
+                        "bom-ref": f"{file}#{name}",
+                        "name": name,
+                        **version,
+                        "description": f"{description} ({machine})",
+                        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(members[file]).hexdigest()}],
+                        "licenses": [{"expression": licence}],
+                        "externalReferences": [{"type": "website", "url": url}],
+                        "properties": [{"name": "offtop:file", "value": file}],
+                    }
+                )
+    if unnamed:
+        sys.exit(f"no licence file of a wheel names {', '.join(sorted(unnamed))}")
+    return components
+
+
+def _write_sbom(one_files: Mapping[str, Path], sbom: Path, environment: dict[str, str]) -> None:
+    """Write what the one files contain as a CycloneDX SBOM. cyclonedx-py reads installed packages: make it some."""
     with tempfile.TemporaryDirectory() as directory:
         tools, contents = Path(directory, "tools"), Path(directory, "contents")
         venv.create(tools, with_pip=True)
         venv.create(contents)
         (packages,) = contents.glob("lib/python*/site-packages")
-        with zipfile.ZipFile(one_file) as members:
-            members.extractall(packages, [name for name in members.namelist() if ".dist-info/" in name])
+        with zipfile.ZipFile(one_files[parts.MACHINES[0]]) as archive:
+            archive.extractall(packages, [name for name in archive.namelist() if ".dist-info/" in name])
         group = subprocess.run([_HERE / "group.sh", "release"], check=True, capture_output=True, text=True)
         pip = [tools / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*pip, *group.stdout.splitlines()], check=True)
         command = [tools / "bin/cyclonedx-py", "environment", "--output-reproducible", "--pyproject"]
         command += [parts.ROOT / "pyproject.toml", "-o", sbom, contents / "bin/python"]
         subprocess.run(command, check=True, env=environment)
+    listed = json.loads(sbom.read_text())
+    for machine, one_file in one_files.items():
+        with zipfile.ZipFile(one_file) as archive:
+            listed["components"] += bundled({name: archive.read(name) for name in archive.namelist()}, machine)
+    sbom.write_text(json.dumps(listed, indent=2) + "\n")
 
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", parts.ROOT, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -49,3 +49,36 @@ def test_sums_are_of_all_files_but_themselves(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     one, two = (hashlib.sha256(content).hexdigest() for content in (b"one", b"two"))
     assert release.sums(tmp_path) == f"{one}  a\n{two}  b\n"
+
+
+_LICENCE = b"""Name: OpenBLAS
+Files: numpy.libs/libscipy_openblas*.so
+Description: bundled as a dynamically linked library
+Availability: https://github.com/OpenMathLib/OpenBLAS/
+License: BSD-3-Clause
+  Copyright (c) 2011-2014, The OpenBLAS Project
+
+
+Name: GCC runtime library
+Files: numpy.libs/libgfortran*.so
+Description: dynamically linked to files compiled with gcc
+Availability: https://gcc.gnu.org/git/
+License: GPL-3.0-or-later WITH GCC-exception-3.1
+"""
+_MEMBERS = {
+    "numpy/__config__.py": b'"openblas configuration": r"OpenBLAS 0.3.31.188.0  USE64BITINT"',
+    "numpy-2.4.6.dist-info/licenses/LICENSE.txt": _LICENCE,
+    "numpy.libs/libscipy_openblas64_-32a4b2a6.so": b"code",
+}
+
+
+def test_bundled_libraries_are_listed_with_version_licence_and_hash() -> None:
+    (found,) = release.bundled(_MEMBERS, "x86_64")
+    assert (found["name"], found["version"]) == ("OpenBLAS", "0.3.31.188.0")
+    assert found["licenses"] == [{"expression": "BSD-3-Clause"}]
+    assert found["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"code").hexdigest()}]
+
+
+def test_a_bundled_library_without_a_licence_stops_the_release() -> None:
+    with pytest.raises(SystemExit, match=r"no licence file of a wheel names numpy\.libs/libnew\.so"):
+        release.bundled({**_MEMBERS, "numpy.libs/libnew.so": b""}, "x86_64")
