@@ -89,8 +89,8 @@ def sums(directory: Path) -> str:
 def bundled(members: Mapping[str, bytes], machine: str) -> list[dict[str, Any]]:
     """Return CycloneDX components for the shared libraries that wheels bundle, from the wheels' licence files.
 
-    `members`: the Python parts, by name. The version is known only of OpenBLAS: NumPy names no other. Exits if no licence
-    file names one of the libraries.
+    `members`: the Python parts, by name. Only OpenBLAS gets a version, because NumPy names no other. Exits if no
+    licence file names one of the libraries.
     """
     openblas = re.search(rb"OpenBLAS ([\d.]+)", members.get("numpy/__config__.py", b""))
     components: list[dict[str, Any]] = []
