@@ -135,6 +135,8 @@ install: ## install offtop where `sudo offtop` finds it: PREFIX (/usr/local), DE
 	@$(if $(DESTDIR),,$(as_root)) env PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' packaging/install.sh
 
 uninstall: ## remove what `make install` has installed
+	@home='$(DESTDIR)$(PREFIX)/lib/offtop'; if [ -e "$$home" ] && ! [ -e "$$home/pyvenv.cfg" ]; then \
+	    echo "offtop: make install has not made $$home. Remove the package instead, or name another PREFIX" >&2; exit 1; fi
 	@$(if $(DESTDIR),,$(as_root)) rm -rf '$(DESTDIR)$(PREFIX)/lib/offtop' '$(DESTDIR)$(PREFIX)/bin/offtop' \
 	    '$(DESTDIR)$(PREFIX)/share/man/man8/offtop.8.gz' \
 	    '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/offtop' \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Checks the recorder of offtop's Debian package in a system that systemd has booted: it is off until it is enabled, it
 # records, `offtop replay latest` finds that, an upgrade restarts it, and removing the package stops it and leaves only
-# recordings. In the directory of both versions of the package.
+# recordings; purging it leaves none. In the directory of both versions of the package.
 set -euo pipefail
 state() { systemctl show -P ActiveState offtop-record; }
 fail() {
@@ -37,5 +37,7 @@ dpkg -r offtop >/dev/null
 ! pgrep -f 'offtop record' || fail "the recorder runs although the package is removed"
 left=$(find / -xdev -path /packages -prune -o -path /var/lib/dpkg -prune -o -path /var/cache -prune -o -name '*offtop*' -print | sort)
 [ "$left" = "$(printf '%s\n' /var/lib/offtop /var/lib/offtop/* | sort)" ] || fail "left: $left"
-echo "recorder: enabled, upgraded and removed; it used" \
-    "$(du -sh /var/lib/offtop | cut -f1) for $(journalctl -u offtop-record --no-pager | grep -c 'recorded') recordings"
+used=$(du -sh /var/lib/offtop | cut -f1)
+dpkg -P offtop >/dev/null
+! [ -e /var/lib/offtop ] || fail "recordings are left although the package is purged"
+echo "recorder: enabled, upgraded, removed and purged; it used $used for two recordings"

@@ -105,3 +105,15 @@ def test_system_packages_have_a_purpose_and_a_fedora_name() -> None:
     assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "exits", "guest", "package"}
     assert all(len(line) > 4 and line[3] == "#" for line in lines)
     assert "python3-bpfcc" in {line[1] for line in lines if line[0] == "run"}
+
+
+def test_uninstall_leaves_what_a_package_installed(tmp_path: Path) -> None:
+    home = tmp_path / "usr/lib/offtop"
+    home.mkdir(parents=True)
+    command = ["make", "-s", "uninstall", f"DESTDIR={tmp_path}", "PREFIX=/usr"]
+    refused = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    assert (refused.returncode, home.exists()) == (2, True)
+    assert "Remove the package instead" in refused.stderr
+    (home / "pyvenv.cfg").touch()
+    subprocess.run(command, cwd=_ROOT, check=True)
+    assert not home.exists()
