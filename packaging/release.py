@@ -49,10 +49,7 @@ def main() -> None:
     one_files = {machine: into / f"offtop-{version}-{machine}.pyz" for machine in parts.MACHINES}
     _write_sbom(one_files, into / f"offtop-{version}.cdx.json", environment)
     (into / SUMS).write_text(sums(into))
-    if _git("rev-parse", "HEAD") != commit or _git("status", "--porcelain"):
-        sys.exit("offtop: The working tree has changed during the build, so nothing is tagged. Start again")
-    message = f"offtop {version}\n\n{notes(changelog, version)}"
-    _git("tag", "--annotate", tag, "--cleanup=verbatim", "--message", message, commit)
+    tag_commit(tag, f"offtop {version}\n\n{notes(changelog, version)}", commit)
     print(f"{into}: ready, and tagged {tag}. Nothing is published: see docs/releases.md")
 
 
@@ -78,6 +75,13 @@ def notes(changelog: str, version: str) -> str:
     """Return what the changelog says about a version, without its heading."""
     _, _, rest = changelog.partition(f"## [{version}]")
     return rest.partition("\n")[2].partition("\n## ")[0].strip()
+
+
+def tag_commit(tag: str, message: str, commit: str) -> None:
+    """Tag the commit that was built. Exits if it is no longer what the working tree has."""
+    if _git("rev-parse", "HEAD") != commit or _git("status", "--porcelain"):
+        sys.exit("offtop: The working tree has changed during the build, so nothing is tagged. Start again")
+    _git("tag", "--annotate", tag, "--cleanup=verbatim", "--message", message, commit)
 
 
 def sums(directory: Path) -> str:

@@ -1,8 +1,10 @@
 """What `make release` refuses, and what it says about a version."""
 
 import hashlib
+import subprocess
 from pathlib import Path
 
+import parts
 import pytest
 import release
 
@@ -42,6 +44,31 @@ def test_anything_else_is_refused_with_a_reason(
 def test_notes_are_those_of_one_version() -> None:
     assert release.notes(_CHANGELOG, "0.2.0") == "- New: this."
     assert release.notes(_CHANGELOG, "0.1.0") == "- All."
+
+
+def test_a_change_during_the_build_is_not_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "ann")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "ann@localhost")
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", tmp_path, *arguments], check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "built")
+    built = git("rev-parse", "HEAD").strip()
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="has changed during the build"):
+        release.tag_commit("v0.2.0", "offtop 0.2.0", built)
+    git("add", "file")
+    git("commit", "-q", "-m", "later")
+    with pytest.raises(SystemExit, match="has changed during the build"):
+        release.tag_commit("v0.2.0", "offtop 0.2.0", built)
+    assert git("tag") == ""
+    git("reset", "-q", "--hard", built)
+    release.tag_commit("v0.2.0", "offtop 0.2.0", built)
+    assert git("rev-parse", "v0.2.0^{commit}").strip() == built
 
 
 def test_sums_are_of_all_files_but_themselves(tmp_path: Path) -> None:
