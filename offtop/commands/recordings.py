@@ -19,8 +19,8 @@ LATEST = "latest"
 """In place of a file: the recording that was written to last."""
 _NAME = re.compile(r"offtop-.*[0-9]{8}T[0-9]{6}\.offtop", re.ASCII)
 """Names that `offtop record` and the key `a` choose. A clip has more behind the time; someone chose to keep it."""
-_IN_USE_NS = 60 * NS_PER_S
-"""A recording that changed more recently is not deleted: it may still be written to."""
+_IN_USE_NS = 120 * NS_PER_S
+"""A recording that changed more recently is not deleted: it may still be written to. The longest --delay is 60 s."""
 
 
 class _Found(NamedTuple):

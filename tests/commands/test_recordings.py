@@ -51,7 +51,7 @@ def test_the_recording_in_progress_stays_even_if_it_alone_is_too_large(tmp_path:
 
 def test_clips_other_files_links_and_recordings_in_use_are_not_deleted(tmp_path: Path) -> None:
     clip = recording(tmp_path, 99, what="-lock-mysqld")
-    used, other = recording(tmp_path, 0), recording(tmp_path, 0.005)
+    used, other = recording(tmp_path, 0), recording(tmp_path, 110 / 3600)
     link = tmp_path / "offtop-db7-20201121T021055.offtop"
     link.symlink_to(clip)
     (tmp_path / "night.offtop").touch()
