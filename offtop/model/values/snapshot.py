@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.stack import NO_STACK
@@ -356,3 +357,5 @@ class Snapshot:
     """pid → title of a process that writes its own: `postgres: bench [local] idle in transaction`. Raw."""
     files: FileActivity | None = None
     """File operations since the snapshot before; None if they were not requested, or cannot be had."""
+    disks: DiskActivity | None = None
+    """Requests to block devices since the snapshot before; None if they were not requested, or cannot be had."""

@@ -10,6 +10,7 @@ from functools import reduce
 
 import numpy as np
 
+from offtop.model.values import disks as disk_values
 from offtop.model.values import histogram as log2
 from offtop.model.values.blockers import Blocker, Blockers
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -95,6 +96,8 @@ class Window:
     """As of its end, as in Snapshot."""
     files: FileActivity | None = None
     """File operations in this span; None if they were not requested."""
+    disks: disk_values.DiskActivity | None = None
+    """Requests to block devices in this span; None if they were not requested."""
 
     def each_thread(self) -> Iterator[tuple[ThreadKey, ThreadTotals]]:
         """Iterate over every thread that waited, including those of `still`."""
@@ -147,6 +150,7 @@ def between(earlier: Snapshot, later: Snapshot, moves: Sequence[Move] | None = N
         blockers=earlier.blockers if later.blockers == earlier.blockers else later.blockers,
         titles=earlier.titles if later.titles == earlier.titles else later.titles,
         files=later.files,
+        disks=later.disks,
     )
 
 
@@ -338,6 +342,7 @@ def merge(windows: Sequence[Window]) -> Window:
         calls=calls_over(windows),
         sampling=sampling_over(windows),
         files=added(window.files for window in windows),
+        disks=disk_values.added(window.disks for window in windows),
     )
 
 
