@@ -115,6 +115,9 @@ class OfTheLoad(LiveFeed):
     def set_files(self, wanted: bool) -> None:
         raise NotImplementedError
 
+    def set_disks(self, wanted: bool) -> None:
+        raise NotImplementedError
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._source.set_thresholds(thresholds)
 

@@ -100,6 +100,13 @@ class Source(Protocol):
         """
         ...
 
+    def set_disks(self, wanted: bool) -> None:
+        """Count requests to block devices, or stop counting them, from the next read on.
+
+        It may take a second, so the screen's thread must not call it. Raises OfftopError if that is not possible.
+        """
+        ...
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Report waits that reach these thresholds in snapshots, from the next read on; None: report none.
 

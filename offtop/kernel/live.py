@@ -10,9 +10,11 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 
 from offtop.errors import KernelError
 from offtop.feed.source import LiveFeed
+from offtop.kernel.accounting.disk_requests import DiskRequests
 from offtop.kernel.accounting.file_calls import FileCalls
 from offtop.kernel.binary.confinement import NOT_NOBODY
 from offtop.kernel.bpf import features, libbpf, pid_namespace, privileges
+from offtop.kernel.bpf.disk_program import DiskProgram
 from offtop.kernel.bpf.file_program import FileProgram
 from offtop.kernel.bpf.program import DEFAULT_UNWIND, Unwind, attach
 from offtop.kernel.procfs.guarded_reads import GuardedReads
@@ -67,12 +69,14 @@ class LiveSource(LiveFeed):
         depth: int = DEFAULT_DEPTH,
         budget_pct: float = math.inf,
         with_files: bool = False,
+        with_disks: bool = False,
     ) -> None:
         """Load and attach the BPF programs.
 
         `mode` and `depth`: see set_mode. `debuginfod`: servers for debug files. `budget_pct`: percent of one CPU for
-        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. `with_files`: see
-        set_files. Raises an OfftopError that says what is missing and how to get it; nothing stays attached then.
+        all of offtop; by default every wait from the minimum up gets its stack, whatever that costs. `with_files`,
+        `with_disks`: see set_files and set_disks. Raises an OfftopError that says what is missing and how to get it;
+        nothing stays attached then.
         """
         capabilities = privileges.capabilities()
         privileges.check(capabilities)
@@ -96,6 +100,8 @@ class LiveSource(LiveFeed):
         self._thresholds: Thresholds | None = None
         self._files: FileCalls | None = None
         """File operations, while they are requested."""
+        self._disks: DiskRequests | None = None
+        """Requests to block devices, while they are requested."""
         try:
             types = libbpf.KernelTypes()
             found = features.detect(types)
@@ -121,6 +127,8 @@ class LiveSource(LiveFeed):
             self.set_mode(mode, depth)
             self._opened.callback(self._detach_files)
             self.set_files(with_files)
+            self._opened.callback(self._detach_disks)
+            self.set_disks(with_disks)
             self._apply(self._parts.config.settings.helper_pids)
         except OSError as error:
             self._opened.close()
@@ -225,6 +233,8 @@ class LiveSource(LiveFeed):
         ended = stages.account(plan, flipped, records)
         if self._files:
             self._files.drain(flipped.buffer, flipped.at_ns)
+        if self._disks:
+            self._disks.drain(flipped.buffer, flipped.at_ns)
         stages.evict(ended, self._keep_ns)
         self._parts.blockers.find(self._parts.ledger.waiting, flipped.at_ns)
         return flipped
@@ -269,6 +279,7 @@ class LiveSource(LiveFeed):
             blockers=blockers,
             titles=parts.titles.titles,
             files=self._files.take({os.getpid(), *self._parts.helper_pids}) if self._files else None,
+            disks=self._disks.take({os.getpid(), *self._parts.helper_pids}) if self._disks else None,
         )
 
     @contextlib.contextmanager
@@ -343,9 +354,42 @@ class LiveSource(LiveFeed):
         if files:
             files.program.close()
 
+    def set_disks(self, wanted: bool) -> None:
+        """Count requests to block devices, or stop counting them, from the next read on.
+
+        Loading takes a second the first time: do not call this from the UI thread. Raises KernelError if this kernel
+        cannot report them, or if the programs for it cannot be built.
+        """
+        with self._loading:
+            if wanted == (self._disks is not None):
+                return
+            features = self._parts.features
+            try:
+                program = DiskProgram(self._program, features) if wanted else None
+            except OSError as error:
+                raise KernelError(
+                    f"The BPF programs for requests to disks cannot be built ({error.strerror}). Compiling them needs "
+                    "another process and memory: free some, and try again"
+                ) from error
+            disks = DiskRequests(program, features.disk_operations, features.disks) if program else None
+            with self._lock:
+                if self._closed:
+                    unused, disks = disks, None
+                else:
+                    unused, self._disks = self._disks, disks
+                    self._watch_cost()
+            if unused:
+                unused.program.close()
+
+    def _detach_disks(self) -> None:
+        disks, self._disks = self._disks, None
+        if disks:
+            disks.program.close()
+
     def _watch_cost(self) -> None:
-        programs: Mapping[str, int] = self._files.program.programs if self._files else {}
-        self._parts.cost.watch({**self._program.programs, **programs})
+        of_files: Mapping[str, int] = self._files.program.programs if self._files else {}
+        of_disks: Mapping[str, int] = self._disks.program.programs if self._disks else {}
+        self._parts.cost.watch({**self._program.programs, **of_files, **of_disks})
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds

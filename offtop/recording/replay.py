@@ -181,6 +181,13 @@ class RecordedSource:
     def set_files(self, wanted: bool) -> None:
         """Do nothing: those that were recorded are shown."""
 
+    def set_disks(self, wanted: bool) -> None:
+        """Raises UsageError: recordings do not hold requests to disks."""
+        if wanted:
+            raise UsageError(
+                "Recordings do not hold requests to disks. Measure them on this machine: offtop --mode disk"
+            )
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
 

@@ -151,6 +151,7 @@ def watching(
     depth: int = DEFAULT_DEPTH,
     budget_pct: float = math.inf,
     with_files: bool = False,
+    with_disks: bool = False,
 ) -> Generator[Watch]:
     """Run a live source; close it at the end.
 
@@ -164,6 +165,7 @@ def watching(
             depth=depth,
             budget_pct=budget_pct,
             with_files=with_files,
+            with_disks=with_disks,
         )
         try:
             yield Watch(source)

@@ -137,6 +137,9 @@ class BusySource(LiveFeed):
     def set_files(self, wanted: bool) -> None:
         """Do nothing: there are no file operations."""
 
+    def set_disks(self, wanted: bool) -> None:
+        """Do nothing: there are no requests to disks."""
+
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         """Return at once: all names are known."""
 

@@ -9,6 +9,7 @@ from offtop.feed.source import LiveFeed
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, STRIPPED
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, Details, SiteKey, ThreadKey
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Outlier, Thresholds
 from offtop.model.values.peers import WRITER, Peers, PeerSide, Process
@@ -310,6 +311,10 @@ class ScriptedSource(LiveFeed):
         """What each tick holds while file operations are requested."""
         self.files_requested: list[bool] = []
         """The argument of each call of `set_files`."""
+        self.disks = DiskActivity()
+        """What each tick holds while requests to disks are requested."""
+        self.disks_requested: list[bool] = []
+        """The argument of each call of `set_disks`."""
         self.titles: Mapping[int, str] = {}
         """What processes say that they do from now on."""
         self.thinned = Thinned()
@@ -487,6 +492,7 @@ class ScriptedSource(LiveFeed):
             filters=self.filters,
             titles=self.titles,
             files=self.files if self.files_requested and self.files_requested[-1] else None,
+            disks=self.disks if self.disks_requested and self.disks_requested[-1] else None,
         )
 
     def _storms(self, seconds: int) -> dict[int, Storm]:
@@ -521,6 +527,11 @@ class ScriptedSource(LiveFeed):
 
     def set_files(self, wanted: bool) -> None:
         self.files_requested.append(wanted)
+        if self.refuses:
+            raise self.refuses
+
+    def set_disks(self, wanted: bool) -> None:
+        self.disks_requested.append(wanted)
         if self.refuses:
             raise self.refuses
 

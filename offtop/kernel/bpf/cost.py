@@ -26,7 +26,8 @@ class _Count(NamedTuple):
     switch_ns: int
     """Run time of the programs that run at switches."""
     scan_ns: int
-    """Run time of the programs that do not run at switches: the task scan, and what counts file operations."""
+    """Run time of the programs that do not run at switches: the task scan, and what counts file operations
+    and requests to disks."""
     switches: int
     """How often the sched_switch program has run."""
     missed: int
@@ -123,7 +124,9 @@ class CostMeter:
 
     def _count(self) -> _Count:
         counted = {name: libbpf.statistics(fd) for name, fd in self._programs.items()}
-        scan_ns = sum(one.run_time_ns for name, one in counted.items() if name.startswith(("bpf_iter", "file ")))
+        scan_ns = sum(
+            one.run_time_ns for name, one in counted.items() if name.startswith(("bpf_iter", "file ", "disk "))
+        )
         return _Count(
             switch_ns=sum(one.run_time_ns for one in counted.values()) - scan_ns,
             scan_ns=scan_ns,

@@ -78,6 +78,10 @@ class Features:
     """Offsets that lead from a task and a file descriptor to the open file, by their names in BPF."""
     paths: Mapping[str, int]
     """Further offsets that lead from an open file to its type and path; empty if unknown."""
+    disks: Mapping[str, int]
+    """Offsets in requests to block devices, and flags, by their names in bpf/disks.c; empty if unknown."""
+    disk_operations: Mapping[str, int]
+    """Operations of such requests by the kernel's names for them (REQ_OP_READ and so on)."""
     sockets: Mapping[str, int]
     """Offsets that lead from an open file to a socket's addresses."""
     locks: Mapping[str, int]
@@ -181,6 +185,8 @@ def detect(types: KernelTypes) -> Features:
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
         paths=_all_of(types, _PATHS),
+        disks=_disks(types),
+        disk_operations=types.enumerators("req_op") or types.enumerators("req_opf"),
         sockets=_sockets(types),
         locks=_locks(types),
         cgroup=cgroup,
@@ -231,6 +237,34 @@ _PATHS = {
     "VFS_ROOT": ("vfsmount", "mnt_root"),
     "TASK_FS": ("task_struct", "fs"),
     "FS_ROOT": ("fs_struct", "root"),
+}
+_DISKS = {
+    "REQUEST_QUEUE": ("request", "q"),
+    "REQUEST_FLAGS": ("request", "cmd_flags"),
+    "REQUEST_BYTES": ("request", "__data_len"),
+    "REQUEST_START": ("request", "start_time_ns"),
+    "QUEUE_DISK": ("request_queue", "disk"),
+    "DISK_MAJOR": ("gendisk", "major"),
+    "DISK_MINOR": ("gendisk", "first_minor"),
+    "DISK_OPERATIONS": ("gendisk", "fops"),
+    "OPERATIONS_SUBMIT": ("block_device_operations", "submit_bio"),
+    "BIO_DEVICE": ("bio", "bi_bdev"),
+    "BIO_FLAGS": ("bio", "bi_opf"),
+    "BIO_STATUS": ("bio", "bi_status"),
+    "DEVICE_DISK": ("block_device", "bd_disk"),
+}
+_WORKERS = {
+    "TASK_WORKER": ("task_struct", "worker_private"),
+    "WORKER_DATA": ("kthread", "data"),
+    "WORKER_TEXT": ("worker", "desc"),
+}
+"""worker_private is called so since e32cf5dfbe22 (5.17)."""
+_REQUEST_FLAGS = {
+    "FLAG_SYNC": "__REQ_SYNC",
+    "FLAG_META": "__REQ_META",
+    "FLAG_AHEAD": "__REQ_RAHEAD",
+    "FLAG_FLUSH": "__REQ_PREFLUSH",
+    "FLAG_FUA": "__REQ_FUA",
 }
 _POLLS = {
     "POLL_TASK": ("poll_wqueues", "polling_task"),
@@ -296,6 +330,16 @@ def _files(types: KernelTypes) -> Mapping[str, int]:
     if not (found and polls and poll_bytes and entry_bytes):
         return found
     return {**found, **polls, "POLL_BYTES": poll_bytes, "ENTRY_BYTES": entry_bytes}
+
+
+def _disks(types: KernelTypes) -> Mapping[str, int]:
+    found, bits = _all_of(types, _DISKS), types.enumerators("req_flag_bits")
+    position, size = types.offset("bio", "bi_iter"), types.offset("bvec_iter", "bi_size")
+    if not found or position is None or size is None or not bits.keys() >= {*_REQUEST_FLAGS.values()}:
+        return {}
+    flags = {name: 1 << bits[bit] for name, bit in _REQUEST_FLAGS.items()}
+    starts = {"REQUEST_STARTS": 1} if types.has_tracepoint("block_io_start") else {}
+    return {**found, **flags, **starts, **_all_of(types, _WORKERS), "BIO_BYTES": position + size}
 
 
 def _own_id(types: KernelTypes) -> Mapping[str, int]:

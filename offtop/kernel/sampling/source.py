@@ -424,6 +424,11 @@ class ProcSource(LiveFeed):
         if wanted:
             raise NeedsBpfError(NO_FILES)
 
+    def set_disks(self, wanted: bool) -> None:
+        """Raises NeedsBpfError."""
+        if wanted:
+            raise NeedsBpfError(NO_DISKS)
+
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
 
@@ -517,6 +522,7 @@ def _check(filters: Filters) -> None:
 
 
 NO_FILES = "Mode file needs BPF: sampling /proc cannot see single calls. Use mode offcpu"
+NO_DISKS = "Mode disk needs BPF: sampling /proc cannot see single requests. Use mode offcpu"
 
 
 def _check_mode(mode: str) -> None:

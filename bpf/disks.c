@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+/*
+ * What do the block devices do, for whom, and how long does it take?
+ *
+ * A program of its own, which is loaded and attached only in mode disk.
+ *
+ * hooks
+ *   made        raw_tp block_io_start (b53f3dcd9413, 6.5): in the context of the thread that submits it
+ *   queued      raw_tp block_rq_insert
+ *   issued      raw_tp block_rq_issue
+ *   completed   raw_tp block_rq_complete, also in interrupts
+ *   requeued    raw_tp block_rq_requeue
+ *   merged      raw_tp block_rq_merge: into another request; block_bio_backmerge, block_bio_frontmerge: I/O that
+ *               became part of a request
+ *   bios        raw_tp block_bio_queue, block_bio_complete: for devices without requests
+ *
+ * maps
+ *   disk_requests                  by address of struct request or struct bio: what is queued or in the device
+ *   disk_totals_0, disk_totals_1   what is completed, by device, operation, thread and CPU, in a double buffer
+ *   disk_flushers                  by device: the thread that asked last to flush it
+ *   disk_lost                      what did not fit, by enum disk_lost
+ *   config, active_buffer, only_pids, only_tids, only_cgroup    those of offcpu.c
+ *
+ * units: ns of bpf_ktime_get_ns()
+ *
+ * cost: see bpf/README.md
+ *
+ * A request waits in the queue from when it is made until the device gets it; if the device returns it (requeue), until
+ * it gets it for the last time. One that never reaches a device, as one that only asks for a flush, is not counted: the
+ * flush is, as a request of its own, for the thread that asked last.
+ *
+ * Totals are kept by CPU, because then only one program at a time writes to an entry: a program that is interrupted
+ * does not run again on its CPU until it has returned, and the kernel counts the runs that are left out. Only `merged`
+ * is added to by others, so atomically.
+ *
+ * -D:
+ *   DISK_REQUESTS, DISK_TOTALS, DISK_FLUSHERS    map sizes
+ *   REQUEST_*, QUEUE_DISK, DISK_*, BIO_*, DEVICE_DISK    offsets in a request, and from there to its device
+ *   FLAG_*                    bits of cmd_flags and bi_opf
+ *   REQUEST_STARTS            the kernel has block_io_start. Otherwise a request belongs to the thread that queues it
+ *   TASK_WORKER, WORKER_*     from a task to what its kernel worker does, if known
+ *   TASK_FLAGS                offset in task_struct
+ *   NAMESPACE                 show ids of this pid namespace (namespace.h)
+ */
+#include "offcpu.h"
+#include "namespace.h"
+
+#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
+#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
+
+#define OP_MASK 0xff       /* include/linux/blk_types.h: REQ_OP_BITS */
+#define OP_FLUSH 2
+#define KEPT_FLAGS (OP_MASK | FLAG_SYNC | FLAG_META | FLAG_AHEAD)
+#define MINOR_BITS 20
+#define PF_WQ_WORKER 0x20  /* include/linux/sched.h */
+
+enum disk_lost { DISK_LOST_REQUESTS, DISK_LOST_TOTALS, DISK_LOST_ENDS, DISK_LOST_KINDS };
+
+BPF_ARRAY(config, struct config, 1);
+BPF_ARRAY(active_buffer, u32, 1);
+
+#include "filters.c"
+
+struct disk_key {
+	char worker[24];   /* what a kernel worker does, which then has no pid and tid here; otherwise empty */
+	u32 device;
+	u32 pid;
+	u32 tid;
+	u32 operation;     /* KEPT_FLAGS of cmd_flags */
+	u32 cpu;
+	u32 is_selected;   /* it passes the filters */
+};
+
+struct disk_request {
+	u64 start_ns;
+	u64 issued_ns;     /* 0: it is in the queue */
+	u64 bytes;         /* completed already */
+	u32 left;          /* bytes of a bio */
+	u32 requeues;
+	u32 lane;          /* see count_in() */
+	u32 unused;
+	struct disk_key key;
+	char comm[16];
+};
+
+struct disk_totals {
+	u64 requests;
+	u64 bytes;
+	u64 queue_ns;
+	u64 device_ns;
+	u64 max_ns;
+	u64 merged;
+	u64 requeues;
+	u64 errors;
+	char comm[16];
+	u64 lanes[LANES];  /* of queue and device time together */
+	u64 queue_lanes[LANES];
+	u64 device_lanes[LANES];
+};
+
+struct disk_user {
+	struct disk_key key;
+	char comm[16];
+};
+
+BPF_TABLE("hash", u64, struct disk_request, disk_requests, DISK_REQUESTS);
+BPF_TABLE("hash", struct disk_key, struct disk_totals, disk_totals_0, DISK_TOTALS);
+BPF_TABLE("hash", struct disk_key, struct disk_totals, disk_totals_1, DISK_TOTALS);
+BPF_TABLE("lru_hash", u32, struct disk_user, disk_flushers, DISK_FLUSHERS);
+BPF_PERCPU_ARRAY(disk_lost, u64, DISK_LOST_KINDS);
+BPF_ARRAY(no_disk_totals, struct disk_totals, 1); /* never written: too large for the BPF stack */
+
+static inline __attribute__((always_inline)) void count_lost(u32 kind)
+{
+	u64 *n = disk_lost.lookup(&kind);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
+
+/* Return the encoded device number of a struct gendisk. */
+static inline __attribute__((always_inline)) u32 device_of(char *disk)
+{
+	u32 major = 0, minor = 0;
+
+	bpf_probe_read_kernel(&major, sizeof(major), disk + DISK_MAJOR);
+	bpf_probe_read_kernel(&minor, sizeof(minor), disk + DISK_MINOR);
+	return major << MINOR_BITS | minor;
+}
+
+static inline __attribute__((always_inline)) char *disk_of(char *request)
+{
+	char *queue = 0, *disk = 0;
+
+	bpf_probe_read_kernel(&queue, sizeof(queue), request + REQUEST_QUEUE);
+	bpf_probe_read_kernel(&disk, sizeof(disk), queue + QUEUE_DISK);
+	return disk;
+}
+
+static inline __attribute__((always_inline)) char *disk_of_bio(char *bio)
+{
+	char *device = 0, *disk = 0;
+
+	bpf_probe_read_kernel(&device, sizeof(device), bio + BIO_DEVICE);
+	bpf_probe_read_kernel(&disk, sizeof(disk), device + DEVICE_DISK);
+	return disk;
+}
+
+/* Say who the current thread is, and whether it passes the filters. */
+static inline __attribute__((always_inline)) void identify_user(struct disk_key *key, char comm[16])
+{
+	struct task_struct *task = current_task();
+	u64 id = bpf_get_current_pid_tgid();
+	u32 pid = id >> 32, tid = id, zero = 0, flags = MEMBER(u32, task, TASK_FLAGS);
+	struct config *c = config.lookup(&zero);
+	bool has_ids = true;
+
+#ifdef NAMESPACE
+	has_ids = find_ids(task, &pid, &tid);
+#endif
+	key->is_selected = c && has_ids && passes_filters(c, task, true, pid, tid, flags);
+	bpf_get_current_comm(comm, 16);
+#ifdef TASK_WORKER
+	if (flags & PF_WQ_WORKER) {
+		char *at = 0;
+
+		bpf_probe_read_kernel(&at, sizeof(at), (char *)task + TASK_WORKER);
+		bpf_probe_read_kernel(&at, sizeof(at), at + WORKER_DATA);
+		bpf_probe_read_kernel_str(key->worker, sizeof(key->worker), at + WORKER_TEXT);
+		if (key->worker[0])
+			return;
+	}
+#endif
+	key->pid = pid;
+	key->tid = tid;
+}
+
+/* Store a new request. A flush is for the thread that asked last, all else for the current one. */
+static inline __attribute__((always_inline)) void begin(char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
+{
+	u64 address = (u64)at;
+	struct disk_request new = {.start_ns = start_ns, .issued_ns = issued_ns, .left = left}, *old;
+	u32 device = device_of(disk);
+	struct disk_user *user = (flags & OP_MASK) == OP_FLUSH ? disk_flushers.lookup(&device) : 0;
+
+	if (user) {
+		new.key = user->key;
+		__builtin_memcpy(new.comm, user->comm, sizeof(new.comm));
+	} else {
+		identify_user(&new.key, new.comm);
+	}
+	new.key.device = device;
+	new.key.operation = flags & KEPT_FLAGS;
+	old = disk_requests.lookup(&address);
+	if (old && old->issued_ns) /* its end was missed */
+		count_lost(DISK_LOST_ENDS);
+	if (disk_requests.update(&address, &new))
+		count_lost(DISK_LOST_REQUESTS);
+}
+
+static inline __attribute__((always_inline)) struct disk_totals *totals_of(struct disk_key *from, char comm[16])
+{
+	struct disk_key key = *from;
+	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
+	bool is_second = buffer && *buffer;
+
+	key.cpu = bpf_get_smp_processor_id();
+	struct disk_totals *t = is_second ? disk_totals_1.lookup(&key) : disk_totals_0.lookup(&key);
+	if (t)
+		return t;
+	struct disk_totals *none = no_disk_totals.lookup(&zero);
+	if (none && is_second) {
+		disk_totals_1.insert(&key, none);
+		t = disk_totals_1.lookup(&key);
+	} else if (none) {
+		disk_totals_0.insert(&key, none);
+		t = disk_totals_0.lookup(&key);
+	}
+	if (t)
+		__builtin_memcpy(t->comm, comm, sizeof(t->comm));
+	else
+		count_lost(DISK_LOST_TOTALS);
+	return t;
+}
+
+/*
+ * Count a time in a histogram. The lane goes through the map, where the verifier does not track it: it would follow each
+ * way through lane_of() separately, and three times in a row these are too many.
+ */
+static inline __attribute__((always_inline)) void count_in(u64 *lanes, struct disk_request *r, u64 ns)
+{
+	*(volatile u32 *)&r->lane = lane_of(ns);
+	u32 lane = *(volatile u32 *)&r->lane;
+
+	if (lane < LANES)
+		lanes[lane] += 1;
+}
+
+static inline __attribute__((always_inline)) void finish(struct disk_request *r, bool has_failed)
+{
+	struct disk_totals *t = totals_of(&r->key, r->comm);
+	u64 now_ns = bpf_ktime_get_ns(), queue_ns = r->issued_ns - r->start_ns, device_ns = now_ns - r->issued_ns;
+
+	if (!t)
+		return;
+	t->requests += 1;
+	t->bytes += r->bytes;
+	t->queue_ns += queue_ns;
+	t->device_ns += device_ns;
+	if (queue_ns + device_ns > t->max_ns)
+		t->max_ns = queue_ns + device_ns;
+	t->requeues += r->requeues;
+	t->errors += has_failed;
+	count_in(t->lanes, r, queue_ns + device_ns);
+	count_in(t->queue_lanes, r, queue_ns);
+	count_in(t->device_lanes, r, device_ns);
+}
+
+/* Return whether a request only asks for a flush: it never reaches the device, but the flush does. */
+static inline __attribute__((always_inline)) bool is_only_flush(char *request, u32 flags)
+{
+	u32 bytes = 0;
+
+	bpf_probe_read_kernel(&bytes, sizeof(bytes), request + REQUEST_BYTES);
+	return flags & FLAG_FLUSH && !bytes;
+}
+
+/* Return when the kernel says that a request was made; `now_ns` if it does not say. */
+static inline __attribute__((always_inline)) u64 made_ns(char *request, u64 now_ns)
+{
+	u64 start_ns = 0;
+
+	bpf_probe_read_kernel(&start_ns, sizeof(start_ns), request + REQUEST_START);
+	return start_ns && start_ns < now_ns ? start_ns : now_ns;
+}
+
+static inline __attribute__((always_inline)) u32 flags_of(char *request)
+{
+	u32 flags = 0;
+
+	bpf_probe_read_kernel(&flags, sizeof(flags), request + REQUEST_FLAGS);
+	return flags;
+}
+
+#ifdef REQUEST_STARTS
+int on_start(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[0], *disk = disk_of(request);
+	u32 flags = flags_of(request);
+
+	if (disk && !is_only_flush(request, flags))
+		begin(request, disk, flags, bpf_ktime_get_ns(), 0, 0);
+	return 0;
+}
+#else
+int on_insert(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[0], *disk = disk_of(request);
+	u64 address = (u64)request;
+	struct disk_request *r = disk_requests.lookup(&address);
+	u32 flags = flags_of(request);
+
+	if (disk && (!r || r->issued_ns) && !is_only_flush(request, flags))
+		begin(request, disk, flags, made_ns(request, bpf_ktime_get_ns()), 0, 0);
+	return 0;
+}
+#endif
+
+int on_issue(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[0], *disk = disk_of(request);
+	u64 address = (u64)request, now_ns = bpf_ktime_get_ns();
+	struct disk_request *r = disk_requests.lookup(&address);
+
+	if (r && !r->issued_ns) {
+		r->issued_ns = now_ns;
+		return 0;
+	}
+	u32 flags = flags_of(request);
+#ifdef REQUEST_STARTS
+	/* no flush begins with block_io_start; any other one was made before this program was attached */
+	if ((flags & OP_MASK) != OP_FLUSH)
+		return 0;
+#endif
+	if (disk)
+		begin(request, disk, flags, made_ns(request, now_ns), now_ns, 0);
+	return 0;
+}
+
+int on_requeue(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 address = ctx->args[0];
+	struct disk_request *r = disk_requests.lookup(&address);
+
+	if (r) {
+		r->issued_ns = 0;
+		r->requeues += 1;
+	}
+	return 0;
+}
+
+/* block_rq_complete(request, error, bytes): of all or part of a request. */
+int on_complete(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *request = (char *)ctx->args[0];
+	u64 address = (u64)request;
+	u32 bytes = ctx->args[2], left = 0;
+	bool has_failed = ctx->args[1] & 0xff; /* blk_status_t is a u8 */
+	struct disk_request *r = disk_requests.lookup(&address);
+
+	if (!r)
+		return 0;
+	bpf_probe_read_kernel(&left, sizeof(left), request + REQUEST_BYTES);
+	if (!has_failed)
+		r->bytes += bytes;
+	if (bytes < left)
+		return 0;
+	if (r->issued_ns)
+		finish(r, has_failed);
+	disk_requests.delete(&address);
+	return 0;
+}
+
+int on_merge(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 address = ctx->args[0];
+	struct disk_request *r = disk_requests.lookup(&address);
+
+	if (!r)
+		return 0;
+	struct disk_totals *t = totals_of(&r->key, r->comm);
+	if (t)
+		__sync_fetch_and_add(&t->merged, 1);
+	disk_requests.delete(&address);
+	return 0;
+}
+
+static inline __attribute__((always_inline)) u32 flags_of_bio(char *bio)
+{
+	u32 flags = 0;
+
+	bpf_probe_read_kernel(&flags, sizeof(flags), bio + BIO_FLAGS);
+	return flags;
+}
+
+static inline __attribute__((always_inline)) int count_merged_bio(char *bio)
+{
+	struct disk_user user = {};
+	char *disk = disk_of_bio(bio);
+
+	if (!disk)
+		return 0;
+	identify_user(&user.key, user.comm);
+	user.key.device = device_of(disk);
+	user.key.operation = flags_of_bio(bio) & KEPT_FLAGS;
+	struct disk_totals *t = totals_of(&user.key, user.comm);
+	if (t)
+		__sync_fetch_and_add(&t->merged, 1);
+	return 0;
+}
+
+int on_back_merge(struct bpf_raw_tracepoint_args *ctx)
+{
+	return count_merged_bio((char *)ctx->args[0]);
+}
+
+int on_front_merge(struct bpf_raw_tracepoint_args *ctx)
+{
+	return count_merged_bio((char *)ctx->args[0]);
+}
+
+int on_bio_queue(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *bio = (char *)ctx->args[0], *disk = disk_of_bio(bio), *operations = 0, *submit = 0;
+	u32 flags = flags_of_bio(bio), bytes = 0;
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (!disk)
+		return 0;
+	if (flags & (FLAG_FLUSH | FLAG_FUA)) {
+		struct disk_user user = {};
+		u32 device = device_of(disk);
+
+		identify_user(&user.key, user.comm);
+		disk_flushers.update(&device, &user);
+	}
+	bpf_probe_read_kernel(&operations, sizeof(operations), disk + DISK_OPERATIONS);
+	bpf_probe_read_kernel(&submit, sizeof(submit), operations + OPERATIONS_SUBMIT);
+	if (!submit) /* requests will be made of it */
+		return 0;
+	bpf_probe_read_kernel(&bytes, sizeof(bytes), bio + BIO_BYTES);
+	if (!bytes && flags & FLAG_FLUSH)
+		flags = OP_FLUSH;
+	begin(bio, disk, flags, now_ns, now_ns, bytes);
+	return 0;
+}
+
+/* block_bio_complete(queue, bio) */
+int on_bio_complete(struct bpf_raw_tracepoint_args *ctx)
+{
+	char *bio = (char *)ctx->args[1];
+	u64 address = (u64)bio;
+	u8 error = 0;
+	struct disk_request *r = disk_requests.lookup(&address);
+
+	if (!r)
+		return 0;
+	bpf_probe_read_kernel(&error, sizeof(error), bio + BIO_STATUS);
+	if (!error)
+		r->bytes = r->left;
+	finish(r, error);
+	disk_requests.delete(&address);
+	return 0;
+}

@@ -1,0 +1,215 @@
+"""Read the counts of requests to block devices once a tick, and let requests in progress count as they go.
+
+The BPF programs count a request when it is completed, with all of its time. What earlier ticks have shown of it already
+is owed, and subtracted then.
+"""
+
+from collections.abc import Collection, Mapping
+from functools import reduce
+from heapq import nlargest
+from typing import NamedTuple
+
+from offtop.kernel.bpf import disk_program
+from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
+from offtop.kernel.procfs import diskstats
+from offtop.kernel.procfs.diskstats import DiskStats
+from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
+
+_MOST_ROWS = 1000
+"""Of one snapshot; the rest is one sum."""
+_NAMES = {
+    "READ": "read",
+    "WRITE": "write",
+    "FLUSH": "flush",
+    "DISCARD": "discard",
+    "SECURE_ERASE": "discard",
+    "WRITE_ZEROES": "zeroes",
+    "ZONE_APPEND": "write",
+}
+"""Operation of a request, without REQ_OP_, → its name."""
+
+
+class _Key(NamedTuple):
+    """As BPF counts, apart from the CPU."""
+
+    key: DiskKey
+    is_selected: bool
+
+
+class _Request(NamedTuple):
+    """A request in progress, with what was shown of it."""
+
+    start_ns: int
+    key: _Key
+    shown_ns: int
+
+
+class DiskRequests:
+    """Requests of each tick. For the polling thread."""
+
+    def __init__(self, program: DiskProgram, operations: Mapping[str, int], flags: Mapping[str, int]) -> None:
+        """`operations`: values of enum req_op by name. `flags`: masks by the names that bpf/disks.c has for them."""
+        self.program = program
+        self._operations = {value: name.removeprefix("REQ_OP_") for name, value in operations.items()}
+        self._flags = flags
+        self._in_progress: dict[int, _Request] = {}
+        """By address."""
+        self._owed: dict[_Key, int] = {}
+        """Time that was shown of requests which are not counted by BPF yet."""
+        self._overdue: dict[int, int] = {}
+        """Address → start of requests that the device did not have any more at the last tick, as the kernel counts."""
+        self._comms: dict[int, str] = {}
+        self._totals: dict[_Key, DiskTotals] = {}
+        """Since the last snapshot."""
+        self._stats = diskstats.read()
+        self._busy_before = self._stats
+        self._lost = self._lost_before = self._missed_ends = 0
+
+    def drain(self, buffer: int, at_ns: int) -> None:
+        """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
+        completed = self._completed(buffer)
+        self._totals = {key: numbers.without_now() for key, numbers in self._totals.items()}
+        self._add(completed)
+        self._follow_requests(at_ns)
+        for key in completed:
+            self._settle(key)
+
+    def take(self, without: Collection[int]) -> DiskActivity:
+        """Return what happened since the last call of this method, without the rows of these processes."""
+        counted, self._totals = self._totals, {}
+        lost, self._lost_before = self._lost - self._lost_before, self._lost
+        counted = {key: numbers for key, numbers in counted.items() if not numbers.is_empty}
+        some = {one.key: numbers for one, numbers in counted.items() if one.is_selected and one.key.pid not in without}
+        largest = (
+            nlargest(_MOST_ROWS, some.items(), lambda item: item[1].outstanding_ns) if len(some) > _MOST_ROWS else some
+        )
+        totals = dict(largest)
+        others = [numbers for key, numbers in some.items() if key not in totals]
+        elided = reduce(DiskTotals.beside, others, NO_REQUESTS)
+        devices = self._devices(counted)
+        names = {device: stats.name for device, stats in self._stats.items() if device in devices}
+        comms = {key.tid: self._comms.get(key.tid, "") for key in totals if key.tid}
+        self._comms = dict(comms)
+        return DiskActivity(totals, devices, names, comms, elided, len(others), lost)
+
+    def _devices(self, counted: Mapping[_Key, DiskTotals]) -> dict[int, DeviceTotals]:
+        found: dict[int, DeviceTotals] = {}
+        for (key, _), numbers in counted.items():
+            was = found.get(key.device, DeviceTotals())
+            if key.operation in READS:
+                found[key.device] = was._replace(reads=was.reads.beside(numbers))
+            elif key.operation in WRITES:
+                found[key.device] = was._replace(writes=was.writes.beside(numbers))
+            else:
+                found[key.device] = was._replace(others=was.others.beside(numbers))
+        before, self._busy_before = self._busy_before, self._stats
+        for device, totals in found.items():
+            now, was_busy = self._stats.get(device), before.get(device)
+            if now and was_busy:
+                found[device] = totals._replace(busy_ns=max(0, now.busy_ns - was_busy.busy_ns))
+        return found
+
+    def _completed(self, buffer: int) -> dict[_Key, DiskTotals]:
+        maps = self.program.maps
+        found: dict[_Key, DiskTotals] = {}
+        for keys, values in maps[f"disk_totals_{buffer}"].drain():
+            for raw, value in zip(KEY.iter_unpack(keys), TOTALS.iter_unpack(values), strict=True):
+                requests, size, queue_ns, device_ns, max_ns, merged, requeues, errors = value[:NUMBERS]
+                comm, *lanes = value[NUMBERS:]
+                outstanding_ns = queue_ns + device_ns
+                one = DiskTotals(requests, size, queue_ns, device_ns, outstanding_ns, merged, requeues, errors, max_ns)
+                every, in_queue, in_device = (int.from_bytes(one, "little") for one in lanes)
+                one = one._replace(histogram=every, queue_histogram=in_queue, device_histogram=in_device)
+                key = self._key(raw)
+                found[key] = found[key].plus(one) if key in found else one
+                self._comms[key.key.tid] = _text(comm)
+        self._lost = self._missed_ends + sum(
+            int.from_bytes(all_cpus[at : at + 8], "little")
+            for kind in range(disk_program.LOST_KINDS)
+            if (all_cpus := maps["disk_lost"].lookup(kind.to_bytes(4, "little")))
+            for at in range(0, len(all_cpus), 8)
+        )
+        return found
+
+    def _add(self, totals: Mapping[_Key, DiskTotals]) -> None:
+        for key, numbers in totals.items():
+            was = self._totals.get(key)
+            self._totals[key] = numbers if was is None else was.plus(numbers)
+
+    def _follow_requests(self, at_ns: int) -> None:
+        """Show what passed of requests in progress; note what was shown of those that are completed."""
+        before, self._in_progress = self._in_progress, {}
+        stats_before, self._stats = self._stats, diskstats.read()
+        overdue, self._overdue = self._overdue, {}
+        for keys, values in self.program.maps["disk_requests"].read():
+            addresses = memoryview(keys).cast("Q")
+            for address, value in zip(addresses, REQUEST.iter_unpack(values), strict=True):
+                start_ns, issued_ns, *_, raw, comm = value
+                if start_ns >= at_ns:
+                    continue
+                key = self._key(KEY.unpack(raw))
+                if 0 < issued_ns < at_ns and _has_none(key.key.device, stats_before, self._stats):
+                    if overdue.get(address) == issued_ns:
+                        self.program.maps["disk_requests"].delete(address.to_bytes(8, "little"))
+                        self._missed_ends += 1
+                        continue
+                    self._overdue[address] = issued_ns
+                so_far_ns = at_ns - start_ns
+                was = before.pop(address, None)
+                if was is not None and was.start_ns != start_ns:
+                    self._owe(was)
+                    was = None
+                self._in_progress[address] = _Request(start_ns, key, so_far_ns)
+                shown_ns = was.shown_ns if was else 0
+                is_issued = 0 < issued_ns < at_ns
+                one = DiskTotals(
+                    outstanding_ns=so_far_ns - shown_ns,
+                    now_ns=so_far_ns,
+                    in_queue=int(not is_issued),
+                    in_device=int(is_issued),
+                )
+                self._totals[key] = self._totals.get(key, NO_REQUESTS).beside(one)
+                self._comms.setdefault(key.key.tid, _text(comm))
+        for request in before.values():
+            self._owe(request)
+
+    def _owe(self, request: _Request) -> None:
+        self._owed[request.key] = self._owed.get(request.key, 0) + request.shown_ns
+
+    def _settle(self, key: _Key) -> None:
+        """Subtract what is owed, but leave no total below zero: the rest is owed until the next tick."""
+        owed_ns = self._owed.pop(key, 0)
+        if not owed_ns:
+            return
+        was = self._totals[key]
+        paid_ns = min(owed_ns, was.outstanding_ns)
+        self._totals[key] = was._replace(outstanding_ns=was.outstanding_ns - paid_ns)
+        if paid_ns < owed_ns:
+            self._owed[key] = owed_ns - paid_ns
+
+    def _key(self, raw: tuple[bytes, int, int, int, int, int, int]) -> _Key:
+        worker, device, pid, tid, bits, _, is_selected = raw
+        return _Key(DiskKey(device, self._operation(bits), pid, tid, _text(worker)), bool(is_selected))
+
+    def _operation(self, bits: int) -> str:
+        """Return the name of the operation with these bits of cmd_flags."""
+        kind = self._operations.get(bits & 0xFF, "")
+        if kind.startswith("ZONE_") and kind not in _NAMES:
+            return "zone"
+        name = _NAMES.get(kind, "other")
+        if name not in ("read", "write"):
+            return name
+        if bits & self._flags["FLAG_META"]:
+            return f"meta-{name}"
+        if name == "read":
+            return "read-ahead" if bits & self._flags["FLAG_AHEAD"] else name
+        return "sync-write" if bits & self._flags["FLAG_SYNC"] else name
+
+
+def _has_none(device: int, *stats: Mapping[int, DiskStats]) -> bool:
+    """Whether the kernel says that a device had no request, each time."""
+    return all(device in one and not one[device].in_device for one in stats)
+
+
+def _text(text: bytes) -> str:
+    return text.partition(b"\0")[0].decode(errors="surrogateescape")

@@ -1,0 +1,103 @@
+"""Requests to block devices: counts and bytes are exact, up to what is reported as lost."""
+
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from offtop.model.values import histogram as log2
+from offtop.model.values.disks import DiskActivity, DiskTotals
+from tests.kernel import programs
+from tests.kernel.test_files import tracepoints
+from tests.kernel.watch import Watch, watching_kernel_stacks
+
+READS, WRITES = 200, 100
+CHILD = r"""
+#include <fcntl.h>
+#include <stdlib.h>
+int main(int argc, char **argv)
+{
+	int fd = open(argv[1], O_RDWR | O_DIRECT);
+	char *block;
+
+	posix_memalign((void **)&block, 4096, 8192);
+	next();
+	for (long i = 0; i < 200; i++)
+		if (pread(fd, block, 4096, i * 16384) != 4096)
+			return 1;
+	for (long i = 0; i < 100; i++)
+		if (pwrite(fd, block, 8192, i * 16384) != 8192)
+			return 1;
+	next();
+	return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("disks") / "child", CHILD, "-D_GNU_SOURCE", "-Wno-unused-result")
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    image = tmp_path_factory.mktemp("disks") / "image"
+    image.write_bytes(bytes(8 << 20))
+    command = ["losetup", "--find", "--show", str(image)]
+    device = subprocess.run(command, check=True, timeout=30, capture_output=True, text=True).stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "-d", device], check=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def counting() -> Generator[Watch]:
+    with watching_kernel_stacks(with_disks=True) as watched:
+        yield watched
+
+
+def activity(watched: Watch) -> DiskActivity:
+    found = watched.tick().disks
+    assert found is not None
+    return found
+
+
+def test_counts_and_bytes_are_exact(counting: Watch, child: Path, loop: str) -> None:
+    with programs.running([child, loop]) as program:
+        counting.begin()
+        program.go()
+        found = activity(counting)
+    mine = {
+        key.operation: totals
+        for key, totals in found.totals.items()
+        if key.pid == program.pid and found.name(key.device) == Path(loop).name
+    }
+    reads, writes = mine["read"], mine["sync-write"]
+    assert READS - found.lost <= reads.requests <= READS
+    assert WRITES - found.lost <= writes.requests <= WRITES
+    assert (reads.bytes, writes.bytes) == (4096 * reads.requests, 8192 * writes.requests)
+    for totals in (reads, writes):
+        check(totals)
+    device = next(sums for number, sums in found.devices.items() if found.name(number) == Path(loop).name)
+    assert (device.reads.requests, device.writes.requests) >= (reads.requests, writes.requests)
+
+
+def check(totals: DiskTotals) -> None:
+    assert totals.queue_ns + totals.device_ns >= totals.max_ns > 0
+    for histogram in (totals.histogram, totals.queue_histogram, totals.device_histogram):
+        assert log2.count(histogram) == totals.requests
+    assert (totals.errors, totals.now_ns, totals.in_queue, totals.in_device) == (0, 0, 0, 0)
+
+
+def test_nothing_is_attached_in_other_modes() -> None:
+    with watching_kernel_stacks() as watched:
+        before = tracepoints()
+        assert watched.tick().disks is None
+        watched.source.set_disks(True)
+        assert tracepoints() == before + 9
+        assert watched.tick().disks is not None
+        watched.source.set_disks(False)
+        assert tracepoints() == before
+        assert watched.tick().disks is None
