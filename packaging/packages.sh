@@ -24,7 +24,7 @@ files='
         -path /var/log -prune -o -path /var/lib/dpkg -prune -o -path /var/lib/apt -prune -o -print | sort; }
 '
 
-installed() {
+check_deb() {
     mkdir "$1/packages"
     cp "$place"/*.deb "$here"/{installed_check.py,recorder_check.sh} "$1/packages"
     cp -L /etc/resolv.conf "$1/etc/resolv.conf"
@@ -50,7 +50,7 @@ installed() {
     '
 }
 
-rpm_installed() {
+check_rpm() {
     local rpm=(rpm --root "$1" --dbpath /packages/rpm)
     mkdir -p "$1/usr/share/licenses" # belongs to the base of Fedora
     in_root "$1" "$files"'files >/packages/before'
@@ -64,7 +64,7 @@ rpm_installed() {
     '
 }
 
-imaged() { # runs the image as docs/containers.md has it; it must work without a writable file system
+check_image() { # runs the image as docs/containers.md has it; it must work without a writable file system
     local podman="podman --root $place/storage --runroot $place/run --runtime $(command -v runc)"
     # runc may not raise limits where this machine has no CAP_SYS_RESOURCE.
     local limits=(--ulimit nofile=1024:4096 --ulimit nproc=4096:4096)
@@ -79,7 +79,7 @@ imaged() { # runs the image as docs/containers.md has it; it must work without a
     ! mountpoint -q "$place/storage/overlay" || umount "$place/storage/overlay"
 }
 
-booted() { # runs recorder_check.sh in root $1, as a service of its own, which switches the system off when it ends
+check_recorder() { # runs recorder_check.sh in root $1, as a service of its own, which switches the system off when it ends
     cat >"$1/etc/systemd/system/check.service" <<'EOF'
 [Unit]
 After=multi-user.target
@@ -114,19 +114,19 @@ rm -r "$place/next"
 lintian --allow-root --fail-on error "$place"/*-1_*.deb
 rpmlint -c "$here/rpm/rpmlint.toml" "$place"/*.rpm | tail -n 1
 
-tried() { # in a system of suite $1
+check_suite() { # in a system of suite $1
     mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
         --include=systemd,systemd-sysv,dbus,procps,ca-certificates "$1" "$place/$1"
-    imaged "$place/$1"
-    installed "$place/$1"
-    rpm_installed "$place/$1"
-    booted "$place/$1"
+    check_image "$place/$1"
+    check_deb "$place/$1"
+    check_rpm "$place/$1"
+    check_recorder "$place/$1"
 }
 
 failed=()
 for suite in ${@:-bookworm trixie sid}; do
     echo "== $suite"
-    tried "$suite" & # in the background, because bash ignores -e in what it tests
+    check_suite "$suite" & # in the background, because bash ignores -e in what it tests
     wait $! || failed+=("$suite")
     rm -rf --one-file-system "${place:?}/$suite"
 done

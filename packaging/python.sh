@@ -1,6 +1,6 @@
 #!/bin/bash
-# Prints the Python that offtop's environments are made with: $PYTHON, else the system's own when it is
-# 3.11 or later (root can trust it, and its packages are kept up to date), else the newest on the PATH.
+# Prints the Python for offtop's environments: $PYTHON if set; otherwise the system's own if it is 3.11 or later (root
+# can trust it, and the distribution updates it); otherwise the newest on the PATH.
 set -euo pipefail
 
 fits() { "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
@@ -13,5 +13,5 @@ for python in "${PYTHON:-${candidates[@]}}"; do
     fi
 done
 echo "offtop: no Python 3.11 or later with venv (tried ${PYTHON:-/usr/bin/python3, python3.11 to 3.14, python3})." \
-    "Install python3.11 (on Debian and Ubuntu python3.11-venv, too), or say PYTHON=/path/to/python" >&2
+    "Install python3.11 (on Debian and Ubuntu python3.11-venv, too), or set PYTHON=/path/to/python" >&2
 exit 1

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what is missing of the system packages for the purposes given (`run`, `test`, `bench`, `incident`, `consumer`,
-# `exits`, `guest`, `package`). packages.txt lists them. Asks nothing of the network, and needs no root, when all are there.
+# `exits`, `guest`, `package`). packages.txt lists them. If all are installed, it needs neither the network nor root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 as_root=()
@@ -13,7 +13,7 @@ wanted() { awk -v purpose="$1" -v column="$2" '$1 == purpose && $column != "-" {
 
 has_deb() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# What is there by another way (rustup) is taken as it is.
+# A command that was installed in another way (rustup) counts as installed.
 missing_debs() {
     local choice name pick
     for choice in $(wanted "$1" 2); do
@@ -80,7 +80,7 @@ for purpose in "$@"; do
         install_rpms "$purpose"
     else
         say "no apt-get and no dnf here. Install what packaging/packages.txt lists for '$purpose' by hand" \
-            "(on Fedora it is: $(wanted "$purpose" 3 | xargs)), then say make SYSTEM=ready ..."
+            "(on Fedora it is: $(wanted "$purpose" 3 | xargs)), then run make SYSTEM=ready ..."
         exit 1
     fi
 done

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Makes .venv with .venv/bin/offtop, which runs this checkout; with `dev`, also what the tests need.
-# A copy of pyproject.toml in it remembers that all is there: nothing to do until that file changes.
+# It keeps a copy of pyproject.toml, and does nothing until that file changes.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/.venv
