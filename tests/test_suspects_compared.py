@@ -62,7 +62,7 @@ def printed(*arguments: str) -> str:
 
 def test_diff_lists_suspects_that_are_new_gone_or_have_more_behind_them(files: tuple[str, str]) -> None:
     found = printed("diff", *files).splitlines()
-    at = next(number for number, line in enumerate(found) if line.endswith("SUSPECT: who others wait behind"))
+    at = next(number for number, line in enumerate(found) if line.endswith("SUSPECT: what others wait for"))
     rows = [line.split(maxsplit=3) for line in found[at + 1 : at + 4]]
     assert [row[:3] for row in rows] == [
         ["3.00", "9.00", "+6.00"],

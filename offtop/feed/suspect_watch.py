@@ -46,7 +46,7 @@ class SuspectWatch:
         self._finder.usual = usual_in(baseline) if baseline else {}
 
     def standing(self, snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
-        """Return the sites of waits that have always stood there, as History needs them."""
+        """Return the sites of standing waits. Implements FindStanding of History."""
         blocked = stuck(Waits.of(snapshot.waiting).list, snapshot.at_ns, snapshot.catalog, idle)
         self._find_peers(blocked, snapshot)
         self._source.describe(snapshot.titles)  # a server and its database are told apart by their cgroup

@@ -153,7 +153,7 @@ def _suspect_lines(before: Compared, after: Compared) -> Iterable[str]:
     if not every:
         return
     yield ""
-    yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9}      SUSPECT: who others wait behind"
+    yield f"{'BEFORE':>8} {'AFTER':>8} {'CHANGE':>9}      SUSPECT: what others wait for"
     for one in every[:_MOST_ROWS]:
         mark = "gone" if not one.after else "new" if not one.before else ""
         numbers = f"{threads(one.before):>8} {threads(one.after):>8} {signed(one.change):>9}"

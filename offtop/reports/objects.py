@@ -190,7 +190,7 @@ class Category(Struct, frozen=True, kw_only=True):
     idle_ns: int
     """The part of total_ns that is idle."""
     standing_ns: int
-    """Another part of total_ns, of waits that have always stood there; they are hidden with the idle ones."""
+    """Another part of total_ns, of standing waits; they are hidden with the idle ones."""
     waits: Count
     total_ns: Ns
     max_ns: Count
@@ -220,7 +220,7 @@ class Program(Struct, frozen=True, kw_only=True):
     idle_ns: int
     """The part of total_ns that is idle."""
     standing_ns: int
-    """Another part of total_ns, of waits that have always stood there."""
+    """Another part of total_ns, of standing waits."""
     max_ns: Count
     histogram: Histogram
     places: list[Place]
@@ -343,7 +343,7 @@ class Site(Tid, frozen=True, kw_only=True):
     category: str
     idle: bool
     standing: bool
-    """It is one wait in progress, which has always stood there: it is hidden with the idle ones."""
+    """It is one standing wait in progress: it is hidden with the idle ones."""
     waits: Count
     total_ns: Ns
     blocked_ns: Ns
@@ -404,7 +404,7 @@ class Blocked(NamedTid, frozen=True, kw_only=True):
     category: str
     idle: bool
     standing: bool
-    """It is not idle otherwise, but has always stood there, and nobody waits behind it."""
+    """It is idle only because it is old, normal while there is no work, and no other thread waits for its thread."""
     diagnosis: CauseId
     syscall: str | None
     """Name of the system call it is in; null: in none."""
@@ -587,19 +587,19 @@ class GoneSuspect(Struct, frozen=True, kw_only=True):
     what: str | None
     """Name of what that held; null: none, or unknown."""
     waiting: float
-    """Average threads that waited behind it in the baseline."""
+    """Average threads that waited for it in the baseline."""
 
 
 class SuspectChange(Struct, frozen=True, kw_only=True):
     """The same suspect in the baseline, by names, whatever its PIDs were."""
 
     waiting: float
-    """Average threads that waited behind it; 0: it is new."""
+    """Average threads that waited for it; 0: it is new."""
     change: float
-    """Threads that wait behind it in this tick, minus that."""
+    """Threads that wait for it in this tick, minus that."""
     new: bool
     since_ns: int
-    """CLOCK_REALTIME of the tick from which on it has been a suspect."""
+    """CLOCK_REALTIME of the first tick since which it has been a suspect."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
@@ -617,7 +617,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
     gone_threads: list[GoneThread]
     """The same for threads; threads of one name count as one."""
     gone_suspects: list[GoneSuspect]
-    """Suspects of the baseline that nobody waits behind in this tick."""
+    """Suspects of the baseline that no thread waits for in this tick."""
 
 
 class Hop(Struct, frozen=True, kw_only=True):
@@ -651,21 +651,21 @@ class Hop(Struct, frozen=True, kw_only=True):
 
 
 class Suspect(Struct, frozen=True, kw_only=True):
-    """Who others wait behind."""
+    """A thread or process that others wait for, directly or through others."""
 
     kind: Annotated[str, _meaning(SUSPECT_KINDS)]
     text: str
-    """Who waits for what, held by whom, in one sentence; and what to look at next."""
+    """Which threads wait for what, and what holds it, in one sentence; and what to look at next."""
     harm: Annotated[float, Meta(ge=0)]
-    """Average threads that wait behind it, each by its weight, over the last ticks."""
+    """Average threads that wait for it, each by its weight, over the last ticks."""
     waiting: Annotated[float, Meta(ge=0)]
-    """Average threads that wait behind it in this tick."""
+    """Average threads that wait for it in this tick."""
     age_ns: Count
     """Age of the oldest wait; 0: there are only short ones."""
     likely: bool
     """Not every hop is exact."""
     hops: list[Hop]
-    """From those who wait longest behind others to who must act; of a deadlock, its threads in the order of waiting."""
+    """First the threads that wait for all others, last what must act; of a deadlock, all its threads in order."""
     baseline: Annotated[SuspectChange | UnsetType, _about("Only with --baseline.")] = UNSET
 
 
@@ -775,9 +775,9 @@ class Tick(Struct, frozen=True, kw_only=True):
     """Outliers of this tick: waits and ticks that a trigger matched, or that were far longer than usual; not filtered.
     """
     suspects: list[Suspect]
-    """Who others wait behind, most harm first; empty: nothing stands out. Not filtered."""
+    """What others wait for, most harm first; empty: nothing stands out. Not filtered."""
     standing: Count
-    """Waits that are normal and have always stood there, so that they are behind no suspect."""
+    """Number of standing waits; they do no harm."""
     user_stacks: UserStacks
     user_stack_problems: list[StackProblem]
     """What the user stacks of matching waits lack, most time first. A stack counts under each problem that it has."""

@@ -46,7 +46,7 @@ def whole_of(
     """Merge the ticks of a source into one, with function names and what `chosen` needs.
 
     `iterations`: at most this many ticks (None: until the source ends). `end_ns` (CLOCK_REALTIME, 0: none): stop at the
-    first tick taken after it. `watch` says which waits have always stood there by its end (None: none have). After
+    first tick taken after it. `watch` says which waits are standing at its end (None: none are). After
     ctrl-C, the result holds everything up to the last tick. Raises OfftopError if there is no whole tick, or if
     `chosen` needs wakers and they were not recorded. `each` is called with each tick.
     """

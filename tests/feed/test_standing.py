@@ -1,4 +1,4 @@
-"""Waits that have always stood there count as idle from the tick in which that is known; all sums stay."""
+"""Standing waits count as idle from the tick in which that is known; all sums stay."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,7 +46,7 @@ WRITER = Waits("yes", 70, "yes", 70, "pipe", "pipe_write", waits_on=True)
 
 class _Source(ScriptedSource):
     blockers: Mapping[ThreadKey, tuple[Blocker, ...]] = {}
-    """Who must act before whom can go on, from now on."""
+    """What must act before which thread can go on, from now on."""
 
     def after(self, seconds: int) -> Snapshot:
         return replace(super().after(seconds), blockers=self.blockers)

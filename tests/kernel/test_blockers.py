@@ -1,4 +1,4 @@
-"""Test who must act to end a wait, on real children that hold what another thread waits for."""
+"""Test what must act to end a wait, on real children that hold what another thread waits for."""
 
 import ctypes
 import fcntl

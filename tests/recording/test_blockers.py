@@ -1,4 +1,4 @@
-"""Recordings have who must act to end waits, and the titles of processes; so a replay has the same suspects."""
+"""Recordings have blockers and the titles of processes, so that a replay finds the same suspects."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A recording has what is needed to find the waits that have always stood there again."""
+"""A replay finds the standing waits again."""
 
 import json
 from dataclasses import replace

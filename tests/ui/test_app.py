@@ -180,7 +180,7 @@ def test_text_is_cut_after_a_sentence() -> None:
 
 @asynchronous
 async def test_new_user_is_told_the_first_keys_until_one_is_pressed() -> None:
-    told = "Enter shows what is inside a row, 6 who everybody waits behind, ? all keys."
+    told = "Enter shows what is inside a row, 6 what others wait for, ? all keys."
     for is_first in (True, False):
         async with shown(ScriptedSource(ticks=4), is_first_start=is_first) as (app, pilot):
             assert (told in screen(app)) == is_first

@@ -1,4 +1,4 @@
-"""Suspects stand under the head, and 6 opens their chains, hop by hop."""
+"""Suspects are listed below the header, and 6 opens their chains, hop by hop."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ async def test_6_shows_the_chain_and_enter_goes_to_the_thread_of_a_hop() -> None
         await pilot.press("question_mark")
         assert isinstance(app.screen, Help)
         await pilot.press("escape", "enter")
-        assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at who must act"
+        assert (app.view.pid, app.view.thread) == (40, ThreadKey(40, 50)), "the cursor begins at what must act"
         assert not isinstance(app.screen, Suspects)
 
 

@@ -97,7 +97,7 @@ def change_text(one: Suspect, baseline: Baseline | None) -> str:
 
 
 def gone_texts(found: Found, baseline: Baseline | None) -> list[str]:
-    """Return a line for each suspect of the baseline that nobody waits behind now."""
+    """Return a line for each suspect of the baseline that no thread waits for now."""
     if baseline is None or baseline.suspects is None:
         return []
     return [

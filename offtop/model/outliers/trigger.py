@@ -25,7 +25,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(_PERCENTS, "the percentile of a tick's waits"),
         WAITING: "average waiting threads over a tick",
         EVENTS: "waits per second",
-        HARM: "threads that wait behind a new suspect, weighed; only of the trigger `suspect`",
+        HARM: "threads that wait for a new suspect, weighed; only of the trigger `suspect`",
     }
 )
 _ALIASES: Mapping[str, str] = MappingProxyType(

@@ -1,6 +1,6 @@
 """Blockers: the threads and processes that must act before a wait in progress can end.
 
-They are facts about single waits. Who all waits behind whom follows from them: see classify/wait_graph.py.
+They are facts about single waits. Which thread waits for which follows from them: see classify/wait_graph.py.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ VIA: Mapping[str, str] = {
     LOOKUP: "is the only thread that is looking up a name in a directory",
     CPU_QUOTA: "is in a cgroup that used up its CPU quota in most periods",
 }
-"""How it is known who must act."""
+"""How offtop knows what must act."""
 ELSEWHERE = 0
 """PID of a blocker on another machine, or in another network namespace; `what` is its address."""
 

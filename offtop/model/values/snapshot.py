@@ -352,7 +352,7 @@ class Snapshot:
     """This snapshot only leads to a moment that was requested, and the next one follows at once: it need not be
     drawn."""
     blockers: Blockers = field(default_factory=dict[ThreadKey, tuple[Blocker, ...]])
-    """Who must act to end waits in progress, where that is known; as last looked up, at most a few ticks ago."""
+    """What must act to end waits in progress, if known; looked up at most a few ticks ago."""
     titles: Mapping[int, str] = field(default_factory=dict[int, str])
     """pid → title of a process that writes its own: `postgres: bench [local] idle in transaction`. Raw."""
     files: FileActivity | None = None

@@ -1,4 +1,4 @@
-"""Waits in progress that look alike are one row: threads of the same name that wait in the same place of a program."""
+"""Waits in progress that look alike are one row: threads of one name that wait in the same location."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -21,7 +21,7 @@ class Totals:
     hidden_ns: int
     """Idle and hidden."""
     standing_ns: int
-    """Part of `hidden_ns` that is idle only because it has always stood there."""
+    """Part of `hidden_ns` that is idle only because it is standing."""
     muted_ns: int
     filtered_ns: int
     """Excluded by --max and --state."""

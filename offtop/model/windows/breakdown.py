@@ -71,8 +71,8 @@ class Idle(NamedTuple):
     by_rule: IdleByRule = NOTHING_BY_RULE
     """What rules say about sites, whatever their category. They override the categories and what is periodic."""
     standing: SiteKeys = NO_SITES
-    """Sites of waits that have always stood there (classify.standing): the blocked time of a wait in progress there is
-    idle, that of waits that ended is not."""
+    """Sites of standing waits (classify.standing): the blocked time of a wait in progress there is idle, that of waits
+    that ended is not."""
 
     def is_periodic(self, ids: Ints) -> Mask:
         """Return which of `ids` (n, 4), sites of `sleep`, are idle.
@@ -91,7 +91,7 @@ class Leaf(NamedTuple):
     category: str
     idle: bool = False
     standing: bool = False
-    """Idle because the wait has always stood there, although such waits are not idle otherwise."""
+    """Idle because the wait is standing (classify.standing), although other waits of the category are not idle."""
 
     @property
     def is_idle_kind(self) -> bool:
@@ -337,7 +337,7 @@ def with_standing(every: Shares, standing: SiteKeys) -> Shares:
 
 
 def without_standing(every: Shares) -> Shares:
-    """Return `every`, but do not count waits as idle only because they have always stood there."""
+    """Return `every`, but without counting standing waits as idle."""
     return every._replace(leaves=[Leaf(leaf.category, leaf.is_idle_kind) for leaf in every.leaves])
 
 

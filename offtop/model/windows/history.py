@@ -73,11 +73,11 @@ _PART_BYTES = 500
 checks it."""
 
 FindStanding = Callable[[Snapshot, Window, Idle, Shares], SiteKeys]
-"""Returns the sites of waits that have always stood there. The shares are those of the window, without such waits."""
+"""Returns the sites of standing waits. The shares are those of the window, before standing waits count as idle."""
 
 
 def none_standing(snapshot: Snapshot, window: Window, idle: Idle, every: Shares) -> SiteKeys:
-    """Implement FindStanding without a wait-for graph: no wait is known to have always stood there."""
+    """Implement FindStanding without a wait-for graph: no wait is known to be standing."""
     return NO_SITES
 
 
@@ -181,8 +181,8 @@ class History:
 
         `idle` names the categories that are always idle. `is_periodic` returns which `sleep` sites are periodic, given
         the histogram of all waits so far of each, a row of lanes. `idle_by_rule` applies the cause rules to the ids of
-        sites (CauseFinder.idle_by_rule). `standing` finds the waits that have always stood there
-        (SuspectWatch.standing). The last two are called in the thread that adds.
+        sites (CauseFinder.idle_by_rule). `standing` finds the standing waits (SuspectWatch.standing).
+        The last two are called in the thread that adds.
         """
         self._idle = frozenset(idle)
         self._idle_by_rule, self._standing = idle_by_rule, standing

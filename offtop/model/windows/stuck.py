@@ -84,7 +84,7 @@ class Stuck(NamedTuple):
 
     @property
     def standing(self) -> int:
-        """How many of the waits have always stood there."""
+        """Number of standing waits."""
         if self.shares is None:
             return 0
         stands = np.array([leaf.standing for leaf in self.shares.leaves], np.bool_)

@@ -15,7 +15,7 @@ _LOST_HINT_SAMPLED = (
     "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
 )
 """The same, when /proc is sampled."""
-_FIRST_KEYS = "Enter shows what is inside a row, 6 who everybody waits behind, ? all keys."
+_FIRST_KEYS = "Enter shows what is inside a row, 6 what others wait for, ? all keys."
 _ALL_HINT = "WAITING: average number of waiting threads; 1.00 is one that waits all the time."
 
 

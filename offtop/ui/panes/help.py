@@ -45,9 +45,9 @@ last 60s     WAITING over the last minute, scaled to each row's own maximum. The
 the cursor over the whole history.
 N more       rows that do not fit, summed up.
 WHERE        the cause, then the innermost kernel function and the callers in the program. If a row waits in several \
-places: the largest, `11 the WAL flush · 5 a row lock`, each with its average waiting threads: in the window, or for \
-threads and pools in the last second in which they waited. Places below 10 % of the row, but for the largest, are \
-left out.
+locations: the largest, `11 the WAL flush · 5 a row lock`, each with its average waiting threads: in the window, or \
+for threads and pools in the last second in which they waited. Locations below 10 % of the row, except the largest, \
+are left out.
 cause:       what the thread waits for, named by the cause rules, before the kernel function. L lists all causes; the \
 line above the keys explains the largest one. Your own rules go into ~/.config/offtop/rules.toml.
 11/12        before a location: 11 of the 12 threads of that process or pool wait there now, and hardly elsewhere (a \
@@ -57,7 +57,7 @@ min          the shortest wait that gets a stack (m). p50, p99 and MAX count wai
 idle ~       before a category or a name: an idle wait, of a server or worker with nothing to do. Hidden until i, and \
 counted in the header.
 standing     a wait for a pipe, socket, child, signal or terminal, a sleep or a poll, that has gone on for a minute or \
-began before offtop, and that nobody else waits behind. It counts as idle from the tick on in which that is known.
+began before offtop, of a thread that no other waits for. It counts as idle from the tick on in which that is known.
 muted        what you muted with X; counted in the header.
 exact        in the header: nothing was lost or left out. Otherwise it says what is missing.
 lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact.

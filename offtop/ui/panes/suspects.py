@@ -1,4 +1,4 @@
-"""Suspects: a sentence each under the head, and an overlay with their chains, hop by hop."""
+"""Suspects: a sentence each below the header, and an overlay with their chains, hop by hop."""
 
 from collections.abc import Callable, Sequence
 from textwrap import wrap

@@ -1,4 +1,4 @@
-"""Suspects: the end of the chain is named, what has always stood there is not, and a quiet machine accuses nobody."""
+"""Suspects: the end of a chain is one, a standing wait is not, and on a quiet machine there are none."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The wait-for graph: one edge for each way to know who must act, and no waiting lost on the way to the ends."""
+"""The wait-for graph has one edge for each way to know what must act, and loses no waiting on the way to the ends."""
 
 from collections.abc import Sequence
 

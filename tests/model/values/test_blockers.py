@@ -1,4 +1,4 @@
-"""Who must act to end a wait, as a snapshot has it."""
+"""What must act to end a wait, as a snapshot has it."""
 
 import re
 
