@@ -17,9 +17,9 @@ from offtop.units import duration, threads
 
 _WIDTH, _LINE, _TOP, _MARGIN = 1200, 16, 56, 10
 """Width of the picture, height of a box, space above the boxes and beside them, in px."""
-_LEAST = 0.1
+_LEAST_WIDTH = 0.1
 """Boxes narrower than this, in px, are left out and counted."""
-_LETTER = 7
+_LETTER_WIDTH = 7
 """Width of a letter, in px."""
 _PALETTES = {
     OFFCPU: ("#8fc1ea", "#4f8fcd"),
@@ -48,7 +48,7 @@ class _Box(NamedTuple):
     x: float
     """px from the left edge of the boxes."""
     width: float
-    woke: bool = False
+    is_wakers: bool = False
     """Whether it belongs to the waker's stack."""
 
 
@@ -88,8 +88,8 @@ def _tree(samples: Sequence[Sample], before: Sequence[Sample]) -> _Node:
     for some, is_before in ((samples, False), (before, True)):
         for one in some:
             node = root
-            named = (Step(one.process, False), Step(one.thread, False)) if one.thread != one.process else ()
-            path = (*(named or (Step(one.process, False),)), *one.path)
+            names = dict.fromkeys((one.process, one.thread))  # once if they are the same
+            path = (*(Step(name, False) for name in names), *one.path)
             for at in range(len(path) + 1):
                 if is_before:
                     node.before_ns += one.total_ns
@@ -109,9 +109,9 @@ def _boxes(root: _Node) -> tuple[list[_Box], int]:
         x = box.x
         for node in sorted(box.node.children.values(), key=lambda one: one.step):
             width = room * node.ns / root.ns
-            if width >= _LEAST:
-                woke = node.step == steps.WOKEN_BY or (box.woke and node.step != steps.LAST_WAIT)
-                boxes.append(_Box(node, box.depth + 1, x, width, woke))
+            if width >= _LEAST_WIDTH:
+                is_wakers = node.step == steps.WOKEN_BY or (box.is_wakers and node.step != steps.LAST_WAIT)
+                boxes.append(_Box(node, box.depth + 1, x, width, is_wakers))
             elif node.ns:
                 narrow += 1
             x += width
@@ -153,7 +153,7 @@ def _box_svg(box: _Box, profile: Profile, root: _Node, height: int, scale: float
     changed = f", {'+' if change >= 0 else '-'}{duration(abs(round(change)))}" if scale else ""
     tooltip = escape(f"{name} ({duration(node.ns)}, {share}{changed}, {node.waits:,} waits)")
     fill = _difference(change / root.ns) if scale else _colour(box, profile.mode)
-    fits = int((box.width - 4) / _LETTER)
+    fits = int((box.width - 4) / _LETTER_WIDTH)
     text = escape(name if len(name) <= fits else f"{name[: fits - 1]}…" if fits >= 3 else "")
     return (
         f'<g><title>{tooltip}</title><rect x="{_MARGIN + box.x:.2f}" y="{y}" width="{max(box.width - 0.3, 0.1):.2f}" '
@@ -169,7 +169,7 @@ def _colour(box: _Box, mode: str) -> str:
         return _WAKER
     if not step.kernel and (box.depth < 2 or not steps.is_function(step)):
         return _NAME
-    return _PALETTES[WAKEUP if box.woke else mode][step.kernel]
+    return _PALETTES[WAKEUP if box.is_wakers else mode][step.kernel]
 
 
 def _difference(share: float) -> str:

@@ -63,10 +63,10 @@ def _with_delimiters(path: Path) -> Iterator[Step]:
 
 def folded(shares: Shares, catalog: Catalog, names: Names, mode: str, style: Style = AS_BCC) -> dict[str, int]:
     """Return line -> ns. Leaves out waits without a stack, and in waking modes run-queue time."""
-    placed = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
+    is_counted = (shares.ids[:, 2] != stack.SHORT) & (shares.ids[:, 2] != stack.FILTERED)
     if mode != OFFCPU:
-        placed &= np.array([leaf.category != RUN_QUEUE for leaf in shares.leaves], np.bool_)[shares.leaf]
-    some = shares.of(placed)
+        is_counted &= np.array([leaf.category != RUN_QUEUE for leaf in shares.leaves], np.bool_)[shares.leaf]
+    some = shares.of(is_counted)
     distinct, which = distinct_rows(steps.places(some.ids, mode))
     threads, thread_index = np.unique(thread_codes(some.ids), return_inverse=True)
     path_of = steps.steps_of(catalog, names, Shape(mode=mode))

@@ -28,19 +28,19 @@ def packed(profile: Profile) -> bytes:
     def value_type(kind: str, unit: str) -> bytes:
         return number(1, string(kind)) + number(2, string(unit))
 
-    def label(key: str, said: str) -> bytes:
-        return message(3, number(1, string(key)), number(2, string(printable(said))))
+    def label(key: str, value: str) -> bytes:
+        return message(3, number(1, string(key)), number(2, string(printable(value))))
 
-    def of_number(key: str, value: int) -> bytes:
+    def numeric_label(key: str, value: int) -> bytes:
         return message(3, number(1, string(key)), number(3, value))
 
     types = [value_type("contentions", "count"), value_type("off_cpu", "nanoseconds")]
     samples: list[bytes] = []
     for one in profile.samples:
-        places = [functions.setdefault(printable(step.name), len(functions) + 1) for step in one.path[::-1]]
+        locations_of_stack = [functions.setdefault(printable(step.name), len(functions) + 1) for step in one.path[::-1]]
         labels = label("comm", one.process), label("thread", one.thread), label("category", one.category)
-        ids = of_number("pid", one.pid), of_number("tid", one.tid)
-        samples.append(b"".join((numbers(1, places), numbers(2, (one.waits, one.total_ns)), *labels, *ids)))
+        ids = numeric_label("pid", one.pid), numeric_label("tid", one.tid)
+        samples.append(b"".join((numbers(1, locations_of_stack), numbers(2, (one.waits, one.total_ns)), *labels, *ids)))
     locations = [number(1, one) + message(4, number(1, one)) for one in functions.values()]
     named = [number(1, one) + number(2, string(name)) for name, one in functions.items()]
     comments = [string(printable(caveat)) for caveat in profile.caveats]
