@@ -60,7 +60,7 @@ def printed(*arguments: str) -> str:
     return ended.out
 
 
-def test_diff_lists_suspects_that_are_new_gone_or_have_more_behind_them(files: tuple[str, str]) -> None:
+def test_diff_lists_suspects_that_are_new_gone_or_that_more_threads_wait_for(files: tuple[str, str]) -> None:
     found = printed("diff", *files).splitlines()
     at = next(number for number, line in enumerate(found) if line.endswith("SUSPECT: what others wait for"))
     rows = [line.split(maxsplit=3) for line in found[at + 1 : at + 4]]
@@ -72,7 +72,7 @@ def test_diff_lists_suspects_that_are_new_gone_or_have_more_behind_them(files: t
     assert rows[0][3].startswith("9 threads of shop wait for a mutex")
     assert rows[1][3].startswith("gone 4 threads of bank wait for a mutex")
     assert rows[2][3].startswith("new  2 threads of mill wait for a mutex")
-    assert found.index(next(line for line in found if "CATEGORY" in line)) > at, "who is behind it comes first"
+    assert found.index(next(line for line in found if "CATEGORY" in line)) > at, "suspects come before categories"
 
 
 def test_diff_in_json_names_them_without_pids(files: tuple[str, str]) -> None:
@@ -92,7 +92,7 @@ def test_diff_in_json_names_them_without_pids(files: tuple[str, str]) -> None:
     }
 
 
-def test_diff_without_suspects_says_nothing_of_them(tmp_path: Path) -> None:
+def test_diff_without_suspects_has_no_table_of_them(tmp_path: Path) -> None:
     quiet = recorded_of(ScriptedSource(ticks=4), tmp_path / "quiet.offtop", 4)
     assert "SUSPECT" not in printed("diff", quiet, quiet)
     assert json.loads(printed("diff", quiet, quiet, "--json"))["suspects"] == []
@@ -121,7 +121,7 @@ def test_json_compares_each_suspect_and_lists_those_that_are_gone(files: tuple[s
     assert "baseline" not in plain
 
 
-def test_what_waits_as_in_the_baseline_is_no_suspect_and_not_gone(files: tuple[str, str]) -> None:
+def test_suspect_of_the_baseline_is_neither_a_suspect_nor_gone_while_as_much_waits(files: tuple[str, str]) -> None:
     good, _ = files
     text = printed("replay", good, "-b", "-n", "1", "--baseline", good)
     assert "suspect" not in text

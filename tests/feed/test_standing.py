@@ -79,7 +79,7 @@ def leaves(kept: HistoryTick) -> dict[Leaf, int]:
 PIPE_WAIT, STANDS = Leaf("pipe"), Leaf("pipe", True, True)
 
 
-def test_wait_from_before_offtop_stands_in_the_first_tick() -> None:
+def test_wait_from_before_offtop_is_standing_in_the_first_tick() -> None:
     watched = _Watched(OLD, READER._replace(pid=61, tid=61))
     kept = watched.ticks(1)
     assert leaves(kept) == {PIPE_WAIT: 1000, STANDS: 1000}
@@ -88,14 +88,14 @@ def test_wait_from_before_offtop_stands_in_the_first_tick() -> None:
     assert blocked.standing == watched.watch.tick(kept).standing == 1
 
 
-def test_nothing_stands_in_the_first_ten_seconds() -> None:
+def test_no_wait_is_standing_in_the_first_ten_seconds() -> None:
     weights = suspect_weights.parse(paths.suspects().read_text())
     watched = _Watched(OLD, READER._replace(pid=61, tid=61), weights=weights)
     assert leaves(watched.ticks(9)) == {PIPE_WAIT: 2000}
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 1000, STANDS: 1000}
 
 
-def test_wait_stands_from_the_tick_in_which_it_becomes_a_minute_old_and_earlier_ticks_stay() -> None:
+def test_wait_is_standing_from_the_tick_in_which_it_is_a_minute_old_and_earlier_ticks_stay() -> None:
     watched = _Watched(READER)
     assert leaves(watched.ticks(59)) == {PIPE_WAIT: 1000}
     assert leaves(watched.ticks(1)) == {STANDS: 1000}
@@ -107,14 +107,14 @@ def test_wait_stands_from_the_tick_in_which_it_becomes_a_minute_old_and_earlier_
     }
 
 
-def test_wait_that_began_after_offtop_and_was_found_later_stands_when_it_is_a_minute_old() -> None:
+def test_wait_that_was_found_late_is_standing_when_it_is_a_minute_old() -> None:
     watched = _Watched(READER._replace(begins=10, older_ms=5_000))
     assert leaves(watched.ticks(12)) == {PIPE_WAIT: 1000}
     assert leaves(watched.ticks(52)) == {PIPE_WAIT: 1000}
     assert leaves(watched.ticks(1)) == {STANDS: 1000}
 
 
-def test_merged_window_counts_a_wait_as_standing_that_stands_at_its_end() -> None:
+def test_merged_window_counts_a_wait_as_standing_if_it_is_at_its_end() -> None:
     watched = _Watched(READER)
     watched.ticks(70)
     for whole in (watched.history.since_start(), watched.history.until(watched.history.last(1)[-1].at_ns)):
@@ -133,13 +133,13 @@ def test_hung_reader_whose_writers_wait_is_shown_until_they_are_gone() -> None:
     assert leaves(watched.ticks(1)) == {PIPE_WAIT: 2000, STANDS: 1000}
 
 
-def test_reader_of_whom_only_standing_waits_are_behind_stands() -> None:
+def test_reader_for_which_only_standing_waits_wait_is_standing() -> None:
     watched = _Watched(OLD, OLD._replace(process="cat", pid=61, tid=61))
     watched.source.blockers = {ThreadKey(61, 61): (Blocker(60, 0, PIPE, True),)}
     assert leaves(watched.ticks(1)) == {STANDS: 2000}
 
 
-def test_locks_disks_and_answers_of_servers_never_stand() -> None:
+def test_waits_for_locks_disks_and_servers_are_never_standing() -> None:
     table = (
         Waits("a", 10, "a", 10, "lock", "futex_do_wait", waits_on=True, older_ms=900_000),
         Waits("b", 11, "b", 11, "fsync", "jbd2_log_wait_commit", waits_on=True, older_ms=900_000),
@@ -148,12 +148,12 @@ def test_locks_disks_and_answers_of_servers_never_stand() -> None:
     assert leaves(_Watched(*table).ticks(61)) == {Leaf("lock"): 1000, Leaf("fsync"): 1000, PIPE_WAIT: 1000}
 
 
-def test_what_is_idle_anyway_is_not_standing() -> None:
+def test_wait_of_an_idle_category_is_not_standing() -> None:
     table = Waits("nginx", 700, "nginx", 700, "poll", "do_epoll_wait", waits_on=True, older_ms=900_000)
     assert leaves(_Watched(table).ticks(1)) == {Leaf("poll", True): 1000}
 
 
-def test_nothing_stands_where_nobody_knows_who_waits_behind() -> None:
+def test_no_wait_is_standing_without_a_wait_for_graph() -> None:
     watched = _Watched(OLD)
     plain = History(CATEGORIES.idle, never)
     taken = [watched.source.after(second) for second in (0, 1)]
@@ -165,7 +165,7 @@ def test_nothing_stands_where_nobody_knows_who_waits_behind() -> None:
 
 
 def every_wait(_: Snapshot, window: Window, __: Idle, ___: Shares) -> SiteKeys:
-    """Each wait that lasts the whole tick stands."""
+    """Let each wait that lasts the whole tick be standing."""
     return window.still
 
 
@@ -189,7 +189,7 @@ def test_standing_waits_change_no_sum_of_a_category_thread_or_tick(happened: lis
     assert total(by_category(summed).values()).total_ns == in_all
 
 
-def test_time_that_stood_stays_where_it_was_counted_when_its_wait_ends_elsewhere() -> None:
+def test_standing_time_stays_at_its_site_when_the_wait_ends_at_another() -> None:
     was, now = (SiteKey(10, 1, 3, user, NO_WAKE) for user in (NO_STACK, 4))
     begun = Waiting(was, SECOND, SECOND)
     thread = was.thread
@@ -214,7 +214,7 @@ def test_time_that_stood_stays_where_it_was_counted_when_its_wait_ends_elsewhere
     assert {key: ns for key, ns in sums.items() if ns} == {(NO_STACK, True): 2 * SECOND, (4, False): 2 * SECOND}
 
 
-def test_what_may_stand_is_shown_in_the_first_seconds_but_accuses_nobody() -> None:
+def test_waits_that_may_be_standing_are_shown_in_the_first_seconds_but_make_no_suspect() -> None:
     table = (OLD._replace(pid=pid, tid=pid) for pid in range(60, 80))
     watched = _Watched(*table, weights=replace(WEIGHTS, settle_ns=10 * SECOND))
     for seconds, leaf in ((3, PIPE_WAIT), (7, STANDS)):

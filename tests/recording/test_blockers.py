@@ -54,13 +54,13 @@ def test_blockers_and_titles_are_rebuilt_from_any_whole_tick(first: int) -> None
         before = snapshot
 
 
-def test_what_does_not_change_takes_no_room() -> None:
+def test_unchanged_blockers_and_titles_are_not_stored_again() -> None:
     every = taken()
     same = change(every[1], every[2])
     assert (same.blockers, same.titles) == ({}, {})
 
 
-def test_replay_has_them(tmp_path: Path) -> None:
+def test_replay_has_blockers_and_titles(tmp_path: Path) -> None:
     source = ScriptedSource(ticks=5)
     recorder = Recorder(tmp_path / "it", source, person(), leave_bytes=0, whole_ns=2 * NS_PER_S)
     for second, (blockers, titles) in enumerate(STEPS):
@@ -70,19 +70,19 @@ def test_replay_has_them(tmp_path: Path) -> None:
     assert [(one.blockers, one.titles) for one in iter(played.read, None)] == [*STEPS]
 
 
-def test_clip_of_the_past_has_them() -> None:
+def test_clip_has_blockers_and_titles() -> None:
     every = taken()
     windows = [between(earlier, later) for earlier, later in pairwise(every)]
     assert [(one.blockers, one.titles) for one in snapshots(windows, [], {})][1:] == [*STEPS[1:]]
 
 
-def test_way_of_a_newer_offtop_to_know_a_blocker_is_left_out() -> None:
+def test_blocker_known_in_a_way_of_a_newer_offtop_is_left_out() -> None:
     one = replace(change(NOTHING, taken()[1]), blockers={ONE: (HEIRS[0], Blocker(1, 2, "telepathy", True))})
     assert tick_rows.decode(encoded(one)).change.blockers == {ONE: HEIRS[:1]}
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 40])
-def test_thread_ids_that_cannot_be_are_refused(value: int) -> None:
+def test_impossible_thread_ids_are_refused(value: int) -> None:
     one = replace(change(NOTHING, taken()[0]), blockers={ONE: (Blocker(value, 0, CHILD, True),)})
     with pytest.raises(ValueError, match="out of range"):
         tick_rows.decode(encoded(one))

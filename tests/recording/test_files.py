@@ -53,13 +53,13 @@ def replayed(path: Path) -> list[FileActivity | None]:
     return found
 
 
-def test_each_tick_has_what_was_counted_in_it(tmp_path: Path) -> None:
+def test_each_tick_has_the_file_operations_counted_in_it(tmp_path: Path) -> None:
     recorded(tmp_path / "it.offtop", lambda second: second in (2, 3)).close()
     assert replayed(tmp_path / "it.offtop") == [None, None, ACTIVITY, ACTIVITY, None, None]
     assert RecordedSource(tmp_path / "it.offtop").recorded.has_files
 
 
-def test_what_was_counted_in_skipped_ticks_is_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_operations_of_skipped_ticks_are_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_MOST_QUEUED", 0)
     source = ScriptedSource(ticks=3)
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
@@ -74,7 +74,7 @@ def test_what_was_counted_in_skipped_ticks_is_in_the_next_one(tmp_path: Path, mo
     assert (found.lost, found.elided.calls) == (3, 9)
 
 
-def test_skipped_ticks_are_added_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_operations_of_skipped_ticks_are_added_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_MOST_QUEUED", 0)
     source = ScriptedSource(ticks=3)
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
@@ -99,7 +99,7 @@ def test_the_largest_row_with_long_paths_can_be_read() -> None:
     assert file_rows.decode(file_rows.encode(activity)) == activity
 
 
-def test_text_json_and_report_have_them_and_others_say_that_there_are_none(tmp_path: Path) -> None:
+def test_text_json_and_report_have_file_operations_or_say_that_there_are_none(tmp_path: Path) -> None:
     path, without = str(tmp_path / "it.offtop"), str(tmp_path / "without.offtop")
     recorded(Path(path), lambda second: second > 2).close()
     recorded(Path(without), lambda _: False).close()
@@ -119,7 +119,7 @@ def test_text_json_and_report_have_them_and_others_say_that_there_are_none(tmp_p
 
 
 @asynchronous
-async def test_key_7_lists_them_in_a_replay(tmp_path: Path) -> None:
+async def test_key_7_lists_file_operations_in_a_replay(tmp_path: Path) -> None:
     recorded(tmp_path / "it.offtop", lambda _: True).close()
     source = RecordedSource(tmp_path / "it.offtop", speed=1e6)
     app = OfftopApp(source, View(delay_ns=QUICK_NS), CATEGORIES)

@@ -252,7 +252,7 @@ def test_impossible_begin_of_a_wait_is_refused(spoilt: Change, said: str) -> Non
         ({"calls": [[number, "x"] for number in range(4_097)]}, "too many system calls"),
     ],
 )
-def test_impossible_words_are_refused(words: dict[str, object], said: str) -> None:
+def test_impossible_fields_are_refused(words: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         tick_rows.decode(reworded(tick_rows.encode(tick_rows.Entry(STUCK_NOW)), words), whole=True)
 
@@ -278,7 +278,7 @@ def reworded(blob: bytes, words: dict[str, object]) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + raw[end:])
 
 
-def test_largest_allowed_number_of_words_is_read() -> None:
+def test_largest_allowed_number_of_values_is_read() -> None:
     text = 'it\'s ["a": 1, 2], \\" \n'
     words: dict[str, object] = {
         "comms": [[number, number, "a, b: c"] for number in range(1, 20_001)],
@@ -291,7 +291,7 @@ def test_largest_allowed_number_of_words_is_read() -> None:
 
 
 @pytest.mark.parametrize("unit", ['"', '"\\', '\\"', '"a",', "[", "{", '"\\\\'])
-def test_counting_words_is_fast_and_needs_no_memory(unit: str) -> None:
+def test_counting_values_is_fast_and_needs_no_memory(unit: str) -> None:
     """Each text has 2 MB and is not JSON."""
     raw = (unit * ((2 << 20) // len(unit))).encode()
     blob = zlib.compress(len(raw).to_bytes(4, "little") + raw, 1)

@@ -201,7 +201,7 @@ def test_report_without_wakers_has_no_section(tmp_path: Path) -> None:
     assert not {line for line in page(tmp_path / "it", *SHOP, seconds=3) if line.startswith(("WHO", "WAKEUP"))}
 
 
-def test_report_says_who_others_waited_behind_and_when(tmp_path: Path) -> None:
+def test_report_says_what_others_waited_for_and_when(tmp_path: Path) -> None:
     path = tmp_path / "it"
     source = HeldSource(TABLE, ticks=6)
     recorder = Recorder(path, source, person(), leave_bytes=0)

@@ -22,7 +22,7 @@ class _Piped(ScriptedSource):
         return replace(super().after(seconds), blockers={ThreadKey(70, 70): (Blocker(60, 0, PIPE, True),)})
 
 
-def test_replayed_waits_stand_unless_somebody_waits_behind_them(tmp_path: Path) -> None:
+def test_replayed_wait_is_standing_unless_another_thread_waits_for_it(tmp_path: Path) -> None:
     table = [READER, READER._replace(process="cat", pid=61, tid=61), WRITER]
     file = recorded_of(_Piped(table, 13), tmp_path / "it.offtop", 13)
     ticks = [json.loads(line) for line in call("replay", file, "--json").out.splitlines()]

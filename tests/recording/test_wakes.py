@@ -217,7 +217,7 @@ def test_offtop_without_wakes_says_that_the_file_is_newer(tmp_path: Path, monkey
         RecordedSource(path)
 
 
-def test_tick_without_wakes_has_the_old_form() -> None:
+def test_tick_without_wakes_is_encoded_as_in_the_first_recordings() -> None:
     for source in (ScriptedSource(SHOP), WokenSource(begins=99)):
         entry = tick_rows.Entry(change(NOTHING, source.after(3)))
         words, tables = parts(tick_rows.encode(entry))
@@ -226,7 +226,7 @@ def test_tick_without_wakes_has_the_old_form() -> None:
         assert not {"wakes", "wakers", "storms"} & {*words}
 
 
-def test_wakes_are_appended_to_the_old_form() -> None:
+def test_wakes_come_after_what_the_first_recordings_have() -> None:
     now = WokenSource().after(3)
     words, tables = parts(
         tick_rows.encode(tick_rows.Entry(change(NOTHING, now), wakes={LOCK: now.catalog.wakes[LOCK]}))
@@ -400,7 +400,7 @@ PIPE = ["pipe", "pipe:[7]", 0, "", "", ""]
         ({"storms": [[FIRST_WAKE, 2, 3, 4, 5], [WAKE_LOST, 2, 3, 4, 5]]}, "storms have a reserved wake number"),
     ],
 )
-def test_impossible_words_of_wakes_are_refused(words: dict[str, object], said: str) -> None:
+def test_impossible_fields_of_wakes_are_refused(words: dict[str, object], said: str) -> None:
     blob = tick_rows.encode(tick_rows.Entry(WOKEN))
     tick_rows.decode(reworded(blob, {"wakers": [WAKER], "wakes": [[*WAKE, *[3, 4, 0] * 8]]}), whole=True)
     with pytest.raises(ValueError, match=said):

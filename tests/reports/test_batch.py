@@ -133,7 +133,7 @@ def test_programs_are_one_row_of_the_table_if_asked_for() -> None:
         (batch.Wanted(threads=True), "979"),
     ],
 )
-def test_where_says_the_largest_places(wanted: batch.Wanted, found: str) -> None:
+def test_where_says_the_largest_locations(wanted: batch.Wanted, found: str) -> None:
     lines = printed(ScriptedSource(slower_flush(BANKS), ticks=3, ends=True), wanted)
     (row,) = [line for line in lines if line.split()[:1] == [found] and "postgres" in line]
     lock = "0.58" if found == "x2" else "0.18"

@@ -92,6 +92,6 @@ def test_json_is_what_the_schema_says(names: Names) -> None:
         jsonschema.validate(whole, schema(), jsonschema.Draft202012Validator)
 
 
-def test_exports_refuse_the_mode() -> None:
+def test_exports_refuse_mode_file() -> None:
     ended = call("export", "folded", "--mode", "file")
     assert (ended.status, "hold no file operations yet" in ended.err) == (UsageError.status, True)
