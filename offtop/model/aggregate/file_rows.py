@@ -1,15 +1,14 @@
 """Rows of file operations: one for each operation that a process did on a file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.aggregate.filter import Bound, Filter, Ids, Text
+from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
-from offtop.model.values.container import names as container_names
-from offtop.model.values.container import place
 from offtop.model.values.files import NO_CALLS, FileActivity, FileKey, FileTotals
 from offtop.units import NS_PER_S, percent
 
@@ -60,35 +59,25 @@ FILE_SORTS = (*_NUMBERS, *_TEXTS)
 """Columns by which the rows can be sorted: numbers largest first, texts ascending."""
 DEFAULT_FILE_SORT = FILE_SORTS[0]
 _SORTS_ELSEWHERE = {"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "CALLS/S", "NAME": "FILE", "PID": "WHO"}
-_MATCHED: Mapping[str, Callable[[FileRow, Catalog], Iterable[str]]] = MappingProxyType(
-    {
+_WORDS: WordFilter[FileRow] = WordFilter(
+    texts={
         "file": lambda row, _: (row.name, row.name.rpartition("/")[2]),
         "op": lambda row, _: (row.key.operation,),
         "proc": lambda row, _: (row.process,),
         "comm": lambda row, _: (row.process,),
-        "user": lambda row, catalog: (catalog.detail(row.key.pid).user, str(catalog.detail(row.key.pid).uid)),
-        "cgroup": lambda row, catalog: (
-            catalog.detail(row.key.pid).cgroup,
-            place(catalog.detail(row.key.pid).cgroup),
-        ),
-        "container": lambda row, catalog: container_names(catalog.detail(row.key.pid).cgroup),
-        "cmd": lambda row, catalog: (catalog.detail(row.key.pid).cmdline,),
         "": lambda row, _: (row.name, row.key.operation, row.process),
-    }
-)
-"""Key of a filter word → what it matches of a row."""
-_BOUNDS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
-    {
+        **about_process(lambda row: row.key.pid),
+    },
+    bounds={
         "max": lambda row: row.totals.max_ns,
         "now": lambda row: row.totals.now_ns,
         "p50": lambda row: row.totals.percentile_ns(50),
         "p99": lambda row: row.totals.percentile_ns(99),
         "evs": lambda row: row.calls_per_s,
         "bytes": lambda row: row.totals.bytes,
-    }
+    },
+    ids={"pid": lambda row: row.key.pid},
 )
-_PID_COLUMN = 0
-"""Of filter.Ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +111,16 @@ def file_rows(
 ) -> FileRows:
     """Return the rows that pass all filters. `sort`: one of FILE_SORTS."""
     every = [_row(key, totals, activity, span_ns, catalog) for key, totals in activity.totals.items()]
-    words = [word for one in filters for word in (*one.waits, *one.rows, *one.files)]
-    suited = [word for word in words if _is_suited(word)]
-    rows = [row for row in every if all(_holds(word, row, catalog) for word in suited)]
+    rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
     if sort in _NUMBERS:
         rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)
     else:
         rows.sort(key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
-    unsuited = dict.fromkeys(_key_of(word) for word in words if not _is_suited(word))
     return FileRows(
         rows,
-        [*unsuited],
-        NO_CALLS if suited else activity.elided,
-        0 if suited else activity.elided_rows,
+        unsuited,
+        NO_CALLS if is_filtered else activity.elided,
+        0 if is_filtered else activity.elided_rows,
         activity.lost,
         every,
     )
@@ -149,23 +135,3 @@ def sort_for(sort: str) -> str:
 def _row(key: FileKey, totals: FileTotals, activity: FileActivity, span_ns: int, catalog: Catalog) -> FileRow:
     process = catalog.processes.get(key.pid) and process_name(key.pid, catalog)
     return FileRow(key, totals, activity.name(key.file), process or activity.comms.get(key.pid, ""), span_ns)
-
-
-def _key_of(word: Text | Ids | Bound) -> str:
-    return ("pid" if word.column == _PID_COLUMN else "tid") if isinstance(word, Ids) else word.key
-
-
-def _is_suited(word: Text | Ids | Bound) -> bool:
-    if isinstance(word, Ids):
-        return word.column == _PID_COLUMN
-    return word.key in (_BOUNDS if isinstance(word, Bound) else _MATCHED)
-
-
-def _holds(word: Text | Ids | Bound, row: FileRow, catalog: Catalog) -> bool:
-    match word:
-        case Ids():
-            return (row.key.pid in word.ids) != word.excludes
-        case Bound():
-            return word.compares(_BOUNDS[word.key](row))
-        case Text():
-            return any(map(word.matches, _MATCHED[word.key](row, catalog))) != word.excludes

@@ -2,8 +2,8 @@
 
 Words are separated by blanks, and all of them must hold. `key=value` and `key!=value` choose waits by thread and
 location. Values are shell patterns, separated by commas, that must match the whole text, ignoring case. `max>10ms`
-chooses rows of a list by their numbers. `file=`, `op=` and `bytes>` are about file operations (file_rows.py). A single
-word is searched for in all names; `!word` excludes matches.
+chooses rows of a list by their numbers. `file=`, `op=`, `bytes>` and `dev=` are about file operations (file_rows.py)
+and requests to disks (disk_rows.py). A single word is searched for in all names; `!word` excludes matches.
 
 Quotes keep blanks, commas and operators together; patterns still work inside them. A backslash makes the next character
 literal, except in single quotes. So `comm="G1 *"` matches the threads of that family, and `"a>b"` is a single word. A
@@ -102,8 +102,8 @@ _COUNTS: Mapping[str, Callable[[Row], float]] = {
     "evs": lambda row: row.waits_per_s,
     "threads": lambda row: 1 if isinstance(row.key, ThreadKey) else row.threads,
 }
-_OF_FILES = ("op", "bytes")
-"""Keys that only choose file operations (file_rows.py)."""
+_OF_LISTS = ("op", "bytes", "dev")
+"""Keys that only choose file operations (file_rows.py) or requests to disks (disk_rows.py)."""
 _DISPLAY: Mapping[str, Callable[[float], str]] = {"waiting": threads, "evs": count}
 _EXAMPLES = {
     "comm": "mysql*",
@@ -125,6 +125,7 @@ _EXAMPLES = {
     "why": "*lock",
     "file": "*.ibd",
     "op": "fsync",
+    "dev": "sd*",
     "max": "10ms",
     "now": "5s",
     "p50": "1ms",
@@ -205,8 +206,8 @@ class Filter:
     """As typed: escape it before it is shown."""
     waits: tuple[Text | Ids, ...] = ()
     rows: tuple[Bound, ...] = ()
-    files: tuple[Text | Bound, ...] = ()
-    """Words that only choose file operations (file_rows.py)."""
+    lists: tuple[Text | Bound, ...] = ()
+    """Words that only choose file operations (file_rows.py) or requests to disks (disk_rows.py)."""
 
     @property
     def chooses_waits(self) -> bool:
@@ -444,16 +445,16 @@ def parse(text: str, groups: Mapping[str, Sequence[str]] = _NO_GROUPS, ids: Coll
         raise FilterError(f"A filter of {len(words)} words is too long: use commas; the limit is {_MOST_WORDS}")
     waits: list[Text | Ids] = []
     rows: list[Bound] = []
-    files: list[Text | Bound] = []
+    lists: list[Text | Bound] = []
     for word in words:
         term = _term(word, groups, ids)
-        if not isinstance(term, Ids) and term.key in _OF_FILES:
-            files.append(term)
+        if not isinstance(term, Ids) and term.key in _OF_LISTS:
+            lists.append(term)
         elif isinstance(term, Bound):
             rows.append(term)
         else:
             waits.append(term)
-    return Filter(text, tuple(waits), tuple(rows), tuple(files))
+    return Filter(text, tuple(waits), tuple(rows), tuple(lists))
 
 
 def exactly(key: str, value: str) -> Filter:

@@ -30,7 +30,7 @@ SECOND = 1_000 * MS
 GROUPS: Mapping[str, Sequence[str]] = {"disk": ("disk-read", "fsync")}
 KEYS = (
     "comm, thread, proc, pid, tid, user, cat, stack, leaf, cgroup, container, cmd, "
-    "waker, wakerpid, wakertid, object, why, file, op, max, now, p50, p99, waiting, evs, threads, bytes"
+    "waker, wakerpid, wakertid, object, why, file, op, dev, max, now, p50, p99, waiting, evs, threads, bytes"
 )
 IDS = ("lock", "fsync", "disk-read", "poll", "run-queue", "short", "other")
 
@@ -284,10 +284,10 @@ def test_invalid_filter_is_reported_with_a_remedy(text: str, said: str) -> None:
     assert str(raised.value).isprintable()
 
 
-def test_words_about_file_operations_choose_neither_waits_nor_other_rows() -> None:
-    chosen = parse("op=pwrite op!=read bytes>1M comm=fio max>1s")
-    assert (len(chosen.waits), len(chosen.rows), len(chosen.files)) == (1, 1, 3)
-    assert not parse("op=pwrite bytes>1M").chooses_waits
+def test_words_about_file_operations_and_disks_choose_neither_waits_nor_other_rows() -> None:
+    chosen = parse("op=pwrite op!=read bytes>1M dev=sd* comm=fio max>1s")
+    assert (len(chosen.waits), len(chosen.rows), len(chosen.lists)) == (1, 1, 4)
+    assert not parse("op=pwrite bytes>1M dev=sda").chooses_waits
 
 
 def test_any_category_is_accepted_if_they_are_unknown() -> None:
