@@ -123,14 +123,17 @@ def test_batch_does_not_import_the_screen() -> None:
         ("--door window", "invalid choice: 'window'"),
         ("--user-threads --kernel-threads", "not allowed with argument --user-threads"),
         ("--color mauve", "invalid choice: 'mauve'"),
-        ("--mode on", '\'on\' is not one of "offcpu", "wakeup", "offwake", "chain", "file". See: offtop --help'),
+        (
+            "--mode on",
+            '\'on\' is not one of "offcpu", "wakeup", "offwake", "chain", "file", "disk". See: offtop --help',
+        ),
         ("--mode", "expected one argument"),
         ("--depth 1", "'1' is not a whole number from 2 to 8. See: offtop --help"),
         ("--depth 9", "'9' is not a whole number from 2 to 8"),
         ("--depth 2.5", "'2.5' is not a whole number from 2 to 8"),
         (
             "record --mode chains",
-            '\'chains\' is not one of "offcpu", "wakeup", "offwake", "chain", "file". See: offtop record',
+            '\'chains\' is not one of "offcpu", "wakeup", "offwake", "chain", "file", "disk". See: offtop record',
         ),
         (
             "-o p98",

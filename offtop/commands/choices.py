@@ -6,7 +6,7 @@ That is: settings, rules, filters, triggers, and the first view of the screen.
 import argparse
 import contextlib
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from offtop.model.aggregate.filter import NOTHING, Filter, FilterError, parse, q
 from offtop.model.aggregate.rows import CHANGE
 from offtop.model.classify import categories
 from offtop.model.classify import suspect_weights as weights_file
+from offtop.model.values.disks import DISK, LIST_MODES
 from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 from offtop.printable import printable
@@ -140,14 +141,15 @@ def first_view(
     user: str,
     args: argparse.Namespace,
     *,
-    with_files: bool = True,
+    lists: Collection[str] = LIST_MODES,
 ) -> "View":
-    """Return the first view of the screen. `with_files`: file operations can be shown."""
-    from offtop.model.aggregate.file_rows import sort_for
+    """Return the first view of the screen. `lists`: those of LIST_MODES whose list can be shown."""
+    from offtop.model.aggregate import disk_rows, file_rows
     from offtop.model.aggregate.steps import Shape
-    from offtop.model.viewmodel.view import CATEGORIES, FILES, STUCK, FilesView, TreeView, View
+    from offtop.model.viewmodel.view import CATEGORIES, DISKS, FILES, STUCK, DisksView, FilesView, TreeView, View
 
     settings = loaded.settings
+    pane_of_mode = {mode: pane for mode, pane in ((FILE, FILES), (DISK, DISKS)) if mode in lists}
     return View(
         filters=filters,
         delay_ns=settings.delay_ns,
@@ -160,14 +162,15 @@ def first_view(
         idle_shown=settings.idle,
         sort=settings.sort,
         reverse=settings.reverse,
-        files=FilesView(sort=sort_for(settings.sort), reverse=settings.reverse),
+        files=FilesView(sort=file_rows.sort_for(settings.sort), reverse=settings.reverse),
+        disks=DisksView(sort=disk_rows.sort_for(settings.sort), reverse=settings.reverse, by_thread=settings.threads),
         names=settings.names,
         latency=settings.latency,
         hidden=settings.hidden,
         muted=tuple(_mute(text, rules, f"{loaded.origin['muted']}: muted") for text in settings.muted),
         filter=chosen,
         user=user,
-        focus=STUCK if args.stuck else FILES if with_files and settings.mode == FILE else CATEGORIES,
+        focus=STUCK if args.stuck else pane_of_mode.get(settings.mode, CATEGORIES),
         rate=args.rate,
     )
 

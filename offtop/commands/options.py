@@ -14,6 +14,7 @@ from offtop import __version__, paths
 from offtop.errors import UsageError
 from offtop.model.aggregate.budget import parse_rate
 from offtop.model.aggregate.rows import SORTS
+from offtop.model.values.disks import DISK
 from offtop.model.values.files import FILE
 from offtop.model.values.state import MASKS
 from offtop.model.values.wake import DEFAULT_DEPTH, MODES, MOST_DEPTH
@@ -406,8 +407,8 @@ def _add_waker_options(parser: argparse.ArgumentParser) -> None:
         "--mode",
         type=_setting("mode"),
         metavar="MODE",
-        help=f"{', '.join(MODES)} or {FILE}: where threads wait, who woke them, both, the chain of wakers, or file "
-        f"operations (default {MODES[0]})",
+        help=f"{', '.join((*MODES, FILE))} or {DISK}: where threads wait, who woke them, both, the chain of wakers, "
+        f"file operations, or requests to disks (default {MODES[0]})",
     )
     add(
         "--depth",

@@ -24,6 +24,7 @@ from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
 from offtop.model.aggregate.filter import Filter
 from offtop.model.classify import categories
+from offtop.model.values.disks import DISK, LIST_MODES
 from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import OFFCPU
@@ -42,6 +43,8 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.settings.rule_files import RuleFiles
 
 _EXPORT_TICKS = 10
+_COUNTED = {FILE: "file operations", DISK: "requests to disks"}
+"""What LIST_MODES list."""
 _RULES_TICKS = 5
 _DELETION_NS = 60 * NS_PER_S
 """How often `offtop record --directory` deletes old recordings."""
@@ -84,8 +87,8 @@ def show_live(args: argparse.Namespace) -> int:
         files = stack.enter_context(choices.rule_files(rules, loaded, owner))
         stack.enter_context(_exit_on_signals())
         baseline = _baseline(args, rules, files, loaded)
-        with_files = loaded.settings.mode == FILE and not (view and args.stuck)
-        source = stack.enter_context(sources.live(rules, filters, args, loaded, with_files=with_files))
+        counted = "" if view and args.stuck else _listed_mode(loaded)
+        source = stack.enter_context(sources.live(rules, filters, args, loaded, counted=counted))
         recorder = kept.recorder(source, args.record) if args.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
@@ -122,15 +125,14 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
         _exit_on_signals(),
         contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
-        if args.mode == FILE and not source.recorded.has_files:
-            raise UsageError(
-                "There are no file operations in this recording. Record them with: offtop record --mode file"
-            )
+        if args.mode in LIST_MODES and not _is_in(source.recorded, args.mode):
+            missing, remedy = _COUNTED[args.mode], f"offtop record --mode {args.mode}"
+            raise UsageError(f"There are no {missing} in this recording. Record them with: {remedy}")
         view = None
         keymap: Mapping[str, str] = {}
         if no_screen is None:
-            with_files = source.recorded.has_files
-            view = choices.first_view(loaded, Filters(), rules, chosen, user, args, with_files=with_files)
+            lists = [mode for mode in LIST_MODES if _is_in(source.recorded, mode)]
+            view = choices.first_view(loaded, Filters(), rules, chosen, user, args, lists=lists)
             keymap, kept = choices.keymap(loaded), kept.checked()
         baseline = _baseline(args, rules, files, loaded)
         if args.begin is not None:
@@ -196,7 +198,6 @@ def record(args: argparse.Namespace) -> int:
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)
-    with_files = loaded.settings.mode == FILE
     outlier_actions = choices.outlier_actions(loaded, rules, owner)
     keep_ns, most_bytes = args.keep or writer.KEEP_NS, args.max_size or writer.MOST_BYTES
     if args.directory is not None:  # before the first tick, because the disk may be full
@@ -204,7 +205,7 @@ def record(args: argparse.Namespace) -> int:
     with (
         choices.rule_files(rules, loaded, owner) as files,
         _exit_on_signals(),
-        sources.live(rules, filters, args, loaded, with_files=with_files) as source,
+        sources.live(rules, filters, args, loaded, counted=_listed_mode(loaded)) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)
@@ -293,8 +294,10 @@ def export(args: argparse.Namespace) -> int:
     """Convert a recording, or the next seconds of this machine, to another format."""
     from offtop.reports import exports
 
-    if args.mode == FILE:
-        raise UsageError("Exports hold no file operations yet. Use --mode file with --json, or another --mode")
+    if args.mode in LIST_MODES:
+        raise UsageError(
+            f"Exports hold no {_COUNTED[args.mode]} yet. Use --mode {args.mode} with --json, or another --mode"
+        )
     known = choices.category_rules()
     chosen = choices.wait_filter(args.filter, known)
     if not args.file and (args.begin or args.end):
@@ -409,8 +412,8 @@ def _batch(
 ) -> int:
     _escape_unencodable()
     settings = loaded.settings
-    if args.folded and args.mode == FILE:
-        raise UsageError("--folded has no file operations yet. Use --json, or another --mode")
+    if args.folded and args.mode in LIST_MODES:
+        raise UsageError(f"--folded has no {_COUNTED[args.mode]} yet. Use --json, or another --mode")
     if chosen.needs_wakers and settings.wait_mode == OFFCPU:
         raise UsageError(
             f"--filter: '{printable(chosen.text)}' needs wakers, which mode offcpu does not record. Add --mode wakeup"
@@ -425,7 +428,7 @@ def _batch(
         stuck=args.stuck,
         rate=args.rate,
         mode=settings.wait_mode,
-        files=settings.mode == FILE and (source.recorded is None or source.recorded.has_files),
+        listed=_listed_mode(loaded, source.recorded),
         folded=args.folded,
         baseline=baseline,
         style=Style(args.delimiter, args.per),
@@ -522,6 +525,17 @@ def _load_screen() -> None:
     """
     with contextlib.suppress(ImportError):
         importlib.import_module("offtop.ui.run")
+
+
+def _listed_mode(loaded: "Loaded", recorded: Recorded | None = None) -> str:
+    """Return the mode if its list is not about waits, and not missing in the recording; empty otherwise."""
+    mode = loaded.settings.mode
+    return mode if mode in LIST_MODES and (recorded is None or _is_in(recorded, mode)) else ""
+
+
+def _is_in(recorded: Recorded, mode: str) -> bool:
+    """Return whether a recording has what one of LIST_MODES lists."""
+    return recorded.has_files if mode == FILE else recorded.has_disks
 
 
 def _no_screen(args: argparse.Namespace) -> str | None:

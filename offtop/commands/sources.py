@@ -11,6 +11,8 @@ from offtop.commands import options
 from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
 from offtop.feed.source import Source
 from offtop.model.classify import categories
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
 from offtop.units import NS_PER_S
 
@@ -73,12 +75,12 @@ def live(
     args: argparse.Namespace,
     loaded: "Loaded",
     least_keep_ns: int = 0,
-    with_files: bool = False,
+    counted: str = "",
 ) -> Generator[Source]:
     """Open a live source until the block ends, and print its notices.
 
-    `least_keep_ns`: how long it keeps names at least. `with_files`: count file operations. Raises UsageError,
-    PrivilegeError or KernelError.
+    `least_keep_ns`: how long it keeps names at least. `counted`: one of LIST_MODES, to count what it lists; empty:
+    nothing more than waits. Raises UsageError, PrivilegeError or KernelError.
     """
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
@@ -87,13 +89,13 @@ def live(
         raise UsageError("--probe has no effect when sampling /proc. Omit it, or add --source bpf")
     if wanted != "proc":
         try:
-            source = _traced(rules, filters, args, loaded, keep_ns, with_files)
+            source = _traced(rules, filters, args, loaded, keep_ns, counted)
         except (PrivilegeError, KernelError) as error:
             if wanted == "bpf" or args.probe != "auto":
                 raise
             refused = error
     is_sampled = source is None
-    source = source or _sampled(rules, filters, args, loaded, keep_ns, with_files, refused)
+    source = source or _sampled(rules, filters, args, loaded, keep_ns, counted, refused)
     for notice in source.notices:
         warn(f"offtop: {notice}")
     if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
@@ -110,7 +112,7 @@ def _traced(
     args: argparse.Namespace,
     loaded: "Loaded",
     keep_ns: int,
-    with_files: bool,
+    counted: str,
 ) -> Source:
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
@@ -125,7 +127,8 @@ def _traced(
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
         budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
-        with_files=with_files,
+        with_files=counted == FILE,
+        with_disks=counted == DISK,
     )
 
 
@@ -135,18 +138,18 @@ def _sampled(
     args: argparse.Namespace,
     loaded: "Loaded",
     keep_ns: int,
-    with_files: bool,
+    counted: str,
     refused: OfftopError | None,
 ) -> Source:
     """Open a source that samples /proc.
 
     `refused`: why BPF is not available; becomes part of the error if an option needs BPF.
     """
-    from offtop.kernel.sampling.source import NO_FILES, NeedsBpfError, ProcSource
+    from offtop.kernel.sampling.source import NO_DISKS, NO_FILES, NeedsBpfError, ProcSource
 
     try:
-        if with_files:
-            raise NeedsBpfError(NO_FILES)
+        if counted:
+            raise NeedsBpfError(NO_FILES if counted == FILE else NO_DISKS)
         return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused)
     except NeedsBpfError as error:
         raise (type(refused)(f"{str(refused).rstrip('.')}. {error}") if refused else error) from error

@@ -21,6 +21,8 @@ class Recorded(NamedTuple):
     """Time from the first to the last tick (CLOCK_MONOTONIC)."""
     has_files: bool = False
     """Whether there are file operations in it."""
+    has_disks: bool = False
+    """Whether there are requests to disks in it."""
 
 
 class Source(Protocol):

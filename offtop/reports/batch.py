@@ -62,6 +62,7 @@ from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
 from offtop.model.values import calls
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.files import FILE
 from offtop.model.values.outlier import Outlier, groups
 from offtop.model.values.peers import waited_on
 from offtop.model.values.snapshot import EXITED, Snapshot
@@ -91,7 +92,7 @@ from offtop.model.windows.history import History, HistoryTick, moved_in, none_st
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
-from offtop.reports import file_table
+from offtop.reports import disk_table, file_table
 from offtop.reports.tick import Tick, in_progress, now_of, passing, stacks_of
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
@@ -140,8 +141,8 @@ class Wanted:
     """One of wake.MODES: what the tables show."""
     folded: bool = False
     """Print folded stacks of the whole run at the end, and no tables."""
-    files: bool = False
-    """List file operations instead of what waits."""
+    listed: str = ""
+    """One of disks.LIST_MODES, to list that instead of what waits."""
     baseline: Baseline | None = None
     """What to compare each tick with."""
     style: Style = AS_BCC
@@ -329,10 +330,12 @@ def look_up(source: Source, tick: HistoryTick, looked_up: Collection[int]) -> se
 
 
 def _pids(tick: HistoryTick) -> set[int]:
-    """Return the PIDs with time or file operations in a tick, except EXITED, which stands for evicted threads."""
-    files = tick.header.files
+    """Return the PIDs with anything counted in a tick, except EXITED, which stands for evicted threads."""
+    files, disks = tick.header.files, tick.header.disks
     pids = {pid for by_pid in tick.breakdown.processes.values() for pid in by_pid if pid != EXITED.pid}
-    return pids | {key.pid for key in files.totals} if files else pids
+    pids.update(key.pid for key in (files.totals if files else ()))
+    pids.update(key.pid for key in (disks.totals if disks else ()) if key.pid)
+    return pids
 
 
 def _view(wanted: Wanted) -> View:
@@ -435,9 +438,14 @@ def tick_text(
 ) -> str:
     """Return a tick as tables and a blank line. `width`: longest line (0: no limit)."""
     catalog = tick.unfiltered.window.catalog
-    if wanted.files:
+    if wanted.listed:
         head = f"{_head(tick.unfiltered, wanted.idle_shown)}{_filtered(tick, wanted)}"
-        return _cut([head, *file_table.lines(tick, wanted.sort, wanted.reverse), ""], width)
+        of_list = (
+            file_table.lines(tick, wanted.sort, wanted.reverse)
+            if wanted.listed == FILE
+            else disk_table.lines(tick, wanted.sort, wanted.reverse, wanted.threads)
+        )
+        return _cut([head, *of_list, ""], width)
     shown = tick.stuck.in_scope(wanted.scope)
     in_full = _stuck_table(tick, shown, names, cause_finder) if wanted.stuck else ()
     categories = category_rows(

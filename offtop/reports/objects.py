@@ -15,7 +15,9 @@ from offtop.model.aggregate.stack_problems import REASONS
 from offtop.model.classify.suspects import KINDS as SUSPECT_KINDS
 from offtop.model.outliers.trigger import METRICS
 from offtop.model.values.blockers import VIA
-from offtop.model.values.files import FILE, OPERATIONS
+from offtop.model.values.disks import LIST_MODES
+from offtop.model.values.disks import OPERATIONS as DISK_OPERATIONS
+from offtop.model.values.files import OPERATIONS
 from offtop.model.values.peers import NAMED, ROLES
 from offtop.model.values.stack import ANONYMOUS, CLOSED, DROPPED, ENDS, GONE, UNREAD
 from offtop.model.values.wake import CHAIN_ENDS, KINDS, MODES, SOFTIRQ, STORM
@@ -715,6 +717,85 @@ class FileOperations(Struct, frozen=True, kw_only=True):
     """Only what matches the filter, most time first."""
 
 
+class RequestSums(Struct, frozen=True, kw_only=True):
+    """Sums of requests to disks."""
+
+    requests: Count
+    """Requests that were completed in this tick, like bytes, queue_ns, device_ns, requeues and errors."""
+    bytes: Count
+    """What these transferred; of a discard, what it covers."""
+    queue_ns: Count
+    """Time of these from when the kernel made the request until the disk got it; after a requeue, got it last."""
+    device_ns: Count
+    """Time of these in the disk."""
+    outstanding_ns: Count
+    """Time of all requests in this tick, in queue or disk; those in progress count as they go."""
+    merged: Count
+    """I/O that became part of another request."""
+    requeues: Count
+    """How often the disk returned one of the completed requests to the queue."""
+    errors: Count
+    in_queue: Count
+    """Requests in the queue at the end of the tick."""
+    in_device: Count
+    """Requests in the disk at the end of the tick."""
+    now_ns: Count
+    """Age of the oldest request in progress at the end of the tick; 0: none."""
+
+
+class Disk(Struct, frozen=True, kw_only=True):
+    """One disk, with all requests to it, whatever the filters choose."""
+
+    disk: str
+    device: str
+    """MAJOR:MINOR."""
+    busy_ns: Count
+    """Time with any request in progress, as the kernel counts it in /proc/diskstats."""
+    reads: RequestSums
+    writes: RequestSums
+    others: RequestSums
+    """Flushes, discards, and commands that are neither reads nor writes."""
+    max_ns: Count
+    """The longest completed request, in queue and disk together."""
+    queue_histogram: Histogram
+    device_histogram: Histogram
+
+
+class DiskRequest(RequestSums, frozen=True, kw_only=True):
+    """Requests of one operation that one thread had done on one disk."""
+
+    disk: str
+    device: str
+    """MAJOR:MINOR."""
+    op: Annotated[str, _one_of(*DISK_OPERATIONS)]
+    pid: int
+    """0: no process, see worker."""
+    tid: int
+    program: str
+    """Name of the thread when it made a request; empty for kernel workers."""
+    worker: str
+    """What the kernel workers do that made these requests, such as flush-8:0, which writes back; empty: no worker."""
+    max_ns: Count
+    """The longest completed request, in queue and disk together."""
+    queue_histogram: Histogram
+    device_histogram: Histogram
+
+
+class DiskRequests(Struct, frozen=True, kw_only=True):
+    """Requests to block devices."""
+
+    lost: Count
+    """Requests that were not counted: there was no room for them, or their completion was missed."""
+    elided_rows: Count
+    """Rows that were too many to keep: those with the least time."""
+    elided: RequestSums
+    """Sum of these."""
+    disks: list[Disk]
+    """Most time first."""
+    rows: list[DiskRequest]
+    """Only what matches the filter, most time first."""
+
+
 class Tick(Struct, frozen=True, kw_only=True):
     """One tick.
 
@@ -731,8 +812,8 @@ class Tick(Struct, frozen=True, kw_only=True):
     """CLOCK_REALTIME of the end of the tick."""
     span_ns: int
     """Measured length of the tick."""
-    mode: Annotated[str, _one_of(*MODES, FILE)]
-    """What was recorded; wakers in all modes but offcpu and file, and in chain the wakers of wakers."""
+    mode: Annotated[str, _one_of(*MODES, *LIST_MODES)]
+    """What was recorded; wakers in all modes but offcpu, file and disk, and in chain the wakers of wakers."""
     probe: str
     """Switch-in probe, which reports that a thread is back on a CPU; proc: /proc was sampled."""
     door: str
@@ -784,4 +865,6 @@ class Tick(Struct, frozen=True, kw_only=True):
     machine: Machine
     files: FileOperations | UnsetType = UNSET
     """File operations; only in mode file."""
+    disks: DiskRequests | UnsetType = UNSET
+    """Requests to disks; only in mode disk."""
     baseline: Baseline | UnsetType = UNSET

@@ -21,6 +21,7 @@ from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect, SuspectName, gone
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.disks import DISK
 from offtop.model.values.files import FILE
 from offtop.model.values.outlier import LongWait, Outlier
 from offtop.model.values.snapshot import EXITED, Bound, Cost, Filters, Sampling, SiteTotals, Thinned, ThreadTotals
@@ -47,6 +48,7 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.reports import objects
+from offtop.reports.disk_table import disk_object
 from offtop.reports.file_table import file_object
 from offtop.reports.tick import Tick, now_of, passing_sites, sites
 
@@ -84,7 +86,7 @@ def tick_object(
         version=__version__,
         taken_ns=window.taken_ns,
         span_ns=window.span_ns,
-        mode=window.mode if window.files is None else FILE,
+        mode=FILE if window.files is not None else DISK if window.disks is not None else window.mode,
         probe=window.probe,
         door=window.probe,
         notices=_printable(notices),
@@ -183,6 +185,7 @@ def tick_object(
             interrupt_ns=machine.interrupt_ns if machine.cpus else None,
         ),
         files=file_object(tick) or UNSET,
+        disks=disk_object(tick) or UNSET,
         baseline=changes.baseline if changes else UNSET,
     )
 

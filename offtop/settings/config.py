@@ -23,7 +23,7 @@ from tomlkit.container import Container
 
 from offtop.errors import OfftopError, UsageError
 from offtop.model.aggregate.rows import SORTS
-from offtop.model.values.files import FILE
+from offtop.model.values.disks import LIST_MODES
 from offtop.model.values.wake import MODES, OFFCPU, WAKEUP
 from offtop.model.viewmodel.view import LATENCIES, LONGEST_DELAY_NS, NAMES, SHORTEST_DELAY_NS, SPANS_NS
 from offtop.person import Person, is_roots, read_theirs, write_theirs
@@ -36,7 +36,7 @@ EVERYBODYS = Path("/etc/offtop/config.toml")
 _KEYS = "keys."
 """Prefix of the names of settings in the table [keys]."""
 _WINDOWS = dict(zip(("1s", "10s", "60s", "start"), SPANS_NS, strict=True))
-_MODES = {**{mode: mode for mode in (*MODES, FILE)}, "off": OFFCPU, "wake": WAKEUP}
+_MODES = {**{mode: mode for mode in (*MODES, *LIST_MODES)}, "off": OFFCPU, "wake": WAKEUP}
 """Modes by name, with the names of bcc's offcputime and wakeuptime as aliases."""
 _UNITS_NS = (("h", 3600 * NS_PER_S), ("m", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 1_000_000), ("us", 1000), ("ns", 1))
 _LONGEST_HISTORY_NS = 24 * 3600 * NS_PER_S
@@ -67,7 +67,7 @@ class Settings:
     threads: bool
     programs: bool
     mode: str
-    """One of wake.MODES, or FILE."""
+    """One of wake.MODES, or of LIST_MODES."""
     sort: str
     """One of rows.SORTS."""
     reverse: bool
@@ -96,7 +96,7 @@ class Settings:
     @property
     def wait_mode(self) -> str:
         """What is gathered of waits, one of wake.MODES."""
-        return OFFCPU if self.mode == FILE else self.mode
+        return OFFCPU if self.mode in LIST_MODES else self.mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +279,8 @@ SETTINGS = (
     Setting(
         "mode",
         OFFCPU,
-        "where threads wait, who woke them, both, the chain of wakers, or file operations",
-        f"one of {', '.join(json.dumps(mode) for mode in (*MODES, FILE))}",
+        "where threads wait, who woke them, both, the chain of wakers, file operations, or requests to disks",
+        f"one of {', '.join(json.dumps(mode) for mode in (*MODES, *LIST_MODES))}",
         _mode,
         attrgetter("mode"),
     ),

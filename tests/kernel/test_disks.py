@@ -67,8 +67,10 @@ def activity(watched: Watch) -> DiskActivity:
 def test_counts_and_bytes_are_exact(counting: Watch, child: Path, loop: str) -> None:
     with programs.running([child, loop]) as program:
         counting.begin()
+        before_ms = milliseconds(loop)
         program.go()
         found = activity(counting)
+        of_kernel_ms = milliseconds(loop) - before_ms
     mine = {
         key.operation: totals
         for key, totals in found.totals.items()
@@ -82,6 +84,19 @@ def test_counts_and_bytes_are_exact(counting: Watch, child: Path, loop: str) -> 
         check(totals)
     device = next(sums for number, sums in found.devices.items() if found.name(number) == Path(loop).name)
     assert (device.reads.requests, device.writes.requests) >= (reads.requests, writes.requests)
+    if not found.lost:
+        every = device.every
+        assert (every.queue_ns + every.device_ns) / 1e6 == pytest.approx(of_kernel_ms, rel=0.05, abs=4)
+
+
+def milliseconds(disk: str) -> int:
+    """Return the time of all reads, writes and flushes of a disk, as the kernel adds it up (iostats.rst).
+
+    Each of the three is cut to whole ms.
+    """
+    lines = (line.split() for line in Path("/proc/diskstats").read_text().splitlines())
+    fields = next(fields for fields in lines if fields[2] == Path(disk).name)
+    return int(fields[6]) + int(fields[10]) + int(fields[19])
 
 
 def check(totals: DiskTotals) -> None:

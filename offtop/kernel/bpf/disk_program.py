@@ -33,15 +33,16 @@ _SIZES = {
     "disk_lost": (4, 8),
 }
 _RAW_TRACEPOINTS = {
-    "on_issue": "block_rq_issue",
     "on_complete": "block_rq_complete",
+    "on_bio_complete": "block_bio_complete",
     "on_requeue": "block_rq_requeue",
     "on_merge": "block_rq_merge",
     "on_back_merge": "block_bio_backmerge",
     "on_front_merge": "block_bio_frontmerge",
+    "on_issue": "block_rq_issue",
     "on_bio_queue": "block_bio_queue",
-    "on_bio_complete": "block_bio_complete",
 }
+"""In the order in which they are attached: the end of each request whose start is seen must be seen, too."""
 
 
 class DiskProgram:
@@ -55,7 +56,7 @@ class DiskProgram:
         begins = (
             {"on_start": "block_io_start"} if "REQUEST_STARTS" in features.disks else {"on_insert": "block_rq_insert"}
         )
-        self._fds = program.load_beside("disks.c", {**begins, **_RAW_TRACEPOINTS}, [*_SIZES], defines)
+        self._fds = program.load_beside("disks.c", {**_RAW_TRACEPOINTS, **begins}, [*_SIZES], defines)
         self.programs: Mapping[str, int] = {
             f"disk {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
         }

@@ -9,9 +9,12 @@ from functools import reduce
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
+from offtop.model.values.files import FILE
 
 DISK = "disk"
 """The mode that shows requests to block devices. Beside them, the same is gathered as in mode offcpu."""
+LIST_MODES = (FILE, DISK)
+"""Modes whose list is not about waits."""
 READS = ("read", "read-ahead", "meta-read")
 WRITES = ("write", "sync-write", "meta-write", "zeroes")
 OPERATIONS = (*READS, *WRITES, "flush", "discard", "zone", "other")

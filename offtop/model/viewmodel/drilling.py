@@ -13,6 +13,7 @@ from offtop.model.values.wake import OFFCPU, WAKEUP, Object
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.view import (
     CATEGORIES,
+    DISKS,
     FILES,
     FLAME,
     LATENCY,
@@ -94,7 +95,7 @@ def left(view: View) -> View:
         return panes.flame_or_not(view)
     if view.focus == OUTLIERS and view.outliers.opened:
         return replace(view, outliers=replace(view.outliers, opened=False))
-    if view.focus in (STUCK, OUTLIERS, FILES):
+    if view.focus in (STUCK, OUTLIERS, FILES, DISKS):
         return panes.off_cpu_panes(view)
     if view.focus == LATENCY:
         return replace(view, focus=CATEGORIES)
@@ -158,7 +159,9 @@ def reasons_or_not(view: View) -> View:
 
 
 def threads_or_processes(view: View) -> View:
-    """Switch between threads and processes; in wakeup mode, of the wakers."""
+    """Switch between threads and processes; in wakeup mode, of the wakers; in the list of requests to disks, there."""
+    if view.focus == DISKS:
+        return replace(view, disks=replace(view.disks, by_thread=not view.disks.by_thread, cursor=None))
     if view.mode == WAKEUP:
         threads = not view.lists_wakers or not view.lists_waking_threads
         return about(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows
-from offtop.model.aggregate.filter import parse, quoted
+from offtop.model.aggregate.filter import Filter, parse, quoted
 from offtop.model.values.files import added
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.scene import Scene
@@ -34,27 +34,35 @@ def files_picture(scene: Scene, history: History, lines: int) -> FilesPicture:
     if not lines:
         return FilesPicture()
     view = scene.view
-    ticks: Sequence[HistoryTick] = scene.ticks
-    if view.span_ns == SINCE_START:  # only these windows hold file operations
-        ticks = history.last(_EVER_NS, view.paused_at_ns)
-    counted = [tick for tick in ticks if tick.header.files is not None]
+    counted = [tick for tick in counted_ticks(scene, history) if tick.header.files is not None]
     activity = added(tick.header.files for tick in counted)
     if activity is None:
         return FilesPicture()
     span_ns = sum(tick.span_ns for tick in counted)
-    of_user = [parse(f"user={quoted(view.user)}")] if view.user else []
     chosen = view.files
-    listed = file_rows(activity, span_ns, scene.catalog, [view.filter, *of_user], chosen.sort, chosen.reverse)
+    listed = file_rows(activity, span_ns, scene.catalog, filters_of(view), chosen.sort, chosen.reverse)
     cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
     return FilesPicture(listed, span_ns, cursor, first)
+
+
+def counted_ticks(scene: Scene, history: History) -> Sequence[HistoryTick]:
+    """Return the ticks of the scene whose windows hold what is counted only on request."""
+    if scene.view.span_ns == SINCE_START:  # the window since the start does not hold it
+        return history.last(_EVER_NS, scene.view.paused_at_ns)
+    return scene.ticks
+
+
+def filters_of(view: View) -> Sequence[Filter]:
+    """Return what chooses rows that are not about waits."""
+    return [view.filter, parse(f"user={quoted(view.user)}")] if view.user else [view.filter]
 
 
 def files_or_not(view: View) -> View:
     """Open the list of file operations, or return to the previous pane."""
     if view.focus == FILES:
         return panes.off_cpu_panes(view)
-    return panes.at_files(view)
+    return panes.at_list(view, FILES)
 
 
 def at_row(view: View, row: FileRow | None) -> View:

@@ -10,6 +10,7 @@ from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.viewmodel.view import (
     CATEGORIES,
+    DISKS,
     FILES,
     FLAME,
     LIST,
@@ -60,9 +61,9 @@ def outliers_or_not(view: View) -> View:
     return replace(view, focus=OUTLIERS, path=(), zoomed=False, outliers=OutliersView(view.outliers.cursor))
 
 
-def at_files(view: View) -> View:
-    """Open the list of file operations."""
-    return replace(view, came_from=_came_from(view), focus=FILES, path=(), zoomed=False)
+def at_list(view: View, pane: str) -> View:
+    """Open the list of file operations or of requests to disks."""
+    return replace(view, came_from=_came_from(view), focus=pane, path=(), zoomed=False)
 
 
 def _came_from(view: View) -> str:
@@ -114,8 +115,8 @@ def around_hop(view: View, key: ThreadKey) -> View:
 
 
 def off_cpu_panes(view: View) -> View:
-    """Return from waits in progress, outliers or file operations to the panes of off-CPU time."""
-    if view.focus not in (STUCK, OUTLIERS, FILES):
+    """Return from a list that is not about off-CPU time, or has the whole screen, to the panes of off-CPU time."""
+    if view.focus not in (STUCK, OUTLIERS, FILES, DISKS):
         return view
     return replace(
         view,

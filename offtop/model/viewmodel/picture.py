@@ -11,6 +11,7 @@ from offtop.model.values.stack import Names
 from offtop.model.viewmodel.category_picture import CategoriesPicture, categories_picture
 from offtop.model.viewmodel.cause_picture import CausesPicture, causes_picture, selected_sites
 from offtop.model.viewmodel.common import Common, common_of
+from offtop.model.viewmodel.disk_list import DisksPicture, disks_picture
 from offtop.model.viewmodel.file_list import FilesPicture, files_picture
 from offtop.model.viewmodel.flame_picture import FlamePicture, FlamePictures
 from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
@@ -51,6 +52,7 @@ class Picture:
     stuck: StuckPicture
     outliers: OutliersPicture
     files: FilesPicture
+    disks: DisksPicture
 
 
 class Pictures:
@@ -114,6 +116,7 @@ class Pictures:
             stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, scene.newest.header.catalog),
             outliers=outliers,
             files=files_picture(scene, self._history, room.files),
+            disks=disks_picture(scene, self._history, room.disks),
         )
 
     def selected(self, picture: Picture) -> tuple[Window, Shares]:

@@ -17,6 +17,8 @@ class Room:
     """Lines of the list of waits in progress, or of outliers."""
     files: int = 0
     """Lines of the list of file operations."""
+    disks: int = 0
+    """Lines of the list of requests to disks, with those of the disks."""
     site: int = 0
     """Places."""
     flame: tuple[int, int] = (0, 0)

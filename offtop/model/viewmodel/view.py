@@ -6,6 +6,7 @@ drilling.py has the keys of the list, panes.py those of other panes, and view_ch
 from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.budget import Rate
+from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT
 from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT
 from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.aggregate.pool import Pool
@@ -15,6 +16,7 @@ from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.aggregate.waker_rows import WakerKey
 from offtop.model.classify.causes import Reason
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.disks import DiskKey
 from offtop.model.values.files import FileKey
 from offtop.model.values.snapshot import OUTSIDE, Filters
 from offtop.model.values.wake import DEFAULT_DEPTH, OFFCPU, WAKEUP, Object
@@ -30,9 +32,9 @@ SPANS_NS = (NS_PER_S, 10 * NS_PER_S, 60 * NS_PER_S, SINCE_START)
 SHORTEST_DELAY_NS, LONGEST_DELAY_NS = NS_PER_S // 10, 60 * NS_PER_S
 
 CATEGORIES, LIST, TREE, SITE, LATENCY, FLAME = "categories", "list", "tree", "site", "latency", "flame"
-STUCK, OUTLIERS, FILES = "stuck", "outliers", "files"
+STUCK, OUTLIERS, FILES, DISKS = "stuck", "outliers", "files", "disks"
 """Panes that can have the focus."""
-WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS, FILES)
+WHOLE_SCREEN = (FLAME, STUCK, OUTLIERS, FILES, DISKS)
 """Panes that take the whole screen."""
 AUTO, HISTOGRAM, HEATMAP, OFF = "auto", "histogram", "heatmap", "off"
 """What the latency pane shows; AUTO: the histogram if there is room beside the categories."""
@@ -97,6 +99,21 @@ class FilesView:
     sort: str = DEFAULT_FILE_SORT
     """One of file_rows.FILE_SORTS."""
     reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DisksView:
+    """The list of requests to disks."""
+
+    cursor: DiskKey | None = None
+    """Row under the cursor; None: see `near_pid`."""
+    near_pid: int = 0
+    """The cursor is at the first row of this process until it is moved; at the first row of all if there is none."""
+    sort: str = DEFAULT_DISK_SORT
+    """One of disk_rows.DISK_SORTS."""
+    reverse: bool = False
+    by_thread: bool = False
+    """List threads instead of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +200,7 @@ class View:
     stuck: StuckView = field(default_factory=StuckView)
     outliers: OutliersView = field(default_factory=OutliersView)
     files: FilesView = field(default_factory=FilesView)
+    disks: DisksView = field(default_factory=DisksView)
     triggers: tuple[str, ...] = ()
     """Triggers of outliers; empty in a recording."""
     latency: str = AUTO

@@ -9,11 +9,11 @@ from offtop.ui.actions.clips import Clips
 from offtop.ui.actions.details import Details
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.exports import Exports
-from offtop.ui.actions.file_pane import FilesPane
 from offtop.ui.actions.files import Files, Recorder
 from offtop.ui.actions.filters import Filters
 from offtop.ui.actions.help_page import HelpPage
 from offtop.ui.actions.latency_pane import LatencyPane
+from offtop.ui.actions.list_panes import DisksPane, FilesPane
 from offtop.ui.actions.lookups import Lookups
 from offtop.ui.actions.modes import Modes
 from offtop.ui.actions.mouse import Mouse
@@ -70,6 +70,7 @@ class Controllers:
                 StuckPane(display),
                 OutliersPane(display, self.outlier_times),
                 FilesPane(display, self.sorting),
+                DisksPane(display, self.sorting),
             ),
         )
         self.navigation = Navigation(display, self.panes)
@@ -146,4 +147,5 @@ class Controllers:
             "screenshot": self.exports.save_screen,
             "suspects": self.suspect_report.show_chains,
             "files": self.modes.show_files,
+            "disks": lambda: self.modes.show_disks(self.panes.focused.process()),
         }

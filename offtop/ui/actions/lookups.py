@@ -7,7 +7,7 @@ from offtop.model.aggregate.rows import NOWHERE
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.view import FILES, LIST, STUCK
+from offtop.model.viewmodel.view import DISKS, FILES, LIST, STUCK
 from offtop.model.windows.stuck import Waiting
 from offtop.ui.actions.display import Display
 from offtop.ui.panes import tables
@@ -27,13 +27,13 @@ class Lookups:
         if view.user or view.lists_cgroups or any(one.needs_details for one in (view.filter, *view.muted)):
             every = [by_pid for tick in picture.common.ticks for by_pid in tick.breakdown.processes.values()]
             counted = picture.listed.threads_of if view.lists_cgroups else ()
-            of_files = {row.key.pid for row in picture.files.listed.every}
-            self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid} | of_files)
+            others = {row.key.pid for row in (*picture.files.listed.every, *picture.disks.listed.every)} - {0}
+            self._source.describe({pid for by_pid in (*every, counted) for pid in by_pid} | others)
         elif view.focus == STUCK:
             self._source.describe({one.site.pid for one in _visible_waits(picture)})
-        elif view.focus == FILES:
-            chosen = picture.files.chosen
-            self._source.describe({chosen.key.pid} if chosen else ())
+        elif view.focus in (FILES, DISKS):
+            chosen = picture.files.chosen or picture.disks.chosen
+            self._source.describe({chosen.key.pid} if chosen and chosen.key.pid else ())
         elif view.names != "comm" or self._display.pen(LIST).width >= tables.USER_WIDTH:
             listed = picture.listed
             rows = listed.ranking.rows[listed.first : listed.first + self._display.pen(LIST).height]

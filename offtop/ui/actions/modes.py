@@ -10,8 +10,8 @@ from threading import Lock, Thread, current_thread
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
-from offtop.model.viewmodel import drilling, file_list, panes
-from offtop.model.viewmodel.view import FILES, View
+from offtop.model.viewmodel import disk_list, drilling, file_list, panes
+from offtop.model.viewmodel.view import DISKS, FILES, View
 from offtop.ui.actions.display import Display
 
 _ALREADY = {
@@ -21,6 +21,8 @@ _ALREADY = {
     CHAIN: "the chains are shown already: 1 returns to off-CPU mode",
 }
 _ALREADY_SAMPLED = "this is off-CPU mode already: 5 lists waits in progress; wakers (2) need BPF"
+_COUNTED = (FILES, DISKS)
+"""Lists of what is counted only while they are open, by View.focus."""
 
 
 class Modes:
@@ -28,7 +30,7 @@ class Modes:
         self._display, self._source = display, source
         self._requested: dict[str, Callable[[], None]] = {}
         """What to request from the source next, by kind: the later of two requests replaces the earlier one."""
-        self._counts_files = display.view.focus == FILES
+        self._counted = display.view.focus if display.view.focus in _COUNTED else ""
         self._lock = Lock()
         self._thread: Thread | None = None
 
@@ -56,11 +58,28 @@ class Modes:
         else:
             display.set_view(file_list.files_or_not(display.view))
 
+    def show_disks(self, near_pid: int) -> None:
+        """Show requests to disks, at first those of `near_pid`, or return to the panes of off-CPU time."""
+        display = self._display
+        recorded = self._source.recorded
+        if recorded and not recorded.has_disks:
+            display.show_alert("no requests to disks in this recording: offtop record --mode disk keeps them")
+        elif display.picture and display.picture.common.sampling:
+            display.show_alert("requests to disks need BPF: sampling /proc cannot see single requests")
+        else:
+            display.set_view(disk_list.disks_or_not(display.view, near_pid))
+
     def follow(self, view: View) -> None:
-        """Have file operations counted while their list is open, and only then."""
-        if self._counts_files != (view.focus == FILES):
-            self._counts_files = view.focus == FILES
-            self._request("files", partial(self._source.set_files, self._counts_files))
+        """Have file operations and requests to disks counted while their list is open, and only then."""
+        wanted = view.focus if view.focus in _COUNTED else ""
+        if wanted == self._counted:
+            return
+        switches = {FILES: self._source.set_files, DISKS: self._source.set_disks}
+        if self._counted:
+            self._request(self._counted, partial(switches[self._counted], False))
+        if wanted:
+            self._request(wanted, partial(switches[wanted], True))
+        self._counted = wanted
 
     def _request(self, kind: str, request: Callable[[], None]) -> None:
         """Request it from the source, in a separate thread.
@@ -98,8 +117,9 @@ class Modes:
         return None
 
     def _show_refusal(self, kind: str, reason: str) -> None:
-        if kind == "files":
-            self._display.set_view(panes.off_cpu_panes(self._display.view))
+        if kind in _COUNTED:
+            if self._display.view.focus == kind:
+                self._display.set_view(panes.off_cpu_panes(self._display.view))
         elif self._display.picture and self._display.picture.common.sampling:  # sampling /proc never supports it
             self._display.set_view(drilling.in_mode(self._display.view, OFFCPU))
         self._display.show_alert(reason)

@@ -81,9 +81,14 @@ KEYS = (
     KeyRow(
         "suspects",
         "6",
-        "show who others wait behind, hop by hop; Enter shows that thread",
+        "show what others wait for, hop by hop; Enter shows that thread",
     ),
     KeyRow("files", "7", "list file operations, on which file and how slow; they are counted while the list is open"),
+    KeyRow(
+        "disks",
+        "8",
+        "list requests to disks, whose they are and how slow; they are counted while the list is open",
+    ),
     KeyRow("outliers", "O", "list outliers, newest first", bar="O outliers"),
     KeyRow(
         "triggers",

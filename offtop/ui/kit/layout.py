@@ -8,6 +8,7 @@ from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.view import (
     AUTO,
     CATEGORIES,
+    DISKS,
     FILES,
     FLAME,
     HEATMAP,
@@ -91,6 +92,7 @@ class Layout(NamedTuple):
             site=MOST_PLACES if SITE in self.panels else 0,
             stuck=next((stuck_lines(self.panels[one].height) for one in (STUCK, OUTLIERS) if one in self.panels), 0),
             files=stuck_lines(self.panels[FILES].height) if FILES in self.panels else 0,
+            disks=stuck_lines(self.panels[DISKS].height) if DISKS in self.panels else 0,
             flame=(flame.width, max(1, flame.height - FLAME_FRAME)) if flame else (0, 0),
             latency=LATENCY in self.panels,
             heat=(columns, rows),

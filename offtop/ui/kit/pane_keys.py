@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from offtop.model.viewmodel.view import CATEGORIES, FILES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
+from offtop.model.viewmodel.view import CATEGORIES, DISKS, FILES, FLAME, LATENCY, LIST, OUTLIERS, SITE, STUCK, TREE
 from offtop.ui.kit.keys import KEYS, keys_of
 
 
@@ -122,6 +122,18 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
                 ("search,next_hit,previous_hit", "search; go to the next or previous match"),
                 ("window", "span of the numbers"),
                 ("files", "leave the list, and stop counting"),
+            ),
+        ),
+        DISKS: PaneKeys(
+            "requests to disks",
+            (
+                ("drill", "show where this process or thread waits"),
+                _SORTS,
+                ("threads", "list processes or threads"),
+                ("filter", "filter, e.g. dev=sd* op=sync-write bytes>1M max>10ms"),
+                ("search,next_hit,previous_hit", "search; go to the next or previous match"),
+                ("window", "span of the numbers"),
+                ("disks", "leave the list, and stop counting"),
             ),
         ),
     }

@@ -8,9 +8,9 @@ from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
-from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
@@ -25,12 +25,13 @@ def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     rows, view = shown.listed.rows, common.view
     if not rows:
         return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(shown, common))]
-    lines.append(_heads(common, pen))
+    shown_columns = columns(pen)
+    lines.append(heads(shown_columns, view.files.sort))
     room = stuck_lines(pen.height)
     for number in range(shown.first, min(len(rows), shown.first + room)):
         chosen = number == shown.cursor
         base = ("cursor" if view.focus == FILES else "cursor-away") if chosen else "text"
-        lines.append(Line(tuple(_row(rows[number], chosen, pen)), base))
+        lines.append(Line(spans_of(shown_columns, cells(rows[number]), chosen, pen, path="FILE"), base))
     below = pen.height - STUCK_FRAME - room
     if below > 1 and shown.chosen:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
@@ -70,50 +71,25 @@ def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
     return ("No process works on a file.",)
 
 
-def columns(pen: Pen) -> list[tuple[str, str, int, bool]]:
-    """Return (title, sort order, width, aligned to the right) of each column."""
+def columns(pen: Pen) -> list[Column]:
+    """Return the columns that there is room for."""
     wide = pen.width >= _P50_WIDTH
-    numbers = [("CALLS/S", "CALLS/S", 7), ("MB/S", "MB/S", 6), ("TIME", "TIME", 6)]
+    numbers = [Column("CALLS/S", "CALLS/S", 7), Column("MB/S", "MB/S", 6), Column("TIME", "TIME", 6)]
     if pen.width >= _OFF_CPU_WIDTH:
-        numbers.append(("%OFF-CPU" if wide else "%OFF", "%OFF-CPU", 8 if wide else 4))
+        numbers.append(Column("%OFF-CPU" if wide else "%OFF", "%OFF-CPU", 8 if wide else 4))
     if wide:
-        numbers.append(("p50<=", "P50", 6))
-    numbers += [("p99<=", "P99", 6), ("MAX", "MAX", 6)]
+        numbers.append(Column("p50<=", "P50", 6))
+    numbers += [Column("p99<=", "P99", 6), Column("MAX", "MAX", 6)]
     if pen.width >= _NOW_WIDTH:
-        numbers.append(("NOW", "NOW", 6))
+        numbers.append(Column("NOW", "NOW", 6))
     operation = 15 if wide else 9
-    left = pen.width - 2 - operation - 1 - sum(width + 1 for _, _, width in numbers)
+    left = pen.width - 2 - operation - 1 - sum(column.width + 1 for column in numbers)
     who = min(_MOST_WHO, max(0, (left - 2) * 2 // 5))
     if left - 2 - who < _LEAST_FILE:
         who = 0
     file = max(1, left - (who + 1 if who else 0))
-    made = [("OP", "OP", operation, False), ("FILE", "FILE", file, False)]
-    made += [(name, sort, width, True) for name, sort, width in numbers]
-    return [*made, ("WHO", "WHO", who, False)] if who else made
-
-
-def _heads(common: Common, pen: Pen) -> Line:
-    spans: list[tuple[str, str]] = [(" ", "head")]
-    for name, sort, width, right in columns(pen):
-        text = f"{name:>{width}}" if right else f"{name:<{width}}"
-        blank = len(text) - len(text.lstrip())
-        token = "sorted" if sort == common.view.files.sort else "head"
-        spans += [
-            (" " + text[:blank], "head"),
-            (text[blank:].rstrip(), token),
-            (" " * (width - len(text.rstrip())), "head"),
-        ]
-    return Line(tuple(spans))
-
-
-def sort_at(pen: Pen, x: int) -> str:
-    """Return the sort order of the column title at `x`; empty if there is none."""
-    edge = 1
-    for _, sort, width, _ in columns(pen):
-        edge += 1 + width
-        if x < edge:
-            return sort
-    return ""
+    made = [Column("OP", "OP", operation, False), Column("FILE", "FILE", file, False), *numbers]
+    return [*made, Column("WHO", "WHO", who, False)] if who else made
 
 
 def cells(row: FileRow) -> dict[str, tuple[str, str]]:
@@ -132,32 +108,6 @@ def cells(row: FileRow) -> dict[str, tuple[str, str]]:
         "NOW": (duration(totals.now_ns), "waiting"),
         "WHO": (row.who, "name"),
     }
-
-
-def megabytes(bytes_per_s: float) -> str:
-    """Format a rate in units of 1,000,000 bytes; empty for none."""
-    value = bytes_per_s / 1e6
-    if not value:
-        return ""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 999.95 else count(value)
-
-
-def tail(text: str, width: int, pen: Pen) -> str:
-    """Cut a path on its left: the name of the file says most."""
-    shown = printable(text, pen.glyphs.is_ascii)
-    if len(shown) > width and shown.isascii():
-        shown = pen.glyphs.ellipsis + shown[len(shown) - width + len(pen.glyphs.ellipsis) :]
-    return fit(shown, width, pen.glyphs)
-
-
-def _row(row: FileRow, chosen: bool, pen: Pen) -> list[tuple[str, str]]:
-    texts = cells(row)
-    spans: list[tuple[str, str]] = [(">" if chosen else " ", "text")]
-    for _, sort, width, right in columns(pen):
-        text, token = texts[sort]
-        shown = tail(text, width, pen) if sort == "FILE" else fit(text, width, pen.glyphs)
-        spans.append((f" {text:>{width}}" if right else f" {shown}", token))
-    return spans
 
 
 def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:

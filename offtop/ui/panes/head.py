@@ -11,10 +11,11 @@ from offtop.model.aggregate.rows import cgroup_name
 from offtop.model.aggregate.scope_text import LOST_UNKNOWN, counted, how_sure, rate, thinned_words, visible_processes
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
+from offtop.model.viewmodel import view as views
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.head_picture import HeadPicture
 from offtop.model.viewmodel.timeline import Timeline
-from offtop.model.viewmodel.view import FILES, SINCE_START, STUCK
+from offtop.model.viewmodel.view import DISKS, FILES, SINCE_START, STUCK
 from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import ALL
 from offtop.model.windows.history import HistoryTick
@@ -29,6 +30,8 @@ MODES = (
     ("5", "stuck", STUCK),
 )
 """(key, word, id) of each mode."""
+_LISTS = {FILES: ("7", "files"), DISKS: ("8", "disks")}
+"""(key, word) of each list that is not about waits."""
 
 Spans = list[tuple[str, str]]
 _TIMELINE_X = 5
@@ -93,8 +96,8 @@ def _who(
     is_over: bool,
 ) -> Line:
     view, at = common.view, clock(common.newest, common.newest.at_ns)
-    mode = view.focus if view.focus in (STUCK, FILES) else view.mode
-    every = (*MODES, ("7", "files", FILES)) if mode == FILES else MODES
+    mode = view.focus if view.focus in (STUCK, *_LISTS) else view.mode
+    every = (*MODES, (*_LISTS[mode], mode)) if mode in _LISTS else MODES
     modes = [one for one in every if common.sampling is None or one[-1] in (OFFCPU, STUCK, mode)]
     tabs: Spans = [
         (f"|{key} {word}|" if of == mode else f" {key} {word} ", "tab" if of == mode else "dim")
@@ -358,8 +361,13 @@ def _crumb(common: Common, layout: Layout, glyphs: Glyphs) -> Line:
     if view.compared:
         right.append((f"vs {normal(view.compared, glyphs)} (D)  ", "filter"))
     pin = name_of(common.catalog, view.pin, glyphs) if view.pin is not None else "-"
-    of_files = view.focus == FILES
-    sort, is_reversed = (view.files.sort, view.files.reverse) if of_files else (view.list_sort, view.reverse)
+    match view.focus:
+        case views.FILES:
+            sort, is_reversed = view.files.sort, view.files.reverse
+        case views.DISKS:
+            sort, is_reversed = view.disks.sort, view.disks.reverse
+        case _:
+            sort, is_reversed = view.list_sort, view.reverse
     right += [
         (f"pin {pin}{' only' if view.narrowed else ''}", "pin" if view.pin is not None else "dim"),
         (f"  sort {sort}{' reversed' if is_reversed else ''}", "dim"),

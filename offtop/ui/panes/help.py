@@ -101,6 +101,11 @@ OP FILE WHO  with 7: what one process did with one file, by one system call, whe
 counted only while the list is open. Sockets, pipes and terminals do not count.
 TIME         with 7: time in these calls; a call in progress counts as it goes. CALLS/S, MB/S, p50, p99 and MAX are of \
 calls that returned.
+OP DISK WHO  with 8: requests of one operation that one process had done on one disk; H lists threads. [flush-8:0] is \
+a kernel worker, here the one that writes back to disk 8:0. They are counted only while the list is open.
+QUEUE<= DISK<=  with 8: the 99th percentile of the time in the queue, until the disk got the request, and in the disk. \
+TIME is both together; a request in progress counts as it goes. The lines of the disks count everybody's requests.
+QUEUED IN-DISK %UTIL  with 8: requests in the queue and in the disk now; share of the time with any request.
 %OFF-CPU     with 7: the part of TIME that was off CPU. Data that was in memory needs hardly any.
 WAITED ON    with G: the lock, pipe, socket or file. (unknown): a wait in progress, or one without an object.
 """
@@ -122,6 +127,7 @@ container= cgroup=  container or unit name (docker*, mysql.service) or kind (doc
 cmd=  command line
 file= op= bytes>1M  file operations (7): path or name of the file, system call, bytes in the window. In other modes \
 file= chooses waits on that file, and op= chooses nothing
+dev= op= bytes>1M  requests to disks (8): name of the disk (sd*), operation (read, sync-write, flush), bytes
 max>10ms p99>=1s  rows of the list, by max, now, p50, p99; also waiting>0.5, evs>1k, threads>10
 """
 """One kind of filter and its meaning per line, for help and manual."""

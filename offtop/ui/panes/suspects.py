@@ -177,7 +177,7 @@ class Suspects(Overlay):
         first, last = (at[0], at[-1]) if at else (0, 0)
         self._top = max(0, min(max(self._top, last - room + 1), first, len(rows) - room if first else 0))
         panel.styles.width, panel.styles.height = width, height
-        heading = "suspects: who others wait behind (threads on average; age of the oldest wait)"
+        heading = "suspects: what others wait for (threads on average; age of the oldest wait)"
         shown = [Line(((fit(f" {heading}", width, self._glyphs), "title"),), "menu")]
         shown += [row.line for row in rows[self._top : self._top + room]]
         goes = " ENTER show that thread " if hops and hops[self._cursor].key.pid != ELSEWHERE else ""

@@ -138,6 +138,7 @@ DOES: dict[str, Does] = {
     "stuck": Does(says("stuck now")),
     "suspects": Does(on(Suspects)),
     "files": Does(says("Starting to count file operations")),
+    "disks": Does(says("Starting to count requests to disks")),
     "outliers": Does(says("No outliers yet.")),
     "triggers": Does(says("outliers (auto; lock.max > 500ms; off):")),
     "reasons": Does(says("causes: all categories")),
@@ -571,7 +572,7 @@ async def test_letters_go_to_an_open_prompt() -> None:
 @pytest.mark.parametrize("key", ["?", "h", "f1"])
 @asynchronous
 async def test_help_lists_every_key_and_category_and_the_session(key: str) -> None:
-    async with shown(ScriptedSource(), size=(100, 500)) as (app, pilot):
+    async with shown(ScriptedSource(), size=(100, 540)) as (app, pilot):
         await pilot.press(key)
         await pilot.pause()
         text = "\n".join(screen(app))

@@ -1,0 +1,179 @@
+"""Rows of requests to disks: one for each disk, and one for each operation that a process or thread had done on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import MappingProxyType
+from typing import NamedTuple
+
+from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.word_filter import WordFilter, about_process
+from offtop.model.values.catalog import Catalog
+from offtop.model.values.disks import NO_REQUESTS, DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.units import NS_PER_S, percent
+
+
+class DiskRow(NamedTuple):
+    key: DiskKey
+    """tid 0: all threads of the process."""
+    totals: DiskTotals
+    disk: str
+    """Raw."""
+    program: str
+    """Name of the process or thread, raw; empty for kernel workers."""
+    threads: int
+    """How many threads of the process made these requests."""
+    span_ns: int
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.totals.requests * NS_PER_S / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.totals.bytes * NS_PER_S / self.span_ns if self.span_ns else 0.0
+
+    @property
+    def who(self) -> str:
+        """`postgres(4242)`, or `[flush-8:0]` for kernel workers; raw."""
+        if self.key.worker:
+            return f"[{self.key.worker}]"
+        return f"{self.program}({self.key.tid or self.key.pid})" if self.key.pid else "[interrupt]"
+
+
+class DeviceRow(NamedTuple):
+    device: int
+    name: str
+    """Raw."""
+    totals: DeviceTotals
+    span_ns: int
+
+    @property
+    def util_pct(self) -> float:
+        """Share of the span in which the disk had any request; iostat's %util."""
+        return min(100.0, percent(self.totals.busy_ns, self.span_ns))
+
+    def per_s(self, number: int) -> float:
+        return number * NS_PER_S / self.span_ns if self.span_ns else 0.0
+
+
+_NUMBERS: Mapping[str, Callable[[DiskRow], float]] = MappingProxyType(
+    {
+        "TIME": lambda row: row.totals.outstanding_ns,
+        "REQ/S": lambda row: row.totals.requests,
+        "MB/S": lambda row: row.totals.bytes,
+        "QUEUE": lambda row: row.totals.queue_percentile_ns(99),
+        "DEVICE": lambda row: row.totals.device_percentile_ns(99),
+        "MAX": lambda row: row.totals.max_ns,
+        "NOW": lambda row: row.totals.now_ns,
+    }
+)
+_TEXTS: Mapping[str, Callable[[DiskRow], str]] = MappingProxyType(
+    {"OP": lambda row: row.key.operation, "DISK": lambda row: row.disk, "WHO": lambda row: row.who}
+)
+DISK_SORTS = (*_NUMBERS, *_TEXTS)
+"""Columns by which the rows can be sorted: numbers largest first, texts ascending."""
+DEFAULT_DISK_SORT = DISK_SORTS[0]
+_SORTS_ELSEWHERE = {"WAITING": "TIME", "TOTAL": "TIME", "EV/S": "REQ/S", "P99": "DEVICE", "NAME": "DISK", "PID": "WHO"}
+_WORDS: WordFilter[DiskRow] = WordFilter(
+    texts={
+        "dev": lambda row, _: (row.disk,),
+        "op": lambda row, _: (row.key.operation,),
+        "proc": lambda row, catalog: (_process(row.key.pid, catalog) or row.program, row.key.worker),
+        "comm": lambda row, _: (row.program, row.key.worker),
+        "": lambda row, catalog: (row.disk, row.key.operation, row.who, _process(row.key.pid, catalog)),
+        **about_process(lambda row: row.key.pid),
+    },
+    bounds={
+        "max": lambda row: row.totals.max_ns,
+        "now": lambda row: row.totals.now_ns,
+        "p50": lambda row: row.totals.percentile_ns(50),
+        "p99": lambda row: row.totals.percentile_ns(99),
+        "evs": lambda row: row.requests_per_s,
+        "bytes": lambda row: row.totals.bytes,
+    },
+    ids={"pid": lambda row: row.key.pid},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRows:
+    rows: Sequence[DiskRow] = ()
+    """In order of the chosen column."""
+    devices: Sequence[DeviceRow] = ()
+    """Disks that had requests, most time first. They count all requests, whatever the filter chooses."""
+    unsuited: Sequence[str] = ()
+    """Keys of filter words that say nothing about requests; they are ignored."""
+    elided: DiskTotals = NO_REQUESTS
+    """Sum of what was too much to keep, if there is no filter."""
+    elided_rows: int = 0
+    lost: int = 0
+    """Requests that were not counted."""
+    every: Sequence[DiskRow] = ()
+    """With those that the filter leaves out."""
+
+    @property
+    def total(self) -> DiskTotals:
+        """Sum of all rows."""
+        return reduce(DiskTotals.beside, (row.totals for row in self.rows), self.elided)
+
+
+def disk_rows(
+    activity: DiskActivity,
+    span_ns: int,
+    catalog: Catalog,
+    filters: Sequence[Filter],
+    sort: str = DEFAULT_DISK_SORT,
+    reverse: bool = False,
+    *,
+    by_thread: bool = False,
+) -> DiskRows:
+    """Return the disks, and the rows that pass all filters. `sort`: one of DISK_SORTS."""
+    totals: dict[DiskKey, DiskTotals] = {}
+    tids: dict[DiskKey, set[int]] = {}
+    for one, numbers in activity.totals.items():
+        key = one if by_thread else one._replace(tid=0)
+        totals[key] = totals[key].beside(numbers) if key in totals else numbers
+        tids.setdefault(key, set()).add(one.tid)
+    every: list[DiskRow] = []
+    for key, numbers in totals.items():
+        program = _program(key, tids[key], activity, catalog)
+        every.append(DiskRow(key, numbers, activity.name(key.device), program, len(tids[key]), span_ns))
+    rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
+    if sort in _NUMBERS:
+        rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.outstanding_ns), reverse=not reverse)
+    else:
+        rows.sort(key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
+    devices = [
+        DeviceRow(device, activity.name(device), sums, span_ns)
+        for device, sums in activity.devices.items()
+        if not sums.every.is_empty
+    ]
+    devices.sort(key=lambda row: (-row.totals.every.outstanding_ns, row.device))
+    return DiskRows(
+        rows,
+        devices,
+        unsuited,
+        NO_REQUESTS if is_filtered else activity.elided,
+        0 if is_filtered else activity.elided_rows,
+        activity.lost,
+        every,
+    )
+
+
+def sort_for(sort: str) -> str:
+    """Return the column that stands for one of rows.SORTS."""
+    found = _SORTS_ELSEWHERE.get(sort, sort.upper())
+    return found if found in DISK_SORTS else DEFAULT_DISK_SORT
+
+
+def _process(pid: int, catalog: Catalog) -> str:
+    return process_name(pid, catalog) if pid in catalog.processes else ""
+
+
+def _program(key: DiskKey, tids: set[int], activity: DiskActivity, catalog: Catalog) -> str:
+    if key.worker or not key.pid:
+        return ""
+    comm = next((comm for tid in sorted(tids) if (comm := activity.comms.get(tid))), "")
+    return comm if key.tid else _process(key.pid, catalog) or comm

@@ -1,0 +1,81 @@
+"""The list of requests to disks on the screen, and the cursor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows
+from offtop.model.values.disks import added
+from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.file_list import counted_ticks, filters_of
+from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.view import DISKS, DisksView, View
+from offtop.model.windows.history import History
+
+_DEVICES_SHARE = 3
+"""The disks get one of so many lines, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisksPicture:
+    listed: DiskRows = field(default_factory=DiskRows)
+    span_ns: int = 0
+    """Measured length of the ticks in which requests were counted; 0: there is none yet."""
+    cursor: int = 0
+    """Row under the cursor."""
+    first: int = 0
+    """First row on the screen."""
+    devices: Sequence[DeviceRow] = ()
+    """Disks on the screen, above the rows."""
+
+    @property
+    def chosen(self) -> DiskRow | None:
+        return self.listed.rows[self.cursor] if self.listed.rows else None
+
+    @property
+    def device_lines(self) -> int:
+        """Lines of the disks, with their column titles."""
+        return len(self.devices) + 1 if self.devices else 0
+
+
+def disks_picture(scene: Scene, history: History, lines: int) -> DisksPicture:
+    """Return the list for the span of the scene. `lines`: room for disks and rows; 0: it is not on the screen."""
+    if not lines:
+        return DisksPicture()
+    view = scene.view
+    counted = [tick for tick in counted_ticks(scene, history) if tick.header.disks is not None]
+    activity = added(tick.header.disks for tick in counted)
+    if activity is None:
+        return DisksPicture()
+    span_ns = sum(tick.span_ns for tick in counted)
+    chosen = view.disks
+    listed = disk_rows(
+        activity, span_ns, scene.catalog, filters_of(view), chosen.sort, chosen.reverse, by_thread=chosen.by_thread
+    )
+    rows = listed.rows
+    near = next((number for number, row in enumerate(rows) if row.key.pid and row.key.pid == chosen.near_pid), 0)
+    cursor = next((number for number, row in enumerate(rows) if row.key == chosen.cursor), near)
+    devices = listed.devices[: max(1, lines // _DEVICES_SHARE - 1)]
+    lines = max(1, lines - len(devices) - 1)
+    first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
+    return DisksPicture(listed, span_ns, cursor, first, devices)
+
+
+def disks_or_not(view: View, near_pid: int) -> View:
+    """Open the list of requests to disks, or return to the previous pane. `near_pid`: the cursor starts there."""
+    if view.focus == DISKS:
+        return panes.off_cpu_panes(view)
+    return panes.at_list(replace(view, disks=replace(view.disks, cursor=None, near_pid=near_pid)), DISKS)
+
+
+def at_row(view: View, row: DiskRow | None) -> View:
+    """Move the cursor; None: it stays where it started."""
+    return replace(view, focus=DISKS, disks=replace(view.disks, cursor=row.key if row else None))
+
+
+def sorted_by(view: View, sort: str) -> View:
+    """Sort by one of DISK_SORTS; from the first row on."""
+    return replace(view, disks=DisksView(sort=sort, by_thread=view.disks.by_thread))
+
+
+def reversed_order(view: View) -> View:
+    return replace(view, disks=replace(view.disks, reverse=not view.disks.reverse))

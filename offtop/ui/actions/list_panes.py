@@ -1,0 +1,70 @@
+"""The lists of file operations and of requests to disks."""
+
+from collections.abc import Sequence
+
+from offtop.model.aggregate.disk_rows import DiskRow
+from offtop.model.aggregate.file_rows import FileRow
+from offtop.model.values.catalog import ThreadKey
+from offtop.model.viewmodel import disk_list, file_list
+from offtop.model.viewmodel.disk_list import DisksPicture
+from offtop.model.viewmodel.file_list import FilesPicture
+from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.view import DISKS, FILES, View
+from offtop.ui.actions.rows_pane import RowsPane
+from offtop.ui.kit.layout import Layout
+from offtop.ui.kit.lines import Line, Pen
+from offtop.ui.panes import disks, files
+from offtop.ui.panes.columns import Column
+
+
+class FilesPane(RowsPane[FileRow]):
+    name = FILES
+
+    def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        return files.files(picture.files, picture.common, pen)
+
+    def _listed(self, picture: Picture) -> FilesPicture:
+        return picture.files
+
+    def _rows(self, picture: Picture) -> Sequence[FileRow]:
+        return picture.files.listed.rows
+
+    def _columns(self) -> Sequence[Column]:
+        return files.columns(self._pen)
+
+    def _at_row(self, view: View, row: FileRow) -> View:
+        return file_list.at_row(view, row)
+
+    def _text_of(self, row: FileRow) -> str:
+        return files.text_of(row)
+
+    def _thread_of(self, row: FileRow) -> ThreadKey:
+        return ThreadKey(row.key.pid, 0)
+
+
+class DisksPane(RowsPane[DiskRow]):
+    name = DISKS
+
+    def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        return disks.disks(picture.disks, picture.common, pen)
+
+    def _listed(self, picture: Picture) -> DisksPicture:
+        return picture.disks
+
+    def _rows(self, picture: Picture) -> Sequence[DiskRow]:
+        return picture.disks.listed.rows
+
+    def _above(self, picture: Picture) -> int:
+        return picture.disks.device_lines
+
+    def _columns(self) -> Sequence[Column]:
+        return disks.columns(self._pen)
+
+    def _at_row(self, view: View, row: DiskRow) -> View:
+        return disk_list.at_row(view, row)
+
+    def _text_of(self, row: DiskRow) -> str:
+        return disks.text_of(row)
+
+    def _thread_of(self, row: DiskRow) -> ThreadKey:
+        return ThreadKey(row.key.pid, row.key.tid)
