@@ -32,11 +32,12 @@ LATER_TABLES = {
     "nameless": "CREATE TABLE nameless (file BLOB PRIMARY KEY, reason TEXT NOT NULL)",
     "outliers": "CREATE TABLE outliers (number INTEGER NOT NULL, outlier BLOB NOT NULL)",
     "files": "CREATE TABLE files (number INTEGER PRIMARY KEY, activity BLOB NOT NULL)",
+    "disks": "CREATE TABLE disks (number INTEGER PRIMARY KEY, activity BLOB NOT NULL)",
 }
 """Tables that the first recordings of this format lack.
 
-`guessed`: Stack.guessed_in. `nameless`: why the functions of a file have no name, as known at the end. `outliers` and
-`files`: see outlier_rows and file_rows; `number` is that of their tick.
+`guessed`: Stack.guessed_in. `nameless`: why the functions of a file have no name, as known at the end. `outliers`,
+`files` and `disks`: see outlier_rows, file_rows and disk_rows; `number` is that of their tick.
 """
 
 

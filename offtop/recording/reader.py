@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 from offtop.errors import OfftopError
 from offtop.model.aggregate.stack_problems import NOT_KNOWN, REASONS
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import FileActivity
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.stack import EMPTY, Frame, Stack, nameless
 from offtop.printable import printable
-from offtop.recording import checked, file_format, file_rows, outlier_rows, stack_rows, tick_rows
+from offtop.recording import checked, disk_rows, file_format, file_rows, outlier_rows, stack_rows, tick_rows
 
 _MOST_VALUE_BYTES = 32 << 20
 """Largest value in a row; a tick of 100,000 threads takes 5 MB."""
@@ -52,6 +53,8 @@ class Recording:
         """Number of ticks and stacks that could not be read."""
         self.has_files = False
         """Whether it holds file operations."""
+        self.has_disks = False
+        """Whether it holds requests to disks."""
         try:
             if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
                 raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -66,6 +69,7 @@ class Recording:
                 later = self._check()
                 self._has_guesses, self._has_outliers = "guessed" in later, "outliers" in later
                 self.has_files = "files" in later and self._number("SELECT number FROM files") is not None
+                self.has_disks = "disks" in later and self._number("SELECT number FROM disks") is not None
                 if "nameless" in later:
                     self._reasons = self._nameless()
                 self.about: Mapping[str, str] = self._about()
@@ -164,6 +168,17 @@ class Recording:
         try:
             row = self._one("SELECT activity FROM files WHERE number = ?", number)
             return file_rows.decode(row[0]) if row else None
+        except ValueError:
+            self.damaged += 1
+            return None
+
+    def disks(self, number: int) -> DiskActivity | None:
+        """Return the requests to disks of a tick; None if they were not counted, or cannot be read."""
+        if not self.has_disks:
+            return None
+        try:
+            row = self._one("SELECT activity FROM disks WHERE number = ?", number)
+            return disk_rows.decode(row[0]) if row else None
         except ValueError:
             self.damaged += 1
             return None

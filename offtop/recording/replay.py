@@ -70,7 +70,9 @@ class RecordedSource:
         try:
             measured_ns = recording.at_ns(recording.last) - recording.at_ns(recording.first)
             began_ns, ended_ns = map(recording.taken_ns, (recording.first, recording.last))
-            recorded = Recorded(recording.host, began_ns, ended_ns, measured_ns, recording.has_files)
+            recorded = Recorded(
+                recording.host, began_ns, ended_ns, measured_ns, recording.has_files, recording.has_disks
+            )
         except ValueError as damaged:
             raise OfftopError(f"{printable(str(path))}: {printable(str(damaged))}") from None
         self._recorded = recorded
@@ -182,11 +184,7 @@ class RecordedSource:
         """Do nothing: those that were recorded are shown."""
 
     def set_disks(self, wanted: bool) -> None:
-        """Raises UsageError: recordings do not hold requests to disks."""
-        if wanted:
-            raise UsageError(
-                "Recordings do not hold requests to disks. Measure them on this machine: offtop --mode disk"
-            )
+        """Do nothing: those that were recorded are shown."""
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         """Do nothing: the recorded outliers are reported."""
@@ -309,6 +307,7 @@ class RecordedSource:
             leads=bool(self._speed) and number < self._at_once,
             outliers=self._outliers_by_tick.get(number, ()),
             files=self._recording.files(number) if number >= self._from_number else None,
+            disks=self._recording.disks(number) if number >= self._from_number else None,
         )
         is_full = self._is_full(entry)
         if is_full or change.at_ns - self._tidied_ns > _TIDY_NS:

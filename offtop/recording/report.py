@@ -13,6 +13,7 @@ import numpy as np
 
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate import location
+from offtop.model.aggregate.disk_rows import DEFAULT_DISK_SORT, disk_rows
 from offtop.model.aggregate.file_rows import DEFAULT_FILE_SORT, file_rows
 from offtop.model.aggregate.stack_problems import Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
@@ -35,7 +36,7 @@ from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
 from offtop.recording.replay import RecordedSource
-from offtop.reports import batch, file_table
+from offtop.reports import batch, disk_table, file_table
 from offtop.reports.tick import in_progress, passing
 from offtop.units import NS_PER_S, average, count, duration, threads
 
@@ -216,7 +217,7 @@ class _Totals:
         self._busiest: tuple[float, int] = (0.0, 0)
         """Most waiting threads in a tick, and when it was taken."""
         self._ticks = 0
-        self._files_ns = 0
+        self._files_ns = self._disks_ns = 0
         """Span in which file operations were counted."""
         self._last: HistoryTick | None = None
         self._end: Snapshot | None = None
@@ -228,6 +229,7 @@ class _Totals:
             return
         self._ticks, self._last = self._ticks + 1, tick
         self._files_ns += tick.span_ns if tick.window.files else 0
+        self._disks_ns += tick.span_ns if tick.window.disks else 0
         self._windows.append(tick.window)
         if len(self._windows) == _MERGED_AT_ONCE:
             self._windows = [_without_exited(merge(self._windows), snapshot)]
@@ -254,6 +256,7 @@ class _Totals:
                 "",
                 *_program_lines(window, last.idle, self._source, stuck, self._cause_finder),
                 *_file_lines(window, self._files_ns),
+                *_disk_lines(window, self._disks_ns),
             ]
         if self._suspects:
             lines += [*_suspect_lines(self._suspects), ""]
@@ -305,6 +308,15 @@ def _file_lines(window: Window, counted_ns: int) -> list[str]:
     listed = file_rows(window.files, counted_ns, window.catalog, (), DEFAULT_FILE_SORT, False)
     head = f"FILE OPERATIONS, counted for {duration(counted_ns)}, most time first; all with: replay --mode file"
     return [head, *file_table.table(listed, counted_ns, _ROWS), ""]
+
+
+def _disk_lines(window: Window, counted_ns: int) -> list[str]:
+    """Return the disks, and the requests with the most time. `counted_ns`: the span in which they were counted."""
+    if window.disks is None:
+        return []
+    listed = disk_rows(window.disks, counted_ns, window.catalog, (), DEFAULT_DISK_SORT)
+    head = f"REQUESTS TO DISKS, counted for {duration(counted_ns)}, most time first; all with: replay --mode disk"
+    return [head, *disk_table.table(listed, counted_ns, _ROWS), ""]
 
 
 def _longest_line(one: _Longest) -> str:

@@ -24,8 +24,10 @@ import numpy as np
 from offtop import __version__
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
+from offtop.model.values import disks, files
 from offtop.model.values.catalog import Catalog, Details, ThreadKey, ThreadLifetime
-from offtop.model.values.files import FileActivity, added
+from offtop.model.values.disks import DiskActivity
+from offtop.model.values.files import FileActivity
 from offtop.model.values.moves import Moves
 from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
@@ -34,7 +36,7 @@ from offtop.model.values.wake import FIRST_WAKE, Object, Wake
 from offtop.model.windows.change import NOTHING, Change, change
 from offtop.person import Person, as_person
 from offtop.printable import printable
-from offtop.recording import file_format, file_rows, outlier_rows, stack_rows, tick_rows
+from offtop.recording import disk_rows, file_format, file_rows, outlier_rows, stack_rows, tick_rows
 from offtop.units import NS_PER_S, size
 from offtop.worker import Rest, Worker
 
@@ -67,6 +69,7 @@ class _TickRows:
     guessed: _Rows = ()
     outliers: _Rows = ()
     files: _Rows = ()
+    disks: _Rows = ()
     """(number of the tick, file operations): one row or none."""
 
 
@@ -128,6 +131,8 @@ class Recorder:
         """Moves of the skipped ticks."""
         self._files: FileActivity | None = None
         """Sum of the file operations of the skipped ticks: a slow disk must not make memory grow."""
+        self._disks: DiskActivity | None = None
+        """Sum of the requests to disks of the skipped ticks."""
         self.skipped = 0
         """Number of ticks skipped because the disk was too slow; the next tick holds their sums."""
         self.failure = ""
@@ -157,7 +162,8 @@ class Recorder:
             if len(self._queue) >= _MOST_QUEUED:
                 self.skipped += 1
                 self._moves += self._moves_of_written_waits(snapshot)
-                self._files = added([self._files, snapshot.files])
+                self._files = files.added([self._files, snapshot.files])
+                self._disks = disks.added([self._disks, snapshot.disks])
                 return
             written = self._encoded(snapshot)
         with self._worker.changed:
@@ -186,8 +192,9 @@ class Recorder:
         waits = [one.wait.site for one in snapshot.outliers if one.wait]
         of_waits = {site.kernel for site in waits} | {site.user for site in waits}
         of_waits.update(*(snapshot.catalog.wake(site.wake).stacks for site in waits))
-        activity = added([self._files, snapshot.files])
-        self._files = None
+        of_files = files.added([self._files, snapshot.files])
+        of_disks = disks.added([self._disks, snapshot.disks])
+        self._files = self._disks = None
         frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
         return _TickRows(
             (self._number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
@@ -197,7 +204,8 @@ class Recorder:
             used,
             guessed,
             [(self._number, outlier_rows.encode(one)) for one in snapshot.outliers],
-            [(self._number, file_rows.encode(activity))] if activity else [],
+            [(self._number, file_rows.encode(of_files))] if of_files else [],
+            [(self._number, disk_rows.encode(of_disks))] if of_disks else [],
         )
 
     def _moves_of_written_waits(self, snapshot: Snapshot) -> Iterable[Move]:
@@ -475,6 +483,7 @@ class Recorder:
         database.executemany("UPDATE frames SET told = ? WHERE id = ?", written.names)
         database.executemany("INSERT INTO outliers VALUES (?, ?)", written.outliers)
         database.executemany("INSERT INTO files VALUES (?, ?)", written.files)
+        database.executemany("INSERT INTO disks VALUES (?, ?)", written.disks)
         if written.used:
             stacks, frames, number = written.used
             database.executemany("UPDATE stacks SET used = ? WHERE id = ?", _with(number, stacks))
@@ -499,6 +508,7 @@ class Recorder:
             database.execute("DELETE FROM frames WHERE used < ?", (first,))
             database.execute("DELETE FROM outliers WHERE number < ?", (first,))
             database.execute("DELETE FROM files WHERE number < ?", (first,))
+            database.execute("DELETE FROM disks WHERE number < ?", (first,))
             database.execute("DELETE FROM guessed WHERE stack NOT IN (SELECT id FROM stacks)")
         if len(wholes) > 1 and self._bytes_of(database) > self._most_bytes:
             raise OSError(f"one minute takes more than {size(self._most_bytes)}")

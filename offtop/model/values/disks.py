@@ -6,10 +6,11 @@ They are counted only while they are requested, and have nothing to do with the 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
-from offtop.model.values.files import FILE
+from offtop.model.values.files import FILE, MOST_SUMMED
 
 DISK = "disk"
 """The mode that shows requests to block devices. Beside them, the same is gathered as in mode offcpu."""
@@ -161,7 +162,10 @@ class DiskActivity:
 
 
 def added(spans: Iterable[DiskActivity | None]) -> DiskActivity | None:
-    """Add up consecutive spans, earliest first; None if requests were counted in none of them."""
+    """Add up consecutive spans, earliest first; None if requests were counted in none of them.
+
+    Of more than MOST_SUMMED entries, those with the most time are kept; the others are in `elided`.
+    """
     found = [one for one in spans if one is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -176,12 +180,21 @@ def added(spans: Iterable[DiskActivity | None]) -> DiskActivity | None:
         names.update(one.names)
         comms.update(one.comms)
     last = found[-1]
+    totals = {key: numbers if key in last.totals else numbers.without_now() for key, numbers in totals.items()}
+    elided = reduce(DiskTotals.plus, (one.elided for one in found), NO_REQUESTS)
+    elided_rows = max(one.elided_rows for one in found)
+    if len(totals) > MOST_SUMMED:
+        most = dict(nlargest(MOST_SUMMED, totals.items(), lambda item: item[1].outstanding_ns))
+        elided = reduce(DiskTotals.beside, (numbers for key, numbers in totals.items() if key not in most), elided)
+        elided_rows, totals = elided_rows + len(totals) - len(most), most
+        tids = {key.tid for key in totals}
+        comms = {tid: comm for tid, comm in comms.items() if tid in tids}
     return DiskActivity(
-        {key: numbers if key in last.totals else numbers.without_now() for key, numbers in totals.items()},
+        totals,
         {device: sums if device in last.devices else sums.without_now() for device, sums in devices.items()},
         names,
         comms,
-        reduce(DiskTotals.plus, (one.elided for one in found), NO_REQUESTS),
-        max(one.elided_rows for one in found),
+        elided,
+        elided_rows,
         sum(one.lost for one in found),
     )

@@ -133,6 +133,7 @@ class _RunningTotals:
             blockers=window.blockers,
             titles=window.titles,
             files=window.files if at_ns == window.at_ns else None,
+            disks=window.disks if at_ns == window.at_ns else None,
         )
 
     def _in_progress(self, at_ns: int, still: set[tuple[int, ...]]) -> dict[ThreadKey, _InProgress]:

@@ -1,0 +1,134 @@
+"""Requests to disks in recordings: what was counted is replayed, tick by tick."""
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offtop.errors import UsageError
+from offtop.model.values import histogram as log2
+from offtop.model.values.disks import MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals, added
+from offtop.model.viewmodel.view import DISKS, View
+from offtop.person import person
+from offtop.recording import disk_rows, writer
+from offtop.recording.replay import RecordedSource
+from offtop.recording.writer import Recorder
+from offtop.ui.app import OfftopApp
+from tests.command import call
+from tests.ui.scripted import MS, ScriptedSource
+from tests.ui.shown import CATEGORIES, QUICK_NS, asynchronous, pane, running, screen, until
+
+SDA = 8 << 20
+READS = DiskTotals(
+    *(9, 36_864, 9 * MS, 90 * MS, 120 * MS, 2, 1, 1, 20 * MS),
+    *(log2.of(*[10 * MS] * 9), log2.of(*[MS] * 9), log2.of(*[9 * MS] * 9)),
+    *(30 * MS, 1, 2),
+)
+WRITES = DiskTotals(4, 1 << 30, MS, MS, 2 * MS)
+ACTIVITY = DiskActivity(
+    {DiskKey(SDA, "sync-write", 42, 43): READS, DiskKey(SDA, "write", 0, 0, "flush-8:\x1b\udcff"): WRITES},
+    {SDA: DeviceTotals(writes=READS.beside(WRITES), busy_ns=700 * MS)},
+    {SDA: "sda\x1b"},
+    {43: "db\x1b"},
+    WRITES,
+    2,
+    1,
+)
+NOTHING: list[Any] = [0] * 12 + [[], [], []]
+"""Stored totals of no requests."""
+
+
+def recorded(path: Path, counted: Callable[[int], bool], ticks: int = 3) -> Path:
+    source = ScriptedSource(ticks=ticks)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for second in range(ticks + 1):
+        recorder.add(replace(source.after(second), disks=ACTIVITY if counted(second) else None))
+    recorder.close()
+    return path
+
+
+def replayed(path: Path) -> list[DiskActivity | None]:
+    source, found = RecordedSource(path), list[DiskActivity | None]()
+    while snapshot := source.read():
+        found.append(snapshot.disks)
+    source.close()
+    return found
+
+
+def test_each_tick_has_the_requests_counted_in_it(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "it.offtop", lambda second: second in (1, 2))
+    assert replayed(path) == [None, ACTIVITY, ACTIVITY, None]
+    assert RecordedSource(path).recorded.has_disks
+
+
+def test_requests_of_skipped_ticks_are_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_QUEUED", 0)
+    source = ScriptedSource(ticks=2)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
+    recorder.add(replace(source.after(0), disks=ACTIVITY))
+    monkeypatch.setattr(writer, "_MOST_QUEUED", 64)
+    recorder.add(replace(source.after(1), disks=ACTIVITY))
+    recorder.close()
+    assert replayed(tmp_path / "it.offtop") == [added([ACTIVITY, ACTIVITY])]
+
+
+def test_largest_row_can_be_read() -> None:
+    many = {DiskKey(SDA, "read", 1, tid): READS for tid in range(MOST_SUMMED + 5)}
+    activity = added([DiskActivity(many), DiskActivity()])
+    assert activity
+    assert (len(activity.totals), activity.elided.requests, activity.elided_rows) == (MOST_SUMMED, 5 * 9, 5)
+    assert disk_rows.decode(disk_rows.encode(activity)) == activity
+
+
+def test_text_json_and_report_have_requests_or_say_that_there_are_none(tmp_path: Path) -> None:
+    path = str(recorded(tmp_path / "it.offtop", lambda second: second > 1))
+    without = str(recorded(tmp_path / "without.offtop", lambda _: False))
+    lines = call("replay", path, "--mode", "disk", "--json").out.splitlines()
+    ticks: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [tick["mode"] for tick in ticks] == ["offcpu", "disk", "disk"]
+    assert [row["requests"] for row in ticks[-1]["disks"]["rows"]] == [9, 4]
+    text, report = call("replay", path, "--mode", "disk", "-b").out, call("report", path).out
+    assert text.count("[flush-8:") == 2
+    assert "REQUESTS TO DISKS, counted for 2.00s" in report
+    assert "\x1b" not in text + report
+    refused = call("replay", without, "--mode", "disk", "-b")
+    assert (refused.status, "offtop record --mode disk" in refused.err) == (UsageError.status, True)
+    assert "REQUESTS TO DISKS" not in call("report", without).out
+
+
+@asynchronous
+async def test_key_8_lists_requests_in_a_replay(tmp_path: Path) -> None:
+    source = RecordedSource(recorded(tmp_path / "it.offtop", lambda _: True), speed=1e6)
+    app = OfftopApp(source, View(delay_ns=QUICK_NS), CATEGORIES)
+    async with running(app, (160, 50)) as pilot:
+        await until(lambda: app.picture is not None and app.picture.common.newest.number == 3)
+        await pilot.press("8")
+        assert "|8 disks|" in screen(app)[0]
+        assert any("sync-write" in line for line in pane(app, DISKS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": [[1, "read", 1, 1, ""]]},
+        {"rows": [[1, "\x1b[2J", 1, 1, "", NOTHING]]},
+        {"rows": [[-1, "read", 1, 1, "", NOTHING]]},
+        {"rows": [[1, "read", 1, 1, "x" * 9000, NOTHING]]},
+        {"rows": [[1, "read", 1, 1, "", [-1, *NOTHING[1:]]]]},
+        {"rows": [[1, "read", 1, 1, "", [*NOTHING[:-1], [1] * 99]]]},
+        {"disks": [[1, "sda", 1, 0, 0, 0]]},
+        {"disks": [[1, "sda", -1, *[NOTHING] * 3]]},
+        {"elided": []},
+        {"sums": [0, -1]},
+        {"comms": [[7]]},
+    ],
+)
+def test_forged_rows_are_refused(change: dict[str, Any]) -> None:
+    words = json.loads(zlib.decompress(disk_rows.encode(ACTIVITY)))
+    assert disk_rows.decode(zlib.compress(json.dumps(words).encode())) == ACTIVITY
+    with pytest.raises(ValueError, match=r"."):
+        disk_rows.decode(zlib.compress(json.dumps({**words, **change}).encode()))
