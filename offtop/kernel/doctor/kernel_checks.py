@@ -4,12 +4,14 @@ import errno
 import os
 import platform
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from offtop.errors import KernelError
-from offtop.kernel.bpf import features, map_sizes, probes
+from offtop.kernel.bpf import disk_program, features, file_program, map_sizes, probes
 from offtop.kernel.bpf import privileges as rights
 from offtop.kernel.bpf.distribution import install_command
+from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.libbpf import library
 from offtop.kernel.bpf.privileges import CAPABILITIES
 from offtop.kernel.bpf.program import possible_cpus
@@ -308,6 +310,26 @@ def uprobes(machine: str = platform.machine()) -> Check:
     if not cause:
         return Check("uprobes", "ok", "calls of a program's functions can be traced (--within)")
     return Check("uprobes", "warn", cause, "use -p or --filter stack= instead", loses)
+
+
+def file_operations() -> Check:
+    """Check for the types that counting file operations needs (key 7)."""
+    return _list_check("file operations", file_program.why_unavailable, "7, --mode file")
+
+
+def disk_requests() -> Check:
+    """Check for the types that counting requests to disks needs (key 8)."""
+    return _list_check("requests to disks", disk_program.why_unavailable, "8, --mode disk")
+
+
+def _list_check(name: str, why_unavailable: Callable[[Features], str], option: str) -> Check:
+    known = features_found()
+    if known is None:
+        return unknown(name)
+    cause, _, remedy = why_unavailable(known).partition(". ")
+    if not cause:
+        return Check(name, "ok", f"can be counted ({option})")
+    return Check(name, "warn", cause, remedy[0].lower() + remedy[1:], f"the list of {name} ({option})")
 
 
 def statistics(held: frozenset[str]) -> Check:

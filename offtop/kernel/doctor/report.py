@@ -55,6 +55,8 @@ def conditions() -> list[Check]:
         kernel_checks.schedstat(),
         kernel_checks.wakers(),
         kernel_checks.uprobes(),
+        kernel_checks.file_operations(),
+        kernel_checks.disk_requests(),
         kernel_checks.statistics(held),
         kernel_checks.kernel_symbols(held),
         kernel_checks.registers(),

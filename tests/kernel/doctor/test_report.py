@@ -148,6 +148,16 @@ def test_task_storage_is_reported_as_used_or_with_the_reason_against(
     assert ("preallocated table" in check.what) == (check.what.startswith("creating it is not safe"))
 
 
+def test_lists_that_the_kernel_cannot_count_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = kernel_checks.file_operations, kernel_checks.disk_requests
+    assert [check().verdict for check in checks] == ["ok", "ok"]
+    lacking = SimpleNamespace(files={}, disks={}, paths={}, registers={})
+    monkeypatch.setattr(kernel_checks, "features_found", lambda: lacking)
+    for check in checks:
+        found = check()
+        assert (found.verdict, found.remedy.startswith("use Linux 5.15 or newer")) == ("warn", True)
+
+
 def test_a_real_time_kernel_with_sleeping_ring_buffers_gets_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
