@@ -73,7 +73,7 @@ def test_begin_accepts_a_time_a_date_or_an_offset(file: str, begin: str, first: 
         (["--filter", "colour=red"], "--filter: "),
         (
             ["--mode", "x"],
-            '\'x\' is not one of "offcpu", "wakeup", "offwake", "chain", "file". See: offtop replay --help',
+            '\'x\' is not one of "offcpu", "wakeup", "offwake", "chain", "file", "disk". See: offtop replay --help',
         ),
         (["--depth", "0"], "'0' is not a whole number from 2 to 8. See: offtop replay --help"),
         (["-p", "1"], "offtop replay does not take '-p 1'. See: offtop replay --help"),
