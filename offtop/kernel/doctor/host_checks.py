@@ -5,6 +5,7 @@ import locale
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,12 +95,14 @@ def libdw() -> Check:
 
 def sandbox() -> Check:
     """Start a child that reads programs' files, and check how it is confined."""
+    if (needed := libdw()).verdict == "FAIL":  # a child that lacks it ends at once
+        return Check("sandbox", "warn", "unknown without libdw", needed.remedy, state="unknown")
     name, loses = "sandbox", "names of functions in programs, and callers by .eh_frame: no file is read"
     binaries = Binaries(_ANSWER_S)
     try:
         lacking = binaries.begin()
     except OSError as error:
-        return Check(name, "warn", f"no child could be started: {error.strerror}", "see ulimit -u", loses)
+        return Check(name, "warn", f"no child could be started: {error.strerror or error}", "see ulimit -u", loses)
     finally:
         binaries.end()
     if binaries.refused:
@@ -209,9 +212,10 @@ def sudo_path() -> Check:
     path = re.search(r"override user's \$PATH with: (\S+)", output)
     if found := shutil.which("offtop", path=path[1] if path else _SECURE_PATH):
         return Check("sudo", "ok", f"finds {found}")
-    return Check(
-        "sudo", "warn", "sudo does not find offtop", 'sudo "$(command -v offtop)", or make install', "the short command"
-    )
+    remedy = 'sudo "$(command -v offtop)", or make install'
+    if sys.argv[0].endswith(".pyz"):  # offtop in one file is in no PATH
+        remedy = f"sudo {shlex.quote(str(Path(sys.argv[0]).absolute()))}"
+    return Check("sudo", "warn", "sudo does not find offtop", remedy, "the short command")
 
 
 def character_set() -> Check:

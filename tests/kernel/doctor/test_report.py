@@ -73,7 +73,8 @@ def test_a_failed_check_prints_its_cost_and_its_fix() -> None:
     assert report.render([refused]).endswith("offtop cannot run here: bcc")
     assert report.render([refused, Check("schedstat", "ok", "-", state="unneeded")]).endswith("cannot run here: bcc")
     assert report.render([refused, there]).endswith("offtop cannot use BPF here, and samples /proc instead: bcc")
-    assert report.render([Check("libdw", "FAIL", "-"), there]).endswith("offtop cannot run here: libdw")
+    assert report.render([Check("libdw", "FAIL", "-"), there]).endswith("samples /proc instead: libdw")
+    assert report.render([Check("pid namespace", "FAIL", "-"), there]).endswith("cannot run here: pid namespace")
 
 
 @pytest.fixture(scope="module")
@@ -318,6 +319,26 @@ def test_the_cache_directory_is_reported_or_why_it_is_unused(tmp_path: Path, mon
         assert found.loses == (half if verdict == "warn" else "")
         assert (found.state == unneeded) == (place == "")
     assert {one.name for one in tmp_path.iterdir()} == {"ours", "others", "file", "link"}
+
+
+def test_sudo_needs_the_path_of_offtop_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sudo").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(host_checks, "_SECURE_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for started, remedy in (
+        ("./offtop 1.pyz", f"sudo '{tmp_path}/offtop 1.pyz'"),
+        (".venv/bin/offtop", 'sudo "$(command -v offtop)", or make install'),
+    ):
+        monkeypatch.setattr(sys, "argv", [started])
+        assert host_checks.sudo_path().remedy == remedy
+
+
+def test_without_libdw_the_sandbox_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Check("libdw", "FAIL", "libdw.so.1 is missing", "sudo apt install libdw1")
+    monkeypatch.setattr(host_checks, "libdw", lambda: lacking)
+    found = host_checks.sandbox()
+    assert (found.what, found.remedy, found.state) == ("unknown without libdw", lacking.remedy, "unknown")
 
 
 def test_ascii_locale_is_reported() -> None:
