@@ -53,9 +53,9 @@ def delete_oldest(directory: Path, keep_ns: int, most_bytes: int, owner: Person,
                     bytes_left -= one.size
         except OSError as error:
             where = printable(str(error.filename or directory))
-            raise OfftopError(
-                f"--directory: {where}: {error.strerror}. Name a directory that {printable(owner.name)} can write to"
-            ) from error
+            name = "Make it, or name" if isinstance(error, FileNotFoundError) else "Name"
+            remedy = f"{name} a directory that {printable(owner.name)} can write to"
+            raise OfftopError(f"--directory: {where}: {error.strerror}. {remedy}") from error
 
 
 def named(file: str) -> Path:
@@ -77,7 +77,8 @@ def named(file: str) -> Path:
             refused = f"{printable(str(directory))} cannot be read ({error.strerror})"
     if not found:
         hint = f"{refused}. Try sudo" if refused else "Make one with sudo offtop record, or name a file"
-        raise OfftopError(f"There is no recording in {SERVICE_DIRECTORY} or in the current directory. {hint}")
+        where = f"in {SERVICE_DIRECTORY} or in the current directory"
+        raise OfftopError(f"There is no recording {where} that is named offtop-HOST-TIME.offtop. {hint}")
     path = max(found).path
     warn(f"offtop: the latest recording is {printable(str(path))}{f'; {refused}' if refused else ''}")
     return path

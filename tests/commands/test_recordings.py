@@ -81,7 +81,9 @@ def test_latest_is_the_one_written_to_last(
 def test_no_recording_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "none")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OfftopError, match=r"There is no recording in .* Make one with sudo offtop record"):
+    (tmp_path / "night.offtop").touch()
+    named = r"There is no recording in .* that is named offtop-HOST-TIME\.offtop\. Make one with sudo offtop record"
+    with pytest.raises(OfftopError, match=named):
         recordings.named("latest")
 
 
@@ -128,7 +130,7 @@ def test_record_refuses_a_missing_directory_before_it_measures(tmp_path: Path) -
     missing = tmp_path / "missing"
     with pytest.raises(OfftopError) as raised:
         run.record(options.record().parse_args(["--directory", str(missing)]))
-    remedy = f"Name a directory that {person().name} can write to"
+    remedy = f"Make it, or name a directory that {person().name} can write to"
     assert str(raised.value) == f"--directory: {missing}: No such file or directory. {remedy}"
 
 
