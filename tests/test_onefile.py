@@ -104,6 +104,13 @@ def test_a_damaged_file_leaves_nothing_behind(one_file: Path, tmp_path: Path) ->
     assert [*(tmp_path / "onefile").iterdir()] == []
 
 
+def test_a_file_that_was_copied_in_part_is_an_error_with_a_remedy(one_file: Path) -> None:
+    one_file.write_bytes(one_file.read_bytes()[:-100])
+    ended = subprocess.run([one_file, "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert ended.stderr == f"offtop: {one_file} is damaged (its end is missing). Copy it again\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a user's copy would be in the real home directory")
 def test_it_runs_as_a_command(one_file: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
