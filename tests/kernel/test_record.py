@@ -43,7 +43,7 @@ def waits() -> Generator[int]:
 
 def test_a_replay_prints_what_was_printed_while_recording(tmp_path: Path, waits: int) -> None:
     file = tmp_path / "it.offtop"
-    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5")
+    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5", "-p", str(waits))
     assert live.status == 0, live.err
     assert live.err.startswith("offtop: recorded 4 ticks, ")
     again = run("replay", str(file), "--json")
@@ -69,7 +69,8 @@ def wakings(tmp_path: Path) -> Generator[programs.Program]:
 
 def test_a_replay_prints_wakers_byte_for_byte(tmp_path: Path, wakings: programs.Program) -> None:
     file = tmp_path / "it.offtop"
-    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5", "--mode", "chain")
+    child = str(wakings.pid)
+    live = run("--record", str(file), "--json", "-n", "4", "-d", "0.5", "--mode", "chain", "-p", child)
     assert live.status == 0, live.err
     ticks = [json.loads(line) for line in live.out.splitlines()]
     woken = [site for tick in ticks for site in tick["sites"] if site["comm"] == "sleeper" and site["waker"]]

@@ -315,9 +315,9 @@ class _CountingCache(FilterCache):
 
 
 def test_newest_ticks_of_a_long_packed_past_are_known_first_and_all_in_the_end() -> None:
-    history = History((), never, max_bytes=20 * 2**20)
-    source = BusySource(500)
-    for _ in range(120):
+    history = History((), never, max_bytes=8 * 2**20)
+    source = BusySource(200)
+    for _ in range(100):
         snapshot = source.read()
         assert snapshot is not None
         history.add(snapshot)
