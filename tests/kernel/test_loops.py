@@ -6,7 +6,7 @@ the code before that leads back by falling through. Newer kernels accept it, so 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -56,32 +56,35 @@ def _ways(code: Code, at: int) -> list[tuple[int, bool]]:
     return [(at + 1 + far, True)] if what == ALWAYS else [(at + 1, True), (at + 1 + far, True)]
 
 
-def compiled(probe: str, way: str, function: str, typed: bool) -> Code:
+FUNCTIONS = {"kprobe": ("on_switch", "on_finish", "on_waking"), "switch": ("on_switch",)}
+
+
+def compiled(probe: str, way: str) -> Mapping[str, Code]:
+    """Return the code of each of FUNCTIONS."""
     known = replace(features.detect(libbpf.KernelTypes()), may_goto=False)
     unwind = Unwind(way=way)
     waking = probe == "switch"
     defines = {**_defines(probe, known, map_sizes.for_machine(), waking, in_hash=waking), **unwind.defines(known)}
-    flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * typed
+    flags = [f"-D{name}={value}" for name, value in defines.items()] + ["-DTYPED_WAKING=1"] * (not waking)
     bcc = compiler.import_bcc()
     module = bcc.BPF(
         text=compiler.inline_includes(paths.bpf() / "offcpu.c").encode(), cflags=[f"-I{paths.bpf()}", *flags]
     )
-    code = compiler._instructions(bcc.lib, module.module, function)  # pyright: ignore[reportPrivateUsage]
-    found = [(one.code, one.offset) for one in code]
+    found: dict[str, Code] = {}
+    for function in FUNCTIONS[probe]:
+        code = compiler._instructions(bcc.lib, module.module, function)  # pyright: ignore[reportPrivateUsage]
+        found[function] = [(one.code, one.offset) for one in code]
     module.cleanup()
     return found
 
 
 @pytest.mark.parametrize("way", ["auto", "fp"])
-@pytest.mark.parametrize(
-    ("probe", "function"),
-    [("kprobe", "on_switch"), ("kprobe", "on_finish"), ("kprobe", "on_waking"), ("switch", "on_switch")],
-)
-def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe: str, way: str, function: str) -> None:
+@pytest.mark.parametrize("probe", [*FUNCTIONS])
+def test_no_loop_falls_into_its_own_head(monkeypatch: pytest.MonkeyPatch, probe: str, way: str) -> None:
     monkeypatch.setitem(os.environ, "BCC_KERNEL_SOURCE", str(paths.bpf() / "headers"))
-    code = compiled(probe, way, function, typed=function == "on_waking")
-    assert len(code) > 500
-    assert falls_back(code) == []
+    for code in compiled(probe, way).values():
+        assert len(code) > 500
+        assert falls_back(code) == []
 
 
 def test_programs_are_loaded_without_may_goto_if_they_are_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
