@@ -69,8 +69,9 @@ class _TickRows:
     guessed: _Rows = ()
     outliers: _Rows = ()
     files: _Rows = ()
-    disks: _Rows = ()
     """(number of the tick, file operations): one row or none."""
+    disks: _Rows = ()
+    """(number of the tick, requests to disks): one row or none."""
 
 
 class Recorder:
