@@ -6,6 +6,7 @@ Each function raises ValueError if the value is invalid.
 import json
 import re
 import zlib
+from collections.abc import Container
 from typing import Any, cast
 
 from offtop.model.values.table import Ints
@@ -17,6 +18,8 @@ MOST_NS = 1 << 61
 """Seventy years."""
 _MOST_NAME = 8192
 """Longest name of an object, in characters: a path has up to 4,096, and the kernel may append a word."""
+_MOST_SHORT_NAME = 64
+"""Longest name of a disk or a thread, in characters: the kernel has at most 63 bytes, for a kernel worker."""
 _MOST_VALUES = 3 << 20
 """Most JSON values in a tick: 220,000 processes that are all new need that many."""
 _MOST_KEYS = 1_000
@@ -125,6 +128,19 @@ def name(value: object) -> str:
     if len(found) > _MOST_NAME:
         raise ValueError("a name is too long")
     return found
+
+
+def short_name(value: object) -> str:
+    found = name(value)
+    if len(found) > _MOST_SHORT_NAME:
+        raise ValueError("a name is too long")
+    return found
+
+
+def short_names(value: object, ids: Container[int]) -> dict[int, str]:
+    """Return the names from pairs of id and name, without those of ids that are not in `ids`."""
+    pairs = [(identity(one), short_name(found)) for one, found in arrays(value, 2)]
+    return {one: found for one, found in pairs if one in ids}
 
 
 def text(value: object) -> str:

@@ -5,17 +5,15 @@ A row needs no other: it also holds the names of its disks and threads.
 
 import json
 import zlib
-from collections.abc import Sequence
 
-from offtop.model.values import histogram as log2
 from offtop.model.values.disks import MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals
-from offtop.model.values.table import integers
-from offtop.recording import checked
+from offtop.recording import checked, histograms
 
 _LEVEL = 4
 _MOST_BYTES = 32 << 20
 """Largest row, decompressed: 10,000 entries with three histograms each take 15 MB and more."""
-_MOST_DISKS = 10_000
+MOST_DISKS = 10_000
+"""Most disks of a recording."""
 _NUMBERS = (
     *("requests", "bytes", "queue_ns", "device_ns", "outstanding_ns", "merged", "requeues", "errors", "max_ns"),
     *("now_ns", "in_queue", "in_device"),
@@ -46,7 +44,7 @@ def decode(blob: object) -> DiskActivity:
     fields = checked.json_object(checked.decompressed(blob, _MOST_BYTES))
     rows = checked.arrays(fields.get("rows"), 6)
     disks = checked.arrays(fields.get("disks"), 6)
-    if len(rows) > MOST_SUMMED or len(disks) > _MOST_DISKS:
+    if len(rows) > MOST_SUMMED or len(disks) > MOST_DISKS:
         raise ValueError("too many requests to disks")
     totals = {_key(*row[:-1]): _totals(row[-1]) for row in rows}
     tids = {key.tid for key in totals}
@@ -57,8 +55,8 @@ def decode(blob: object) -> DiskActivity:
             checked.identity(device): DeviceTotals(*map(_totals, sums), busy_ns=checked.time(busy_ns))
             for device, _, busy_ns, *sums in disks
         },
-        names={checked.identity(device): named for device, name, *_ in disks if (named := checked.name(name))},
-        comms={tid: checked.name(comm) for tid, comm in checked.arrays(fields.get("comms"), 2) if tid in tids},
+        names={checked.identity(device): named for device, name, *_ in disks if (named := checked.short_name(name))},
+        comms=checked.short_names(fields.get("comms"), tids),
         elided=_totals(fields.get("elided")),
         elided_rows=elided_rows,
         lost=lost,
@@ -67,30 +65,19 @@ def decode(blob: object) -> DiskActivity:
 
 def _values(totals: DiskTotals) -> list[object]:
     """Encode totals: the numbers, then the counts of each histogram up to the last one that is not 0."""
-    return [*(getattr(totals, name) for name in _NUMBERS), *(_lanes(getattr(totals, name)) for name in _HISTOGRAMS)]
-
-
-def _lanes(histogram: int) -> list[int]:
-    counts = [*log2.counts(histogram)]
-    while counts and not counts[-1]:
-        counts.pop()
-    return counts
+    return [
+        *(getattr(totals, name) for name in _NUMBERS),
+        *(histograms.encode(getattr(totals, name)) for name in _HISTOGRAMS),
+    ]
 
 
 def _key(device: object, operation: object, pid: object, tid: object, worker: object) -> DiskKey:
     device, pid, tid = map(checked.identity, (device, pid, tid))
-    return DiskKey(device, checked.word(operation), pid, tid, checked.name(worker))
+    return DiskKey(device, checked.word(operation), pid, tid, checked.short_name(worker))
 
 
 def _totals(found: object) -> DiskTotals:
     values = checked.array(found, len(_NUMBERS) + len(_HISTOGRAMS))
     numbers = map(checked.time, values[: len(_NUMBERS)])
-    histograms = map(_histogram, values[len(_NUMBERS) :])
-    return DiskTotals(**dict(zip(_NUMBERS, numbers, strict=True)), **dict(zip(_HISTOGRAMS, histograms, strict=True)))
-
-
-def _histogram(found: object) -> int:
-    lanes: Sequence[int] = [*map(checked.time, checked.array(found))]
-    if len(lanes) > log2.LANES:
-        raise ValueError("not a histogram")
-    return log2.of_lanes(integers([[*lanes, *[0] * (log2.LANES - len(lanes))]], log2.LANES))[0]
+    counts = map(histograms.decode, map(checked.array, values[len(_NUMBERS) :]))
+    return DiskTotals(**dict(zip(_NUMBERS, numbers, strict=True)), **dict(zip(_HISTOGRAMS, counts, strict=True)))

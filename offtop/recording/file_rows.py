@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from offtop.model.values import histogram as log2
 from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
-from offtop.model.values.table import integers
-from offtop.recording import checked, file_format
+from offtop.recording import checked, file_format, histograms
 
 _LEVEL = 4
 _MOST_BYTES = 32 << 20
@@ -54,7 +52,7 @@ def decode(blob: object) -> FileActivity:
     return FileActivity(
         totals=totals,
         names={file: name for file, name in files if name},
-        comms={pid: checked.name(comm) for pid, comm in checked.arrays(fields.get("comms"), 2) if pid in pids},
+        comms=checked.short_names(fields.get("comms"), pids),
         elided=_totals(checked.array(fields.get("elided"))),
         elided_rows=elided_rows,
         lost=lost,
@@ -63,10 +61,7 @@ def decode(blob: object) -> FileActivity:
 
 def _values(totals: FileTotals) -> list[int]:
     """Encode totals: the numbers, then the counts of the histogram up to the last one that is not 0."""
-    counts = [*log2.counts(totals.histogram)]
-    while counts and not counts[-1]:
-        counts.pop()
-    return [*(getattr(totals, name) for name in _NUMBERS), *counts]
+    return [*(getattr(totals, name) for name in _NUMBERS), *histograms.encode(totals.histogram)]
 
 
 def _file(device: object, inode: object, generation: object, name: object) -> tuple[FileId, str]:
@@ -83,9 +78,8 @@ def _row(row: Sequence[object], files: Sequence[tuple[FileId, str]]) -> tuple[Fi
 
 
 def _totals(values: Sequence[object]) -> FileTotals:
-    if not 0 <= len(values) - len(_NUMBERS) <= log2.LANES:
+    if len(values) < len(_NUMBERS):
         raise ValueError("not the totals of file operations")
-    numbers = [*map(checked.time, values)]
-    lanes = numbers[len(_NUMBERS) :]
-    histogram = log2.of_lanes(integers([[*lanes, *[0] * (log2.LANES - len(lanes))]], log2.LANES))[0]
-    return FileTotals(**dict(zip(_NUMBERS, numbers, strict=False)), histogram=histogram)
+    numbers = map(checked.time, values[: len(_NUMBERS)])
+    histogram = histograms.decode(values[len(_NUMBERS) :])
+    return FileTotals(**dict(zip(_NUMBERS, numbers, strict=True)), histogram=histogram)

@@ -55,6 +55,8 @@ class Recording:
         """Whether it holds file operations."""
         self.has_disks = False
         """Whether it holds requests to disks."""
+        self._disks = frozenset[int]()
+        """Disks of the ticks that were read so far."""
         try:
             if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
                 raise OfftopError(f"{self._shown} is not a recording of offtop. Make one with: offtop record")
@@ -178,10 +180,20 @@ class Recording:
             return None
         try:
             row = self._one("SELECT activity FROM disks WHERE number = ?", number)
-            return disk_rows.decode(row[0]) if row else None
+            activity = disk_rows.decode(row[0]) if row else None
+            if activity:
+                self._add_disks(activity)
+            return activity
         except ValueError:
             self.damaged += 1
             return None
+
+    def _add_disks(self, activity: DiskActivity) -> None:
+        """Raise ValueError if the ticks read so far have too many disks: sums over ticks hold all of them."""
+        disks = self._disks | activity.devices.keys()
+        if len(disks) > disk_rows.MOST_DISKS:
+            raise ValueError("too many disks")
+        self._disks = disks
 
     def of(self, frame: Frame) -> str:
         """Return the name of `frame`. Implements Names."""

@@ -84,6 +84,17 @@ def test_largest_row_can_be_read() -> None:
     assert disk_rows.decode(disk_rows.encode(activity)) == activity
 
 
+def test_ticks_with_too_many_disks_in_all_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ScriptedSource(ticks=2)
+    recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0)
+    of_tick = [DiskActivity(devices={device: DeviceTotals() for device in devices}) for devices in ((1, 2), (3,), (2,))]
+    for second, activity in enumerate(of_tick):
+        recorder.add(replace(source.after(second), disks=activity))
+    recorder.close()
+    monkeypatch.setattr(disk_rows, "MOST_DISKS", 2)
+    assert replayed(tmp_path / "it.offtop") == [of_tick[0], None, of_tick[2]]
+
+
 def test_text_json_and_report_have_requests_or_say_that_there_are_none(tmp_path: Path) -> None:
     path = str(recorded(tmp_path / "it.offtop", lambda second: second > 1))
     without = str(recorded(tmp_path / "without.offtop", lambda _: False))
@@ -117,14 +128,17 @@ async def test_key_8_lists_requests_in_a_replay(tmp_path: Path) -> None:
         {"rows": [[1, "read", 1, 1, ""]]},
         {"rows": [[1, "\x1b[2J", 1, 1, "", NOTHING]]},
         {"rows": [[-1, "read", 1, 1, "", NOTHING]]},
-        {"rows": [[1, "read", 1, 1, "x" * 9000, NOTHING]]},
+        {"rows": [[1, "read", 1, 1, "x" * 65, NOTHING]]},
         {"rows": [[1, "read", 1, 1, "", [-1, *NOTHING[1:]]]]},
         {"rows": [[1, "read", 1, 1, "", [*NOTHING[:-1], [1] * 99]]]},
+        {"rows": [[1, "read", 1, 1, "", [*NOTHING[:-1], [1 << 41]]]]},
         {"disks": [[1, "sda", 1, 0, 0, 0]]},
+        {"disks": [[1, "x" * 65, 1, *[NOTHING] * 3]]},
         {"disks": [[1, "sda", -1, *[NOTHING] * 3]]},
         {"elided": []},
         {"sums": [0, -1]},
         {"comms": [[7]]},
+        {"comms": [[[43], "db"]]},
     ],
 )
 def test_forged_rows_are_refused(change: dict[str, Any]) -> None:
