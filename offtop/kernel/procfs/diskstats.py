@@ -15,7 +15,7 @@ class DiskStats(NamedTuple):
     name: str
     """Raw."""
     in_device: int
-    """Requests that the device has at this moment."""
+    """Requests that the device has at this moment, without flushes."""
     busy_ns: int
     """Time with any request in progress since the start of the system, in whole ms."""
 
@@ -33,3 +33,11 @@ def read() -> Mapping[int, DiskStats]:
             device = int(fields[0]) << MINOR_BITS | int(fields[1])
             found[device] = DiskStats(fields[2], int(fields[11]), int(fields[_BUSY_COLUMN]) * _NS_PER_MS)
     return found
+
+
+def counts_requests(name: str) -> bool:
+    """Return whether the kernel counts the requests of a disk (queue/iostats, which can be switched off)."""
+    try:
+        return Path("/sys/block", name.replace("/", "!"), "queue/iostats").read_bytes() == b"1\n"
+    except OSError:
+        return False

@@ -1,0 +1,100 @@
+"""Requests whose completion the kernel did not report are lost, and not in progress."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from offtop.kernel.accounting.disk_requests import DiskRequests
+from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS
+from offtop.kernel.procfs import diskstats
+from offtop.kernel.procfs.diskstats import DiskStats
+from offtop.model.values import histogram as log2
+from offtop.model.values.disks import DiskActivity
+
+MS = 1_000_000
+SDA = 8 << 20
+READ, FLUSH = 0, 2
+
+
+class Table:
+    """A map of BPF programs that holds these entries."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+
+    def read(self) -> Sequence[tuple[bytes, bytes]]:
+        return [(b"".join(self.entries), b"".join(self.entries.values()))]
+
+    drain = read
+
+    def lookup(self, key: bytes) -> bytes | None:
+        return self.entries.get(key)
+
+
+class Program:
+    def __init__(self) -> None:
+        self.maps = {name: Table() for name in ("disk_requests", "disk_totals_0", "disk_lost")}
+
+    def hold(self, address: int, issued_ns: int, operation: int = READ) -> None:
+        raw = KEY.pack(b"", SDA, 42, 43, operation, 0, 1)
+        value = REQUEST.pack(issued_ns - MS, issued_ns, 0, 0, 0, 0, 0, raw, b"db")
+        self.maps["disk_requests"].entries[address.to_bytes(8, "little")] = value
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, in_device: int, counts: bool = True) -> tuple[Program, DiskRequests]:
+    def counts_requests(name: str) -> bool:
+        return counts
+
+    program = Program()
+    stats: Mapping[int, DiskStats] = {SDA: DiskStats("sda", in_device, 0)}
+    monkeypatch.setattr(diskstats, "read", lambda: stats)
+    monkeypatch.setattr(diskstats, "counts_requests", counts_requests)
+    operations = {"REQ_OP_READ": READ, "REQ_OP_FLUSH": FLUSH}
+    flags = {"FLAG_META": 0, "FLAG_AHEAD": 0, "FLAG_SYNC": 0}
+    return program, DiskRequests(cast("Any", program), operations, flags)
+
+
+def tick(requests: DiskRequests) -> DiskActivity:
+    requests.drain(0, time.monotonic_ns())
+    return requests.take(())
+
+
+def test_oldest_requests_that_the_disk_does_not_have_are_lost_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, requests = counting(monkeypatch, in_device=1)
+    now_ns = time.monotonic_ns()
+    program.hold(1, now_ns - 900 * MS)
+    program.hold(2, now_ns - 100 * MS)
+    found = tick(requests)
+    ((_, totals),) = found.totals.items()
+    assert (found.lost, totals.in_device, 100 * MS < totals.now_ns < 900 * MS) == (1, 1, True)
+    assert tick(requests).lost == 0
+    program.hold(1, time.monotonic_ns() - MS)  # the address is used again, which the BPF programs count
+    program.maps["disk_lost"].entries[bytes(4)] = (1).to_bytes(8, "little")
+    monkeypatch.setattr(diskstats, "read", lambda: {SDA: DiskStats("sda", 2, 0)})
+    assert tick(requests).lost == 0
+
+
+@pytest.mark.parametrize(("age_ms", "operation", "counts"), [(10, READ, True), (900, FLUSH, True), (900, READ, False)])
+def test_request_that_may_be_in_the_disk_is_in_progress(
+    monkeypatch: pytest.MonkeyPatch, age_ms: int, operation: int, counts: bool
+) -> None:
+    program, requests = counting(monkeypatch, in_device=0, counts=counts)
+    program.hold(1, time.monotonic_ns() - age_ms * MS, operation)
+    found = tick(requests)
+    ((_, totals),) = found.totals.items()
+    assert (found.lost, totals.in_device) == (0, 1)
+
+
+def test_time_of_a_lost_request_that_was_shown_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, requests = counting(monkeypatch, in_device=1)
+    program.hold(1, time.monotonic_ns() - 100 * MS)
+    (shown,) = tick(requests).totals.values()
+    monkeypatch.setattr(diskstats, "read", lambda: {SDA: DiskStats("sda", 0, 0)})
+    assert (shown.in_device, tick(requests).totals) == (1, {})
+    empty = bytes(log2.LANES * 8)
+    completed = TOTALS.pack(1, 4096, 0, 900 * MS, 900 * MS, *[0] * (NUMBERS - 5), b"db", empty, empty, empty)
+    program.maps["disk_totals_0"].entries[KEY.pack(b"", SDA, 42, 43, READ, 0, 1)] = completed
+    (after,) = tick(requests).totals.values()
+    assert after.outstanding_ns == 900 * MS - shown.outstanding_ns
