@@ -37,7 +37,7 @@ def table(listed: DiskRows, span_ns: int, most_rows: int | None = None) -> Itera
     lost = f", lost {listed.lost} requests" if listed.lost else ""
     yield (
         f"requests to disks: {count(total.requests * per_s)}/s, {size(round(total.bytes * per_s))}/s, "
-        f"{duration(total.outstanding_ns) or '0'} waited for{lost}"
+        f"{duration(total.outstanding_ns) or '0'} in queue and disk{lost}"
     )
     if listed.unsuited:
         yield f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}"

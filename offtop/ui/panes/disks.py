@@ -50,21 +50,21 @@ def title(shown: DisksPicture, common: Common) -> str:
     if not shown.span_ns:
         return "requests to disks"
     per_s = 1e9 / shown.span_ns
+    lost = [f"LOST {count(listed.lost)}"] if listed.lost else []
     parts = [
         f"requests to disks: {count(total.requests * per_s)}/s",
+        *lost,
         f"{size(round(total.bytes * per_s))}/s",
-        f"{duration(total.outstanding_ns) or '0'} waited for in {span(round(shown.span_ns, -8))}",
+        f"{duration(total.outstanding_ns) or '0'} in queue and disk in {span(round(shown.span_ns, -8))}",
     ]
     if hidden := len(listed.devices) - len(shown.devices):
-        parts.append(f"{hidden} disks not shown: x needs more lines")
+        parts.append(f"no room for {hidden} more disks")
     if common.view.span_ns == SINCE_START:
         parts.append("as far as the history reaches")
     if listed.elided_rows:
         parts.append(f"{listed.elided_rows} small rows only in these sums")
     if listed.unsuited:
         parts.append(f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
-    if listed.lost:
-        parts.append(f"LOST {count(listed.lost)} requests")
     return ", ".join(parts)
 
 

@@ -45,8 +45,10 @@ def title(shown: FilesPicture, common: Common) -> str:
     if not shown.span_ns:
         return "file operations"
     per_s = 1e9 / shown.span_ns
+    lost = [f"LOST {count(listed.lost)}: no room"] if listed.lost else []
     parts = [
         f"file operations: {count(total.calls * per_s)} calls/s",
+        *lost,
         f"{size(round(total.bytes * per_s))}/s",
         f"{duration(total.total_ns) or '0'} in calls in {span(round(shown.span_ns, -8))}",
     ]
@@ -56,8 +58,6 @@ def title(shown: FilesPicture, common: Common) -> str:
         parts.append(f"{listed.elided_rows} small rows only in these sums")
     if listed.unsuited:
         parts.append(f"ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
-    if listed.lost:
-        parts.append(f"LOST {count(listed.lost)} calls: no room")
     return ", ".join(parts)
 
 
