@@ -11,7 +11,6 @@ must not look as if it were in progress, see `_ended_unseen`.
 import time
 from collections.abc import Collection, Mapping
 from functools import reduce
-from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.kernel.bpf import disk_program
@@ -19,6 +18,7 @@ from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskPr
 from offtop.kernel.procfs import diskstats
 from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.largest import largest
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
@@ -95,11 +95,7 @@ class DiskRequests:
         lost, self._lost_before = self._lost - self._lost_before, self._lost
         counted = {key: numbers for key, numbers in counted.items() if not numbers.is_empty}
         some = {one.key: numbers for one, numbers in counted.items() if one.is_selected and one.key.pid not in without}
-        largest = (
-            nlargest(_MOST_ROWS, some.items(), lambda item: item[1].outstanding_ns) if len(some) > _MOST_ROWS else some
-        )
-        totals = dict(largest)
-        others = [numbers for key, numbers in some.items() if key not in totals]
+        totals, others = largest(some, _MOST_ROWS, lambda numbers: numbers.outstanding_ns)
         elided = reduce(DiskTotals.beside, others, NO_REQUESTS)
         devices = self._devices(counted)
         names = {device: stats.name for device, stats in self._stats.items() if device in devices}

@@ -7,12 +7,12 @@ owed, and subtracted then.
 from collections import OrderedDict
 from collections.abc import Collection
 from functools import reduce
-from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.kernel.bpf import file_program
 from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, TOTALS, FileProgram
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.largest import largest
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
@@ -62,10 +62,7 @@ class FileCalls:
             for key, numbers in counted.items()
             if key.pid not in without and (numbers.calls or numbers.total_ns > 0)
         }
-        totals = (
-            dict(nlargest(_MOST_ROWS, some.items(), lambda item: item[1].total_ns)) if len(some) > _MOST_ROWS else some
-        )
-        others = [numbers for key, numbers in some.items() if key not in totals]
+        totals, others = largest(some, _MOST_ROWS, lambda numbers: numbers.total_ns)
         elided = reduce(FileTotals.plus, others, NO_CALLS)
         names = {key.file: self._name(key.file) for key in totals}
         comms = {key.pid: self._comms.get(key.pid, "") for key in totals}

@@ -6,11 +6,11 @@ They are counted only while they are requested, and have nothing to do with the 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FILE, MOST_SUMMED
+from offtop.model.values.largest import largest
 
 DISK = "disk"
 """The mode that shows requests to block devices. Beside them, the same is gathered as in mode offcpu."""
@@ -183,14 +183,13 @@ def added(spans: Iterable[DiskActivity | None]) -> DiskActivity | None:
     totals = {key: numbers if key in last.totals else numbers.without_now() for key, numbers in totals.items()}
     elided = reduce(DiskTotals.plus, (one.elided for one in found), NO_REQUESTS)
     elided_rows = max(one.elided_rows for one in found)
-    if len(totals) > MOST_SUMMED:
-        most = dict(nlargest(MOST_SUMMED, totals.items(), lambda item: item[1].outstanding_ns))
-        elided = reduce(DiskTotals.beside, (numbers for key, numbers in totals.items() if key not in most), elided)
-        elided_rows, totals = elided_rows + len(totals) - len(most), most
-        tids = {key.tid for key in totals}
+    kept, others = largest(totals, MOST_SUMMED, lambda numbers: numbers.outstanding_ns)
+    if others:
+        elided, elided_rows = reduce(DiskTotals.beside, others, elided), elided_rows + len(others)
+        tids = {key.tid for key in kept}
         comms = {tid: comm for tid, comm in comms.items() if tid in tids}
     return DiskActivity(
-        totals,
+        kept,
         {device: sums if device in last.devices else sums.without_now() for device, sums in devices.items()},
         names,
         comms,

@@ -7,10 +7,10 @@ while it runs, and time off CPU is part of its time.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from heapq import nlargest
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
+from offtop.model.values.largest import largest
 
 FILE = "file"
 """The mode that shows file operations. Beside them, the same is gathered as in mode offcpu."""
@@ -122,11 +122,10 @@ def added(spans: Iterable[FileActivity | None]) -> FileActivity | None:
     totals = {key: numbers if key in last else numbers._replace(now_ns=0) for key, numbers in totals.items()}
     elided = reduce(FileTotals.plus, (one.elided for one in found), NO_CALLS)
     elided_rows = max(one.elided_rows for one in found)
-    if len(totals) > MOST_SUMMED:
-        most = dict(nlargest(MOST_SUMMED, totals.items(), lambda item: item[1].total_ns))
-        elided = reduce(FileTotals.plus, (numbers for key, numbers in totals.items() if key not in most), elided)
-        elided_rows, totals = elided_rows + len(totals) - len(most), most
-        files, pids = {key.file for key in totals}, {key.pid for key in totals}
+    kept, others = largest(totals, MOST_SUMMED, lambda numbers: numbers.total_ns)
+    if others:
+        elided, elided_rows = reduce(FileTotals.plus, others, elided), elided_rows + len(others)
+        files, pids = {key.file for key in kept}, {key.pid for key in kept}
         names = {file: name for file, name in names.items() if file in files}
         comms = {pid: comm for pid, comm in comms.items() if pid in pids}
-    return FileActivity(totals, names, comms, elided, elided_rows, sum(one.lost for one in found))
+    return FileActivity(kept, names, comms, elided, elided_rows, sum(one.lost for one in found))
