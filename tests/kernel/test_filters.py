@@ -139,7 +139,7 @@ def test_a_process_filter_leaves_only_that_process() -> None:
         wait_until_asleep(child.tid)
         windows.append(live.tick())
         assert [keys_of(window) for window in windows] == [{ThreadKey(child.pid, child.tid)}] * 2
-        assert sum(watch.by_category(window, child.tid)["sleep"].waits for window in windows) == 23
+        watch.check_sleeps(windows, child.tid, 23)
         left, put_aside = counted(windows, child.tid)
         assert (left, put_aside) == since(before, child.tid)
         assert left - put_aside == 24  # including the wait for its go
@@ -444,7 +444,7 @@ def test_selected_threads_count_until_they_exit_and_reading_ends() -> None:
         other.finish()
         other.end()
         last = live.tick(0.1)
-        assert watch.by_category(last, other.tid)["sleep"].waits == 23
+        watch.check_sleeps([last], other.tid, 23)
         assert live.source.read() is None
 
 

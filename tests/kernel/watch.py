@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -273,6 +273,19 @@ def by_category(window: Window, tid: int) -> dict[str, Part]:
     every = shares(window, Idle())
     mine = every.of((every.ids[:, 1] == tid) & (every.ids[:, 2] != SHORT) & (every.ids[:, 2] != FILTERED))
     return {every.leaves[leaf].category: Part(*part) for leaf, part in mine.by(mine.leaf)}
+
+
+def check_sleeps(windows: Iterable[Window], tid: int, times: int, missed: int = 0) -> None:
+    """Check that a thread that slept so often has as many waits in `sleep`, but for `missed` of them.
+
+    A thread that is preempted before it has left the kernel's sleep function waits once more there, for a CPU.
+    """
+    slept = involuntary = 0
+    for window in windows:
+        part = by_category(window, tid).get("sleep")
+        slept += part.waits if part else 0
+        involuntary += thread(window, tid).involuntary
+    assert times - missed <= slept <= times + involuntary
 
 
 def switches(tid: int) -> tuple[int, int]:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from offtop.kernel.accounting.exit_records import Exits, is_mixed, merge_mixed, read_exits, runtime_of, without_sites
+from offtop.kernel.accounting.exit_records import (
+    Exits,
+    is_mixed,
+    merge_mixed,
+    not_scanned,
+    read_exits,
+    runtime_of,
+    without_sites,
+)
 from offtop.kernel.accounting.scanned_waits import ScannedWaits
 from offtop.kernel.accounting.tick_records import (
     SAMPLE_ROW,
@@ -62,6 +70,8 @@ class Drain:
         """Main threads whose name has changed; the caller clears the list."""
         self._buffer = self._flipped_ns = 0
         self._clock_offset_ns = 0
+        self._scanned_before = ThreadRecords.of(())
+        """The records of the last tick's task scan."""
         self._named: list[Ints] = []
         """Ids of the threads in the task scans of this tick."""
 
@@ -149,11 +159,13 @@ class Drain:
         are the records from the scan. If one of them has the same tid, the exit is not in `ends_ns`: the tid is in use
         again, possibly by a thread that called exec() and took over its main thread's tid.
         """
-        found = merge_mixed(read_exits(self._maps[f"exited_{buffer}"].drain()), self._flipped_ns)
-        self._flipped_ns = at_ns
+        found = not_scanned(read_exits(self._maps[f"exited_{buffer}"].drain()), self._scanned_before)
+        found = merge_mixed(found, self._flipped_ns)
+        self._flipped_ns, self._scanned_before = at_ns, threads
         newer = self._maps[f"exited_{1 - buffer}"]
         exited_later = {
-            (end_ns, key): (comm, start_ns, record) for end_ns, key, comm, start_ns, record in read_exits(newer.read())
+            (end_ns, key): (comm, start_ns, record)
+            for end_ns, key, comm, start_ns, record in not_scanned(read_exits(newer.read()), threads)
         }
         named = set[ThreadKey]()
         if found or exited_later:

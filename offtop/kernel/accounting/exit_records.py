@@ -39,6 +39,18 @@ def is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
     return last.waits > 0 and last.first_switched_out_ns + last.first_off_ns < flipped_ns
 
 
+def not_scanned(ended: list[Exit], scanned: ThreadRecords) -> list[Exit]:
+    """Leave out the older records of those threads that the task scan of the same tick has reported.
+
+    A thread that is switched out for the last time while the scan is at its older buffer copies that buffer, too,
+    before the scan clears it.
+    """
+    if not any(record.is_previous for *_, record in ended):
+        return ended
+    reported = {*zip(*scanned.ids.T.tolist(), scanned.rows["tid_acquired_ns"].tolist(), strict=True)}
+    return [one for one in ended if not (one[-1].is_previous and (*one[1], one[-1].tid_acquired_ns) in reported)]
+
+
 def merge_mixed(ended: list[Exit], flipped_ns: int) -> list[Exit]:
     """Merge the records of both buffers of a thread if the newer one is mixed."""
     by_end = {one[:2]: one for one in ended}
