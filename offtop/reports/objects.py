@@ -638,7 +638,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     """Of how many processes."""
     state: str
     """Category of their wait; runs: they are on a CPU; idle: they wait for work; away: on another machine or in another
-    network namespace: pid is 0, and process is the address."""
+    network namespace: pid is 0, and process is the address; disk: pid is 0, and process is the name of the disk."""
     diagnosis: CauseId
     age_ns: Count
     """Age of the oldest wait; 0: unknown."""

@@ -21,7 +21,7 @@ from bench import servers
 from bench.servers import Servers
 from tests.command import OFFTOP
 from tests.incidents.test_incidents import silent_name_server, started
-from tests.kernel import hangs
+from tests.kernel import hangs, waits
 
 pytestmark = pytest.mark.incident
 
@@ -392,6 +392,16 @@ def test_build_and_busy_programs_are_not_accused(tmp_path: Path) -> None:
     with started("make", "-j2", cwd=tmp_path), python("while True: pass", name="burner"):
         time.sleep(2)
         assert others_left_out(of({"make", "gcc", "cc1", "as", "burner"}, ticks(count=15))) == [[]] * 15
+
+
+def test_slow_disk_is_named() -> None:
+    disk = Path("/sys/dev/block", waits.disk_of(Path("/var/tmp"))).resolve().name
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(waits.running("read-direct", times=100, each_ms=1700)).go()
+        for one in named({"waits"}):
+            assert re.match(rf"(3|2) waits wait for the disk to read \(.*\), on {disk}\. Next: ", one["text"])
+            assert (one["hops"][-1]["process"], one["hops"][-1]["state"]) == (disk, "disk")
 
 
 def test_nginx_under_load_is_not_accused(tmp_path: Path) -> None:

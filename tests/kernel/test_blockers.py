@@ -20,6 +20,7 @@ from offtop.kernel.resolve.mutexes import Mutexes
 from offtop.model.values.blockers import (
     ANSWER,
     CHILD,
+    DISK,
     ELSEWHERE,
     FILE_LOCK,
     FILE_SYSTEM,
@@ -30,7 +31,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
-from tests.kernel import programs, watch
+from tests.kernel import programs, waits, watch
 from tests.kernel.hangs import fuse, stuck
 from tests.kernel.reads import GUARDED
 from tests.kernel.watch import Watch
@@ -731,3 +732,12 @@ def test_debugger_that_has_stopped_a_thread_is_named(live: Watch) -> None:
             libc.ptrace(detach, stopped.pid, 0, 0)
 
     assert blockers == (Blocker(os.getpid(), threading.get_native_id(), STOPPED_BY, True),)
+
+
+@pytest.mark.parametrize(("kind", "is_exact"), [("read-direct", True), ("fsync", True)])
+def test_wait_for_a_disk_names_the_disk_of_the_file(live: Watch, kind: str, is_exact: bool) -> None:
+    with waits.running(kind, times=40, each_ms=500) as child:
+        disk = Path("/sys/dev/block", waits.disk_of(Path("/var/tmp"))).resolve().name
+        child.go()
+        blockers = found(live, ThreadKey(child.pid, child.tid))
+        assert blockers == (Blocker(ELSEWHERE, 0, DISK, is_exact, disk),)

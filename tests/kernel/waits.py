@@ -279,14 +279,14 @@ def _quota(pid: int, each_ms: int, directory: Path) -> Generator[None]:
 @contextlib.contextmanager
 def _slow_disk(pid: int, each_ms: int, directory: Path) -> Generator[None]:
     """Allow one disk read or write every each_ms."""
-    device, rate = _disk_of(directory), max(1, 1000 // each_ms)
+    device, rate = disk_of(directory), max(1, 1000 // each_ms)
     names = ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device")
     v2 = {"io.max": f"{device} riops={rate} wiops={rate}"}
     with in_cgroup("blkio", pid, dict.fromkeys(names, f"{device} {rate}"), v2):
         yield
 
 
-def _disk_of(directory: Path) -> str:
+def disk_of(directory: Path) -> str:
     """Return major:minor of the whole disk that the directory is on."""
     number = directory.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")

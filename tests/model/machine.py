@@ -12,6 +12,7 @@ from offtop.model.classify.suspects import Found, SuspectFinder
 from offtop.model.classify.wait_graph import KnownPeers, WaitGraph
 from offtop.model.values.blockers import Blocker
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.peers import Peers
 from offtop.model.values.snapshot import NO_HOLDER, Bound, Holder, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import FIRST_STACK, KERNEL, NO_STACK, Frame, Stack, nameless
@@ -50,6 +51,8 @@ class Machine:
     stacks_of_ended: EndedStacks = field(default_factory=EndedStacks)
     catalog: Catalog = field(default_factory=Catalog)
     mode: str = OFFCPU
+    disks: DiskActivity | None = None
+    """Requests to disks in the window."""
 
     def __post_init__(self) -> None:
         self.causes = CauseFinder(OwnNames(), Fixed(RULES))
@@ -139,6 +142,7 @@ class Machine:
         window = between(Snapshot(0, AT_NS - SPAN_NS, waiting=earlier, catalog=self.catalog), now)
         idle_by_rule = self.causes.idle_by_rule([window.still.ids], self.catalog)
         idle = Idle(CATEGORIES.idle, by_rule=idle_by_rule)
+        window = replace(window, disks=self.disks)
         return now, stuck([*self.waiting.values()], AT_NS, self.catalog, idle), shares(window, idle), window
 
     def tick(self) -> WaitsOfTick:

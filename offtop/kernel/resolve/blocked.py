@@ -1,6 +1,6 @@
 """Waits in progress that only another thread or process can end: the input of the finders of blockers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -20,6 +20,12 @@ OPENS = ("open", "openat", "openat2", "creat", "truncate", "ftruncate")
 """Calls that wait until the holder of a lease on the file has released it."""
 POLLS = ("epoll_wait", "epoll_pwait", "epoll_pwait2", "poll", "ppoll", "select", "pselect6")
 RECEIVES = ("read", "readv", "recvfrom", "recvmsg", "recvmmsg")
+_READS = ("read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat", "fstatfs", "lseek")
+_WRITES = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate", "fallocate")
+OF_DESCRIPTOR = frozenset((*_READS, *_WRITES, "sync_file_range", "syncfs", "ioctl", "fchmod", "fchown"))
+"""Calls whose first argument is a descriptor of a file in the file system that they wait for."""
+DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync", "page-fault", "swap"))
+"""Categories of waits for a disk."""
 OPERATION = 127
 """Mask of futex()'s second argument."""
 WAITS, PI_WAITS = (0, 9), (6, 13)
@@ -31,7 +37,7 @@ _YOUNGEST_NS = NS_PER_S // 20
 futex or a lease, for which a thread waits only a few ms at a time."""
 _TRACED = 0x8
 """State of a thread (include/linux/sched.h)."""
-_MOST, _MOST_POLLS = 2048, 512
+_MOST, _MOST_POLLS, _MOST_OF_DISKS = 2048, 512, 256
 _MOST_STACKS = 16_384
 WORD = (1 << 64) - 1
 
@@ -92,13 +98,14 @@ def blocked(
     python_pids: Sequence[int],
     in_fuse: StacksIn,
     in_tcp: StacksIn,
+    in_disk: Callable[[int], bool],
 ) -> tuple[list[Blocked], int]:
     """Return the waits for which a finder may find a blocker, and how many more such waits there are.
 
     `calls`: names of system calls by number. `python_pids`: processes that run CPython and show who holds its GIL.
-    `in_fuse` and `in_tcp`: kernel stacks (ids) that wait for a FUSE server, and for data of a TCP connection. The
-    oldest ones are returned; but of waits for any of several descriptors, which are mostly those of idle servers, the
-    newest.
+    `in_fuse`, `in_tcp` and `in_disk`: kernel stacks (ids) that wait for a FUSE server, for data of a TCP connection,
+    and for a disk. The oldest ones are returned; but of waits for any of several descriptors, which are mostly those of
+    idle servers, the newest.
     """
     rows = waiting.list.rows
     in_progress = (rows[:, READY_NS] == 0) & ~waiting.list.is_ready & ~np.isin(rows[:, 0], [*PSEUDO_PIDS])
@@ -109,6 +116,7 @@ def blocked(
     kernels: list[int] = np.unique(rows[:, KERNEL]).tolist()
     is_lock |= np.isin(rows[:, KERNEL], [one for one in kernels if one in in_fuse])
     in_data = np.isin(rows[:, KERNEL], [one for one in kernels if one in in_tcp])
+    of_disks = _by_age(rows[in_progress & is_old & np.isin(rows[:, KERNEL], [one for one in kernels if in_disk(one)])])
     locks = _by_age(rows[in_progress & is_lock])
     receives = _by_age(rows[in_progress & is_old & in_data & _in_calls(rows, *RECEIVES)])
     polls = _by_age(rows[in_progress & is_old & _in_calls(rows, *POLLS)])
@@ -126,6 +134,7 @@ def blocked(
             *locks[:_MOST].tolist(),
             *receives[:_MOST].tolist(),
             *polls[-_MOST_POLLS:].tolist(),
+            *of_disks[:_MOST_OF_DISKS].tolist(),
         )
     ]
     return found, sum(max(0, len(some) - _MOST) for some in (locks, receives))

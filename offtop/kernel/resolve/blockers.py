@@ -14,6 +14,7 @@ import numpy as np
 from offtop.kernel.procfs.guarded_reads import GuardedReads
 from offtop.kernel.resolve.blocked import WORD, Blocked, Found, blocked
 from offtop.kernel.resolve.children import Children
+from offtop.kernel.resolve.disks import Disks
 from offtop.kernel.resolve.file_locks import FileLocks
 from offtop.kernel.resolve.fuse_servers import FuseServers
 from offtop.kernel.resolve.gil import Gils
@@ -56,6 +57,7 @@ class BlockersWorker:
         self._worker = Worker("offtop-blockers", self._run)
         self._fuse = FuseServers(self._reads, catalog)
         self._upstreams = Upstreams(self._reads, catalog)
+        self._disks = Disks(self._reads, catalog)
         self._mutexes = Mutexes(self._reads, catalog, names)
         self._file_locks = FileLocks(self._reads)
         self._finders: tuple[Callable[[Sequence[Blocked]], Mapping[ThreadKey, Found]], ...] = (
@@ -65,6 +67,7 @@ class BlockersWorker:
             Children(self._reads).find,
             self._fuse.find,
             self._upstreams.find,
+            self._disks.find,
             Gils(self._reads, cpython_frames, self._worker.rest).find,
         )
         self._quotas = quotas
@@ -90,6 +93,7 @@ class BlockersWorker:
             self._cpython_frames.gil_pids,
             self._fuse.stacks,
             self._upstreams.stacks,
+            self._disks.waits_for_disk,
         )
         ready = _ready(waiting) if self._quotas else []
         if not asked and not self._found and not ready:

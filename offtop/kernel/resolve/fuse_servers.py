@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from offtop.kernel.procfs import mounts
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import every_pid, open_in
-from offtop.kernel.resolve.blocked import Blocked, Found, StacksIn
+from offtop.kernel.resolve.blocked import OF_DESCRIPTOR, Blocked, Found, StacksIn
 from offtop.kernel.resolve.slices import SlicedWork
 from offtop.model.values.blockers import FILE_SYSTEM, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
@@ -19,13 +20,8 @@ from offtop.model.values.catalog import Catalog, ThreadKey
 _DEVICE = "/dev/fuse"
 _FUNCTIONS = ("fuse_", "__fuse_", "request_wait_answer")
 """Prefixes of the functions of the FUSE client (fs/fuse)."""
-_READS = ("read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat", "fstatfs", "lseek")
-_WRITES = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate", "fallocate")
-_OF_DESCRIPTOR = frozenset((*_READS, *_WRITES, "ioctl", "fchmod", "fchown"))
-"""Calls whose first argument is a descriptor of a file in the file system."""
 _CONNECTION = re.compile(rb"^fuse_connection:\t(\d+)$", re.MULTILINE)
 """Field of fdinfo that only recent kernels have."""
-_MOUNT_ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) .* - (?:fuse|fuseblk|virtiofs)(?:\.\S*)? ", re.MULTILINE)
 """Id, major and minor number of a mount of the FUSE client in /proc/PID/mountinfo. `fusectl` is none."""
 _MINOR_BITS = 20
@@ -57,36 +53,32 @@ class FuseServers:
             self._search.begin(self._searching(every_pid()))
         self._search.advance()
         found: dict[ThreadKey, Found] = {}
-        mounts: dict[int, Mapping[bytes, int]] = {}
+        seen: dict[int, Mapping[int, int]] = {}
         serving: dict[int, list[int]] = {}
         for one in some:
             pid = one.key.pid
             with suppress(OSError):  # TimeoutError is one
-                if pid not in mounts:
-                    mounts[pid] = self._mounts(pid)
-                connection, is_exact = self._connection(one, mounts[pid])
+                if pid not in seen:
+                    seen[pid] = self._mounts(pid)
+                connection, is_exact = self._connection(one, seen[pid])
                 if connection not in serving:
                     serving[connection] = self._serving(connection)
                 if blockers := tuple(Blocker(to, 0, FILE_SYSTEM, is_exact) for to in serving[connection] if to != pid):
                     found[one.key] = Found(one.switched_out_ns, blockers)
         return found
 
-    def _mounts(self, pid: int) -> Mapping[bytes, int]:
+    def _mounts(self, pid: int) -> Mapping[int, int]:
         """Return the FUSE mounts that a process sees: id → connection. Raises OSError."""
-        (text,) = self._reads.ask(pid, "contents", [f"/proc/{pid}/mountinfo"], _BYTES)
-        if len(text) >= _BYTES:  # cut: there may be more
-            return {}
-        return {mount: int(major) << _MINOR_BITS | int(minor) for mount, major, minor in _MOUNT.findall(text)}
+        found = _MOUNT.findall(mounts.mountinfo(self._reads, pid))
+        return {int(mount): int(major) << _MINOR_BITS | int(minor) for mount, major, minor in found}
 
-    def _connection(self, wait: Blocked, mounts: Mapping[bytes, int]) -> tuple[int, bool]:
+    def _connection(self, wait: Blocked, seen: Mapping[int, int]) -> tuple[int, bool]:
         """Return the connection that a thread waits for, and whether that is sure. Raises OSError."""
-        if wait.call in _OF_DESCRIPTOR and wait.arguments:
-            path = f"/proc/{wait.key.pid}/fdinfo/{wait.arguments[0] & 0xFFFFFFFF}"
-            (fdinfo,) = self._reads.ask(wait.key.pid, "contents", [path], _BYTES)
-            mount_id = _MOUNT_ID.search(fdinfo)
-            if mount_id and mount_id[1] in mounts:
-                return mounts[mount_id[1]], True
-        every = {*mounts.values()}
+        if wait.call in OF_DESCRIPTOR and wait.arguments:
+            mount = mounts.mount_id(self._reads, wait.key.pid, wait.arguments[0] & 0xFFFFFFFF)
+            if mount is not None and mount in seen:
+                return seen[mount], True
+        every = {*seen.values()}
         return (every.pop() if len(every) == 1 else _UNKNOWN), False
 
     def _serving(self, connection: int) -> list[int]:

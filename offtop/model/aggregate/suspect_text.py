@@ -11,10 +11,11 @@ from offtop.model.aggregate import location
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.suspects import CPU, DEADLOCK, LOOP, QUOTA, Found, Hop, Suspect, gone
-from offtop.model.classify.wait_graph import AWAY, IDLE, LOCKS, RUNS
+from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, LOCKS, RUNS
 from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
+    DISK,
     FILE_LOCK,
     GIL,
     LOOKUP,
@@ -35,6 +36,7 @@ _DOES: Mapping[str, str] = {
     RUNS: "runs",
     IDLE: "waits for work",
     AWAY: "is on another machine or in a container",
+    IS_DISK: "is a disk",
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for its CPU quota",
     "stopped": "is stopped",
@@ -131,14 +133,14 @@ class SuspectTexts:
             says += self._link(hop, after, one.kind)
             if after is not one.end:
                 says += f", which wait{'s' * (after.many == 1)} for {self.what(after)}"
-        if first < len(one.hops) - 1:
+        if first < len(one.hops) - 1 and one.end.state != IS_DISK:
             does = self.does(one.end)
             says += f", {does}" if _title(one.end) else f", which {does if one.end.many == 1 else of_several(does)}"
         return Sentence(says, self._next(one, waiter))
 
     def name_of(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
-        if hop.state == AWAY:
+        if hop.state in (AWAY, IS_DISK):
             return hop.program
         if hop.many > 1:
             return f"{hop.many} {hop.program}" if hop.pids > 1 else f"{hop.many} threads of {hop.program}"
@@ -200,6 +202,8 @@ class SuspectTexts:
             return f", {likely}taken by {self.name_of(after)}"
         if hop.via in _HELD:
             return f", {likely}held by {self.name_of(after)}"
+        if hop.via == DISK:
+            return f", {likely}{'on' if after.state == IS_DISK else 'behind'} {self.name_of(after)}"
         if hop.via == STOPPED_BY:
             return f", {likely}stopped by {self.name_of(after)}"
         rule = self.rule(hop)
@@ -231,6 +235,9 @@ class SuspectTexts:
             if one.hops[-2].via in LOCKS and end.state == SLEEP:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
+            if end.state == IS_DISK:
+                cause = self.rule(waiter)
+                return cause.next if cause else ""
             if end.state == AWAY:
                 return f"offtop where {end.program.rpartition(':')[0]} is"
             return own or f"offtop -p {end.key.pid}, which shows where {end.program} waits and runs"

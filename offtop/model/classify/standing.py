@@ -14,7 +14,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
+from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import nameless
@@ -183,6 +183,8 @@ class WaitsOfTick:
             return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED
         if state in (IDLE, AWAY):
             return False
+        if state == IS_DISK:
+            return True
         if row in self._unclear:
             return False
         return state in normal_but or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))

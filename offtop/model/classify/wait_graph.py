@@ -18,6 +18,7 @@ from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
     CPU_QUOTA,
+    DISK,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -33,6 +34,7 @@ from offtop.model.values.blockers import (
     Blockers,
 )
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
@@ -45,12 +47,14 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.units import NS_PER_S
 
-RUNS, IDLE, AWAY = "runs", "idle", "away"
-"""States of nodes that are not one wait: on a CPU, waiting for work, and not on this machine."""
+RUNS, IDLE, AWAY, IS_DISK = "runs", "idle", "away", "disk"
+"""States of nodes that are not one wait: on a CPU, waiting for work, not on this machine, and a disk."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 MOST_HOPS = 16
 _SLACK_NS = NS_PER_S
+_MOST_REQUESTS = 0.5
+"""Share of the time of all requests to a disk from which one process keeps the others waiting."""
 _LEAST_BUSY = 0.05
 """Average number of running threads below which a process counts as doing nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
@@ -72,9 +76,10 @@ class Node(NamedTuple):
     row: int
     """Row of the waits in progress; -1 if it is not in a wait that is known to be long."""
     state: str
-    """Category of the wait; RUNS, IDLE or AWAY; or `run-queue` or `throttle` for a process that wants a CPU."""
+    """Category of the wait; RUNS, IDLE, AWAY or IS_DISK; or `run-queue` or `throttle` for a process that wants a
+    CPU."""
     address: str = ""
-    """Address of a node that is AWAY."""
+    """Address of a node that is AWAY; name of a disk."""
 
 
 class Edge(NamedTuple):
@@ -192,6 +197,8 @@ class Activity:
         self._of_threads: Sequence[Mapping[int, float]] = ()
         """The same three by thread code, for threads that have been looked up."""
         self._codes, self._running_ns = thread_codes(ids), running
+        self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
+        """By name of the disk: the process with most of the requests in it, while requests are counted."""
 
     def _in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
         every = self._every
@@ -244,6 +251,19 @@ def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
     return dict(zip(once.tolist(), np.bincount(which, values, len(once)).tolist(), strict=True))
 
 
+def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
+    times: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    for key, totals in activity.totals.items():
+        of_disk = times[key.device]
+        of_disk[key.pid] = of_disk.get(key.pid, 0) + totals.outstanding_ns
+    found: dict[str, int] = {}
+    for device, by_pid in times.items():
+        most = max(by_pid, key=by_pid.__getitem__)
+        if by_pid[most] >= _MOST_REQUESTS * sum(by_pid.values()) > 0:
+            found[activity.name(device)] = most
+    return found
+
+
 class KnownPeers:
     """Processes at the other end of the objects that threads wait on, cached while the catalog has the same peers."""
 
@@ -290,8 +310,8 @@ class _Builder:
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
         """PID → age in ns of the oldest wait that it must end."""
-        self._away: dict[str, int] = {}
-        """By address."""
+        self._places: dict[tuple[str, str], int] = {}
+        """Nodes that are no process, by state and address or name."""
         self._edges: list[Edge] = []
         self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
         self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
@@ -338,7 +358,7 @@ class _Builder:
         if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)
         if known:
-            return known
+            return self._user_of_disk(key, known[0]) if known[0].via == DISK else known
         if self._sessions.waiting and (holders := self._idle_in_transaction(key.pid)):
             return holders
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
@@ -347,6 +367,11 @@ class _Builder:
             what = self._catalog.wake(wake).object
             return tuple(one for one in self._wakers.get(what, ()) if self._may_hold(one, what))
         return self._lookup(row) if kernel in self._awaits_lookup else ()
+
+    def _user_of_disk(self, key: ThreadKey, disk: Blocker) -> tuple[Blocker, ...]:
+        """Return the process with most of the requests in a disk, if that is not the waiter's; otherwise the disk."""
+        pid = self._activity.users_of_disks.get(disk.what, 0)
+        return (Blocker(pid, 0, DISK, False, disk.what) if pid not in (0, key.pid) else disk,)
 
     def _stacks_with(self, holds: Callable[[Stack], bool]) -> set[int]:
         """Return the kernel stacks of waits for which `holds` is true."""
@@ -386,18 +411,18 @@ class _Builder:
                 ):  # the process has the other end open, too, as make does with its job server: any of them may act
                     return
                 continue
-            target = (
-                self._node_of_address(one.what) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
-            )
+            target = self._place(one) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
             targets[target] = one
         for target, one in targets.items():
             self._edges.append(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
 
-    def _node_of_address(self, address: str) -> int:
-        number = self._away.get(address)
+    def _place(self, one: Blocker) -> int:
+        """Return the node of an address or a disk."""
+        place = IS_DISK if one.via == DISK else AWAY, one.what
+        number = self._places.get(place)
         if number is None:
-            number = self._away[address] = len(self._nodes)
-            self._nodes.append(Node(ThreadKey(ELSEWHERE, 0), -1, AWAY, address))
+            number = self._places[place] = len(self._nodes)
+            self._nodes.append(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
         return number
 
     def _node(self, key: ThreadKey) -> int:

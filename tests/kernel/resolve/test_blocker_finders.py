@@ -3,17 +3,19 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.kernel.procfs.guarded_reads import Channel
 from offtop.kernel.procfs.open_files import locks_in
-from offtop.kernel.resolve import gil
+from offtop.kernel.resolve import disks, gil
 from offtop.kernel.resolve.blocked import Blocked
 from offtop.kernel.resolve.file_locks import LockLine, LockTable, Request
 from offtop.kernel.resolve.fuse_servers import FuseServers
-from offtop.model.values.blockers import FILE_SYSTEM, GIL, Blocker
+from offtop.model.values.blockers import DISK, ELSEWHERE, FILE_SYSTEM, GIL, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from tests.kernel.reads import GUARDED
@@ -138,3 +140,62 @@ def test_path_leads_to_a_fuse_server_if_there_is_only_one_mount(mounts: Sequence
 def test_descriptor_leads_to_the_fuse_server_of_its_mount() -> None:
     assert connection([_CONTROL, _SSHFS, _NTFS], "read", b"mnt_id:\t41\n") == [8]
     assert connection([_CONTROL, _SSHFS, _NTFS, _VIRTIO], "read", b"mnt_id:\t42\n") == []
+
+
+_MOUNTS = (
+    b"30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+    b"31 30 252:0 / /data rw - xfs /dev/mapper/data rw\n"
+    b"32 30 0:40 / /btrfs rw - btrfs /dev/sdb rw\n"
+)
+
+
+def system(root: Path) -> Path:
+    """Make a /sys with a disk sda, its partition sda1, a disk sdb, and dm-0, which is made of sdb."""
+    for name, number, is_partition in (
+        ("sda", "8:0", 0),
+        ("sda/sda1", "8:1", 1),
+        ("sdb", "8:16", 0),
+        ("dm-0", "252:0", 0),
+    ):
+        device = root / "devices" / name
+        (device / "slaves").mkdir(parents=True)
+        if is_partition:
+            (device / "partition").touch()
+        for link in (root / "dev/block" / number, root / "class/block" / device.name):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(device)
+    (root / "devices/dm-0/slaves/sdb").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("call", "mount", "busy", "expected"),
+    [
+        ("read", 30, (), ("sda", True)),
+        ("fsync", 31, ("sda",), ("dm-0", True)),
+        ("read", 32, ("sdb",), ("sdb", False)),
+        ("", 0, ("sda", "sda1"), ("sda", False)),
+        ("", 0, ("sdb", "dm-0"), ("sdb", False)),
+        ("", 0, ("sda", "sdb"), None),
+        ("openat", 30, (), None),
+    ],
+)
+def test_disk_is_that_of_the_descriptor_or_the_only_busy_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    mount: int,
+    busy: Sequence[str],
+    expected: tuple[str, bool] | None,
+) -> None:
+    stats = {
+        number: DiskStats(name, int(name in busy), 0) for number, name in enumerate(("sda", "sda1", "sdb", "dm-0"))
+    }
+    monkeypatch.setattr(disks.diskstats, "read", lambda: stats)
+    catalog = Catalog()
+    catalog.stacks[FIRST_STACK] = Stack((Frame(KERNEL, 0, "folio_wait_bit"),), 0, "disk-read")
+    texts = {"/proc/10/mountinfo": _MOUNTS, "/proc/10/fdinfo/3": b"pos:\t0\nmnt_id:\t%d\n" % mount}
+    wait = Blocked(ThreadKey(10, 10), 1, call, (3, 0, 0, 0, 0, 0), kernel=FIRST_STACK)
+    found = disks.Disks(Texts(texts), catalog, system(tmp_path)).find([wait])
+    blockers = [one for each in found.values() for one in each.blockers]
+    assert blockers == ([Blocker(ELSEWHERE, 0, DISK, expected[1], expected[0])] if expected else [])

@@ -6,6 +6,7 @@ from offtop.model.aggregate.suspect_text import SuspectTexts, of_several
 from offtop.model.values.blockers import (
     ANSWER,
     CPU_QUOTA,
+    DISK,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -17,6 +18,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.disks import DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import Object
@@ -47,6 +49,31 @@ def test_idle_transaction_is_likely_the_holder_and_the_clients_are_counted() -> 
         "idle in transaction"
     )
     assert then.startswith("select pid, pg_blocking_pids(pid)")
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_disk_is_named(is_exact: bool) -> None:
+    machine = Machine()
+    for pid in (10, 11):
+        machine.held(machine.waits("tar", pid, "disk-read", 9), Blocker(ELSEWHERE, 0, DISK, is_exact, "sda"))
+    likely = "" if is_exact else "likely "
+    assert sentences(machine) == [
+        (
+            f"2 tar wait for the disk to read (9.00s), {likely}on sda",
+            "the disk's latency and queue, and what reads so much (key 8)",
+        )
+    ]
+
+
+def test_program_with_most_requests_is_named_before_the_disk() -> None:
+    machine = Machine(disks=DiskActivity({DiskKey(8, "read", 20, 20): DiskTotals(outstanding_ns=1)}, names={8: "sda"}))
+    for pid in (10, 11, 20):
+        waiter = machine.waits("backup" if pid == 20 else "tar", pid, "disk-read", 9)
+        machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
+    ((says, _),) = sentences(machine)
+    assert says == (
+        "2 tar wait for the disk to read (9.00s), likely behind backup(20), which waits for the disk to read, on sda"
+    )
 
 
 def test_file_lock_has_its_name() -> None:

@@ -1,6 +1,6 @@
 """The wait-for graph has one edge for each way to know what must act, and loses no waiting on the way to the ends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ from offtop.model.classify.wait_graph import IDLE, RUNS, Edge, Paths, WaitGraph
 from offtop.model.values.blockers import (
     BACKLOG,
     CHILD,
+    DISK,
+    ELSEWHERE,
     FILE_LOCK,
     GIL,
     KERNEL_LOCK,
@@ -24,6 +26,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.disks import DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
@@ -45,6 +48,29 @@ def test_kernel_lock_leads_to_its_holder() -> None:
     holder = machine.waits("cp", 20, "disk-write")
     waiter = machine.waits("ls", 10, "kernel-lock", holder=Holder(20, 20, "cp"))
     assert edges_of(machine.graph(), waiter) == [(holder, KERNEL_LOCK, True)]
+
+
+@pytest.mark.parametrize(
+    ("ms_of", "leads_to"),
+    [
+        ({}, ELSEWHERE),
+        ({20: 900, 10: 100}, 20),
+        ({10: 900, 20: 100}, ELSEWHERE),
+        ({20: 400, 10: 100, 30: 400}, ELSEWHERE),
+        ({0: 900, 20: 100}, ELSEWHERE),
+    ],
+)
+def test_wait_for_a_disk_leads_to_the_disk_or_to_the_process_with_most_of_its_requests(
+    ms_of: Mapping[int, int], leads_to: int
+) -> None:
+    machine = Machine()
+    totals = {DiskKey(8, "read", pid, pid): DiskTotals(outstanding_ns=ms * 1_000_000) for pid, ms in ms_of.items()}
+    machine.disks = DiskActivity(totals, names={8: "sda"}) if ms_of else None
+    waiter = machine.waits("ls", 10, "disk-read")
+    machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
+    graph = machine.graph()
+    assert edges_of(graph, waiter) == [(ThreadKey(leads_to, 0), DISK, leads_to == ELSEWHERE)]
+    assert graph.edges[0].what == "sda"
 
 
 def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:

@@ -1,0 +1,33 @@
+"""Which device the file of a descriptor is on, from fdinfo and mountinfo (Documentation/filesystems/proc.rst)."""
+
+import re
+from collections.abc import Mapping
+
+from offtop.kernel.procfs.guarded_reads import Channel
+
+LONGEST_BYTES = 1 << 20
+"""A mountinfo of this length was cut."""
+_ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
+_MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) ", re.MULTILINE)
+"""Id, major and minor number."""
+
+
+def mount_id(reads: Channel, pid: int, fd: int) -> int | None:
+    """Return the id of the mount that a descriptor of a process is on. Raises OSError."""
+    (text,) = reads.ask(pid, "contents", [f"/proc/{pid}/fdinfo/{fd}"], LONGEST_BYTES)
+    found = _ID.search(text)
+    return int(found[1]) if found else None
+
+
+def mountinfo(reads: Channel, pid: int) -> bytes:
+    """Return the mounts that a process sees; nothing if there are too many. Raises OSError."""
+    (text,) = reads.ask(pid, "contents", [f"/proc/{pid}/mountinfo"], LONGEST_BYTES)
+    return b"" if len(text) >= LONGEST_BYTES else text
+
+
+def devices(text: bytes) -> Mapping[int, tuple[int, int]]:
+    """Return the device (major, minor) of each mount of a mountinfo, by the mount's id.
+
+    Major 0: the file system has no single block device of its own, as tmpfs, NFS and btrfs.
+    """
+    return {int(mount): (int(major), int(minor)) for mount, major, minor in _MOUNT.findall(text)}

@@ -1,0 +1,90 @@
+"""Finds the disk that a thread waits for.
+
+It is the disk with the file system of the descriptor that the thread's system call is about. If there is none, as in a
+page fault, or if the file system is not on one disk, it is likely the only disk that has requests at this moment.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from offtop.kernel.procfs import diskstats, mounts
+from offtop.kernel.procfs.guarded_reads import Channel
+from offtop.kernel.resolve.blocked import DISK_WAITS, OF_DESCRIPTOR, Blocked, Found
+from offtop.model.values.blockers import DISK, ELSEWHERE, Blocker
+from offtop.model.values.catalog import Catalog, ThreadKey
+
+_MOST_KNOWN = 4096
+
+
+class Disks:
+    """Finds disks. For one thread, except for `waits_for_disk`."""
+
+    def __init__(self, reads: Channel, catalog: Catalog, root: Path = Path("/sys")) -> None:
+        self._reads, self._catalog, self._root = reads, catalog, root
+        self._names: dict[tuple[int, int], str] = {}
+
+    def waits_for_disk(self, kernel: int) -> bool:
+        """Return whether waits at a kernel stack are for a disk."""
+        return self._catalog.stack(kernel).category in DISK_WAITS
+
+    def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
+        found: dict[ThreadKey, Found] = {}
+        seen: dict[int, dict[int, tuple[int, int]]] = {}
+        of_descriptors: dict[tuple[int, int], str] = {}
+        busy: str | None = None
+        for one in waits:
+            if not self.waits_for_disk(one.kernel):
+                continue
+            has_descriptor = one.call in OF_DESCRIPTOR and bool(one.arguments)
+            disk = ""
+            if has_descriptor:
+                descriptor = one.key.pid, one.arguments[0] & 0xFFFFFFFF
+                if descriptor not in of_descriptors:
+                    of_descriptors[descriptor] = self._of_descriptor(*descriptor, seen)
+                disk = of_descriptors[descriptor]
+            is_exact = bool(disk)
+            if not disk:
+                busy = self._only_busy_one() if busy is None else busy
+                disk = busy
+            if disk:
+                arguments = one.arguments[:1] if has_descriptor else ()
+                blockers = (Blocker(ELSEWHERE, 0, DISK, is_exact, disk),)
+                found[one.key] = Found(one.switched_out_ns, blockers, arguments=arguments)
+        return found
+
+    def _of_descriptor(self, pid: int, fd: int, seen: dict[int, dict[int, tuple[int, int]]]) -> str:
+        """Return the name of the disk with the file of a descriptor; empty if it is unknown."""
+        with suppress(OSError):  # TimeoutError is one
+            if pid not in seen:
+                seen[pid] = {}
+                seen[pid].update(mounts.devices(mounts.mountinfo(self._reads, pid)))
+            mount = mounts.mount_id(self._reads, pid, fd)
+            if mount is not None and mount in seen[pid]:
+                return self._name(seen[pid][mount])
+        return ""
+
+    def _name(self, device: tuple[int, int]) -> str:
+        """Return the name of a whole disk, also for one of its partitions; empty if it is no block device."""
+        if device not in self._names:
+            if len(self._names) >= _MOST_KNOWN:
+                self._names.clear()
+            path = (self._root / "dev/block" / f"{device[0]}:{device[1]}").resolve()
+            disk = path.parent if _is_partition(path) else path
+            self._names[device] = disk.name.replace("!", "/") if path.is_dir() else ""  # as in /proc/diskstats
+        return self._names[device]
+
+    def _only_busy_one(self) -> str:
+        """Return the only disk that has requests, without those made of others (device mapper, md); else empty."""
+        busy = [one.name for one in diskstats.read().values() if one.in_device and self._is_lowest(one.name)]
+        return busy[0] if len(busy) == 1 else ""
+
+    def _is_lowest(self, name: str) -> bool:
+        path = self._root / "class/block" / name.replace("/", "!")
+        with suppress(OSError):
+            return path.is_dir() and not _is_partition(path) and not any((path / "slaves").iterdir())
+        return False
+
+
+def _is_partition(path: Path) -> bool:
+    return (path / "partition").exists()
