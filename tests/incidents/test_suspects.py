@@ -394,6 +394,24 @@ def test_build_and_busy_programs_are_not_accused(tmp_path: Path) -> None:
         assert others_left_out(of({"make", "gcc", "cc1", "as", "burner"}, ticks(count=15))) == [[]] * 15
 
 
+def test_frozen_file_system_is_named(tmp_path: Path) -> None:
+    image, place = tmp_path / "image", tmp_path / "place"
+    place.mkdir()
+    with image.open("wb") as out:
+        out.truncate(64 << 20)
+    with ExitStack() as stack:
+        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, place], ["fsfreeze", "-f", place]):
+            subprocess.run(command, check=True, timeout=60)
+            if command[0] == "mount":
+                stack.callback(subprocess.run, ["umount", place], check=True, timeout=60)
+        with ExitStack() as writers:
+            for number in range(3):
+                writers.enter_context(started("dd", "if=/dev/zero", f"of={place / str(number)}", "bs=1k", "count=9"))
+            writers.callback(subprocess.run, ["fsfreeze", "-u", place], check=True, timeout=60)
+            for one in named({"dd"}):
+                assert re.match(r"3 dd wait for a frozen file system \(.*\)\. Next: what takes a snapshot", one["text"])
+
+
 def test_slow_disk_is_named() -> None:
     disk = Path("/sys/dev/block", waits.disk_of(Path("/var/tmp"))).resolve().name
     with ExitStack() as stack:

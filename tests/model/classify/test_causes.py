@@ -168,6 +168,8 @@ ON_A_QUEUE = (
         ("pipe-full", "yes", "pipe", ("lib:write", "main"), ("pipe_write", "vfs_write")),
         ("page-fault", "web", "page-fault", ("work",), ("folio_wait_bit", "filemap_fault")),
         ("mmap-lock", "web", "kernel-lock", ("work",), ("down_read", "do_user_addr_fault")),
+        ("frozen", "dd", "kernel-lock", ("lib:open",), ("percpu_rwsem_wait", "mnt_want_write", "path_openat")),
+        ("frozen", "dd", "kernel-lock", ("lib:write",), ("percpu_rwsem_wait", "__percpu_down_read", "vfs_write")),
         ("inode-lock", "web", "kernel-lock", ("lib:write",), ("down_write", "ext4_buffered_write_iter")),
         ("kernel-lock", "web", "kernel-lock", ("lib:ioctl",), ("mutex_lock", "some_driver")),
         ("kernel-thread", "kswapd0", "kthread-idle", (), ("kswapd",)),
