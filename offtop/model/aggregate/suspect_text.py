@@ -31,6 +31,7 @@ from offtop.model.windows.baseline import Baseline
 from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
 from offtop.units import NS_PER_S, duration, threads, times
 
+_STOPPED = "stopped"
 _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",
@@ -39,7 +40,7 @@ _DOES: Mapping[str, str] = {
     IS_DISK: "is a disk",
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for its CPU quota",
-    "stopped": "is stopped",
+    _STOPPED: "is stopped",
     "tty": "waits for its terminal",
     "child": "waits for a child process",
     "signal": "waits for a signal",
@@ -64,7 +65,8 @@ _WAITS: Mapping[str, str] = {
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER, LOOKUP}
-_PIPE_IS_FULL = "pipe-full"
+_IS_FULL = ("pipe-full", "unix-full")
+"""Ids of cause rules of threads that wait for room to send."""
 _POLLS = ("poll", "event-loop")
 """Ids of cause rules that do not say what of several things a thread waits for."""
 _PRIORITY = "its priority (nice), or a CPU quota for it"
@@ -207,7 +209,7 @@ class SuspectTexts:
         if hop.via == STOPPED_BY:
             return f", {likely}stopped by {self.name_of(after)}"
         rule = self.rule(hop)
-        preposition = "to" if rule and rule.general.id == _PIPE_IS_FULL else "from"
+        preposition = "to" if rule and rule.general.id in _IS_FULL else "from"
         return f", likely {preposition} {self.name_of(after)}" if likely else f" {preposition} {self.name_of(after)}"
 
     def _circle(self, one: Suspect) -> Sentence:
@@ -235,6 +237,10 @@ class SuspectTexts:
             if one.hops[-2].via in LOCKS and end.state == SLEEP:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
+            if end.state == _STOPPED:
+                return (
+                    f"what stopped it: grep TracerPid /proc/{end.key.pid}/status; kill -CONT {end.key.pid} resumes it"
+                )
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""

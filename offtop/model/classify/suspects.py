@@ -48,7 +48,7 @@ class Hop(NamedTuple):
     key: ThreadKey
     """The one with the oldest wait; tid 0: some thread of the process."""
     program: str
-    """Raw. An address if it is not on this machine; `key` is (0, 0) then."""
+    """Raw. An address if it is not on this machine, or the name of a disk; `key` is (0, 0) then."""
     many: int
     pids: int
     """Number of their processes."""
@@ -143,7 +143,8 @@ next."""
     @property
     def _what(self) -> str:
         """Name of the object that is held. An address does not count as a name, because it differs from run to run."""
-        return next((one.what for one in reversed(self.hops) if one.what and one.via not in _AT_ADDRESS), "")
+        names = (one.what for one in reversed(self.hops) if one.via not in _AT_ADDRESS)
+        return next((name for name in names if name not in ("", self.end.program)), "")
 
 
 class Found(NamedTuple):

@@ -63,6 +63,7 @@ def test_disk_is_named(is_exact: bool) -> None:
             "the disk's latency and queue, and what reads so much (key 8)",
         )
     ]
+    assert [one.name.text for one in machine.found().suspects] == ["tar (disk-read) behind sda"]
 
 
 def test_program_with_most_requests_is_named_before_the_disk() -> None:
@@ -150,6 +151,20 @@ def test_what_the_end_does_is_said_for_every_state() -> None:
     machine.runs("cp", 20)
     ((says, _),) = sentences(machine)
     assert says.endswith("likely held by cp(20), which runs")
+
+
+def test_stopped_process_can_be_resumed() -> None:
+    machine = Machine()
+    for pid in (10, 11):
+        client = machine.waits("logger", pid, "pipe", 3, "lib:send", kernel="unix_wait_for_peer")
+        machine.held(client, Blocker(20, 0, SOCKET, True))
+    machine.waits("journald", 20, "stopped", 4)
+    assert sentences(machine, 3) == [
+        (
+            "2 logger wait for room in a local socket (3.00s) to journald(20), which is stopped",
+            "what stopped it: grep TracerPid /proc/20/status; kill -CONT 20 resumes it",
+        )
+    ]
 
 
 def test_deadlock_names_all_threads_and_locks() -> None:

@@ -161,6 +161,7 @@ ON_A_QUEUE = (
         ("rust-park", "web", "lock", ("lib:syscall", "<std::thread::thread::Thread>::park", "serve"), ()),
         ("shell-input", "bash", "poll", ("lib:pselect", "shtimer_select", "main"), ("poll_schedule_timeout",)),
         ("pipe-full", "bash", "pipe", ("lib:write", "main"), ("pipe_write",)),
+        ("sqlite-lock", "web", "sleep", ("lib:usleep", "libsqlite3.so.0!sqlite3InvokeBusyHandler", "main"), ()),
         ("sleep", "web", "sleep", ("lib:nanosleep", "work", "main"), ()),
         ("poll", "web", "poll", ("lib:poll", "serve", "main"), ()),
         ("launcher", "bash", "child", ("lib:wait4", "waitchld", "main"), ()),
