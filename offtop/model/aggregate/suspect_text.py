@@ -238,9 +238,8 @@ class SuspectTexts:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
             if end.state == _STOPPED:
-                return (
-                    f"what stopped it: grep TracerPid /proc/{end.key.pid}/status; kill -CONT {end.key.pid} resumes it"
-                )
+                pid = end.key.pid
+                return f"what stopped it: a signal (kill -CONT {pid}), a debugger (TracerPid in its status), a cgroup"
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""

@@ -27,6 +27,7 @@ from offtop.model.values.blockers import (
     MUTEX,
     PIPE,
     SOCKET,
+    STOPPED_BY,
     TITLE,
     UPSTREAM,
     WAKER,
@@ -59,6 +60,7 @@ _LEAST_BUSY = 0.05
 """Average number of running threads below which a process counts as doing nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
 """Title of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
+_STOPPED = "stopped"
 _AWAITS_LOOKUP = "d_alloc_parallel"
 """Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
@@ -354,6 +356,8 @@ class _Builder:
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
+        if self._categories[row] == _STOPPED:  # whatever its system call is waiting for
+            return [one for one in known if one.via == STOPPED_BY]
         holder = self._waits.holders.get(key)
         if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)

@@ -162,7 +162,7 @@ def test_stopped_process_can_be_resumed() -> None:
     assert sentences(machine, 3) == [
         (
             "2 logger wait for room in a local socket (3.00s) to journald(20), which is stopped",
-            "what stopped it: grep TracerPid /proc/20/status; kill -CONT 20 resumes it",
+            "what stopped it: a signal (kill -CONT 20), a debugger (TracerPid in its status), a cgroup",
         )
     ]
 

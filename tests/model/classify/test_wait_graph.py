@@ -73,6 +73,16 @@ def test_wait_for_a_disk_leads_to_the_disk_or_to_the_process_with_most_of_its_re
     assert graph.edges[0].what == "sda"
 
 
+def test_stopped_thread_waits_for_what_has_stopped_it_only() -> None:
+    machine = Machine()
+    parent, traced = machine.waits("sh", 10, "stopped"), machine.waits("sh", 11, "stopped")
+    machine.held(parent, Blocker(20, 0, CHILD, True))
+    machine.held(traced, Blocker(21, 0, CHILD, True), Blocker(30, 30, STOPPED_BY, True))
+    graph = machine.graph()
+    assert edges_of(graph, parent) == []
+    assert edges_of(graph, traced) == [(ThreadKey(30, 30), STOPPED_BY, True)]
+
+
 def test_file_lock_leads_to_all_that_hold_the_open_file() -> None:
     machine = Machine()
     waiter = machine.waits("flock", 10, "lock", on=Object("file", "/run/job.lock"))
