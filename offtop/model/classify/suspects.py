@@ -396,14 +396,16 @@ class _Ends:
         return found
 
     def _hop(self, nodes: Sequence[int]) -> Hop:
-        """Describe nodes that do the same."""
-        some = [self._graph.nodes[one] for one in nodes]
-        oldest = max(some, key=lambda one: self._waits.ages_ns[one.row] if one.row >= 0 else 0)
+        """Describe the node with the oldest wait, and those of the same program."""
+        every = [self._graph.nodes[one] for one in nodes]
+        oldest = max(every, key=lambda one: self._waits.ages_ns[one.row] if one.row >= 0 else 0)
+        program = self._program(oldest)
+        some = [one for one in every if self._program(one) == program]
         in_wait = oldest.row >= 0
         return Hop(
             oldest.key,
-            self._program(oldest),
-            len(nodes),
+            program,
+            len(some),
             len({one.key.pid for one in some}),
             oldest.state,
             self._waits.places[oldest.row] if in_wait else None,

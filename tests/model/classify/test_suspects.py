@@ -355,6 +355,18 @@ def test_clients_without_an_answer_stand_only_if_their_server_looks_idle(
     assert bool(machine.found().suspects) != stands
 
 
+def test_of_several_holders_only_those_of_the_named_program_are_counted() -> None:
+    machine = Machine()
+    for pid in (10, 11, 12):
+        waiter = machine.waits("flock", pid, "lock", 9, kernel="flock_lock_inode_wait")
+        machine.held(waiter, *(Blocker(pid, 0, FILE_LOCK, True, "job.lock") for pid in (20, 21, 22)))
+    machine.waits("flock", 20, "stopped", 20)
+    for pid in (21, 22):
+        machine.waits("sleep", pid, "sleep", 30, "lib:clock_nanosleep", before=True)
+    (one,) = machine.found().suspects
+    assert (one.end.program, one.end.many, one.end.pids) == ("sleep", 2, 2)
+
+
 @pytest.mark.parametrize(("server", "stands"), [("stopped", False), ("lock", False), ("sleep", True), ("poll", True)])
 def test_readers_of_a_local_socket_stand_unless_its_other_end_is_stuck(server: str, stands: bool) -> None:
     """It is not known whether they have asked for something: they may subscribe to events."""
