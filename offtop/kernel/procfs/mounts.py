@@ -8,8 +8,8 @@ from offtop.kernel.procfs.guarded_reads import Channel
 LONGEST_BYTES = 1 << 20
 """A mountinfo of this length was cut."""
 _ID = re.compile(rb"^mnt_id:\t(\d+)$", re.MULTILINE)
-_MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) ", re.MULTILINE)
-"""Id, major and minor number."""
+_MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) .* - (\S+)", re.MULTILINE)
+"""Id, major and minor number, and kind of file system."""
 
 
 def mount_id(reads: Channel, pid: int, fd: int) -> int | None:
@@ -25,9 +25,9 @@ def mountinfo(reads: Channel, pid: int) -> bytes:
     return b"" if len(text) >= LONGEST_BYTES else text
 
 
-def devices(text: bytes) -> Mapping[int, tuple[int, int]]:
-    """Return the device (major, minor) of each mount of a mountinfo, by the mount's id.
+def devices(text: bytes) -> Mapping[int, tuple[int, int, bytes]]:
+    """Return the device (major, minor) and kind of file system of each mount of a mountinfo, by the mount's id.
 
     Major 0: the file system has no single block device of its own, as tmpfs, NFS and btrfs.
     """
-    return {int(mount): (int(major), int(minor)) for mount, major, minor in _MOUNT.findall(text)}
+    return {int(mount): (int(major), int(minor), kind) for mount, major, minor, kind in _MOUNT.findall(text)}

@@ -1,7 +1,7 @@
 """Finds the disk that a thread waits for.
 
-It is the disk with the file system of the descriptor that the thread's system call is about. If there is none, as in a
-page fault, or if the file system is not on one disk, it is likely the only disk that has requests at this moment.
+It is the disk with the file system of the descriptor that the thread's system call is about. If there is none, as in
+open(), or if the file system may be on any disk, it is likely the only disk that has requests at this moment.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ from offtop.model.values.blockers import DISK, ELSEWHERE, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 
 _MOST_KNOWN = 4096
+_ON_ANY_DISK = (b"btrfs", b"overlay")
+"""File systems that have no block device of their own, but whose files are on disks."""
 
 
 class Disks:
@@ -30,21 +32,21 @@ class Disks:
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         found: dict[ThreadKey, Found] = {}
-        seen: dict[int, dict[int, tuple[int, int]]] = {}
-        of_descriptors: dict[tuple[int, int], str] = {}
+        seen: dict[int, dict[int, tuple[int, int, bytes]]] = {}
+        of_descriptors: dict[tuple[int, int], str | None] = {}
         busy: str | None = None
         for one in waits:
             if not self.waits_for_disk(one.kernel):
                 continue
             has_descriptor = one.call in OF_DESCRIPTOR and bool(one.arguments)
-            disk = ""
+            disk: str | None = None
             if has_descriptor:
                 descriptor = one.key.pid, one.arguments[0] & 0xFFFFFFFF
                 if descriptor not in of_descriptors:
                     of_descriptors[descriptor] = self._of_descriptor(*descriptor, seen)
                 disk = of_descriptors[descriptor]
             is_exact = bool(disk)
-            if not disk:
+            if disk is None:
                 busy = self._only_busy_one() if busy is None else busy
                 disk = busy
             if disk:
@@ -53,16 +55,17 @@ class Disks:
                 found[one.key] = Found(one.switched_out_ns, blockers, arguments=arguments)
         return found
 
-    def _of_descriptor(self, pid: int, fd: int, seen: dict[int, dict[int, tuple[int, int]]]) -> str:
-        """Return the name of the disk with the file of a descriptor; empty if it is unknown."""
+    def _of_descriptor(self, pid: int, fd: int, seen: dict[int, dict[int, tuple[int, int, bytes]]]) -> str | None:
+        """Return the name of the disk with the file of a descriptor; empty if it is on none, None if unknown."""
         with suppress(OSError):  # TimeoutError is one
             if pid not in seen:
                 seen[pid] = {}
                 seen[pid].update(mounts.devices(mounts.mountinfo(self._reads, pid)))
             mount = mounts.mount_id(self._reads, pid, fd)
             if mount is not None and mount in seen[pid]:
-                return self._name(seen[pid][mount])
-        return ""
+                major, minor, kind = seen[pid][mount]
+                return None if kind in _ON_ANY_DISK else self._name((major, minor))
+        return None
 
     def _name(self, device: tuple[int, int]) -> str:
         """Return the name of a whole disk, also for one of its partitions; empty if it is no block device."""

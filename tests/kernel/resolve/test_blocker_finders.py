@@ -146,6 +146,7 @@ _MOUNTS = (
     b"30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
     b"31 30 252:0 / /data rw - xfs /dev/mapper/data rw\n"
     b"32 30 0:40 / /btrfs rw - btrfs /dev/sdb rw\n"
+    b"33 30 0:41 / /nfs rw - nfs4 server:/ rw\n"
 )
 
 
@@ -174,6 +175,7 @@ def system(root: Path) -> Path:
         ("read", 30, (), ("sda", True)),
         ("fsync", 31, ("sda",), ("dm-0", True)),
         ("read", 32, ("sdb",), ("sdb", False)),
+        ("read", 33, ("sdb",), None),
         ("", 0, ("sda", "sda1"), ("sda", False)),
         ("", 0, ("sdb", "dm-0"), ("sdb", False)),
         ("", 0, ("sda", "sdb"), None),
