@@ -75,6 +75,9 @@ static inline __attribute__((always_inline)) void add_thread(struct thread *to, 
  * The key of the idle one, which is of the previous tick, has the lower time, to keep them in order. If there is room
  * for one entry only, it gets the sum of both: one buffer alone would be paired with the sites of both. If there is no
  * room at all, the sum goes to the CPU's exited_sums, which keeps the time but not the thread.
+ *
+ * A scan may be at the idle buffer at this moment, and have reported it without having cleared it. User space discards the
+ * second copy (not_scanned() in offtop/kernel/accounting/exit_records.py).
  */
 static inline __attribute__((always_inline)) void save_exiting(struct task_struct *task, struct record *r, u32 which)
 {

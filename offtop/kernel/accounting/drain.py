@@ -70,8 +70,8 @@ class Drain:
         """Main threads whose name has changed; the caller clears the list."""
         self._buffer = self._flipped_ns = 0
         self._clock_offset_ns = 0
-        self._scanned_before = ThreadRecords.of(())
-        """The records of the last tick's task scan."""
+        self._scanned_before = ThreadRecords.of(()).identities
+        """Of the last tick's task scan."""
         self._named: list[Ints] = []
         """Ids of the threads in the task scans of this tick."""
 
@@ -161,11 +161,11 @@ class Drain:
         """
         found = not_scanned(read_exits(self._maps[f"exited_{buffer}"].drain()), self._scanned_before)
         found = merge_mixed(found, self._flipped_ns)
-        self._flipped_ns, self._scanned_before = at_ns, threads
+        self._flipped_ns, self._scanned_before = at_ns, threads.identities
         newer = self._maps[f"exited_{1 - buffer}"]
         exited_later = {
             (end_ns, key): (comm, start_ns, record)
-            for end_ns, key, comm, start_ns, record in not_scanned(read_exits(newer.read()), threads)
+            for end_ns, key, comm, start_ns, record in not_scanned(read_exits(newer.read()), self._scanned_before)
         }
         named = set[ThreadKey]()
         if found or exited_later:

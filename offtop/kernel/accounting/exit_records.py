@@ -9,6 +9,7 @@ from offtop.kernel.accounting.tick_records import RuntimeSample, RuntimeSamples,
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.layout import ThreadRecord
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.table import Ints
 
 _SUMMED = (
     *("waits", "offcpu_ns", "runqueue_ns", "preempted_ns", "involuntary", "short_waits", "short_ns"),
@@ -39,15 +40,17 @@ def is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
     return last.waits > 0 and last.first_switched_out_ns + last.first_off_ns < flipped_ns
 
 
-def not_scanned(ended: list[Exit], scanned: ThreadRecords) -> list[Exit]:
-    """Leave out the older records of those threads that the task scan of the same tick has reported.
+def not_scanned(ended: list[Exit], scanned: Ints) -> list[Exit]:
+    """Leave out the older records of those threads that the task scan of their tick has reported.
+
+    `scanned` is the table ThreadRecords.identities of that scan.
 
     A thread that is switched out for the last time while the scan is at its older buffer copies that buffer, too,
     before the scan clears it.
     """
     if not any(record.is_previous for *_, record in ended):
         return ended
-    reported = {*zip(*scanned.ids.T.tolist(), scanned.rows["tid_acquired_ns"].tolist(), strict=True)}
+    reported = {*map(tuple, scanned.tolist())}
     return [one for one in ended if not (one[-1].is_previous and (*one[1], one[-1].tid_acquired_ns) in reported)]
 
 

@@ -41,6 +41,11 @@ class ThreadRecords:
     def all(cls, parts: Sequence["ThreadRecords"]) -> "ThreadRecords":
         return cls(np.concatenate([one.ids for one in parts]), np.concatenate([one.rows for one in parts]))
 
+    @property
+    def identities(self) -> Ints:
+        """Return a new table: pid, tid, and when the thread acquired its tid."""
+        return np.column_stack((self.ids, self.rows["tid_acquired_ns"].astype(np.int64)))
+
     def __len__(self) -> int:
         return len(self.ids)
 
