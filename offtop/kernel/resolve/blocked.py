@@ -24,9 +24,6 @@ _READS = ("read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat"
 _WRITES = ("write", "writev", "pwrite64", "pwritev", "pwritev2", "fsync", "fdatasync", "ftruncate", "fallocate")
 OF_DESCRIPTOR = frozenset((*_READS, *_WRITES, "sync_file_range", "syncfs", "ioctl", "fchmod", "fchown"))
 """Calls whose first argument is a descriptor of a file in the file system that they wait for."""
-DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
-"""Categories of waits for the disk of the file that the system call is about. A page fault, also one in a system call,
-may be for another file, or for a program that handles it (userfaultfd)."""
 OPERATION = 127
 """Mask of futex()'s second argument."""
 WAITS, PI_WAITS = (0, 9), (6, 13)

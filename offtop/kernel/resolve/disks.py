@@ -10,8 +10,8 @@ from pathlib import Path
 
 from offtop.kernel.procfs import diskstats, mounts
 from offtop.kernel.procfs.guarded_reads import Channel
-from offtop.kernel.resolve.blocked import DISK_WAITS, OF_DESCRIPTOR, Blocked, Found
-from offtop.model.values.blockers import DISK, ELSEWHERE, Blocker
+from offtop.kernel.resolve.blocked import OF_DESCRIPTOR, Blocked, Found
+from offtop.model.values.blockers import DISK, DISK_WAITS, ELSEWHERE, Blocker
 from offtop.model.values.catalog import Catalog, ThreadKey
 
 _MOST_KNOWN = 4096
@@ -60,7 +60,7 @@ class Disks:
         with suppress(OSError):  # TimeoutError is one
             if pid not in seen:
                 seen[pid] = {}
-                seen[pid].update(mounts.devices(mounts.mountinfo(self._reads, pid)))
+                seen[pid].update(mounts.devices(self._reads, pid))
             mount = mounts.mount_id(self._reads, pid, fd)
             if mount is not None and mount in seen[pid]:
                 major, minor, kind = seen[pid][mount]

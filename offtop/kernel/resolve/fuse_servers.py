@@ -22,8 +22,8 @@ _FUNCTIONS = ("fuse_", "__fuse_", "request_wait_answer")
 """Prefixes of the functions of the FUSE client (fs/fuse)."""
 _CONNECTION = re.compile(rb"^fuse_connection:\t(\d+)$", re.MULTILINE)
 """Field of fdinfo that only recent kernels have."""
-_MOUNT = re.compile(rb"^(\d+) \d+ (\d+):(\d+) .* - (?:fuse|fuseblk|virtiofs)(?:\.\S*)? ", re.MULTILINE)
-"""Id, major and minor number of a mount of the FUSE client in /proc/PID/mountinfo. `fusectl` is none."""
+_KIND = re.compile(rb"(?:fuse|fuseblk|virtiofs)(?:\.\S*)?")
+"""Kinds of file systems of the FUSE client. `fusectl` is none."""
 _MINOR_BITS = 20
 """The kernel writes a connection as major << 20 | minor (include/linux/kdev_t.h)."""
 _BYTES = 1 << 20
@@ -69,8 +69,12 @@ class FuseServers:
 
     def _mounts(self, pid: int) -> Mapping[int, int]:
         """Return the FUSE mounts that a process sees: id → connection. Raises OSError."""
-        found = _MOUNT.findall(mounts.mountinfo(self._reads, pid))
-        return {int(mount): int(major) << _MINOR_BITS | int(minor) for mount, major, minor in found}
+        every = mounts.devices(self._reads, pid)
+        return {
+            mount: major << _MINOR_BITS | minor
+            for mount, (major, minor, kind) in every.items()
+            if _KIND.fullmatch(kind)
+        }
 
     def _connection(self, wait: Blocked, seen: Mapping[int, int]) -> tuple[int, bool]:
         """Return the connection that a thread waits for, and whether that is sure. Raises OSError."""

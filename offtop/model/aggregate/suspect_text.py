@@ -16,6 +16,7 @@ from offtop.model.values.blockers import (
     ANSWER,
     BACKLOG,
     DISK,
+    DISK_USER,
     FILE_LOCK,
     GIL,
     LOOKUP,
@@ -28,10 +29,9 @@ from offtop.model.values.blockers import (
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names, nameless
 from offtop.model.windows.baseline import Baseline
-from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE
 from offtop.units import NS_PER_S, duration, threads, times
 
-_STOPPED = "stopped"
 _IN_TRANSACTION = "idle in transaction"
 _DOES: Mapping[str, str] = {
     RUNS: "runs",
@@ -40,7 +40,7 @@ _DOES: Mapping[str, str] = {
     IS_DISK: "is a disk",
     RUN_QUEUE: "wants a CPU",
     THROTTLE: "waits for its CPU quota",
-    _STOPPED: "is stopped",
+    STOPPED: "is stopped",
     "tty": "waits for its terminal",
     "child": "waits for a child process",
     "signal": "waits for a signal",
@@ -65,6 +65,7 @@ _WAITS: Mapping[str, str] = {
 }
 _HOLDS: Mapping[str, str] = {GIL: "Python's GIL", MUTEX: "a mutex", FILE_LOCK: "a file lock"}
 _HELD = LOCKS | {WAKER, LOOKUP}
+_BEFORE_DISK: Mapping[str, str] = {DISK: "on", DISK_USER: "behind"}
 _IS_FULL = ("pipe-full", "unix-full")
 """Ids of cause rules of threads that wait for room to send."""
 _POLLS = ("poll", "event-loop")
@@ -204,8 +205,8 @@ class SuspectTexts:
             return f", {likely}taken by {self.name_of(after)}"
         if hop.via in _HELD:
             return f", {likely}held by {self.name_of(after)}"
-        if hop.via == DISK:
-            return f", {likely}{'on' if after.state == IS_DISK else 'behind'} {self.name_of(after)}"
+        if hop.via in _BEFORE_DISK:
+            return f", {likely}{_BEFORE_DISK[hop.via]} {self.name_of(after)}"
         if hop.via == STOPPED_BY:
             return f", {likely}stopped by {self.name_of(after)}"
         rule = self.rule(hop)
@@ -237,9 +238,9 @@ class SuspectTexts:
             if one.hops[-2].via in LOCKS and end.state == SLEEP:
                 return f"who started it: ps -o pid,ppid,lstart,args -p {end.key.pid}"
             own = rule.next if rule and end.state != IDLE and end.state not in _DOES else ""
-            if end.state == _STOPPED:
+            if end.state == STOPPED:
                 pid = end.key.pid
-                return f"what stopped it: a signal (kill -CONT {pid}), a debugger (TracerPid in its status), a cgroup"
+                return f"what stopped it: a signal (kill -CONT {pid}), a debugger (its TracerPid), a frozen cgroup"
             if end.state == IS_DISK:
                 cause = self.rule(waiter)
                 return cause.next if cause else ""

@@ -14,22 +14,22 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
 from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
-from offtop.model.classify.wait_graph import AWAY, IDLE, IS_DISK, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
+from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import nameless
 from offtop.model.values.table import NO_SITES, SITES, Mask, SiteKeys
 from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
-from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, THROTTLE, Shares
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
 _RESOURCES = frozenset({RUN_QUEUE, THROTTLE})
 _PIPE, _LOCK = "pipe", "lock"
 _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
-_KEEPS_WAITING = frozenset({SLEEP, "stopped"})
+_KEEPS_WAITING = frozenset({SLEEP, STOPPED})
 """States that are normal without work, but in which a thread answers no request."""
-_STOPPED = frozenset({"stopped"})
+_STOPPED = frozenset({STOPPED})
 _SATURATED = 0.9
 """Running and runnable threads on average, from which a server is late for all of its clients."""
 
@@ -183,8 +183,6 @@ class WaitsOfTick:
             return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED
         if state in (IDLE, AWAY):
             return False
-        if state == IS_DISK:
-            return True
         if row in self._unclear:
             return False
         return state in normal_but or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))

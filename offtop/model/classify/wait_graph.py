@@ -19,6 +19,8 @@ from offtop.model.values.blockers import (
     BACKLOG,
     CPU_QUOTA,
     DISK,
+    DISK_USER,
+    DISK_WAITS,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -43,7 +45,7 @@ from offtop.model.values.stack import Stack
 from offtop.model.values.table import RUNNING_NS, THREADS, Ints, integers, table_of, thread_codes
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
-from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, THROTTLE, Shares
+from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.units import NS_PER_S
@@ -60,7 +62,6 @@ _LEAST_BUSY = 0.05
 """Average number of running threads below which a process counts as doing nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
 """Title of a PostgreSQL session: `postgres: main: bench shop [local] UPDATE waiting` (set_ps_display)."""
-_STOPPED = "stopped"
 _AWAITS_LOOKUP = "d_alloc_parallel"
 """Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
@@ -254,6 +255,7 @@ def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
 
 
 def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
+    """Filters leave requests out of the totals of processes, but not out of those of devices."""
     times: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for key, totals in activity.totals.items():
         of_disk = times[key.device]
@@ -261,7 +263,7 @@ def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for device, by_pid in times.items():
         most = max(by_pid, key=by_pid.__getitem__)
-        if by_pid[most] >= _MOST_REQUESTS * sum(by_pid.values()) > 0:
+        if by_pid[most] >= _MOST_REQUESTS * activity.devices[device].every.outstanding_ns > 0:
             found[activity.name(device)] = most
     return found
 
@@ -356,13 +358,15 @@ class _Builder:
 
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
-        if self._categories[row] == _STOPPED:  # whatever its system call is waiting for
+        if self._categories[row] == STOPPED:  # whatever its system call is waiting for
             return [one for one in known if one.via == STOPPED_BY]
         holder = self._waits.holders.get(key)
         if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)
+        if known and known[0].via == DISK:  # found at another wait of the thread, if this one is not for a disk
+            known = self._user_of_disk(key, known[0]) if self._categories[row] in DISK_WAITS else ()
         if known:
-            return self._user_of_disk(key, known[0]) if known[0].via == DISK else known
+            return known
         if self._sessions.waiting and (holders := self._idle_in_transaction(key.pid)):
             return holders
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
@@ -375,7 +379,7 @@ class _Builder:
     def _user_of_disk(self, key: ThreadKey, disk: Blocker) -> tuple[Blocker, ...]:
         """Return the process with most of the requests in a disk, if that is not the waiter's; otherwise the disk."""
         pid = self._activity.users_of_disks.get(disk.what, 0)
-        return (Blocker(pid, 0, DISK, False, disk.what) if pid not in (0, key.pid) else disk,)
+        return (Blocker(pid, 0, DISK_USER, False, disk.what) if pid not in (0, key.pid) else disk,)
 
     def _stacks_with(self, holds: Callable[[Stack], bool]) -> set[int]:
         """Return the kernel stacks of waits for which `holds` is true."""

@@ -11,7 +11,7 @@ from offtop.model.values.catalog import ThreadKey
 KERNEL_LOCK, FILE_LOCK, MUTEX, GIL = "kernel-lock", "file-lock", "mutex", "gil"
 PIPE, SOCKET, ANSWER, UPSTREAM, FILE_SYSTEM = "pipe", "socket", "answer", "upstream", "file-system"
 CHILD, STOPPED_BY, TITLE, WAKER, LOOKUP = "child", "stopped-by", "title", "waker", "lookup"
-BACKLOG, CPU_QUOTA, DISK = "backlog", "cpu-quota", "disk"
+BACKLOG, CPU_QUOTA, DISK, DISK_USER = "backlog", "cpu-quota", "disk", "disk-user"
 VIA: Mapping[str, str] = {
     KERNEL_LOCK: "holds the mutex or rw-semaphore in the kernel",
     FILE_LOCK: "holds the file lock (flock, fcntl)",
@@ -28,10 +28,14 @@ VIA: Mapping[str, str] = {
     TITLE: "says so in its title",
     WAKER: "ended most of the latest waits for the same",
     LOOKUP: "is the only thread that is looking up a name in a directory",
-    DISK: "is the disk that the file is on, or the process with most of the requests to it",
+    DISK: "is the disk of the file",
+    DISK_USER: "has most of the requests to the disk of the file",
     CPU_QUOTA: "is in a cgroup that used up its CPU quota in most periods",
 }
 """How offtop knows what must act."""
+DISK_WAITS = frozenset(("disk-read", "disk-write", "fsync"))
+"""Categories of waits for the disk of the file that the system call is about. A page fault, also one in a system call,
+may be for another file, or for a program that handles it (userfaultfd)."""
 ELSEWHERE = 0
 """PID of a blocker that is no process here: on another machine or in another network namespace, and `what` is its
 address; or a disk (DISK), and `what` is its name."""

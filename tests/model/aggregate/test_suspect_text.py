@@ -18,7 +18,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Details, ThreadKey
-from offtop.model.values.disks import DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import READER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import Object
@@ -67,7 +67,9 @@ def test_disk_is_named(is_exact: bool) -> None:
 
 
 def test_program_with_most_requests_is_named_before_the_disk() -> None:
-    machine = Machine(disks=DiskActivity({DiskKey(8, "read", 20, 20): DiskTotals(outstanding_ns=1)}, names={8: "sda"}))
+    totals = DiskTotals(outstanding_ns=1)
+    every = {8: DeviceTotals(reads=totals)}
+    machine = Machine(disks=DiskActivity({DiskKey(8, "read", 20, 20): totals}, every, {8: "sda"}))
     for pid in (10, 11, 20):
         waiter = machine.waits("backup" if pid == 20 else "tar", pid, "disk-read", 9)
         machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
@@ -162,7 +164,7 @@ def test_stopped_process_can_be_resumed() -> None:
     assert sentences(machine, 3) == [
         (
             "2 logger wait for room in a local socket (3.00s) to journald(20), which is stopped",
-            "what stopped it: a signal (kill -CONT 20), a debugger (TracerPid in its status), a cgroup",
+            "what stopped it: a signal (kill -CONT 20), a debugger (its TracerPid), a frozen cgroup",
         )
     ]
 

@@ -12,6 +12,7 @@ from offtop.model.values.blockers import (
     BACKLOG,
     CHILD,
     DISK,
+    DISK_USER,
     ELSEWHERE,
     FILE_LOCK,
     GIL,
@@ -26,7 +27,7 @@ from offtop.model.values.blockers import (
     Blocker,
 )
 from offtop.model.values.catalog import Details, ThreadKey
-from offtop.model.values.disks import DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
 from offtop.model.values.peers import HOLDER, LISTENER, PEER, READER, WRITER, Peers, PeerSide, Process
 from offtop.model.values.snapshot import Holder
 from offtop.model.values.wake import THREAD, WAKEUP, Object, Wake, Waker
@@ -51,26 +52,37 @@ def test_kernel_lock_leads_to_its_holder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms_of", "leads_to"),
+    ("ms_of", "others_ms", "leads_to"),
     [
-        ({}, ELSEWHERE),
-        ({20: 900, 10: 100}, 20),
-        ({10: 900, 20: 100}, ELSEWHERE),
-        ({20: 400, 10: 100, 30: 400}, ELSEWHERE),
-        ({0: 900, 20: 100}, ELSEWHERE),
+        ({}, 0, ELSEWHERE),
+        ({20: 900, 10: 100}, 0, 20),
+        ({20: 900, 10: 100}, 1000, ELSEWHERE),
+        ({10: 900, 20: 100}, 0, ELSEWHERE),
+        ({20: 400, 10: 100, 30: 400}, 0, ELSEWHERE),
+        ({0: 900, 20: 100}, 0, ELSEWHERE),
     ],
 )
 def test_wait_for_a_disk_leads_to_the_disk_or_to_the_process_with_most_of_its_requests(
-    ms_of: Mapping[int, int], leads_to: int
+    ms_of: Mapping[int, int], others_ms: int, leads_to: int
 ) -> None:
     machine = Machine()
-    totals = {DiskKey(8, "read", pid, pid): DiskTotals(outstanding_ns=ms * 1_000_000) for pid, ms in ms_of.items()}
-    machine.disks = DiskActivity(totals, names={8: "sda"}) if ms_of else None
+    totals = {DiskKey(8, "read", pid, pid): DiskTotals(outstanding_ns=ms) for pid, ms in ms_of.items()}
+    every = DeviceTotals(reads=DiskTotals(outstanding_ns=sum(ms_of.values()) + others_ms))
+    machine.disks = DiskActivity(totals, {8: every}, names={8: "sda"}) if ms_of else None
     waiter = machine.waits("ls", 10, "disk-read")
     machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
     graph = machine.graph()
-    assert edges_of(graph, waiter) == [(ThreadKey(leads_to, 0), DISK, leads_to == ELSEWHERE)]
+    via = DISK if leads_to == ELSEWHERE else DISK_USER
+    assert edges_of(graph, waiter) == [(ThreadKey(leads_to, 0), via, leads_to == ELSEWHERE)]
     assert graph.edges[0].what == "sda"
+
+
+@pytest.mark.parametrize("category", ["page-fault", "kernel-lock", "poll"])
+def test_wait_for_something_else_in_a_call_does_not_lead_to_the_disk_of_its_file(category: str) -> None:
+    machine = Machine()
+    waiter = machine.waits("ls", 10, category)
+    machine.held(waiter, Blocker(ELSEWHERE, 0, DISK, True, "sda"))
+    assert edges_of(machine.graph(), waiter) == []
 
 
 def test_stopped_thread_waits_for_what_has_stopped_it_only() -> None:
