@@ -28,7 +28,7 @@ _SLICE_SECONDS = 5.0
 _THREADS = 500
 _STALL_SECONDS = 45.0
 _PATIENCE_SECONDS = 20.0
-_SAID = re.compile(r"the screen stood still for [^;]*; the measuring went on")
+_SAID = re.compile(r"the screen did not update for [^;]*; measuring continued")
 
 
 class _Used(NamedTuple):

@@ -16,7 +16,7 @@ _COLUMNS, _LINES = 160, 50
 _MOST_SECONDS = 2.0
 _PATIENCE_SECONDS = 20.0
 
-_FULL_PICTURE = re.compile(r"LIVE.*Waiting +[\d.]+\S* = .*WAITING.*waiting on: .*WAITING.*\d%", re.DOTALL)
+_FULL_PICTURE = re.compile(r"LIVE.*Waiting +[\d.]+\S* = .*CATEGORY +WAITING.*COMMAND.*WAITING.*\d%", re.DOTALL)
 """Head, categories and a process row, none of which are drawn before the first tick."""
 
 
