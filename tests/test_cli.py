@@ -755,6 +755,11 @@ def test_mouse_is_enabled_unless_disabled(no_settings: Path) -> None:
     assert _MOUSE_ON not in command.run_on_terminal(*_DEMO, "1").screen
 
 
+def test_screen_shows_the_last_tick_before_it_ends() -> None:
+    shown = command.run_on_terminal("demo", "--speed", "1000", "-n", "1")
+    assert b"WAITING" in shown.screen
+
+
 def test_linux_console_gets_ascii() -> None:
     utf8 = {"PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
     assert not command.run_on_terminal(*_DEMO, "2", env=utf8).screen.isascii()

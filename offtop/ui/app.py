@@ -228,7 +228,7 @@ class OfftopApp(App[int]):
     def on_new_tick(self) -> None:
         newest = self._history.newest
         if newest and self._iterations and self._seen >= self._iterations:
-            self.exit(0)
+            self.call_after_refresh(self.exit, 0)  # only after the screen has shown a tick
         if isinstance(self._driver, terminal.TerminalDriver) and self._driver.is_behind:
             self.set_timer(_BEHIND_SECONDS, partial(self.post_message, NewTick()))
             return  # the later drawing includes this tick
