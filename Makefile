@@ -56,11 +56,12 @@ test: setup-test ## run all checks: format, lint, types, imports between package
 	check $(bin)/ruff check; \
 	check $(bin)/lint-imports --no-cache; \
 	wait $$compiling; \
-	check $(bin)/pytest $(other_tests) -n 4 --dist worksteal $(ARGS); \
+	check tests/run.sh $(bin)/pytest $(other_tests) -n 4 --dist worksteal $(ARGS); \
 	echo '== $(bin)/pyright'; typed || failed+=($(bin)/pyright); \
 	check $(if $(as_root),sudo env OFFTOP_REQUIRE_KERNEL=$$OFFTOP_REQUIRE_KERNEL PYTHONDONTWRITEBYTECODE=1 \
 	    HYPOTHESIS_STORAGE_DIRECTORY=/tmp/offtop-hypothesis) \
-	    tests/kernel/run.sh $(bin)/pytest -m "kernel and not variant" $(or $(ARGS),tests/kernel tests/test_cli.py); \
+	    tests/run.sh $(bin)/pytest -m "kernel and not variant" -n 3 --dist loadfile \
+	    $(or $(ARGS),tests/kernel tests/test_cli.py); \
 	if [ $${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "$${failed[@]}"; exit 1; fi
 
 variants: setup-test ## run the kernel tests that `make test` leaves out: other versions of Python

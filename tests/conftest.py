@@ -34,7 +34,7 @@ settings.load_profile("busy")
 ANN = 54321
 """The uid and gid of a user without an account on this machine."""
 LAW_BROKEN = 10
-"""Exit status of a run in which an accounting invariant failed; kernel/run.sh does not repeat such a run."""
+"""Exit status of a run in which an accounting invariant failed; run.sh does not repeat such a run."""
 _BROKEN_LAW = "broken law"
 _LACKS = "this kernel lacks "
 _laws_broken: list[str] = []

@@ -1,4 +1,4 @@
-"""Test run.sh, which runs the kernel tests.
+"""Test run.sh, which runs the tests.
 
 A failed test is run again alone and reported as flaky; a broken law is final.
 """
@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import LAW_BROKEN
 
 RUN = Path(__file__).parent / "run.sh"
-ROOT = RUN.parents[2]
+ROOT = RUN.parents[1]
 LAW = "class LawError(AssertionError): ...\n"
 
 
@@ -45,7 +45,7 @@ def test_flaky_tests_are_listed_just_above_the_closing_line(tmp_path: Path) -> N
         "import os\ndef test_steady(): pass\ndef test_flaky(): assert 'PYTEST_XDIST_WORKER' not in os.environ\n"
     )
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    command = [RUN, sys.executable, "-m", "pytest", "-p", "xdist"]
+    command = [RUN, sys.executable, "-m", "pytest", "-n", "2"]
     ended = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stdout
     *_, flaky, closing = ended.stdout.splitlines()
