@@ -78,7 +78,8 @@ class SuspectWatch:
         shares = blocked.shares
         is_idle = np.array([leaf.idle for leaf in shares.leaves], np.bool_)[shares.leaf]
         rows = WaitList.of(blocked.waits).rows[~is_idle]
-        pids_and_wakes: list[list[int]] = rows[:, [0, WAKE]].tolist()
+        _, first = np.unique(rows[:, WAKE], return_index=True)
+        pids_and_wakes: list[list[int]] = rows[first][:, [0, WAKE]].tolist()
         self._source.find_peers(waited_on(pids_and_wakes, snapshot.catalog.wakes))
 
 

@@ -40,19 +40,19 @@ class EndedStacks:
         self._at_locks: dict[tuple[int, int, int, Object], _Ended] = {}
         """By PID, TID, kernel stack and object."""
 
-    def in_place_of_unknown(self, blocked: Stuck, shares: Shares, every: Shares, catalog: Catalog) -> list[list[int]]:
+    def in_place_of_unknown(self, blocked: Stuck, shares: Shares, every: Shares, catalog: Catalog) -> Ints:
         """Return the sites of the waits `blocked`, whose time is `shares`. `every`: the time in the tick."""
         self._keep(every, catalog, blocked.at_ns)
         ages_ns = WaitList.of(blocked.waits).ages_ns(blocked.at_ns)
         idle, is_lock = _of_leaves(shares)
-        found: list[list[int]] = _with_stacks_of_tick(shares.ids, ages_ns, ~idle, every, catalog).tolist()
+        found = _with_stacks_of_tick(shares.ids, ages_ns, ~idle, every, catalog)
         unknown = (shares.ids[:, USER] == NO_STACK) & (shares.ids[:, WAKE] != 0) & is_lock & ~idle
         rows: list[int] = np.flatnonzero(unknown).tolist()
         for row in rows:
-            pid, tid, kernel, user, wake = found[row]
+            pid, tid, kernel, user, wake = found[row].tolist()
             ended = self._at_locks.get((pid, tid, kernel, catalog.wake(wake).object))
             if user == NO_STACK and ended and 2 * ended.longest_ns >= ages_ns[row]:
-                found[row][USER] = ended.user
+                found[row, USER] = ended.user
         return found
 
     def _keep(self, every: Shares, catalog: Catalog, at_ns: int) -> None:
@@ -84,7 +84,7 @@ def _with_stacks_of_tick(ids: Ints, ages_ns: Ints, wanted: Mask, every: Shares, 
     ended = np.flatnonzero((every.waits > 0) & (every.ids[:, USER] >= FIRST_STACK) & (every.ids[:, WAKE] != 0))
     ended = ended[np.isin(every.ids[ended, 1], ids[without, 1])]
     if not len(ended):
-        return ids
+        return ids.copy()
     places = np.concatenate((ids[without], every.ids[ended]))[:, [0, 1, KERNEL, WAKE]]
     places[:, 3] = _objects(places[:, 3], catalog)
     _, group = distinct(places)

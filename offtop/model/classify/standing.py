@@ -6,7 +6,7 @@ suspect is accused of them.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from offtop.model.classify.ended_stacks import EndedStacks
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.wait_graph import AWAY, IDLE, RUNS, Activity, Edge, KnownPeers, Paths, wait_graph
 from offtop.model.values.blockers import ANSWER, BACKLOG, SOCKET, UPSTREAM
+from offtop.model.values.catalog import SiteKey
 from offtop.model.values.snapshot import Bound, Snapshot
 from offtop.model.values.stack import nameless
-from offtop.model.values.table import NO_SITES, SITES, Mask, SiteKeys
-from offtop.model.values.waits import BOUND, SINCE_NS, SWITCHED_OUT_NS, WaitList
-from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE, Shares
+from offtop.model.values.table import NO_SITES, SITES, Ints, Mask, SiteKeys, distinct_rows, integers, thread_codes
+from offtop.model.values.waits import BOUND, KERNEL, SINCE_NS, SWITCHED_OUT_NS, USER, WAKE, WaitList
+from offtop.model.windows.breakdown import RUN_QUEUE, SLEEP, STOPPED, THROTTLE, Leaf, Shares
 from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 
@@ -30,6 +31,8 @@ _KNOWN_TO_WAIT = frozenset({UPSTREAM, ANSWER, BACKLOG})
 _KEEPS_WAITING = frozenset({SLEEP, STOPPED})
 """States that are normal without work, but in which a thread answers no request."""
 _STOPPED = frozenset({STOPPED})
+_SITE = [KERNEL, USER, WAKE, 0]
+"""Columns of breakdown.sites_of."""
 _SATURATED = 0.9
 """Running and runnable threads on average, from which a server is late for all of its clients."""
 
@@ -56,20 +59,24 @@ class WaitsOfTick:
         self._window, self._weights, self._causes, self._since_ns = window, weights, causes, since_ns
         self.waits = WaitList.of(blocked.waits)
         shares = blocked.shares
-        numbers: list[int] = shares.leaf.tolist() if shares else []
-        self.idle = [shares.leaves[number].idle for number in numbers] if shares else []
-        ages_ns = self.waits.ages_ns(blocked.at_ns)
-        self.ages_ns: list[int] = ages_ns.tolist()
-        ids: list[list[int]] = ended.in_place_of_unknown(blocked, shares, every, snapshot.catalog) if shares else []
-        self.places = [*map(SITES.key, ids)]
+        self._leaves = shares.leaves if shares else ()
+        self._leaf = shares.leaf if shares else np.empty(0, np.int64)
+        self.idle = self._is_leaf(lambda leaf: leaf.idle)
+        """Which rows look idle."""
+        self.ages_ns = self.waits.ages_ns(blocked.at_ns)
+        self._ids = self.waits.sites
         """Sites, with the user stack of the thread's last wait there if that of this wait is not known yet."""
-        self.sites = [(kernel, user, wake, pid) for pid, _, kernel, user, wake in ids]
-        """The same as of breakdown.sites_of."""
+        if shares:
+            self._ids = ended.in_place_of_unknown(blocked, shares, every, snapshot.catalog)
+        sites, self._site_of = distinct_rows(self._ids[:, _SITE])
+        self._sites = sites
+        """Distinct sites as of breakdown.sites_of; `_site_of` has the number of each row's. Thousands of threads may
+        wait at one."""
         self._rules: dict[int, Rule | None] = {}
-        """Cause rules of the rows for which they have been looked up."""
-        self._unclear = self._without_names()
-        """Rows at a lock that may be idle, which their user stacks will show later."""
-        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self._unclear)
+        """Cause rules of the sites for which they have been looked up, by number."""
+        self.is_unclear = self._without_names()
+        """Which rows are at a lock and may be idle, because no function of their program is known yet."""
+        self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self.is_unclear)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
         self.via = {edge.source: edge.via for edge in self.graph.edges}
         """Row or node → how it is known which thread must act."""
@@ -98,33 +105,51 @@ class WaitsOfTick:
         ids = self.waits.sites[self.standing]
         return SiteKeys(ids[self._window.still.mask(ids)])
 
-    def is_unclear(self, row: int) -> bool:
-        """Return whether a thread at a lock may be idle, because no function of its program is known yet."""
-        return row in self._unclear
+    def place(self, row: int) -> SiteKey:
+        """Return a wait's site, with the user stack of an ended wait if its own is not known yet."""
+        return SITES.key(self._ids[row].tolist())
 
-    def _without_names(self) -> set[int]:
-        shares, blockers, names = self.blocked.shares, self.snapshot.blockers, self._causes.names
-        if shares is None:
-            return set()
-        is_lock = np.array([one.category == _LOCK and not one.idle for one in shares.leaves], np.bool_)[shares.leaf]
-        rows = [row for row in np.flatnonzero(is_lock).tolist() if self.places[row].thread not in blockers]
-        users = {self.places[row].user for row in rows}
-        frames = ((user, self.snapshot.catalog.stack(user).frames) for user in users)
-        known = {user for user, some in frames if any(names.of(one) != nameless(one) for one in some)}
-        unnamed = [row for row in rows if self.places[row].user not in known]
-        self.look_up(unnamed)
-        return {row for row in unnamed if self._rules[row] is None}
+    def kinds(self, rows: Ints) -> tuple[list[int], Ints]:
+        """Group rows of one leaf at one site of one process.
+
+        Returns the first row of each group, and the number of each row's group.
+        """
+        codes = self._leaf[rows] * len(self._sites) + self._site_of[rows]
+        _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+        return rows[first].tolist(), which
 
     def rule(self, row: int) -> Rule | None:
         """Return the cause rule of a wait."""
-        if row not in self._rules:
-            self.look_up([row])
-        return self._rules[row]
+        number = int(self._site_of[row])
+        if number not in self._rules:
+            self._look_up([number])
+        return self._rules[number]
 
-    def look_up(self, rows: Sequence[int]) -> None:
+    def look_up(self, rows: Ints) -> None:
         """Look up the cause rules of many waits at once."""
-        found = self._causes.rules_at([self.sites[row] for row in rows], self.snapshot.catalog)
-        self._rules.update(zip(rows, found, strict=True))
+        self._look_up(np.unique(self._site_of[rows]).tolist())
+
+    def _look_up(self, numbers: Sequence[int]) -> None:
+        found = self._causes.rules_at([self._sites[number] for number in numbers], self.snapshot.catalog)
+        self._rules.update(zip(numbers, found, strict=True))
+
+    def _is_leaf(self, holds: Callable[[Leaf], bool]) -> Mask:
+        """Return for which rows `holds` is true of the leaf."""
+        return np.array([holds(leaf) for leaf in self._leaves], np.bool_)[self._leaf]
+
+    def _without_names(self) -> Mask:
+        found = np.zeros(len(self._leaf), np.bool_)
+        blockers, names, catalog = self.snapshot.blockers, self._causes.names, self.snapshot.catalog
+        rows = np.flatnonzero(self._is_leaf(lambda leaf: leaf.category == _LOCK and not leaf.idle))
+        rows = rows[~np.isin(thread_codes(self._ids[rows]), thread_codes(integers([*blockers], 2)))]
+        users, of_users = np.unique(self._ids[rows, USER], return_inverse=True)
+        frames = (catalog.stack(user).frames for user in users.tolist())
+        is_unnamed = [not any(names.of(one) != nameless(one) for one in some) for some in frames]
+        unnamed = rows[np.array(is_unnamed, np.bool_)[of_users]]
+        first, which = self.kinds(unnamed)
+        self.look_up(unnamed)
+        found[unnamed] = np.array([self.rule(row) is None for row in first], np.bool_)[which]
+        return found
 
     def _counted(self) -> Mask:
         """Return which nodes' own waits count: rows that do not look idle, or are known to wait for an answer.
@@ -132,12 +157,11 @@ class WaitsOfTick:
         Waits for a CPU and for a quota are counted by the window, because they are short. Programs that
         work together take turns by short waits for a pipe.
         """
+        looks_idle = self.idle.copy()
+        looks_idle[[row for row, via in self.via.items() if via in _KNOWN_TO_WAIT and row < len(self.idle)]] = False
+        is_short = self._is_leaf(lambda leaf: leaf.category == _PIPE) & (self.ages_ns < self._weights.least_age_ns)
         counts = np.zeros(len(self.graph.nodes), np.bool_)
-        least_ns = self._weights.least_age_ns
-        for row, (idle, age_ns) in enumerate(zip(self.idle, self.ages_ns, strict=True)):
-            state = self.graph.nodes[row].state
-            idle = idle and self.via.get(row) not in _KNOWN_TO_WAIT
-            counts[row] = not idle and state not in _RESOURCES and (state != _PIPE or age_ns >= least_ns)
+        counts[: len(self.idle)] = ~looks_idle & ~self._is_leaf(lambda leaf: leaf.category in _RESOURCES) & ~is_short
         return counts
 
     def _standing(self) -> list[int]:
@@ -148,21 +172,25 @@ class WaitsOfTick:
         was_found = (rows[:, BOUND] != Bound.EXACT) | (
             (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
         )
-        is_old = np.array(self.ages_ns) >= self._weights.standing_ns
+        is_old = self.ages_ns >= self._weights.standing_ns
         is_old |= was_found & (self.waits.began_ns <= self._since_ns)
-        old: list[int] = np.flatnonzero(is_old & self.counts[: len(rows)]).tolist()
-        of_kind = [row for row in old if self._is_of_normal_kind(row)]
-        self.look_up(of_kind)
-        may = [row for row in of_kind if self._has_normal_cause(row)]
+        old = np.flatnonzero(self._are_of_normal_kind(is_old & self.counts[: len(rows)]))
+        self.look_up(old)
+        first, which = self.kinds(old)
+        may = old[np.array([self._has_normal_cause(row) for row in first], np.bool_)[which]]
         own = self.counts.astype(np.float64)
         own[may] = 0.0
         through = self.paths.passed(own).through
-        return [row for row in may if through[row] <= 0]
+        return may[through[may] <= 0].tolist()
 
-    def _is_of_normal_kind(self, row: int) -> bool:
-        """Return whether the category is one in which a thread waits for work."""
-        is_normal = self.graph.nodes[row].state in self._weights.normal and self.via.get(row) not in self._weights.via
-        return is_normal and not any(self._owes(edge) for edge in self._answers.get(row, ()))
+    def _are_of_normal_kind(self, rows: Mask) -> Mask:
+        """Return which of these rows are of a category in which a thread waits for work."""
+        is_normal = rows & self._is_leaf(lambda leaf: leaf.category in self._weights.normal)
+        for row in self.via:
+            if row < len(is_normal) and is_normal[row]:
+                owed = any(self._owes(edge) for edge in self._answers.get(row, ()))
+                is_normal[row] = not owed and self.via[row] not in self._weights.via
+        return is_normal
 
     def _owes(self, edge: Edge) -> bool:
         """Return whether a client is known to wait for its peer, to which it has sent a request."""
@@ -183,7 +211,7 @@ class WaitsOfTick:
             return normal_but is _KEEPS_WAITING and self.activity.busy(key)[1] >= _SATURATED
         if state in (IDLE, AWAY):
             return False
-        if row in self._unclear:
+        if row >= 0 and self.is_unclear[row]:
             return False
         return state in normal_but or (state not in self._weights.normal and not (row >= 0 and self.idle[row]))
 

@@ -273,17 +273,15 @@ class _Ends:
 
     def _weight_of_rows(self, own: Floats) -> Floats:
         found = np.zeros(len(own))
-        rows: list[int] = np.flatnonzero(own).tolist()
+        rows = np.flatnonzero(own)
         self._waits.look_up(rows)
-        of_alike: dict[tuple[str, str | None, tuple[int, ...]], float] = {}
-        for row in rows:
-            state, via, site = self._graph.nodes[row].state, self._via.get(row), self._waits.sites[row]
-            if via is None and self._waits.is_unclear(row):
-                continue
-            weight = of_alike.get((state, via, site))
-            if weight is None:
-                weight = of_alike[state, via, site] = self._weight(row, state, via)
-            found[row] = weight
+        alone = rows[~np.isin(rows, [*self._via])]
+        first, which = self._waits.kinds(alone)
+        weights = np.array([self._weight(row, self._graph.nodes.category(row), None) for row in first], np.float64)
+        found[alone] = np.where(self._waits.is_unclear[alone], 0.0, weights[which])
+        for row in self._via:
+            if row < len(self._waits.idle) and own[row]:
+                found[row] = self._weight(row, self._graph.nodes.category(row), self._via[row])
         return found
 
     def _weight(self, row: int, state: str, via: str | None) -> float:
@@ -308,23 +306,29 @@ class _Ends:
         return max(0.0, now - self._usual.get((program, category), 0.0)) / now
 
     def _is_kernel_thread(self, row: int) -> bool:
-        frames = self._catalog.stack(self._waits.sites[row][0]).frames
+        frames = self._catalog.stack(self._waits.place(row).kernel).frames
         return any(frame.name.partition("+")[0] in _KERNEL_THREADS for frame in frames[-2:])
 
     def _folded(self, ends: Ints) -> list[list[int]]:
         """Group ends that do the same or hold the same object."""
-        groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-        numbers: list[int] = ends.tolist()
-        for end in numbers:
+        groups: defaultdict[tuple[object, ...], list[Ints]] = defaultdict(list)
+        held = {edge.target for edge in self._graph.edges if edge.via in LOCKS}
+        is_alike = ends < len(self._waits.idle)
+        is_alike &= ~np.isin(ends, [*held])
+        rows = ends[is_alike]
+        first, which = self._waits.kinds(rows)
+        order = np.argsort(which, kind="stable")
+        for row, alike in zip(first, np.split(rows[order], np.flatnonzero(np.diff(which[order])) + 1), strict=False):
+            rule = self._waits.rule(row)
+            node = self._graph.nodes[row]
+            groups[self._program(node), rule.name if rule else node.state].append(alike)
+        others: list[int] = ends[~is_alike].tolist()
+        for end in others:
             node = self._graph.nodes[end]
-            into = self._into.get(end, ())
-            if any(one.via in LOCKS for one in into):
-                held = next((one.what for one in into if one.what), "")
-                groups[("held", held or end)].append(end)
-            else:
-                rule = self._waits.rule(end) if end < len(self._waits.sites) else None
-                groups[(self._program(node), rule.name if rule else node.state)].append(end)
-        return [*groups.values()]
+            what = next((one.what for one in self._into[end] if one.what), "")
+            name = ("held", what or end) if end in held else (self._program(node), node.state)
+            groups[name].append(np.array([end]))
+        return [np.sort(np.concatenate(some)).tolist() for some in groups.values()]
 
     def _suspect(
         self, flow: Passed, own: Floats, ends: list[int], in_loop: Mapping[int, tuple[int, ...]], harm: float
@@ -390,26 +394,34 @@ class _Ends:
     def _sources(self, nodes: Sequence[int]) -> list[Edge]:
         """Return the edges that lead to `nodes`, directly or through their processes."""
         found: list[Edge] = []
-        for node in nodes:
+        for node in filter(self._into.__contains__, nodes):
             for edge in self._into[node]:
-                found += [edge] if edge.via else self._into[edge.source]
+                found += [edge] if edge.via else self._into.get(edge.source, ())
         return found
 
     def _hop(self, nodes: Sequence[int]) -> Hop:
         """Describe the node with the oldest wait, and those of the same program."""
-        every = [self._graph.nodes[one] for one in nodes]
-        oldest = max(every, key=lambda one: self._waits.ages_ns[one.row] if one.row >= 0 else 0)
+        numbers, every = np.array(nodes), self._graph.nodes
+        rows, pids = every.rows_of(numbers), every.pids_of(numbers)
+        ages_ns = np.where(rows >= 0, self._waits.ages_ns[rows], 0) if len(self._waits.ages_ns) else 0 * rows
+        oldest = every[nodes[int(ages_ns.argmax())]]
         program = self._program(oldest)
-        some = [one for one in every if self._program(one) == program]
+        if oldest.address:
+            same = [one for one in nodes if self._program(every[one]) == program]
+            threads, processes = len(same), len({every[one].key.pid for one in same})
+        else:
+            once, counts = np.unique(pids, return_counts=True)
+            is_same = np.array([self._catalog.process(pid) == program for pid in once.tolist()], np.bool_)
+            threads, processes = int(counts[is_same].sum()), int(np.count_nonzero(is_same))
         in_wait = oldest.row >= 0
         return Hop(
             oldest.key,
             program,
-            len(some),
-            len({one.key.pid for one in some}),
+            threads,
+            processes,
             oldest.state,
-            self._waits.places[oldest.row] if in_wait else None,
-            self._waits.ages_ns[oldest.row] if in_wait else 0,
+            self._waits.place(oldest.row) if in_wait else None,
+            int(self._waits.ages_ns[oldest.row]) if in_wait else 0,
             self._snapshot.titles.get(oldest.key.pid, ""),
         )
 

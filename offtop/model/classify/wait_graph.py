@@ -8,8 +8,8 @@ loop in the graph is one on the machine.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from offtop.model.values.peers import HOLDER, LISTENER, may_have_peers
 from offtop.model.values.peers import PIPE as PIPE_OBJECT
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import Stack
-from offtop.model.values.table import RUNNING_NS, THREADS, Ints, integers, table_of, thread_codes
+from offtop.model.values.table import RUNNING_NS, THREADS, Ints, Mask, distinct, integers, table_of, thread_codes
 from offtop.model.values.waits import KERNEL, WAKE, WaitList
 from offtop.model.values.wake import THREAD, WAKEUP, Object, gathers
 from offtop.model.windows.breakdown import RUN_QUEUE, SHORT, SLEEP, STOPPED, THROTTLE, Shares
@@ -97,9 +97,54 @@ class Edge(NamedTuple):
     """Name of the object that is held; may be empty. Raw."""
 
 
+class Nodes(Sequence[Node]):
+    """The nodes of a graph. The first ones are the rows of the waits in progress, in their order.
+
+    A Node of a wait is made only when it is looked at: there may be 50,000, few of which have an edge.
+    """
+
+    def __init__(self, waits: WaitList, categories: Sequence[str], leaf: Ints) -> None:
+        """`categories` are those of leaves, and `leaf` has the number of each wait's leaf."""
+        self._ids, self._categories, self._leaf = waits.rows[:, :2], categories, leaf
+        self._others: list[Node] = []
+
+    def add(self, node: Node) -> int:
+        """Add a node that is no wait, and return its number."""
+        self._others.append(node)
+        return len(self) - 1
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._others)
+
+    @overload
+    def __getitem__(self, index: int) -> Node: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Node]: ...
+    def __getitem__(self, index: int | slice) -> Node | Sequence[Node]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        if index >= len(self._ids):
+            return self._others[index - len(self._ids)]
+        return Node(THREADS.key(self._ids[index].tolist()), index, self.category(index))
+
+    def category(self, row: int) -> str:
+        return self._categories[int(self._leaf[row])]
+
+    def pids_of(self, numbers: Ints) -> Ints:
+        """Return the PIDs of nodes."""
+        return self._of_all(self._ids[:, 0], (one.key.pid for one in self._others))[numbers]
+
+    def rows_of(self, numbers: Ints) -> Ints:
+        """Return `Node.row` of nodes."""
+        return self._of_all(np.arange(len(self._ids)), (one.row for one in self._others))[numbers]
+
+    @staticmethod
+    def _of_all(of_waits: Ints, of_others: Iterable[int]) -> Ints:
+        return np.concatenate((of_waits, np.fromiter(of_others, np.int64)))
+
+
 class WaitGraph(NamedTuple):
-    nodes: Sequence[Node]
-    """The first nodes are the rows of the waits in progress, in their order."""
+    nodes: Nodes
     edges: Sequence[Edge]
     waiting: Floats
     """Average number of threads that wait at each node in the window: in all waits of its thread and category."""
@@ -173,12 +218,12 @@ def wait_graph(
     span_ns: int,
     activity: "Activity",
     peers: "KnownPeers",
-    unclear: Collection[int] = (),
+    unclear: Mask | None = None,
 ) -> WaitGraph:
     """Return the graph of the waits `blocked` as of `snapshot`.
 
-    `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf. `unclear`: rows
-    that may be idle; no thread is taken to wait for them.
+    `every` and `activity` are of the window of `span_ns` that ends there: its time by site and leaf. `unclear`: which
+    rows may be idle; no thread is taken to wait for them.
     """
     return _Builder(snapshot, blocked, every, span_ns, activity, peers, unclear).graph()
 
@@ -295,22 +340,23 @@ class _Builder:
         span_ns: int,
         activity: Activity,
         peers: KnownPeers,
-        unclear: Collection[int],
+        unclear: Mask | None,
     ) -> None:
         self._snapshot, self._catalog, self._activity = snapshot, snapshot.catalog, activity
         self._waits = WaitList.of(blocked.waits)
-        shares = blocked.shares
-        numbers: list[int] = shares.leaf.tolist() if shares else []
-        names = [leaf.category for leaf in shares.leaves] if shares else []
-        idle = [leaf.idle for leaf in shares.leaves] if shares else []
-        self._categories = [names[number] for number in numbers]
-        self._idle = [idle[number] or row in unclear for row, number in enumerate(numbers)]
-        self._keys = [*map(THREADS.key, self._waits.rows[:, :2].tolist())]
-        self._row_of = {key: row for row, key in enumerate(self._keys)}
-        self._rows_of: defaultdict[int, list[int]] = defaultdict(list)
-        for row, key in enumerate(self._keys):
-            self._rows_of[key.pid].append(row)
-        self._nodes = [*map(Node, self._keys, range(len(self._keys)), self._categories)]
+        leaf = blocked.shares.leaf if blocked.shares else np.empty(0, np.int64)
+        leaves = blocked.shares.leaves if blocked.shares else ()
+        categories = [one.category for one in leaves]
+        self._nodes = Nodes(self._waits, categories, leaf)
+        self._idle = np.array([one.idle for one in leaves], np.bool_)[leaf]
+        if unclear is not None:
+            self._idle |= unclear
+        codes: list[int] = thread_codes(self._waits.rows).tolist()
+        self._row_of = dict(zip(codes, range(len(codes)), strict=True))
+        """Thread code → row."""
+        self._by_pid = np.argsort(self._waits.rows[:, 0], kind="stable")
+        self._pids = self._waits.rows[self._by_pid, 0]
+        """PIDs of the rows in the order of `_by_pid`."""
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
         """PID → age in ns of the oldest wait that it must end."""
@@ -318,7 +364,7 @@ class _Builder:
         """Nodes that are no process, by state and address or name."""
         self._edges: list[Edge] = []
         self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
-        self._waiting = _waiting(self._waits, self._categories, blocked.at_ns, every, span_ns)
+        self._waiting = _waiting(self._waits, categories, leaf, blocked.at_ns, every, span_ns)
         self._peers = peers
         self._looks_up: list[int] | None = None
         """Threads that are looking up a name in a directory; None: not searched yet."""
@@ -333,7 +379,7 @@ class _Builder:
 
     def graph(self) -> WaitGraph:
         held = [
-            (row, self._blockers(row, self._keys[row], kernel, wake))
+            (row, self._blockers(row, self._key(row), kernel, wake))
             for row, kernel, wake in self._rows_that_may_have_edges()
         ]
         for row, some in held:
@@ -342,7 +388,7 @@ class _Builder:
                 self._oldest_behind[one.pid] = max(of_process, self._ages_ns[row])
         for row, some in held:
             if some:
-                self._point(row, self._keys[row], some)
+                self._point(row, self._key(row), some)
         waiting = np.zeros(len(self._nodes))
         waiting[: len(self._waiting)] = self._waiting
         return WaitGraph(self._nodes, self._edges, waiting)
@@ -351,27 +397,45 @@ class _Builder:
         """Return row, kernel stack and wake of all waits but those for which `_blockers` knows nobody."""
         rows = self._waits.rows
         known = integers([*{*self._snapshot.blockers, *self._waits.holders}], 2)
-        may = np.isin(thread_codes(rows), thread_codes(known)) | (rows[:, WAKE] != 0)
+        may = np.isin(thread_codes(rows), thread_codes(known)) | self._may_have_peers()
         may |= np.isin(rows[:, 0], [*self._sessions.waiting]) | np.isin(rows[:, KERNEL], [*self._awaits_lookup])
         some = np.flatnonzero(may)
         return zip(some.tolist(), rows[some, KERNEL].tolist(), rows[some, WAKE].tolist(), strict=True)
 
+    def _may_have_peers(self) -> Mask:
+        """Return which waits are on an object whose peers, or whose waker, may be known."""
+        has_object = np.flatnonzero(self._waits.rows[:, WAKE])
+        once, which = distinct(self._waits.rows[has_object][:, [KERNEL, WAKE]])
+        pairs: list[list[int]] = once.tolist()
+        may = np.zeros(len(self._waits), np.bool_)
+        known = [bool(self._wakers or self._peers.of(self._catalog, kernel, wake)) for kernel, wake in pairs]
+        may[has_object] = np.array(known, np.bool_)[which]
+        return may
+
+    def _key(self, row: int) -> ThreadKey:
+        return THREADS.key(self._waits.rows[row, :2].tolist())
+
+    def _rows_of(self, pid: int) -> list[int]:
+        """Return the rows of a process."""
+        begin, end = np.searchsorted(self._pids, [pid, pid + 1])
+        return self._by_pid[begin:end].tolist()
+
     def _blockers(self, row: int, key: ThreadKey, kernel: int, wake: int) -> Sequence[Blocker]:
         known = self._snapshot.blockers.get(key, ())
-        if self._categories[row] == STOPPED:  # whatever its system call is waiting for
+        if self._nodes.category(row) == STOPPED:  # whatever its system call is waiting for
             return [one for one in known if one.via == STOPPED_BY]
         holder = self._waits.holders.get(key)
         if holder is not None and holder.tid and not any(one.via == KERNEL_LOCK for one in known):
             return (Blocker(holder.pid, holder.tid, KERNEL_LOCK, True),)
         if known and known[0].via == DISK:  # found at another wait of the thread, if this one is not for a disk
-            known = self._user_of_disk(key, known[0]) if self._categories[row] in DISK_WAITS else ()
+            known = self._user_of_disk(key, known[0]) if self._nodes.category(row) in DISK_WAITS else ()
         if known:
             return known
         if self._sessions.waiting and (holders := self._idle_in_transaction(key.pid)):
             return holders
         if wake and (peers := self._peers.of(self._catalog, kernel, wake)):
             return peers
-        if self._wakers and self._categories[row] == "lock" and wake:
+        if self._wakers and self._nodes.category(row) == "lock" and wake:
             what = self._catalog.wake(wake).object
             return tuple(one for one in self._wakers.get(what, ()) if self._may_hold(one, what))
         return self._lookup(row) if kernel in self._awaits_lookup else ()
@@ -396,11 +460,11 @@ class _Builder:
             self._looks_up = np.flatnonzero(looks_up).tolist()
         if len(self._looks_up) != 1 or self._ages_ns[self._looks_up[0]] < self._ages_ns[row]:
             return ()
-        return (Blocker(*self._keys[self._looks_up[0]], LOOKUP, False),)
+        return (Blocker(*self._key(self._looks_up[0]), LOOKUP, False),)
 
     def _may_hold(self, one: Blocker, what: Object) -> bool:
         """Return whether the thread that ended most waits for a lock may hold it now: not if it waits for it itself."""
-        row = self._row_of.get(ThreadKey(one.pid, one.tid))
+        row = self._row_of.get(one.pid << 32 | one.tid)
         waits_too = row is not None and self._catalog.wake(int(self._waits.rows[row, WAKE])).object == what
         return not waits_too and what.pid in (0, one.pid)
 
@@ -429,12 +493,11 @@ class _Builder:
         place = IS_DISK if one.via == DISK else AWAY, one.what
         number = self._places.get(place)
         if number is None:
-            number = self._places[place] = len(self._nodes)
-            self._nodes.append(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
+            number = self._places[place] = self._nodes.add(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
         return number
 
     def _node(self, key: ThreadKey) -> int:
-        row = self._row_of.get(key)
+        row = self._row_of.get(key.pid << 32 | key.tid)
         if row is not None:
             return row
         number = self._numbers.get(key)
@@ -448,16 +511,16 @@ class _Builder:
         A request that the thread sent before they waited was not on their behalf.
         """
         if self._idle[row]:
-            return self._categories[row] == SLEEP and is_alone
-        return self._keys[row] not in self._asked or self._ages_ns[row] <= oldest_ns + _SLACK_NS
+            return self._nodes.category(row) == SLEEP and is_alone
+        return self._key(row) not in self._asked or self._ages_ns[row] <= oldest_ns + _SLACK_NS
 
     def _new_node(self, key: ThreadKey) -> int:
         """Return the node of a process, or of a thread that is in no long wait."""
-        rows = self._rows_of.get(key.pid, []) if not key.tid else []
+        rows = self._rows_of(key.pid) if not key.tid else []
         state, busy = self._activity.busy(key)
         acting = [row for row in rows if self._may_act(row, self._oldest_behind.get(key.pid, 0), len(rows) == 1)]
         if not acting:
-            acting = [row for row in rows if self._keys[row] in self._asking] if self._asking else []
+            acting = [row for row in rows if self._key(row) in self._asking] if self._asking else []
         waiting = sum(self._waiting[row] for row in acting)
         if busy >= max(_LEAST_BUSY, waiting):
             acting = []
@@ -466,18 +529,22 @@ class _Builder:
             state = state if blocked >= _LEAST_BUSY else IDLE
         if len(acting) == 1:
             return acting[0]
-        number = len(self._nodes)
-        at = min(rows, key=lambda one: self._keys[one].tid != key.pid) if rows and state == IDLE else -1
-        self._nodes.append(Node(key, at, state))
+        at = min(rows, key=lambda one: self._key(one).tid != key.pid) if rows and state == IDLE else -1
+        number = self._nodes.add(Node(key, at, state))
         for one in acting:
             share = self._waiting[one] / waiting if waiting else 1 / len(acting)
             self._edges.append(Edge(number, one, share, "", True, ""))
         return number
 
 
-def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shares, span_ns: int) -> list[float]:
-    """Return how much each thread waited in the window, at all its waits of that category."""
-    if not categories:
+def _waiting(
+    waits: WaitList, categories: Sequence[str], leaf: Ints, at_ns: int, every: Shares, span_ns: int
+) -> list[float]:
+    """Return how much each thread waited in the window, at all its waits of that category.
+
+    `categories`, `leaf`: as of Nodes.
+    """
+    if not len(waits):
         return []
     numbers = {name: number for number, name in enumerate({*categories, *(leaf.category for leaf in every.leaves)})}
     bits = len(numbers).bit_length()
@@ -487,7 +554,7 @@ def _waiting(waits: WaitList, categories: Sequence[str], at_ns: int, every: Shar
         codes |= of_leaf[every.leaf]
     once, which = np.unique(codes, return_inverse=True)
     sums = np.bincount(which, every.total_ns, len(once))
-    own = thread_codes(waits.rows) << bits | np.array([numbers[name] for name in categories], np.int64)
+    own = thread_codes(waits.rows) << bits | np.array([numbers[name] for name in categories], np.int64)[leaf]
     at = np.minimum(np.searchsorted(once, own), len(once) - 1)
     found = np.where(once[at] == own, sums[at], 0) if len(once) else np.zeros(len(own))
     so_far = np.minimum(waits.ages_ns(at_ns), span_ns)

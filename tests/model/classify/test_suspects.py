@@ -417,7 +417,7 @@ def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_wa
         machine.ended(key, "lock", wake, 1, "lib:pthread_cond_timedwait", "MDL_wait::timed_wait", ms=ms)
     for _ in range(2):
         now = machine.tick()
-        rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.sites))}
+        rules = {rule.id if (rule := now.rule(row)) else "" for row in range(len(now.waits))}
         assert rules == ({"mysql-metadata-lock"} if is_named else {""}), "also in a tick in which none ended"
         machine.sites.clear()
 
