@@ -1,12 +1,16 @@
 """Write the man page, offtop(8), to stdout: `python packaging/manpage.py >offtop.8`.
 
 Options come from the parsers; keys, filters and settings come from the tables that the screen and the config file use.
-Everything else is in manpage.roff.
+Everything else is in manpage.roff. Neither the terminal's width nor the time zone changes it.
 """
 
+import os
 import re
 import sys
+import time
+from argparse import HelpFormatter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ _DESCRIPTION = "top for waiting: where every thread's time goes while it is not 
 def page() -> str:
     parser, commands = parser_of_everything()
     for one in (parser, *commands):
+        one.formatter_class = partial(HelpFormatter, width=80)  # otherwise as wide as the terminal
         one.description = one.epilog = None  # the page has its own description, and shows a command's above its usage
     made: Any = Manpage(
         parser,
@@ -34,6 +39,7 @@ def page() -> str:
             "description": _DESCRIPTION,
             "project_name": "offtop",
             "version": __version__,
+            "date": time.strftime("%Y-%m-%d", time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH") or time.time()))),
             "manual_section": 8,
             "manual_title": "System Administration",
             "include": str(Path(__file__).with_name("manpage.roff")),

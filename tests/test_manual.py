@@ -66,6 +66,16 @@ def test_man_page_has_no_warnings(check: list[str], page: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_man_page_is_the_same_on_each_terminal_and_in_each_time_zone() -> None:
+    pages: set[bytes] = set()
+    for columns, zone in (("40", "Asia/Tokyo"), ("200", "America/New_York")):
+        environment = {**os.environ, "COLUMNS": columns, "TZ": zone, "SOURCE_DATE_EPOCH": "1700000000"}
+        command = [sys.executable, _PACKAGING / "manpage.py"]
+        pages.add(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+    (page,) = pages
+    assert page.startswith(b'.TH OFFTOP "8" "2023-11-14" ')
+
+
 def test_man_page_has_every_command_and_key(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\.SS \\fBofftop (\w+)\\fR$", text, re.MULTILINE)) == COMMANDS
