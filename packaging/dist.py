@@ -30,7 +30,7 @@ def main() -> None:
     for kind in args.kinds:
         if kind == "pyz":
             path = args.into / f"offtop-{__version__}-{args.machine}.pyz"
-            path.write_bytes(onefile.archive(members, epoch))
+            path.write_bytes(onefile.archive(members, args.machine, epoch))
             path.chmod(0o755)
         elif kind == "rpm":
             path = rpm.build(rpm.files(members), args.into, args.machine, epoch)

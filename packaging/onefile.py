@@ -17,15 +17,18 @@ _EARLIEST = 315_532_800
 """ZIP archives cannot have members from before 1980."""
 
 
-def archive(members: Mapping[str, bytes], epoch: int) -> bytes:
-    """Return the file with `members` and the start of offtop; `epoch`: time of all members, in seconds."""
+def archive(members: Mapping[str, bytes], machine: str, epoch: int) -> bytes:
+    """Return the file with `members`, which are for `machine`, and the start of offtop.
+
+    `epoch`: time of all members, in seconds since 1970.
+    """
     build = hashlib.sha256()
     for name, content in sorted(members.items()):
         build.update(f"{name}\0{len(content)}\0".encode() + content)
     added = {
         **members,
         "__main__.py": (_HERE / "onefile_start.py").read_bytes(),
-        BUILD: build.hexdigest()[:32].encode(),
+        BUILD: f"{machine}-{build.hexdigest()[:32]}".encode(),
     }
     script = (_HERE / "onefile.sh").read_bytes()
     with tempfile.TemporaryFile() as file:

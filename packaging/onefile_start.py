@@ -17,9 +17,13 @@ import zlib
 from pathlib import Path
 
 BUILD = "BUILD"
-"""Member of the archive that has its build id: a hash of all other members."""
+"""Member of the archive that has its build id: the machine that it is for, `-`, and a hash of all other members."""
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class WrongMachineError(Exception):
+    """The archive is for the machine that this error names, which is not the one it runs on."""
 
 
 def start(archive: str) -> None:
@@ -28,6 +32,8 @@ def start(archive: str) -> None:
         sys.exit(_failed(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, and it needs 3.11 to 3.14"))
     try:
         unpacked = copy_of(archive, parent())
+    except WrongMachineError as error:
+        sys.exit(_failed(f"{archive} is for {error}. Copy the file for {os.uname().machine}"))
     except OSError as error:
         sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror}). It needs 130 MB"))
     except (zipfile.BadZipFile, zlib.error) as error:
@@ -59,11 +65,16 @@ def copy_of(archive: str, parent: Path) -> Path:
     """Return the directory of the unpacked copy, and make it if there is none.
 
     No other start removes it while this process lives. A new copy replaces those that no process uses. Raises
-    PermissionError if another user can write to it.
+    PermissionError if another user can write to it, and WrongMachineError.
     """
-    _make_own(parent)
     with zipfile.ZipFile(archive) as members:
-        copy = parent / members.read(BUILD).decode("ascii")
+        build = members.read(BUILD).decode("ascii")
+        machine = build.partition("-")[0]
+        if machine != os.uname().machine:
+            raise WrongMachineError(machine)
+        _make_own(parent)
+        _check_own(parent.parent)  # a user who can write there could replace `parent`
+        copy = parent / build
         if _keep(copy):
             return copy
         new = Path(tempfile.mkdtemp(prefix=".new-", dir=str(parent)))

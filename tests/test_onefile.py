@@ -14,20 +14,21 @@ from onefile import archive
 from onefile_start import copy_of
 
 _MEMBERS = {"offtop/__init__.py": b"", "offtop/start.py": b"def main() -> None:\n    print('it runs')\n"}
+_MACHINE = os.uname().machine
 
 
 @pytest.fixture
 def one_file(tmp_path: Path) -> Path:
     path = tmp_path / "offtop.pyz"
-    path.write_bytes(archive(_MEMBERS, 1_700_000_000))
+    path.write_bytes(archive(_MEMBERS, _MACHINE, 1_700_000_000))
     path.chmod(0o755)
     return path
 
 
 def test_same_members_and_time_give_the_same_bytes() -> None:
     in_reverse = dict(reversed(_MEMBERS.items()))
-    assert archive(_MEMBERS, 1_700_000_000) == archive(in_reverse, 1_700_000_000)
-    assert archive(_MEMBERS, 1_700_000_000) != archive({**_MEMBERS, "more": b""}, 1_700_000_000)
+    assert archive(_MEMBERS, _MACHINE, 1_700_000_000) == archive(in_reverse, _MACHINE, 1_700_000_000)
+    assert archive(_MEMBERS, _MACHINE, 1_700_000_000) != archive({**_MEMBERS, "more": b""}, _MACHINE, 1_700_000_000)
 
 
 def test_the_file_is_a_script_and_an_archive(one_file: Path) -> None:
@@ -62,11 +63,11 @@ def test_a_new_build_removes_old_copies_that_are_not_in_use(one_file: Path, tmp_
         old = Path(runs.stdout.readline().strip())
         (parent / ".new-killed").mkdir()
         (parent / "link").symlink_to(tmp_path)
-        one_file.write_bytes(archive({**_MEMBERS, "more": b""}, 1_700_000_000))
+        one_file.write_bytes(archive({**_MEMBERS, "more": b""}, _MACHINE, 1_700_000_000))
         new = copy_of(str(one_file), parent)
         assert {*parent.iterdir()} == {old, new, parent / "link"}
         runs.stdin.write("\n")
-    one_file.write_bytes(archive({**_MEMBERS, "more": b"!"}, 1_700_000_000))
+    one_file.write_bytes(archive({**_MEMBERS, "more": b"!"}, _MACHINE, 1_700_000_000))
     newest = copy_of(str(one_file), parent)
     assert {*parent.iterdir()} == {new, newest, parent / "link"}, "this process still uses the one before"
 
@@ -83,6 +84,24 @@ def test_it_refuses_a_directory_that_others_can_write_to(one_file: Path, tmp_pat
     parent.chmod(0o777)
     with pytest.raises(PermissionError, match="another user can write there"):
         copy_of(str(one_file), parent)
+
+
+def test_it_refuses_a_directory_that_others_can_replace(one_file: Path, tmp_path: Path) -> None:
+    above = tmp_path / "cache"
+    above.mkdir()
+    above.chmod(0o777)
+    with pytest.raises(PermissionError, match=f"another user can write there: remove it: '{above}'"):
+        copy_of(str(one_file), above / "onefile")
+
+
+def test_a_file_for_another_machine_is_not_unpacked(one_file: Path, tmp_path: Path) -> None:
+    one_file.write_bytes(archive(_MEMBERS, "s390x", 1_700_000_000))
+    with pytest.raises(onefile_start.WrongMachineError, match="s390x"):
+        copy_of(str(one_file), tmp_path / "onefile")
+    assert not (tmp_path / "onefile").exists()
+    ended = subprocess.run([one_file, "--version"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert ended.stderr == f"offtop: {one_file} is for s390x. Copy the file for {_MACHINE}\n"
 
 
 def test_it_refuses_a_copy_that_is_a_symlink(one_file: Path, tmp_path: Path) -> None:
