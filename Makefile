@@ -12,6 +12,7 @@ SYSTEM ?=
 
 bin := .venv/bin
 other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest'
+epoch = $(or $(shell git log -1 --format=%ct 2>/dev/null),$(shell stat -c %Y CHANGELOG.md))
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Otherwise the programs that the tests start would inherit make's own variables.
 unexport MAKEFLAGS MFLAGS MAKELEVEL
@@ -112,24 +113,25 @@ format: setup-test ## format the code, and fix what the linter can fix
 	@$(bin)/ruff format
 	@$(bin)/ruff check --fix
 
-# The same commit gives the same bytes: everything in them has the commit's time.
-dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+# The same commit gives the same bytes: everything in them has the commit's time. A copy without git has the changelog's.
+dist: export SOURCE_DATE_EPOCH ?= $(epoch)
 dist: setup-test ## build the wheel, one file, .deb and .rpm (where their tools are) into dist/; MACHINE=aarch64 for arm64
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
 
+# As root, because only root's containers can use BPF, and root's podman does not see images of other users.
 image: KINDS = deb
 image: dist ## build the container image offtop:VERSION with podman, buildah or docker; ARGS are options of its build
-	@packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
+	@$(as_root) env TOOL='$(TOOL)' packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
 
 release: setup-test ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
 	@packaging/system.sh package
 	@$(bin)/python packaging/release.py $(VERSION)
 
-packages: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+packages: export SOURCE_DATE_EPOCH ?= $(epoch)
 packages: setup-test ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one
 	@packaging/system.sh package
-	@$(as_root) packaging/packages.sh $(ARGS)
+	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=$$SOURCE_DATE_EPOCH packaging/packages.sh $(ARGS)
 
 install: ## install offtop where `sudo offtop` finds it: PREFIX (/usr/local), DESTDIR
 	@$(if $(SYSTEM)$(DESTDIR),:,packaging/system.sh run)

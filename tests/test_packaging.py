@@ -1,5 +1,6 @@
 """An installed offtop is complete and works without the checkout; `make setup` finds a suitable Python."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -117,3 +118,17 @@ def test_uninstall_leaves_what_a_package_installed(tmp_path: Path) -> None:
     (home / "pyvenv.cfg").touch()
     subprocess.run(command, cwd=_ROOT, check=True)
     assert not home.exists()
+
+
+def test_dist_without_git_has_the_time_of_the_changelog(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").symlink_to(_ROOT / "Makefile")
+    (tmp_path / "CHANGELOG.md").touch()
+    os.utime(tmp_path / "CHANGELOG.md", (1_700_000_000, 1_700_000_000))
+    for name, script in (("packaging/venv.sh", ""), (".venv/bin/python", 'echo "$SOURCE_DATE_EPOCH" "$@"')):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    make = ["make", "-s", "dist", "SYSTEM=ready", "KINDS=pyz"]
+    ran = subprocess.run(make, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("1700000000 packaging/dist.py dist pyz\n", "")
