@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ import rpm
 from offtop import __version__
 
 _MOST_BYTES = 60 * 1000 * 1000
+_TOOLS = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
+"""What builds a kind of package."""
 
 
 def main() -> None:
@@ -23,6 +26,9 @@ def main() -> None:
     parser.add_argument("kinds", nargs="+", choices=("pyz", "deb", "rpm"), help="what to build")
     parser.add_argument("--machine", choices=parts.MACHINES, default=os.uname().machine)
     args = parser.parse_args()
+    for kind in args.kinds:
+        if kind in _TOOLS and shutil.which(_TOOLS[kind]) is None:
+            sys.exit(f"offtop: {_TOOLS[kind]} is missing. Install it, or build without {kind}: make dist KINDS=pyz")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", args.into]
     subprocess.run(build, check=True, cwd=parts.ROOT, stdin=subprocess.DEVNULL)
     members = parts.members(args.into / f"offtop-{__version__}-py3-none-any.whl", args.machine)

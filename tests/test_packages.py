@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import deb
+import dist
 import parts
 import pytest
 import rpm
@@ -151,6 +152,17 @@ def test_systemd_accepts_the_recorder(tmp_path: Path) -> None:
     verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit]
     ran = subprocess.run(verify, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("kind", "tool"), [("deb", "dpkg-deb"), ("rpm", "rpmbuild")])
+def test_a_missing_tool_is_named_before_anything_is_built(
+    kind: str, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["dist.py", str(tmp_path), "pyz", kind])
+    with pytest.raises(SystemExit, match=f"{tool} is missing. Install it, or build without {kind}"):
+        dist.main()
+    assert [*tmp_path.iterdir()] == []
 
 
 def wheel(path: Path, members: Mapping[str, bytes]) -> Path:
