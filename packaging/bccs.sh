@@ -5,7 +5,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 place=$(mktemp -d "${TMPDIR:-/var/tmp}/offtop-bccs.XXXXXX")
-trap 'rm -rf "$place"' EXIT
+trap 'rm -rf --one-file-system "$place"' EXIT
 
 make_root() { # of suite $1 in directory $2; the Release file of an archive snapshot has expired
     mmdebstrap -q --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
