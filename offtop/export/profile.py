@@ -15,7 +15,7 @@ from offtop.model.aggregate.steps import Path, Shape, Step
 from offtop.model.values import stack
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.values.snapshot import Sampling
-from offtop.model.values.stack import Names
+from offtop.model.values.stack import Frame, Names
 from offtop.model.values.table import distinct_rows
 from offtop.model.values.wake import OFFCPU
 from offtop.model.windows.breakdown import ALL, Scope, Shares
@@ -103,3 +103,11 @@ def profile_of(
     samples = sorted((one for one in samples if one.total_ns > 0), key=lambda one: (-one.total_ns, one[1:6]))
     began_ns, span_ns = window.taken_ns - window.span_ns, window.span_ns
     return Profile(samples, mode, began_ns, span_ns, host, dict(window.lost), window.sampling)
+
+
+def unnamed_frames(window: Window) -> set[Frame]:
+    """Return the frames whose names have to be looked up: of all waits, and of their wakers."""
+    catalog = window.catalog
+    sites = {(site.user, site.wake) for site, _ in window.each_site()}
+    stacks = {user for user, _ in sites}.union(*(catalog.wake(wake).stacks for _, wake in sites if wake))
+    return {frame for stack_id in stacks for frame in catalog.stack(stack_id).frames if not frame.name}

@@ -261,6 +261,12 @@ def suspect_names(one: SuspectName) -> dict[str, Any]:
     }
 
 
+def suspect_objects(found: Found, catalog: Catalog, names: Names, cause_finder: CauseFinder) -> list[objects.Suspect]:
+    """Return the suspects of a tick as `--json` prints them, without a baseline."""
+    texts = SuspectTexts(catalog, names, cause_finder)
+    return [_suspect_object(one, texts, catalog, names, UNSET) for one in found.suspects]
+
+
 def _suspect_object(
     one: Suspect, texts: SuspectTexts, catalog: Catalog, names: Names, change: objects.SuspectChange | UnsetType
 ) -> objects.Suspect:

@@ -1,9 +1,10 @@
 """Merge all ticks of a source into one."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from offtop.errors import OfftopError, warn
+from offtop.export.profile import unnamed_frames
 from offtop.feed.pace import Pace
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
@@ -11,9 +12,7 @@ from offtop.model.aggregate.filter import NOTHING, Filter
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import Found, averages
-from offtop.model.values.catalog import Catalog
 from offtop.model.values.peers import waited_on
-from offtop.model.values.stack import Frame
 from offtop.model.values.wake import WAKEUP, gathers
 from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
 from offtop.model.windows.history import History, HistoryTick, none_standing
@@ -77,7 +76,7 @@ def whole_of(
     if chosen.needs_wakers and not gathers(last.header.mode, WAKEUP):
         raise OfftopError(not_gathered(chosen))
     window = merge(windows)
-    source.wait_for_names({*_unnamed(window.catalog, _stacks(window))}, _NAMES_SECONDS)
+    source.wait_for_names(unnamed_frames(window), _NAMES_SECONDS)
     return HistoryTick.of(window, (history.refresh_newest() or last).idle)
 
 
@@ -128,14 +127,3 @@ def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWa
 def not_gathered(chosen: Filter) -> str:
     """Return the error for a filter that needs wakers which were not recorded."""
     return f"'{printable(chosen.text)}' needs wakers, which were not recorded. Omit it, or record with --mode wakeup"
-
-
-def _stacks(window: Window) -> set[int]:
-    """Return the user stacks of all waits, and the stacks of their wakers."""
-    sites = {(site.user, site.wake) for site, _ in window.each_site()}
-    of_wakes = {stack for _, wake in sites if wake for stack in window.catalog.wake(wake).stacks}
-    return {user for user, _ in sites} | of_wakes
-
-
-def _unnamed(catalog: Catalog, stacks: Iterable[int]) -> Iterable[Frame]:
-    return (frame for stack in stacks for frame in catalog.stack(stack).frames if not frame.name)

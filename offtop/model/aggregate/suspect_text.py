@@ -163,6 +163,12 @@ class SuspectTexts:
             rule = rule.general
         return rule.name if rule else _HOLDS.get(hop.via) or _WAITS.get(hop.state, hop.state)
 
+    def waited_for(self, one: Suspect) -> str:
+        """Return what the sentence says that threads wait for: `the WAL flush`."""
+        if one.kind in (DEADLOCK, LOOP):
+            return "each other"
+        return _WAITS[THROTTLE] if one.kind == QUOTA else self.what(one.hops[self._first(one)])
+
     def does(self, hop: Hop) -> str:
         """Return what the last of a chain does, so that others must wait."""
         if title := _title(hop):
