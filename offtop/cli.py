@@ -103,6 +103,12 @@ def _diff(arguments: Sequence[str]) -> int:
     return run.diff(options.diff().parse_args(arguments))
 
 
+def _agent(arguments: Sequence[str]) -> int:
+    from offtop.commands import agent
+
+    return agent.run(options.agent().parse_args(arguments))
+
+
 def _rules(arguments: Sequence[str]) -> int:
     return run.rules(options.rules().parse_args(arguments))
 
@@ -133,6 +139,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "export": _export,
     "diff": _diff,
     "demo": _demo,
+    "agent": _agent,
     "rules": _rules,
     "doctor": _doctor,
     "schema": _schema,

@@ -56,6 +56,7 @@ _COMMANDS = (
     options.export,
     options.diff,
     options.demo,
+    options.agent,
     options.rules,
     options.doctor,
     options.schema,

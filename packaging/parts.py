@@ -31,7 +31,8 @@ def members(wheel: Path, machine: str) -> dict[str, bytes]:
 
 def _downloaded(directory: Path, machine: str) -> list[Path]:
     """Download the wheels of all dependencies for each Python version, in the same releases."""
-    wanted: Sequence[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted: Sequence[str] = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
     platforms = [f"--platform={one}_{machine}" for one in _PLATFORMS]
     for version in _VERSIONS:
         abi = f"cp{version.replace('.', '')}"

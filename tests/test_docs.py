@@ -104,7 +104,7 @@ def test_option_tables_have_every_option(command: str) -> None:
     title = f"offtop {command}".rstrip()
     (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", tables.all_tables()["options"], re.M | re.S)
     cells = re.findall(r"^\| (`.*?) \| \S", section, re.MULTILINE)
-    assert {flag for cell in cells for flag in re.findall(r"(?<!\w)--?[A-Za-z][\w-]*", cell)} == flags_of(command)
+    assert {flag for cell in cells for flag in re.findall(r"(?<!\w)--?[A-Za-z][\w.-]*", cell)} == flags_of(command)
 
 
 def test_settings_table_has_every_setting() -> None:

@@ -87,12 +87,14 @@ def test_man_page_has_every_command_and_key(page: Path) -> None:
 def test_man_page_has_exactly_the_options(command: str, page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     part = section(text, "SS", f"offtop {command}") if command else text.partition(".SH\nCOMMANDS")[0]
-    assert {flag for tag in tags(part) for flag in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", tag)} == flags_of(command)
+    assert {flag for tag in tags(part) for flag in re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", tag)} == flags_of(
+        command
+    )
 
 
 @pytest.mark.parametrize("name", ["offtop.bash", "_offtop", "offtop.fish"])
 def test_completions_have_every_option(name: str, completions: Path) -> None:
-    words = {*re.findall(r"[\w-]+", (completions / name).read_text())}
+    words = {*re.findall(r"[\w.-]+", (completions / name).read_text())}
     options = {flag for command in ("", *COMMANDS) for flag in flags_of(command)}
     assert options <= words or {flag.lstrip("-") for flag in options} <= words  # fish has them without dashes
 

@@ -77,7 +77,7 @@ def live() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
-        epilog="commands: record, replay, report, export, diff, demo, rules, doctor, schema; each has its own --help",
+        epilog="commands: record, replay, report, export, diff, demo, agent, rules, doctor, schema; each has --help",
         allow_abbrev=False,
     )
     _add_output_options(parser)
@@ -244,6 +244,43 @@ def doctor() -> argparse.ArgumentParser:
     return parser
 
 
+def agent() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop agent",
+        description="measure without a screen, and serve metrics for Prometheus and profiles for Pyroscope and Parca",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("HTTP server").add_argument
+    add(
+        "--listen",
+        default="127.0.0.1:9877",
+        metavar="ADDRESS",
+        help="address and port (default 127.0.0.1:9877); :9877 is all addresses",
+    )
+    add(
+        "--web.config.file",
+        dest="web_config",
+        metavar="FILE",
+        help="TLS and users, in the file format of Prometheus's exporters; any address but loopback needs it",
+    )
+    add("--insecure-listen", action="store_true", help="let any machine that reaches the address read everything")
+    add(
+        "--series",
+        type=_count,
+        default=2000,
+        metavar="N",
+        help="most series with names of programs (default 2000); programs with less time count as other",
+    )
+    _add_delay(parser, seconds=5)
+    _add_measuring_options(parser, budget_pct=1.0)
+    _add_waker_options(parser)
+    add = parser.add_argument_group("recording").add_argument
+    add("--directory", metavar="DIR", help="record everything there, too: offtop-HOST-TIME.offtop")
+    _add_limits(add, keep="6h")
+    parser.add_argument("--config", metavar="FILE", help="read settings from this file")
+    return parser
+
+
 def schema() -> argparse.ArgumentParser:
     return Parser(prog="offtop schema", description="print the JSON Schema of the --json output", allow_abbrev=False)
 
@@ -280,8 +317,16 @@ def _add_folded_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_delay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-d", "--delay", type=_setting("delay"), metavar="S", help="seconds between ticks (default 1)")
+def _add_delay(parser: argparse.ArgumentParser, seconds: int | None = None) -> None:
+    """Add --delay. `seconds`: a default that no setting changes; None: the setting."""
+    parser.add_argument(
+        "-d",
+        "--delay",
+        type=_setting("delay"),
+        default=None if seconds is None else str(seconds),
+        metavar="S",
+        help=f"seconds between ticks (default {seconds or 1})",
+    )
 
 
 def _add_replay_options(parser: argparse.ArgumentParser) -> None:
@@ -304,13 +349,18 @@ def _add_recording_options(parser: argparse.ArgumentParser, *, records: bool = F
     add = parser.add_argument_group("recording").add_argument
     if records:
         add("--record", metavar="FILE", help="record everything to this file while showing it")
-    add("--keep", type=_duration, metavar="TIME", help="drop what is older than this (default 48h)")
+    _add_limits(add)
+
+
+def _add_limits(add: Callable[..., object], keep: str = "48h") -> None:
+    """Add the options of what a recording holds. `keep`: the default of --keep, which is not set here."""
+    add("--keep", type=_duration, metavar="TIME", help=f"drop what is older than this (default {keep})")
     add("--max-size", type=_size, metavar="SIZE", help="drop the oldest ticks above this size (default 2G)")
     add("--cmdlines", action="store_true", help="record command lines too; they may hold secrets")
 
 
-def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that decide what the BPF programs count."""
+def _add_measuring_options(parser: argparse.ArgumentParser, budget_pct: float = 5.0) -> None:
+    """Add the options that decide what the BPF programs count. `budget_pct`: default of --cpu-budget."""
     group = parser.add_argument_group("what to measure")
     add = group.add_argument
     add(
@@ -388,10 +438,10 @@ def _add_measuring_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--cpu-budget",
         type=_percent,
-        default=5.0,
+        default=budget_pct,
         metavar="PCT",
-        help="CPU for offtop's processes, in percent of one CPU (default 5): unwinding and sampling use what is left "
-        "of it, and beyond it short waits get no stacks",
+        help=f"CPU for offtop's processes, in percent of one CPU (default {budget_pct:g}): unwinding and "
+        "sampling use what is left of it, and beyond it short waits get no stacks",
     )
     add(
         "--exact-stacks",

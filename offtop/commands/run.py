@@ -85,7 +85,7 @@ def show_live(args: argparse.Namespace) -> int:
         threading.Thread(target=_load_screen, daemon=True).start()
     with contextlib.ExitStack() as stack:
         files = stack.enter_context(choices.rule_files(rules, loaded, owner))
-        stack.enter_context(_exit_on_signals())
+        stack.enter_context(exit_on_signals())
         baseline = _baseline(args, rules, files, loaded)
         counted = "" if view and args.stuck else _listed_mode(loaded)
         source = stack.enter_context(sources.live(rules, filters, args, loaded, counted=counted))
@@ -122,7 +122,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
     kept = saved_files.SavedFiles(loaded, owner, args)
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        _exit_on_signals(),
+        exit_on_signals(),
         contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
         if args.mode in LIST_MODES and not _is_in(source.recorded, args.mode):
@@ -204,7 +204,7 @@ def record(args: argparse.Namespace) -> int:
         recordings.delete_oldest(Path(args.directory), keep_ns, most_bytes, owner)
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        _exit_on_signals(),
+        exit_on_signals(),
         sources.live(rules, filters, args, loaded, counted=_listed_mode(loaded)) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
@@ -285,7 +285,7 @@ def rules(args: argparse.Namespace) -> int:
                 rules_page.write(recording, known, files, settings.delay_ns, args.iterations, sys.stdout)
             return 0
         filters = sources.filters(args, loaded)
-        with _exit_on_signals(), sources.live(known, filters, args, loaded) as source:
+        with exit_on_signals(), sources.live(known, filters, args, loaded) as source:
             rules_page.write(source, known, files, settings.delay_ns, args.iterations or _RULES_TICKS, sys.stdout)
     return 0
 
@@ -371,7 +371,7 @@ def _open_live(
 ) -> Generator[tuple[Source, int]]:
     """Open this machine for `ticks` ticks; yield it with 0, because it has no end."""
     filters, keep_ns = sources.filters(args, loaded), ticks * loaded.settings.delay_ns
-    with _exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns) as source:
+    with exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns) as source:
         yield source, 0
 
 
@@ -556,7 +556,7 @@ def _warn_of_batch_mode(reason: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _exit_on_signals() -> Generator[None]:
+def exit_on_signals() -> Generator[None]:
     """Handle SIGTERM and SIGHUP like ctrl-C, so that everything is closed at exit.
 
     If SIGHUP is ignored, as under nohup, it stays ignored.
