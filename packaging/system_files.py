@@ -20,7 +20,8 @@ def files(members: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return path below / → content, of what both packages have. `members`: the Python parts, by name."""
     installed = {f"{HOME}/{name}": content for name, content in members.items()}
     installed["usr/bin/offtop"] = (_HERE / "system_start.py").read_bytes()
-    installed["usr/lib/systemd/system/offtop-record.service"] = (_HERE / "offtop-record.service").read_bytes()
+    for unit in ("offtop-record.service", "offtop-agent.service"):
+        installed[f"usr/lib/systemd/system/{unit}"] = (_HERE / unit).read_bytes()
     installed["usr/share/man/man8/offtop.8.gz"] = zipped(manpage.page().encode())
     with tempfile.TemporaryDirectory() as directory:
         completions.write(Path(directory))

@@ -63,6 +63,7 @@ def test_deb_has_command_parts_man_page_completions_and_recorder(package: Path) 
     for name in ("man/man8/offtop.8.gz", "bash-completion/completions/offtop", "zsh/vendor-completions/_offtop"):
         assert modes[f"usr/share/{name}"] == 0o644
     assert modes["usr/lib/systemd/system/offtop-record.service"] == 0o644
+    assert modes["usr/lib/systemd/system/offtop-agent.service"] == 0o644
     assert "usr/share/fish/vendor_completions.d/offtop.fish" in modes
     assert all(one.startswith("usr/") for one in modes)
 
@@ -144,8 +145,9 @@ def test_a_recorder_that_does_not_start_or_stop_does_not_block_dpkg(script: str,
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_accepts_the_recorder(tmp_path: Path) -> None:
-    unit = tmp_path / "offtop-record.service"
+@pytest.mark.parametrize("name", ["offtop-record.service", "offtop-agent.service"])
+def test_systemd_accepts_recorder_and_agent(name: str, tmp_path: Path) -> None:
+    unit = tmp_path / name
     text = (Path(deb.__file__).parent / unit.name).read_text()
     unit.write_text(text.replace("/usr/bin/offtop", "/bin/true"))
     # Without --recursive-errors, warnings do not change the status.
