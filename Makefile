@@ -11,7 +11,7 @@ KINDS ?= pyz $(if $(shell command -v dpkg-deb),deb) $(if $(shell command -v rpmb
 SYSTEM ?=
 
 bin := .venv/bin
-other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest'
+other_tests := -m 'not kernel and not incident and not consumer and not fault and not soak and not exits and not guest and not fleet'
 epoch = $(or $(shell git log -1 --format=%ct 2>/dev/null),$(shell stat -c %Y CHANGELOG.md))
 as_root := $(if $(filter 0,$(shell id -u)),,sudo)
 # Otherwise the programs that the tests start would inherit make's own variables.
@@ -19,7 +19,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -94,6 +94,10 @@ consumers: setup-test ## open each export in the program that it is made for
 exits: setup-test ## compare the function exits that --within finds in large programs with objdump's, in 10 minutes
 	@packaging/system.sh exits
 	@$(bin)/pytest -p no:cacheprovider -m exits tests/exits $(ARGS)
+
+fleet: setup-test ## have Prometheus and go tool pprof read what offtop agent serves, and try the files in fleet/
+	@packaging/system.sh fleet
+	@$(bin)/pytest -p no:cacheprovider -m fleet tests/fleet $(ARGS)
 
 bccs: ## run offtop with the bcc and Python of Debian 12, 13 and sid, on this kernel; needs root and mmdebstrap
 	@$(as_root) packaging/bccs.sh $(ARGS)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs what is missing of the system packages for the purposes given (`run`, `test`, `bench`, `incident`, `consumer`,
-# `exits`, `guest`, `package`). packages.txt lists them. If all are installed, it needs neither the network nor root.
+# `exits`, `fleet`, `guest`, `package`). packages.txt lists them. If all are installed, it needs neither the network nor root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 as_root=()

@@ -103,7 +103,17 @@ def test_newest_python_of_dnf_is_installed_if_python_is_too_old(tmp_path: Path) 
 
 def test_system_packages_have_a_purpose_and_a_fedora_name() -> None:
     lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
-    assert {line[0] for line in lines} == {"run", "test", "bench", "incident", "consumer", "exits", "guest", "package"}
+    assert {line[0] for line in lines} == {
+        "run",
+        "test",
+        "bench",
+        "incident",
+        "consumer",
+        "exits",
+        "fleet",
+        "guest",
+        "package",
+    }
     assert all(len(line) > 4 and line[3] == "#" for line in lines)
     assert "python3-bpfcc" in {line[1] for line in lines if line[0] == "run"}
 
