@@ -14,6 +14,6 @@ sys.exit(0 if file.read(4) == b"PK\5\6" else 9)' "$0" 2>/dev/null
     9) echo "offtop: $0 is damaged (its end is missing). Copy it again" >&2 && exit 4 ;;
     esac
 done
-echo 'offtop: no Python 3.11 to 3.14 on this machine. RHEL 9, Amazon Linux 2023: dnf install python3.11. Ubuntu 22.04:
-apt install python3.11. Debian 12 and later, Ubuntu 24.04 and Fedora have it as python3.' >&2
+echo 'offtop: no Python 3.11 to 3.14 on this machine. Debian 12 and later, Ubuntu 24.04: apt install python3. Ubuntu 22.04:
+apt install python3.11. Fedora: dnf install python3. RHEL 9, Amazon Linux 2023: dnf install python3.11.' >&2
 exit 4
