@@ -132,16 +132,38 @@ def test_command_of_the_rpm_takes_a_python_that_is_new_enough(tmp_path: Path) ->
 
 @pytest.mark.parametrize("script", ["postinst configure 0.0.9-1", "prerm remove", "postrm remove"])
 def test_a_recorder_that_does_not_start_or_stop_does_not_block_dpkg(script: str, tmp_path: Path) -> None:
-    name, *arguments = script.split()
-    text = (Path(deb.__file__).parent / "deb" / name).read_text().replace("/run/systemd/system", str(tmp_path))
-    for tool, status in (("systemctl", 1), ("py3compile", 0), ("py3clean", 0)):
-        (tmp_path / tool).write_text(f'#!/bin/sh\necho "{tool} $*"\nexit {status}\n')
-        (tmp_path / tool).chmod(0o755)
-    ran = subprocess.run(
-        ["/bin/sh", "-c", text, name, *arguments], env={"PATH": str(tmp_path)}, capture_output=True, text=True
-    )
+    (tmp_path / "usr/lib/offtop").mkdir(parents=True)
+    ran = run_script(script, tmp_path, systemctl_status=1)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "systemctl" in ran.stdout
+
+
+def test_removing_the_deb_leaves_no_compiled_python(tmp_path: Path) -> None:
+    home = tmp_path / "usr/lib/offtop"
+    for name in ("a.py", "__pycache__/a.cpython-313.pyc", "offtop/__pycache__/b.cpython-314.pyc"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    ran = run_script("prerm upgrade 0.2.0-1", tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert {*home.rglob("*")} == {home / "a.py", home / "offtop"}
+    (home / "__pycache__").mkdir()  # by an offtop that still runs
+    ran = run_script("postrm remove", tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert not home.exists()
+
+
+def run_script(script: str, root: Path, systemctl_status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a maintainer script, given with its arguments, for the package below `root`."""
+    name, *arguments = script.split()
+    text = (Path(deb.__file__).parent / "deb" / name).read_text()
+    text = text.replace("/run/systemd/system", str(root)).replace("/usr/lib/", f"{root}/usr/lib/")
+    tools = root / "tools"
+    tools.mkdir(exist_ok=True)
+    for tool, status in (("systemctl", systemctl_status), ("py3compile", 0)):
+        (tools / tool).write_text(f'#!/bin/sh\necho "{tool} $*"\nexit {status}\n')
+        (tools / tool).chmod(0o755)
+    path = f"{tools}:/usr/bin:/bin"
+    return subprocess.run(["/bin/sh", "-c", text, name, *arguments], env={"PATH": path}, capture_output=True, text=True)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
