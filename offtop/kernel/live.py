@@ -36,14 +36,15 @@ from offtop.model.values.stack import Frame
 from offtop.model.values.wake import CHAIN, DEFAULT_DEPTH, OFFCPU, Object
 
 _KEEP_NS = 15 * 60 * 1_000_000_000
-"""How long what a window may still refer to is kept: longer than any History reaches back."""
+"""How long names and stacks are kept that a window may still refer to: longer than any History reaches back."""
 _PRIME_NS = 60 * 1_000_000_000
-"""How often all waits in progress are scanned again: one whose end was lost would otherwise go on forever."""
+"""How often a task scan *primes*: it reports all waits in progress, not only what changed. Otherwise a wait whose end
+was lost would go on forever."""
 _PRIME_CGROUP_NS = 10 * 1_000_000_000
 """The same with a cgroup filter: only then are threads noticed that were moved in or out while they waited."""
 _CLOSE_SECONDS = 2.0
 _DETAILS_S = 1.0
-"""How long to wait for details that a user requests: no tick waits for these."""
+"""How long to wait for details that a user requests; no tick waits for them."""
 _INACCESSIBLE = (
     "Missing CAP_SYS_PTRACE (sudo offtop): no user stacks{} and no open files of processes that offtop may not inspect."
 )
@@ -83,11 +84,11 @@ class LiveSource(LiveFeed):
         self._reads = GuardedReads()
         self._reads.start()
         self._detail_reads = self._reads.channel(_DETAILS_S)
-        self._opened = contextlib.ExitStack()
-        self._opened.callback(self._reads.close)
-        closed = "" if "CAP_SYS_PTRACE" in capabilities else denied_access(self._detail_reads)
-        which = " of waits in progress" if closed == "memory" else ""
-        self._inaccessible = _INACCESSIBLE.format(which) if closed else ""
+        self._cleanup = contextlib.ExitStack()
+        self._cleanup.callback(self._reads.close)
+        denied = "" if "CAP_SYS_PTRACE" in capabilities else denied_access(self._detail_reads)
+        which = " of waits in progress" if denied == "memory" else ""
+        self._inaccessible = _INACCESSIBLE.format(which) if denied else ""
         """What cannot be read of some processes, and how to fix it; "" if everything can."""
         pid_namespace.own_inode()
         check_alive([*filters.pids], [*filters.tids])
@@ -109,13 +110,13 @@ class LiveSource(LiveFeed):
                 find_cgroup(filters.cgroup, found)
             self._defines = pid_namespace.defines(types)
             if filters.within:
-                filters = self._watch(filters, found)
+                filters = self._watch_functions(filters, found)
             self._initial = self._requested = filters
             defines = {**self._defines, "WITHIN": 1} if self._watched else self._defines
             self._program = attach(found, probe, waking=waking, defines=defines, unwind=unwind)
-            self._opened.callback(self._program.close)
+            self._cleanup.callback(self._program.close)
             loaded = Loaded(self._program, found, unwind, filters)
-            self._parts = Parts(loaded, self._reads, categories, debuginfod, self._opened)
+            self._parts = Parts(loaded, self._reads, categories, debuginfod, self._cleanup)
             self._budget, self._thinned = BudgetControl(budget_pct, time.monotonic_ns()), ThinnedMeter()
             self._stages = TickStages(self._parts, self._watched is not None, self._budget)
             if self._defines:
@@ -125,26 +126,26 @@ class LiveSource(LiveFeed):
             if self._watched:
                 self._watched.attach(self._program)
             self.set_mode(mode, depth)
-            self._opened.callback(self._detach_files)
+            self._cleanup.callback(self._detach_files)
             self.set_files(with_files)
-            self._opened.callback(self._detach_disks)
+            self._cleanup.callback(self._detach_disks)
             self.set_disks(with_disks)
             self._apply(self._parts.config.settings.helper_pids)
         except OSError as error:
-            self._opened.close()
+            self._cleanup.close()
             raise KernelError(
                 f"The kernel refused {error.filename or 'a map'} ({error.strerror}). To see why, run: offtop doctor"
             ) from error
         except BaseException:
-            self._opened.close()
+            self._cleanup.close()
             raise
 
-    def _watch(self, filters: Filters, found: features.Features) -> Filters:
+    def _watch_functions(self, filters: Filters, found: features.Features) -> Filters:
         """Find the function of --within, and return the filters with its processes."""
         if why := within.why_unavailable(found):
             raise KernelError(f"--within: {why}. Use -p or --filter stack= instead")
         self._watched = WatchedFunctions(filters.within, filters.pids, self._detail_reads)
-        self._opened.callback(self._watched.close)
+        self._cleanup.callback(self._watched.close)
         return self._watched.narrowed(filters)
 
     @property
@@ -167,12 +168,13 @@ class LiveSource(LiveFeed):
     def read(self) -> Snapshot | None:
         """Drain the maps and return a snapshot; None after the last one.
 
-        The last one is when everything requested with -p and -t has exited. Raises KernelError if the kernel refuses.
+        The last one is taken when everything requested with -p and -t has exited. Raises KernelError if the kernel
+        refuses.
         """
         if self._was_last:
             return None
         self._was_last = self._requested == self._initial and not is_any_alive(self._initial)
-        with self._open() as is_open:
+        with self._while_open() as is_open:
             if not is_open:
                 return None
             in_effect = self._parts.config.settings.filters
@@ -186,7 +188,7 @@ class LiveSource(LiveFeed):
         like those of read(), except that it applies no new filters, and scans waits in progress only if threads were
         lost. Raises KernelError if the kernel refuses.
         """
-        with self._open() as is_open:
+        with self._while_open() as is_open:
             if is_open and self._stages.snapshot_ns:
                 settings, is_prime = self._parts.config.settings, self._stages.must_prime
                 mode = self._mode[0]
@@ -194,7 +196,7 @@ class LiveSource(LiveFeed):
                 self._tick(Plan(settings.filters, min_ns, mode, is_prime, is_prime, helper_pids, has_snapshot=False))
 
     def _configure(self) -> Plan:
-        """Apply what was requested since the last tick, and say what this one has to do."""
+        """Apply what was requested since the last tick, and return what this one has to do."""
         stages, mode, helper_pids = self._stages, self._mode[0], self._parts.config.settings.helper_pids
         change = self._apply(self._parts.helper_pids)
         stages.must_prime = stages.must_prime or change.must_prime
@@ -283,7 +285,7 @@ class LiveSource(LiveFeed):
         )
 
     @contextlib.contextmanager
-    def _open(self) -> Generator[bool]:
+    def _while_open(self) -> Generator[bool]:
         """Yield whether the source is still open; it stays so until the block ends."""
         try:
             with self._lock:
@@ -387,9 +389,9 @@ class LiveSource(LiveFeed):
             disks.program.close()
 
     def _watch_cost(self) -> None:
-        of_files: Mapping[str, int] = self._files.program.programs if self._files else {}
-        of_disks: Mapping[str, int] = self._disks.program.programs if self._disks else {}
-        self._parts.cost.watch({**self._program.programs, **of_files, **of_disks})
+        file_programs: Mapping[str, int] = self._files.program.programs if self._files else {}
+        disk_programs: Mapping[str, int] = self._disks.program.programs if self._disks else {}
+        self._parts.cost.watch({**self._program.programs, **file_programs, **disk_programs})
 
     def set_thresholds(self, thresholds: Thresholds | None) -> None:
         self._thresholds = thresholds
@@ -418,5 +420,5 @@ class LiveSource(LiveFeed):
     def close(self) -> None:
         if self._lock.acquire(timeout=_CLOSE_SECONDS):  # otherwise a read is stuck: the process's exit frees everything
             self._closed = True
-            self._opened.close()
+            self._cleanup.close()
             self._lock.release()

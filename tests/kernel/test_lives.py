@@ -472,7 +472,7 @@ def test_excluded_sites_do_not_take_others_time_with_them() -> None:
 
 
 def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "_MOST_LOST", 2)
+    monkeypatch.setattr(deferred, "_MOST_WRITTEN_OFF", 2)
     ticks = Ticks()
     for tid_acquired_ns in range(1, 6):
         ticks.tick([], ended(tid_acquired_ns, [sleep(5_000, 9_000)], 0, 10_000))
@@ -485,7 +485,7 @@ def test_memory_of_written_off_threads_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_of_old_tid_owners_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "_MOST_LOST", 2)
+    monkeypatch.setattr(deferred, "_MOST_WRITTEN_OFF", 2)
     ticks = Ticks()
     waits = {
         tid_acquired_ns: sleep(ticks.now_ns + tid_acquired_ns * TICK_NS - 4_000, 900_000)

@@ -24,12 +24,12 @@ _MAX_HELD_TICKS = 2
 """How many ticks sites wait for their thread's record if the BPF programs have lost records."""
 _MAX_HELD_NS = 10 * NS_PER_S
 """The same if no record was lost. It is long because an exiting thread may sit on the run queue."""
-_MOST_LOST = 1 << 16
-"""How many written-off threads and previous owners of a tid are remembered, with what was counted of them."""
+_MOST_WRITTEN_OFF = 1 << 16
+"""How many written-off threads, and previous owners of a tid, are remembered, with what was counted of each."""
 
 ThreadIdentity = tuple[ThreadKey, int]
-"""Thread identity: the key, and when the thread acquired its tid (ThreadRecord.tid_acquired_ns). A record of a
-previous owner of the tid may still arrive."""
+"""The key of a thread, and when it acquired its tid (ThreadRecord.tid_acquired_ns): the record of a previous owner of
+the tid may still arrive."""
 
 
 class ProvisionalWait(NamedTuple):
@@ -48,24 +48,21 @@ class _Held(NamedTuple):
     """Finished waits at a site of a thread whose record has not arrived yet."""
 
     ticks: int
-    """For how many ticks it has been held."""
+    """For how many ticks they have been held."""
     since_ns: int
     threads_lost: int
-    """How many thread records had been lost when it was first held."""
+    """How many thread records had been lost when they were first held."""
     totals: SiteTotals
 
 
 class Sorted(NamedTuple):
-    """Finished waits, by the state of their thread's record.
-
-    What is in none of these lists is still held back.
-    """
+    """Finished waits that are no longer held back, by the state of their thread's record."""
 
     now: SiteDeltas
-    """Finished in this tick, and the thread's record is in this tick, too."""
+    """Waits that finished in this tick, in which the thread's record has arrived, too."""
     late: list[tuple[SiteKey, SiteTotals]]
-    """Finished in earlier ticks, and the thread's record has arrived in this one."""
-    lost: list[tuple[SiteKey, int, SiteTotals]]
+    """Waits that finished in earlier ticks; the thread's record has arrived in this one."""
+    written_off: list[tuple[SiteKey, int, SiteTotals]]
     """Sites of written-off threads, each with the time at which the thread acquired its tid."""
 
 
@@ -125,7 +122,7 @@ class DeferredRecords:
             elif one.ticks < _MAX_HELD_TICKS or at_ns - one.since_ns < min_held_ns:
                 self._held[site, tid_acquired_ns] = one._replace(ticks=one.ticks + 1)
             else:
-                found.lost.append((site, tid_acquired_ns, one.totals))
+                found.written_off.append((site, tid_acquired_ns, one.totals))
         still_held = {(site.thread, acquired_ns) for site, acquired_ns in self._held}
         self._located = {identity: some for identity, some in located.items() if identity in still_held}
         return found
@@ -136,7 +133,7 @@ class DeferredRecords:
         return self._located.keys()
 
     def site_of(self, identity: ThreadIdentity, raw: tuple[int, int, int]) -> SiteKey | None:
-        """Return the site at which waits of that thread are held back that have these raw ids."""
+        """Return the site of the waits of that thread that are held back and have these raw ids."""
         return self._located.get(identity, {}).get(raw)
 
     def keep_shown(self, identity: ThreadIdentity, switched_out_ns: int, at_ns: int) -> None:
@@ -151,9 +148,9 @@ class DeferredRecords:
         self._shown.pop(identity, None)
 
     def write_off(self, identity: ThreadIdentity, totals: SiteTotals) -> SiteTotals:
-        """Write a thread off, and return what is still to count of `totals`, at one of its sites.
+        """Write a thread off, and return what is not counted yet of `totals`, which are those of one of its sites.
 
-        The time for which its wait in progress was already shown is deducted.
+        They include its wait in progress, of which some time was shown already: that is deducted.
         """
         self._written_off[identity] = self._written_off.pop(identity, SiteTotals()).plus(totals)
         _evict(self._written_off)
@@ -164,30 +161,29 @@ class DeferredRecords:
             self._shown[identity] = shown._replace(switched_out_ns=shown.switched_out_ns + taken_ns)
         return SiteTotals(waits, total_ns, min(runqueue_ns, total_ns), max_ns, histogram)
 
-    def of(self, records: ThreadRecords) -> list[tuple[int, ThreadIdentity]]:
+    def partly_counted(self, records: ThreadRecords) -> list[tuple[int, ThreadIdentity]]:
         """Return the position and identity of each record whose thread was counted in part before it arrived."""
         if not (self._shown or self._written_off):
             return []
         identities = zip(map(THREADS.key, records.ids.tolist()), records.rows["tid_acquired_ns"].tolist(), strict=True)
         return [(at, one) for at, one in enumerate(identities) if one in self._shown or one in self._written_off]
 
-    def rest(self, identity: ThreadIdentity, r: ThreadRecord) -> ThreadRecord | None:
-        """Return the part of a written-off thread's record that is not counted yet; None if it was not written off."""
+    def uncounted_part(self, identity: ThreadIdentity, r: ThreadRecord) -> ThreadRecord | None:
+        """Return the part of a thread's record that is not counted yet; None if the thread was not written off."""
         written_off = self._written_off.pop(identity, None)
         if written_off is None:
             return None
-        r, remainder = _less(r, written_off)
+        r, remainder = _without_written_off(r, written_off)
         if remainder.waits:
             self._written_off[identity] = remainder
         return r
 
 
-def _less(r: ThreadRecord, written_off: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
-    """Subtract what was counted for a written-off thread from its record.
+def _without_written_off(r: ThreadRecord, written_off: SiteTotals) -> tuple[ThreadRecord, SiteTotals]:
+    """Return a record minus what was counted of its written-off thread, and what was counted beyond the record.
 
-    Returns both remainders. The thread's sites were counted already, together with what was shown of its first wait.
-    The second value is what was counted beyond this record, for another record of the same thread that is still to
-    come.
+    The thread's sites were counted already, together with what was shown of its first wait. If they exceed this record,
+    another record of the same thread is still to come.
     """
     waits = min(written_off.waits, r.waits - r.short_waits - r.lost_waits)
     total_ns = min(written_off.total_ns, r.offcpu_ns - r.short_ns - r.filtered_ns - r.lost_ns)
@@ -215,5 +211,5 @@ def _less(r: ThreadRecord, written_off: SiteTotals) -> tuple[ThreadRecord, SiteT
 
 def _evict(table: OrderedDict[ThreadIdentity, ProvisionalWait] | OrderedDict[ThreadIdentity, SiteTotals]) -> None:
     """Evict the oldest entries beyond the limit."""
-    while len(table) > _MOST_LOST:
+    while len(table) > _MOST_WRITTEN_OFF:
         table.popitem(last=False)

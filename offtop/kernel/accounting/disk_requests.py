@@ -1,11 +1,11 @@
-"""Read the counts of requests to block devices once a tick, and let requests in progress count as they go.
+"""Reads the counts of requests to block devices once a tick, and adds the time of requests in progress.
 
-The BPF programs count a request when it is completed, with all of its time. What earlier ticks have shown of it already
-is owed, and subtracted then.
+The BPF programs count a request when it is completed, with all of its time. Earlier ticks may have shown a part of that
+time already. This part is *owed*: it is subtracted once BPF has counted the request.
 
-The kernel does not report every completion: on Linux 6.18 with virtio disks the tracepoint of up to 0.5 % does not run.
-Such a request stays in the map until its address is used again, which the BPF programs count as lost. Until then it
-must not look as if it were in progress, see `_ended_unseen`.
+The kernel does not report every completion: on Linux 6.18 with virtio disks, the tracepoint does not run for up to
+0.5 % of the requests. Such a request stays in the map until its address is used again; then BPF counts it as lost.
+Until then it must not be shown as in progress: see `_ended_unseen`.
 """
 
 import time
@@ -22,8 +22,8 @@ from offtop.model.values.largest import largest
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
-_SURE_NS = 50_000_000
-"""A younger request may be just about to end: the disk has it no more, but its completion is not reported yet."""
+_LEAST_LOST_NS = 50_000_000
+"""A younger request is not taken for lost: the disk may have completed it just now, and the kernel reports it soon."""
 _NAMES = {
     "READ": "read",
     "WRITE": "write",
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 class _Key(NamedTuple):
-    """As BPF counts, apart from the CPU."""
+    """Key of the totals in BPF, without the CPU."""
 
     key: DiskKey
     is_selected: bool
@@ -72,7 +72,7 @@ class DiskRequests:
         self._in_progress: dict[int, _Request] = {}
         """By address."""
         self._owed: dict[_Key, int] = {}
-        """Time that was shown of requests which are not counted by BPF yet."""
+        """Time that was shown of requests that BPF has not counted yet."""
         self._comms: dict[int, str] = {}
         self._totals: dict[_Key, DiskTotals] = {}
         """Since the last snapshot."""
@@ -142,7 +142,7 @@ class DiskRequests:
             self._totals[key] = numbers if was is None else was.plus(numbers)
 
     def _follow_requests(self, at_ns: int) -> None:
-        """Show what passed of requests in progress; note what was shown of those that are completed."""
+        """Add the time of requests in progress since the last tick; what was shown of all others is owed."""
         before, self._in_progress = self._in_progress, {}
         stats_ns = time.monotonic_ns()
         self._stats = diskstats.read()
@@ -173,7 +173,7 @@ class DiskRequests:
             self._comms.setdefault(key.key.tid, _text(comm))
         for request in before.values():
             self._owe(request)
-        # One may become lost for BPF, too, between the two reads: then the sum is too large by it, until the next tick.
+        # BPF may count one of `ended` as lost between the two reads. Until the next tick, the sum is too large then.
         self._lost = max(self._lost, len(ended) + self._lost_in_bpf())
 
     def _lost_in_bpf(self) -> int:
@@ -218,11 +218,11 @@ class DiskRequests:
 
 
 def _ended_unseen(entries: Mapping[int, _Entry], stats: Mapping[int, DiskStats], stats_ns: int) -> set[int]:
-    """Return the addresses of requests that have ended although their completion was not reported.
+    """Return the addresses of requests that have ended although the kernel did not report their completion.
 
-    Of the requests that a disk got before `stats_ns`, it cannot have more than the kernel counted in it afterwards, in
-    /proc/diskstats. If it seems to, the oldest have ended. Flushes are not in the kernel's count, nor are bios of some
-    devices, which are issued when they are made.
+    A disk has at most as many requests as /proc/diskstats, which was read after `stats_ns`, says are in flight. If the
+    map has more that were issued before `stats_ns`, the oldest have ended. The kernel's count lacks flushes, and on
+    some devices bios, so both are left out here: bios are those that were issued when they were made.
     """
     of_disks: dict[int, list[int]] = {}
     for address, (start_ns, issued_ns, key, _) in entries.items():
@@ -234,7 +234,7 @@ def _ended_unseen(entries: Mapping[int, _Entry], stats: Mapping[int, DiskStats],
         more = len(addresses) - known.in_device if known else 0
         if more > 0 and known and diskstats.counts_requests(known.name):
             addresses.sort(key=lambda address: entries[address].issued_ns)
-            ended.update(one for one in addresses[:more] if stats_ns - entries[one].issued_ns > _SURE_NS)
+            ended.update(one for one in addresses[:more] if stats_ns - entries[one].issued_ns > _LEAST_LOST_NS)
     return ended
 
 

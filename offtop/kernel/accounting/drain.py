@@ -94,8 +94,8 @@ class Drain:
     def waits(self, raw_scan: bytearray, ran: list[RuntimeSamples], started: list[NewThread]) -> OffCpuTasks:
         """Return the waits in progress that are new, became runnable, or are on a lock that has another holder now.
 
-        When priming, return all of them. Appends to `ran` the CPU time of threads
-        that did nothing but run, and to `started` new threads on their first CPU.
+        If the scan primes (layout.SCAN_PRIME), return all of them. Appends to `ran` the CPU time of threads that did
+        nothing but run, and to `started` new threads on their first CPU.
         """
         clock_offset_ns = self._update_clock_offset()
         scan = scan_of(raw_scan)
@@ -201,11 +201,10 @@ class Drain:
         return Exits(ThreadRecords.of(records), RuntimeSamples.of(ended), ends_ns)
 
     def unnamed(self, buffer: int) -> ThreadRecords:
-        """Return one record a CPU for all threads of the tick whose exit records were lost.
+        """Return one record per CPU: the sums of the tick's threads whose exit records were lost, if there are any.
 
-        There are none if no record was lost. They exclude the waits at sites: a site has its thread's id, and its waits
-        are counted in that thread if its record has not arrived after some ticks
-        (offtop/kernel/accounting/deferred.py).
+        They exclude the waits at sites: a site has its thread's id, and if the thread's record does not arrive within
+        some ticks, these waits are counted in that thread without it (deferred.py).
         """
         maps, key = self._maps, buffer.to_bytes(4, "little")
         raw = maps["exited_sums"].lookup(key) or b""

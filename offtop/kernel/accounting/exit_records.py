@@ -1,4 +1,4 @@
-"""Records that BPF keeps of threads that exited: in which buffer their waits are, and how two records add up."""
+"""Records that BPF keeps of threads that exited: which buffer their waits are in, and how two records are merged."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ _SUMMED = (
     *("short_runqueue_ns", "filtered_waits", "filtered_ns", "filtered_runqueue_ns", "lost_waits", "lost_ns"),
     "lost_runqueue_ns",
 )
-"""Fields of a ThreadRecord that two records of one thread add up."""
+"""Fields of a ThreadRecord that are added if two records of one thread are merged."""
 Exit = tuple[int, ThreadKey, bytes, int, ThreadRecord]
 """Exit time, key, raw name, start time and record of an exited thread."""
 
@@ -31,11 +31,11 @@ class Exits(NamedTuple):
 
 
 def is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
-    """Return whether a thread's newer buffer has waits of the tick before.
+    """Return whether an exited thread's newer buffer also has waits of the tick before `flipped_ns`.
 
-    The thread exited after the switch of buffers at `flipped_ns`. The task scan came after the thread was unhashed, and
-    the thread got no CPU to exit until two ticks later. The sites of that tick are held back until a record arrives. So
-    both buffers must come in one tick, or those sites would be counted without their waits.
+    This happens if the thread was unhashed before the task scan that followed the switch of buffers at `flipped_ns`,
+    and got no CPU to exit until two ticks later. The sites of that tick are held back until a record arrives. So both
+    buffers must be counted in one tick, or those sites would be counted without their waits.
     """
     return last.waits > 0 and last.first_switched_out_ns + last.first_off_ns < flipped_ns
 
@@ -43,10 +43,8 @@ def is_mixed(last: ThreadRecord, flipped_ns: int) -> bool:
 def not_scanned(ended: list[Exit], scanned: Ints) -> list[Exit]:
     """Leave out the older records of those threads that the task scan of their tick has reported.
 
-    `scanned` is the table ThreadRecords.identities of that scan.
-
-    A thread that is switched out for the last time while the scan is at its older buffer copies that buffer, too,
-    before the scan clears it.
+    `scanned` is the table ThreadRecords.identities of that scan. A thread that is switched out for the last time while
+    the scan reads its older buffer saves that buffer, too, before the scan clears it.
     """
     if not any(record.is_previous for *_, record in ended):
         return ended

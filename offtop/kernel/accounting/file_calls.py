@@ -1,7 +1,7 @@
-"""Read the counts of file operations once a tick, and let calls in progress count as they go.
+"""Reads the counts of file operations once a tick, and adds the time of calls in progress.
 
-The BPF programs count a call when it returns, with all of its time. What earlier ticks have shown of it already is
-owed, and subtracted then.
+The BPF programs count a call when it returns, with all of its time. Earlier ticks may have shown a part of that time
+already. This part is *owed*: it is subtracted once BPF has counted the call.
 """
 
 from collections import OrderedDict
@@ -37,7 +37,7 @@ class FileCalls:
         self._in_progress: dict[int, _Call] = {}
         """By tid."""
         self._owed: dict[FileKey, tuple[int, int]] = {}
-        """Time in all, and off CPU, that was shown of calls which are not counted by BPF yet."""
+        """Time in all, and off CPU, that was shown of calls that BPF has not counted yet."""
         self._names: OrderedDict[FileId, str] = OrderedDict()
         self._comms: dict[int, str] = {}
         self._totals: dict[FileKey, FileTotals] = {}
@@ -94,7 +94,7 @@ class FileCalls:
             self._totals[key] = numbers if was is None else was.plus(numbers)
 
     def _follow_calls(self, at_ns: int) -> None:
-        """Show what passed of calls in progress; note what was shown of those that are over."""
+        """Add the time of calls in progress since the last tick; what was shown of all others is owed."""
         before, self._in_progress = self._in_progress, {}
         for keys, values in self.program.maps["file_calls"].read():
             tids = memoryview(keys).cast("I")

@@ -48,8 +48,8 @@ class FinishedWaits:
         table.tid_acquired_ns[rows] = np.maximum(acquired_ns, of_records_ns)
         switched_out_ns = np.where(was_shown, waits[:, SWITCHED_OUT_NS], 0)
         shown_to_ns = np.full(size, tick.snapshot_ns)
-        deferred = self._deferred.of(records)
-        did, is_whole = self._not_counted(records, deferred)
+        deferred = self._deferred.partly_counted(records)
+        uncounted, is_whole = self._not_counted(records, deferred)
         for at, identity in deferred:
             shown = self._deferred.shown_of(identity)
             if shown and not was_shown[at]:
@@ -60,37 +60,39 @@ class FinishedWaits:
         for at in np.flatnonzero(was_of_previous).tolist():
             key = ThreadKey(*records.ids[at].tolist())
             self._deferred.keep_shown((key, int(acquired_ns[at])), int(switched_out_ns[at]), tick.snapshot_ns)
-        has_first = (did["waits"] > 0) & is_whole
-        was_known = has_first & (switched_out_ns > 0) & (switched_out_ns == did["first_switched_out_ns"])
+        has_first = (uncounted["waits"] > 0) & is_whole
+        was_known = has_first & (switched_out_ns > 0) & (switched_out_ns == uncounted["first_switched_out_ns"])
         for at, identity in deferred:
             if was_known[at]:
                 self._deferred.forget_shown(identity)
         was_uncounted = has_first & ~was_shown & ~was_new if tick.filter_changed else np.zeros(size, np.bool_)
         shown_to_ns[was_uncounted] = tick.before_ns
         was_counted = was_known | was_uncounted
-        sites, has_site = self._first_sites(records.ids, did, was_counted)
+        sites, has_site = self._first_sites(records.ids, uncounted, was_counted)
         moved_ns, moved_ready_ns = np.zeros((2, size), np.int64)
         at = np.flatnonzero(was_shown & was_known & has_site)
         now = self._with_scanned_stack(tick, sites[at], waits[at])
-        moved_ns[at], moved_ready_ns[at] = self._in_progress.move(tick, waits[at], now, did["first_off_ns"][at])
+        moved_ns[at], moved_ready_ns[at] = self._in_progress.move(tick, waits[at], now, uncounted["first_off_ns"][at])
         numbers = np.zeros((size, THREADS.numbers), np.int64)
         numbers[was_shown] = self._in_progress.settled(
             tick, waits[was_shown], moved_ns[was_shown], moved_ready_ns[was_shown]
         )
         # The rest of the first wait; `taken` was counted in earlier ticks, or settled just now.
-        rest_ns = np.maximum(0, did["first_off_ns"] - np.maximum(0, shown_to_ns - did["first_switched_out_ns"]))
-        rest_ready_ns = np.minimum(rest_ns, did["first_runqueue_ns"])  # run-queue time is the end of a wait
-        taken_ns = np.where(was_counted, did["first_off_ns"] - rest_ns, 0)
-        taken_ready_ns = np.where(was_counted, did["first_runqueue_ns"] - rest_ready_ns, 0)
-        is_ready: Mask = (did["involuntary"] > 0) & (did["first_runqueue_ns"] == did["first_off_ns"])
-        is_ready &= (did["first_kind"] & layout.KIND_NEW) == 0
+        rest_ns = np.maximum(
+            0, uncounted["first_off_ns"] - np.maximum(0, shown_to_ns - uncounted["first_switched_out_ns"])
+        )
+        rest_ready_ns = np.minimum(rest_ns, uncounted["first_runqueue_ns"])  # run-queue time is the end of a wait
+        taken_ns = np.where(was_counted, uncounted["first_off_ns"] - rest_ns, 0)
+        taken_ready_ns = np.where(was_counted, uncounted["first_runqueue_ns"] - rest_ready_ns, 0)
+        is_ready: Mask = (uncounted["involuntary"] > 0) & (uncounted["first_runqueue_ns"] == uncounted["first_off_ns"])
+        is_ready &= (uncounted["first_kind"] & layout.KIND_NEW) == 0
         was_preempted: Mask = np.where(was_shown, waits[:, PREEMPTED] != 0, is_ready)
-        has_numbers: Mask = (did["waits"] != 0) | ~is_whole
-        numbers += _thread_numbers(did, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
+        has_numbers: Mask = (uncounted["waits"] != 0) | ~is_whole
+        numbers += _thread_numbers(uncounted, taken_ns, taken_ready_ns, was_preempted) * has_numbers[:, None]
         at = np.flatnonzero(has_numbers | was_shown)
-        tick.ended.append((records.ids[at], numbers[at], did["histogram"][at]))
-        at = np.flatnonzero(has_numbers & (did["lost_waits"] != 0))
-        lost = did[at]
+        tick.ended.append((records.ids[at], numbers[at], uncounted["histogram"][at]))
+        at = np.flatnonzero(has_numbers & (uncounted["lost_waits"] != 0))
+        lost = uncounted[at]
         tick.add_sites(_lost_sites(records.ids[at]), lost["lost_ns"], lost["lost_runqueue_ns"], lost["lost_waits"])
         at = np.flatnonzero(has_site & (taken_ns != 0))
         tick.add_sites(sites[at], (moved_ns - taken_ns)[at], (moved_ready_ns - taken_ready_ns)[at])
@@ -107,8 +109,8 @@ class FinishedWaits:
         is_reported = acquired_ns == ended.tid_acquired_ns
         found = self._deferred.sort(ended, is_reported, last.records, tick.at_ns, threads_lost)
         tick.late += found.late
-        lost: set[ThreadKey] = set()
-        for site, tid_acquired_ns, totals in found.lost:
+        written_off: set[ThreadKey] = set()
+        for site, tid_acquired_ns, totals in found.written_off:
             key = site.thread
             row = self._table.row(key)
             is_current = row < 0 or tid_acquired_ns >= self._table.tid_acquired_ns[row]
@@ -120,34 +122,34 @@ class FinishedWaits:
             tick.ended.append((integers([key], 2), numbers, log2.to_lanes([rest.histogram])))
             tick.late.append((site, rest))
             if is_current:
-                lost.add(key)
-        return found.now, lost
+                written_off.add(key)
+        return found.now, written_off
 
     def _not_counted(self, records: ThreadRecords, deferred: Sequence[tuple[int, ThreadIdentity]]) -> tuple[Rows, Mask]:
-        """Return the part of the records that was not counted before they arrived, and which of them are whole."""
+        """Return what was not counted of the records before they arrived, and of which nothing was."""
         is_whole = np.ones(len(records), np.bool_)
         if not deferred:
             return records.rows, is_whole
-        did = records.rows.copy()
+        uncounted = records.rows.copy()
         for at, identity in deferred:
-            rest = self._deferred.rest(identity, record_of(did[at]))
+            rest = self._deferred.uncounted_part(identity, record_of(uncounted[at]))
             if rest:
-                did[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
-        return did, is_whole
+                uncounted[at], is_whole[at] = (*rest[:-1], np.frombuffer(rest.histogram, np.int64)), False
+        return uncounted, is_whole
 
-    def _first_sites(self, ids: Ints, did: Rows, wanted: Mask) -> tuple[Ints, Mask]:
+    def _first_sites(self, ids: Ints, records: Rows, wanted: Mask) -> tuple[Ints, Mask]:
         """Return the site of the first wait of each `wanted` record, and which records have one."""
-        kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+        kind = records["first_kind"] & ~np.uint32(layout.KIND_NEW)
         is_lost, is_located = wanted & (kind == layout.KIND_LOST), wanted & (kind == layout.KIND_SITE)
-        sites = np.zeros((len(did), SITES.width), np.int64)
+        sites = np.zeros((len(records), SITES.width), np.int64)
         sites[is_lost] = _lost_sites(ids[is_lost])
-        some = did[is_located]
+        some = records[is_located]
         raw = (some[name] for name in ("first_kernel", "first_user", "first_wake"))
         sites[is_located] = self._locate(np.column_stack((ids[is_located].astype(np.uint64), *raw)))
         if self._deferred.threads_with_sites:
             of_held = is_located & np.isin(ids[:, 1], [key.tid for key, _ in self._deferred.threads_with_sites])
             for at in np.flatnonzero(of_held).tolist():
-                one = record_of(did[at])
+                one = record_of(records[at])
                 held = self._deferred.site_of(
                     (ThreadKey(*ids[at].tolist()), one.tid_acquired_ns),
                     (one.first_kernel, one.first_user, one.first_wake),
@@ -169,15 +171,15 @@ class FinishedWaits:
         return now
 
 
-def _thread_numbers(did: Rows, taken_ns: Ints, taken_ready_ns: Ints, was_preempted: Mask) -> Ints:
+def _thread_numbers(records: Rows, taken_ns: Ints, taken_ready_ns: Ints, was_preempted: Mask) -> Ints:
     """Return what records add to the totals of their threads.
 
     Of the first wait, `taken_ns` were counted before, `taken_ready_ns` of them as run queue. `was_preempted`: the
     thread was still runnable when that wait began.
     """
-    kind = did["first_kind"] & ~np.uint32(layout.KIND_NEW)
+    kind = records["first_kind"] & ~np.uint32(layout.KIND_NEW)
     is_short, is_filtered = kind == layout.KIND_SHORT, kind == layout.KIND_FILTERED
-    numbers = np.zeros((len(did), THREADS.numbers), np.int64)
+    numbers = np.zeros((len(records), THREADS.numbers), np.int64)
     for name, taken in (
         ("waits", 0),
         ("offcpu_ns", taken_ns),
@@ -191,7 +193,7 @@ def _thread_numbers(did: Rows, taken_ns: Ints, taken_ready_ns: Ints, was_preempt
         ("filtered_runqueue_ns", taken_ready_ns * is_filtered),
         ("max_ns", 0),
     ):
-        numbers[:, THREAD_COLUMN[name]] = did[name] - taken
+        numbers[:, THREAD_COLUMN[name]] = records[name] - taken
     return numbers
 
 

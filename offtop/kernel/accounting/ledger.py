@@ -3,7 +3,7 @@
 The BPF programs record a wait when it ends, but a snapshot must also contain the part of each wait that has passed so
 far. So a wait in progress is shown as it grows (`Waiting`). If it ends at another site than it was shown at, a `Move`
 says how much of it was shown elsewhere. No total of a thread ever decreases, and the accounting sums hold at every
-snapshot. The ledger reads no clock and imports no bcc, so that a test can play the kernel.
+snapshot. The ledger reads no clock and imports no bcc, so that tests can replace the kernel.
 
 The steps of a tick are in modules of their own: `waits_in_progress`, `finished_waits`, `run_times`, `totals`, and
 `eviction`. They compute all threads of a tick at once, as columns: `rows` are always those of threads in the
@@ -19,7 +19,7 @@ from offtop.kernel.accounting.deferred import DeferredRecords
 from offtop.kernel.accounting.eviction import Dropped, Eviction
 from offtop.kernel.accounting.finished_waits import FinishedWaits, Locate
 from offtop.kernel.accounting.run_times import RunTimes
-from offtop.kernel.accounting.thread_table import ThreadTable, once_each
+from offtop.kernel.accounting.thread_table import ThreadTable, parts_without_repeats
 from offtop.kernel.accounting.tick_deltas import LastRecords, TickDeltas
 from offtop.kernel.accounting.tick_records import (
     NewThread,
@@ -133,9 +133,9 @@ class Ledger:
             self._in_progress.forget_moves()
             table.is_new[:] = False
         records, tasks, samples = ThreadRecords.of(threads), OffCpuTasks.of(off_cpu_tasks), RuntimeSamples.of(ran)
-        of_records, of_tasks = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
-        of_samples, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
-        acquired_before_ns = table.tid_acquired_ns[of_samples]
+        record_rows, task_rows = table.rows_of(records.ids), table.rows_of(tasks.waits.rows[:, :2])
+        sample_rows, _ = table.rows_of(samples.ids), table.rows_of(integers([one.key for one in started], 2))
+        acquired_before_ns = table.tid_acquired_ns[sample_rows]
         tick = TickDeltas(
             at_ns=at_ns,
             before_ns=self.at_ns,
@@ -146,29 +146,29 @@ class Ledger:
             filter_changed=filter_changed,
             has_snapshot=has_snapshot,
             tasks=tasks,
-            task_rows=of_tasks,
-            task_of=table.positions_in(of_tasks),
+            task_rows=task_rows,
+            task_of=table.positions_in(task_rows),
         )
-        is_previous = self._add_records(tick, records, of_records)
-        last = LastRecords(records, of_records, is_previous, len(table.ids))
+        is_previous = self._add_records(tick, records, record_rows)
+        last = LastRecords(records, record_rows, is_previous, len(table.ids))
         self._in_progress.begin_new(tick, last)
         for one in started:
             self._in_progress.end_new(tick, one, last)
-        sites, lost = self._finished.hold_back(tick, sites, last, threads_lost)
-        silent: list[ThreadKey] = []
+        sites, written_off = self._finished.hold_back(tick, sites, last, threads_lost)
+        unreported_exits: list[ThreadKey] = []
         if primed_ns:  # every counted thread has been reported
-            silent = self._silent(tick, last)
+            unreported_exits = self._exited_without_record(tick, last)
             self._in_progress.prime(tick, last, primed_ns)
-            self._runs.discard_unreported((tick.task_of >= 0) | table.flags(of_samples))
+            self._runs.discard_unreported((tick.task_of >= 0) | table.flags(sample_rows))
         is_old = samples.rows["ended"] & (samples.rows["tid_acquired_ns"] < acquired_before_ns)
-        self._add_run_times(tick, of_samples[~is_old], samples.of_rows(~is_old), last)
-        to_place = table.is_unsettled | ((tick.task_of >= 0) & ~last.has_record)
+        self._add_run_times(tick, sample_rows[~is_old], samples.of_rows(~is_old), last)
+        to_update = table.is_unsettled | ((tick.task_of >= 0) & ~last.has_record)
         if max_ns or states != self._states:
-            to_place |= table.is_waiting
-        self._in_progress.place(tick, np.flatnonzero(to_place), at_ns)
+            to_update |= table.is_waiting
+        self._in_progress.update(tick, np.flatnonzero(to_update), at_ns)
         self._states = states
         has_record = last.has_record
-        previous_owners = {*table.keys(np.unique(of_records[is_previous]))}
+        previous_owners = {*table.keys(np.unique(record_rows[is_previous]))}
         late = {
             key: self._exited[key] for key in previous_owners & self._exited.keys() if not has_record[table.row(key)]
         }
@@ -179,10 +179,10 @@ class Ledger:
             and key not in late
             and not ((row := table.row(key)) >= 0 and (table.is_waiting[row] or has_record[row]))
         ]
-        unseen = 0 if follows_snapshot else _MOST_ENDED
-        shown = max(0, len(evicted) - unseen)
-        self._eviction.evict_threads(evicted[:shown], at_ns)
-        unseen_ns = {key: self._exited[key] for key in evicted[shown:]}
+        most_kept = 0 if follows_snapshot else _MOST_ENDED  # no snapshot has shown them yet
+        surplus = max(0, len(evicted) - most_kept)
+        self._eviction.evict_threads(evicted[:surplus], at_ns)
+        kept = {key: self._exited[key] for key in evicted[surplus:]}
         self._totals.add(tick, sites, follows_snapshot)
         self._totals.add_storms(storms, at_ns, follows_snapshot)
         ended = {
@@ -190,8 +190,8 @@ class Ledger:
             for key, end_ns in (exited or {}).items()
             if key not in previous_owners or has_record[table.row(key)]
         }
-        ended = {**late, **dict.fromkeys((*lost, *silent), at_ns), **ended}
-        self._exited = {**unseen_ns, **ended}
+        ended = {**late, **dict.fromkeys((*written_off, *unreported_exits), at_ns), **ended}
+        self._exited = {**kept, **ended}
         for key, end_ns in ended.items():
             self._end(key, end_ns)
         self.at_ns = at_ns
@@ -238,7 +238,7 @@ class Ledger:
         Returns which records are of a previous owner of the tid.
         """
         is_previous = np.zeros(len(records), np.bool_)
-        for part in once_each(rows):
+        for part in parts_without_repeats(rows):
             some = records if len(part) == len(records) else records.of_rows(part)
             is_previous[part] = self._finished.count(tick, rows[part], some)
             is_off_cpu = ~is_previous[part] & (some.rows["switched_out_ns"] != 0)
@@ -248,8 +248,8 @@ class Ledger:
             self._in_progress.begin(tick, rows[part][is_off_cpu], switched_out_ns, from_ns, state)
         return is_previous
 
-    def _silent(self, tick: TickDeltas, last: LastRecords) -> list[ThreadKey]:
-        """Return the threads that exited without a record. Call it if this tick reports every counted thread."""
+    def _exited_without_record(self, tick: TickDeltas, last: LastRecords) -> list[ThreadKey]:
+        """Return the threads that exited without a record. Valid only if this tick reports every counted thread."""
         is_reported, table = last.has_record | (tick.task_of >= 0), self._table
         old = self.threads.not_added_since(tick.at_ns - _CHECK_ALIVE_AFTER_NS)
         unreported = (key for key in old if key.tid and not ((row := table.row(key)) >= 0 and is_reported[row]))
@@ -258,13 +258,13 @@ class Ledger:
     def _add_run_times(self, tick: TickDeltas, rows: Ints, samples: RuntimeSamples, last: LastRecords) -> None:
         of_record = last.positions(rows)
         has_record = np.flatnonzero(of_record >= 0)
-        did = last.records.rows[of_record[has_record]]
+        records = last.records.rows[of_record[has_record]]
         off_ns, first_ns = np.zeros((2, len(rows)), np.int64)
-        in_progress_ns = np.where(did["switched_out_ns"], np.maximum(0, tick.at_ns - did["switched_out_ns"]), 0)
-        off_ns[has_record] = did["offcpu_ns"] + in_progress_ns
-        first_ns[has_record] = np.where(did["first_kind"] & layout.KIND_NEW, did["first_off_ns"], 0)
+        in_progress_ns = np.where(records["switched_out_ns"], np.maximum(0, tick.at_ns - records["switched_out_ns"]), 0)
+        off_ns[has_record] = records["offcpu_ns"] + in_progress_ns
+        first_ns[has_record] = np.where(records["first_kind"] & layout.KIND_NEW, records["first_off_ns"], 0)
         lives = self.catalog.lives
-        for part in once_each(rows):
+        for part in parts_without_repeats(rows):
             some, in_table = samples.of_rows(part), rows[part]
             ran_ns = self._runs.new_ns(in_table, some, off_ns[part], first_ns[part], self.at_ns, tick.at_ns)
             has_run = ran_ns != 0

@@ -1,8 +1,8 @@
 """Outliers from the BPF programs' ring buffer, and the thresholds that are loaded into BPF for them.
 
-BPF keeps a threshold for each pair of kernel stack and program. For a pair that it has none for, it reports every wait
-above the lowest threshold of all; user space then loads the pair's own threshold. Such a wait is dropped if it has not
-reached its own threshold: on a machine short of CPUs, waits of every short-lived program are among them.
+BPF keeps a threshold for each pair of kernel stack and program. If it has none for a pair, it reports every wait above
+the lowest threshold of all, and user space then loads the pair's own threshold. A wait that was reported this way is
+dropped if it is below its own threshold: on a machine short of CPUs, every short-lived program has such waits.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class OutlierEvents:
         self._ring.close()
 
     def _outlier(self, raw: bytes, thresholds: Thresholds) -> LongWait | None:
-        """Return None if it is below its threshold, which had not been loaded into BPF."""
+        """Return the outlier; None if it is below its threshold, which was not loaded into BPF yet."""
         began_ns, ended_ns, runqueue_ns, kernel, user, wake, pid, tid, state, cpu, key = layout.OUTLIER.unpack(raw)
         known = self._loaded.get(key)
         if known is None:

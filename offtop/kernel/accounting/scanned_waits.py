@@ -1,4 +1,4 @@
-"""Waits in progress in a task scan: their start, system call, stack and object, and the holder of that."""
+"""Waits in progress in a task scan: their start, system call, stack, object, and the holder of a lock."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +34,7 @@ from offtop.model.values.waits import (
 
 
 class ScannedWaits:
-    """Makes waits of the tasks of a scan. New stacks, wait objects and system calls are added to the catalog."""
+    """Turns tasks of a scan into waits. New stacks, wait objects and system calls are added to the catalog."""
 
     def __init__(
         self, catalog: Catalog, stacks: Stacks, wakes: Wakes, sites: Sites, user_stacks: UserStacks | None
@@ -43,10 +43,10 @@ class ScannedWaits:
         self._catalog, self._stacks, self._wakes, self._sites = catalog, stacks, wakes, sites
         self._user_stacks = user_stacks
         self.with_wakers = False
-        """True to name wait objects as finished waits with wakers do."""
+        """Whether wakers are recorded, so that a wait in progress has the waker STILL_WAITING."""
 
     def of(self, scan: Scan, which: Ints, clock_offset_ns: int) -> OffCpuTasks:
-        """Return these tasks of a scan with what is known of their waits.
+        """Return the waits of some tasks of a scan. `which`: their indexes.
 
         `clock_offset_ns`: offset of CLOCK_MONOTONIC from the scheduler's clock; 0 if unknown.
         """
@@ -70,7 +70,7 @@ class ScannedWaits:
         return OffCpuTasks(WaitList(rows, holders), runnable, queued_ns, tasks["tid_acquired_ns"])
 
     def _fill_stacks(self, rows: Ints, at: Ints, stacks: Rows) -> None:
-        """Fill in what a scan says of the waits at these positions, and note them for unwinding their user stacks."""
+        """Fill in stacks, objects and calls of the waits at these positions, and note the waits for UserStacks."""
         if not len(at):
             return
         registers = stacks["registers"]

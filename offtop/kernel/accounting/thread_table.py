@@ -140,8 +140,8 @@ class ThreadTable:
             setattr(self, name, new)
 
 
-def once_each(rows: Ints) -> Iterator[Ints]:
-    """Yield all positions in `rows`, in parts: in each part a row occurs once, and its earlier positions come first."""
+def parts_without_repeats(rows: Ints) -> Iterator[Ints]:
+    """Split the positions in `rows` into parts in which no row repeats. The first part has each row's first one."""
     left = np.arange(len(rows))
     while len(left):
         _, first = np.unique(rows[left], return_index=True)

@@ -87,7 +87,7 @@ class LastRecords:
 
     @property
     def has_record(self) -> Mask:
-        """A column of the ThreadTable."""
+        """Which threads have a record: a column of the ThreadTable."""
         return self._positions[:-1] >= 0
 
     def positions(self, rows: Ints) -> Ints:

@@ -1,6 +1,6 @@
 """Records of one tick for the ledger: what threads did, waits in progress, run times, finished waits.
 
-They are columns, because there may be many thousands; one of them is a NamedTuple.
+Each class holds them as columns, because there may be many thousands, and has a NamedTuple for a single one.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -97,8 +97,8 @@ class OffCpuTasks:
         if isinstance(tasks, OffCpuTasks):
             return tasks
         every = list(tasks)
-        facts = integers([(one.runnable, one.queued_ns, one.tid_acquired_ns) for one in every], 3)
-        return cls(WaitList.of(map(_waiting, every)), facts[:, 0] != 0, facts[:, 1], facts[:, 2])
+        numbers = integers([(one.runnable, one.queued_ns, one.tid_acquired_ns) for one in every], 3)
+        return cls(WaitList.of(map(_waiting, every)), numbers[:, 0] != 0, numbers[:, 1], numbers[:, 2])
 
     def __len__(self) -> int:
         return len(self.waits)
@@ -121,7 +121,7 @@ class OffCpuTasks:
 
 
 NOT_SCANNED = -2
-"""Instead of a stack id."""
+"""Instead of a stack id: the scan did not collect the stack."""
 
 
 def _waiting(one: OffCpuTask) -> Waiting:
@@ -213,7 +213,7 @@ class SiteDeltas(NamedTuple):
     numbers: Ints
     """(n, 4): the fields of SiteTotals except the histogram."""
     lanes: Ints
-    """(n, 40)"""
+    """(n, 40): their histograms."""
     tid_acquired_ns: Ints
     """As in layout.ThreadRecord; 0 if unknown."""
     raw: NDArray[np.uint64]

@@ -117,7 +117,7 @@ class WaitsInProgress:
             table.tid_acquired_ns[rows] = one.tid_acquired_ns
             switched_out_ns = np.array([one.switched_out_ns])
             self.begin(tick, rows, switched_out_ns, switched_out_ns, np.array([layout.RUNNING | layout.TASK_NEW]))
-        self.place(tick, rows, until_ns)
+        self.update(tick, rows, until_ns)
         self.settle(tick, table.waits[rows], until_ns=until_ns)
         table.end(rows)
         self._deferred.keep_shown(identity, one.switched_out_ns, until_ns)
@@ -140,7 +140,7 @@ class WaitsInProgress:
         table.tid_acquired_ns[rows] = np.maximum(table.tid_acquired_ns[rows], tasks.tid_acquired_ns[new])
         self.begin(tick, rows, some[:, SWITCHED_OUT_NS], np.full(len(rows), tick.at_ns), some[:, STATE])
 
-    def place(self, tick: TickDeltas, rows: Ints, at_ns: int) -> None:
+    def update(self, tick: TickDeltas, rows: Ints, at_ns: int) -> None:
         """Update waits in progress: their sites as of `at_ns`, and how much of each is run queue."""
         table, tasks = self._table, tick.tasks
         is_waiting = table.is_waiting[rows]
