@@ -71,7 +71,7 @@ class Features:
     fs_base: int | None
     """Offset of the base of thread-local storage, which is the value of pthread_self(). Only on x86-64."""
     own_id: Mapping[str, int]
-    """On other machines: offsets that lead from a task to its id in its own pid namespace, as gettid() returns it."""
+    """Without fs_base: offsets that lead from a task to its id in its own pid namespace, as gettid() returns it."""
     waking_type: int | None
     """BTF id of the type of the tracepoint sched_waking, which gives a program there typed arguments."""
     files: Mapping[str, int]
@@ -108,8 +108,8 @@ class Features:
 def why_too_old(release: str) -> str:
     """Why offtop does not run on the kernel of this release; empty if it does.
 
-    This is the only check of a version, because offtop is not tested on older kernels. RHEL 9's
-    kernel is called 5.14 but has features of much later ones, so everything else is tested by feature.
+    This is the only check of a version: offtop is not tested on older kernels. All else is tested by feature, because
+    RHEL 9's kernel is called 5.14 but has features of much later ones.
     """
     found = re.match(r"(\d+)\.(\d+)", release)
     if not found or (int(found[1]), int(found[2])) >= _OLDEST:
@@ -209,7 +209,7 @@ _CGROUP = {
     "CGROUP_NODE_ID": ("kernfs_node", "id"),
 }
 _ANCESTORS = {"CGROUP_ANCESTORS": ("cgroup", "ancestors"), "CGROUP_ANCESTOR_IDS": ("cgroup", "ancestor_ids")}
-"""A kernel has one of them."""
+"""Each kernel has one of the two."""
 _FILES = {
     "TASK_FILES": ("task_struct", "files"),
     "FILES_TABLE": ("files_struct", "fdt"),

@@ -40,7 +40,7 @@ _CLOSERS = 64
 """How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
 SHARED_MAPS = ("config", "active_buffer", "only_pids", "only_tids", "only_cgroup")
-"""Maps by which a program that is loaded beside this one counts the same threads, in the same buffer."""
+"""Maps that a program loaded beside this one shares, so that it counts the same threads, in the same buffer."""
 
 
 class Unwind(NamedTuple):
@@ -52,13 +52,13 @@ class Unwind(NamedTuple):
     stack_kb: int = 16
     """How much of a stack to copy if the BPF programs do not have the rules to unwind it yet."""
     cpu_pct: float = 5.0
-    """Share of one CPU that offtop may use in all; unwinding in user space may use what the rest leaves of it."""
+    """Share of one CPU that offtop may use in all; unwinding in user space gets what everything else leaves of it."""
 
     def uses_rules(self, features: Features) -> bool:
-        """Whether the BPF programs follow unwind rules: if that is wanted, and possible.
+        """Whether the BPF programs unwind by rules: this is requested, and possible.
 
-        They need a thread's registers (x86-64, arm64), and a ring buffer for the copies of stacks from which user space
-        learns which rules are needed.
+        They need a thread's registers (x86-64, arm64), and a ring buffer for copies of stacks: these show user space
+        which rules are missing.
         """
         return self.wants_rules and "REG_CALLEE_SAVED_0" in features.registers and features.ring_buffer
 
@@ -92,7 +92,7 @@ class _LoadError(KernelError):
 
 
 def _copies_pages(unwind: Unwind) -> int:
-    """Number of pages for 64 copies and their headers, a power of two, as a ring buffer needs."""
+    """Number of pages for 64 copies and their headers: a power of two, because a ring buffer needs one."""
     return 1 << (64 * (unwind.stack_kb + 2) * 1024 // os.sysconf("SC_PAGE_SIZE") - 1).bit_length()
 
 
@@ -500,7 +500,7 @@ def _load_or_compile(
 
 
 def _compile(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[dict[str, Any], list[int], str]:
-    """Compile in a child process, which is no Sandbox because it needs root and its packages.
+    """Compile in a child process. It is not a Sandbox, because it needs root and the system's Python packages.
 
     Returns its answer, the descriptors, and everything that it printed. `shared`: descriptors that the child inherits.
     """
@@ -543,7 +543,7 @@ def _compile(request: Mapping[str, Any], shared: Sequence[int] = ()) -> tuple[di
 
 
 def _explain_failure(answer: dict[str, Any], output: str, probe: str) -> OfftopError:
-    """Turn an error answer of the compiler's child into one sentence and its remedy."""
+    """Turn an error that the compiler process has reported into one sentence and its remedy."""
     what = str(answer.get("what", ""))
     if answer["error"] == "import":
         return KernelError(

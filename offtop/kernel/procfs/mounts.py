@@ -21,10 +21,10 @@ def mount_id(reads: Channel, pid: int, fd: int) -> int | None:
 def devices(reads: Channel, pid: int) -> Mapping[int, tuple[int, int, bytes]]:
     """Return the device (major, minor) and kind of file system of each mount that a process sees, by the mount's id.
 
-    Major 0: the file system has no single block device of its own, as tmpfs, NFS and btrfs. Returns nothing if there
-    are too many mounts. Raises OSError.
+    Major 0: the file system has no single block device of its own, like tmpfs, NFS and btrfs. Returns no mounts if
+    there are too many. Raises OSError.
     """
     (text,) = reads.ask(pid, "contents", [f"/proc/{pid}/mountinfo"], _MOST_BYTES)
-    if len(text) >= _MOST_BYTES:  # cut: there may be more
+    if len(text) >= _MOST_BYTES:  # truncated
         return {}
     return {int(mount): (int(major), int(minor), kind) for mount, major, minor, kind in _MOUNT.findall(text)}

@@ -1,6 +1,6 @@
-"""Reads the stacks of many threads of one process at once; otherwise as memory.py does.
+"""Reads the stacks of many threads of one process at once, in the way of memory.py.
 
-NumPy is imported here, not there, because the sandboxed readers use memory.py, too.
+It is a module of its own because the sandboxed readers import memory.py, and should not import NumPy.
 """
 
 import ctypes as ct
@@ -15,13 +15,14 @@ from offtop.kernel.procfs.memory import PAGE_BYTES, PRESENT, libc
 from offtop.model.values.table import Mask
 
 _MOST_AT_ONCE = 32
-"""How many stacks are read right after it was checked that they are resident: see memory.py."""
+"""How many stacks are checked to be resident, and then read, at once. With more, a page is more likely to be evicted in
+between, or mmap_lock to be taken: see memory.py."""
 
 
 def read_stacks(tid: int, addresses: NDArray[np.uint64], size_bytes: int) -> tuple[NDArray[np.uint64], Mask]:
     """Read `size_bytes` (a multiple of 8) at each address in the process of a thread.
 
-    Returns a row of words for each address, and which could be read. Those with a page that is not resident could not.
+    Returns a row of words for each address, and which rows were read: all that are resident.
     """
     words = np.zeros((len(addresses), size_bytes // 8), np.uint64)
     is_read = np.zeros(len(addresses), np.bool_)

@@ -1,7 +1,7 @@
 """Finds the disk that a thread waits for.
 
-It is the disk with the file system of the descriptor that the thread's system call is about. If there is none, as in
-open(), or if the file system may be on any disk, it is likely the only disk that has requests at this moment.
+It is the disk that holds the file of the system call's descriptor. If the call has no descriptor, as open(), or if the
+file system does not tell its disk, it is likely the only disk that has requests at this moment.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _ON_ANY_DISK = (b"btrfs", b"overlay")
 
 
 class Disks:
-    """Finds disks. For one thread, except for `waits_for_disk`."""
+    """Finds disks. Not thread-safe, except `waits_for_disk`."""
 
     def __init__(self, reads: Channel, catalog: Catalog, root: Path = Path("/sys")) -> None:
         self._reads, self._catalog, self._root = reads, catalog, root
@@ -32,7 +32,7 @@ class Disks:
 
     def find(self, waits: Sequence[Blocked]) -> dict[ThreadKey, Found]:
         found: dict[ThreadKey, Found] = {}
-        seen: dict[int, dict[int, tuple[int, int, bytes]]] = {}
+        mounts_of: dict[int, dict[int, tuple[int, int, bytes]]] = {}
         of_descriptors: dict[tuple[int, int], str | None] = {}
         busy: str | None = None
         for one in waits:
@@ -43,7 +43,7 @@ class Disks:
             if has_descriptor:
                 descriptor = one.key.pid, one.arguments[0] & 0xFFFFFFFF
                 if descriptor not in of_descriptors:
-                    of_descriptors[descriptor] = self._of_descriptor(*descriptor, seen)
+                    of_descriptors[descriptor] = self._of_descriptor(*descriptor, mounts_of)
                 disk = of_descriptors[descriptor]
             is_exact = bool(disk)
             if disk is None:
@@ -55,15 +55,15 @@ class Disks:
                 found[one.key] = Found(one.switched_out_ns, blockers, arguments=arguments)
         return found
 
-    def _of_descriptor(self, pid: int, fd: int, seen: dict[int, dict[int, tuple[int, int, bytes]]]) -> str | None:
+    def _of_descriptor(self, pid: int, fd: int, mounts_of: dict[int, dict[int, tuple[int, int, bytes]]]) -> str | None:
         """Return the name of the disk with the file of a descriptor; empty if it is on none, None if unknown."""
         with suppress(OSError):  # TimeoutError is one
-            if pid not in seen:
-                seen[pid] = {}
-                seen[pid].update(mounts.devices(self._reads, pid))
+            if pid not in mounts_of:
+                mounts_of[pid] = {}
+                mounts_of[pid].update(mounts.devices(self._reads, pid))
             mount = mounts.mount_id(self._reads, pid, fd)
-            if mount is not None and mount in seen[pid]:
-                major, minor, kind = seen[pid][mount]
+            if mount is not None and mount in mounts_of[pid]:
+                major, minor, kind = mounts_of[pid][mount]
                 return None if kind in _ON_ANY_DISK else self._name((major, minor))
         return None
 
@@ -78,7 +78,7 @@ class Disks:
         return self._names[device]
 
     def _only_busy_one(self) -> str:
-        """Return the only disk that has requests, without those made of others (device mapper, md); else empty."""
+        """Return the only disk that has requests, apart from disks made of others (device mapper, md); else empty."""
         busy = [one.name for one in diskstats.read().values() if one.in_device and self._is_lowest(one.name)]
         return busy[0] if len(busy) == 1 else ""
 

@@ -1,9 +1,9 @@
-"""Unwinds many user stacks at once, if they take a path through the code that a stack has taken before.
+"""Unwinds many user stacks at once, if they have the same callers as a stack that was unwound before.
 
-Most threads of a pool wait at one place. Once one of their stacks has been unwound by rules, the rules and return
-addresses of its path are known. Here the same steps as in step.py are made for all others at once, in columns, and
-each return address is compared with that of the path. So a stack that follows a path is read and unwound like any
-other: only looking up code and rules is left out. One that does not is unwound by itself.
+Most threads of a pool wait at the same instruction. Once one of their stacks has been unwound by rules, its *path* is
+known: the rule and return address of each step. This module makes the steps of step.py for all other stacks at once,
+in columns, and compares each return address with that of the path. So a stack that takes a known path is read and
+unwound like any other, and only the look-up of code and rules is saved. A stack that takes none is unwound by itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _MOST_BYTES = 4096
 """A path that needs more of the stack is not kept."""
 _MOST_LEAVES = 2_048
 _MOST_PATHS = 8
-"""Limits: how many leaves are kept, and how many paths of each. The least recently used are dropped."""
+"""How many leaves are kept, and how many paths of each. The least recently used ones are dropped."""
 
 
 class Path(NamedTuple):
@@ -44,7 +44,7 @@ class Stacks(NamedTuple):
     registers: Rows
     """Of REGISTERS_ROW."""
     words: Words
-    """(n, words): what is on each stack, from its stack pointer on."""
+    """(n, words): the contents of each stack, from its stack pointer on."""
 
     @classmethod
     def all(cls, parts: Sequence["Stacks"]) -> "Stacks":
@@ -78,7 +78,7 @@ class KnownPaths:
         return self._paths.get((space, ip), ())
 
     def follow(self, space: int, ip: int, stacks: Stacks) -> Iterable[tuple[Path, Ints]]:
-        """Yield each path of a leaf that some of the stacks take, and the positions of these."""
+        """Yield each path of a leaf that some of the stacks take, and the positions of those stacks."""
         known = self._paths.get((space, ip), [])
         left, taken = np.arange(len(stacks.words)), list[Path]()
         for path in [*known]:
@@ -100,7 +100,7 @@ class _Column(NamedTuple):
 
 
 def _follows(path: Path, stacks: Stacks, machine: Machine) -> Mask:
-    """Return which stacks take this path: step._step for all of them at once."""
+    """Return which stacks take this path, by the same steps as step._step."""
     registers, words = stacks
     every = np.ones(len(words), np.bool_)
     first_sp = registers["sp"]
@@ -114,11 +114,11 @@ def _follows(path: Path, stacks: Stacks, machine: Machine) -> Mask:
     }
     if machine.di is not None:
         known[machine.di] = _Column(registers["arguments"][:, 0], every)
-    nowhere, rows = _Column(np.zeros(len(words), np.uint64), ~every), np.arange(len(words))
+    unknown, rows = _Column(np.zeros(len(words), np.uint64), ~every), np.arange(len(words))
     fits = every.copy()
 
     def value(one: Value) -> _Column:
-        base = known.get(one.base, nowhere)
+        base = known.get(one.base, unknown)
         values = base.values + np.uint64(one.offset & (1 << 64) - 1)
         if not one.is_at:
             return _Column(values, base.is_known)
@@ -140,7 +140,7 @@ def _follows(path: Path, stacks: Stacks, machine: Machine) -> Mask:
         callers = pc.values
         if machine.link is not None:
             callers = callers & np.uint64(code_addresses())
-            saved = saved if rule.is_signal else [*saved[:-1], nowhere]
+            saved = saved if rule.is_signal else [*saved[:-1], unknown]
         fits &= callers == np.uint64(caller)
         old_bp = known[machine.bp]
         known = {

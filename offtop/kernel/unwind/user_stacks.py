@@ -3,8 +3,8 @@
 It handles waits in progress, and finished waits for which BPF lacked a rule. It loads the missing rules into BPF, so
 that each stack is unwound here only once. A tick waits for it 20 ms at most.
 
-Waits that many threads have begun at one instruction are unwound together as soon as they are noted, whatever their
-age, if a stack has taken their path before (known_paths.py).
+If many threads wait at one instruction, and a stack has taken their path before (known_paths.py), all of them are
+unwound together as soon as they are noted, whatever the age of the waits.
 
 If a thread runs while its stack is read, the result is discarded: the kernel counts how often the thread was given a
 CPU, and the task scan reported that number.
@@ -36,7 +36,7 @@ from offtop.worker import Rest, Worker
 OLD_NS = 3 * NS_PER_S // 10
 """Minimum age of a wait whose stack is unwound while it is in progress."""
 _MOST_REQUESTED = 4_096
-"""Limit of the queue; what has no room is requested again in the next tick."""
+"""Limit of the queue; waits beyond it are requested again in the next tick."""
 _MOST_COPIES = 512
 _MOST_A_TICK = 4096
 """Limit of copies per tick, however long that is, because each copied wait is a separate site in BPF."""
@@ -47,14 +47,14 @@ _LOOK_S = 0.05
 _REST_S = 0.1
 """The same interval while the CPU budget is used up."""
 _PATIENCE_S = 0.02
-"""How long a tick waits for the stacks that it has requested."""
+"""How long a tick waits for stacks, and for names of Python functions, that it has requested."""
 _HUNG_S = 1.0
 """A process whose memory cannot be read for this long, because its mmap_lock is held, is skipped until it can be."""
 _MOST_HUNG = 8
 _CLOSE_S = 2.0
 _MOST_LISTED = 20
 _FEWEST_ALIKE = 8
-"""Fewer waits are not worth the effort of comparing them with known paths."""
+"""Number of waits at one instruction from which it pays to compare them with known paths."""
 _MOST_SAMPLES = 8
 """How many of them are unwound by themselves in a tick, to learn their paths."""
 
@@ -143,7 +143,7 @@ class _Alike(NamedTuple):
 
 
 _Work = Copy | _Waits | _Alike | _Unnamed | int
-"""_Waits: one."""
+"""What the thread does next. `_Waits` has one wait here; an int is the PID of a process whose code may have changed."""
 
 
 class UserStacks:
@@ -161,8 +161,9 @@ class UserStacks:
         self._alike = self._following = _NO_WAITS
         """Waits that may take known paths, and those of them that the thread is comparing now."""
         self._followed: list[ReadStack] = []
+        """Stacks of those that took one."""
         self._strayed: list[_Waits] = []
-        """Those that take none, or were not compared."""
+        """Those that took none, or were not compared."""
         self._unread = [_NO_WAITS]
         """Waits of processes whose memory hangs when it is read: retried when it no longer does."""
         self._queue: deque[Copy] = deque()
@@ -180,10 +181,10 @@ class UserStacks:
         self.unread = 0
         """Stacks of processes that were not read in time."""
         self._filled_ns = self._unwound = self._in_tick = 0
-        self._at: tuple[int, float] | None = None
+        self._reading: tuple[int, float] | None = None
         """The process whose memory is being read, and when that began."""
         self._hung: set[int] = set()
-        """Processes on whose memory a thread of offtop hangs."""
+        """Processes whose memory a thread of offtop has been reading for too long."""
         self._was_copy, self._worked_s = False, time.monotonic()
         """Whether the last work item was a copy, and when it was taken."""
         self._changed = threading.Condition()
@@ -228,14 +229,14 @@ class UserStacks:
         is_there, began_ns = young.in_progress(known)
         is_old = np.zeros(len(is_there), np.bool_)
         is_old[is_there] = at_ns - began_ns >= OLD_NS
-        asked, is_young = young.of(is_old), is_there & ~is_old
+        due, is_young = young.of(is_old), is_there & ~is_old
         self._young = [young.of(is_young if are_all else is_young | ~is_there)]
         with self._changed:
             self._replace_hung_thread()
             self._retry(known)
-            asked = asked.of(~asked.of_pids(self._hung))
-            asked = asked.of(np.argsort(asked.switched_out_ns, kind="stable"))
-            every = _Waits.all([self._requested, asked])
+            due = due.of(~due.of_pids(self._hung))
+            due = due.of(np.argsort(due.switched_out_ns, kind="stable"))
+            every = _Waits.all([self._requested, due])
             every = every.of(every.in_progress(known)[0])
             self._requested = every.of(slice(_MOST_REQUESTED))
             self._young.append(every.of(slice(_MOST_REQUESTED, None)))
@@ -246,7 +247,7 @@ class UserStacks:
         return found
 
     def _retry(self, waiting: Waits) -> None:
-        """Read the stacks again that could not be read in time, if they can be by now, or the wait is over."""
+        """Queue the waits again whose stacks were not read in time, unless their process still hangs."""
         unread = _Waits.all(self._unread)
         hung = [pid for pid in np.unique(unread.ids[:, 0]).tolist() if self._unwinder.hangs(pid)]
         is_hung = unread.of_pids(hung) & (waiting.rows_of(thread_codes(unread.ids)) >= 0)
@@ -259,7 +260,7 @@ class UserStacks:
         if self._copies is None:
             return
         with self._changed:
-            self._take()
+            self._take_copies()
             self._in_tick = 0
             self._worker.wake()
             if self._queue:
@@ -350,7 +351,7 @@ class UserStacks:
         worker.wake()
         return worker
 
-    def _take(self) -> None:
+    def _take_copies(self) -> None:
         if self._copies is None:
             return
         room = min(_MOST_COPIES - len(self._queue), _MOST_A_TICK - self._in_tick) if self._allowance.is_left else 0
@@ -367,25 +368,25 @@ class UserStacks:
             del self._of_copies[oldest]
             self._looked_up.discard(oldest)
 
-    def _oldest(self) -> _Waits:
+    def _pop_oldest(self) -> _Waits:
         every = self._requested
         self._requested = every.of(slice(1, None))
         return every.of(slice(1))
 
     def _replace_hung_thread(self) -> None:
         """Start another thread if the current one hangs."""
-        if self._at is None or time.monotonic() - self._at[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
+        if self._reading is None or time.monotonic() - self._reading[1] < _HUNG_S or len(self._hung) >= _MOST_HUNG:
             return
         if self._unwinder.is_waiting or self._worker.is_closing:
             return
-        pid = self._at[0]
+        pid = self._reading[0]
         self._hung.add(pid)
         self._requested = self._requested.of(~self._requested.of_pids((pid,)))
         self._queue = deque(copy for copy in self._queue if copy.pid != pid)
         self._strayed.append(self._following)
         self._following = _NO_WAITS
         self._unnamed.clear()
-        self._at = None
+        self._reading = None
         self._unwinder = self._unwinder.clone()
         self._worker.close()
         self._worker = self._new_worker()
@@ -396,7 +397,7 @@ class UserStacks:
         Names come first, because a tick waits for them; then waits that may take known paths; then copies and waits in
         progress in turn; and if there is nothing else, a process whose code may have changed.
         """
-        self._take()
+        self._take_copies()
         is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
         if not (self._unnamed or len(self._alike.ids) or (is_left and (self._queue or has_waits or unwinder.due_pid))):
             unwinder.rest(time.monotonic() - self._worked_s)
@@ -413,9 +414,9 @@ class UserStacks:
         elif self._queue and not (self._was_copy and has_waits):
             work = self._queue.popleft()
         else:
-            work = self._oldest() if has_waits else unwinder.due_pid
+            work = self._pop_oldest() if has_waits else unwinder.due_pid
         self._was_copy, self._worked_s = isinstance(work, Copy), time.monotonic()
-        self._at = _pid_of(work), self._worked_s
+        self._reading = _pid_of(work), self._worked_s
         return work
 
     def _run(self, unwinder: Unwinder, worker: Worker) -> None:
@@ -425,12 +426,12 @@ class UserStacks:
             pid, followed, strayed = _pid_of(work), list[ReadStack](), _NO_WAITS
 
             def note_read(of_pid: int) -> None:
-                """Raises _ReplacedError if another thread has taken over."""
+                """Note which process is being read; 0: none. Raises _ReplacedError if another thread has taken over."""
                 nonlocal pid
                 with self._changed:
                     if worker is not self._worker:
                         raise _ReplacedError
-                    pid, self._at = of_pid, (of_pid, time.monotonic()) if of_pid else None
+                    pid, self._reading = of_pid, (of_pid, time.monotonic()) if of_pid else None
 
             if isinstance(work, Copy):
                 found = unwinder.unwind_copy(work)
@@ -441,7 +442,7 @@ class UserStacks:
                 work.done.set()
             elif isinstance(work, _Alike):
                 with suppress(_ReplacedError):
-                    followed, strayed = _follow(unwinder, work.waits, note_read, self._allowance.is_left)
+                    followed, strayed = _follow_or_sample(unwinder, work.waits, note_read, self._allowance.is_left)
             else:
                 found = _read(unwinder, work)
             self._allowance.spend(max(0.0, unwinder.used_s - began_s))
@@ -449,7 +450,7 @@ class UserStacks:
                 if worker is not self._worker:  # another thread has taken over
                     self._hung.discard(pid)
                     break
-                self._at = None
+                self._reading = None
                 if isinstance(work, _Alike):
                     self._following = _NO_WAITS
                     self._followed += followed
@@ -482,15 +483,15 @@ def _read(unwinder: Unwinder, wait: _Waits) -> ReadStack | None:
     return wait.read_as(found) if found else None
 
 
-def _follow(
+def _follow_or_sample(
     unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None], learns: bool
 ) -> tuple[list[ReadStack], _Waits]:
     """Return the stacks of those waits that take known paths, and the other waits.
 
-    `learns`: of those that wait at one instruction and take none, one is unwound by itself, because others may take its
-    path.
+    `learns`: if many waits at one instruction take no known path, unwind one of them by itself, because the others may
+    take its path.
     """
-    found, left = _known(unwinder, waits, note_read)
+    found, left = _take_known_paths(unwinder, waits, note_read)
     _, first, threads = np.unique(left.registers["ip"], return_index=True, return_counts=True)
     samples: list[int] = first[threads >= _FEWEST_ALIKE][: _MOST_SAMPLES if learns else 0].tolist()
     is_over = np.zeros(len(left.ids), np.bool_)
@@ -502,12 +503,14 @@ def _follow(
         found += [one] if one and is_over[sample] else []
     if samples:
         left = left.of(~is_over)
-        more, left = _known(unwinder, left, note_read)
+        more, left = _take_known_paths(unwinder, left, note_read)
         found += more
     return found, left
 
 
-def _known(unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None]) -> tuple[list[ReadStack], _Waits]:
+def _take_known_paths(
+    unwinder: Unwinder, waits: _Waits, note_read: Callable[[int], None]
+) -> tuple[list[ReadStack], _Waits]:
     """Return the stacks of those waits that take known paths, and the other waits."""
     is_known, found = np.zeros(len(waits.ids), np.bool_), list[ReadStack]()
     for stack, which in unwinder.follow_known_paths(waits.ids, waits.registers, note_read):
