@@ -30,7 +30,7 @@ from offtop.model.values.snapshot import EXITED, Snapshot
 from offtop.model.values.stack import NO_STACK, Names
 from offtop.model.values.table import NO_SITES, SITES, THREADS, K, Kind, Table, V, summed, table_of
 from offtop.model.values.wake import KINDS, NOBODY, STILL_WAITING, THREAD, WAKEUP, Storm, Waker, gathers
-from offtop.model.windows.breakdown import ALL, FILTERED, Added, Idle, Scope, without_standing
+from offtop.model.windows.breakdown import ALL, FILTERED, Idle, PartTuple, Scope, without_standing
 from offtop.model.windows.history import History, HistoryTick, moved_in, none_standing
 from offtop.model.windows.stuck import LEAST_AGE_NS, NOTHING_STUCK, Stuck
 from offtop.model.windows.window import Window, merge
@@ -112,7 +112,7 @@ class _Wakers:
             one = self._of(catalog.wake(wake).waker)
             one.storm = one.storm.plus(storm)
 
-    def _add_time(self, by_wakes: Mapping[tuple[int, ...], Added], window: Window) -> None:
+    def _add_time(self, by_wakes: Mapping[tuple[int, ...], PartTuple], window: Window) -> None:
         catalog = window.catalog
         for (wake,), (waits, total_ns, _, _) in by_wakes.items():
             if wake < 0:

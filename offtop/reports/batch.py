@@ -214,7 +214,7 @@ def run(
             latest = history.latest
             blocked = in_progress(latest, unfiltered.idle, 0) if as_json and latest else history.stuck(unfiltered)
             if as_json or wanted.filter.needs_peers:
-                source.find_peers(waited_on(unfiltered.waits, unfiltered.window.catalog.wakes))
+                source.find_peers(waited_on(unfiltered.pids_and_wakes, unfiltered.window.catalog.wakes))
             tick = passing(unfiltered, wanted.filter, cause_finder, blocked, accounted=as_json)
             since_ns = since_ns or unfiltered.at_ns - unfiltered.span_ns
             shifted = moved_in([unfiltered], since_ns) if as_json or wanted.folded else None

@@ -35,9 +35,9 @@ from offtop.model.windows.breakdown import (
     NO_PART,
     RUN_QUEUE,
     THROTTLE,
-    Added,
     Leaf,
     Part,
+    PartTuple,
     Scope,
     by_category,
     by_site,
@@ -290,7 +290,7 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         comm=printable(catalog.comm(hop.key)),
         process=printable(hop.program),
         title=printable(hop.title) or None,
-        threads=hop.many,
+        threads=hop.threads,
         processes=hop.pids,
         state=hop.state,
         diagnosis=rule.id if rule else None,
@@ -352,7 +352,7 @@ class _Changes:
         comparison.select(View(idle_shown=True, filter=tick.filter), NOTHING, now_of(tick))
         self._span_ns = tick.unfiltered.span_ns
         self._categories = by_category(tick.breakdown, filtered_shown=False)
-        self._threads: Mapping[tuple[int, ...], Added] = by_thread(tick.shares, Scope())
+        self._threads: Mapping[tuple[int, ...], PartTuple] = by_thread(tick.shares, Scope())
         self._sites = {key: (t.waits, t.total_ns, t.max_ns, t.histogram) for key, t in those}
         self._of_categories = comparison.categories()(self._categories)
         self._of_threads = comparison.threads()(self._threads)
@@ -397,7 +397,7 @@ class _Changes:
     def site(self, key: SiteKey) -> objects.Change | None:
         return self._change(self._of_sites, key, self._sites[key])
 
-    def _change(self, compared: Compared, key: Hashable, part: Added) -> objects.Change | None:
+    def _change(self, compared: Compared, key: Hashable, part: PartTuple) -> objects.Change | None:
         before = compared.before.get(key)
         if before is None:
             return None

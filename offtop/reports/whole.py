@@ -61,7 +61,7 @@ def whole_of(
             if chosen.needs_details:
                 looked_up = look_up(source, kept, looked_up)
             if chosen.needs_peers:
-                source.find_peers(waited_on(kept.waits, kept.window.catalog.wakes))
+                source.find_peers(waited_on(kept.pids_and_wakes, kept.window.catalog.wakes))
             last = kept
             each(kept)
             windows.append(kept.window)

@@ -87,6 +87,6 @@ def test_two_waiters_for_a_kernel_lock_wait_behind_its_holder(live: Watch, tmp_p
         child.go()
         one = suspect(live, "keeper", "keeper")
         waiters, holder = one.hops
-        assert (waiters.many, waiters.state, waiters.via, waiters.is_exact) == (2, "kernel-lock", KERNEL_LOCK, True)
+        assert (waiters.threads, waiters.state, waiters.via, waiters.is_exact) == (2, "kernel-lock", KERNEL_LOCK, True)
         assert holder.key == ThreadKey(child.pid, child.at["holder"])
         child.go()

@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from offtop.model.values import histogram as log2
-from offtop.model.windows.breakdown import NO_PART, Added, Part, total
+from offtop.model.windows.breakdown import NO_PART, Part, PartTuple, total
 from offtop.units import signed, times
 
 LEAST = 0.005
@@ -37,7 +37,7 @@ class BaselineRow(NamedTuple):
     """How much of `parts` this row is compared with: less than 1 if several rows share it."""
     spans_ns: tuple[int, ...] = ()
     """Lengths of the baseline's parts."""
-    parts: tuple[Added, ...] = ()
+    parts: tuple[PartTuple, ...] = ()
 
     @property
     def p99_ns(self) -> int:
@@ -61,7 +61,7 @@ class BaselineRow(NamedTuple):
         return (min(some), max(some)) if some else (0, 0)
 
 
-def _p99_ns(part: Added) -> int:
+def _p99_ns(part: PartTuple) -> int:
     return log2.percentile_ns(part[3], 99, part[2])
 
 
@@ -137,7 +137,7 @@ class Compared(NamedTuple):
         return (total_ns / self.span_ns if self.span_ns else 0.0) - self.before[key].waiting
 
 
-Compare = Callable[[Mapping[Any, Added]], Compared]
+Compare = Callable[[Mapping[Any, PartTuple]], Compared]
 
 
 class BaselineTable(Generic[B]):
@@ -146,7 +146,7 @@ class BaselineTable(Generic[B]):
     def __init__(
         self,
         spans_ns: Sequence[int],
-        tables: Sequence[Mapping[B, Added]],
+        tables: Sequence[Mapping[B, PartTuple]],
         name_of: Callable[[B], Hashable],
         share: float = 1.0,
         groups: Callable[[B], Sequence[tuple[Hashable, Hashable]]] | None = None,
@@ -174,7 +174,7 @@ class BaselineTable(Generic[B]):
 
     def compared(
         self,
-        table: Mapping[Any, Added],
+        table: Mapping[Any, PartTuple],
         span_ns: int,
         key_of: Callable[[Any], Hashable],
         name_of: Callable[[Any], Hashable],
@@ -211,7 +211,7 @@ class BaselineTable(Generic[B]):
         return Compared(span_ns, before, sorted(large, key=lambda one: (-one[1].waiting, one[0])), self.whole)
 
     @property
-    def _none(self) -> tuple[Added, ...]:
+    def _none(self) -> tuple[PartTuple, ...]:
         return (NO_PART,) * len(self._spans_ns)
 
     def _cached(self, about: tuple[Hashable, ...], keys: Sequence[B], among: int) -> BaselineRow:

@@ -13,7 +13,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.values import histogram as log2
 from offtop.model.values import stack
 from offtop.model.values.catalog import Catalog
-from offtop.model.windows.breakdown import ALL, NO_PART, Added, Part, Scope, Shares, by_site
+from offtop.model.windows.breakdown import ALL, NO_PART, Part, PartTuple, Scope, Shares, by_site
 
 PARTS = ("categories", "reasons", "processes", "places")
 """What changes can be grouped by."""
@@ -86,7 +86,7 @@ def _place(site: tuple[int, ...], reason: str, catalog: Catalog, cause_finder: C
     return f"{process}: {location.in_short(catalog, kernel, user, cause_finder.names)}"
 
 
-def _summed(parts: Iterable[tuple[str, Added]]) -> dict[str, Part]:
+def _summed(parts: Iterable[tuple[str, PartTuple]]) -> dict[str, Part]:
     sums: dict[str, Part] = {}
     for name, part in parts:
         sums[name] = sums.get(name, NO_PART).plus(Part(*part))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
-from offtop.model.windows.breakdown import Added, total
+from offtop.model.windows.breakdown import PartTuple, total
 from offtop.model.windows.stuck import Age
 
 C = TypeVar("C")
@@ -32,9 +32,9 @@ class Folding(Generic[C, G]):
         code = self.code_of.get(key)
         return None if code is None else self.groups[code]
 
-    def folded(self, table: Mapping[C, Added]) -> dict[C, Added]:
+    def folded(self, table: Mapping[C, PartTuple]) -> dict[C, PartTuple]:
         """Return `table` with the rows of each group summed up."""
-        parts: dict[C, list[Added]] = {}
+        parts: dict[C, list[PartTuple]] = {}
         for key, part in table.items():
             parts.setdefault(self.code_of.get(key, key), []).append(part)
         return {key: total(some) if len(some) > 1 else some[0] for key, some in parts.items()}

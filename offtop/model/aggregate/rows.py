@@ -23,9 +23,9 @@ from offtop.model.values.wake import NO_STORM, Object, Storm
 from offtop.model.windows.breakdown import (
     ALL,
     NO_PART,
-    Added,
     Breakdown,
     Part,
+    PartTuple,
     Place,
     Scope,
     by_category,
@@ -172,13 +172,13 @@ BY_WAITING = Order()
 
 
 def ranked(
-    table: Mapping[K, Added],
+    table: Mapping[K, PartTuple],
     order: Order,
     row_of: Callable[[K, Part], Row],
     *,
     name_of: Callable[[K], str] = str,
     pinned: Sequence[K] = (),
-    lifetime: Mapping[K, Added] | None = None,
+    lifetime: Mapping[K, PartTuple] | None = None,
     keep: K | None = None,
     now: Mapping[K, Age] | None = None,
     accounts: Mapping[K, Account] | None = None,
@@ -269,10 +269,10 @@ def _sum_of_accounts(some: Sequence[Account]) -> Account:
 
 
 def _sort_key(
-    table: Mapping[K, Added],
+    table: Mapping[K, PartTuple],
     sort: str,
     name_of: Callable[[K], str],
-    lifetime: Mapping[K, Added] | None,
+    lifetime: Mapping[K, PartTuple] | None,
     now: Mapping[K, Age],
     accounts: Mapping[K, Account],
     compared: Compared | None,
@@ -436,13 +436,13 @@ def cgroup_rows(
 
 
 def thread_rows(
-    table: Mapping[tuple[int, ...], Added],
+    table: Mapping[tuple[int, ...], PartTuple],
     span_ns: int,
     catalog: Catalog,
     order: Order = BY_WAITING,
     *,
     pinned: Sequence[ThreadKey] = (),
-    lifetime: Mapping[tuple[int, ...], Added] | None = None,
+    lifetime: Mapping[tuple[int, ...], PartTuple] | None = None,
     keep: ThreadKey | Pool | None = None,
     now: Mapping[ThreadKey, Age] | None = None,
     accounts: Mapping[tuple[int, ...], Account] | None = None,
@@ -473,13 +473,13 @@ def thread_rows(
 
 
 def wake_rows(
-    table: Mapping[G, Added],
+    table: Mapping[G, PartTuple],
     span_ns: int,
     order: Order = BY_WAITING,
     *,
     pinned: Sequence[G] = (),
-    ready: Mapping[G, Added] | None = None,
-    lifetime: Mapping[G, Added] | None = None,
+    ready: Mapping[G, PartTuple] | None = None,
+    lifetime: Mapping[G, PartTuple] | None = None,
     keep: G | None = None,
     now: Mapping[G, Age] | None = None,
     last: Collection[G] = (),
@@ -518,7 +518,7 @@ def wake_rows(
     return Ranking(rows, elided, whole, before=compared.whole if compared else None)
 
 
-def _as_compared(compared: Compared, _: Mapping[Any, Added]) -> Compared:
+def _as_compared(compared: Compared, _: Mapping[Any, PartTuple]) -> Compared:
     """Return the comparison of the whole table, for a part of it."""
     return compared
 
@@ -587,7 +587,7 @@ def summed_up(others: Sequence[Row], whole_ns: int) -> Row:
 
 
 def place_rows(
-    table: Mapping[tuple[int, ...], Added], span_ns: int, limit: int, compare: Compare | None = None
+    table: Mapping[tuple[int, ...], PartTuple], span_ns: int, limit: int, compare: Compare | None = None
 ) -> Ranking:
     """Return a row for each place of `table`, most time first.
 

@@ -37,7 +37,7 @@ from offtop.model.values.stack import (
     Stack,
     nameless,
 )
-from offtop.model.windows.breakdown import Added
+from offtop.model.windows.breakdown import PartTuple
 from offtop.printable import printable
 
 GUESSED, GUESSED_BAD_PC, UNSURE = "guessed", "guessed-astray", "unsure"
@@ -201,7 +201,7 @@ class Problems:
         """Frames without a name → why, and which stacks they are in."""
         self._checked: tuple[Catalog | None, int] = None, 0
 
-    def of(self, table: Mapping[tuple[int, ...], Added], catalog: Catalog) -> ProblemSummary:
+    def of(self, table: Mapping[tuple[int, ...], PartTuple], catalog: Catalog) -> ProblemSummary:
         """Return the problems of a table by site (breakdown.by_site)."""
         self._drop_outdated(catalog)
         waits_ns: dict[tuple[int, int], int] = {}

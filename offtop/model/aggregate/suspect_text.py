@@ -129,24 +129,23 @@ class SuspectTexts:
             return self._quota(one)
         first = self._first(one)
         waiter = one.hops[first]
-        says = (
-            f"{self.name_of(waiter)} wait{'s' * (waiter.many == 1)} for {self.what(waiter)}{self._extent(one, first)}"
-        )
+        verb = "waits" if waiter.threads == 1 else "wait"
+        says = f"{self.name_of(waiter)} {verb} for {self.what(waiter)}{self._extent(one, first)}"
         for hop, after in zip(one.hops[first:], one.hops[first + 1 :], strict=False):
             says += self._link(hop, after, one.kind)
             if after is not one.end:
-                says += f", which wait{'s' * (after.many == 1)} for {self.what(after)}"
+                says += f", which wait{'s' * (after.threads == 1)} for {self.what(after)}"
         if first < len(one.hops) - 1 and one.end.state != IS_DISK:
             does = self.does(one.end)
-            says += f", {does}" if _title(one.end) else f", which {does if one.end.many == 1 else of_several(does)}"
+            says += f", {does}" if _title(one.end) else f", which {does if one.end.threads == 1 else of_several(does)}"
         return Sentence(says, self._next(one, waiter))
 
     def name_of(self, hop: Hop) -> str:
         """Return `12 postgres`, or `postgres(30499)` for a single thread, by its own name and TID if it has one."""
         if hop.state in (AWAY, IS_DISK):
             return hop.program
-        if hop.many > 1:
-            return f"{hop.many} {hop.program}" if hop.pids > 1 else f"{hop.many} threads of {hop.program}"
+        if hop.threads > 1:
+            return f"{hop.threads} {hop.program}" if hop.pids > 1 else f"{hop.threads} threads of {hop.program}"
         tid = hop.key.tid or hop.key.pid
         name = hop.program if tid == hop.key.pid else self._catalog.comm(hop.key) or hop.program
         return f"{name}({tid})"
@@ -199,7 +198,7 @@ class SuspectTexts:
         """Return how long, and how many others are behind."""
         age = duration(one.hops[first].age_ns)
         behind = one.hops[first - 1] if first else None
-        more = f"{behind.many} {behind.program} behind" if behind else ""
+        more = f"{behind.threads} {behind.program} behind" if behind else ""
         if one.kind == CPU:
             more = f"{threads(one.waiting)} threads on average"
         text = ", ".join(filter(None, (age, more)))
@@ -231,8 +230,8 @@ class SuspectTexts:
     def _quota(self, one: Suspect) -> Sentence:
         cgroup = self._catalog.detail(one.end.key.pid).cgroup.rpartition("/")[2]
         of = f" of cgroup {cgroup}" if cgroup else ""
-        share = f"{100 * one.waiting / max(1, one.end.many):.0f}% of the time"
-        waits = f"{self.name_of(one.end)} wait{'s' * (one.end.many == 1)}"
+        share = f"{100 * one.waiting / max(1, one.end.threads):.0f}% of the time"
+        waits = f"{self.name_of(one.end)} wait{'s' * (one.end.threads == 1)}"
         likely = "" if one.end.is_exact else ", likely"
         return Sentence(f"{waits} for the CPU quota{of}{likely} ({share})", "the quota, and how many threads share it")
 

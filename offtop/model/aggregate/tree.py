@@ -11,14 +11,14 @@ from typing import NamedTuple
 from offtop.model.aggregate.steps import NO_FRAMES, NamelessCounts, Path, Shape, Step, begins_line, steps_of
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
-from offtop.model.windows.breakdown import Added, Part, total
+from offtop.model.windows.breakdown import Part, PartTuple, total
 
 MORE = Step("…", False)
 """Last step of the path of a line that sums up small branches."""
 MOST_LINES = 2_000
 
 
-_Placed = tuple[Path, Added, str]
+_Placed = tuple[Path, PartTuple, str]
 """Path of a place, its time, and the category of its stack."""
 
 
@@ -80,7 +80,7 @@ class Branch(NamedTuple):
     """Category of all its stacks; empty if they have several, or it is unknown."""
 
 
-def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Names, shape: Shape) -> Node:
+def tree_of(places: Mapping[tuple[int, ...], PartTuple], catalog: Catalog, names: Names, shape: Shape) -> Node:
     """Return the tree of `places` (breakdown.by_place).
 
     Its root stands for the selection and has no name.
@@ -89,7 +89,7 @@ def tree_of(places: Mapping[tuple[int, ...], Added], catalog: Catalog, names: Na
 
 
 def tree_along(
-    places: Mapping[tuple[int, ...], Added],
+    places: Mapping[tuple[int, ...], PartTuple],
     of_place: Callable[[tuple[int, ...]], Path],
     category_of: Callable[[tuple[int, ...]], str] = lambda _: "",
 ) -> Node:
@@ -245,7 +245,7 @@ class Nameless(NamedTuple):
 
 
 def nameless(
-    places: Mapping[tuple[int, ...], Added], counts_of: Callable[[tuple[int, ...]], NamelessCounts]
+    places: Mapping[tuple[int, ...], PartTuple], counts_of: Callable[[tuple[int, ...]], NamelessCounts]
 ) -> Nameless:
     """Return the time of the functions on the paths of `places`; `counts_of`: see Steps.nameless."""
     all_ns = nameless_ns = in_no_file_ns = 0

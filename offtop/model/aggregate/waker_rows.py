@@ -11,7 +11,7 @@ from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.snapshot import EXITED
 from offtop.model.values.table import Ints
 from offtop.model.values.wake import RESERVED, THREAD, Object
-from offtop.model.windows.breakdown import NO_PART, RUN_QUEUE, Added, Part, Scope, Shares
+from offtop.model.windows.breakdown import NO_PART, RUN_QUEUE, Part, PartTuple, Scope, Shares
 from offtop.model.windows.stuck import Age
 
 
@@ -78,7 +78,7 @@ def placeholder_keys(key_of: KeyOf[G]) -> set[G]:
     return {key_of(wake) for wake in (*WITHOUT_WAKE, *RESERVED)}
 
 
-def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], PartTuple]:
     """Return (wake id,) → time of the waits in `scope`.
 
     Negative ids stand for waits without a wake.
@@ -87,7 +87,7 @@ def by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
     return {(code,): part for code, part in some.by(codes(some.ids))}
 
 
-def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], PartTuple]:
     """Return (wake id,) → the run-queue time that followed those waits."""
     kernel = np.unique(every.in_scope(scope).ids[:, 2])
     some = every.in_scope(scope._replace(category=RUN_QUEUE))
@@ -95,7 +95,7 @@ def ready_by_wake(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
     return {(code,): part for code, part in some.by(codes(some.ids))}
 
 
-def grouped(table: Mapping[tuple[int, ...], Added], key_of: KeyOf[G]) -> dict[G, Part]:
+def grouped(table: Mapping[tuple[int, ...], PartTuple], key_of: KeyOf[G]) -> dict[G, Part]:
     """Sum up a table of wakes or sites by key."""
     sums: dict[G, Part] = {}
     for row, part in table.items():
@@ -113,7 +113,7 @@ def top_of_wakes(every: Shares, scope: Scope, whom: Collection[G], key_of: KeyOf
     number_of = {key: number for number, key in enumerate(keys)}
     numbers = np.array([number_of.get(key_of(wake), -1) for wake in wakes.tolist()], np.int64)[which]
     chosen = numbers >= 0
-    return {keys[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}
+    return {keys[number]: site for number, ns, site in some.of(chosen).top_sites(numbers[chosen]) if ns > 0}
 
 
 def codes(ids: Ints) -> Ints:

@@ -26,7 +26,7 @@ from offtop.model.values.snapshot import EXITED
 from offtop.model.values.stack import NO_STACK, PLACELESS, QUEUED, Frame, Names, nameless
 from offtop.model.values.table import Ints, distinct_rows
 from offtop.model.values.wake import NO_OBJECT, Object
-from offtop.model.windows.breakdown import RUN_QUEUE, Added
+from offtop.model.windows.breakdown import RUN_QUEUE, PartTuple
 from offtop.model.windows.idle_by_rule import NOTHING_BY_RULE, WHERE, IdleByRule, Where
 from offtop.printable import printable
 
@@ -134,7 +134,7 @@ class CauseFinder:
         return self._of_row((site.kernel, site.user, site.wake, site.pid), catalog)
 
     def rules_of(
-        self, table: Mapping[tuple[int, ...], Added], catalog: Catalog, apart: bool = False
+        self, table: Mapping[tuple[int, ...], PartTuple], catalog: Catalog, apart: bool = False
     ) -> list[CauseShare]:
         """Apply the rules to a table by site (breakdown.by_site); most time first.
 

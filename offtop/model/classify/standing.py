@@ -38,7 +38,7 @@ _SATURATED = 0.9
 
 
 class WaitsOfTick:
-    """The rows are those of `blocked`. Not thread-safe."""
+    """The waits in progress at the end of a tick. `row` is always an index into `blocked`. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WaitsOfTick:
         wait at one."""
         self._rules: dict[int, Rule | None] = {}
         """Cause rules of the sites for which they have been looked up, by number."""
-        self.is_unclear = self._without_names()
+        self.is_unclear = self._unclear_rows()
         """Which rows are at a lock and may be idle, because no function of their program is known yet."""
         self.graph = wait_graph(snapshot, blocked, every, window.span_ns, self.activity, peers, self.is_unclear)
         self.paths = Paths(len(self.graph.nodes), self.graph.edges)
@@ -137,7 +137,8 @@ class WaitsOfTick:
         """Return for which rows `holds` is true of the leaf."""
         return np.array([holds(leaf) for leaf in self._leaves], np.bool_)[self._leaf]
 
-    def _without_names(self) -> Mask:
+    def _unclear_rows(self) -> Mask:
+        """Return the rows of `is_unclear`."""
         found = np.zeros(len(self._leaf), np.bool_)
         blockers, names, catalog = self.snapshot.blockers, self._causes.names, self.snapshot.catalog
         rows = np.flatnonzero(self._is_leaf(lambda leaf: leaf.category == _LOCK and not leaf.idle))
@@ -154,8 +155,8 @@ class WaitsOfTick:
     def _counted(self) -> Mask:
         """Return which nodes' own waits count: rows that do not look idle, or are known to wait for an answer.
 
-        Waits for a CPU and for a quota are counted by the window, because they are short. Programs that
-        work together take turns by short waits for a pipe.
+        Waits for a CPU or a quota are short, so their time in the window is counted instead (Activity). Short waits for
+        a pipe do not count: programs that work together take turns by them.
         """
         looks_idle = self.idle.copy()
         looks_idle[[row for row, via in self.via.items() if via in _KNOWN_TO_WAIT and row < len(self.idle)]] = False
@@ -168,7 +169,7 @@ class WaitsOfTick:
         if not len(self.waits):
             return []
         rows = self.waits.rows
-        # A scan may find a wait later, too: after a filter was removed, or after a record was lost.
+        # A scan may find a wait in later ticks, too: after a filter was removed, or after a record was lost.
         was_found = (rows[:, BOUND] != Bound.EXACT) | (
             (rows[:, SINCE_NS] != 0) & (rows[:, SINCE_NS] < rows[:, SWITCHED_OUT_NS])
         )
@@ -193,7 +194,7 @@ class WaitsOfTick:
         return is_normal
 
     def _owes(self, edge: Edge) -> bool:
-        """Return whether a client is known to wait for its peer, to which it has sent a request."""
+        """Return whether the target of an edge is known to owe the waiting client an answer."""
         if edge.via == ANSWER:
             return edge.is_exact or self._is_at_work(edge.target, _KEEPS_WAITING)
         return self._is_at_work(edge.target, _STOPPED)

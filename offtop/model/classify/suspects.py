@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = {
     WAIT: "waits of which nobody is known to hold what they wait for",
 }
 _LEAST = 0.01
-"""Harm from which the chain to an end is computed."""
+"""Harm from which the chain to an end is computed, and number of threads from which a process is named."""
 _MOST_ENDS = 20
 """Maximum number of ends whose chains are computed, most harm first."""
 _MOST_LEVELS = 8
@@ -40,6 +40,7 @@ _HOG_SHARE, _VICTIM_SHARE = 0.5, 0.5
 """A program with at least the first share of all running time is accused if another one waits for a CPU for at least
 the second share of the time in which it wants one."""
 _LEAST_CPU = 1.0
+"""It is accused only if at least so many threads wait for a CPU, on average."""
 
 
 class Hop(NamedTuple):
@@ -49,7 +50,7 @@ class Hop(NamedTuple):
     """The one with the oldest wait; tid 0: some thread of the process."""
     program: str
     """Raw. An address if it is not on this machine, or the name of a disk; `key` is (0, 0) then."""
-    many: int
+    threads: int
     pids: int
     """Number of their processes."""
     state: str
@@ -195,10 +196,11 @@ class SuspectFinder:
         of_waiters = {one.waiters: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         of_ends = {one.last: (one.harm, one.plain_harm) for one in reversed(found.suspects)}
         self._latest.append(of_waiters | of_ends | harms_now)
-        # What has hardly any harm now does not stand for what had much: the main thread that joins, for its workers.
+        # One with less harm would only inherit the average of another suspect of its program: a main thread that waits
+        # for its workers, that of the workers.
         found_now = [one for one in worst.values() if one.plain_harm * self._weights.ticks >= self._weights.harm]
         programs_now = {one.hops[0].program for one in found_now}
-        gone = [
+        kept = [
             one
             for one in self._shown
             if one.age_ns < self._weights.least_age_ns and one.hops[0].program not in programs_now
@@ -206,7 +208,7 @@ class SuspectFinder:
         were_shown = {one.key for one in self._shown}
         shown: list[Suspect] = []
         as_usual: list[Suspect] = []
-        for one in [*found_now, *gone]:
+        for one in [*found_now, *kept]:
             # The end of a chain may become known some ticks after the waiters, and its start some ticks after the end.
             keys = one.key, one.last, one.waiters
             harms = [next((tick[key] for key in keys if key in tick), (0.0, 0.0)) for tick in self._latest]
@@ -230,6 +232,8 @@ class SuspectFinder:
 
 
 class _Ends:
+    """Finds the suspects of one tick: ends of the wait-for graph, and programs that keep a CPU or wait for a quota."""
+
     def __init__(self, waits: WaitsOfTick, weights: Weights, usual: Usual) -> None:
         self._waits = waits
         self._snapshot, self._catalog, self._graph = waits.snapshot, waits.snapshot.catalog, waits.graph
@@ -488,7 +492,7 @@ class _Ends:
 
 
 def _weighed(one: Suspect, part: float) -> Suspect:
-    """Return a suspect of which this share of the harm is unusual."""
+    """Return the suspect with this share of its harm, which is what exceeds the usual."""
     return one._replace(harm=one.harm * part, plain_harm=one.harm)
 
 

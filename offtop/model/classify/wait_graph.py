@@ -51,13 +51,14 @@ from offtop.model.windows.window import Window
 from offtop.units import NS_PER_S
 
 RUNS, IDLE, AWAY, IS_DISK = "runs", "idle", "away", "disk"
-"""States of nodes that are not one wait: on a CPU, waiting for work, not on this machine, and a disk."""
+"""States of nodes that are not a wait: a thread or process that runs, or waits for work; another machine; a disk."""
 LOCKS = frozenset({KERNEL_LOCK, FILE_LOCK, MUTEX, GIL, TITLE})
 """A loop of only these edges is a deadlock."""
 MOST_HOPS = 16
 _SLACK_NS = NS_PER_S
+"""A request that a thread sent at most this long before others began to wait may be on their behalf."""
 _MOST_REQUESTS = 0.5
-"""Share of the time of all requests to a disk from which one process keeps the others waiting."""
+"""A process with at least this share of the time of all requests to a disk keeps the others waiting."""
 _LEAST_BUSY = 0.05
 """Average number of running threads below which a process counts as doing nothing."""
 _TITLE = re.compile(r"postgres: (?:(?P<cluster>\S+): )?(?P<user>\S+) (?P<database>\S+) \S+ (?P<activity>.+)")
@@ -66,7 +67,7 @@ _AWAITS_LOOKUP = "d_alloc_parallel"
 """Function in which a thread waits until another one has looked up the same name in a directory (fs/dcache.c)."""
 _LOOKS_UP = re.compile(r"\w+_(?:lookup|atomic_open)")
 """Names of the lookup functions of file systems: fuse_lookup, nfs_atomic_open."""
-_HOLDS, _QUEUES = "idle in transaction", " waiting"
+_IDLE_IN_TRANSACTION, _WAITS_FOR_LOCK = "idle in transaction", " waiting"
 
 _Wakers = Mapping[Object, tuple[Blocker, ...]]
 _NO_WAKERS: _Wakers = {}
@@ -248,7 +249,7 @@ class Activity:
         self.users_of_disks: Mapping[str, int] = _users_of_disks(window.disks) if window.disks else {}
         """By name of the disk: the process with most of the requests in it, while requests are counted."""
 
-    def _in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
+    def _threads_in(self, category: str, of_threads: bool = False) -> Mapping[int, float]:
         every = self._every
         leaves = [number for number, leaf in enumerate(every.leaves) if leaf.category == category]
         rows = np.isin(every.leaf, leaves)
@@ -256,14 +257,14 @@ class Activity:
         return _sums(codes, every.total_ns[rows] / self._span_ns)
 
     def _throttled_and_ready(self, of_threads: bool = False) -> tuple[Mapping[int, float], Mapping[int, float]]:
-        throttled, ready = self._in(THROTTLE, of_threads), self._in(RUN_QUEUE, of_threads)
+        throttled, ready = self._threads_in(THROTTLE, of_threads), self._threads_in(RUN_QUEUE, of_threads)
         pids = {code: code >> 32 if of_threads else code for code in ready}
         likely = {code: ns for code, ns in ready.items() if pids[code] in self.likely_throttled}
         every = {code: throttled.get(code, 0.0) + likely.get(code, 0.0) for code in {*throttled, *likely}}
         return every, {code: ns for code, ns in ready.items() if code not in likely}
 
     def busy(self, key: ThreadKey) -> tuple[str, float]:
-        """Return what it mostly does (RUNS, `run-queue` or `throttle`), and how much of these it does in all."""
+        """Return what a thread or process mostly does (RUNS, `run-queue` or `throttle`), and the sum of these three."""
         parts, code = self._of_processes, key.pid
         if key.tid:
             if not self._of_threads:
@@ -276,7 +277,7 @@ class Activity:
         return max(amounts, key=amounts.__getitem__), sum(amounts.values())
 
     def most_blocked(self, key: ThreadKey) -> tuple[str, float]:
-        """Return the category with most time of its waits that are not idle, and that time; empty if there are none."""
+        """Return the category with most time among waits that are not idle, and that time; empty if there are none."""
         every = self._every
         rows = every.ids[:, 0] == key.pid
         if key.tid:
@@ -300,7 +301,10 @@ def _sums(codes: Ints, values: Floats) -> Mapping[int, float]:
 
 
 def _users_of_disks(activity: DiskActivity) -> Mapping[str, int]:
-    """Filters leave requests out of the totals of processes, but not out of those of devices."""
+    """Return by name of the disk the process that keeps the others waiting, if there is one.
+
+    It is compared with the totals of the device, because filters leave requests out of those of processes.
+    """
     times: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for key, totals in activity.totals.items():
         of_disk = times[key.device]
@@ -321,7 +325,7 @@ class KnownPeers:
         self._known: dict[tuple[int, int], tuple[Blocker, ...]] = {}
 
     def of(self, catalog: Catalog, kernel: int, wake: int) -> tuple[Blocker, ...]:
-        """Return them for a wait at that kernel stack."""
+        """Return the processes at the other end of what a wait at that kernel stack is on."""
         version = id(catalog), catalog.peers_version
         if version != self._version:
             self._version, self._known = version, {}
@@ -359,8 +363,8 @@ class _Builder:
         """PIDs of the rows in the order of `_by_pid`."""
         self._numbers: dict[ThreadKey, int] = {}
         self._oldest_behind: dict[int, int] = {}
-        """PID → age in ns of the oldest wait that it must end."""
-        self._places: dict[tuple[str, str], int] = {}
+        """PID → age in ns of the oldest wait that the process must end."""
+        self._other_nodes: dict[tuple[str, str], int] = {}
         """Nodes that are no process, by state and address or name."""
         self._edges: list[Edge] = []
         self._ages_ns: list[int] = self._waits.ages_ns(blocked.at_ns).tolist()
@@ -370,31 +374,31 @@ class _Builder:
         """Threads that are looking up a name in a directory; None: not searched yet."""
         self._awaits_lookup = self._stacks_with(_is_awaiting_lookup)
         blockers = snapshot.blockers
-        self._asking = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
+        self._waiting_servers = {key for key, some in blockers.items() if any(one.via == UPSTREAM for one in some)}
         """Servers that wait for an answer."""
-        self._asked = {key for key, some in blockers.items() if any(one.via == ANSWER for one in some)}
+        self._waiting_clients = {key for key, some in blockers.items() if any(one.via == ANSWER for one in some)}
         """Clients that wait for an answer."""
         self._sessions = _sessions(snapshot.titles, snapshot.catalog)
         self._wakers = _wakers(every, self._catalog) if gathers(snapshot.mode, WAKEUP) else _NO_WAKERS
 
     def graph(self) -> WaitGraph:
-        held = [
+        blockers_of_rows = [
             (row, self._blockers(row, self._key(row), kernel, wake))
             for row, kernel, wake in self._rows_that_may_have_edges()
         ]
-        for row, some in held:
+        for row, some in blockers_of_rows:
             for one in some:
                 of_process = self._oldest_behind.get(one.pid, 0)
                 self._oldest_behind[one.pid] = max(of_process, self._ages_ns[row])
-        for row, some in held:
+        for row, some in blockers_of_rows:
             if some:
-                self._point(row, self._key(row), some)
+                self._add_edges(row, self._key(row), some)
         waiting = np.zeros(len(self._nodes))
         waiting[: len(self._waiting)] = self._waiting
         return WaitGraph(self._nodes, self._edges, waiting)
 
     def _rows_that_may_have_edges(self) -> Iterable[tuple[int, int, int]]:
-        """Return row, kernel stack and wake of all waits but those for which `_blockers` knows nobody."""
+        """Return row, kernel stack and wake of the waits for which `_blockers` may find something."""
         rows = self._waits.rows
         known = integers([*{*self._snapshot.blockers, *self._waits.holders}], 2)
         may = np.isin(thread_codes(rows), thread_codes(known)) | self._may_have_peers()
@@ -441,7 +445,7 @@ class _Builder:
         return self._lookup(row) if kernel in self._awaits_lookup else ()
 
     def _user_of_disk(self, key: ThreadKey, disk: Blocker) -> tuple[Blocker, ...]:
-        """Return the process with most of the requests in a disk, if that is not the waiter's; otherwise the disk."""
+        """Return the process that keeps others waiting for a disk; the disk if there is none, or it is the waiter's."""
         pid = self._activity.users_of_disks.get(disk.what, 0)
         return (Blocker(pid, 0, DISK_USER, False, disk.what) if pid not in (0, key.pid) else disk,)
 
@@ -473,27 +477,25 @@ class _Builder:
         database = self._sessions.waiting.get(pid)
         return self._sessions.holders.get(database, ()) if database else ()
 
-    def _point(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
+    def _add_edges(self, row: int, key: ThreadKey, some: Sequence[Blocker]) -> None:
         """Add the edges of a wait."""
         targets: dict[int, Blocker] = {}
         for one in some:
             if one.pid == key.pid and one.tid in (0, key.tid):
-                if (
-                    not one.tid
-                ):  # the process has the other end open, too, as make does with its job server: any of them may act
-                    return
+                if not one.tid:  # the waiter has the other end open, too, as make does with its job server
+                    return  # so any of the processes may act, even the waiter itself
                 continue
-            target = self._place(one) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
+            target = self._other_node(one) if one.pid == ELSEWHERE else self._node(ThreadKey(one.pid, one.tid))
             targets[target] = one
         for target, one in targets.items():
             self._edges.append(Edge(row, target, 1 / len(targets), one.via, one.is_exact, one.what))
 
-    def _place(self, one: Blocker) -> int:
+    def _other_node(self, one: Blocker) -> int:
         """Return the node of an address or a disk."""
         place = IS_DISK if one.via == DISK else AWAY, one.what
-        number = self._places.get(place)
+        number = self._other_nodes.get(place)
         if number is None:
-            number = self._places[place] = self._nodes.add(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
+            number = self._other_nodes[place] = self._nodes.add(Node(ThreadKey(ELSEWHERE, 0), -1, *place))
         return number
 
     def _node(self, key: ThreadKey) -> int:
@@ -506,13 +508,13 @@ class _Builder:
         return number
 
     def _may_act(self, row: int, oldest_ns: int, is_alone: bool) -> bool:
-        """Return whether others, the oldest for this long, may wait for a thread of a process.
+        """Return whether others may wait for this thread of a process; the oldest of them has waited for `oldest_ns`.
 
-        A request that the thread sent before they waited was not on their behalf.
+        A thread that sent a request before they waited did not send it on their behalf.
         """
         if self._idle[row]:
             return self._nodes.category(row) == SLEEP and is_alone
-        return self._key(row) not in self._asked or self._ages_ns[row] <= oldest_ns + _SLACK_NS
+        return self._key(row) not in self._waiting_clients or self._ages_ns[row] <= oldest_ns + _SLACK_NS
 
     def _new_node(self, key: ThreadKey) -> int:
         """Return the node of a process, or of a thread that is in no long wait."""
@@ -520,7 +522,7 @@ class _Builder:
         state, busy = self._activity.busy(key)
         acting = [row for row in rows if self._may_act(row, self._oldest_behind.get(key.pid, 0), len(rows) == 1)]
         if not acting:
-            acting = [row for row in rows if self._key(row) in self._asking] if self._asking else []
+            acting = [row for row in rows if self._key(row) in self._waiting_servers] if self._waiting_servers else []
         waiting = sum(self._waiting[row] for row in acting)
         if busy >= max(_LEAST_BUSY, waiting):
             acting = []
@@ -540,7 +542,7 @@ class _Builder:
 def _waiting(
     waits: WaitList, categories: Sequence[str], leaf: Ints, at_ns: int, every: Shares, span_ns: int
 ) -> list[float]:
-    """Return how much each thread waited in the window, at all its waits of that category.
+    """Return for each wait the share of the window in which its thread waited, in all waits of the same category.
 
     `categories`, `leaf`: as of Nodes.
     """
@@ -608,9 +610,9 @@ def _sessions(titles: Mapping[int, str], catalog: Catalog) -> _Sessions:
         if session := _TITLE.fullmatch(title.strip()):
             details, activity = catalog.details.get(pid), session["activity"]
             database = _Database(session["cluster"] or "", details.cgroup if details else "", session["database"])
-            if activity.endswith(_QUEUES):
+            if activity.endswith(_WAITS_FOR_LOCK):
                 waiting[pid] = database
-            elif activity.startswith(_HOLDS):
+            elif activity.startswith(_IDLE_IN_TRANSACTION):
                 holders[database] += (Blocker(pid, 0, TITLE, False),)
     return _Sessions(waiting, holders)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.windows.breakdown import Added, by_site
+from offtop.model.windows.breakdown import PartTuple, by_site
 from offtop.model.windows.rolling import Sums
 
 
 @dataclass(frozen=True, slots=True)
 class CausesPicture:
-    sites: Mapping[tuple[int, ...], Added]
+    sites: Mapping[tuple[int, ...], PartTuple]
     """The selection by sites (breakdown.by_site)."""
     shares: Sequence[CauseShare]
     """Causes of the selection, most time first."""
@@ -20,13 +20,15 @@ class CausesPicture:
     """Objects for which a rule would name the peer if it were known → a process that waits on each."""
 
 
-def causes_picture(scene: Scene, sites: Mapping[tuple[int, ...], Added], cause_finder: CauseFinder) -> CausesPicture:
+def causes_picture(
+    scene: Scene, sites: Mapping[tuple[int, ...], PartTuple], cause_finder: CauseFinder
+) -> CausesPicture:
     """`sites` are those of selected_sites."""
     shares = cause_finder.rules_of(sites, scene.catalog)
     return CausesPicture(sites, shares, cause_finder.unanswered)
 
 
-def selected_sites(scene: Scene, sums: Sums) -> Mapping[tuple[int, ...], Added]:
+def selected_sites(scene: Scene, sums: Sums) -> Mapping[tuple[int, ...], PartTuple]:
     """Return the time of the selection by site (breakdown.by_site)."""
     filter_cache, scope = scene.filter_cache, scene.view.scope
     return sums.of(

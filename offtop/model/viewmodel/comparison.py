@@ -41,7 +41,7 @@ from offtop.model.viewmodel.baseline_trees import Trees
 from offtop.model.viewmodel.counterparts import Counterparts, Matching, Now
 from offtop.model.viewmodel.view import View
 from offtop.model.windows.baseline import Baseline
-from offtop.model.windows.breakdown import NO_PART, Added, Part, Scope, Shares, by_place, by_site, by_thread, total
+from offtop.model.windows.breakdown import NO_PART, Part, PartTuple, Scope, Shares, by_place, by_site, by_thread, total
 from offtop.units import count
 
 _MOST_CACHED = 64
@@ -49,7 +49,7 @@ _MOST_CACHED = 64
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 _Parts = Sequence[tuple[int, Shares]]
-_Tables = Sequence[Mapping[K, Added]]
+_Tables = Sequence[Mapping[K, PartTuple]]
 
 
 class Comparison:
@@ -171,7 +171,7 @@ class Comparison:
             return self._compare(was, key_of, thread_or_pool_names(catalog, pools), self._now.threads)
         if view.lists_cgroups:
 
-            def by_cgroup(some: Shares, scope: Scope) -> dict[str, Added]:
+            def by_cgroup(some: Shares, scope: Scope) -> dict[str, PartTuple]:
                 sums: dict[str, Part] = {}
                 for pid, part in _by_process(some, scope).items():
                     path = cgroup_of(pid, baseline_catalog)
@@ -213,7 +213,7 @@ class Comparison:
         self,
         what: Hashable,
         scope: Scope,
-        table_of: Callable[[Shares, Scope], Mapping[K, Added]],
+        table_of: Callable[[Shares, Scope], Mapping[K, PartTuple]],
         name_of: Callable[[K], Hashable],
         groups: Callable[[K], Sequence[tuple[Hashable, Hashable]]] | None = None,
     ) -> BaselineTable[K]:
@@ -223,7 +223,7 @@ class Comparison:
 
         return self._cached((what, scope), made)
 
-    def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, Added]:
+    def _by_reason(self, some: Shares, scope: Scope) -> Mapping[Any, PartTuple]:
         table = by_site(some, scope)
         reasons = dict(zip(table, self._cause_finder.reasons_at([*table], self._catalog), strict=True))
         return {**grouped(table, lambda *site: reasons[site])}
@@ -257,7 +257,7 @@ class Comparison:
 
         def made() -> Trees:
             tables = self._places(view.scope, shape)
-            every: dict[tuple[int, ...], list[Added]] = {}
+            every: dict[tuple[int, ...], list[PartTuple]] = {}
             for table in tables:
                 for place, part in table.items():
                     every.setdefault(place, []).append(part)
@@ -350,7 +350,7 @@ def _without_ids(scope: Scope) -> Scope:
     return scope._replace(pid=None, tid=None)
 
 
-def _by_category(some: Shares) -> dict[str, Added]:
+def _by_category(some: Shares) -> dict[str, PartTuple]:
     sums: dict[str, Part] = {}
     for leaf, part in some.by(some.leaf):
         category = some.leaves[leaf].category
@@ -358,19 +358,19 @@ def _by_category(some: Shares) -> dict[str, Added]:
     return {**sums}
 
 
-def _by_process(some: Shares, scope: Scope) -> dict[int, Added]:
+def _by_process(some: Shares, scope: Scope) -> dict[int, PartTuple]:
     chosen = some.in_scope(scope)
     return dict(chosen.by(chosen.ids[:, 0]))
 
 
-def _by_site(some: Shares) -> dict[tuple[int, ...], Added]:
+def _by_site(some: Shares) -> dict[tuple[int, ...], PartTuple]:
     placed = some.of(~np.isin(some.ids[:, 2], [*PLACELESS]))
     ids, which = np.unique(placed.ids, axis=0, return_inverse=True)
     keys: list[list[int]] = ids.tolist()
     return {tuple(keys[number]): part for number, part in placed.by(which.reshape(-1))}
 
 
-def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, Added]]:
+def _grouping(key_of: KeyOf[G]) -> Callable[[Shares, Scope], Mapping[G, PartTuple]]:
     return lambda some, scope: {**grouped(by_wake(some, scope), key_of)}
 
 

@@ -31,7 +31,7 @@ from offtop.model.viewmodel.seconds import AccountPicture, Seconds
 from offtop.model.viewmodel.view import View
 from offtop.model.viewmodel.waker_list import WakerList, storms
 from offtop.model.windows import stuck
-from offtop.model.windows.breakdown import NO_PART, SHORT, Added, Leaf, by_process, by_thread, total
+from offtop.model.windows.breakdown import NO_PART, SHORT, Leaf, PartTuple, by_process, by_thread, total
 from offtop.model.windows.history import History
 from offtop.model.windows.rolling import Sums
 
@@ -78,7 +78,7 @@ class Listing:
         lines: int,
         account: AccountPicture | None,
         marked: Collection[int | ThreadKey],
-        sites: Mapping[tuple[int, ...], Added],
+        sites: Mapping[tuple[int, ...], PartTuple],
     ) -> ListPicture:
         """Return the list for a pane of so many lines, of which `account` may take some.
 
@@ -91,7 +91,7 @@ class Listing:
         caveat = scene.comparison.caveat if scene.comparison else ""
         return ListPicture(ranking, cursor, first, account_lines, scene.threads_of, marked, caveat)
 
-    def _listed(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], Added]) -> tuple[Ranking, int, int]:
+    def _listed(self, scene: Scene, room: int, sites: Mapping[tuple[int, ...], PartTuple]) -> tuple[Ranking, int, int]:
         """Return the rows, the one under the cursor, and the first on the screen.
 
         `room` is the number of visible rows, including the one that sums up the rest.
@@ -134,7 +134,7 @@ class Listing:
         return of_convoy or (None if is_short else self._cause_finder.rule_of(row.top, catalog))
 
     def _with_places(
-        self, seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], Added]
+        self, seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], PartTuple]
     ) -> Sequence[Row]:
         """Add to each row what it waits for, and how much of its time that is."""
         if scene.view.lists_threads:
@@ -148,7 +148,7 @@ class Listing:
             for row in seen
         ]
 
-    def _short(self, scene: Scene, made: Folded) -> Mapping[Key, Added]:
+    def _short(self, scene: Scene, made: Folded) -> Mapping[Key, PartTuple]:
         """Return the time of each row in waits below the minimum."""
         filter_cache, scope = scene.filter_cache, scene.scope
         if not scope.holds(Leaf(SHORT)):
@@ -167,7 +167,7 @@ class Listing:
         parts = by_process(scene.breakdown, only)
         if not scene.view.lists_cgroups:
             return {made.programs.groups.get(key, key): part for key, part in made.programs.folded(parts).items()}
-        of_cgroups: dict[Key, Added] = {}
+        of_cgroups: dict[Key, PartTuple] = {}
         for pid, part in parts.items():
             path = cgroup_of(pid, scene.catalog)
             of_cgroups[path] = total((of_cgroups.get(path, NO_PART), part))

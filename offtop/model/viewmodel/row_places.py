@@ -13,7 +13,7 @@ from offtop.model.aggregate.rows import Key, Row, cgroup_of
 from offtop.model.values.catalog import SiteKey, ThreadKey
 from offtop.model.values.table import integers, thread_codes
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.windows.breakdown import Added, Shares, top_of_groups, top_of_threads
+from offtop.model.windows.breakdown import PartTuple, Shares, top_of_groups, top_of_threads
 
 LOOKED_UP_TICKS = 3
 """How many of the last ticks are searched for a row's stack. A row whose waits are all short has none."""
@@ -63,7 +63,7 @@ def with_tops(seen: Sequence[Row], scene: Scene, made: Folded) -> Sequence[Row]:
 
 
 def sites_of_processes(
-    seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], Added]
+    seen: Sequence[Row], scene: Scene, made: Folded, sites: Mapping[tuple[int, ...], PartTuple]
 ) -> dict[Key, Sites]:
     """Return the sites of cgroups, programs and processes, over the whole span."""
     found: dict[Key, Sites] = {row.key: [] for row in seen}
@@ -112,4 +112,4 @@ def _tops_of_pools(wanted: Collection[Pool], some: Shares, made: Folding[tuple[i
     threads = map(ThreadKey._make, some.ids[first, :2].tolist())
     found = [number.get(pool, -1) if (pool := made.group_of(key)) else -1 for key in threads]
     numbers = np.array(found, np.int64)[which]
-    return {pools[n]: site for n, _, site in some.of(numbers >= 0).longest(numbers[numbers >= 0])}
+    return {pools[n]: site for n, _, site in some.of(numbers >= 0).top_sites(numbers[numbers >= 0])}

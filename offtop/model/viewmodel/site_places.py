@@ -10,7 +10,7 @@ from offtop.model.values.stack import NO_STACK, QUEUED
 from offtop.model.values.wake import NO_WAKE, WAKEUP
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.viewmodel.stack_table import StackTable
-from offtop.model.windows.breakdown import NO_PART, RUN_QUEUE, Added, Leaf, Place, by_place
+from offtop.model.windows.breakdown import NO_PART, RUN_QUEUE, Leaf, PartTuple, Place, by_place
 from offtop.model.windows.rolling import Sums
 
 
@@ -18,7 +18,7 @@ class SitePlaces:
     def __init__(self, sums: Sums, cause_finder: CauseFinder) -> None:
         self._sums, self._cause_finder = sums, cause_finder
 
-    def of(self, scene: Scene, table: StackTable, sites: Mapping[tuple[int, ...], Added], limit: int) -> Ranking:
+    def of(self, scene: Scene, table: StackTable, sites: Mapping[tuple[int, ...], PartTuple], limit: int) -> Ranking:
         """Return at most `limit` places. `sites` is the selection by site."""
         path = scene.view.path
         through = {place: part for place, part in table.parts.items() if passes(table.steps.of(place), path)}
@@ -27,7 +27,7 @@ class SitePlaces:
         rows = place_rows(through, scene.span_ns, limit, compare)
         return self._with_sites(rows, scene, sites)._replace(of_ns=whole_ns)
 
-    def _with_sites(self, places: Ranking, scene: Scene, sites: Mapping[tuple[int, ...], Added]) -> Ranking:
+    def _with_sites(self, places: Ranking, scene: Scene, sites: Mapping[tuple[int, ...], PartTuple]) -> Ranking:
         """Add to each place the process and object with most of its time, and the rule for that."""
         if scene.view.tree.shape.mode == WAKEUP:
             return places
@@ -50,7 +50,7 @@ class SitePlaces:
 
         return places._replace(rows=tuple(map(with_site, places.rows)))
 
-    def _queued(self, scene: Scene) -> Mapping[tuple[int, ...], Added]:
+    def _queued(self, scene: Scene) -> Mapping[tuple[int, ...], PartTuple]:
         """Return the run-queue time of each place."""
         filter_cache, scope, shape = scene.filter_cache, scene.view.scope, scene.view.tree.shape
         if not scope.holds(Leaf(RUN_QUEUE)):

@@ -10,13 +10,13 @@ from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import Names
 from offtop.model.values.wake import WAKEUP
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.windows.breakdown import Added, by_place
+from offtop.model.windows.breakdown import PartTuple, by_place
 from offtop.model.windows.rolling import Sums
 
 
 @dataclass(frozen=True, slots=True)
 class StackTable:
-    parts: Mapping[tuple[int, ...], Added]
+    parts: Mapping[tuple[int, ...], PartTuple]
     """Time by place (breakdown.by_place)."""
     steps: Steps
     """Its `of` returns the path of a place in the tree."""

@@ -29,7 +29,7 @@ from offtop.model.viewmodel.cause_picture import selected_sites
 from offtop.model.viewmodel.row_places import LOOKED_UP_TICKS
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.windows import stuck
-from offtop.model.windows.breakdown import Added, Shares, by_site, sites_of
+from offtop.model.windows.breakdown import PartTuple, Shares, by_site, sites_of
 from offtop.model.windows.rolling import Sums
 from offtop.model.windows.stuck import Age
 from offtop.model.windows.window import storms_over
@@ -100,10 +100,10 @@ def storms(scene: Scene, rows: Ranking) -> list[Row]:
 class _Waited(NamedTuple):
     """Time of waits in a scope, by wake or site."""
 
-    table: Mapping[tuple[int, ...], Added]
-    ready: Mapping[tuple[int, ...], Added]
+    table: Mapping[tuple[int, ...], PartTuple]
+    ready: Mapping[tuple[int, ...], PartTuple]
     """Run-queue time that followed."""
-    ever: Mapping[tuple[int, ...], Added] | None
+    ever: Mapping[tuple[int, ...], PartTuple] | None
     span_ns: int
     ages: Mapping[tuple[int, ...], Age]
     """The oldest wait in progress of each wake or site, oldest first."""
@@ -146,4 +146,4 @@ def _tops_of_reasons(
     of_sites = [number_of.get(reason, -1) for reason in cause_finder.reasons_at(sites, catalog)]
     numbers = np.array(of_sites, np.int64)[which] if sites else which
     chosen = numbers >= 0
-    return {reasons[number]: site for number, ns, site in some.of(chosen).longest(numbers[chosen]) if ns > 0}
+    return {reasons[number]: site for number, ns, site in some.of(chosen).top_sites(numbers[chosen]) if ns > 0}

@@ -1,4 +1,4 @@
-"""Breakdown of a Window's time by category, and within that by process, thread or place.
+"""Breakdown of a Window's time by category, and within that by process, thread or location.
 
 Categories partition off-CPU time. The blocked part of a site goes to the category of its kernel stack, the run-queue
 part to `run-queue`. Waits below the minimum go to `short` and `run-queue`, filtered ones to `filtered` and `run-queue`.
@@ -9,8 +9,8 @@ Each wait is counted in one category, too: under `run-queue` if the site was onl
 under `short` if it was short, otherwise under its leaf.
 
 A window is broken down once into small tables by category and by process, so that a rolling span sums up tables of
-hundreds of entries, not windows of thousands. Tables of threads and places have thousands of entries and are built on
-request.
+hundreds of entries, not windows of thousands. Tables of threads and locations have thousands of entries and are built
+on request.
 """
 
 from collections import defaultdict
@@ -101,7 +101,7 @@ class Leaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Time and waits of one row."""
+    """Time and waits of a part of a window, for example of one row of a list."""
 
     waits: int = 0
     """Finished waits; from the minimum up, except in `short`."""
@@ -121,8 +121,8 @@ class Part(NamedTuple):
 
 
 NO_PART = Part()
-Added = tuple[int, int, int, int]
-"""A Part as a plain tuple, which costs a third as much in tables of thousands."""
+PartTuple = tuple[int, int, int, int]
+"""A Part as a plain tuple, which costs a third as much in tables with thousands of entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Place(NamedTuple):
     """Wake id; in off-CPU mode 0."""
 
 
-def total(parts: Iterable[Added]) -> Part:
+def total(parts: Iterable[PartTuple]) -> Part:
     """Return the sum of `parts`."""
     waits = total_ns = max_ns = histogram = 0
     for more_waits, more_ns, longest_ns, more_histogram in parts:
@@ -223,7 +223,7 @@ class Shares(NamedTuple):
             wanted &= self.ids[:, 1] == scope.tid
         return wanted
 
-    def by(self, codes: Ints) -> Iterator[tuple[int, Added]]:
+    def by(self, codes: Ints) -> Iterator[tuple[int, PartTuple]]:
         """Return the sum for each distinct code; `codes` has one for each row."""
         every, counts = Groups(codes), self.counts.copy()
         counts[:, 0] = every.of_rows[counts[:, 0]]
@@ -232,10 +232,10 @@ class Shares(NamedTuple):
         parts = zip(waits.tolist(), total_ns.tolist(), max_ns.tolist(), log2.of_lanes(lanes), strict=True)
         return zip(every.codes.tolist(), parts, strict=True)
 
-    def longest(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
-        """Return for each code the most time at one kernel stack, and a site there.
+    def top_sites(self, codes: Ints) -> Iterator[tuple[int, int, SiteKey]]:
+        """Return for each code the kernel stack with the most time: that time, and one of its sites.
 
-        The site is that with most time at the user stack with most time; known user stacks are preferred.
+        Of the user stacks at that kernel stack, the site is at the one with the most time; known ones are preferred.
         """
         placed = np.flatnonzero((self.ids[:, 2] != stack.SHORT) & (self.ids[:, 2] != stack.FILTERED))
         if not len(placed):
@@ -366,13 +366,13 @@ def breakdown_of(every: Shares, span_ns: int) -> Breakdown:
     for code, part in every.by(codes):
         processes.setdefault(every.leaves[code >> 32], {})[code & _PID_MASK] = Part(*part)
     tops: dict[Leaf, dict[int, tuple[int, SiteKey]]] = {}
-    for code, ns, site in every.longest(codes):
+    for code, ns, site in every.top_sites(codes):
         tops.setdefault(every.leaves[code >> 32], {})[code & _PID_MASK] = ns, site
     return Breakdown(span_ns, {leaf: total(by_pid.values()) for leaf, by_pid in processes.items()}, processes, tops)
 
 
 def merged(breakdowns: Sequence[Breakdown]) -> Breakdown:
-    """Return the breakdown of all windows that `breakdowns` are of."""
+    """Return the sum of `breakdowns`."""
     if len(breakdowns) == 1:
         return breakdowns[0]
     parts: defaultdict[Leaf, defaultdict[int, list[Part]]] = defaultdict(lambda: defaultdict(list))
@@ -407,16 +407,16 @@ def by_process(one: Breakdown, scope: Scope) -> dict[int, Part]:
     return table
 
 
-def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+def by_thread(every: Shares, scope: Scope) -> dict[tuple[int, ...], PartTuple]:
     """Return (pid, tid) → its time in `scope`."""
     some = every.in_scope(scope)
     return {(code >> 32, code & _PID_MASK): part for code, part in some.by(thread_codes(some.ids))}
 
 
-def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], Added]:
-    """Return the time in `scope` by place; `places` maps the rows' ids to places (steps.places).
+def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dict[tuple[int, ...], PartTuple]:
+    """Return the time in `scope` by location; `places` maps the rows' ids to locations (steps.places).
 
-    Waits below the minimum and filtered ones have no stack, so they are at no place.
+    Waits below the minimum and filtered ones have no stack, so they are left out.
     """
     some = every.in_scope(scope)
     some = some.of((some.ids[:, 2] != stack.SHORT) & (some.ids[:, 2] != stack.FILTERED))
@@ -424,7 +424,7 @@ def by_place(every: Shares, scope: Scope, places: Callable[[Ints], Ints]) -> dic
     return {distinct[code]: part for code, part in some.by(codes)}
 
 
-def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], Added]:
+def by_site(every: Shares, scope: Scope) -> dict[tuple[int, ...], PartTuple]:
     """Return the time in `scope` by row of `sites_of`."""
     some = every.in_scope(scope)
     sites, which = sites_of(some)
@@ -451,7 +451,7 @@ def top_of_threads(every: Shares, scope: Scope, keys: Collection[ThreadKey]) -> 
     """
     some = every.in_scope(scope)
     some = some.of(np.isin(thread_codes(some.ids), thread_codes(integers([*keys], 2))))
-    return {site.thread: site for _, ns, site in some.longest(thread_codes(some.ids)) if ns > 0}
+    return {site.thread: site for _, ns, site in some.top_sites(thread_codes(some.ids)) if ns > 0}
 
 
 def top_of_groups(one: Breakdown, scope: Scope, group_of: Mapping[int, G]) -> dict[G, SiteKey]:

@@ -57,7 +57,7 @@ HISTORY_NS = 600 * NS_PER_S
 HISTORY_BYTES = 40 * 1024 * 1024
 
 _UNPACKED_SHARE = 4
-"""Divisor of the budget: the part for windows that are not packed."""
+"""Windows that are not packed may take one part in four of the budget."""
 _KEEP_BREAKDOWNS_NS = 60 * NS_PER_S
 """How long breakdowns by process are kept: as long as the longest rolling span."""
 
@@ -148,8 +148,8 @@ class HistoryTick:
         return cls(number, *times, 0, made.categories, window, idle, made, every)
 
     @property
-    def waits(self) -> list[list[int]]:
-        """Distinct (pid, wake id) of its waits."""
+    def pids_and_wakes(self) -> list[list[int]]:
+        """Return each distinct (pid, wake id) of its waits."""
         return np.unique(self.shares.ids[:, [0, 4]], axis=0).tolist()
 
     @property
@@ -519,13 +519,13 @@ def _bytes_of(tick: HistoryTick) -> int:
 def moved_in(
     ticks: Sequence[HistoryTick], since_ns: int, moves_of_ticks: Iterable[Moves] | None = None
 ) -> HistoryTick | None:
-    """Return a tick of what moved in `ticks`, back to `since_ns`; None if nothing did.
+    """Return a tick that corrects a sum over consecutive `ticks`: it moves time to the sites at which its waits ended.
 
-    `moves_of_ticks`: the moves of each, if they are unpacked already.
-
-    It must be added if consecutive `ticks` are summed up part by part. Its number is negative, because it is not a tick
-    of a History. Time that was standing in one of `ticks` is not moved: it was counted as idle there, and a sum of time
-    that is not idle would fall below 0.
+    It must be added if the shares of `ticks` are summed up one by one; `merge` of their windows applies moves itself.
+    Only time from `since_ns` on is moved. None: there is nothing to move. `moves_of_ticks`: the moves of each tick, if
+    they are unpacked already. The number of the returned tick is negative, because it is not a tick of a History. Time
+    that was standing in one of `ticks` is not moved: it was counted as idle there, and a sum of time that is not idle
+    would fall below 0.
     """
     last, moves = ticks[-1], Moves.all(moves_of_ticks or [tick.moves for tick in ticks]).after(since_ns)
     for tick in ticks:

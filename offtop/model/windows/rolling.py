@@ -6,17 +6,17 @@ two windows, however long the span is.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from offtop.model.windows.breakdown import Added
+from offtop.model.windows.breakdown import PartTuple
 from offtop.model.windows.history import History, HistoryTick
 
-Table = Mapping[tuple[int, ...], Added]
+Table = Mapping[tuple[int, ...], PartTuple]
 
 _SMALL = 512
 """A table of up to so many entries is stored until its tick leaves the sum; a larger one is built again."""
 
 
 class _Sum:
-    """An Added that grows and shrinks."""
+    """A PartTuple that grows and shrinks."""
 
     __slots__ = ("histogram", "longest", "total_ns", "waits")
 

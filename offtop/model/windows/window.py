@@ -349,7 +349,7 @@ def merge(windows: Sequence[Window]) -> Window:
 def moved_only(moves: Moves, last: Window) -> Window:
     """Return a window of nothing but `moves`, up to the end of `last`.
 
-    `merge` applies moves. If the parts of windows are summed up instead, the parts of this one must be added.
+    See history.moved_in.
     """
     ids, numbers = moves.site_rows
     sites = summed(SITES, ids, numbers, np.zeros((0, log2.LANES), np.int64))

@@ -46,7 +46,7 @@ class Lookups:
         """
         view, catalog = picture.common.view, picture.common.catalog
         if any(one.needs_peers for one in (view.filter, *view.muted)):
-            return waited_on(picture.common.newest.waits, catalog.wakes)
+            return waited_on(picture.common.newest.pids_and_wakes, catalog.wakes)
         if view.focus == STUCK:
             sites = [one.site for one in _visible_waits(picture)]
         else:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from offtop.model.aggregate.baseline_rows import BaselineOnly, BaselineRow, BaselineTable, Change, Compared, summed
 from offtop.model.values import histogram as log2
-from offtop.model.windows.breakdown import Added
+from offtop.model.windows.breakdown import PartTuple
 from offtop.units import NS_PER_S, signed, times
 
 SECOND = NS_PER_S
@@ -14,19 +14,19 @@ PARTS = (SECOND,) * 4
 NAMES = {1: "init", 2: "java", 3: "java", 4: "java", 5: "cron"}
 
 
-def waited(*ms: int) -> Added:
+def waited(*ms: int) -> PartTuple:
     return len(ms), sum(ms) * 1_000_000, max(ms) * 1_000_000, log2.of(*(one * 1_000_000 for one in ms))
 
 
-def was(*tables: dict[int, Added], share: float = 1.0) -> BaselineTable[int]:
+def was(*tables: dict[int, PartTuple], share: float = 1.0) -> BaselineTable[int]:
     return BaselineTable([SECOND] * len(tables), tables, lambda pid: BaselineOnly(NAMES[pid]), share)
 
 
-def by_pid(before: BaselineTable[int], table: dict[int, Added]) -> Compared:
+def by_pid(before: BaselineTable[int], table: dict[int, PartTuple]) -> Compared:
     return before.compared(table, SECOND, lambda pid: pid, lambda pid: BaselineOnly(NAMES[pid]))
 
 
-def by_name(before: BaselineTable[int], table: dict[int, Added]) -> Compared:
+def by_name(before: BaselineTable[int], table: dict[int, PartTuple]) -> Compared:
     return before.compared(table, SECOND, lambda _: None, lambda pid: BaselineOnly(NAMES[pid]))
 
 
@@ -80,7 +80,7 @@ tables = st.dictionaries(st.sampled_from([*NAMES]), st.integers(10, 999).map(wai
 
 @given(tables, tables, st.booleans())
 def test_changes_add_up_to_the_change_of_the_whole(
-    then: dict[int, Added], now: dict[int, Added], pids_mean_the_same: bool
+    then: dict[int, PartTuple], now: dict[int, PartTuple], pids_mean_the_same: bool
 ) -> None:
     before = was(then)
     compared = (by_pid if pids_mean_the_same else by_name)(before, now)
@@ -116,7 +116,7 @@ def test_too_short_baseline_makes_nothing_significant_but_new_rows_are_still_mar
 
 
 def test_new_and_disappeared_rows() -> None:
-    nothing: dict[int, Added] = {}
+    nothing: dict[int, PartTuple] = {}
     before = was(*({2: waited(100)} for _ in PARTS))
     new = Change(0.5, 1, SECOND, by_pid(before, {1: waited(500)}).before[1])
     assert (new.is_new, new.is_gone, new.is_sure, new.text, new.p99_text) == (True, False, True, "+0.50!", "new")

@@ -35,7 +35,7 @@ from offtop.model.values.stack import (
     Stack,
     nameless,
 )
-from offtop.model.windows.breakdown import Added
+from offtop.model.windows.breakdown import PartTuple
 
 S = 1_000_000_000
 APP, LIBRARY, LIBC = "/opt/app/bin/app", "/usr/lib/libfoo.so.2", "/lib/x86_64-linux-gnu/libc.so.6"
@@ -64,7 +64,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.catalog, self.names = Catalog(), KnownNames()
-        self.table: dict[tuple[int, ...], Added] = {}
+        self.table: dict[tuple[int, ...], PartTuple] = {}
         self.problems = Problems(self.names, self.names.why)
 
     def waits(self, stack: Stack | int, ns: int, pid: int = 7, process: str = "app") -> None:

@@ -23,7 +23,7 @@ from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from offtop.model.values.wake import NO_WAKE
-from offtop.model.windows.breakdown import Added, total
+from offtop.model.windows.breakdown import PartTuple, total
 
 Waited = tuple[str, int, int]
 """Where, as functions from the root on, `[k]` before the kernel's; how many waits; how many ns."""
@@ -45,9 +45,9 @@ def written(path: Path, between: str = " ") -> str:
     return between.join(f"[k]{step.name}" if step.kernel else step.name for step in path)
 
 
-def measured(waited: Sequence[Waited]) -> tuple[Catalog, dict[tuple[int, ...], Added]]:
+def measured(waited: Sequence[Waited]) -> tuple[Catalog, dict[tuple[int, ...], PartTuple]]:
     """A catalog and its places, each of them distinct."""
-    catalog, places = Catalog(), dict[tuple[int, ...], Added]()
+    catalog, places = Catalog(), dict[tuple[int, ...], PartTuple]()
     for number, (where, waits, ns) in enumerate(waited, FIRST_STACK):
         kernel_id, user_id = 2 * number, 2 * number + 1
         functions = path_of(where)[::-1]

@@ -57,7 +57,7 @@ def test_session_idle_in_transaction_is_behind_the_sessions_and_their_clients() 
     machine.titles[300] = f"{_SESSION}idle in transaction"
     (one,) = machine.found().suspects
     assert (one.kind, one.end.key, one.end.title) == (HOLDER, ThreadKey(300, 0), machine.titles[300])
-    assert [(hop.program, hop.many, hop.via) for hop in one.hops] == [
+    assert [(hop.program, hop.threads, hop.via) for hop in one.hops] == [
         *(("psql", 12, SOCKET), ("postgres", 12, TITLE)),
         ("postgres", 1, ""),
     ]
@@ -84,7 +84,7 @@ def test_workers_behind_a_server_that_looks_idle_are_named() -> None:
     machine.held(server, Blocker(40, 0, UPSTREAM, False))
     machine.waits("python3", 40, "sleep", 5, "lib:clock_nanosleep", "h (up.py:4)")
     (one,) = machine.found().suspects
-    assert [(hop.program, hop.many) for hop in one.hops] == [("curl", 8), ("nginx", 1), ("python3", 1)]
+    assert [(hop.program, hop.threads) for hop in one.hops] == [("curl", 8), ("nginx", 1), ("python3", 1)]
     assert one.is_likely
 
 
@@ -144,7 +144,7 @@ def test_mutex_leads_to_its_owner_in_the_same_process() -> None:
     machine.waits("java", 10, "fsync", 0.5, "lib:fdatasync", "flush", tid=20)
     (one,) = machine.found().suspects
     assert (one.kind, one.end.key, one.end.state) == (HOLDER, ThreadKey(10, 20), "fsync")
-    assert one.hops[0].many == 4
+    assert one.hops[0].threads == 4
 
 
 def test_holder_of_a_kernel_lock_is_named() -> None:
@@ -160,7 +160,7 @@ def test_locks_of_which_nobody_knows_the_holder_are_named_without_one() -> None:
     for tid in range(11, 22):
         machine.waits("mariadbd", 10, "lock", 60, "lib:pthread_cond_wait", "MDL_context::acquire_lock", tid=tid)
     (one,) = machine.found().suspects
-    assert (one.kind, len(one.hops), one.end.many, one.end.state) == (WAIT, 1, 11, "lock")
+    assert (one.kind, len(one.hops), one.end.threads, one.end.state) == (WAIT, 1, 11, "lock")
 
 
 def test_threads_that_wait_for_work_accuse_nobody() -> None:
@@ -177,7 +177,7 @@ def test_wait_for_a_cpu_names_the_program_that_has_it_after_three_ticks() -> Non
     machine.runs("yes", 20, 1.0)
     assert ends(machine.found()) == []
     (one,) = machine.found(ticks=3).suspects
-    assert (one.kind, one.hops[0].program, one.hops[0].many, one.end.program) == (CPU, "python3", 4, "yes")
+    assert (one.kind, one.hops[0].program, one.hops[0].threads, one.end.program) == (CPU, "python3", 4, "yes")
     assert (one.is_likely, one.waiting) == (True, pytest.approx(3.2))
 
 
@@ -364,7 +364,7 @@ def test_of_several_holders_only_those_of_the_named_program_are_counted() -> Non
     for pid in (21, 22):
         machine.waits("sleep", pid, "sleep", 30, "lib:clock_nanosleep", before=True)
     (one,) = machine.found().suspects
-    assert (one.end.program, one.end.many, one.end.pids) == ("sleep", 2, 2)
+    assert (one.end.program, one.end.threads, one.end.pids) == ("sleep", 2, 2)
 
 
 @pytest.mark.parametrize(("server", "stands"), [("stopped", False), ("lock", False), ("sleep", True), ("poll", True)])
@@ -384,7 +384,7 @@ def test_threads_of_a_server_that_all_sleep_are_behind_clients_that_poll() -> No
     for pid in range(30, 36):
         machine.held(machine.waits("client", pid, "poll", 50, before=True), Blocker(20, 0, ANSWER, True, "a:1"))
     (one,) = machine.found().suspects
-    assert (one.end.program, one.end.state, one.end.many, one.waiting) == ("server", "sleep", 5, 6)
+    assert (one.end.program, one.end.state, one.end.threads, one.waiting) == ("server", "sleep", 5, 6)
 
 
 @pytest.mark.parametrize(("functions", "is_one"), [([], False), (["lib:"], False), (["lib:futex_wait", ""], True)])
@@ -428,7 +428,7 @@ def test_harm_of_a_program_that_waits_in_two_ways_is_that_of_the_worse_one() -> 
     for tid in range(11, 17):
         machine.waits("python3", 10, "lock", 9, *task, "_worker (thread.py:81)", tid=tid)
     machine.waits("python3", 10, "lock", 9, *task, "main (pool.py:8)")
-    assert [(one.kind, one.end.many, one.harm) for one in machine.found(ticks=3).suspects] == [(WAIT, 6, 1.5)]
+    assert [(one.kind, one.end.threads, one.harm) for one in machine.found(ticks=3).suspects] == [(WAIT, 6, 1.5)]
 
 
 def flocks(pid: int, count: int, holder: int, seconds: float = 9) -> Machine:
