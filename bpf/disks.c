@@ -26,12 +26,12 @@
  * cost: see bpf/README.md
  *
  * A request waits in the queue from when it is made until the device gets it; if the device returns it (requeue), until
- * it gets it for the last time. One that never reaches a device, as one that only asks for a flush, is not counted: the
- * flush is, as a request of its own, for the thread that asked last.
+ * the device gets it for the last time. A request that only asks for a flush never reaches the device and is not
+ * counted. The kernel makes the flush as a request of its own, which counts for the thread that asked last.
  *
- * Totals are kept by CPU, because then only one program at a time writes to an entry: a program that is interrupted
- * does not run again on its CPU until it has returned, and the kernel counts the runs that are left out. Only `merged`
- * is added to by others, so atomically.
+ * Totals are kept by CPU, so that only one program at a time writes to an entry: if an interrupt hits a program, the
+ * kernel does not run that program again on the same CPU until it has returned, and counts the skipped runs. Only
+ * `merged` is also written by other programs, so it is added to atomically.
  *
  * -D:
  *   DISK_REQUESTS, DISK_TOTALS, DISK_FLUSHERS    map sizes
@@ -62,7 +62,7 @@ BPF_ARRAY(active_buffer, u32, 1);
 #include "filters.c"
 
 struct disk_key {
-	char worker[24];   /* what a kernel worker does, which then has no pid and tid here; otherwise empty */
+	char worker[24];   /* what a kernel worker does, pid and tid are 0 then; empty for other threads */
 	u32 device;
 	u32 pid;
 	u32 tid;
@@ -146,7 +146,7 @@ static inline __attribute__((always_inline)) char *disk_of_bio(char *bio)
 	return disk;
 }
 
-/* Say who the current thread is, and whether it passes the filters. */
+/* Fill in the current thread, or what it does if it is a kernel worker, and whether it passes the filters. */
 static inline __attribute__((always_inline)) void identify_user(struct disk_key *key, char comm[16])
 {
 	struct task_struct *task = current_task();
@@ -175,7 +175,7 @@ static inline __attribute__((always_inline)) void identify_user(struct disk_key 
 	key->tid = tid;
 }
 
-/* Store a new request. A flush is for the thread that asked last, all else for the current one. */
+/* Store a new request. A flush belongs to the thread that asked last, any other request to the current thread. */
 static inline __attribute__((always_inline)) void begin(char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
 {
 	u64 address = (u64)at;
@@ -224,8 +224,8 @@ static inline __attribute__((always_inline)) struct disk_totals *totals_of(struc
 }
 
 /*
- * Count a time in a histogram. The lane goes through the map, where the verifier does not track it: it would follow each
- * way through lane_of() separately, and three times in a row these are too many.
+ * Count a time in a histogram. The lane goes through the map, where the verifier does not track it. Otherwise the
+ * verifier would follow each path through lane_of() separately, and three calls in a row have too many.
  */
 static inline __attribute__((always_inline)) void count_in(u64 *lanes, struct disk_request *r, u64 ns)
 {
@@ -256,7 +256,7 @@ static inline __attribute__((always_inline)) void finish(struct disk_request *r,
 	count_in(t->device_lanes, r, device_ns);
 }
 
-/* Return whether a request only asks for a flush: it never reaches the device, but the flush does. */
+/* Return whether a request only asks for a flush. It never reaches the device, but the flush does. */
 static inline __attribute__((always_inline)) bool is_only_flush(char *request, u32 flags)
 {
 	u32 bytes = 0;
@@ -265,7 +265,7 @@ static inline __attribute__((always_inline)) bool is_only_flush(char *request, u
 	return flags & FLAG_FLUSH && !bytes;
 }
 
-/* Return when the kernel says that a request was made; `now_ns` if it does not say. */
+/* Return when a request was made, as the kernel has noted; `now_ns` if it has not. */
 static inline __attribute__((always_inline)) u64 made_ns(char *request, u64 now_ns)
 {
 	u64 start_ns = 0;
@@ -318,7 +318,7 @@ int on_issue(struct bpf_raw_tracepoint_args *ctx)
 	}
 	u32 flags = flags_of(request);
 #ifdef REQUEST_STARTS
-	/* no flush begins with block_io_start; any other one was made before this program was attached */
+	/* a flush has no block_io_start; any other request without one was made before this program was attached */
 	if ((flags & OP_MASK) != OP_FLUSH)
 		return 0;
 #endif
@@ -426,7 +426,7 @@ int on_bio_queue(struct bpf_raw_tracepoint_args *ctx)
 	}
 	bpf_probe_read_kernel(&operations, sizeof(operations), disk + DISK_OPERATIONS);
 	bpf_probe_read_kernel(&submit, sizeof(submit), operations + OPERATIONS_SUBMIT);
-	if (!submit) /* requests will be made of it */
+	if (!submit) /* the kernel will turn it into requests */
 		return 0;
 	bpf_probe_read_kernel(&bytes, sizeof(bytes), bio + BIO_BYTES);
 	if (!bytes && flags & FLAG_FLUSH)

@@ -24,8 +24,8 @@
  * Only descriptors of regular files, directories and block devices count. An open is counted at its return, by the
  * descriptor that it returned, so one that fails is not counted.
  *
- * Totals are kept by CPU, because then only one program at a time writes to an entry, and nothing has to be atomic: the
- * programs of system call tracepoints run with preemption disabled.
+ * Totals are kept by CPU, so that only one program at a time writes to an entry and nothing has to be atomic: programs
+ * at system call tracepoints run with preemption disabled.
  *
  * -D:
  *   FILE_CALLS, FILE_TOTALS, FILE_NAMES     map sizes
@@ -96,7 +96,7 @@ struct file_totals {
 
 struct file_path {
 	u32 bytes;         /* of text: names of the file and of the directories above it, each with a NUL */
-	u32 is_cut;        /* there are more above */
+	u32 is_cut;        /* the path has more directories above these */
 	char text[PATH_ROOM + NAME_BYTES];
 };
 
@@ -154,7 +154,7 @@ static inline __attribute__((always_inline)) bool identify(char *file, struct fi
 	return true;
 }
 
-/* Store the path of a file, as its process has it: up to the process's root directory. */
+/* Store the path of a file, as the current process sees it: up to the process's root directory. */
 static inline __attribute__((always_inline)) void store_path(char *file, struct file_id *id)
 {
 	char *dentry = 0, *mount = 0, *top = 0, *parent = 0, *name = 0, *fs = 0, *root = 0, *root_mount = 0;

@@ -20,7 +20,7 @@
 #define WAKE_CPU 4         /* waited only for a CPU: there is no waker */
 #define WAKE_NO_ROOM 5     /* wakers are off, and there are too many objects to keep this one */
 #define OBJECT_ID_BIT (1ULL << 63) /* in a wake id: the id is that of a struct object, because wakers are off */
-#define MAX_OBJECTS 64     /* new sites per thread and tick that are kept with their object */
+#define MAX_OBJECTS 64     /* most new sites per thread and tick that are kept with their object */
 #define LINKS 7            /* wakers in a chain behind the first one */
 #define INTERRUPTS 2       /* ranges of entry code of interrupts */
 #define RETURNS 4          /* ranges of code that a thread runs on its return to user space after an interrupt */
@@ -38,7 +38,7 @@
 #define THIN_PERIOD_NS 1000000000ULL /* the time for stacks is limited per CPU and period */
 #define THIN_BELOW_NS 64000000ULL /* a wait of this length always gets its stack, however busy the CPU is */
 #define THIN_SAMPLE_NS 16000000ULL /* one wait per CPU and this time gets a stack below the raised minimum, too */
-#define MOST_STACKS_NS 100000 /* a wait's take less: the rest is an interrupt, or the hypervisor has taken the CPU */
+#define MOST_STACKS_NS 100000 /* a wait's stacks take less; more is an interrupt, or time taken by the hypervisor */
 #define LOWEST_MIN_NS 1024 /* the minimum of a busy CPU doubles from this, if it is lower */
 #define MAX_TICK_NS 12000000 /* longest time between two scheduler ticks, at HZ=100 */
 
@@ -163,7 +163,7 @@ struct thread {
 	u32 first_kind;    /* enum kind, with KIND_NEW */
 	u32 state;         /* at the last switch-out; 0: nothing happened in this tick */
 	u32 objects;       /* sites counted against MAX_OBJECTS */
-	u32 is_previous;   /* of an exited thread: this is from the previous tick, and no scan has reported it */
+	u32 is_previous;   /* of an exited thread: this is of the previous tick, and no scan has reported it */
 	u64 histogram[LANES];
 };
 
@@ -248,8 +248,8 @@ struct threshold {
 
 /* An outlier: one wait in full. */
 struct outlier {
-	u64 switched_out_ns; /* switch-out */
-	u64 switched_in_ns; /* switch-in */
+	u64 switched_out_ns;
+	u64 switched_in_ns;
 	u64 runqueue_ns;
 	u64 kernel;        /* as in struct site_key */
 	u64 user;
@@ -508,7 +508,7 @@ struct scanned_stack {
 	u64 ip;                  /* user registers, like those below; sp 0: unknown */
 	u64 sp;
 	u64 bp;
-	u64 callee_saved[CALLEE_SAVED]; /* callee-saved: rbx, r12 to r15; x19 to x28, x30. 0: unknown */
+	u64 callee_saved[CALLEE_SAVED]; /* rbx, r12 to r15; x19 to x28, x30. 0: unknown */
 	u64 mode;                /* cs; pstate. 0: unknown */
 	u64 thread;              /* python_id(); 0: unknown */
 	struct object object;    /* what it waits on */

@@ -8,7 +8,7 @@
  * namespace also one over records
  *
  * maps
- *   scan_mode  which of the two scans it is
+ *   scan_mode  which scan it is (enum scan_mode)
  *   record     the second scan clears the idle buffers (offcpu.c)
  *
  * units: ns of bpf_ktime_get_ns()
@@ -311,7 +311,8 @@ static inline __attribute__((always_inline)) void report_runs(struct seq_file *s
 }
 
 /*
- * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did.
+ * Report a thread to user space: in the first scan of a tick its wait in progress, in the second one what it did, in
+ * the third one how often it has been given a CPU.
  */
 static inline __attribute__((always_inline)) void report_task(struct seq_file *seq, struct task_struct *task)
 {

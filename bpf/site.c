@@ -40,9 +40,9 @@ BPF_PERCPU_ARRAY(ended_scratch, struct ended, 1);
 /*
  * Return the site of a wait, and create it if there is none yet.
  *
- * Threads that wait on a new object each time would fill the sites. Beyond a limit per tick, for one thread and for
- * all, new sites are kept without their object. This code has nearly no branches, because the verifier reaches it on
- * many paths.
+ * Threads that wait on a new object each time would fill the map of sites. So beyond a limit per tick, for one thread
+ * and for all, new sites are kept without their object. This code has nearly no branches, because the verifier reaches
+ * it on many paths.
  */
 static inline __attribute__((always_inline)) struct site *site_of(u32 which, struct site_key *key, struct thread *thread)
 {
@@ -67,10 +67,7 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
-/*
- * Count one wait. The check is for the verifier: that of 6.1 has lost the bound here. The asm keeps clang from dropping
- * it.
- */
+/* Count one wait. The verifier of 6.1 has lost the bound, hence the check; the asm keeps clang from dropping that. */
 static inline __attribute__((always_inline)) void count_in_histogram(u64 *histogram, u64 lane)
 {
 	asm volatile("" : "+r"(lane));

@@ -13,7 +13,7 @@
  *
  * Each CPU may spend config.stacks_ns of a second on the stacks of waits and wakers. Whenever that is used up, the
  * minimum doubles there, up to THIN_BELOW_NS. It halves again after a second in which the stacks, together with those
- * that half the minimum would have added, would have used up at most three quarters, so it does not move back and forth.
+ * that half the minimum would have added, would have taken at most three quarters of it: so it does not oscillate.
  * Waits below the raised minimum count as short waits, so no sum and no run-queue time changes.
  *
  * PROBE_SWITCH unwinds stacks before it knows how long the wait will be, so there only user space raises the minimum.

@@ -15,8 +15,7 @@
  *
  * units: addresses of the process; bytes
  *
- * At worst a rule is out of date, if a library was unloaded and another one was mapped there; user space checks every
- * 10 s.
+ * A rule is out of date if a library was unloaded and another one was mapped there; user space checks that every 10 s.
  *
  * -D:
  *   RULES, SPACES   map sizes

@@ -2,9 +2,10 @@
 /*
  * Through which code of its own program did a thread get to where it waits?
  *
- * Part of offcpu.c, which includes it: only the hooks below, which keep `spaces` and `python_processes` up to date, are
- * attached by this file. offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc rewrites map
- * calls in the main file only. It includes python.c, which reads Python frames, and unwind.c, which unwinds by rules.
+ * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc
+ * rewrites map calls in the main file only). Stacks are unwound by the programs of offcpu.c; the hooks below only keep
+ * `spaces` and `python_processes` up to date. This file includes python.c, which reads Python frames, and unwind.c,
+ * which unwinds by rules.
  *
  * hooks: raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (the code is replaced)
  *
