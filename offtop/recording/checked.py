@@ -58,7 +58,10 @@ def json_object(raw: bytes) -> dict[str, object]:
 
 
 def _check_size(text: str) -> None:
-    """Raise ValueError if parsing would take too much memory: a value of two characters takes some 100 bytes."""
+    """Raise ValueError if the JSON has so many values that parsing it would take too much memory.
+
+    A value of two characters takes some 100 bytes.
+    """
     strings = values = keys = at = 0
     for string in _STRING.finditer(text):
         begin, end = string.span()

@@ -14,7 +14,8 @@ ABOUT = {"kernel": "kernel", "switch-in probe": "door", "run-queue time": "run-q
 NOTICE = "notice "
 """Prefix of keys in `about`: each of their values is a sentence about something that the recording machine lacked."""
 FORMAT = 2
-"""Stored as user_version. A newer format is refused; an older offtop ignores what is added to this one."""
+"""Stored as user_version. A newer format is refused; tables and fields that were added to this one are ignored by an
+older offtop."""
 TABLES = {
     "about": "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "frames": "CREATE TABLE frames (id INTEGER PRIMARY KEY, file BLOB NOT NULL, offset INTEGER NOT NULL, "

@@ -32,9 +32,9 @@ from offtop.units import NS_PER_S, count, duration
 K = TypeVar("K")
 V = TypeVar("V")
 _BEFORE_NS = 300 * NS_PER_S
-"""How much before the target of a seek is read too: the length of the timeline."""
+"""How much of the time before the target of a seek is read, too: the length of the timeline."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
-"""Longest pause between two ticks: a gap (suspend, nothing recorded) is not waited out."""
+"""Longest pause between two ticks: a replay shortens longer gaps (suspend, nothing recorded)."""
 _TIDY_NS = 300 * NS_PER_S
 """How often unused names are forgotten."""
 _KEPT_NS = 15 * 60 * NS_PER_S
@@ -78,7 +78,7 @@ class RecordedSource:
         self._recorded = recorded
         self._recorded_ns = max(measured_ns, recorded.ended_ns - recorded.began_ns)
         """Longer than measured_ns if the machine was suspended; CLOCK_REALTIME may also have been set back."""
-        self._outliers = [(number, self._known(one)) for number, one in recording.outliers()]
+        self._outliers = [(number, self._with_known_category(one)) for number, one in recording.outliers()]
         self._outliers_by_tick: dict[int, list[Outlier]] = {}
         for number, one in self._outliers:
             self._outliers_by_tick.setdefault(number, []).append(one)
@@ -88,7 +88,7 @@ class RecordedSource:
         self._wanted: int | None = None
         """Number of the tick to jump to; None: continue."""
         self._at_once = 0
-        """Number of the tick up to which ticks are returned without waiting (clocks may be set back)."""
+        """Number of the tick up to which ticks are returned without waiting. Not a time: clocks may be set back."""
         self._epoch = 0
         self._damaged = 0
         self._from_number = 0
@@ -140,7 +140,7 @@ class RecordedSource:
                     return None
                 wait_ns = self._wait_ns(entry)
                 if entry is not None and wait_ns == 0:
-                    snapshot = self._taken(entry)
+                    snapshot = self._snapshot_of(entry)
                     if entry[0] >= self._from_number:
                         return snapshot
                     continue
@@ -299,7 +299,7 @@ class RecordedSource:
         apart_ns = min(_LONGEST_PAUSE_NS, max(0, change.at_ns - self._last.at_ns))
         return max(0, self._read_ns + round(apart_ns / self._speed) - monotonic_ns())
 
-    def _taken(self, numbered: tuple[int, Entry]) -> Snapshot:
+    def _snapshot_of(self, numbered: tuple[int, Entry]) -> Snapshot:
         number, entry = numbered
         change = entry.change
         snapshot = replace(
@@ -365,7 +365,7 @@ class RecordedSource:
             if stack in catalog.stacks:
                 self._used_ns[stack] = entry.change.at_ns
 
-    def _known(self, one: Outlier) -> Outlier:
+    def _with_known_category(self, one: Outlier) -> Outlier:
         """Return the outlier, with category `other` if its own is unknown."""
         is_known = one.wait is None or not self._categories or one.category in self._categories
         return one if is_known else one._replace(category=OTHER)
@@ -417,7 +417,7 @@ def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:
 
 
 def _storms_decrease(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:
-    """Return whether a running total decreased; one that is missing did not."""
+    """Return whether a running total decreased; one that is missing now did not."""
     return any(
         new < old
         for wake, was in before.items()

@@ -218,7 +218,7 @@ class _Totals:
         """Most waiting threads in a tick, and when it was taken."""
         self._ticks = 0
         self._files_ns = self._disks_ns = 0
-        """Span in which file operations were counted."""
+        """Spans in which file operations, and requests to disks, were counted."""
         self._last: HistoryTick | None = None
         self._end: Snapshot | None = None
 
@@ -352,14 +352,14 @@ def _stuck_lines(end: Snapshot, blocked: Stuck, names: Names, cause_finder: Caus
 
 def _without_exited(window: Window, snapshot: Snapshot) -> Window:
     """Merge the threads that have exited into one, and their sites by kernel stack."""
-    there = {*snapshot.threads, *snapshot.waiting}
+    alive = {*snapshot.threads, *snapshot.waiting}
     sites, threads = table_of(SITES, window.sites), table_of(THREADS, window.threads)
-    return replace(window, sites=_merged_exited(SITES, sites, there), threads=_merged_exited(THREADS, threads, there))
+    return replace(window, sites=_merged_exited(SITES, sites, alive), threads=_merged_exited(THREADS, threads, alive))
 
 
-def _merged_exited(kind: Kind[K, V], table: Table[K, V], there: Collection[ThreadKey]) -> Table[K, V]:
+def _merged_exited(kind: Kind[K, V], table: Table[K, V], alive: Collection[ThreadKey]) -> Table[K, V]:
     ids = table.ids.copy()
-    is_exited = np.array([ThreadKey(*key) not in there for key in ids[:, :2].tolist()], np.bool_)
+    is_exited = np.array([ThreadKey(*key) not in alive for key in ids[:, :2].tolist()], np.bool_)
     ids[is_exited, :2], ids[is_exited, 3:] = EXITED, NO_STACK
     return summed(kind, ids, table.numbers, table.lanes)
 

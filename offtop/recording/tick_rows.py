@@ -135,7 +135,7 @@ def _fields(entry: Entry) -> dict[str, object]:
 
 
 def _arrays(change: Change) -> list[Ints]:
-    """Return the tables as arrays: first those that the first recordings have, then the others by age."""
+    """Return the tables as arrays: first those of the first recordings, then the others as they were added."""
     threads, sites = change.threads, change.sites
     first_threads = replace(threads, numbers=np.delete(threads.numbers, RUNNING_NS, axis=1))
     first_sites = replace(sites, ids=sites.ids[:, :_SITE_IDS], evicted=sites.evicted[:, :_SITE_IDS])
@@ -262,7 +262,7 @@ def _thinned(fields: Mapping[str, object]) -> Thinned:
 
 
 def _blockers(row: Sequence[object]) -> tuple[ThreadKey, tuple[Blocker, ...]]:
-    """Decode a thread and what must act to end its wait, without what this offtop does not know from a newer one."""
+    """Decode a thread and what must act to end its wait, without kinds that only a newer offtop knows."""
     pid, tid = checked.array(row[:2], 2)
     some = [checked.array(one, len(Blocker._fields)) for one in row[2:]]
     return ThreadKey(checked.identity(pid), checked.identity(tid)), tuple(

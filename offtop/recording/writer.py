@@ -243,9 +243,9 @@ class Recorder:
     # What a tick adds to the file
 
     def _entry(self, one: Change, whole: Change, catalog: Catalog) -> tick_rows.Entry:
-        """Encode the change `one` with the names that `whole` uses and the file lacks.
+        """Return the change `one` with the names that `whole` uses and the file lacks.
 
-        `whole` is `one` itself, except in whole ticks.
+        `whole` is the change from nothing to the whole snapshot in whole ticks, otherwise `one` itself.
         """
         keys = _keys(whole)
         comms = {key: comm for key in keys if (comm := catalog.comms.get(key)) and self._comms.get(key) != comm}
@@ -281,8 +281,8 @@ class Recorder:
         self._processes = {pid: name for pid, name in self._processes.items() if pid in pids}
         self._details = {pid: stored for pid, stored in self._details.items() if pid in pids}
         self._lives = {key: life for key, life in self._lives.items() if key in keys}
-        named = whole.wakes
-        self._wakes = {number: wake for number, wake in self._wakes.items() if number in named}
+        in_use = whole.wakes
+        self._wakes = {number: wake for number, wake in self._wakes.items() if number in in_use}
         self._wake_stacks = {number: self._wake_stacks[number] for number in self._wakes}
         self._peers = {what: peers for what, peers in self._peers.items() if what in catalog.peers}
         return tick_rows.Entry(
