@@ -357,7 +357,7 @@ def test_process_that_inherited_a_lock_holds_it(live: Watch, tmp_path: Path) -> 
     assert (comm, *blocker[1:]) == ("sleep\n", 0, FILE_LOCK, True, "job.lock")
 
 
-def test_all_who_share_an_open_file_hold_its_lock(live: Watch, tmp_path: Path) -> None:
+def test_all_processes_that_share_an_open_file_hold_its_lock(live: Watch, tmp_path: Path) -> None:
     file = tmp_path / "job.lock"
     file.touch()
     with file.open("r+") as opened:
@@ -374,7 +374,7 @@ def test_all_who_share_an_open_file_hold_its_lock(live: Watch, tmp_path: Path) -
     assert {one.pid for one in blockers} == {os.getpid(), *(heir.pid for heir in heirs)}
 
 
-def test_readers_of_a_file_all_hold_up_who_wants_to_write(live: Watch, tmp_path: Path) -> None:
+def test_all_shared_locks_on_a_file_hold_up_an_exclusive_one(live: Watch, tmp_path: Path) -> None:
     file = tmp_path / "shared.lock"
     file.touch()
     with file.open("r") as first, file.open("r") as second:
@@ -678,7 +678,7 @@ def test_nobody_is_named_if_threads_wait_for_different_locks_on_a_file(live: Wat
             never_found(live, *(ThreadKey(waiters.pid, tid) for tid in tids), seconds=2.0)
 
 
-def test_who_has_a_lease_holds_up_who_opens_the_file(live: Watch, tmp_path: Path) -> None:
+def test_the_holder_of_a_lease_holds_up_the_thread_that_opens_the_file(live: Watch, tmp_path: Path) -> None:
     file = tmp_path / "leased"
     file.touch()
     hold = (

@@ -367,7 +367,7 @@ def test_a_reselected_wait_counts_in_full_and_others_have_no_gaps() -> None:
             assert watch.thread(window, other.tid).offcpu_ns <= window.span_ns + _LATE_NS
 
 
-def test_a_wait_thobject_peers_as_it_is_reselected_counts_once(tmp_path: Path) -> None:
+def test_a_wait_that_ends_as_it_is_reselected_counts_once(tmp_path: Path) -> None:
     alarms = programs.build(tmp_path / "alarms", ALARMS, *_C)
     with waits.running("sleep", times=0) as child, watch.watching_kernel_stacks() as live:
         first_ns = time.monotonic_ns() + 2 * S

@@ -618,5 +618,5 @@ def test_no_python_is_found_in_other_binaries() -> None:
         ("[anon]", False),
     ],
 )
-def test_a_binarys_name_tells_whether_it_may_hold_python(path: str, may_be: bool) -> None:
+def test_a_binarys_name_shows_whether_it_may_hold_python(path: str, may_be: bool) -> None:
     assert cpython_layout.may_be_python(path) is may_be

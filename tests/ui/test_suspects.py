@@ -126,7 +126,7 @@ STOOD = (
 
 
 @asynchronous
-async def test_waits_that_have_always_stood_there_are_hidden_and_counted_until_i() -> None:
+async def test_standing_waits_are_hidden_and_counted_until_i() -> None:
     async with shown(ScriptedSource(STOOD, ticks=4), (160, 50), weights=WEIGHTS) as (app, pilot):
         text = "\n".join(screen(app))
         assert "Waiting 0.40 = 0.40 blocked + 0.00 run queue   +4.00 idle hidden, 3.00 of it standing (i)" in text

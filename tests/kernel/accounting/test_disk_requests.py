@@ -87,7 +87,7 @@ def test_request_that_may_be_in_the_disk_is_in_progress(
     assert (found.lost, totals.in_device) == (0, 1)
 
 
-def test_time_of_a_lost_request_that_was_shown_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_was_shown_of_a_lost_request_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
     program, requests = counting(monkeypatch, in_device=1)
     program.hold(1, time.monotonic_ns() - 100 * MS)
     (shown,) = tick(requests).totals.values()

@@ -58,14 +58,14 @@ def test_unknown_sizes_default_to_the_number_of_threads_and_stacks() -> None:
     }
 
 
-def test_the_doctor_tells_how_much_kernel_memory_the_maps_take() -> None:
+def test_the_doctor_shows_how_much_kernel_memory_the_maps_take() -> None:
     check = kernel_memory()
     assert check.verdict == "ok"
     assert re.match(r"BPF maps take [\d.]+MB for [\d,]+ threads and \d+ CPUs, [\d.]+MB more with wakers", check.what)
 
 
 @pytest.mark.kernel
-def test_help_tells_the_kernel_memory_of_the_maps(live: Watch) -> None:
+def test_help_shows_the_kernel_memory_of_the_maps(live: Watch) -> None:
     check = dict(live.source.about())["kernel memory"]
     found = re.fullmatch(r"([\d.]+)MB in BPF maps", check)
     assert found and float(found[1]) > 10

@@ -54,7 +54,7 @@ def test_only_the_given_threads_are_read(tmp_path: Path) -> None:
     tasks.close()
 
 
-def test_a_new_thread_is_found_by_the_next_walk(tmp_path: Path) -> None:
+def test_a_new_thread_is_found_by_the_next_scan(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = ThreadScanner(str(tmp_path), wanting(10))
     tasks.scan()
@@ -63,7 +63,7 @@ def test_a_new_thread_is_found_by_the_next_walk(tmp_path: Path) -> None:
     tasks.close()
 
 
-def test_a_new_thread_is_found_by_the_walk_that_misses_an_old_one(tmp_path: Path) -> None:
+def test_a_new_thread_is_found_by_the_scan_that_misses_an_old_one(tmp_path: Path) -> None:
     made(tmp_path, KEY)
     tasks = ThreadScanner(str(tmp_path), wanting(10))
     tasks.scan()

@@ -16,7 +16,7 @@ from tests.kernel.programs import until
 SPIN = "while True: pass"
 
 
-def test_a_cgroup_made_anew_under_the_same_name_is_judged_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_a_recreated_cgroup_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {"periods": 1000, "throttled": 1000}
 
     def quota_of(content: bytes, mounts: Sequence[Mount]) -> Quota:

@@ -114,7 +114,7 @@ def test_no_operations_are_no_rows() -> None:
     assert FileRow(FileKey(1, "read", LOG), NO_CALLS, "", "", 0).calls_per_s == 0
 
 
-def test_these_words_are_checked_like_others() -> None:
+def test_filter_words_for_files_are_checked_like_others() -> None:
     with pytest.raises(FilterError, match="bytes takes > >= < <= and ="):
         parse("bytes!=1")
     with pytest.raises(FilterError, match="is not a number"):

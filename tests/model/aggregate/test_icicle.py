@@ -49,7 +49,7 @@ def test_siblings_are_sorted_by_name_with_the_kernel_last() -> None:
     assert drawn(of([("[k]a", 1, 3), ("c", 1, 1), ("b", 1, 1)], 5), 5) == ["bcaaa"]
 
 
-def test_time_thobject_peers_in_a_function_has_no_box_below_it() -> None:
+def test_time_that_ends_in_a_function_has_no_box_below_it() -> None:
     assert drawn(of([("a", 1, 5), ("a b", 1, 5)]), 10) == ["aaaaaaaaaa", "bbbbb     "]
 
 

@@ -102,7 +102,7 @@ def test_rows_get_their_own_sites_and_others_are_left_out() -> None:
     assert sites_of_rows(some, ids[:, 0], {5: 0}) == sites_of_rows(some, ids[:, 0], {}) == {}
 
 
-def test_largest_places_are_said_with_their_average_waiting_threads() -> None:
+def test_largest_places_are_named_with_their_average_waiting_threads() -> None:
     some = [PlaceShare("the WAL flush", 110), PlaceShare("a row lock", 50), PlaceShare("its client", 20)]
     some = [one._replace(total_ns=one.total_ns * NS_PER_S) for one in some]
     assert in_words(some, 10 * NS_PER_S, SEPARATORS[0]) == "11 the WAL flush · 5 a row lock · 2 its client"

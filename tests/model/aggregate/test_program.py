@@ -53,7 +53,7 @@ def test_program_is_named_after_the_process_or_the_kind_of_kernel_thread(process
     assert program_name(process) == program
 
 
-def test_program_holds_its_processes_only_and_its_filter_too() -> None:
+def test_program_and_its_filter_match_only_processes_of_its_name() -> None:
     names = catalog()
     for program, pids in ((POSTGRES, {7, 8, 9}), (KWORKERS, {20, 21}), (Program("a*"), set[int]())):
         names.processes[40], names.processes[41] = "abc", "Postgres"

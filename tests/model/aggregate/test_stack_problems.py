@@ -196,7 +196,7 @@ def test_known_stack_is_not_examined_again() -> None:
     assert machine.names.asked == asked
 
 
-def test_another_book_has_other_stacks() -> None:
+def test_stacks_of_another_catalog_are_not_mixed_up() -> None:
     machine, other = Machine(), Machine()
     machine.waits(Stack(MAIN, end=DEEP), S)
     other.waits(Stack(MAIN), S)

@@ -137,7 +137,7 @@ def test_single_waiter_and_a_thread_as_holder() -> None:
     assert then.startswith("the latency of the disk") or then
 
 
-def test_what_the_end_does_is_said_for_every_state() -> None:
+def test_sentence_says_what_the_holder_does_in_every_state() -> None:
     for category, does in (
         ("stopped", "is stopped"),
         ("run-queue", "wants a CPU"),
@@ -179,7 +179,7 @@ def test_deadlock_names_all_threads_and_locks() -> None:
     assert then.startswith("in which order they take their locks")
 
 
-def test_cpu_names_who_has_it_and_quota_the_cgroup() -> None:
+def test_sentence_names_the_program_that_has_the_cpu_and_the_cgroup_of_a_quota() -> None:
     machine = Machine()
     for pid in range(10, 14):
         machine.runs("python3", pid, 0.1, ready=0.8)
@@ -220,7 +220,7 @@ def test_server_in_poll_waits_for_work_only_as_far_as_its_functions_are_known(
     assert sentences(machine)[0][0].endswith(f"from server(20), which {does}")
 
 
-def test_who_ended_most_waits_is_likely() -> None:
+def test_thread_that_ended_most_waits_is_called_likely() -> None:
     machine = Machine()
     for tid in (11, 12, 13):
         machine.held(machine.waits("app", 10, "lock", 3, *_MUTEX, tid=tid), Blocker(10, 20, WAKER, False))
@@ -254,5 +254,5 @@ def test_gil_and_pipe_say_what_is_waited_for() -> None:
         ("is stopped", "are stopped"),
     ],
 )
-def test_what_several_do(one: str, several: str) -> None:
+def test_verbs_have_a_plural(one: str, several: str) -> None:
     assert of_several(one) == several

@@ -412,7 +412,7 @@ def test_wait_in_progress_without_user_stack_is_idle_like_the_others_of_its_proc
     assert cause_finder.idle_by_rule([another], some).of(ids).tolist() == [1, 0, 0], "of those, one works"
 
 
-def test_tick_keeps_the_verdicts_of_its_time() -> None:
+def test_tick_keeps_what_was_idle_by_rule_at_its_time() -> None:
     names, made = FixedNames(), catalog()
     cause_finder = CauseFinder(names, Fixed(IDLE_RULES))
     history = History((), never, idle_by_rule=cause_finder.idle_by_rule)
@@ -429,7 +429,7 @@ def test_tick_keeps_the_verdicts_of_its_time() -> None:
     assert {*first.breakdown.categories} == {*break_down(first.window, first.idle).categories}
 
 
-def test_places_that_disappear_are_dropped_and_judged_again_when_they_return() -> None:
+def test_locations_that_disappear_are_dropped_and_matched_again_when_they_return() -> None:
     cause_finder, some = CauseFinder(FixedNames(), Fixed(IDLE_RULES)), catalog()
     first = np.array([(7, 71, LOCK, WORKER, 0)], np.int64)
     assert cause_finder.idle_by_rule([first], some).of(first).tolist() == [1]
@@ -444,7 +444,7 @@ def never(lanes: Ints) -> Mask:
     return np.zeros(len(lanes), np.bool_)
 
 
-def test_verdicts_are_empty_for_unknown_sites() -> None:
+def test_rules_say_nothing_about_unknown_sites() -> None:
     said = IdleByRule({(7, 3, 5): True, (7, 3, 6): False})
     ids = np.array([(7, 1, 3, 5, 9), (7, 2, 3, 6, 0), (7, 1, 3, 7, 0), (8, 1, 3, 5, 0)], np.int64)
     assert said.of(ids).tolist() == [1, -1, 0, 0]

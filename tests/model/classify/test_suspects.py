@@ -189,7 +189,7 @@ def test_program_that_competes_with_itself_accuses_nobody() -> None:
     assert ends(machine.found(ticks=3)) == []
 
 
-def test_what_has_always_stood_there_is_counted_and_not_accused() -> None:
+def test_standing_waits_are_counted_and_not_accused() -> None:
     machine = Machine()
     machine.held(machine.waits("waiter", 10, "child", 4000, before=True), Blocker(11, 0, CHILD, True))
     machine.waits("daemon", 11, "sleep", 4000, before=True)
@@ -200,7 +200,7 @@ def test_what_has_always_stood_there_is_counted_and_not_accused() -> None:
     assert (ends(found), found.standing) == ([], 12)
 
 
-def test_wait_that_has_stood_for_less_than_a_minute_may_be_an_incident() -> None:
+def test_wait_of_less_than_a_minute_is_not_standing() -> None:
     machine = Machine()
     for pid in range(20, 30):
         machine.held(machine.waits("tail", pid, "pipe", 59, kernel="pipe_read"), Blocker(40, 0, PIPE, True))
@@ -208,7 +208,7 @@ def test_wait_that_has_stood_for_less_than_a_minute_may_be_an_incident() -> None
     assert ends(machine.found()) == [(HOLDER, "logger", 40, "stopped")]
 
 
-def test_never_more_than_five() -> None:
+def test_at_most_five_suspects_are_shown() -> None:
     machine = Machine()
     for number in range(9):
         waiter = machine.waits("flock", 10 + number, "lock", 10 + number, kernel="flock_lock_inode_wait")
@@ -221,7 +221,7 @@ def test_empty_machine_accuses_nobody() -> None:
     assert Machine().found(ticks=3) == Found([], 0)
 
 
-def test_suspect_stays_when_who_must_act_becomes_known() -> None:
+def test_suspect_stays_when_the_thread_that_must_act_becomes_known() -> None:
     machine, finder = Machine(), SuspectFinder(WEIGHTS)
     writers = [machine.waits("yes", 30 + one, "pipe", 90, kernel="pipe_write", before=True) for one in range(2)]
     found = [finder.tick(machine.tick()) for _ in range(3)]
@@ -397,7 +397,7 @@ def test_threads_at_a_lock_are_no_suspect_before_a_function_of_theirs_is_known(
     assert bool(machine.found().suspects) == is_one
 
 
-def test_thread_that_asked_before_others_waited_did_not_ask_for_them() -> None:
+def test_request_from_before_others_waited_was_not_sent_for_them() -> None:
     machine = Machine()
     consumer = machine.waits("app", 20, "net-recv", 50, tid=21)
     machine.held(consumer, Blocker(ELSEWHERE, 0, ANSWER, False, "10.0.0.5:5672"))
@@ -407,9 +407,7 @@ def test_thread_that_asked_before_others_waited_did_not_ask_for_them() -> None:
 
 
 @pytest.mark.parametrize(("ms", "same", "is_named"), [(300, True, True), (10, True, False), (300, False, False)])
-def test_wait_whose_stack_is_not_known_yet_is_at_that_of_the_last_one_if_that_was_alike(
-    ms: int, same: bool, is_named: bool
-) -> None:
+def test_wait_without_a_user_stack_yet_gets_that_of_the_last_similar_wait(ms: int, same: bool, is_named: bool) -> None:
     machine = Machine()
     for tid in range(11, 21):
         key = machine.waits("mariadbd", 10, "lock", 0.5, tid=tid, on=Object("futex", f"{tid:#x}", 10))

@@ -126,14 +126,14 @@ def test_pipe_and_socket_lead_to_the_process_at_the_other_end(
 
 
 @pytest.mark.parametrize("via", [MUTEX, GIL, CHILD, STOPPED_BY])
-def test_owner_that_was_read_from_outside_is_who_must_act(via: str) -> None:
+def test_owner_that_was_read_from_memory_must_act(via: str) -> None:
     machine = Machine()
     waiter, owner = machine.waits("app", 10, "lock"), machine.waits("app", 10, "fsync", tid=11)
     machine.held(waiter, Blocker(10, 11, via, True))
     assert edges_of(machine.graph(), waiter) == [(owner, via, True)]
 
 
-def test_lock_without_a_known_owner_leads_to_who_ended_most_waits_for_it_and_says_likely() -> None:
+def test_lock_without_a_known_owner_likely_leads_to_the_thread_that_ended_most_waits_for_it() -> None:
     machine = Machine(mode=WAKEUP)
     lock = Object("futex", "0x1000", 10)
     waiter = machine.waits("app", 10, "lock", on=lock)
@@ -145,7 +145,7 @@ def test_lock_without_a_known_owner_leads_to_who_ended_most_waits_for_it_and_say
     assert edges_of(machine.graph(), waiter) == []
 
 
-def test_who_waits_for_the_lock_does_not_hold_it_even_if_it_ended_most_waits_for_it() -> None:
+def test_waiter_for_a_lock_does_not_hold_it_even_if_it_ended_most_waits_for_it() -> None:
     machine = Machine(mode=WAKEUP)
     lock, other = Object("futex", "0x1000", 10), Object("futex", "0x2000", 10)
     waiter = machine.waits("app", 10, "lock", on=lock)
@@ -240,7 +240,7 @@ def test_process_that_only_waits_for_work_is_an_end() -> None:
     assert [graph.nodes[one.target].state for one in graph.edges] == [IDLE]
 
 
-def test_server_that_looks_idle_leads_to_whom_it_asked() -> None:
+def test_server_that_looks_idle_leads_to_the_server_behind_it() -> None:
     machine = Machine()
     waiter, server = machine.waits("curl", 10, "net-recv"), machine.waits("nginx", 20, "poll")
     behind = machine.waits("python3", 30, "sleep")
@@ -260,7 +260,7 @@ def test_process_that_has_a_cpu_runs_whatever_its_other_threads_wait_for() -> No
     assert [machine.graph().nodes[one.target].state for one in machine.graph().edges] == [RUNS]
 
 
-def test_who_holds_the_other_end_itself_waits_for_nobody() -> None:
+def test_process_with_both_ends_of_a_pipe_waits_for_nobody() -> None:
     machine = Machine()
     waiter = machine.waits("make", 10, "pipe")
     machine.held(waiter, Blocker(10, 0, PIPE, True), Blocker(20, 0, PIPE, True))

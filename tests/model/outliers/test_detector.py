@@ -213,7 +213,7 @@ def test_now_covers_only_waits_in_progress() -> None:
     assert machine.tick(long_waits=[machine.wait(5000)]) == []
 
 
-def test_wait_thobject_peers_while_its_end_is_reported_is_reported_once() -> None:
+def test_wait_that_ends_while_it_is_shown_in_progress_is_reported_once() -> None:
     machine = Machine("lock.max > 1s")
     going = machine.going(1500)
     ended = LongWait(going.site, going.switched_out_ns, machine.at_ns + S + 1, 0, 1, 3, "shop")
