@@ -1,20 +1,14 @@
-"""Test the command in batch mode on the real kernel.
+"""Test that the numbers of batch mode are right and add up, on the real kernel."""
 
-Its numbers add up, and it leaves nothing behind.
-"""
-
-import ctypes
 import io
-import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +18,6 @@ import msgspec
 import pytest
 
 from offtop.commands.options import STATES
-from offtop.kernel.bpf import libbpf
 from offtop.kernel.live import LiveSource
 from offtop.model.aggregate.filter import parse
 from offtop.model.classify.categories import is_periodic
@@ -42,27 +35,17 @@ from offtop.reports.tick_json import tick_object
 from offtop.settings.rule_files import RuleFiles
 from tests import command
 from tests.kernel import programs, waits, watch
+from tests.kernel.offtop_process import Tick, read, started, wait_for
 from tests.kernel.watch import MS, Watch
 
 pytestmark = pytest.mark.kernel
 
-Tick = dict[str, Any]
-GONE_S = 10.0
-"""The kernel frees a program a moment after its last user, and the machine may be busy."""
-STATUS = {signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGINT: 130}
-MOMENTS = (60, True), (140, True), (200, True), (140, False), (200, False), (350, False), (600, False)
-"""ms of CPU that it has used by then, or less if it has attached before; and whether its cache is filled.
-
-It loads until about 160 ms, then uses the cache, or else compiles.
-"""
 LATE_NS = 150 * MS
 """Slack for a slow first read on a busy machine.
 
 What ran meanwhile may count in the first tick.
 """
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_MARK = "OFFTOP_TEST_RUN"
-_numbers = itertools.count()
 _C = ("-D_GNU_SOURCE", "-pthread", "-fno-omit-frame-pointer", "-fno-builtin")
 
 NAMED = r"""
@@ -105,145 +88,6 @@ def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
         patch.setenv("OFFTOP_CONFIG", str(file))
         patch.setenv("SUDO_UID", "")
         yield
-
-
-class Traces:
-    """Processes and BPF programs of an offtop that is about to start.
-
-    Its processes are found by a mark in their environment, because their parent may change.
-    """
-
-    def __init__(self) -> None:
-        self.environment = {_MARK: f"{os.getpid()}.{next(_numbers)}"}
-        self._others = loaded()
-
-    def processes(self) -> list[int]:
-        """Return the PIDs of its running processes."""
-        mark = f"{_MARK}={self.environment[_MARK]}".encode()
-        return [pid for pid in pids() if mark in read(f"/proc/{pid}/environ").split(b"\0")]
-
-    def programs(self) -> set[int]:
-        """Return the BPF programs loaded since its start that belong to no other process."""
-        new = loaded() - self._others
-        if new:
-            ours = self.processes()
-            new -= {one for pid in pids() if pid not in ours for one in programs_of(pid)}
-        return new
-
-    def assert_none(self) -> None:
-        wait_for(lambda: not self.processes() and not self.programs(), GONE_S)
-
-
-class Run(Traces):
-    """A running offtop."""
-
-    def __init__(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> None:
-        super().__init__()
-        self.process = command.start(*arguments, before=before, env={**self.environment, **environment})
-        assert self.process.stdout
-        assert self.process.stderr
-        self._out, self._err = self.process.stdout, self.process.stderr
-
-    def line(self) -> bytes:
-        """Return the next line of output."""
-        return self._out.readline()
-
-    def tick(self) -> Tick:
-        """Return the next tick from its JSON."""
-        return json.loads(self.line())
-
-    def stop_reading(self) -> None:
-        self._out.close()
-
-    def ended(self) -> command.Ended:
-        """Return how it ended, with the output not read yet."""
-        out = b"" if self._out.closed else self._out.read()
-        err = self._err.read()
-        status = self.process.wait(command.TIMEOUT_S)
-        return command.Ended(status if status >= 0 else 128 - status, out.decode(), err.decode())
-
-    def compiler(self) -> int:
-        """Return the PID of the compiling process, or 0 if there is none."""
-        return next((pid for pid in self.processes() if b"compile.py" in read(f"/proc/{pid}/cmdline")), 0)
-
-    def stopped_compiler(self) -> int:
-        """Stop the compiling process once it has started, and return its PID."""
-        self.wait_for(lambda: cpu_ms(self.compiler()) > 50 or programs_of(self.process.pid))
-        compiler = self.compiler()
-        assert compiler, "it compiles for much longer than this takes to notice"
-        os.kill(compiler, signal.SIGSTOP)
-        return compiler
-
-    def cpu_ms(self) -> float:
-        """Return the CPU time used so far by it and its compiler."""
-        return sum(cpu_ms(pid) for pid in command.family(self.process.pid))
-
-    def wait_for(self, what: Callable[[], object]) -> None:
-        wait_for(lambda: what() or self.process.poll() is not None)
-
-    def kill(self) -> None:
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(command.TIMEOUT_S)
-        self._out.close()
-        self._err.close()
-
-
-@contextmanager
-def started(*arguments: str, before: Sequence[str] = (), **environment: str) -> Generator[Run]:
-    run = Run(*arguments, before=before, **environment)
-    try:
-        yield run
-    finally:
-        run.kill()
-
-
-def cache(kept: bool) -> dict[str, str]:
-    """Return an environment with or without a filled cache of compiled programs."""
-    return {} if kept else {"OFFTOP_CACHE": ""}
-
-
-def wait_for(what: Callable[[], object], seconds: float = command.TIMEOUT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def loaded() -> set[int]:
-    """Return the IDs of all BPF programs in the kernel."""
-    ids, last = set[int](), ctypes.c_uint32()
-    while not libbpf.library().bpf_prog_get_next_id(last.value, ctypes.byref(last)):
-        ids.add(last.value)
-    return ids
-
-
-def programs_of(pid: int) -> set[int]:
-    """Return the IDs of BPF programs that a process has open, directly or by a link."""
-    try:
-        open_files = [*Path(f"/proc/{pid}/fdinfo").iterdir()]
-    except OSError:
-        return set()
-    found = [re.findall(rb"^prog_id:\s*(\d+)$", read(file), re.MULTILINE) for file in open_files]
-    return {int(number) for numbers in found for number in numbers}
-
-
-def cpu_ms(pid: int) -> float:
-    """Return the CPU time used by the main thread of a process."""
-    return int((read(f"/proc/{pid}/schedstat").split() or [0])[0]) / MS
-
-
-def pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def read(path: str | Path) -> bytes:
-    """Read a file of /proc; return nothing if its process has exited."""
-    try:
-        return Path(path).read_bytes()
-    except OSError:
-        return b""
 
 
 def closed(schema: Any) -> Any:
@@ -833,103 +677,3 @@ def test_total_is_the_time_of_all_matches_since_the_start() -> None:
             assert times == sorted(times, reverse=True)
             mine = next(row for row in rows if row.pid == child.pid)
             assert mine.part.total_ns < mine.lifetime_ns <= ever.span_ns
-
-
-def test_a_watched_process_counts_until_its_exit_which_ends_offtop_with_status_0() -> None:
-    with (
-        waits.running("sleep", times=23, each_ms=10) as child,
-        started(*command.QUICK, "--json", "-n", "50", "-d", "0.5", "-p", str(child.pid)) as run,
-    ):
-        ticks = [run.tick()]
-        child.go()
-        child.finish()
-        child.end()
-        ended = run.ended()
-    assert (ended.status, ended.err) == (0, "offtop: all measured processes have exited\n")
-    assert ended.out == "" or ended.out.endswith("\n")
-    ticks += [json.loads(line) for line in ended.out.splitlines()]
-    for tick in ticks:
-        check_laws(tick)
-    assert len(ticks) < 50
-    parts = [part for tick in ticks for part in tick["categories"] if part["name"] == "sleep"]
-    assert sum(part["waits"] for part in parts) >= 23
-
-
-def test_a_signal_ends_it_with_its_status_and_leaves_nothing() -> None:
-    with ExitStack() as stack:
-        how = dict.fromkeys(STATUS, command.QUICK) | {signal.SIGTERM: ()}  # that one has all helper processes
-        runs = {number: stack.enter_context(started(*how[number], "--json", "-d", "0.2")) for number in STATUS}
-        for number, run in runs.items():
-            run.tick()
-            assert len(run.programs()) >= 2
-            run.process.send_signal(number)
-            ended = run.ended()
-            assert (ended.status, ended.err) == (STATUS[number], "")
-            run.assert_none()
-
-
-def test_a_closed_pipe_ends_it_quietly_with_status_0() -> None:
-    with started("-b", "-d", "0.2") as in_text, started(*command.QUICK, "--json", "-d", "0.2") as in_json:
-        for run in (in_text, in_json):
-            run.line()
-            assert len(run.programs()) >= 2
-            run.stop_reading()
-            assert run.ended() == command.Ended(0, "", "")
-            run.assert_none()
-
-
-@pytest.mark.parametrize(
-    ("number", "cpu_ms", "kept"),
-    [(number, *moment) for number, moment in zip(itertools.cycle(STATUS), MOMENTS, strict=False)],
-)
-def test_a_signal_during_startup_ends_it_with_its_status(number: signal.Signals, cpu_ms: int, kept: bool) -> None:
-    with started("-b", "-d", "0.1", **cache(kept)) as run:
-        run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
-        run.process.send_signal(number)
-        ended = run.ended()
-        assert (ended.status, ended.err) == (STATUS[number], "")
-        run.assert_none()
-
-
-def test_a_stopped_compiler_ends_with_it() -> None:
-    with started("-b", OFFTOP_CACHE="") as run:
-        run.stopped_compiler()
-        run.process.send_signal(signal.SIGINT)
-        assert run.ended() == command.Ended(130, "", "")
-        run.assert_none()
-
-
-def test_killed_while_compiling_it_leaves_no_compiler_behind() -> None:
-    with started("-b", OFFTOP_CACHE="") as run:
-        compiler = run.stopped_compiler()
-        run.process.kill()
-        assert run.ended().status == 137
-        os.kill(compiler, signal.SIGCONT)
-        run.assert_none()
-
-
-@pytest.mark.parametrize(("cpu_ms", "kept"), MOMENTS)
-def test_killed_during_startup_it_leaves_nothing(cpu_ms: int, kept: bool) -> None:
-    with started("-b", "-d", "0.1", **cache(kept)) as run:
-        run.wait_for(lambda: run.cpu_ms() >= cpu_ms or programs_of(run.process.pid))
-        run.process.kill()
-        assert run.ended().status == 137
-        run.assert_none()
-
-
-def test_killed_while_running_it_leaves_nothing() -> None:
-    with started("--json", "-d", "0.2") as run:
-        run.tick()
-        assert len(run.programs()) >= 2
-        run.process.kill()
-        assert run.ended().status == 137
-        run.assert_none()
-
-
-@pytest.mark.parametrize("arguments", ["-b", "--json"])
-def test_a_full_device_ends_it_with_one_sentence(arguments: str) -> None:
-    with started(*command.QUICK, arguments, "-d", "0.1", before=["sh", "-c", 'exec "$@" >/dev/full', "sh"]) as run:
-        ended = run.ended()
-        assert "No space left on device" in ended.sentence
-        assert ended.status == 1
-        run.assert_none()

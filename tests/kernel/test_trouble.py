@@ -9,7 +9,7 @@ import pytest
 
 from tests import command
 from tests.kernel import trouble, waits
-from tests.kernel.test_batch_live import started
+from tests.kernel.offtop_process import started
 from tests.kernel.trouble import MS, check_said, shown, sleeps, ticks_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("no_settings")]

@@ -26,7 +26,7 @@ from offtop.model.values.snapshot import Filters
 from offtop.model.values.wake import CHAIN
 from tests.command import QUICK
 from tests.kernel import waits, wakings, watch
-from tests.kernel.test_batch_live import started, wait_for
+from tests.kernel.offtop_process import started, wait_for
 from tests.kernel.test_counts import count_23_sleeps
 
 pytestmark = pytest.mark.kernel

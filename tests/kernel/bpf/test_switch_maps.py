@@ -21,7 +21,7 @@ from offtop.kernel.bpf.program import Unwind
 from offtop.kernel.bpf.switch_maps import Allocator, MapInternals, SafeMaps, safe_maps
 from tests.conftest import lacks
 from tests.kernel import programs, waits, watch
-from tests.kernel.test_batch_live import wait_for
+from tests.kernel.offtop_process import wait_for
 from tests.kernel.test_counts import count_23_sleeps
 from tests.kernel.test_switch_in_probes import BRIEF
 from tests.kernel.watch import Watch
