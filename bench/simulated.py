@@ -321,30 +321,32 @@ class SimulatedThreads:
         self._active = 1 - self._active
 
     def _advance(self, to_ns: int) -> None:
-        """Record the waits that have ended by then."""
+        """Record the waits that have ended by then. All waits of a thread are of the same length."""
         recorded = self._buffers[self._active]
         records = recorded.records
-        while len(at := np.flatnonzero(self._begin_ns + self._wait_ns <= to_ns)):
-            begin_ns, wait_ns = self._begin_ns[at], self._wait_ns[at]
-            first = at[records["waits"][at] == 0]
-            records["first_switched_out_ns"][first] = self._begin_ns[first]
-            records["first_off_ns"][first] = self._wait_ns[first]
-            records["first_kernel"][first] = layout.FIRST_ID + self._places(first)
-            records["first_kind"][first] = layout.KIND_SITE
-            records["tid_acquired_ns"][at] = records["state"][at] = 1
-            records["waits"][at] += 1
-            records["offcpu_ns"][at] += wait_ns
-            records["max_ns"][at] = np.maximum(records["max_ns"][at], wait_ns)
-            lane = np.clip(np.log2(wait_ns).astype(np.int64) - 8, 0, layout.LANES - 1)
-            records["histogram"][at, lane] += 1
-            sites = recorded.sites[at, self._waits[at] % _PLACES_OF_A_THREAD]
-            sites[:, 0] += 1
-            sites[:, 1] += wait_ns
-            sites[:, 3] = np.maximum(sites[:, 3], wait_ns)
-            sites[np.arange(len(at)), layout.SITE_NUMBERS + lane] += 1
-            recorded.sites[at, self._waits[at] % _PLACES_OF_A_THREAD] = sites
-            self._waits[at] += 1
-            self._begin_ns[at] = begin_ns + wait_ns + _RUN_NS
+        at = np.flatnonzero(self._begin_ns + self._wait_ns <= to_ns)
+        begin_ns, wait_ns = self._begin_ns[at], self._wait_ns[at]
+        ended = 1 + (to_ns - begin_ns - wait_ns) // (wait_ns + _RUN_NS)
+        is_first = records["waits"][at] == 0
+        first = at[is_first]
+        records["first_switched_out_ns"][first], records["first_off_ns"][first] = begin_ns[is_first], wait_ns[is_first]
+        records["first_kernel"][first] = layout.FIRST_ID + self._places(first)
+        records["first_kind"][first] = layout.KIND_SITE
+        records["tid_acquired_ns"][at] = records["state"][at] = 1
+        lane = np.clip(np.log2(wait_ns).astype(np.int64) - 8, 0, layout.LANES - 1)
+        records["waits"][at] += ended
+        records["offcpu_ns"][at] += ended * wait_ns
+        records["max_ns"][at] = wait_ns
+        records["histogram"][at, lane] += ended
+        for number in range(_PLACES_OF_A_THREAD):
+            slot = (self._waits[at] + number) % _PLACES_OF_A_THREAD
+            count = (ended + _PLACES_OF_A_THREAD - 1 - number) // _PLACES_OF_A_THREAD
+            recorded.sites[at, slot, 0] += count
+            recorded.sites[at, slot, 1] += count * wait_ns
+            recorded.sites[at, slot, 3] = np.where(count, wait_ns, recorded.sites[at, slot, 3])
+            recorded.sites[at, slot, layout.SITE_NUMBERS + lane] += count
+        self._waits[at] += ended
+        self._begin_ns[at] = begin_ns + ended * (wait_ns + _RUN_NS)
 
     def _sites(self, buffer: int) -> Iterator[tuple[memoryview, memoryview]]:
         with self._apart():
