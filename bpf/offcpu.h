@@ -7,7 +7,9 @@
 #define FIRST_EXPONENT 8
 #define FRAMES 127         /* limit of the kernel: perf_event_max_stack */
 #define SCAN_FRAMES 64
-#define SCAN_WORDS 64
+#define SHORT_FRAMES 24    /* of a scanned stack that is not SCANNED_DEEP: most kernel stacks have fewer */
+#define SCAN_WORDS 64      /* top of a scanned kernel stack, in which __sched functions are searched for */
+#define SCHED_FRAMES 8
 
 #define NO_STACK 0         /* stack ids below FIRST_ID stand for no stack */
 #define STACK_LOST 1
@@ -66,6 +68,7 @@ enum scanned_flag {
 	SCANNED_BEGAN_EARLIER = 16,
 	SCANNED_HOLDER = 32,
 	SCANNED_STARTED = 64,
+	SCANNED_DEEP = 128,
 };
 
 /* A range of kernel code. */
@@ -94,6 +97,8 @@ struct config {
 	u64 stacks_ns;     /* time that a CPU may spend on stacks in THIN_PERIOD_NS; all ones: no limit */
 	struct code interrupts[INTERRUPTS]; /* entry code of interrupts */
 	struct code returns[RETURNS]; /* code that a thread runs on its return to user space after an interrupt */
+	struct code sched_text; /* the __sched functions */
+	u64 signed_bits;   /* bits of a kernel return address that are set if it is not signed */
 };
 
 /*
@@ -470,6 +475,7 @@ struct copy_head {
  *   SCANNED_BEGAN_EARLIER  the wait began after arrived_ns, and before switched_out_ns, when a scan first saw it
  *   SCANNED_HOLDER         the lock that it waits for has another holder now
  *   SCANNED_STARTED        it is on its first CPU, for which it waited from switched_out_ns on, for first_ns
+ *   SCANNED_DEEP           the stack's other SCAN_FRAMES - SHORT_FRAMES frames follow it
  */
 struct scanned_task {
 	u64 switched_out_ns; /* when it was switched out; 0: it runs */
@@ -512,8 +518,8 @@ struct scanned_stack {
 	u64 mode;                /* cs; pstate. 0: unknown */
 	u64 thread;              /* python_id(); 0: unknown */
 	struct object object;    /* what it waits on */
-	u64 words[SCAN_WORDS];   /* top of the kernel stack, to find __sched functions */
-	u64 frames[SCAN_FRAMES];
+	u64 sched[SCHED_FRAMES]; /* return addresses into __sched functions above frames[0], leaf first, then zeros */
+	u64 frames[SHORT_FRAMES];
 };
 
 /* Return the histogram bucket that counts a wait of `ns`. */

@@ -26,7 +26,17 @@ struct bpf_map;
 struct bpf_iter_meta { struct seq_file *seq; u64 session_id; u64 seq_num; };
 struct bpf_iter__task { struct bpf_iter_meta *meta; struct task_struct *task; };
 struct bpf_iter__bpf_map_elem { struct bpf_iter_meta *meta; struct bpf_map *map; u64 *key; struct record *value; };
-BPF_PERCPU_ARRAY(scan_scratch, struct scanned_stack, 1);
+
+/* A stack with all of its frames, and the top of the kernel stack. */
+struct scan_scratch {
+	struct scanned_stack stack;
+	u64 deep_frames[SCAN_FRAMES - SHORT_FRAMES]; /* right behind stack.frames */
+	u64 words[SCAN_WORDS];
+#ifdef REG_CALL
+	u64 registers[REG_WORDS];
+#endif
+};
+BPF_PERCPU_ARRAY(scan_scratch, struct scan_scratch, 1);
 
 /*
  * Return how long a thread has run in total, and when that was read. The kernel updates it at its own ticks only, so
@@ -128,17 +138,41 @@ static inline __attribute__((always_inline)) void report_tick(struct seq_file *s
 		__builtin_memset(idle, 0, sizeof(*idle));
 }
 
-/* Read the kernel stack of an off-CPU thread, its system call, what it waits on, and its user registers. */
-static inline __attribute__((always_inline)) void read_blocked_stack(struct task_struct *task, struct scanned_stack *s)
+/*
+ * Find the __sched functions, which bpf_get_task_stack() omits: the words of the thread's kernel stack that are in
+ * their section and above the first frame that it does return.
+ */
+static inline __attribute__((always_inline)) void find_sched_functions(struct task_struct *task, struct scan_scratch *x, struct config *c)
 {
+	__builtin_memset(x->stack.sched, 0, sizeof(x->stack.sched));
+#ifdef TASK_SP
+	u64 leaf = x->stack.depth ? x->stack.frames[0] : 0, found = 0, is_past = 0;
+
+	bpf_probe_read_kernel(x->words, sizeof(x->words), (void *)MEMBER(u64, task, TASK_SP));
+	/* Neither a loop nor a branch: the verifier would follow each round, and both sides of each branch, to the end. */
+#pragma unroll
+	for (u32 at = 0; at < SCAN_WORDS; at++) {
+		u64 word = x->words[at] | c->signed_bits, offset = word - c->sched_text.start;
+		is_past |= ones_if_same(word, leaf);
+		/* All ones if the top bit is set: the word is in the section, and there is room. */
+		u64 take = ~offset & (offset - c->sched_text.bytes) & (found - SCHED_FRAMES) & ~is_past;
+		asm volatile("%0 s>>= 63" : "+r"(take)); /* clang would make a branch of the shift */
+		x->stack.sched[found & (SCHED_FRAMES - 1)] |= word & take;
+		found -= take;
+	}
+#endif
+}
+
+/* Read the kernel stack of an off-CPU thread, its system call, what it waits on, and its user registers. */
+static inline __attribute__((always_inline)) void read_blocked_stack(struct task_struct *task, struct scan_scratch *x, struct config *c)
+{
+	struct scanned_stack *s = &x->stack;
+
 	find_object(&s->object, task, AT_SCAN);
-	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames), 0);
+	long bytes = bpf_get_task_stack(task, s->frames, sizeof(s->frames) + sizeof(x->deep_frames), 0);
 
 	s->depth = bytes > 0 ? (u32)bytes / 8 : 0;
-	s->words[0] = 0;
-#ifdef TASK_SP
-	bpf_probe_read_kernel(s->words, sizeof(s->words), (void *)MEMBER(u64, task, TASK_SP));
-#endif
+	find_sched_functions(task, x, c);
 	s->pcount = 0;
 	s->call = -1;
 	s->ip = s->sp = s->bp = s->mode = s->thread = 0;
@@ -152,30 +186,30 @@ static inline __attribute__((always_inline)) void read_blocked_stack(struct task
 #ifdef HAS_PYTHON
 	s->thread = python_id(task);
 #endif
-	void *regs = (void *)bpf_task_pt_regs(task);
-	bpf_probe_read_kernel(&s->call, sizeof(s->call), (char *)regs + REG_CALL);
-	bpf_probe_read_kernel(&s->arguments[0], sizeof(u64), (char *)regs + REG_ARGUMENT_0);
-	bpf_probe_read_kernel(&s->arguments[1], sizeof(u64), (char *)regs + REG_ARGUMENT_1);
-	bpf_probe_read_kernel(&s->arguments[2], sizeof(u64), (char *)regs + REG_ARGUMENT_2);
-	bpf_probe_read_kernel(&s->arguments[3], sizeof(u64), (char *)regs + REG_ARGUMENT_3);
-	bpf_probe_read_kernel(&s->arguments[4], sizeof(u64), (char *)regs + REG_ARGUMENT_4);
-	bpf_probe_read_kernel(&s->arguments[5], sizeof(u64), (char *)regs + REG_ARGUMENT_5);
-	bpf_probe_read_kernel(&s->ip, sizeof(u64), (char *)regs + REG_IP);
-	bpf_probe_read_kernel(&s->sp, sizeof(u64), (char *)regs + REG_SP);
-	bpf_probe_read_kernel(&s->bp, sizeof(u64), (char *)regs + REG_BP);
-	bpf_probe_read_kernel(&s->mode, sizeof(u64), (char *)regs + REG_MODE);
-	bpf_probe_read_kernel(&s->callee_saved[0], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_0);
-	bpf_probe_read_kernel(&s->callee_saved[1], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_1);
-	bpf_probe_read_kernel(&s->callee_saved[2], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_2);
-	bpf_probe_read_kernel(&s->callee_saved[3], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_3);
-	bpf_probe_read_kernel(&s->callee_saved[4], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_4);
+	bpf_probe_read_kernel(x->registers, sizeof(x->registers), (void *)bpf_task_pt_regs(task));
+	s->call = x->registers[REG_CALL / 8];
+	s->arguments[0] = x->registers[REG_ARGUMENT_0 / 8];
+	s->arguments[1] = x->registers[REG_ARGUMENT_1 / 8];
+	s->arguments[2] = x->registers[REG_ARGUMENT_2 / 8];
+	s->arguments[3] = x->registers[REG_ARGUMENT_3 / 8];
+	s->arguments[4] = x->registers[REG_ARGUMENT_4 / 8];
+	s->arguments[5] = x->registers[REG_ARGUMENT_5 / 8];
+	s->ip = x->registers[REG_IP / 8];
+	s->sp = x->registers[REG_SP / 8];
+	s->bp = x->registers[REG_BP / 8];
+	s->mode = x->registers[REG_MODE / 8];
+	s->callee_saved[0] = x->registers[REG_CALLEE_SAVED_0 / 8];
+	s->callee_saved[1] = x->registers[REG_CALLEE_SAVED_1 / 8];
+	s->callee_saved[2] = x->registers[REG_CALLEE_SAVED_2 / 8];
+	s->callee_saved[3] = x->registers[REG_CALLEE_SAVED_3 / 8];
+	s->callee_saved[4] = x->registers[REG_CALLEE_SAVED_4 / 8];
 #ifdef REG_CALLEE_SAVED_5
-	bpf_probe_read_kernel(&s->callee_saved[5], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_5);
-	bpf_probe_read_kernel(&s->callee_saved[6], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_6);
-	bpf_probe_read_kernel(&s->callee_saved[7], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_7);
-	bpf_probe_read_kernel(&s->callee_saved[8], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_8);
-	bpf_probe_read_kernel(&s->callee_saved[9], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_9);
-	bpf_probe_read_kernel(&s->callee_saved[10], sizeof(u64), (char *)regs + REG_CALLEE_SAVED_10);
+	s->callee_saved[5] = x->registers[REG_CALLEE_SAVED_5 / 8];
+	s->callee_saved[6] = x->registers[REG_CALLEE_SAVED_6 / 8];
+	s->callee_saved[7] = x->registers[REG_CALLEE_SAVED_7 / 8];
+	s->callee_saved[8] = x->registers[REG_CALLEE_SAVED_8 / 8];
+	s->callee_saved[9] = x->registers[REG_CALLEE_SAVED_9 / 8];
+	s->callee_saved[10] = x->registers[REG_CALLEE_SAVED_10 / 8];
 #endif
 #endif
 }
@@ -186,7 +220,7 @@ static inline __attribute__((always_inline)) void read_blocked_stack(struct task
  * switched out now, and every stack is reported. The thread may start to run at any time: the data is valid only for
  * the wait that began at switched_out_ns. Return whether `s` is to be reported.
  */
-static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r, struct scanned_stack *s, struct config *c, bool prime)
+static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *task, struct scanned_task *out, struct record *r, struct scan_scratch *s, struct config *c, bool prime)
 {
 	u64 now_ns = bpf_ktime_get_ns();
 
@@ -245,7 +279,7 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 	}
 	if (!s || !(prime || (r->reported_ns != switched_out_ns && now_ns - switched_out_ns >= c->min_ns)))
 		return false;
-	read_blocked_stack(task, s);
+	read_blocked_stack(task, s, c);
 	return r->switched_out_ns == switched_out_ns;
 }
 
@@ -253,12 +287,12 @@ static inline __attribute__((always_inline)) bool fill_wait(struct task_struct *
 static inline __attribute__((always_inline)) void report_wait(struct seq_file *seq, struct task_struct *task, struct scanned_task *out, struct record *r, struct config *c, bool prime, u32 which)
 {
 	u32 zero = 0;
-	struct scanned_stack *s = scan_scratch.lookup(&zero);
+	struct scan_scratch *s = scan_scratch.lookup(&zero);
 	u64 exec_ns = run_time_ns(task, &out->exec_at_ns);
 	struct thread *now = which ? &r->buffers[1] : &r->buffers[0];
 
 	if (fill_wait(task, out, r, s, c, prime))
-		out->flags |= SCANNED_STACK;
+		out->flags |= SCANNED_STACK | (s && s->stack.depth > SHORT_FRAMES ? SCANNED_DEEP : 0);
 #ifdef HAS_LOCKS
 	u64 holder = out->switched_out_ns ? holder_of(task) : 0;
 	out->holder_pid = holder >> 32;
@@ -286,7 +320,9 @@ static inline __attribute__((always_inline)) void report_wait(struct seq_file *s
 	bpf_probe_read_kernel(out->comm, sizeof(out->comm), (char *)task + TASK_COMM);
 	long is_full = bpf_seq_write(seq, out, sizeof(*out));
 	if (s && out->flags & SCANNED_STACK && !is_full) {
-		is_full = bpf_seq_write(seq, s, sizeof(*s));
+		is_full = bpf_seq_write(seq, &s->stack, sizeof(s->stack));
+		if (!is_full && out->flags & SCANNED_DEEP)
+			is_full = bpf_seq_write(seq, s->deep_frames, sizeof(s->deep_frames));
 		if (!is_full)
 			r->reported_ns = out->switched_out_ns;
 	}

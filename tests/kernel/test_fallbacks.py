@@ -55,7 +55,7 @@ def copied(unwind: Unwind, binary: Path) -> Copy:
             maps["only_pids"].update(child.pid.to_bytes(4, "little"), bytes(4))
             never, least_ns = (1 << 64) - 1, 10_000_000
             outliers = (never, 0, least_ns, never)  # none of them, and no limit on the time for stacks
-            wanted = (least_ns, never, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), *[0] * 9, *outliers, *[0] * 12)
+            wanted = (least_ns, never, 0xFFFFFFFF, layout.ONLY_PIDS, os.getpid(), *[0] * 9, *outliers, *[0] * 15)
             maps["config"].update(bytes(4), layout.CONFIG.pack(*wanted))
             child.go()
             found = [one for one in copies.take(10) if one.pid == child.pid]

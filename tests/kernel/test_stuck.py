@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -322,6 +324,33 @@ def test_a_wait_keeps_category_and_stack_when_it_ends(live: Watch, guessed: set[
             assert without_guesses in but_for_guesses, f"{name}: {without_guesses} is none of {but_for_guesses}"
             alike += [name] if during[name] in ended else []
         assert len(alike) >= len(KINDS) - 3, alike
+
+
+_SLEEPERS = (
+    "import threading, time\n"
+    "def sleep():\n"
+    "    while True: time.sleep(0.05)\n"
+    "for _ in range(100): threading.Thread(target=sleep).start()\n"
+)
+
+
+def test_no_function_of_an_earlier_call_is_shown_in_a_wait_in_progress(live: Watch) -> None:
+    """The stacks of some 3 % of these waits have a return address of an earlier __schedule() or do_nanosleep()."""
+    child = subprocess.Popen([sys.executable, "-c", _SLEEPERS])
+    found = Counter[tuple[str, ...]]()
+    try:
+        deadline = time.monotonic() + 60
+        while found.total() < 1000:
+            assert time.monotonic() < deadline, found
+            live.tick(0.1)
+            catalog = live.last.catalog
+            for one in live.last.waiting.values():
+                frames = tuple(frame.name for frame in catalog.stack(one.site.kernel).frames)
+                found[frames] += one.site.pid == child.pid and "do_nanosleep" in frames
+    finally:
+        child.kill()
+        child.wait()
+    assert [frames[:4] for frames in +found] == [("__schedule", "schedule", "do_nanosleep", "hrtimer_nanosleep")], found
 
 
 def test_a_thread_that_used_up_its_quota_is_ready_and_in_throttle(live: Watch) -> None:

@@ -60,7 +60,7 @@ class ScannedWaits:
         arrived_ns = np.minimum(tasks["arrived_ns"] + clock_offset_ns, tasks["switched_out_ns"])
         rows[:, SINCE_NS] = np.where(is_known, arrived_ns, 0)
         rows[:, BOUND] = np.where(is_known, Bound.AT_MOST, np.where(is_older, Bound.AT_LEAST, Bound.EXACT))
-        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan.stacks)
+        self._fill_stacks(rows, np.searchsorted(which, scan.of_stacks), scan)
         is_queued = (tasks["queued_ns"] != 0) & (clock_offset_ns != 0)
         queued_ns = np.where(is_queued, tasks["queued_ns"] + clock_offset_ns, 0)
         held = tasks[tasks["holder_tid"] != 0]
@@ -69,14 +69,14 @@ class ScannedWaits:
         runnable = tasks["flags"] & layout.SCANNED_RUNNABLE != 0
         return OffCpuTasks(WaitList(rows, holders), runnable, queued_ns, tasks["tid_acquired_ns"])
 
-    def _fill_stacks(self, rows: Ints, at: Ints, stacks: Rows) -> None:
+    def _fill_stacks(self, rows: Ints, at: Ints, scan: Scan) -> None:
         """Fill in stacks, objects and calls of the waits at these positions, and note the waits for UserStacks."""
         if not len(at):
             return
-        registers = stacks["registers"]
-        kernel = self._stacks.scanned(stacks)
+        registers = scan.stacks["registers"]
+        kernel = self._stacks.scanned(scan.stacks, scan.deep_frames)
         calls, has_arguments = calls_in(registers, self._catalog)
-        rows[at, KERNEL], rows[at, WAKE] = kernel, self._wakes_of(rows[at], kernel, stacks["object"])
+        rows[at, KERNEL], rows[at, WAKE] = kernel, self._wakes_of(rows[at], kernel, scan.stacks["object"])
         rows[at, CALL] = np.where(has_arguments | (calls < 0), calls, -2 - calls)
         rows[at[has_arguments], ARGUMENTS:READ_USER] = registers["arguments"][has_arguments].view(np.int64)
         if self._user_stacks:

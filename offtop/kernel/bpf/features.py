@@ -415,6 +415,8 @@ def _registers(types: KernelTypes) -> Mapping[str, int]:
         if offset is None:
             return {}
         found[name] = offset + 8 * int(index or 0)
+    if found:
+        found["REG_WORDS"] = max(found.values()) // 8 + 1
     return found
 
 

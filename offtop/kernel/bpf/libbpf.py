@@ -17,6 +17,8 @@ from offtop.kernel.bpf.distribution import install_command
 from offtop.kernel.procfs.syscalls import number_of
 
 _NAMES = ("libbpf.so.1", "libbpf.so.0")
+_FIRST_READ, _LEAST_READ = 1 << 18, 1 << 15
+"""Room for the output of an iterator at first, and for one read: the kernel returns up to 32 KB (bpf_seq_read)."""
 _FIRST_BATCH, _LARGEST_BATCH = 256, 4096
 """How many entries are read from a map at once: the number doubles after each batch, up to the largest."""
 _KIND_STRUCT = 4
@@ -226,16 +228,20 @@ def read_iterator(link_fd: int) -> bytearray:
     fd = library().bpf_iter_create(link_fd)
     if fd < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    read = bytearray()
+    read, size = bytearray(_FIRST_READ), 0
     try:
         while True:
+            if len(read) - size < _LEAST_READ:
+                read += bytes(len(read))
             try:
-                part = os.read(fd, 1 << 20)
+                with memoryview(read) as whole, whole[size:] as rest:
+                    count = os.readv(fd, [rest])
             except InterruptedError:
                 continue
-            if not part:
+            if not count:
+                del read[size:]
                 return read
-            read += part
+            size += count
     finally:
         os.close(fd)
 

@@ -348,7 +348,7 @@ def _probe_is_called(program: Program, features: Features) -> bool:
     if program.probe == "switch" or features.last_arrival is None:  # always called, or it does not record anything
         return True
     config, clock = program.maps["config"], program.maps["clock_sample"]
-    count_none = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 25)
+    count_none = layout.CONFIG.pack(*(0, 0, 0, layout.ONLY_PIDS, os.getpid()), *[0] * 28)
     config.update(bytes(4), count_none)
     try:
         for _ in range(_SLEEPS):

@@ -44,13 +44,16 @@ STACK_ROW = np.dtype(
         ("depth", np.int64),
         ("registers", REGISTERS_ROW),
         ("object", np.uint64, layout.OBJECT.size // 8),
-        ("words", np.uint64, layout.SCAN_WORDS),
-        ("frames", np.uint64, layout.SCAN_FRAMES),
+        ("sched", np.uint64, layout.SCHED_FRAMES),
+        ("frames", np.uint64, layout.SHORT_FRAMES),
     ]
 )
 """`struct scanned_stack`: where a thread that is off CPU waits.
 
-`words` is the top of its kernel stack. `frames` are that stack's addresses, leaf first, of which `depth` are valid."""
+`sched` has return addresses into __sched functions, and then zeros. `frames` are the other addresses of its kernel
+stack, leaf first, of which `depth` are valid. A deep stack has more, see Scan."""
+_DEEP_FRAMES = layout.SCAN_FRAMES - layout.SHORT_FRAMES
+_DEEP_ROW = np.dtype([("frames", np.uint64, _DEEP_FRAMES)])
 
 RUNS_ROW = np.dtype([("pid", np.uint32), ("tid", np.uint32), ("pcount", np.int64)])
 """`struct scanned_runs`: how often a thread has been given a CPU."""
@@ -81,6 +84,8 @@ class Scan(NamedTuple):
     """Positions in `tasks` of those with a stack."""
     stacks: Rows
     """Their stacks, of STACK_ROW."""
+    deep_frames: dict[int, NDArray[np.uint64]]
+    """Position in `stacks` → the frames of a deep stack beyond those in its row."""
 
 
 def scan_of(data: bytes | bytearray) -> Scan:
@@ -90,7 +95,8 @@ def scan_of(data: bytes | bytearray) -> Scan:
         layout.SCANNED_TASK.size
         + bool(flags & layout.SCANNED_THREAD) * thread_bytes
         + bool(flags & layout.SCANNED_STACK) * stack_bytes
-        for flags in range(2 * layout.SCANNED_STACK)
+        + bool(flags & layout.SCANNED_DEEP) * _DEEP_ROW.itemsize
+        for flags in range(2 * layout.SCANNED_DEEP)
     ]
     words, position, flags_at, mask = memoryview(data).cast("I"), 0, _FLAGS_AT // 4, len(sizes) - 1
     begins: list[int] = []
@@ -102,8 +108,12 @@ def scan_of(data: bytes | bytearray) -> Scan:
     has_thread, has_stack = (tasks["flags"] & flag != 0 for flag in (layout.SCANNED_THREAD, layout.SCANNED_STACK))
     after = at + layout.SCANNED_TASK.size
     threads = _rows_at(data, after[has_thread], THREAD_ROW)
-    stacks = _rows_at(data, (after + has_thread * thread_bytes)[has_stack], STACK_ROW)
-    return Scan(tasks, np.flatnonzero(has_thread), threads, np.flatnonzero(has_stack), stacks)
+    stacks_at = (after + has_thread * thread_bytes)[has_stack]
+    stacks = _rows_at(data, stacks_at, STACK_ROW)
+    deep = np.flatnonzero(tasks["flags"][has_stack] & layout.SCANNED_DEEP)
+    deep_frames = _rows_at(data, stacks_at[deep] + stack_bytes, _DEEP_ROW)["frames"]
+    more = dict(zip(deep.tolist(), deep_frames, strict=True))
+    return Scan(tasks, np.flatnonzero(has_thread), threads, np.flatnonzero(has_stack), stacks, more)
 
 
 def _rows_at(data: bytes | bytearray, at: Ints, kind: np.dtype[np.void]) -> Rows:

@@ -4,9 +4,9 @@ Kernel stacks are equal if their functions are; user stacks if their (file, offs
 wherever its libraries are mapped. So forked workers share their stacks.
 """
 
-import platform
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,6 @@ from offtop.model.values.wake import NO_WAKE
 _TRACER_FRAMES = 12
 _MAX_SCANNED = 16_384
 """Limit of the cache for scanned stacks: stale words on a thread's stack make a few more keys than there are stacks."""
-
-_SIGNED = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
-"""Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
-ones."""
 
 MOST_USER_STACKS = 32_768
 """How many user stacks the catalog keeps, of 1 KB each: next to compilers there are 1,000 new ones a second."""
@@ -97,14 +93,10 @@ class Stacks:
         categories: Categories,
         symbols: KernelSymbols | HiddenSymbols,
         user_frames: UserFrames,
-        signed: int = _SIGNED,
     ) -> None:
-        """`signed`: bits of a kernel return address that are set if it is not signed."""
         self._kernel, self._user = IdTable(maps["kernel_stacks"], _stack_of), IdTable(maps["user_stacks"], _stack_of)
         self._catalog, self._categories = catalog, categories
-        self._kernel_frame, self._user_frames, self._signed = symbols.lookup, user_frames, signed
-        begin, end = (symbols.address_of(f"__sched_text_{name}") or 0 for name in ("start", "end"))
-        self._sched_text = begin, end
+        self._kernel_frame, self._user_frames = symbols.lookup, user_frames
         self._next_id = FIRST_STACK
         self._by_frames: dict[tuple[tuple[Frame, ...], str, bool], int] = {}
         self._kernel_ids: dict[int, int] = {}
@@ -155,35 +147,40 @@ class Stacks:
         """Return the catalog id of a user stack that was unwound in user space."""
         return self._intern_user(found.frames, _ENDS[found.end], found.unsure)
 
-    def scanned(self, stacks: Rows) -> Ints:
-        """Return the catalog ids of kernel stacks from the task scan.
+    def scanned(self, stacks: Rows, deep_frames: Mapping[int, NDArray[np.uint64]] = MappingProxyType({})) -> Ints:
+        """Return the catalog ids of kernel stacks from the task scan. `deep_frames`: as of Scan.
 
-        bpf_get_task_stack omits __sched functions, so they are added here: they are those words of the thread's kernel
-        stack that are in the __sched section and above the first frame that it does return.
+        bpf_get_task_stack omits __sched functions, so they are added here from what the BPF program has found on the
+        thread's stack.
         """
-        first, end = self._sched_text
-        depths = stacks["depth"]
+        depths = np.minimum(stacks["depth"].astype(np.int64), layout.SHORT_FRAMES)
         columns = max(1, int(depths.max(initial=0)))
         frames = stacks["frames"][:, :columns] * (np.arange(columns) < depths[:, None])
-        words = stacks["words"] | np.uint64(self._signed)
-        rows, at = np.nonzero((words >= first) & (words < end))
-        on_top = np.zeros((len(stacks), layout.SCAN_WORDS), np.uint64)
-        if len(rows):
-            is_leaf = words == frames[:, :1]
-            leaf_at = np.where(is_leaf.any(axis=1), is_leaf.argmax(axis=1), layout.SCAN_WORDS)
-            is_on_top = at < leaf_at[rows]
-            rows, at = rows[is_on_top], at[is_on_top]
-            on_top[rows, at] = words[rows, at]
-        ones, which = kinds_of((frames, on_top)) if len(rows) else kinds_of((frames,))
-        found: list[int] = []
-        for depth, frame_row, word_row in zip(depths[ones].tolist(), frames[ones], on_top[ones], strict=True):
-            given = (*word_row[word_row != 0].tolist(), frame_row[:depth].tobytes())
-            known = self._scanned_ids.get(given)
-            if known is None:
-                addresses = (*given[:-1], *frame_row[:depth].tolist())
-                known = self._scanned_ids[given] = self._intern_kernel(addresses)
-            found.append(known)
-        return np.array(found, np.int64)[which]
+        found = np.empty(len(stacks), np.int64)
+        ones, which = kinds_of((frames, stacks["sched"]))
+        ids = [
+            self._scanned(sched_row, frame_row[:depth].tobytes())
+            for depth, sched_row, frame_row in zip(
+                depths[ones].tolist(), stacks["sched"][ones].tolist(), frames[ones], strict=True
+            )
+        ]
+        found[:] = np.array(ids, np.int64)[which]
+        for at, more in deep_frames.items():
+            row = stacks[at]
+            rest = more[: int(row["depth"]) - layout.SHORT_FRAMES]
+            found[at] = self._scanned(row["sched"].tolist(), row["frames"].tobytes() + rest.tobytes())
+        return found
+
+    def _scanned(self, sched: list[int], frames: bytes) -> int:
+        """Return the catalog id of a stack of these __sched functions, followed by zeros, and these packed frames."""
+        known = self._scanned_ids.get((*sched, frames))
+        if known is None:
+            # None of these functions calls itself: what repeats one is left on the stack from an earlier call.
+            once: dict[str, int] = {}
+            for word in filter(None, sched):
+                once.setdefault(self._kernel_frame(word).name, word)
+            known = self._scanned_ids[(*sched, frames)] = self._intern_kernel((*once.values(), *_addresses(frames)))
+        return known
 
     def make_room(self, at_once: bool) -> None:
         """Keep the kernel's tables from filling up; call it once per tick. `at_once`: one is full."""

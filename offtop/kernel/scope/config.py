@@ -1,6 +1,7 @@
 """What the BPF programs record: filters, mode, thresholds, and which processes are offtop's own."""
 
 import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -20,6 +21,9 @@ from offtop.model.values.snapshot import Filters
 
 _ALL_ONES = (1 << 64) - 1
 _ZERO = bytes(4)
+_SIGNED_BITS = 0xFFFF << 48 if platform.machine() == "aarch64" else 0
+"""Bits of a kernel return address that arm64 may have signed (CONFIG_ARM64_PTR_AUTH_KERNEL). Unsigned they are all
+ones."""
 _FILE_CALLS = (
     "read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 recvfrom recvmsg recvmmsg sendto sendmsg "
     "sendmmsg accept accept4 connect flock fsync fdatasync sync_file_range syncfs ioctl fcntl io_uring_enter vmsplice "
@@ -79,9 +83,11 @@ class BpfConfig:
         """Number and time of the last change of the thread filter."""
         interrupts = symbols.ranges(wakers.INTERRUPTS, wakers.is_interrupt)
         returns = symbols.ranges(wakers.RETURNS, wakers.is_return)
+        begin, end = (symbols.address_of(f"__sched_text_{name}") or 0 for name in ("start", "end"))
         self._symbol_ranges = [
             *chain.from_iterable([*interrupts, *[(0, 0)] * layout.INTERRUPTS][: layout.INTERRUPTS]),
             *chain.from_iterable([*returns, *[(0, 0)] * layout.RETURNS][: layout.RETURNS]),
+            *(begin, max(0, end - begin), _SIGNED_BITS),
         ]
         for name, kind in _OBJECT_OF_CALL.items():
             number = syscalls.number_of(name)

@@ -46,7 +46,7 @@ _LOOK_S = 0.05
 """Interval between reads of copies. A stack that BPF copies again meanwhile is unwound twice."""
 _REST_S = 0.1
 """The same interval while the CPU budget is used up."""
-_PATIENCE_S = 0.02
+_PATIENCE_S, _PATIENCE_A_STACK_S = 0.02, 10e-6
 """How long a tick waits for stacks, and for names of Python functions, that it has requested."""
 _HUNG_S = 1.0
 """A process whose memory cannot be read for this long, because its mmap_lock is held, is skipped until it can be."""
@@ -207,13 +207,14 @@ class UserStacks:
                 self._worker.wake()
 
     def followed(self) -> list[ReadStack]:
-        """Return the stacks of those noted waits that take known paths; wait up to 20 ms for them.
+        """Return the stacks of those noted waits that take known paths; wait up to 20 ms for them, longer for many.
 
         The caller must leave out threads that have run since then.
         """
         with self._changed:
             self._replace_hung_thread()
-            self._changed.wait_for(lambda: not (len(self._alike.ids) or len(self._following.ids)), _PATIENCE_S)
+            patience_s = _PATIENCE_S + _PATIENCE_A_STACK_S * (len(self._alike.ids) + len(self._following.ids))
+            self._changed.wait_for(lambda: not (len(self._alike.ids) or len(self._following.ids)), patience_s)
             self._young += [self._alike, *self._strayed]
             self._alike, self._strayed = _NO_WAITS, []
             found, self._followed = self._followed, []

@@ -140,8 +140,8 @@ def test_record_fields_are_in_the_order_of_the_header() -> None:
     assert [row.itemsize for row in rows.values()] == [FORMATS[name][0].size for name in rows]
     registers = list(ScannedStack._fields)
     assert [*(REGISTERS_ROW.names or ())] == registers
-    assert [*(STACK_ROW.names or ())] == ["depth", "registers", "object", "words", "frames"]
-    assert fields_of("scanned_stack") == ["depth", *registers, "object", "words", "frames"]
+    assert [*(STACK_ROW.names or ())] == ["depth", "registers", "object", "sched", "frames"]
+    assert fields_of("scanned_stack") == ["depth", *registers, "object", "sched", "frames"]
     assert STACK_ROW.itemsize == FORMATS["scanned_stack"][0].size
     assert list(ObjectRecord._fields) == fields_of("object")
 
@@ -169,19 +169,21 @@ def test_bpf_and_the_model_agree_on_histogram_lanes(measured: dict[str, int]) ->
 
 
 def test_an_empty_scan_has_no_records() -> None:
-    assert [len(part) for part in scan_of(b"")] == [0] * 5
+    assert [len(part) for part in scan_of(b"")] == [0] * 6
 
 
 def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
     record = ThreadRecord._make([*range(1, 31), bytes(range(200)) + bytes(120)])
-    frames = [7, 8, *[0] * (layout.SCAN_FRAMES - 2)]
+    frames, more = [7, 8, *[0] * (layout.SHORT_FRAMES - 2)], [*range(layout.SCAN_FRAMES - layout.SHORT_FRAMES)]
     numbers = 2, 5, -1, *range(6), 11, 12, 13, *range(11), 14, 15
-    end = bytes(layout.OBJECT.size), bytes(8 * layout.SCAN_WORDS), struct.pack(f"={layout.SCAN_FRAMES}Q", *frames)
+    end = bytes(layout.OBJECT.size), bytes(8 * layout.SCHED_FRAMES), struct.pack(f"={layout.SHORT_FRAMES}Q", *frames)
     thread, stack = layout.THREAD.pack(*record), layout.SCANNED_STACK_LAYOUT.pack(*numbers, *end)
     data = b""
-    for tid, flags in enumerate((0, 2, 4, 6, 0, 6)):
+    deep = struct.pack(f"={len(more)}Q", *more)
+    for tid, flags in enumerate((0, 2, 4, 6 | layout.SCANNED_DEEP, 0, 6)):
         numbers_of_task = *[1 << 40] * 8, 7, tid, 1, flags | layout.SCANNED_RUNNABLE, 0, 0, 0, 0
         data += layout.SCANNED_TASK.pack(*numbers_of_task, b"sh") + thread * bool(flags & 2) + stack * bool(flags & 4)
+        data += deep * bool(flags & layout.SCANNED_DEEP)
     scan = scan_of(data)
     assert scan.tasks["tid"].tolist() == [0, 1, 2, 3, 4, 5]
     assert {*scan.tasks["comm"].tolist()} == {b"sh"}
@@ -189,6 +191,7 @@ def test_each_record_of_a_scan_is_parsed_whatever_follows_it() -> None:
     assert [*map(record_of, scan.threads)] == [record] * 3
     assert scan.stacks["depth"].tolist() == [2, 2, 2]
     assert scan.stacks["frames"].tolist() == [frames] * 3
+    assert {at: one.tolist() for at, one in scan.deep_frames.items()} == {1: more}
     of_last = stack_of(scan.stacks["registers"][2:])
     assert of_last == (5, -1, (0, 1, 2, 3, 4, 5), 11, 12, 13, tuple(range(11)), 14, 15)
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 
 from offtop.kernel.bpf import layout
 from offtop.kernel.bpf.libbpf import Map
@@ -47,23 +46,24 @@ def made(
     catalog: Catalog,
     frame: Callable[[int], Frame] | None = None,
     user_frames: UserFrames | None = None,
-    sched_text: tuple[int, int] = (0, 0),
-    **options: int,
 ) -> Stacks:
     """Return stacks whose raw ids are all in `table`."""
-    addresses = dict(zip(("__sched_text_start", "__sched_text_end"), sched_text, strict=True))
-    symbols = cast(Any, SimpleNamespace(lookup=frame, address_of=addresses.get))
+    symbols = cast(Any, SimpleNamespace(lookup=frame))
     maps = {"kernel_stacks": table, "user_stacks": table}
-    return Stacks(maps, catalog, watch.rules(), symbols, user_frames or FixedFrames(), **options)
+    return Stacks(maps, catalog, watch.rules(), symbols, user_frames or FixedFrames())
 
 
 def scanned_rows(*parts: list[int]) -> Rows:
-    """Return stacks of a task scan from their frames and words in turn; beyond them, buffers have old contents."""
+    """Return stacks of a task scan from their frames and __sched functions in turn.
+
+    Beyond their frames, buffers have old contents.
+    """
     rows = np.full(len(parts) // 2, 7, np.uint64).astype(STACK_ROW)
-    for row, (frames, words) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+    for row, (frames, sched) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         rows["depth"][row] = len(frames)
         rows["frames"][row] = row + 1
-        rows["frames"][row, : len(frames)], rows["words"][row, : len(words)] = frames, words
+        rows["frames"][row, : len(frames)] = frames[: layout.SHORT_FRAMES]
+        rows["sched"][row] = [*sched, *[0] * (layout.SCHED_FRAMES - len(sched))]
     return rows
 
 
@@ -143,20 +143,31 @@ def test_the_same_addresses_are_another_stack_after_a_module_change() -> None:
     assert shown() == ["dlm_wait"] * 2
 
 
-@pytest.mark.parametrize(("signed", "top"), [(0xFFFF << 48, ["down_write"]), (0, ["mutex_lock"])])
-def test_scheduler_frames_are_found_by_signed_return_addresses(signed: int, top: list[str]) -> None:
+def test_a_repeated_scheduler_function_is_left_from_an_earlier_call() -> None:
     catalog = Catalog()
-    first, end = 0xFFFF_8000_0900_0000, 0xFFFF_8000_0900_1000
-    names = {first + 8: "down_write", first + 16: "mutex_lock", end + 8: "vfs_write"}
+    names = {
+        1: "__schedule",
+        2: "schedule",
+        3: "do_nanosleep",
+        5: "__schedule",
+        6: "do_nanosleep",
+        9: "hrtimer_nanosleep",
+    }
+    stacks = made(cast(Map, None), catalog, lambda address: Frame(KERNEL, 0, names[address]))
+    found = stacks.scanned(scanned_rows([9], [1, 2, 3], [9], [1, 2, 3, 5], [9], [1, 2, 3, 6], [9], [])).tolist()
+    assert found[0] == found[1] == found[2] != found[3]
+    frames = [[frame.name for frame in catalog.stacks[one].frames] for one in found[2:]]
+    assert frames == [["__schedule", "schedule", "do_nanosleep", "hrtimer_nanosleep"], ["hrtimer_nanosleep"]]
 
-    def frame(address: int) -> Frame:
-        return Frame(KERNEL, 0, names[address])
 
-    stacks = made(cast(Map, None), catalog, frame, sched_text=(first, end), signed=signed)
-    words = [7, (first + 8) & ~(0xFF7F << 48), (end + 8) & ~(0x1234 << 48), first + 16]  # the last is stale
-    found, again = stacks.scanned(scanned_rows([end + 8], words, [end + 8], words[1:])).tolist()
-    assert again == found
-    assert [frame.name for frame in catalog.stacks[found].frames] == [*top, "vfs_write"]
+def test_a_deep_stack_continues_in_its_other_frames() -> None:
+    catalog, depth = Catalog(), layout.SHORT_FRAMES + 3
+    stacks = made(cast(Map, None), catalog, lambda address: Frame(KERNEL, 0, f"f{address}"))
+    deep = [*range(1, depth + 1)]
+    more = np.array([*deep[layout.SHORT_FRAMES :], 77, 77], np.uint64)
+    short, found = stacks.scanned(scanned_rows(deep[: layout.SHORT_FRAMES], [], deep, []), {1: more}).tolist()
+    assert [frame.name for frame in catalog.stacks[found].frames] == [f"f{one}" for one in deep]
+    assert len(catalog.stacks[short].frames) == layout.SHORT_FRAMES
 
 
 def test_frames_of_an_exited_process_are_not_shown_for_a_reused_pid() -> None:
