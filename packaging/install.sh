@@ -15,7 +15,7 @@ if [ -e "$staged" ] && ! [ -e "$staged/pyvenv.cfg" ]; then
 fi
 python=$("$root/packaging/python.sh")
 "$python" -m venv --clear "$staged"
-"$staged/bin/python" -m pip install -q --disable-pip-version-check --no-compile "$root[agent]" </dev/null
+"$staged/bin/python" -m pip install -q --disable-pip-version-check --no-compile "$root[agent,fleet]" </dev/null
 "$staged/bin/python" -m compileall -q -s "${DESTDIR:-}" "$staged/lib" || true
 # -I: root must not import what lies in the directory it happens to be in, nor what PYTHONPATH names.
 sed -i "1s|.*|#!$home/bin/python -I|" "$staged/bin/offtop"

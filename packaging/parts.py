@@ -32,7 +32,8 @@ def members(wheel: Path, machine: str) -> dict[str, bytes]:
 def _downloaded(directory: Path, machine: str) -> list[Path]:
     """Download the wheels of all dependencies for each Python version, in the same releases."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted: Sequence[str] = [*project["dependencies"], *project["optional-dependencies"]["agent"]]
+    extras = project["optional-dependencies"].values()
+    wanted: Sequence[str] = sorted({*project["dependencies"], *(one for extra in extras for one in extra)})
     platforms = [f"--platform={one}_{machine}" for one in _PLATFORMS]
     for version in _VERSIONS:
         abi = f"cp{version.replace('.', '')}"

@@ -17,5 +17,5 @@ extra=()
 if [ "${1:-}" = dev ]; then
     mapfile -t extra < <("$root/packaging/group.sh" dev; "$root/packaging/group.sh" generate)
 fi
-"$venv/bin/python" -m pip install -q --disable-pip-version-check --editable "$root[agent]" "${extra[@]}" </dev/null
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --editable "$root[agent,fleet]" "${extra[@]}" </dev/null
 cp "$root/pyproject.toml" "$made_from"

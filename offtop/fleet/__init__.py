@@ -1,0 +1,1 @@
+"""Many machines: what their agents report, by the HTTP API of Prometheus."""
