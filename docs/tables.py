@@ -13,6 +13,7 @@ from completions import parser_of_everything
 
 from offtop import paths
 from offtop.settings import config
+from offtop.ui.fleet import keys as fleet_keys
 from offtop.ui.kit import keys, pane_keys
 from offtop.ui.panes import help as helps
 
@@ -35,6 +36,7 @@ def all_tables() -> dict[str, str]:
             f"**{pane.title}**\n\n{_table(('key', 'does'), _keys(pane.rows({})))}" for pane in pane_keys.PANES.values()
         ),
         "presets": _table(("action", *(name for name in keys.PRESETS if keys.PRESETS[name])), _presets()),
+        "fleet-keys": _table(("key", "does"), _keys(fleet_keys.rows())),
         "actions": ", ".join(f"`{row.id}`" for row in keys.KEYS) + "\n",
         "options": "\n".join(_options(parser) for parser in (everything, *commands)),
         "filters": _table(("word", "matches"), ((_code(term), text) for term, text in helps.words(helps.FILTERS))),

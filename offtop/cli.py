@@ -109,6 +109,12 @@ def _agent(arguments: Sequence[str]) -> int:
     return agent.run(options.agent().parse_args(arguments))
 
 
+def _fleet(arguments: Sequence[str]) -> int:
+    from offtop.commands import fleet
+
+    return fleet.run(options.fleet().parse_args(arguments))
+
+
 def _rules(arguments: Sequence[str]) -> int:
     return run.rules(options.rules().parse_args(arguments))
 
@@ -140,6 +146,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "diff": _diff,
     "demo": _demo,
     "agent": _agent,
+    "fleet": _fleet,
     "rules": _rules,
     "doctor": _doctor,
     "schema": _schema,

@@ -57,6 +57,7 @@ _COMMANDS = (
     options.diff,
     options.demo,
     options.agent,
+    options.fleet,
     options.rules,
     options.doctor,
     options.schema,

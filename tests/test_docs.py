@@ -19,6 +19,7 @@ from docs import tables
 from offtop import cli, errors
 from offtop.commands import options
 from offtop.settings import config
+from offtop.ui.fleet import keys as fleet_keys
 from offtop.ui.kit import keys, pane_keys
 
 _ROOT = Path(__file__).parents[1]
@@ -96,7 +97,7 @@ def test_every_bound_key_is_in_the_key_table() -> None:
         for value in vars(importlib.import_module(module_info.name)).values():
             if isinstance(value, type) and issubclass(value, DOMNode) and value.__module__.startswith("offtop."):
                 bound |= {binding.key for binding in Binding.make_bindings(vars(value).get("BINDINGS", []))}
-    assert bound == {key for row in keys.KEYS for key in row.keys.split(",")}
+    assert bound == {key for row in (*keys.KEYS, *fleet_keys.KEYS) for key in row.keys.split(",")}
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -77,7 +77,8 @@ def live() -> argparse.ArgumentParser:
     parser = Parser(
         prog="offtop",
         description="top for waiting: where every thread's time goes while it is not running",
-        epilog="commands: record, replay, report, export, diff, demo, agent, rules, doctor, schema; each has --help",
+        epilog="commands: record, replay, report, export, diff, demo, agent, fleet, rules, doctor, schema; each has "
+        "--help",
         allow_abbrev=False,
     )
     _add_output_options(parser)
@@ -278,6 +279,45 @@ def agent() -> argparse.ArgumentParser:
     add("--directory", metavar="DIR", help="record everything there, too: offtop-HOST-TIME.offtop")
     _add_limits(add, keep="6h")
     parser.add_argument("--config", metavar="FILE", help="read settings from this file")
+    return parser
+
+
+def fleet() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="offtop fleet",
+        description="show which of many hosts wait, and behind what, from what Prometheus has of their agents",
+        epilog="On each host: offtop agent",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "url",
+        metavar="URL",
+        help="a Prometheus, VictoriaMetrics, Thanos or Mimir: http://prometheus:9090, https://mimir/prometheus",
+    )
+    add(
+        "--http.config.file",
+        dest="http_config",
+        metavar="FILE",
+        help="user, token, headers and TLS, in the file format that promtool takes; mode 0600 if it has a secret",
+    )
+    add("--ca-file", metavar="FILE", help="certificates to trust instead of those of this machine (PEM)")
+    add("-d", "--delay", dest="every", type=_time, metavar="S", help="seconds between refreshes (default 10)")
+    add = parser.add_argument_group("text and JSON").add_argument
+    add("-b", "--batch", action="store_true", help="print text tables (also if stdout is no terminal)")
+    add("-n", "--iterations", type=_count, metavar="N", help="exit after N refreshes")
+    add("-w", "--width", type=_count, default=0, metavar="N", help="batch: truncate lines to N columns")
+    add("--json", action="store_true", help="print one JSON object a refresh")
+    add = parser.add_argument_group("what to show").add_argument
+    add("--filter", default="", metavar="EXPR", help="only hosts whose labels match, e.g. 'job=db env!=test db*'")
+    add(
+        "--range",
+        type=_duration,
+        metavar="TIME",
+        help="averages over so long: 1m, 1h (default: 5m with recording rules, else enough for four scrapes)",
+    )
+    _add_look_options(add)
+    add("--config", metavar="FILE", help="read settings from this file")
     return parser
 
 
@@ -537,11 +577,16 @@ def _add_display_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="screen: where the key s saves clips (default: the current directory)",
     )
+    _add_look_options(add)
+    add("--config", metavar="FILE", help="read settings from this file")
+
+
+def _add_look_options(add: Callable[..., object]) -> None:
+    """Add the options about how the screen is drawn."""
     add("--theme", type=_setting("theme"), metavar="NAME", help=f"screen: {', '.join(paths.theme_names())}")
     add("--color", choices=("auto", "always", "never"), help="screen: use colours or not; always overrides NO_COLOR")
     add("--ascii", action="store_true", default=None, help="screen: draw with ASCII characters only")
     add("--mouse", action=argparse.BooleanOptionalAction, help="screen: use the mouse (default)")
-    add("--config", metavar="FILE", help="read settings from this file")
 
 
 def _argument(parse: Callable[[str], T], expected: str) -> Callable[[str], T]:
@@ -688,6 +733,7 @@ _depth = _argument(_depth_of, f"a whole number from 2 to {MOST_DEPTH}")
 _user = _argument(_user_of, NO_USER)
 _state = _argument(_states_of, f"a list of states ({', '.join(STATES)}) or a mask such as 0x2")
 _duration = _argument(_time_of, "a time such as 90s, 10m or 48h")
+_time = _argument(_time_of, "a number of seconds such as 10, or a time such as 1m")
 _rate = _argument(parse_rate, "a request rate such as 1500 or 1.5k, optionally with CPU time per request: 1500,1ms")
 _stack_bytes = _argument(_stack_bytes_of, f"a size in whole KB from 1K to {_MOST_STACK_KB}K")
 _percent = _argument(_percent_of, "a percentage of one CPU from 0.1 up, such as 5 or 20")

@@ -65,7 +65,7 @@ def show_config(args: argparse.Namespace) -> int:
 
 def show_live(args: argparse.Namespace) -> int:
     """Show this machine, on the screen or as text."""
-    no_screen = _no_screen(args)
+    no_screen = why_no_screen(args.batch or args.json or args.folded)
     if no_screen is not None and args.rate and not args.pid:
         raise UsageError("--rate in batch mode needs a process. Add -p PID, or omit --rate")
     rules, chosen, user = choices.checked_filter(args)
@@ -93,7 +93,7 @@ def show_live(args: argparse.Namespace) -> int:
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _run_screen(source, view, rules, files, loaded, kept, keymap, args, recorder, outlier_actions)
-        _warn_of_batch_mode(no_screen)
+        warn_of_batch_mode(no_screen)
         try:
             status = _batch(
                 source, rules, files, loaded, choices.with_user(user, chosen), args, recorder, baseline, outlier_actions
@@ -114,7 +114,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
     """Show a recording, on the screen or as text."""
     from offtop.recording.replay import RecordedSource
 
-    no_screen = _no_screen(args)
+    no_screen = why_no_screen(args.batch or args.json or args.folded)
     rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
@@ -145,7 +145,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
             return _run_screen(source, view, rules, files, loaded, kept, keymap, args, None, pause_at_ns=pause_at_ns)
-        _warn_of_batch_mode(no_screen)
+        warn_of_batch_mode(no_screen)
         return _batch(source, rules, files, loaded, choices.with_user(user, chosen), args, None, baseline)
 
 
@@ -394,7 +394,7 @@ def diff(args: argparse.Namespace) -> int:
                 return diff_page.compared(source, Path(name).name, known, files, chosen, idle, delay_ns, weights)
 
         before, after = of_file(args.before), of_file(args.after)
-        _escape_unencodable()
+        escape_unencodable()
         diff_page.write(before, after, sys.stdout, args.json, args.width)
     return 0
 
@@ -410,7 +410,7 @@ def _batch(
     baseline: "Baseline | None",
     outlier_actions: "OutlierActions | None" = None,
 ) -> int:
-    _escape_unencodable()
+    escape_unencodable()
     settings = loaded.settings
     if args.folded and args.mode in LIST_MODES:
         raise UsageError(f"--folded has no {_COUNTED[args.mode]} yet. Use --json, or another --mode")
@@ -453,7 +453,7 @@ def _batch(
     return 0
 
 
-def _escape_unencodable() -> None:
+def escape_unencodable() -> None:
     """Make stdout escape characters of names that the locale cannot encode."""
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
@@ -538,9 +538,9 @@ def _is_in(recorded: Recorded, mode: str) -> bool:
     return recorded.has_files if mode == FILE else recorded.has_disks
 
 
-def _no_screen(args: argparse.Namespace) -> str | None:
+def why_no_screen(is_text_wanted: bool) -> str | None:
     """Return why there is no screen: empty if text was requested; None if there is a screen."""
-    if args.batch or args.json or args.folded:
+    if is_text_wanted:
         return ""
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         return "stdin or stdout is not a terminal"
@@ -549,7 +549,7 @@ def _no_screen(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _warn_of_batch_mode(reason: str | None) -> None:
+def warn_of_batch_mode(reason: str | None) -> None:
     """Say why this is batch mode, if it was not requested."""
     if reason:
         warn(f"offtop: {reason}, so this is batch mode (-b)")

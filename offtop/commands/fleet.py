@@ -1,0 +1,119 @@
+"""Run `offtop fleet`: many machines, from the API of Prometheus."""
+
+import argparse
+import contextlib
+import itertools
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from offtop.commands import choices
+from offtop.commands.run import escape_unencodable, exit_on_signals, flushed_output, warn_of_batch_mode, why_no_screen
+from offtop.errors import OfftopError, UsageError, warn
+from offtop.units import NS_PER_S
+
+if TYPE_CHECKING:  # not imported at run time, so that --help is fast
+    from offtop.fleet.survey import Question, Survey
+
+_MISSING = (
+    "offtop fleet needs the Python package {}. Install offtop with it: pip install 'offtop[fleet]'; offtop's own "
+    "packages and make install have it"
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the hosts, on the screen or as text."""
+    try:
+        from offtop.fleet import promql
+        from offtop.fleet.access import Access
+        from offtop.fleet.client import Client
+        from offtop.fleet.survey import Question, Survey
+    except ModuleNotFoundError as error:
+        raise OfftopError(_MISSING.format(error.name)) from None
+    try:
+        chosen = promql.parse_filter(args.filter)
+    except ValueError as error:
+        raise UsageError(f"--filter: expected {error}. See the page fleet of the manual") from None
+    no_screen = why_no_screen(args.batch or args.json)
+    client = Client(args.url, Access(args.http_config, args.ca_file))
+    with contextlib.closing(client), exit_on_signals():
+        survey, question = Survey(client), Question(args.range or 0, None, chosen)
+        if no_screen is None:
+            return _screen(survey, question, client.url, args)
+        warn_of_batch_mode(no_screen)
+        return _batch(survey, question, client.url, args)
+
+
+def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Namespace) -> int:
+    from offtop.fleet.reader import Reader
+
+    loaded, _ = choices.load(args)
+    choices.check_theme(loaded)
+    reader = Reader(survey, question, args.every)
+    reader.start()  # the first answer comes while the screen is imported
+    from offtop.ui.fleet.app import FleetApp
+    from offtop.ui.fleet.run import run as run_app
+    from offtop.ui.kit import terminal
+
+    settings = loaded.settings
+    look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
+    app = FleetApp(
+        reader,
+        url,
+        args.filter,
+        tuple(choices.category_rules().ids),
+        _cause_names(),
+        show_live,
+        theme_name=look.theme,
+        ascii_only=look.ascii_only,
+        mouse=settings.mouse,
+        iterations=args.iterations,
+    )
+    return run_app(app)
+
+
+def _cause_names() -> dict[str, str]:
+    """Return what each cause rule that comes with offtop is called, by its id."""
+    from offtop import paths
+    from offtop.model.classify import causes
+
+    known = choices.category_rules().ids
+    rules = causes.parse(paths.rules().read_text(encoding="utf-8"), "rules.toml", "", known)
+    return {rule.id: rule.name for rule in rules.rules}
+
+
+def show_live(host: str) -> int:
+    """Run `offtop --host` in this terminal, until the person leaves it; return its exit status."""
+    own = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return subprocess.run([*own, f"--host={host}"]).returncode
+
+
+def _batch(survey: "Survey", question: "Question", url: str, args: argparse.Namespace) -> int:
+    """Print the hosts at each refresh. Once there was an answer, a failure is a line on stderr."""
+    from offtop.fleet import reports
+    from offtop.fleet.client import ApiError
+    from offtop.fleet.hosts import STANDS_OUT
+    from offtop.fleet.reader import delay_ns
+    from offtop.reports.objects import encode
+
+    escape_unencodable()
+    order, fleet = tuple(choices.category_rules().ids), None
+    for number in itertools.count(1):
+        is_first = fleet is None
+        try:
+            found = survey.fleet(question)
+            fleet = survey.with_beginnings(found, question.filter, len(found.suspects))
+        except ApiError as error:
+            if is_first:
+                raise
+            warn(f"offtop: {error}")
+        else:
+            made = reports.as_object(fleet, url, args.filter, STANDS_OUT)
+            text = f"{encode(made)}\n" if args.json else reports.as_text(fleet, url, order, STANDS_OUT, args.width)
+            with flushed_output():
+                sys.stdout.write(text if is_first or args.json else f"\n{text}")
+        if number == args.iterations:
+            return 0
+        time.sleep(delay_ns(args.every, fleet) / NS_PER_S)
+    return 0

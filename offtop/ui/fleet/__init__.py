@@ -1,0 +1,1 @@
+"""The screen of `offtop fleet`: hosts, and the programs of one."""

@@ -1,0 +1,91 @@
+"""`offtop fleet` in batch mode: tables and JSON, and errors that end it only at first."""
+
+import json
+import sys
+
+import msgspec
+import pytest
+
+from offtop.fleet.reports import FleetObject
+from tests.command import call
+from tests.fleet.api import FORTY, Machine, Reply, Request, always, fleet, serving
+
+
+def test_table_has_the_outlier_first_and_why() -> None:
+    with serving(fleet(FORTY)) as api:
+        ended = call("fleet", api.url, "-b", "-n", "1", env={"TZ": "UTC"})
+        assert (ended.status, ended.err) == (0, "")
+        head, suspect, empty, titles, first, *others = ended.out.splitlines()
+        assert head == f"offtop fleet - 11-27 02:30:00 {api.url} 40 hosts, range 1m"
+        assert suspect == "! the WAL flush: 1 of 40 hosts since 02:10, 12 threads of postgres wait"
+        assert (empty, titles.split()) == ("", ["HOST", "WAITING", "lock", "disk-read"])
+        assert first.split() == ["!", "db40", "12.90", "12.40", "0.50", "lock", "12.40,", "usual", "0.25"]
+        assert len(others) == 39
+        narrow = call("fleet", api.url, "-b", "-n", "1", "-w", "40")
+        assert max(map(len, narrow.out.splitlines())) == 40
+
+
+def test_json_has_its_form_and_every_host() -> None:
+    with serving(fleet([*FORTY, Machine("db41:9877", age_s=600)])) as api:
+        ended = call("fleet", api.url, "--json", "-n", "2", "-d", "0.01", "--filter", "env=prod")
+        assert (ended.status, ended.err) == (0, "")
+        lines = ended.out.splitlines()
+        assert len(lines) == 2
+        found = msgspec.json.decode(lines[0], type=FleetObject)
+        assert (found.url, found.filter, found.span_ns, len(found.hosts)) == (api.url, "env=prod", 60_000_000_000, 41)
+        assert found.hosts[0].instance == "db40:9877" and found.hosts[0].outliers[0].category == "lock"
+        assert found.hosts[-1].silent_ns == 600_000_000_000
+        assert (found.suspects[0].what, found.suspects[0].hosts) == ("the WAL flush", 1)
+
+
+def test_first_failure_ends_it_and_a_later_one_does_not() -> None:
+    with serving(always(Reply(b"", 401))) as api:
+        assert call("fleet", api.url, "--json").sentence.startswith(f"{api.url} refuses access (401). Give a user")
+        asked: list[Request] = []
+        good = fleet(FORTY)
+
+        def fails_later(request: Request) -> Reply:
+            asked.append(request)
+            reply = good(request)
+            assert isinstance(reply, Reply)
+            return Reply(b"", 500) if 9 < len(asked) < 12 else reply
+
+        api.answers = fails_later
+        ended = call("fleet", api.url, "--json", "-n", "4", "-d", "0.01")
+        assert ended.status == 0
+        assert set(ended.err.splitlines()) == {
+            f"offtop: {api.url} answers with status 500. Is it Prometheus, and is it up?"
+        }
+        assert 1 <= len(ended.out.splitlines()) == 4 - len(ended.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("ftp://x",), "is not the URL of a Prometheus"),
+        (("http://me:secret@x",), "Other users can see a password in a URL"),
+        (("x", "--filter", "category=lock"), "--filter: expected labels of hosts"),
+        (("x", "--http.config.file", "/nonexistent"), "No such file"),
+        (("x", "--ca-file", "/nonexistent"), "there is no such file"),
+        (("x", "--range", "no"), "'no' is not a time"),
+        ((), "URL"),
+    ],
+)
+def test_wrong_options_are_said(arguments: tuple[str, ...], expected: str) -> None:
+    ended = call("fleet", *arguments)
+    assert ended.status == 2 and expected in ended.sentence and "secret" not in ended.err
+
+
+def test_names_of_strangers_are_escaped_in_tables() -> None:
+    odd = Machine("\x1b[31mx\u202e:1", {"\x1b]0;\x07": 9.0}, suspects={("\x9b", "\r", "\n"): 1.0})
+    with serving(fleet([odd])) as api:
+        ended = call("fleet", api.url, "-b", "-n", "1")
+        assert ended.status == 0
+        assert all(line.isprintable() for line in ended.out.splitlines()) and r"\x1b[31mx\u202e" in ended.out
+        made = call("fleet", api.url, "--json", "-n", "1").out
+        assert made.isascii() and json.loads(made)["hosts"][0]["instance"] == "\x1b[31mx\u202e:1"
+
+
+def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "offtop.fleet.client", None)
+    assert "pip install 'offtop[fleet]'" in call("fleet", "x").sentence
