@@ -95,7 +95,7 @@ exits: setup-test ## compare the function exits that --within finds in large pro
 	@packaging/system.sh exits
 	@$(bin)/pytest -p no:cacheprovider -m exits tests/exits $(ARGS)
 
-fleet: setup-test ## have Prometheus and go tool pprof read what offtop agent serves, and try the files in fleet/
+fleet: setup-test ## have Prometheus and go tool pprof read what offtop agent serves, offtop fleet ask it, and try the files in fleet/
 	@packaging/system.sh fleet
 	@$(bin)/pytest -p no:cacheprovider -m fleet tests/fleet $(ARGS)
 
