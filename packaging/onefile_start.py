@@ -35,7 +35,7 @@ def start(archive: str) -> None:
     except WrongMachineError as error:
         sys.exit(_failed(f"{archive} is for {error}. Copy the file for {os.uname().machine}"))
     except OSError as error:
-        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror}). It needs 130 MB"))
+        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror}). It needs 140 MB"))
     except (zipfile.BadZipFile, zlib.error) as error:
         sys.exit(_failed(f"{archive} is damaged ({error}). Copy it again"))
     sys.path[0] = str(unpacked)
