@@ -53,8 +53,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
     reader = Reader(survey, question, args.every)
     reader.start()  # the first answer comes while the screen is imported
     from offtop.ui.fleet.app import FleetApp
-    from offtop.ui.fleet.run import run as run_app
-    from offtop.ui.kit import terminal
+    from offtop.ui.kit import terminal, terminal_app
 
     settings = loaded.settings
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
@@ -70,7 +69,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
         mouse=settings.mouse,
         iterations=args.iterations,
     )
-    return run_app(app)
+    return terminal_app.run(app)
 
 
 def _cause_names() -> dict[str, str]:
@@ -84,9 +83,11 @@ def _cause_names() -> dict[str, str]:
 
 
 def show_live(host: str) -> int:
-    """Run `offtop --host` in this terminal, until the person leaves it; return its exit status."""
-    own = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-    return subprocess.run([*own, f"--host={host}"]).returncode
+    """Run offtop on a host, in this terminal, until the person leaves it; return ssh's exit status, 127 without ssh."""
+    try:
+        return subprocess.run(["ssh", "-t", "--", host, "sudo offtop"]).returncode
+    except FileNotFoundError:
+        return 127
 
 
 def _batch(survey: "Survey", question: "Question", url: str, args: argparse.Namespace) -> int:

@@ -492,8 +492,8 @@ def _run_screen(
     pause_at_ns: int | None = None,
 ) -> int:
     from offtop.settings.first_start import is_first_start
-    from offtop.ui import app, run
-    from offtop.ui.kit import terminal
+    from offtop.ui import app
+    from offtop.ui.kit import terminal, terminal_app
 
     settings = loaded.settings
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
@@ -515,7 +515,7 @@ def _run_screen(
         weights=choices.suspect_weights(),
         is_first_start=is_first_start(kept.owner),
     )
-    return run.run(screen)
+    return terminal_app.run(screen)
 
 
 def _load_screen() -> None:
@@ -524,7 +524,7 @@ def _load_screen() -> None:
     Errors are reported when it is used.
     """
     with contextlib.suppress(ImportError):
-        importlib.import_module("offtop.ui.run")
+        importlib.import_module("offtop.ui.app")
 
 
 def _listed_mode(loaded: "Loaded", recorded: Recorded | None = None) -> str:

@@ -6,9 +6,6 @@ A polling thread reads the source at its own pace, independently of the screen. 
 tick; a newer message replaces one that is still queued.
 """
 
-import asyncio
-import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,16 +13,14 @@ from threading import Thread
 from time import monotonic_ns, thread_time_ns
 from typing import ClassVar
 
-from rich.console import RenderableType
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.command import CommandPalette
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 
-from offtop import faults
-from offtop.errors import OfftopError
+from offtop.errors import OfftopError, warn
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.source import Source
 from offtop.heap import trim_heap_after
@@ -41,14 +36,13 @@ from offtop.ui.actions.controllers import Controllers
 from offtop.ui.actions.display import Answer
 from offtop.ui.actions.files import Files, NoFiles, Recorder
 from offtop.ui.actions.session import Session
-from offtop.ui.kit import terminal, theme
+from offtop.ui.kit import terminal
 from offtop.ui.kit.board import Board
-from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.keys import BINDINGS, KEYS
 from offtop.ui.kit.layout import Layout, arrange
-from offtop.ui.kit.lines import Clicked, Line, Pen, exact, fit, plain
+from offtop.ui.kit.lines import Clicked, Line, Pen, fit, plain
 from offtop.ui.kit.palette import Actions as PaletteActions
-from offtop.ui.kit.prompt import Prompt
+from offtop.ui.kit.terminal_app import TerminalApp
 from offtop.ui.panes import head
 from offtop.ui.panes.help import Help
 from offtop.ui.panes.key_bar import key_bar
@@ -60,8 +54,6 @@ _ALERT_SECONDS = 6.0
 _BEHIND_SECONDS = 0.25
 _FROZEN_NS = 3 * NS_PER_S
 """A delay this long is reported: the terminal did not read, or offtop was suspended."""
-_DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
-"""Keys of KEYS that work while a question is open."""
 _PALETTE_LINES = 8
 """Least screen height for Textual's command palette, which fails if its list has no line."""
 
@@ -81,13 +73,7 @@ class SourceEnded(Message):
         self.error = error
 
 
-class OfftopApp(App[int]):
-    CSS = f"""
-    Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
-    Panel {{ background: $background; color: $foreground; }}
-    .placed {{ position: absolute; }}
-    {theme.TEXTUAL}
-    """
+class OfftopApp(TerminalApp):
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
     COMMANDS = {PaletteActions}  # noqa: RUF012  # Textual's type
 
@@ -116,13 +102,10 @@ class OfftopApp(App[int]):
         at which the screen is paused at first (CLOCK_REALTIME). `weights`: of suspects; None: do not look for any.
         `is_first_start`: tell the keys to begin with.
         """
-        super().__init__(driver_class=terminal.TerminalDriver)
-        self.action_theme(theme_name)
-        self.animation_level = "none"
+        super().__init__(theme_name, ascii_only, mouse)
         self.chosen_keys: Mapping[str, str] = keymap or {}
         self.set_keymap(dict(self.chosen_keys))
-        self._bound = {key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(",")}
-        self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
+        self._bound = frozenset(key for row in KEYS for key in self.chosen_keys.get(row.id, row.keys).split(","))
         self.session = Session(source, categories, rules, view, history_ns, outlier_actions, weights)
         self._source, self._history, self._pace = source, self.session.history, self.session.pace
         self._poll = Thread(target=self._read, name="offtop-poll", daemon=True)
@@ -130,7 +113,6 @@ class OfftopApp(App[int]):
         self._seen = 0
         """Number of ticks so far, without those that lead up to a seek target."""
         self._files = files or NoFiles()
-        self.uses_mouse = mouse
         self.view = panes.with_triggers(view, outlier_actions.texts) if outlier_actions else view
         self.picture: Picture | None = None
         """The picture on the screen; None before the first tick."""
@@ -142,13 +124,9 @@ class OfftopApp(App[int]):
         """CLOCK_MONOTONIC when the last tick was drawn."""
         self._is_over = False
         """Whether the source has ended."""
-        self.failure: BaseException | None = None
-        self.early_signals: Sequence[int] = ()
-        """Termination signals received before the screen existed."""
-        self._prompt = Prompt(self.glyphs)
         self._alert_line = AlertLine(self, self.session, is_first_start)
         self.controllers = Controllers(self, self.session, self._files, recorder, pause_at_ns, self.chosen_keys)
-        self._actions: Mapping[str, Callable[[], None]] = {
+        self._actions = {
             **self.controllers.actions(),
             "back": self._go_back,
             "reset": self._reset,
@@ -169,10 +147,6 @@ class OfftopApp(App[int]):
         """Function that draws each panel, by its id."""
         self._board = Board(self._drawings)
 
-    @property
-    def has_overlay(self) -> bool:
-        return len(self.screen_stack) > 1
-
     def open_overlay(self, overlay: ModalScreen[None]) -> None:
         self.push_screen(overlay)
 
@@ -185,14 +159,7 @@ class OfftopApp(App[int]):
         yield self._prompt
 
     def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, self._redraw)  # pyright: ignore[reportUnknownMemberType]
-        if not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in terminal.EXIT_SIGNALS:
-                loop.add_signal_handler(number, partial(self.exit, 128 + number))
-            if self.early_signals:
-                self.exit(128 + self.early_signals[0])
-            self.set_interval(1.0, self._check_terminal)
+        self._watch_terminal()
         self._draw()
         if self._source.notices:
             self.show_alert(" ".join(self._source.notices))
@@ -215,15 +182,6 @@ class OfftopApp(App[int]):
         except BaseException as raised:
             error = raised
         self.post_message(SourceEnded(error))
-
-    def _check_terminal(self) -> None:
-        """Exit if the terminal is gone; otherwise pick up its size, in case SIGWINCH was lost."""
-        if terminal.is_gone():
-            self.exit(128 + signal.SIGHUP)
-            return
-        size = terminal.size()
-        if size and (self.size != size or self.screen.size != size):
-            self.post_message(events.Resize(size, size))
 
     def on_new_tick(self) -> None:
         newest = self._history.newest
@@ -272,13 +230,7 @@ class OfftopApp(App[int]):
     def on_resize(self, event: events.Resize) -> None:
         if event.size.height < _PALETTE_LINES and isinstance(self.screen, CommandPalette):
             self.pop_screen()
-        self.call_later(self._draw)  # the app learns its new size only after this
-
-    def on_screen_resume(self) -> None:
-        self._draw()
-
-    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        super()._display(screen, exact(renderable))  # pyright: ignore[reportUnknownMemberType]
+        super().on_resize(event)
 
     @property
     def layout(self) -> Layout:
@@ -386,35 +338,6 @@ class OfftopApp(App[int]):
             return
         await super().on_event(event)
 
-    async def _run_key(self, event: events.Key) -> bool:
-        """Handle a key at once; return whether it did anything.
-
-        Textual would pass the key to the screen and read the next one before the screen acts. In a burst of keys,
-        letters would then arrive before their question is open, and get lost.
-        """
-        if self._prompt.is_open and await self._prompt.take(event):
-            if not self._prompt.is_open:
-                self._draw()
-            return True
-        found = self.active_bindings.get(event.key)
-        return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
-
-    def on_key(self, event: events.Key) -> None:
-        if self.has_overlay or self._prompt.is_open or not self._bound.isdisjoint((event.key, event.character)):
-            return
-        key = event.character if event.is_printable and event.character else event.key
-        self.show_alert(f"no action on {key!r}; ? for help")
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable key actions while a question is open: keys belong to its answer."""
-        if self._prompt.is_open and action in ("perform", "command_palette"):
-            return bool(parameters) and parameters[0] in _DURING_A_QUESTION
-        return super().check_action(action, parameters)
-
-    def action_perform(self, key: str) -> None:
-        """Do what the keys of the row `key` of KEYS are for."""
-        self._actions[key]()
-
     def action_focus_next(self) -> None:
         self._focus_pane(1)
 
@@ -448,31 +371,13 @@ class OfftopApp(App[int]):
         except OfftopError as refused:
             self.show_alert(str(refused))
 
-    def report_thread_error(self, error: BaseException, thread: str) -> None:
-        """Report an error that ended another thread; measuring goes on. Thread-safe."""
-        self.call_later(self.show_alert, faults.error_text(error, thread))
-
-    def _fatal_error(self) -> None:
-        """Keep the error for `run`, which raises it once the terminal is restored.
-
-        Textual would print a traceback.
-        """
-        self.failure = self._exception
-        self._close_messages_no_wait()
-
-    def leave_terminal(self) -> None:
-        if isinstance(self._driver, terminal.TerminalDriver):
-            self._driver.end()
-
     def close_recordings(self) -> str:
         """Finish recordings and clips; return messages about the results, or an empty string."""
         return "; ".join(filter(None, (self.controllers.clips.wait(), self.controllers.recording.finish())))
 
-    def action_theme(self, name: str) -> None:
-        """Switch to the theme. Raises UsageError if it does not exist."""
-        if name not in self.available_themes:
-            self.register_theme(theme.load(name))
-        self.theme = name
+    def finish(self) -> None:
+        if results := self.close_recordings():
+            warn(f"offtop: {results}")
 
     def action_mouse(self) -> None:
         self.uses_mouse = not self.uses_mouse
@@ -485,22 +390,3 @@ class OfftopApp(App[int]):
             self.show_alert("the palette needs more lines")
         else:
             super().action_command_palette()
-
-    def _redraw(self, _: object = None) -> None:
-        self.screen.refresh(layout=True)
-
-    def action_suspend_process(self) -> None:
-        """Stop the whole foreground process group, as the terminal does for ctrl-Z.
-
-        That includes a make or sudo that started offtop.
-        """
-        if self._driver is not None and self._driver.can_suspend:
-            self._suspend_signal()
-            self._driver.suspend_application_mode()  # before the shell gets the terminal
-            os.killpg(0, signal.SIGTSTP)
-
-    def leave_overlay_or_quit(self) -> None:
-        if self.has_overlay:
-            self.pop_screen()
-        else:
-            self.exit(0)

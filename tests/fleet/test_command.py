@@ -2,10 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from offtop.commands.fleet import show_live
 from offtop.fleet.reports import FleetObject
 from tests.command import call
 from tests.fleet.api import FORTY, Machine, Reply, Request, always, fleet, serving
@@ -89,3 +91,12 @@ def test_names_of_strangers_are_escaped_in_tables() -> None:
 def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "offtop.fleet.client", None)
     assert "pip install 'offtop[fleet]'" in call("fleet", "x").sentence
+
+
+def test_a_host_is_shown_live_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh, called = tmp_path / "ssh", tmp_path / "called"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert show_live("db7") == 127
+    ssh.write_text(f'#!/bin/sh\necho "$@" >{called}\nexit 3\n')
+    ssh.chmod(0o700)
+    assert (show_live("db7"), called.read_text()) == (3, "-t -- db7 sudo offtop\n")

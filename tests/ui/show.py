@@ -16,7 +16,7 @@ from offtop.model.values.snapshot import Snapshot
 from offtop.model.viewmodel.view import View
 from offtop.ui.app import OfftopApp
 from offtop.ui.kit import terminal
-from offtop.ui.run import run
+from offtop.ui.kit.terminal_app import run
 from offtop.units import NS_PER_S
 from tests.ui.busy import BusySource
 from tests.ui.scripted import ScriptedSource

@@ -3,10 +3,7 @@
 Keys change the view or the question; the reader's thread posts NewAnswer; both draw the page again.
 """
 
-import asyncio
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,14 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from rich.console import RenderableType
 from textual import events
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.message import Message
-from textual.screen import Screen
 
-from offtop import faults
 from offtop.fleet import promql, texts
 from offtop.fleet.hosts import HostId, split_port
 from offtop.fleet.reader import Reader, TrendQuestion
@@ -30,18 +24,15 @@ from offtop.ui.fleet import lines
 from offtop.ui.fleet.help import Help
 from offtop.ui.fleet.keys import BINDINGS, KEYS
 from offtop.ui.fleet.lines import Look, Page, View
-from offtop.ui.kit import terminal, theme
 from offtop.ui.kit.board import Board
-from offtop.ui.kit.glyphs import ASCII, UNICODE, Glyphs
 from offtop.ui.kit.layout import Layout, Rect
-from offtop.ui.kit.lines import Clicked, exact, fit, plain
-from offtop.ui.kit.prompt import Prompt
+from offtop.ui.kit.lines import Clicked, fit, plain
+from offtop.ui.kit.terminal_app import TerminalApp
 from offtop.units import NS_PER_S, duration, parse_moment
 
 _ALERT_SECONDS = 8.0
 _LATE_NS = 30 * NS_PER_S
 """A picture that is this old without a refresh is marked."""
-_DURING_A_QUESTION = ("back", "quit", "interrupt", "suspend")
 _STEPS_IN_RANGE = 5
 _MACHINE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*")
 """Names and addresses of machines that may be given to ssh: an instance may be any text."""
@@ -54,13 +45,7 @@ class NewAnswer(Message):
         return isinstance(message, NewAnswer)
 
 
-class FleetApp(App[int]):
-    CSS = f"""
-    Screen {{ layout: vertical; overflow: hidden; background: $background; color: $foreground; }}
-    Panel {{ background: $background; color: $foreground; }}
-    .placed {{ position: absolute; }}
-    {theme.TEXTUAL}
-    """
+class FleetApp(TerminalApp):
     BINDINGS: ClassVar[list[BindingType]] = BINDINGS
     ENABLE_COMMAND_PALETTE = False
 
@@ -83,16 +68,8 @@ class FleetApp(App[int]):
         `show_live` shows a machine in this terminal until the person leaves it, and returns its exit status.
         `iterations`: the app ends after so many answers.
         """
-        super().__init__(driver_class=terminal.TerminalDriver)
-        self.register_theme(theme.load(theme_name))
-        self.theme = theme_name
-        self.animation_level = "none"
-        self.glyphs: Glyphs = ASCII if ascii_only else UNICODE
-        self.uses_mouse = mouse
+        super().__init__(theme_name, ascii_only, mouse)
         self.view = View(filter_text)
-        self.failure: BaseException | None = None
-        self.early_signals: Sequence[int] = ()
-        """Termination signals received before the screen existed."""
         self.reader, self._url, self._order, self._causes = reader, url, order, causes
         self._show_live, self._iterations = show_live, iterations
         self._page = Page(())
@@ -100,9 +77,9 @@ class FleetApp(App[int]):
         self._answered_ns = time.monotonic_ns()
         self._newest_ns = 0
         """The newest time that has numbers, by the clock of the API."""
-        self._prompt = Prompt(self.glyphs)
+        self._bound = frozenset(key for row in KEYS for key in row.keys.split(","))
         self._board = Board(("page", "alert", "keys"))
-        self._actions: Mapping[str, Callable[[], None]] = {
+        self._actions = {
             "down": partial(self._move, 1),
             "up": partial(self._move, -1),
             "page_down": lambda: self._move(self._page.room),
@@ -127,8 +104,8 @@ class FleetApp(App[int]):
             "help": self._show_help,
             "redraw": self._redraw,
             "suspend": self.action_suspend_process,
-            "quit": self._quit,
-            "interrupt": self._quit,
+            "quit": self.leave_overlay_or_quit,
+            "interrupt": self.leave_overlay_or_quit,
         }
 
     def compose(self) -> ComposeResult:
@@ -136,14 +113,8 @@ class FleetApp(App[int]):
         yield self._prompt
 
     def on_mount(self) -> None:
-        self.app_resume_signal.subscribe(self, self._redraw)  # pyright: ignore[reportUnknownMemberType]
-        if not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in terminal.EXIT_SIGNALS:
-                loop.add_signal_handler(number, partial(self.exit, 128 + number))
-            if self.early_signals:
-                self.exit(128 + self.early_signals[0])
-        self.set_interval(1.0, self._check)
+        self._watch_terminal()
+        self.set_interval(1.0, self._mark_lateness)
         self._draw()
         self.reader.notify(self._post_answer)
         self.reader.start()
@@ -152,15 +123,8 @@ class FleetApp(App[int]):
     def on_unmount(self) -> None:
         self.reader.close()
 
-    def _check(self) -> None:
-        """Exit if the terminal is gone; otherwise pick up its size, and show how old the picture is."""
-        if not self.is_headless:
-            if terminal.is_gone():
-                self.exit(128 + signal.SIGHUP)
-                return
-            size = terminal.size()
-            if size and (self.size != size or self.screen.size != size):
-                self.post_message(events.Resize(size, size))
+    def _mark_lateness(self) -> None:
+        """Show how old the picture is, if it is too old."""
         if self._lateness():
             self._draw()
 
@@ -176,15 +140,6 @@ class FleetApp(App[int]):
         if self._iterations and answer.count >= self._iterations:
             self.call_after_refresh(self.exit, 0)
         self._draw()
-
-    def on_resize(self, _: events.Resize) -> None:
-        self.call_later(self._draw)
-
-    def on_screen_resume(self) -> None:
-        self._draw()
-
-    def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        super()._display(screen, exact(renderable))  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def look(self) -> Look:
@@ -284,7 +239,7 @@ class FleetApp(App[int]):
             status = self._show_live(machine)
         self.set_timer(0.2, self._redraw)
         if status:
-            self.show_alert(f"offtop --host {machine} ended with status {status}; run it alone to see why")
+            self.show_alert(f"ssh -t {machine} sudo offtop ended with status {status}; run it alone to see why")
 
     def _change_range(self, step: int) -> None:
         answer = self.reader.answer
@@ -359,7 +314,7 @@ class FleetApp(App[int]):
             self._draw()
 
     def on_clicked(self, event: Clicked) -> None:
-        if len(self.screen_stack) > 1 or event.panel != "page":
+        if self.has_overlay or event.panel != "page":
             return
         if event.turns:
             self._move(event.turns)
@@ -381,67 +336,12 @@ class FleetApp(App[int]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
             self._alert = ""
-            if not event.is_forwarded and len(self.screen_stack) == 1 and await self._run_key(event):
+            if not event.is_forwarded and not self.has_overlay and await self._run_key(event):
                 return
         if isinstance(event, events.Paste) and not event.is_forwarded and self._prompt.is_open:
             self._prompt.paste(event.text)
             return
         await super().on_event(event)
 
-    async def _run_key(self, event: events.Key) -> bool:
-        """Handle a key at once, before the next of a burst; return whether it did anything."""
-        if self._prompt.is_open and await self._prompt.take(event):
-            if not self._prompt.is_open:
-                self._draw()
-            return True
-        found = self.active_bindings.get(event.key)
-        return found is not None and found.enabled and await self.run_action(found.binding.action, found.node)
-
-    def on_key(self, event: events.Key) -> None:
-        if len(self.screen_stack) > 1 or self._prompt.is_open:
-            return
-        keys = {key for row in KEYS for key in row.keys.split(",")}
-        if keys.isdisjoint((event.key, event.character)):
-            key = event.character if event.is_printable and event.character else event.key
-            self.show_alert(f"no action on {key!r}; ? for help")
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if self._prompt.is_open and action == "perform":
-            return bool(parameters) and parameters[0] in _DURING_A_QUESTION
-        return super().check_action(action, parameters)
-
-    def action_perform(self, key: str) -> None:
-        """Do what the keys of the row `key` of KEYS are for."""
-        self._actions[key]()
-
     def _show_help(self) -> None:
         self.push_screen(Help(self.glyphs))
-
-    def _quit(self) -> None:
-        if len(self.screen_stack) > 1:
-            self.pop_screen()
-        else:
-            self.exit(0)
-
-    def report_thread_error(self, error: BaseException, thread: str) -> None:
-        """Report an error that ended the reader's thread. Thread-safe."""
-        self.call_later(self.show_alert, faults.error_text(error, thread))
-
-    def _fatal_error(self) -> None:
-        """Keep the error for `run`, which raises it once the terminal is restored. Textual would print a traceback."""
-        self.failure = self._exception
-        self._close_messages_no_wait()
-
-    def leave_terminal(self) -> None:
-        if isinstance(self._driver, terminal.TerminalDriver):
-            self._driver.end()
-
-    def _redraw(self, _: object = None) -> None:
-        self.screen.refresh(layout=True)
-
-    def action_suspend_process(self) -> None:
-        """Stop the whole foreground process group, as the terminal does for ctrl-Z."""
-        if self._driver is not None and self._driver.can_suspend:
-            self._suspend_signal()
-            self._driver.suspend_application_mode()  # before the shell gets the terminal
-            os.killpg(0, signal.SIGTSTP)
