@@ -153,22 +153,19 @@ class Stacks:
         bpf_get_task_stack omits __sched functions, so they are added here from what the BPF program has found on the
         thread's stack.
         """
-        depths = np.minimum(stacks["depth"].astype(np.int64), layout.SHORT_FRAMES)
-        columns = max(1, int(depths.max(initial=0)))
-        frames = stacks["frames"][:, :columns] * (np.arange(columns) < depths[:, None])
-        found = np.empty(len(stacks), np.int64)
-        ones, which = kinds_of((frames, stacks["sched"]))
-        ids = [
-            self._scanned(sched_row, frame_row[:depth].tobytes())
-            for depth, sched_row, frame_row in zip(
-                depths[ones].tolist(), stacks["sched"][ones].tolist(), frames[ones], strict=True
-            )
-        ]
-        found[:] = np.array(ids, np.int64)[which]
+        found, is_short = np.empty(len(stacks), np.int64), np.ones(len(stacks), np.bool_)
         for at, more in deep_frames.items():
-            row = stacks[at]
+            row, is_short[at] = stacks[at], False
             rest = more[: int(row["depth"]) - layout.SHORT_FRAMES]
             found[at] = self._scanned(row["sched"].tolist(), row["frames"].tobytes() + rest.tobytes())
+        short = stacks[is_short] if deep_frames else stacks
+        depths = short["depth"].astype(np.int64)
+        columns = max(1, int(depths.max(initial=0)))
+        frames = short["frames"][:, :columns] * (np.arange(columns) < depths[:, None])
+        ones, which = kinds_of((frames, short["sched"]))
+        each = zip(depths[ones].tolist(), short["sched"][ones].tolist(), frames[ones], strict=True)
+        ids = [self._scanned(sched, frame_row[:depth].tobytes()) for depth, sched, frame_row in each]
+        found[is_short] = np.array(ids, np.int64)[which]
         return found
 
     def _scanned(self, sched: list[int], frames: bytes) -> int:

@@ -162,10 +162,14 @@ def test_a_repeated_scheduler_function_is_left_from_an_earlier_call() -> None:
 
 def test_a_deep_stack_continues_in_its_other_frames() -> None:
     catalog, depth = Catalog(), layout.SHORT_FRAMES + 3
+    before = {*catalog.stacks}
     stacks = made(cast(Map, None), catalog, lambda address: Frame(KERNEL, 0, f"f{address}"))
     deep = [*range(1, depth + 1)]
     more = np.array([*deep[layout.SHORT_FRAMES :], 77, 77], np.uint64)
+    (alone,) = stacks.scanned(scanned_rows(deep, []), {0: more}).tolist()
+    assert {*catalog.stacks} - before == {alone}, "there is no stack of its first frames only"
     short, found = stacks.scanned(scanned_rows(deep[: layout.SHORT_FRAMES], [], deep, []), {1: more}).tolist()
+    assert found == alone
     assert [frame.name for frame in catalog.stacks[found].frames] == [f"f{one}" for one in deep]
     assert len(catalog.stacks[short].frames) == layout.SHORT_FRAMES
 
