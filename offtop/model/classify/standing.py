@@ -127,7 +127,7 @@ class WaitsOfTick:
 
     def look_up(self, rows: Ints) -> None:
         """Look up the cause rules of many waits at once."""
-        self._look_up(np.unique(self._site_of[rows]).tolist())
+        self._look_up([one for one in np.unique(self._site_of[rows]).tolist() if one not in self._rules])
 
     def _look_up(self, numbers: Sequence[int]) -> None:
         found = self._causes.rules_at([self._sites[number] for number in numbers], self.snapshot.catalog)
