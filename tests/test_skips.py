@@ -36,6 +36,7 @@ def outcome(directory: Path, require: str) -> tuple[int, str]:
     (directory / "test_made.py").write_text(_TESTS)
     environment = os.environ | {"OFFTOP_REQUIRE_KERNEL": require, "PYTHONPATH": str(_ROOT)}
     options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", _ROOT / "pyproject.toml", "--rootdir", directory]
+    options += ["--basetemp", directory / "made"]  # otherwise it warns of what other runs have left behind
     command = [sys.executable, "-m", "pytest", *options, directory]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     return child.returncode, child.stdout.splitlines()[-1]
