@@ -75,7 +75,7 @@ def command(tool: str, min_us: int) -> list[str]:
     Raises UnanswerableError if it is not installed.
     """
     if tool == OFFTOP:
-        return [str(offtop()), "--json", "--min", f"{min_us}us"]
+        return [str(offtop()), "--json", "--min", f"{min_us}us", "--exact-stacks"]
     if tool == OFFCPUTIME:
         return [need("offcputime", "libbpf-tools"), "-m", str(max(1, min_us))]
     return one_liner(_ONE_LINER.format(min_us=min_us))
