@@ -2,9 +2,9 @@
 
 The tools run alone, in turns, so that other load on the machine affects all of them alike; the medians of the rounds
 are compared. offtop takes the stack of every wait from the minimum up, as the others do (`--exact-stacks`), not only
-those within its CPU budget. The time of all programs of a tool is divided by the switches that it saw. `perf bench sched
-pipe` is pinned to one CPU, so that each switch is between two threads that wait for each other, and none is to the idle
-thread, which the tools handle differently.
+those within its CPU budget. The time of all programs of a tool is divided by the switches that it saw.
+`perf bench sched pipe` is pinned to one CPU, so that each switch is between two threads that wait for each other, and
+none is to the idle thread, which the tools handle differently.
 """
 
 import os
