@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
 _UNUSED = ("/tests/", "/include/", "numpy/f2py/", "numpy/_core/lib/", "numpy/random/lib/", "numpy/random/_examples/")
+_OPTIONAL = ("yaml/_yaml.",)
+"""2 MB for each Python, which only make it read a file faster."""
 _UNUSED_ENDS = (".pyi", ".pxd", ".c", ".h", ".a")
 _BUILD_DETAILS = ("numpy/__config__.py", ".dist-info/WHEEL")
 """Files that name the Python version which the wheel was built for, and nothing that runs."""
@@ -66,4 +68,4 @@ def _is_used(name: str) -> bool:
         return True
     if ".dist-info/" in name:
         return not name.endswith(("/", "/RECORD"))
-    return not name.endswith(("/", *_UNUSED_ENDS)) and not any(part in name for part in _UNUSED)
+    return not name.endswith(("/", *_UNUSED_ENDS)) and not any(part in name for part in (*_UNUSED, *_OPTIONAL))

@@ -199,7 +199,12 @@ def wheel(path: Path, members: Mapping[str, bytes]) -> Path:
 def test_parts_of_all_pythons_are_merged_without_tests_and_headers_but_with_licences(tmp_path: Path) -> None:
     licence = "numpy-2.4.6.dist-info/licenses/numpy/_core/include/numpy/libdivide/LICENSE.txt"
     same = {"numpy/a.py": b"a", licence: b"l"}
-    unused = {"numpy/tests/t.py": b"t", "numpy/_core/include/a.h": b"h", "numpy-2.4.6.dist-info/RECORD": b"r"}
+    unused = {
+        "yaml/_yaml.cpython-311.so": b"y",
+        "numpy/tests/t.py": b"t",
+        "numpy/_core/include/a.h": b"h",
+        "numpy-2.4.6.dist-info/RECORD": b"r",
+    }
     first = wheel(tmp_path / "cp311.whl", {**same, **unused, "numpy/a.cpython-311.so": b"1"})
     second = wheel(tmp_path / "cp312.whl", {**same, "numpy/a.cpython-312.so": b"2"})
     merged = parts.merged([first, second])
