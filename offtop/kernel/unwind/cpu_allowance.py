@@ -7,6 +7,8 @@ _LEAST_PART = 5
 _SAVED_S = 0.5
 """Limit of the budget in both directions. Unused time accumulates up to this; the budget starts with it, because every
 stack is new then. Debt is limited, too, so that one slow binary delays all others by a few ticks at most."""
+_USUAL_PCT, _LONGEST_PAUSE = 5.0, 10.0
+"""Share with which the unwinding thread looks for work as often as it can use it, and the largest factor of pauses."""
 
 
 class Allowance:
@@ -22,6 +24,11 @@ class Allowance:
     @property
     def is_left(self) -> bool:
         return self._left_s > 0
+
+    @property
+    def pause_factor(self) -> float:
+        """How much longer than usual the unwinding thread rests: looking for work costs CPU time, too."""
+        return max(1.0, min(_LONGEST_PAUSE, _USUAL_PCT / self.share_pct))
 
     @property
     def spent_s(self) -> float:

@@ -43,7 +43,7 @@ _MOST_A_TICK = 4096
 _MOST_REMEMBERED = 4 * _MOST_A_TICK
 """IDs of copies from several ticks, because a thread's record may arrive two ticks after its sites."""
 _LOOK_S = 0.05
-"""Interval between reads of copies. A stack that BPF copies again meanwhile is unwound twice."""
+"""Interval between reads of copies with the usual CPU budget. What BPF copies again meanwhile is unwound twice."""
 _REST_S = 0.1
 """The same interval while the CPU budget is used up."""
 _PATIENCE_S, _PATIENCE_A_STACK_S = 0.02, 10e-6
@@ -402,7 +402,7 @@ class UserStacks:
         is_left, has_waits = self._allowance.is_left, len(self._requested.ids) > 0
         if not (self._unnamed or len(self._alike.ids) or (is_left and (self._queue or has_waits or unwinder.due_pid))):
             unwinder.rest(time.monotonic() - self._worked_s)
-            return Rest(_LOOK_S if is_left else _REST_S)
+            return Rest((_LOOK_S if is_left else _REST_S) * self._allowance.pause_factor)
         while self._exited:
             unwinder.forget(self._exited.pop())
         if self._unnamed:

@@ -49,3 +49,8 @@ def test_one_costly_binary_delays_others_for_some_ticks_only() -> None:
         one.fill(1.0, 0.0)
     assert one.is_left
     assert one.spent_s == 60
+
+
+@pytest.mark.parametrize(("share_pct", "factor"), [(200.0, 1.0), (5.0, 1.0), (1.0, 5.0), (0.5, 10.0), (0.1, 10.0)])
+def test_with_a_small_budget_the_thread_looks_for_work_less_often(share_pct: float, factor: float) -> None:
+    assert Allowance(share_pct).pause_factor == factor
