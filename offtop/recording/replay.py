@@ -10,39 +10,27 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic_ns
-from typing import TypeVar
 
 from offtop.errors import OfftopError, UsageError
 from offtop.feed.source import Recorded
 from offtop.model.classify.categories import OTHER
-from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.container import label
 from offtop.model.values.outlier import Outlier, Thresholds, joined
 from offtop.model.values.snapshot import Filters, Snapshot
-from offtop.model.values.stack import FIRST_STACK, Frame, Stack
-from offtop.model.values.table import SITES, table_of
-from offtop.model.values.wake import FIRST_WAKE, Object, Storm
+from offtop.model.values.stack import Frame, Stack
+from offtop.model.values.wake import Object, Storm
 from offtop.model.windows.change import Change, Replayed
 from offtop.printable import printable
 from offtop.recording import file_format
+from offtop.recording.catalog_keeper import KEPT_NS, CatalogKeeper
 from offtop.recording.reader import Recording
-from offtop.recording.tick_rows import MOST_CALLS, Entry
+from offtop.recording.tick_rows import Entry
 from offtop.units import NS_PER_S, count, duration
 
-K = TypeVar("K")
-V = TypeVar("V")
 _BEFORE_NS = 300 * NS_PER_S
 """How much of the time before the target of a seek is read, too: the length of the timeline."""
 _LONGEST_PAUSE_NS = 5 * NS_PER_S
 """Longest pause between two ticks: a replay shortens longer gaps (suspend, nothing recorded)."""
-_TIDY_NS = 300 * NS_PER_S
-"""How often unused names are forgotten."""
-_KEPT_NS = 15 * 60 * NS_PER_S
-"""How long names are kept that a window may still use: longer than any History."""
-_MOST_WAKES = 1 << 17
-"""Most wakes in the Catalog: twice as many as a source has at once."""
-_MOST_NAMES = 1 << 18
-"""Most threads, processes and stacks in the Catalog, of each kind: a tick brings at most 220,000."""
 
 
 class RecordedSource:
@@ -55,7 +43,7 @@ class RecordedSource:
         begin_ns: int | None = None,
         speed: float = 0.0,
         categories: Collection[str] = (),
-        keep_ns: int = _KEPT_NS,
+        keep_ns: int = KEPT_NS,
     ) -> None:
         """Open a recording. Raises OfftopError if the file is not a recording.
 
@@ -97,18 +85,11 @@ class RecordedSource:
         """Number of the next tick, and whether to read its whole snapshot."""
         self._ahead: tuple[int, Entry] | None = None
         """That tick, once it has been read."""
-        self._catalog = Catalog()
-        self._replayed = Replayed(self._catalog)
+        self._keeper = CatalogKeeper(self._stack, keep_ns)
+        self._replayed = Replayed(self._keeper.catalog)
         self._last: Change | None = None
         self._read_ns = 0
         """CLOCK_MONOTONIC when the last tick was returned."""
-        self._used_ns: dict[int, int] = {}
-        """Stack -> `at_ns` of the last tick that used it."""
-        self._woke_ns: dict[int, int] = {}
-        """The same for wakes."""
-        self._seen_ns: dict[ThreadKey, int] = {}
-        """The same for threads."""
-        self._tidied_ns = 0
         self.go_to(begin_ns if begin_ns is not None else recorded.began_ns)
 
     @property
@@ -206,9 +187,10 @@ class RecordedSource:
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
-        details = self._catalog.detail(pid)
+        catalog = self._keeper.catalog
+        details = catalog.detail(pid)
         pairs = (
-            ("name", self._catalog.process(pid)),
+            ("name", catalog.process(pid)),
             ("command line", details.cmdline),
             ("user", details.user),
             ("cgroup", details.cgroup),
@@ -252,10 +234,9 @@ class RecordedSource:
 
     def _begin_at(self, whole: int) -> None:
         self._epoch += 1
-        self._catalog = Catalog()
-        self._replayed = Replayed(self._catalog)
+        self._keeper = CatalogKeeper(self._stack, self._keep_ns)
+        self._replayed = Replayed(self._keeper.catalog)
         self._last = None
-        self._used_ns, self._woke_ns, self._seen_ns = {}, {}, {}
         self._next, self._ahead = (whole, True), None
 
     def _entry(self) -> tuple[int, Entry] | None:
@@ -309,12 +290,7 @@ class RecordedSource:
             files=self._recording.files(number) if number >= self._from_number else None,
             disks=self._recording.disks(number) if number >= self._from_number else None,
         )
-        is_full = self._is_full(entry)
-        if is_full or change.at_ns - self._tidied_ns > _TIDY_NS:
-            self._tidied_ns = change.at_ns
-            self._forget(snapshot, change.at_ns if is_full else change.at_ns - self._keep_ns)
-        self._keep_names(entry)
-        self._keep_stacks(entry)
+        self._keeper.add(entry, snapshot)
         self._last, self._read_ns = change, monotonic_ns()
         try:
             following = self._recording.after(number)
@@ -327,44 +303,6 @@ class RecordedSource:
             snapshot = replace(snapshot, lost={**snapshot.lost, "damaged": damaged})
         return snapshot
 
-    def _is_full(self, entry: Entry) -> bool:
-        """Return whether the Catalog may overflow: an untrusted file can set any clock, so that names never get old."""
-        catalog = self._catalog
-        names = (catalog.comms, entry.comms), (catalog.lives, entry.lives), (catalog.processes, entry.processes)
-        return (
-            len(catalog.stacks) >= _MOST_NAMES
-            or len(catalog.wakes) + len(entry.wakes) > _MOST_WAKES
-            or len(catalog.peers) + len(entry.peers) > _MOST_WAKES
-            or any(len(known) + len(new) > _MOST_NAMES for known, new in (*names, (catalog.details, entry.details)))
-        )
-
-    def _keep_names(self, entry: Entry) -> None:
-        catalog, change = self._catalog, entry.change
-        _add(catalog.comms, entry.comms, _MOST_NAMES)
-        _add(catalog.lives, entry.lives, _MOST_NAMES)
-        _add(catalog.processes, entry.processes, _MOST_NAMES)
-        _add(catalog.calls, entry.calls, MOST_CALLS)
-        _add(catalog.wakes, entry.wakes, _MOST_WAKES)
-        if entry.details:
-            _add(catalog.details, entry.details, _MOST_NAMES)
-            catalog.details_version += 1
-        if entry.peers:
-            _add(catalog.peers, entry.peers, _MOST_WAKES)
-            catalog.peers_version += 1
-        for ids in (change.threads.ids, change.waiting):
-            present = map(ThreadKey._make, ids[:, :2].tolist())
-            self._seen_ns.update((key, change.at_ns) for key in present if key in catalog.comms)
-        self._woke_ns.update(dict.fromkeys(change.wakes & catalog.wakes.keys(), change.at_ns))
-
-    def _keep_stacks(self, entry: Entry) -> None:
-        catalog = self._catalog
-        wakes = [wake for number, wake in entry.wakes.items() if number in catalog.wakes]
-        for stack in entry.change.stacks.union(*(wake.stacks for wake in wakes)):
-            if stack >= FIRST_STACK and stack not in catalog.stacks and len(catalog.stacks) < _MOST_NAMES:
-                catalog.stacks[stack] = self._stack(stack)
-            if stack in catalog.stacks:
-                self._used_ns[stack] = entry.change.at_ns
-
     def _with_known_category(self, one: Outlier) -> Outlier:
         """Return the outlier, with category `other` if its own is unknown."""
         is_known = one.wait is None or not self._categories or one.category in self._categories
@@ -375,45 +313,6 @@ class RecordedSource:
         if self._categories and stack.category not in self._categories:
             return stack._replace(category=OTHER)  # written by a newer offtop
         return stack
-
-    def _forget(self, snapshot: Snapshot, before_ns: int) -> None:
-        """Forget names that neither a total nor a window since `before_ns` uses."""
-        catalog, table = self._catalog, table_of(SITES, snapshot.sites)
-        sites = table.ids[table.present]
-        wakes = {*sites[:, -1].tolist(), *snapshot.storms, *(one.site.wake for one in snapshot.waiting.values())}
-        for wake in [one for one in catalog.wakes if one >= FIRST_WAKE and one not in wakes]:
-            if self._woke_ns.get(wake, 0) < before_ns:
-                del catalog.wakes[wake]
-                self._woke_ns.pop(wake, None)
-        known = {wake.object for wake in catalog.wakes.values()}
-        for what in [one for one in catalog.peers if one not in known]:
-            del catalog.peers[what]
-        stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in catalog.wakes.values()))
-        stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
-        keys = {*snapshot.threads, *snapshot.waiting}
-        for stack in [one for one in catalog.stacks if one >= FIRST_STACK and one not in stacks]:
-            if self._used_ns.get(stack, 0) < before_ns:
-                del catalog.stacks[stack]
-                self._used_ns.pop(stack, None)
-        for key in [one for one in catalog.comms if one not in keys and self._seen_ns.get(one, 0) < before_ns]:
-            del catalog.comms[key]
-            self._seen_ns.pop(key, None)
-        for key in [one for one in catalog.lives if one not in keys and one not in catalog.comms]:
-            del catalog.lives[key]
-        pids = {key.pid for key in catalog.comms}
-        for table in (catalog.processes, catalog.details):
-            for pid in [one for one in table if one not in pids]:
-                del table[pid]
-
-
-def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:
-    """Add `new` to `known`, up to `most` entries in all."""
-    if len(known) + len(new) <= most:
-        known.update(new)
-        return
-    for key, value in new.items():
-        if key in known or len(known) < most:
-            known[key] = value
 
 
 def _storms_decrease(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:

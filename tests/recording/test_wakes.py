@@ -39,7 +39,7 @@ from offtop.model.values.wake import (
 )
 from offtop.model.windows.change import NOTHING, change
 from offtop.person import person
-from offtop.recording import file_format, replay, stack_rows, tick_rows
+from offtop.recording import catalog_keeper, file_format, stack_rows, tick_rows
 from offtop.recording.reader import Recording
 from offtop.recording.replay import RecordedSource
 from offtop.recording.writer import Recorder
@@ -524,8 +524,8 @@ def test_wakes_are_bounded_over_many_ticks_but_those_in_the_totals_are_kept(
             }
             database.execute("UPDATE ticks SET change = ? WHERE number = ?", (reworded(blob, more), number))
     database.close()
-    monkeypatch.setattr(replay, "_MOST_WAKES", 1_000)
-    monkeypatch.setattr(replay, "_MOST_NAMES", 1_000)
+    monkeypatch.setattr(catalog_keeper, "_MOST_WAKES", 1_000)
+    monkeypatch.setattr(catalog_keeper, "_MOST_NAMES", 1_000)
     source = RecordedSource(path)
     for snapshot in iter(source.read, None):
         catalog = snapshot.catalog
@@ -538,7 +538,7 @@ def test_wakes_in_the_totals_beyond_the_bound_are_lost(tmp_path: Path, monkeypat
     path = recorded(tmp_path / "it", 2)
     all_of_them = in_json(RecordedSource(path))[-1]
     wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in all_of_them["sites"]}
-    monkeypatch.setattr(replay, "_MOST_WAKES", len(RESERVED))
+    monkeypatch.setattr(catalog_keeper, "_MOST_WAKES", len(RESERVED))
     tick = in_json(RecordedSource(path))[-1]
     wakers = {(one["comm"], *one["user"]): one["waker"] and one["waker"]["name"] for one in tick["sites"]}
     assert wakers == {
