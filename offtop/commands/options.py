@@ -41,6 +41,9 @@ _PER = frozenset(("thread", "category"))
 """Values of --per; export.folded uses them."""
 _MOST_IDS = 1024
 """Size of the BPF map only_pids in bpf/offcpu.c."""
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f'\"`$\\;&<>|(){}!*?#~-][^\s\x00-\x1f\x7f'\"`$\\;&<>|(){}!*?#]*")
+"""A host must be no option of ssh, and hold nothing that a shell in ssh_config would interpret."""
+_LONGEST_HOST = 512
 
 T = TypeVar("T")
 
@@ -83,10 +86,11 @@ def live() -> argparse.ArgumentParser:
     )
     _add_output_options(parser)
     _add_delay(parser)
+    _add_host_options(parser)
     _add_measuring_options(parser)
     _add_waker_options(parser)
     _add_outlier_options(parser, live=True)
-    _add_display_options(parser)
+    _add_display_options(parser, any_user=True)
     _add_recording_options(parser, records=True)
     parser.add_argument(
         "--show-config", action="store_true", help="print each setting and where its value comes from, then exit"
@@ -112,7 +116,12 @@ def record() -> argparse.ArgumentParser:
         help="how long to record: 30s, 10m, 2h (default: until ctrl-C)",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: offtop-HOST-TIME.offtop)")
+    where.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file to write (default: offtop-HOST-TIME.offtop); -: write a stream for offtop --host to stdout",
+    )
     where.add_argument(
         "--directory",
         metavar="DIR",
@@ -120,6 +129,9 @@ def record() -> argparse.ArgumentParser:
         "and the oldest are deleted",
     )
     parser.add_argument("-n", "--iterations", type=_count, metavar="N", help="exit after N ticks")
+    parser.add_argument(
+        "--stream-version", type=_count, metavar="N", help="with --output -: fail unless the stream has this version"
+    )
     _add_delay(parser)
     _add_measuring_options(parser)
     _add_waker_options(parser)
@@ -369,6 +381,30 @@ def _add_delay(parser: argparse.ArgumentParser, seconds: int | None = None) -> N
     )
 
 
+def _add_host_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options about another machine."""
+    add = parser.add_argument_group("another machine").add_argument
+    add(
+        "--host",
+        type=_host,
+        metavar="HOST",
+        help="measure that machine over ssh, and show it here: a name from your ssh_config, USER@HOST, or "
+        "ssh://USER@HOST:PORT",
+    )
+    add(
+        "--ssh-command",
+        metavar="COMMAND",
+        help="the ssh to use, with its options: 'ssh -p 2222 -i key' (default: ssh)",
+    )
+    add(
+        "--sudo-command",
+        metavar="COMMAND",
+        help="what makes offtop root on the host: 'doas -n', or '' for nothing (default: sudo -n, unless you log in as "
+        "root)",
+    )
+    add("--remote-offtop", metavar="PATH", help="offtop on the host, if it is not in the PATH there")
+
+
 def _add_replay_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--begin", metavar="T", help="start here: 02:10:55, 2026-11-21T02:10, +5m, or -5m (before the end)"
@@ -537,10 +573,14 @@ def _add_selection_options(parser: argparse.ArgumentParser) -> None:
     add("-i", "--idle", action="store_true", default=None, help="include idle waits")
 
 
-def _add_display_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that decide what screen and tables show."""
+def _add_display_options(parser: argparse.ArgumentParser, *, any_user: bool = False) -> None:
+    """Add the options that decide what screen and tables show.
+
+    `any_user`: the caller checks whether the user exists.
+    """
     add = parser.add_argument_group("what to show").add_argument
-    add("-u", "--user", type=_user, metavar="NAME", help="only this user's processes (name or id)")
+    is_user = str if any_user else _user
+    add("-u", "--user", type=is_user, metavar="NAME", help="only this user's processes (name or id)")
     add("--filter", default="", metavar="EXPR", help="only waits and rows that match, e.g. 'comm=mysql* max>10ms'")
     add("-H", "--threads", action="store_true", default=None, help="list threads instead of processes")
     add(
@@ -614,6 +654,34 @@ def options_ignored_without_bpf(args: argparse.Namespace) -> list[str]:
     return [option for option, is_given in given.items() if is_given]
 
 
+def measuring_arguments(args: argparse.Namespace) -> Sequence[str]:
+    """Return the given options that decide what is measured, but for those that are settings, as another offtop takes
+    them.
+    """
+    given: dict[str, str] = {
+        "--pid": ",".join(str(one) if isinstance(one, int) else f"{one[0]}:{one[1]}" for one in args.pid),
+        "--tid": ",".join(map(str, args.tid)),
+        "--cgroup": args.cgroup or "",
+        "--within": args.within or "",
+        "--state": _states_text(args.state),
+        "--max": f"{args.max}ns" if args.max else "",
+        "--probe": args.probe,
+        "--unwind": args.unwind,
+        "--unwind-bytes": str(args.unwind_bytes),
+        "--cpu-budget": f"{args.cpu_budget:g}",
+        "--depth": str(args.depth),
+    }
+    flags = [f"--{args.who}-threads"] if args.who else []
+    flags += ["--exact-stacks"] if args.exact_stacks else []
+    return [*flags, *(f"{option}={value}" for option, value in given.items() if value)]
+
+
+def _states_text(mask: int) -> str:
+    """Return states as --state takes them."""
+    running = STATES["running"]
+    return ",".join([*(["running"] if mask & running else []), *([hex(mask & ~running)] if mask & ~running else [])])
+
+
 def _setting(name: str) -> Callable[[str], str]:
     """Return an argparse type that checks a text with a setting, and returns it unchanged."""
 
@@ -683,6 +751,13 @@ def _user_of(text: str) -> str:
     return text
 
 
+def _host_of(text: str) -> str:
+    name = text.removeprefix("ssh://").rpartition("@")[2]
+    if len(text) > _LONGEST_HOST or not _HOST.fullmatch(text) or name.startswith("-") or not name:
+        raise ValueError(text)
+    return text
+
+
 def _states_of(text: str) -> int:
     """Parse states to a mask for Filters.
 
@@ -725,6 +800,7 @@ def _percent_of(text: str) -> float:
     return share
 
 
+_host = _argument(_host_of, "a host: a name from your ssh_config, USER@HOST, or ssh://USER@HOST:PORT")
 _ids = _argument(_ids_of, f"a list of ids such as 4242 or 4242,977 (at most {_MOST_IDS})")
 _pids = _argument(_pids_of, f"a list of ids such as 4242 or 4242,977 or CONTAINER:7 (at most {_MOST_IDS})")
 _wait = _argument(lambda text: parse_duration(text, _NS_PER_US), "a time such as 200us, 1ms or 2s; 200 means 200us")

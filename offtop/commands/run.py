@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from offtop.commands import choices, recordings, saved_files, sources
+from offtop.commands import choices, hosts, recordings, saved_files, sources
 from offtop.errors import OfftopError, OutlierFoundError, UsageError, warn
 from offtop.export.folded import Style
 from offtop.feed.source import Recorded, Source
@@ -42,6 +42,8 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.settings.config import Loaded
     from offtop.settings.rule_files import RuleFiles
 
+STREAM = "-"
+"""In place of the file of a recording: write a stream to stdout."""
 _EXPORT_TICKS = 10
 _COUNTED = {FILE: "file operations", DISK: "requests to disks"}
 """What LIST_MODES list."""
@@ -64,14 +66,15 @@ def show_config(args: argparse.Namespace) -> int:
 
 
 def show_live(args: argparse.Namespace) -> int:
-    """Show this machine, on the screen or as text."""
+    """Show this machine, or that of --host, on the screen or as text."""
+    hosts.check_options(args)
     no_screen = why_no_screen(args.batch or args.json or args.folded)
     if no_screen is not None and args.rate and not args.pid:
         raise UsageError("--rate in batch mode needs a process. Add -p PID, or omit --rate")
     rules, chosen, user = choices.checked_filter(args)
     loaded, owner = choices.load(args)
     choices.check_theme(loaded)
-    filters = sources.filters(args, loaded)
+    filters = sources.filters(args, loaded) if args.host is None else Filters(min_ns=loaded.settings.min_ns)
     kept = saved_files.SavedFiles(loaded, owner, args)
     view = None if no_screen is not None else choices.first_view(loaded, filters, rules, chosen, user, args)
     if args.fail_on_trigger and loaded.settings.triggers == ("off",):
@@ -88,7 +91,11 @@ def show_live(args: argparse.Namespace) -> int:
         stack.enter_context(exit_on_signals())
         baseline = _baseline(args, rules, files, loaded)
         counted = "" if view and args.stuck else _listed_mode(loaded)
-        source = stack.enter_context(sources.live(rules, filters, args, loaded, counted=counted))
+        if args.host is None:
+            source: Source = stack.enter_context(sources.live(rules, filters, args, loaded, counted=counted))
+        else:
+            source, filters = _open_host(args, loaded, rules, outlier_actions, stack, is_batch=view is None)
+            view = view and replace(view, filters=filters)
         recorder = kept.recorder(source, args.record) if args.record else None
         if view:
             view = replace(view, baseline=baseline, diff=baseline is not None)
@@ -108,6 +115,27 @@ def show_live(args: argparse.Namespace) -> int:
         finally:
             if recorder:
                 warn(f"offtop: {recorder.close()}")
+
+
+def _open_host(
+    args: argparse.Namespace,
+    loaded: "Loaded",
+    rules: categories.Categories,
+    outlier_actions: "OutlierActions",
+    stack: contextlib.ExitStack,
+    *,
+    is_batch: bool,
+) -> tuple[Source, Filters]:
+    """Connect to --host, which also finds the outliers; return it with what it counts."""
+    from offtop.remote.outliers import ReportedOutliers
+
+    def report(text: str) -> None:
+        if is_batch:  # the screen shows it
+            warn(f"offtop: {text}")
+
+    source = stack.enter_context(hosts.opened(args, loaded, rules, report))
+    outlier_actions.detector = ReportedOutliers(source)
+    return source, source.filters
 
 
 def show_recording(args: argparse.Namespace, path: Path) -> int:
@@ -188,13 +216,20 @@ def _view_of_outlier(view: "View", group: "Group", rules: categories.Categories)
 
 
 def record(args: argparse.Namespace) -> int:
-    """Record this machine to a file, without output."""
+    """Record this machine to a file, without output; or stream it to stdout."""
     from offtop.feed.pace import Pace
     from offtop.feed.suspect_watch import SuspectWatch
     from offtop.model.classify.cause_finder import CauseFinder
     from offtop.model.windows.history import History
     from offtop.recording import writer
 
+    if args.output == STREAM:
+        from offtop.commands import streaming
+
+        with exit_on_signals():
+            return streaming.record(args)
+    if args.stream_version is not None:
+        raise UsageError("--stream-version is about the stream. Add --output -, or omit it")
     rules = choices.category_rules()
     loaded, owner = choices.load(args)
     filters = sources.filters(args, loaded)

@@ -23,10 +23,17 @@ _GRACE_NS = 300 * NS_PER_S
 """How much longer than the history a source keeps names."""
 
 
+def check_filters(args: argparse.Namespace, loaded: "Loaded") -> None:
+    """Raise UsageError for options that exclude each other."""
+    if args.max and args.max < loaded.settings.min_ns:
+        raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
+    if args.within is not None and getattr(args, "rate", None):
+        raise UsageError("--rate needs all of a thread's time, and --within counts only a part. Omit one of them")
+
+
 def filters(args: argparse.Namespace, loaded: "Loaded") -> Filters:
     settings = loaded.settings
-    if args.max and args.max < settings.min_ns:
-        raise UsageError("--max is below --min, so no wait would be shown. Give a larger --max or a smaller --min")
+    check_filters(args, loaded)
     cgroup = ""
     if args.cgroup is not None:
         from offtop.kernel.procfs import cgroup_selector
@@ -47,8 +54,6 @@ def filters(args: argparse.Namespace, loaded: "Loaded") -> Filters:
 def _within(args: argparse.Namespace) -> str:
     if args.within is None:
         return ""
-    if getattr(args, "rate", None):
-        raise UsageError("--rate needs all of a thread's time, and --within counts only a part. Omit one of them")
     from offtop.kernel.scope import within
 
     within.split_spec(args.within)

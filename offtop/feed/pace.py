@@ -97,7 +97,7 @@ class Pace:
             if snapshot is None:
                 return
             yield snapshot
-            if self._source.recorded is None:
+            if not self._source.is_elsewhere:
                 trim_heap_after(began_ns)
                 due_ns = self._wait_after(due_ns, is_first)
             is_first = False
@@ -130,6 +130,7 @@ class Pace:
         with self._changed:
             self._delay_ns = delay_ns
             self._changed.notify()
+        self._source.set_delay(delay_ns)
 
     def stop(self) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""Data source interface: the BPF programs, /proc and recordings are all read through it."""
+"""Data source interface: the BPF programs, /proc, recordings and other machines are all read through it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -37,6 +37,19 @@ class Source(Protocol):
         ...
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a recording or another machine.
+
+        Ticks come at their own pace then, and users and processes need not exist on this machine.
+        """
+        ...
+
+    @property
+    def interruption(self) -> str:
+        """Why there are no new ticks at present, for people; empty: they come. Thread-safe."""
+        ...
+
+    @property
     def host(self) -> str: ...
 
     @property
@@ -55,8 +68,8 @@ class Source(Protocol):
     def read(self) -> Snapshot | None:
         """Return running totals up to now; None at the end.
 
-        The caller decides when to read a live source. A recording keeps its own pace: this call blocks until its next
-        tick is due. Raises OfftopError.
+        The caller decides when to read a live source. What is elsewhere keeps its own pace: this call blocks until the
+        next tick is due, or has arrived. Raises OfftopError.
         """
         ...
 
@@ -78,6 +91,10 @@ class Source(Protocol):
 
     def hold(self, held: bool) -> None:
         """Hold a recording while the screen is paused. A live source goes on."""
+        ...
+
+    def set_delay(self, delay_ns: int) -> None:
+        """Have another machine measure with this delay between ticks. Others ignore it. Thread-safe."""
         ...
 
     def set_filters(self, filters: Filters) -> None:
@@ -171,8 +188,19 @@ class LiveFeed:
         return None
 
     @property
+    def is_elsewhere(self) -> bool:
+        return False
+
+    @property
+    def interruption(self) -> str:
+        return ""
+
+    @property
     def notices(self) -> Sequence[str]:
         return ()
+
+    def set_delay(self, delay_ns: int) -> None:
+        """The caller decides when to read."""
 
     def drain(self) -> None:
         """Nothing to drain."""

@@ -16,7 +16,7 @@ _MOST_BYTES = 64 << 20
 MOST_ID = (1 << 31) - 1
 MOST_NS = 1 << 61
 """Seventy years."""
-_MOST_NAME = 8192
+MOST_NAME = 8192
 """Longest name of an object, in characters: a path has up to 4,096, and the kernel may append a word."""
 _MOST_SHORT_NAME = 64
 """Longest name of a disk or a thread, in characters: the kernel has at most 63 bytes, for a kernel worker."""
@@ -128,7 +128,7 @@ def time(value: object) -> int:
 
 def name(value: object) -> str:
     found = text(value)
-    if len(found) > _MOST_NAME:
+    if len(found) > MOST_NAME:
         raise ValueError("a name is too long")
     return found
 

@@ -14,6 +14,7 @@ from time import monotonic_ns
 from offtop.errors import OfftopError, UsageError
 from offtop.feed.source import Recorded
 from offtop.model.classify.categories import OTHER
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.container import label
 from offtop.model.values.outlier import Outlier, Thresholds, joined
 from offtop.model.values.snapshot import Filters, Snapshot
@@ -106,6 +107,14 @@ class RecordedSource:
         return self._recorded
 
     @property
+    def is_elsewhere(self) -> bool:
+        return True
+
+    @property
+    def interruption(self) -> str:
+        return ""
+
+    @property
     def names(self) -> Recording:
         return self._recording
 
@@ -155,6 +164,9 @@ class RecordedSource:
             self._read_ns = monotonic_ns()
             self._changed.notify_all()
 
+    def set_delay(self, delay_ns: int) -> None:
+        """Do nothing: a recording keeps its own pace."""
+
     def set_filters(self, filters: Filters) -> None:
         raise UsageError("A recording cannot be measured again. Try a filter: \\")
 
@@ -187,16 +199,7 @@ class RecordedSource:
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
         """Return what was recorded about a process."""
-        catalog = self._keeper.catalog
-        details = catalog.detail(pid)
-        pairs = (
-            ("name", catalog.process(pid)),
-            ("command line", details.cmdline),
-            ("user", details.user),
-            ("cgroup", details.cgroup),
-            ("container", label(details.cgroup)),
-        )
-        return [(what, value) for what, value in pairs if value]
+        return recorded_details(self._keeper.catalog, pid)
 
     def about(self) -> list[tuple[str, str]]:
         recorded = self._recorded
@@ -245,12 +248,8 @@ class RecordedSource:
             number, whole = self._next
             try:
                 entry = self._recording.tick(number, whole)
-                if entry and self._last and entry.change.at_ns <= self._last.at_ns:
-                    raise ValueError("ticks are out of order")
-                if entry and self._last and _storms_decrease(self._last.storms, entry.change.storms):
-                    raise ValueError("wakeup storms decrease")
-                if entry and self._last and entry.change.calls.are_fewer(self._last.calls):
-                    raise ValueError("calls decrease")
+                if entry and self._last:
+                    check_follows(self._last, entry.change)
                 self._next, self._ahead = None, (number, entry) if entry else None
             except ValueError:
                 self._damaged += 1
@@ -313,6 +312,29 @@ class RecordedSource:
         if self._categories and stack.category not in self._categories:
             return stack._replace(category=OTHER)  # written by a newer offtop
         return stack
+
+
+def recorded_details(catalog: Catalog, pid: int) -> Sequence[tuple[str, str]]:
+    """Return (label, raw value) pairs: what a recording has about a process."""
+    details = catalog.detail(pid)
+    pairs = (
+        ("name", catalog.process(pid)),
+        ("command line", details.cmdline),
+        ("user", details.user),
+        ("cgroup", details.cgroup),
+        ("container", label(details.cgroup)),
+    )
+    return [(what, value) for what, value in pairs if value]
+
+
+def check_follows(last: Change, change: Change) -> None:
+    """Raise ValueError if `change` cannot come after `last`."""
+    if change.at_ns <= last.at_ns:
+        raise ValueError("ticks are out of order")
+    if _storms_decrease(last.storms, change.storms):
+        raise ValueError("wakeup storms decrease")
+    if change.calls.are_fewer(last.calls):
+        raise ValueError("calls decrease")
 
 
 def _storms_decrease(before: Mapping[int, Storm], now: Mapping[int, Storm]) -> bool:

@@ -95,14 +95,7 @@ def _fields(entry: Entry) -> dict[str, object]:
         "cost": list(change.cost[:_COSTS]),
         "mode": change.mode,
         "door": change.probe,
-        "filters": [
-            list(change.filters.pids),
-            list(change.filters.tids),
-            change.filters.who,
-            change.filters.states,
-            change.filters.min_ns,
-            change.filters.max_ns,
-        ],
+        **encode_filters(change.filters),
         "comms": [[*key, comm] for key, comm in entry.comms.items()],
         "processes": [[pid, name] for pid, name in entry.processes.items()],
         "details": [[pid, *details] for pid, details in entry.details.items()],
@@ -110,14 +103,12 @@ def _fields(entry: Entry) -> dict[str, object]:
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
         "walk": [change.cost.scan_ns, change.cost.scan_every],
-        "cgroup": change.filters.cgroup,
         **wake_rows.encode_wakes(entry.wakes),
     }
     if entry.peers:
         fields["other_ends"] = [wake_rows.encode_peers(what, peers) for what, peers in entry.peers.items()]
     if change.filters.within:
         *sums, histogram, now, oldest_ns = change.calls
-        fields["within"] = change.filters.within
         fields["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.sampling:
         fields["sampling"] = [int(one) for one in change.sampling]
@@ -183,7 +174,7 @@ def _change(fields: Mapping[str, object], tables: _Tables) -> Change:
         Machine(*machine),
         mode if (mode := checked.word(fields.get("mode"))) in MODES else OFFCPU,
         checked.word(fields.get("door")),
-        _filters(fields),
+        decode_filters(fields),
         _storms(fields.get("storms", [])),
         tables.moves,
         _calls_within(fields.get("calls_within")),
@@ -229,7 +220,26 @@ def _cost(fields: Mapping[str, object]) -> Cost:
     return Cost(cost[0], int(cost[1]), cost[2], cost[3], int(cost[4]), scan_ns, scan_every, _thinned(fields))
 
 
-def _filters(fields: Mapping[str, object]) -> Filters:
+def encode_filters(filters: Filters) -> dict[str, object]:
+    """Encode filters as fields of a JSON object."""
+    fields: dict[str, object] = {
+        "filters": [
+            list(filters.pids),
+            list(filters.tids),
+            filters.who,
+            filters.states,
+            filters.min_ns,
+            filters.max_ns,
+        ],
+        "cgroup": filters.cgroup,
+    }
+    if filters.within:
+        fields["within"] = filters.within
+    return fields
+
+
+def decode_filters(fields: Mapping[str, object]) -> Filters:
+    """Decode what `encode_filters` encoded. Raises ValueError."""
     pids, tids, who, states, min_ns, max_ns = checked.array(fields.get("filters"), 6)
     return Filters(
         tuple(map(checked.integer, checked.array(pids))),

@@ -122,6 +122,8 @@ class OfftopApp(TerminalApp):
         """`Session.versions` when the screen was last drawn."""
         self._ticked_ns = 0
         """CLOCK_MONOTONIC when the last tick was drawn."""
+        self._interruption = ""
+        """Why there are no new ticks; empty: they come."""
         self._is_over = False
         """Whether the source has ended."""
         self._alert_line = AlertLine(self, self.session, is_first_start)
@@ -160,6 +162,8 @@ class OfftopApp(TerminalApp):
 
     def on_mount(self) -> None:
         self._watch_terminal()
+        if self._source.is_elsewhere and not self._source.recorded:
+            self.set_interval(1.0, self._show_interruption)
         self._draw()
         if self._source.notices:
             self.show_alert(" ".join(self._source.notices))
@@ -167,8 +171,8 @@ class OfftopApp(TerminalApp):
 
     def on_unmount(self) -> None:
         self._pace.stop()
-        if self._source.recorded:
-            self._source.close()  # a replay may be sleeping until its next tick
+        if self._source.is_elsewhere:
+            self._source.close()  # it may be waiting for its next tick
         if self._poll.is_alive():
             self._poll.join(timeout=2.0)
 
@@ -183,7 +187,14 @@ class OfftopApp(TerminalApp):
             error = raised
         self.post_message(SourceEnded(error))
 
+    def _show_interruption(self) -> None:
+        """Say why no ticks come, and for how long; the picture stays."""
+        before, self._interruption = self._interruption, self._source.interruption
+        if self.picture and self._interruption != before and not isinstance(self.screen, Help):
+            self._draw_picture(self.picture, self.layout)
+
     def on_new_tick(self) -> None:
+        self._interruption = self._source.interruption
         newest = self._history.newest
         if newest and self._iterations and self._seen >= self._iterations:
             self.call_after_refresh(self.exit, 0)  # only after the screen has shown a tick
@@ -208,7 +219,7 @@ class OfftopApp(TerminalApp):
             self._draw_picture(self.picture, self.layout)
         trim_heap_after(began_ns)
         late_ns = self._ticked_ns - last_ns
-        if last_ns and not self._source.recorded and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
+        if last_ns and not self._source.is_elsewhere and late_ns > max(_FROZEN_NS, 3 * self.view.delay_ns):
             delay = span(round(late_ns, -9))
             self.show_alert(f"the screen did not update for {delay}; measuring continued")
 
@@ -299,9 +310,18 @@ class OfftopApp(TerminalApp):
     def _head_lines(self, picture: Picture, layout: Layout) -> list[Line]:
         recorded, written = self._source.recorded, self.controllers.recording.bytes_written
         if len(layout.panels) == 1:
-            return head.one_line(picture.head, picture.common, layout, recorded is not None)
+            is_held = bool(self._interruption)
+            return head.one_line(picture.head, picture.common, layout, recorded is not None, is_held)
         return head.head(
-            picture.head, picture.common, self._source.host, layout, self.glyphs, recorded, written, self._is_over
+            picture.head,
+            picture.common,
+            self._source.host,
+            layout,
+            self.glyphs,
+            recorded,
+            written,
+            self._is_over,
+            bool(self._interruption),
         )
 
     def _border_lines(self, name: str, picture: Picture, layout: Layout) -> list[Line]:

@@ -30,6 +30,8 @@ UNNAMED = ThreadKey(9_999_998, 9_999_998)
 """Has the time of threads that ended when the BPF programs had no room for their records: which thread waited is lost,
 how long is not."""
 UNNAMED_NAME = "[ended, not named]"
+UNMEASURED = "seconds"
+"""Kind of loss: so many seconds were not measured, because the line to the host was broken."""
 PSEUDO_PIDS = frozenset({OUTSIDE, UNNAMED.pid})
 """They are no processes: /proc has nothing about them."""
 
@@ -325,7 +327,7 @@ class Snapshot:
     """What the ids in this snapshot refer to."""
     lost: Mapping[str, int] = field(default_factory=dict[str, int])
     """Running counts by kind, without zeros: wakings, stacks, threads, sites, events, missed_runs, unread,
-    blockers."""
+    blockers; seconds (UNMEASURED)."""
     cost: Cost = Cost()
     machine: Machine = Machine()
     storms: Mapping[int, Storm] = field(default_factory=dict[int, Storm])

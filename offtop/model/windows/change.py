@@ -50,7 +50,7 @@ from offtop.model.values.waits import (
 )
 from offtop.model.values.wake import NO_WAKE, Storm
 from offtop.model.values.within import NO_CALLS, Calls
-from offtop.model.windows.window import finished
+from offtop.model.windows.window import finished, site_numbers, so_far_of, thread_numbers
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -253,6 +253,15 @@ class Replayed:
             blockers=self._blockers,
             titles=self._titles,
         )
+
+    def end_waits(self, at_ns: int) -> None:
+        """Count the waits in progress as finished at `at_ns`: the next change does not continue them."""
+        so_far = so_far_of(self._waiting.list.rows, at_ns)
+        self._threads.add(so_far[:, :2], thread_numbers(so_far), None, at_ns)
+        ids, numbers = site_numbers(so_far, NO_MOVES)
+        self._sites.add(ids, numbers, None, at_ns)
+        self._waiting = Waits(NO_WAITS, integers([], 1)[:, 0], self)
+        self._blockers, self._titles = {}, {}
 
     def _after(self, one: Change) -> Waits:
         """Return the waits in progress after `one`."""

@@ -19,7 +19,7 @@ from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.columns import of_table, packed, to_table, unpacked
 from offtop.model.values.histogram import LANES
 from offtop.model.values.moves import NO_MOVES, SINCE, Moves
-from offtop.model.values.snapshot import SiteTotals, Snapshot
+from offtop.model.values.snapshot import UNMEASURED, SiteTotals, Snapshot
 from offtop.model.values.table import (
     MAX_NS,
     NO_SITES,
@@ -211,6 +211,8 @@ class History:
         self._longest_call_ns = 0
         """Longest call of the --within function since `reset`."""
         self._latest: Snapshot | None = None
+        self._lost_unmeasured: Mapping[str, int] = {}
+        """What was lost in a span that was not measured; the next tick has it."""
         self._periodic = NO_SITES
         self._waits = PastWaits()
         self._longest_waits: Table[SiteKey, SiteTotals] | None = None
@@ -228,14 +230,22 @@ class History:
     def add(self, snapshot: Snapshot) -> HistoryTick | None:
         """Keep what happened since the previous snapshot, and return it.
 
-        None for the first snapshot.
+        None for the first snapshot, and for one after a span that was not measured: averages over it would be too low.
         """
         earlier, self._latest = self._latest, snapshot
         if earlier is None or earlier.epoch != snapshot.epoch:
             self._begin(snapshot)
             return None
-        self._number += 1
         window = between(earlier, snapshot)
+        if UNMEASURED in window.lost:
+            with self._lock:
+                self._lost_unmeasured = _sums(self._lost_unmeasured, window.lost)
+                self._waits.add(snapshot)
+            return None
+        if self._lost_unmeasured:
+            window = replace(window, lost=_sums(self._lost_unmeasured, window.lost))
+            self._lost_unmeasured = {}
+        self._number += 1
         periodic = self._periodic_in(snapshot)
         is_new = not np.array_equal(periodic.ids, self._periodic.ids)
         if is_new:
@@ -306,6 +316,7 @@ class History:
             self._largest_storms.clear()
             self._longest_call_ns = 0
             self._early_moves = NO_MOVES
+            self._lost_unmeasured = {}
             self._ticks.clear()
             self._waits.clear()
             self._waits.add(snapshot)
@@ -438,7 +449,8 @@ class History:
             waker: one._replace(largest=largest_storms.get(waker, one.largest)) for waker, one in window.storms.items()
         }
         calls = window.calls._replace(max_ns=longest_call_ns)
-        window = replace(window, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
+        span_ns = max(1, window.span_ns - window.lost.get(UNMEASURED, 0) * NS_PER_S)
+        window = replace(window, span_ns=span_ns, sites=sites.with_maxima(longest_ns), storms=storms, calls=calls)
         return HistoryTick.of(window, Idle(self._idle, self._periodic, self._newest_by_rule, self._newest_standing))
 
     def _periodic_in(self, snapshot: Snapshot) -> SiteKeys:
@@ -497,6 +509,10 @@ def _longer_of(one: Table[SiteKey, SiteTotals], other: Table[SiteKey, SiteTotals
     numbers = np.zeros((np.count_nonzero(some), SITES.numbers), np.int64)
     numbers[:, MAX_NS] = longest_ns[some]
     return summed(SITES, ids[some], numbers, np.zeros((0, LANES), np.int64))
+
+
+def _sums(some: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {kind: some.get(kind, 0) + more.get(kind, 0) for kind in {**some, **more}}
 
 
 def _bytes_of(tick: HistoryTick) -> int:

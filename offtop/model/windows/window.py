@@ -231,8 +231,8 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     other entries in the window.
     """
     is_new = now.changed_since(before)
-    went_on, new = _so_far(now.list.rows[~is_new], now_ns), _so_far(now.list.rows[is_new], now_ns)
-    over = _so_far(before.list.rows[before.changed_since(now)], before_ns)
+    went_on, new = so_far_of(now.list.rows[~is_new], now_ns), so_far_of(now.list.rows[is_new], now_ns)
+    over = so_far_of(before.list.rows[before.changed_since(now)], before_ns)
     ready, kernel = went_on[:, SITES.width + 1], went_on[:, 2]
     is_still = (ready == 0) & ~np.isin(kernel, [*PLACELESS])
     is_still &= ~np.isin(thread_codes(went_on), moved)
@@ -244,7 +244,7 @@ def _in_progress(before: Waits, before_ns: int, now: Waits, now_ns: int, moved: 
     return SiteKeys(went_on[is_still, : SITES.width]), np.concatenate((new, others, others_before)), over
 
 
-def _so_far(waits: Ints, at_ns: int) -> SoFar:
+def so_far_of(waits: Ints, at_ns: int) -> SoFar:
     """Return the time so far of `waits`, which are rows of a WaitList."""
     rows = np.empty((len(waits), SO_FAR_FIELDS), np.int64)
     rows[:, : SITES.width] = waits[:, : SITES.width]

@@ -1,7 +1,9 @@
 """The alert line: an alert, or what there is to know without one."""
 
+from offtop.model.values.snapshot import UNMEASURED
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.windows.breakdown import ALL
+from offtop.printable import printable
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.session import Session
 from offtop.ui.kit.layout import Layout
@@ -10,7 +12,11 @@ from offtop.ui.panes import stacks
 from offtop.units import count
 
 _LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
-_LOST_HINT_UNREAD = "user stacks that could not be read. Help (?) names the processes and devices that hang"
+_LOST_HINTS = {
+    "unread": "user stacks that could not be read. Help (?) names the processes and devices that hang",
+    UNMEASURED: "not measured, because the line was broken. Averages leave this time out",
+}
+"""The same, if only this kind was lost."""
 _LOST_HINT_SAMPLED = (
     "these threads started and exited between two samples. A larger --cpu-budget or fewer threads (p, F) help"
 )
@@ -31,7 +37,8 @@ class AlertLine:
         self.alert, self._shows_first_keys = "", False
 
     def lines(self, picture: Picture, layout: Layout) -> list[Line]:
-        text, token = (self.alert, "alert") if self.alert else (self._text_without_alert(picture, layout.width), "dim")
+        alert = self.alert or printable(self._session.source.interruption)
+        text, token = (alert, "alert") if alert else (self._text_without_alert(picture, layout.width), "dim")
         return [plain(fit(text, layout.width, self._display.glyphs), token)]
 
     def _text_without_alert(self, picture: Picture, width: int) -> str:
@@ -39,8 +46,9 @@ class AlertLine:
         category, pin = self._display.view.category, self._display.view.pin
         if picture.head.lost:
             kinds = ", ".join(f"{count(n)} {kind}" for kind, n in sorted(picture.head.lost.items()))
-            unread_only = set(picture.head.lost) == {"unread"}
-            hint = _LOST_HINT_UNREAD if unread_only else _LOST_HINT_SAMPLED if picture.common.sampling else _LOST_HINT
+            hint = _LOST_HINT_SAMPLED if picture.common.sampling else _LOST_HINT
+            for kind, of_kind in _LOST_HINTS.items():
+                hint = of_kind if {*picture.head.lost} == {kind} else hint
             return f"lost {kinds}: {hint}"
         if self._shows_first_keys:
             return whole_sentences(_FIRST_KEYS, width)

@@ -60,14 +60,14 @@ class Filters:
     def _set_user(self, text: str) -> str | None:
         """Filter by user.
 
-        A recording may have users that do not exist on this machine, so any name is accepted there.
+        Recordings and other machines may have users that do not exist on this one, so any name is accepted there.
         """
         user = text.strip()
         try:
             parse(f"user={quoted(user)}")
         except FilterError as wrong:
             return str(wrong)
-        if user and not self._source.recorded and not is_user(user):
+        if user and not self._source.is_elsewhere and not is_user(user):
             return f"'{printable(user)}' is not {NO_USER}"
         self._display.set_view(view_changes.of_user(self._display.view, user))
         return None

@@ -52,12 +52,15 @@ def head(
     recorded: Recorded | None = None,
     written_bytes: int | None = None,
     is_over: bool = False,
+    is_held: bool = False,
 ) -> list[Line]:
     """Return the lines of the head.
 
-    `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks.
+    `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks,
+    `is_held` that none come at present.
     """
-    lines = [_who(shown, common, host, layout, recorded, written_bytes, is_over), _waiting(shown, common, layout)]
+    state = ("ENDED", "paused") if is_over else ("NO LINE", "alert") if is_held else None
+    lines = [_who(shown, common, host, layout, recorded, written_bytes, state), _waiting(shown, common, layout)]
     if layout.calls:
         lines.append(_calls(common, layout, glyphs))
     if layout.cost:
@@ -69,7 +72,7 @@ def head(
     return lines
 
 
-def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool) -> list[Line]:
+def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool, is_held: bool = False) -> list[Line]:
     """Return the only line of a tiny terminal."""
     view = common.view
     name = ("RECORDED ", "paused") if recorded else ("offtop ", "dim")
@@ -78,6 +81,8 @@ def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool)
     spans.append((" waiting", "text"))
     if view.paused_at_ns is not None:
         spans.append((" PAUSED", "paused"))
+    elif is_held:
+        spans.append((" NO LINE", "alert"))
     if shown.lost:
         spans.append((f" lost {count(sum(shown.lost.values()))}", "lost"))
     if top := shown.top_category:
@@ -93,8 +98,9 @@ def _who(
     layout: Layout,
     recorded: Recorded | None,
     written_bytes: int | None,
-    is_over: bool,
+    state: tuple[str, str] | None,
 ) -> Line:
+    """Return the first line. `state`: why there are no new ticks, if there are none."""
     view, at = common.view, clock(common.newest, common.newest.at_ns)
     mode = view.focus if view.focus in (STUCK, *_LISTS) else view.mode
     every = (*MODES, (*_LISTS[mode], mode)) if mode in _LISTS else MODES
@@ -124,15 +130,15 @@ def _who(
             [("RECORDED", "paused"), (f" {at} ", "text"), *alone],
             [("RECORDED", "paused")],
         ]
-        playing = ("ENDED", "paused") if is_over else ("PLAYING", "live")
+        playing = state or ("PLAYING", "live")
         right.append(playing if view.paused_at_ns is None else ("PAUSED", "paused"))
         return _fitting(lefts, right, layout.width)
     name: Spans = [("offtop", "title")]
     left: Spans = [*name, (f" - {printable(host)}  {at}  ", "text")]
     if written_bytes is not None:
         right.append((f"REC {size(written_bytes)}  ", "live"))
-    if view.paused_at_ns is None and is_over:
-        right.append(("ENDED", "paused"))
+    if view.paused_at_ns is None and state:
+        right.append(state)
     elif view.paused_at_ns is None:
         right.append((f"LIVE {span(view.delay_ns)}", "live"))
     else:

@@ -1,0 +1,1 @@
+"""Measures another machine over ssh, and shows it here."""

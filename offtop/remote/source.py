@@ -1,0 +1,419 @@
+"""Another machine as a Source: its ticks come over ssh, at its pace.
+
+A thread reads the line. When the line breaks, it connects again, after longer and longer pauses; what is shown stays,
+and the time in between is counted as not measured.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from threading import Condition
+from time import monotonic_ns
+from typing import NamedTuple
+
+from offtop import __version__
+from offtop.errors import OfftopError
+from offtop.feed.source import Recorded
+from offtop.model.values.outlier import Outlier, Thresholds
+from offtop.model.values.snapshot import Filters, Snapshot
+from offtop.model.values.stack import Frame
+from offtop.model.values.wake import Object
+from offtop.printable import printable
+from offtop.recording import checked, stream, tick_rows
+from offtop.recording.replay import recorded_details
+from offtop.recording.stream import Hello, Message, StreamReader, StreamTick
+from offtop.recording.streamed import StreamedNames, StreamedTicks
+from offtop.remote.line import Line, LineBrokenError
+from offtop.remote.ssh import Target
+from offtop.units import NS_PER_S, span
+from offtop.worker import Worker
+
+_MOST_QUEUED = 8
+"""Most ticks that wait to be read; then the host has to wait."""
+_LEAST_APART_NS = NS_PER_S // 20
+"""Ticks are not read faster than this: a host might send any number."""
+_PAUSES_S = (1, 2, 4, 8, 15, 30)
+"""How long to wait before each attempt to connect again; the last one repeats."""
+_HELLO_NS = 60 * NS_PER_S
+"""How long a later connection may take until the stream begins: the host may have to compile its BPF programs."""
+_ALIVE_NS = 10 * NS_PER_S
+"""How often the host hears that somebody still reads."""
+_LATE_NS, _SILENT_NS = 3 * NS_PER_S, 30 * NS_PER_S
+"""How long after a tick is due that is said, and the line is given up as dead."""
+_POLL_S = 0.5
+_ANSWER_S, _SCREEN_ANSWER_S = 10.0, 2.0
+"""How long to wait for the answer to a request; the second if the screen waits, too."""
+_CLOSE_S = 4.0
+_LONGEST_TEXT = 300
+
+
+class _Queued(NamedTuple):
+    """A tick as it arrived."""
+
+    number: int
+    """Number of its stream."""
+    boot: str
+    """Differs after each boot of the host."""
+    tick: StreamTick
+
+
+class RemoteSource:
+    """Implements source.Source. `read` belongs to one thread; the rest is thread-safe."""
+
+    def __init__(
+        self,
+        target: Target,
+        delay_ns: int,
+        categories: Collection[str] = (),
+        report: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Connect, and wait until the host measures; ssh may ask for a password on the terminal meanwhile.
+
+        `delay_ns`: time between ticks. `categories`: the known ones. `report` is called when the line breaks, and
+        when it is back. Raises OfftopError.
+        """
+        self._target, self._delay_ns, self._report = target, delay_ns, report
+        self._streamed_names = StreamedNames()
+        self._streamed = StreamedTicks(self._streamed_names, categories)
+        self._changed = Condition()
+        self._closed = False
+        self._ticks: deque[_Queued] = deque()
+        self._failed = 0
+        """Number of the last stream that had an invalid tick."""
+        self._failure = ""
+        self._stream = 0
+        """Number of the stream, from 1 on."""
+        self._read_stream, self._read_boot = 0, ""
+        self._read_ns = 0
+        """CLOCK_MONOTONIC when the last tick was read."""
+        self._end: str | None = None
+        """Why there will be no more ticks; None: they go on."""
+        self._broken_ns = 0
+        """CLOCK_MONOTONIC when the line broke; 0: it has not."""
+        self._why_broken = ""
+        self._next_try_ns = 0
+        self._wanted: dict[str, Mapping[str, object]] = {}
+        """The last request of each kind: another connection begins with them."""
+        self._request = 0
+        self._answers: dict[int, Mapping[str, object] | None] = {}
+        """Number of a request that somebody waits for → its answer."""
+        self._reader = StreamReader()
+        self._early: Sequence[Message] = ()
+        line = Line(target, may_ask=True)
+        try:
+            self._hello = self._begin(line, None)
+        except BaseException:
+            line.close()
+            raise
+        self._line: Line | None = line
+        self._next_line: Line | None = None
+        """The one that is being connected."""
+        self._worker = Worker("offtop-line", self._run)
+        self._worker.wake()
+
+    @property
+    def recorded(self) -> Recorded | None:
+        return None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return True
+
+    @property
+    def interruption(self) -> str:
+        with self._changed:
+            now_ns = monotonic_ns()
+            if self._broken_ns:
+                left_ns = self._next_try_ns - now_ns
+                then = f"trying again in {span(max(NS_PER_S, round(left_ns, -9)))}" if left_ns > 0 else "trying again"
+                since = span(round(now_ns - self._broken_ns, -9))
+                return f"no line to {self._target.name} for {since}: {then} ({self._why_broken})"
+            line = self._line
+            if self._end is None and line and not self._ticks and line.silent_ns > self._delay_ns + _LATE_NS:
+                return f"nothing has arrived from {self._target.name} for {span(round(line.silent_ns, -9))}"
+        return ""
+
+    @property
+    def filters(self) -> Filters:
+        """What the host counts, as it was when the connection was made."""
+        return self._hello.filters
+
+    @property
+    def host(self) -> str:
+        return self._hello.host
+
+    @property
+    def notices(self) -> Sequence[str]:
+        return self._hello.notices
+
+    @property
+    def names(self) -> StreamedNames:
+        return self._streamed_names
+
+    def read(self) -> Snapshot | None:
+        """Return the next tick when it has arrived; None at the end, which is when the host ends by itself."""
+        while (queued := self._next()) is not None:
+            number, boot, tick = queued
+            if number != self._read_stream:
+                self._streamed.begin_stream(bool(boot) and boot == self._read_boot)
+                self._read_stream, self._read_boot = number, boot
+            try:
+                snapshot = self._streamed.add(tick)
+            except ValueError as error:
+                with self._changed:
+                    self._failed, self._failure = number, printable(str(error))[:_LONGEST_TEXT]
+                    self._changed.notify_all()
+                continue
+            self._read_ns = monotonic_ns()
+            return snapshot
+        return None
+
+    def _next(self) -> _Queued | None:
+        with self._changed:
+            while not self._closed:
+                while self._ticks and self._ticks[0].number == self._failed:
+                    self._ticks.popleft()
+                    self._changed.notify_all()
+                early_ns = self._read_ns + _LEAST_APART_NS - monotonic_ns()
+                if self._ticks and early_ns <= 0:
+                    self._changed.notify_all()
+                    return self._ticks.popleft()
+                if not self._ticks and self._end is not None:
+                    return None
+                self._changed.wait(early_ns / NS_PER_S if self._ticks else None)
+        return None
+
+    def drain(self) -> None:
+        """Do nothing: the host drains its kernel's buffers."""
+
+    def go_to(self, taken_ns: int, after: bool = False) -> int:
+        """A live source cannot seek."""
+        return taken_ns
+
+    def hold(self, held: bool) -> None:
+        """A live source goes on."""
+
+    def set_delay(self, delay_ns: int) -> None:
+        self._delay_ns = delay_ns
+        self._ask({"do": "delay", "delay_ns": delay_ns}, 0)
+
+    def set_filters(self, filters: Filters) -> None:
+        self._ask({"do": "filters", **tick_rows.encode_filters(filters)}, _SCREEN_ANSWER_S)
+
+    def set_mode(self, mode: str, depth: int) -> None:
+        self._ask({"do": "mode", "mode": mode, "depth": depth}, _ANSWER_S)
+
+    def set_files(self, wanted: bool) -> None:
+        self._ask({"do": "files", "wanted": wanted}, _ANSWER_S)
+
+    def set_disks(self, wanted: bool) -> None:
+        self._ask({"do": "disks", "wanted": wanted}, _ANSWER_S)
+
+    def set_thresholds(self, thresholds: Thresholds | None) -> None:
+        """Do nothing: the host finds the outliers."""
+
+    def set_triggers(self, triggers: Sequence[str]) -> None:
+        """Have the host report other outliers."""
+        self._ask({"do": "triggers", "triggers": triggers}, 0)
+
+    def outliers(self) -> Sequence[Outlier]:
+        return ()
+
+    def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
+        names = self._streamed_names
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._broken_ns or all(map(names.is_final, frames)), seconds)
+
+    def why_nameless(self, frame: Frame) -> str:
+        return self._streamed_names.why_nameless(frame)
+
+    def describe(self, pids: Collection[int]) -> None:
+        """Do nothing: the host describes all processes that wait."""
+
+    def find_peers(self, waited_on: Mapping[Object, int]) -> None:
+        """Do nothing: the host looks up all that is waited on."""
+
+    def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
+        """Return what the host says about a process, or what has arrived about it."""
+        try:
+            answer = self._ask({"do": "details", "pid": pid}, _ANSWER_S)
+            pairs = checked.arrays(answer.get("details", []), 2)
+            details = [(checked.name(what), checked.name(value)) for what, value in pairs]
+        except (OfftopError, ValueError):
+            details = []
+        return details or recorded_details(self._streamed.catalog, pid)
+
+    def about(self) -> list[tuple[str, str]]:
+        return [
+            *self._hello.about,
+            ("measured by", f"offtop {self._hello.offtop} on {self._target.name}, over ssh"),
+            *([("shown by", f"offtop {__version__}")] if self._hello.offtop != __version__ else []),
+        ]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            lines = [one for one in (self._line, self._next_line) if one]
+        for line in lines:
+            line.end()
+        self._worker.close(_CLOSE_S)
+
+    # Requests
+
+    def _ask(self, request: Mapping[str, object], wait_s: float) -> Mapping[str, object]:
+        """Send a request, and wait so long for its answer, if `wait_s` is not 0.
+
+        While the line is broken, it is only remembered for the next one. Raises OfftopError if the host refuses it or
+        does not answer.
+        """
+        with self._changed:
+            if request["do"] != "details":
+                self._wanted[str(request["do"])] = request
+            line = self._line
+            if line is None or self._broken_ns:
+                return {}
+            number = self._send(line, request)
+            if number is None or not wait_s:
+                return {}
+            self._answers[number] = None
+            self._changed.wait_for(lambda: self._answers[number] is not None or self._broken_ns or self._closed, wait_s)
+            answer, is_broken = self._answers.pop(number), self._broken_ns or self._closed
+        if answer is None:
+            if is_broken:
+                return {}
+            raise OfftopError(f"{self._target.name} has not answered yet. Try again when ticks arrive")
+        error = answer.get("error")
+        if error:
+            raise OfftopError(printable(str(error))[:_LONGEST_TEXT])
+        return answer
+
+    def _send(self, line: Line, request: Mapping[str, object]) -> int | None:
+        """Send a request and return its number; None: the line is broken, which the reading thread will notice."""
+        self._request += 1
+        try:
+            line.send(json.dumps({"id": self._request, **request}, separators=(",", ":")).encode() + b"\n")
+        except LineBrokenError:
+            return None
+        return self._request
+
+    # The reading thread
+
+    def _begin(self, line: Line, deadline_ns: int | None) -> Hello:
+        hello, self._early = line.hello(deadline_ns)
+        self._stream += 1
+        self._reader = StreamReader()
+        return hello
+
+    def _run(self, worker: Worker) -> None:
+        try:
+            self._follow_lines(worker)
+        finally:
+            for line in (self._line, self._next_line):
+                if line:
+                    line.close()
+
+    def _follow_lines(self, worker: Worker) -> None:
+        while not worker.is_closing:
+            line = self._line
+            if line is None:
+                line = self._connected(worker)
+                if line is None:
+                    return
+            try:
+                self._follow(line, worker)
+            except LineBrokenError as broken:
+                self._break(str(broken))
+            except ValueError as error:
+                self._break(f"it sent what offtop does not: {printable(str(error))[:_LONGEST_TEXT]}")
+            if self._end is not None:
+                return
+
+    def _follow(self, line: Line, worker: Worker) -> None:
+        """Take what arrives, until the stream ends or the line breaks."""
+        alive_ns = 0
+        messages, self._early = self._early, ()
+        while not worker.is_closing:
+            for message in messages:
+                self._take(message, worker)
+            if self._end is not None:
+                return
+            with self._changed:
+                if self._failed == self._stream:
+                    raise ValueError(self._failure)
+            if monotonic_ns() - alive_ns > _ALIVE_NS:
+                alive_ns = monotonic_ns()
+                line.send(b"\n")
+            messages = line.receive(_POLL_S)
+            if not messages and line.silent_ns > self._delay_ns + _SILENT_NS:
+                raise LineBrokenError("nothing arrives any more")
+
+    def _take(self, message: Message, worker: Worker) -> None:
+        """Raises ValueError for an invalid message."""
+        kind, body = message
+        if kind == stream.TICK:
+            tick, names = self._reader.tick(body)
+            self._streamed_names.add(names)
+            with self._changed:
+                self._changed.wait_for(lambda: len(self._ticks) < _MOST_QUEUED or self._closed)
+                self._ticks.append(_Queued(self._stream, self._hello.boot, tick))
+                self._changed.notify_all()
+        elif kind == stream.NAMES:
+            self._streamed_names.add(self._reader.names(body))
+            with self._changed:
+                self._changed.notify_all()
+        elif kind == stream.ANSWER:
+            answer = stream.decode_object(body)
+            with self._changed:
+                number = checked.identity(answer.get("id"))
+                if number in self._answers:
+                    self._answers[number] = answer
+                    self._changed.notify_all()
+        elif kind == stream.END:
+            text = checked.text(stream.decode_object(body).get("text"))
+            with self._changed:
+                self._end = printable(text)[:_LONGEST_TEXT]
+                self._changed.notify_all()
+
+    def _break(self, why: str) -> None:
+        line, self._line = self._line, None
+        if line:
+            line.close()
+        with self._changed:
+            self._broken_ns, self._why_broken = monotonic_ns(), why
+            self._changed.notify_all()
+        if not self._closed:
+            self._report(f"no line to {self._target.name} ({why}); trying again")
+
+    def _connected(self, worker: Worker) -> Line | None:
+        """Connect again, and return the line when the stream has begun; None: close() was called."""
+        attempt = 0
+        while True:
+            pause_s = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
+            attempt += 1
+            with self._changed:
+                self._next_try_ns = monotonic_ns() + pause_s * NS_PER_S
+            if not worker.rest(pause_s):
+                return None
+            line: Line | None = None
+            try:
+                line = self._next_line = Line(self._target, may_ask=False)
+                if self._closed:
+                    line.end()
+                hello = self._begin(line, monotonic_ns() + _HELLO_NS)
+            except OfftopError as error:
+                if line:
+                    line.close()
+                with self._changed:
+                    self._why_broken = str(error)
+                continue
+            self._go_on(line, hello)
+            return line
+
+    def _go_on(self, line: Line, hello: Hello) -> None:
+        with self._changed:
+            self._hello, self._line, self._next_line, self._broken_ns = hello, line, None, 0
+            for request in self._wanted.values():
+                self._send(line, request)
+            self._changed.notify_all()
+        self._report(f"the line to {self._target.name} is back; the time without it was not measured")

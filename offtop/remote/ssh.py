@@ -1,0 +1,139 @@
+"""The ssh command that starts offtop on another machine, and what its errors mean.
+
+The first connection may ask for a password or a host key: it is made before there is a screen. Later ones may not.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offtop import __version__
+from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError
+from offtop.printable import printable
+
+_OPTIONS = (
+    *("-T", "-a", "-x"),  # no terminal there, no agent, no X
+    *("-o", "ClearAllForwardings=yes"),  # those of ssh_config may be in use by another ssh
+    *("-o", "RemoteCommand=none", "-o", "PermitLocalCommand=no"),
+    *("-o", "UpdateHostKeys=no"),  # it may ask about them when there is a screen
+)
+_UNATTENDED = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+UNATTENDED_ENVIRONMENT = {"SSH_ASKPASS_REQUIRE": "never"}
+_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec "$0" "$@"; fi; exec sudo -n "$0" "$@"'
+_LONGEST_TEXT = 300
+_STATUSES: Mapping[int, type[OfftopError]] = {one.status: one for one in (UsageError, PrivilegeError, KernelError)}
+_OWN = "offtop: "
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How to start offtop on another machine."""
+
+    host: str
+    """As ssh takes it. It begins with no `-`, and holds nothing that a shell interprets."""
+    arguments: Sequence[str]
+    """For `offtop record`."""
+    ssh: Sequence[str] = ("ssh",)
+    sudo: str | None = None
+    """What makes offtop root there, for a shell; None: `sudo -n`, unless the login is root's."""
+    offtop: str = "offtop"
+
+    @property
+    def name(self) -> str:
+        """The host, for people."""
+        return printable(self.host)
+
+    @property
+    def remote_command(self) -> str:
+        """The command for the login shell there."""
+        start = [self.offtop, "record", *self.arguments]
+        if self.sudo is None:
+            return shlex.join(["sh", "-c", _AS_ROOT, *start])
+        return f"{self.sudo} {shlex.join(start)}".lstrip()
+
+    def command(self, may_ask: bool) -> list[str]:
+        """Return the command to run here; `may_ask`: a person is there who can answer questions of ssh."""
+        unattended = () if may_ask else _UNATTENDED
+        return [*self.ssh, *_OPTIONS, *unattended, "--", self.host, self.remote_command]
+
+
+def ssh_words(text: str) -> Sequence[str]:
+    """Split the --ssh-command. Raises UsageError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as wrong:
+        raise UsageError(f"--ssh-command: '{printable(text)}' cannot be split into words ({wrong})") from None
+    if not words:
+        raise UsageError("--ssh-command is empty. Name a command, such as 'ssh -p 2222', or omit it")
+    return words
+
+
+def explained(target: Target, status: int, errors: str) -> OfftopError:
+    """Return what the end of ssh means. `errors`: what it and the command there wrote to stderr."""
+    host, by_hand = target.name, shlex.join(["ssh", *target.ssh[1:], target.host])
+    texts = {"host": host, "by_hand": printable(by_hand), "offtop": printable(target.offtop), "version": __version__}
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = printable(lines[-1])[:_LONGEST_TEXT] if lines else ""
+    for pattern, text in _MEANINGS:
+        if re.search(pattern, errors):
+            return OfftopError(text.format(**texts))
+    if last.startswith(_OWN) and 0 < status < 128:
+        return _STATUSES.get(status, OfftopError)(f"{host}: {last.removeprefix(_OWN)}")
+    if status == 127:
+        return OfftopError(_NO_OFFTOP.format(**texts))
+    said = f" ({last})" if last else ""
+    if status == 255 or not status:
+        return OfftopError(f"ssh to {host} ended{said}. Try: {texts['by_hand']}")
+    return OfftopError(f"offtop on {host} ended with status {status}{said}. Try there: sudo offtop doctor")
+
+
+_NO_OFFTOP = (
+    "There is no {offtop} on {host}, or not in the PATH there. Install it, or say where it is: --remote-offtop PATH"
+)
+_ROOT = "or log in as root and add --sudo-command ''"
+_MEANINGS = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        (
+            "The host key of {host} has changed: it was installed anew, or another machine answers in its place. If "
+            "you know which, remove the old key as ssh says: {by_hand}"
+        ),
+    ),
+    (
+        r"Host key verification failed|host key is known for",
+        "ssh does not know the host key of {host}. Check and accept it once: {by_hand}",
+    ),
+    (r"Could not resolve hostname", "ssh cannot find {host}. Check the name, or add it to ~/.ssh/config"),
+    (
+        r"Connection refused",
+        "{host} refuses connections by ssh. Start sshd there, or name its port: ssh://{host}:PORT",
+    ),
+    (
+        r"(?i)timed out|No route to host|Network is unreachable|Host is down",
+        "{host} does not answer. Check that it is up, and that ssh gets there: {by_hand}",
+    ),
+    (r"Permission denied \(", "{host} does not let you in. Check your key or password: {by_hand}"),
+    (
+        r"Bad configuration option|unknown option --",
+        "This ssh lacks an option. Use OpenSSH 7.6 or later: --ssh-command",
+    ),
+    (
+        r"(?m)^sudo: .*(password is required|terminal is required|authentication is required)",
+        (
+            "sudo on {host} asks for a password, which cannot be typed here. Permit {offtop} in sudoers there without "
+            f"one (NOPASSWD), {_ROOT}"
+        ),
+    ),
+    (
+        r"not in the sudoers file|is not allowed to (run|execute)|may not run sudo",
+        f"sudo on {{host}} does not permit {{offtop}} to you. Permit it in sudoers there, {_ROOT}",
+    ),
+    (r"(?m)(^|: )sudo: (command )?not found", f"There is no sudo on {{host}}. Name another --sudo-command, {_ROOT}"),
+    (r"sudo: .*command not found", _NO_OFFTOP),
+    (
+        r"does not take '--stream-version'|writes version [0-9]+ of the stream",
+        "offtop on {host} has another version, which does not go with this one. Install {version} there",
+    ),
+)
+"""What to look for in the errors of ssh, sudo, a shell or offtop, and what to say."""
