@@ -95,7 +95,7 @@ class StreamWriter:
         self._worker.close(_CLOSE_S)
         if not self._worker.is_running and self.has_reader:
             try:
-                for message in (*self._ticks, *self._answers):
+                while message := self._next():
                     self._write(message)
                 self._write(stream.encode_object(stream.END, {"text": text}))
             except OSError:
