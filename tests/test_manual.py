@@ -107,7 +107,7 @@ def test_sort_columns_are_completed(completions: Path) -> None:
     ("typed", "offered"),
     [
         ("offtop re", {"record", "replay", "report"}),
-        ("offtop record --st", {"--state"}),
+        ("offtop record --sta", {"--state"}),
         ("offtop report --st", set[str]()),
         ("offtop record --state un", {"uninterruptible"}),
         ("offtop --window ", {"1s", "10s", "60s", "start"}),

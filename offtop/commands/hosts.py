@@ -53,8 +53,8 @@ def record_arguments(args: argparse.Namespace, loaded: "Loaded") -> Sequence[str
     from offtop.recording import stream
 
     settings, origin = loaded.settings, loaded.origin
-    found = ["--output", "-", "--stream-version", str(stream.VERSION)]
-    found += ["--delay", f"{settings.delay_ns}ns", "--min", f"{settings.min_ns}ns", "--mode", settings.mode]
+    found = ["--output=-", f"--stream-version={stream.VERSION}"]
+    found += [f"--delay={settings.delay_ns}ns", f"--min={settings.min_ns}ns", f"--mode={settings.mode}"]
     for trigger in settings.triggers:
         found.append(f"--trigger={trigger}")
     found.append("--on-trigger=")  # the command is run here
