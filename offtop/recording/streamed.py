@@ -41,6 +41,7 @@ class StreamedNames:
 
     def __init__(self) -> None:
         self.version = 0
+        """Changes when a frame that was known before gets another name, or a file a reason."""
         self._names: dict[Frame, str] = {}
         self._reasons: dict[str, str] = {}
         self._text = 0
@@ -48,18 +49,21 @@ class StreamedNames:
 
     def add(self, new: NewNames) -> None:
         """Add names. Those for which there is no room are left out."""
-        if not new.frames and not new.reasons:
-            return
         with self._lock:
+            has_changed = False
             for frame, name in new.frames.items():
-                more = len(name) - len(self._names.get(frame, ""))
-                if (frame in self._names or len(self._names) < _MOST_NAMES) and self._text + more <= _MOST_TEXT:
+                was = self._names.get(frame)
+                more = len(name) - len(was or "")
+                if (was is not None or len(self._names) < _MOST_NAMES) and self._text + more <= _MOST_TEXT:
                     self._names[frame] = name
                     self._text += more
+                    has_changed |= was is not None and was != name
             for file, reason in new.reasons.items():
-                if file in self._reasons or len(self._reasons) < _MOST_NAMES:
+                was = self._reasons.get(file)
+                if was is not None or len(self._reasons) < _MOST_NAMES:
                     self._reasons[file] = reason
-            self.version += 1
+                    has_changed |= was != reason
+            self.version += has_changed
 
     def keep(self, frames: Collection[Frame]) -> None:
         """Forget the names of all frames but these."""

@@ -44,6 +44,8 @@ _POLL_S = 0.5
 _ANSWER_S, _SCREEN_ANSWER_S = 10.0, 2.0
 """How long to wait for the answer to a request; the second if the screen waits, too."""
 _CLOSE_S = 4.0
+_CTRL_C_S = 0.3
+"""How long it may take from the end of ssh to close()."""
 _LONGEST_TEXT = 300
 
 
@@ -382,7 +384,9 @@ class RemoteSource:
         with self._changed:
             self._broken_ns, self._why_broken = monotonic_ns(), why
             self._changed.notify_all()
-        if not self._closed:
+            # Ctrl-C ends ssh, too, which is no broken line.
+            is_closing = self._changed.wait_for(lambda: self._closed, _CTRL_C_S)
+        if not is_closing:
             self._report(f"no line to {self._target.name} ({why}); trying again")
 
     def _connected(self, worker: Worker) -> Line | None:

@@ -247,6 +247,7 @@ def test_names_that_are_found_late_arrive_between_ticks(tmp_path: Path) -> None:
         elif kind == stream.NAMES:
             names.add(reader.names(body))
     assert (names.of(bare), names.is_final(bare)) == ("serve", True)
+    assert names.version == 1
 
 
 # Untrusted input
