@@ -33,7 +33,7 @@ class Sshd:
         return family(self.process.pid)[1:]
 
     def cut(self) -> None:
-        """End its connections, as if the line broke."""
+        """End its connections, as a cut cable would."""
         for pid in self.sessions:
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sshd: "):

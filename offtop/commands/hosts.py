@@ -25,7 +25,7 @@ def opened(
 ) -> "Generator[RemoteSource]":
     """Connect to --host until the block ends, and print its notices.
 
-    ssh may ask for a password meanwhile. `report` is called when the line breaks and when it is back. Raises
+    ssh may ask for a password meanwhile. `report` is called when the connection is lost and when it is back. Raises
     OfftopError.
     """
     from offtop.remote.source import RemoteSource

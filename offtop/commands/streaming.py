@@ -125,7 +125,7 @@ class Requests:
         self._has_ended = True
 
     def end_when_silent(self) -> None:
-        """Stop measuring when requests stop arriving, though stdin stays open: the line is dead."""
+        """Stop measuring when requests stop arriving, though stdin stays open: the connection is dead."""
         self._heard.wait()
         while not self._has_ended:
             self._heard.clear()

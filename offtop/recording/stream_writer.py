@@ -1,6 +1,6 @@
 """Writes a stream of ticks to a pipe: ticks are encoded in the polling thread and written by a thread of their own.
 
-A line that is slow therefore does not delay ticks. When it cannot take a tick, the tick is skipped and counted, and the
+A slow connection therefore does not delay ticks. When it cannot take a tick, the tick is skipped and counted, and the
 next one holds the sums of both; only two wait, so that what arrives is new.
 """
 

@@ -1,4 +1,4 @@
-"""Rebuilds snapshots from streamed ticks, also across a line that was broken.
+"""Rebuilds snapshots from streamed ticks, also across a lost connection.
 
 A new stream of the same host counts from 0, with ids of its own. Its ids are moved up here, and its totals added to
 those of the stream before, so that history and recordings go on. The span between the two was not measured: it is a

@@ -1,7 +1,7 @@
 """Another machine as a Source: its ticks come over ssh, at its pace.
 
-A thread reads the line. When the line breaks, it connects again, after longer and longer pauses; what is shown stays,
-and the time in between is counted as not measured.
+A thread reads what arrives. When the connection is lost, it connects again, after longer and longer pauses; what is
+shown stays, and the time in between is counted as not measured.
 """
 
 import json
@@ -23,7 +23,7 @@ from offtop.recording import checked, stream, tick_rows
 from offtop.recording.replay import recorded_details
 from offtop.recording.stream import Hello, Message, StreamReader, StreamTick
 from offtop.recording.streamed import StreamedNames, StreamedTicks
-from offtop.remote.line import Line, LineBrokenError
+from offtop.remote.connection import Connection, DisconnectedError
 from offtop.remote.ssh import Target
 from offtop.units import NS_PER_S, span
 from offtop.worker import Worker
@@ -39,7 +39,7 @@ _HELLO_NS = 60 * NS_PER_S
 _ALIVE_NS = 10 * NS_PER_S
 """How often the host hears that somebody still reads."""
 _LATE_NS, _SILENT_NS = 3 * NS_PER_S, 30 * NS_PER_S
-"""How long after a tick is due that is said, and the line is given up as dead."""
+"""How long after a tick is due its absence is reported, and the connection closed as dead."""
 _POLL_S = 0.5
 _ANSWER_S, _SCREEN_ANSWER_S = 10.0, 2.0
 """How long to wait for the answer to a request; the second if the screen waits, too."""
@@ -71,8 +71,8 @@ class RemoteSource:
     ) -> None:
         """Connect, and wait until the host measures; ssh may ask for a password on the terminal meanwhile.
 
-        `delay_ns`: time between ticks. `categories`: the known ones. `report` is called when the line breaks, and
-        when it is back. Raises OfftopError.
+        `delay_ns`: time between ticks. `categories`: the known ones. `report` is called when the connection is
+        lost, and when it is back. Raises OfftopError.
         """
         self._target, self._delay_ns, self._report = target, delay_ns, report
         self._streamed_names = StreamedNames()
@@ -90,9 +90,9 @@ class RemoteSource:
         """CLOCK_MONOTONIC when the last tick was read."""
         self._end: str | None = None
         """Why there will be no more ticks; None: they go on."""
-        self._broken_ns = 0
-        """CLOCK_MONOTONIC when the line broke; 0: it has not."""
-        self._why_broken = ""
+        self._lost_ns = 0
+        """CLOCK_MONOTONIC when the connection was lost; 0: it was not."""
+        self._why_lost = ""
         self._next_try_ns = 0
         self._wanted: dict[str, Mapping[str, object]] = {}
         """The last request of each kind: another connection begins with them."""
@@ -101,16 +101,16 @@ class RemoteSource:
         """Number of a request that somebody waits for → its answer."""
         self._reader = StreamReader()
         self._early: Sequence[Message] = ()
-        line = Line(target, may_ask=True)
+        connection = Connection(target, may_ask=True)
         try:
-            self._hello = self._begin(line, None)
+            self._hello = self._begin(connection, None)
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        self._line: Line | None = line
-        self._next_line: Line | None = None
+        self._connection: Connection | None = connection
+        self._next_connection: Connection | None = None
         """The one that is being connected."""
-        self._worker = Worker("offtop-line", self._run)
+        self._worker = Worker("offtop-host", self._run)
         self._worker.wake()
 
     @property
@@ -125,14 +125,19 @@ class RemoteSource:
     def interruption(self) -> str:
         with self._changed:
             now_ns = monotonic_ns()
-            if self._broken_ns:
+            if self._lost_ns:
                 left_ns = self._next_try_ns - now_ns
                 then = f"trying again in {span(max(NS_PER_S, round(left_ns, -9)))}" if left_ns > 0 else "trying again"
-                since = span(round(now_ns - self._broken_ns, -9))
-                return f"no line to {self._target.name} for {since}: {then} ({self._why_broken})"
-            line = self._line
-            if self._end is None and line and not self._ticks and line.silent_ns > self._delay_ns + _LATE_NS:
-                return f"nothing has arrived from {self._target.name} for {span(round(line.silent_ns, -9))}"
+                since = span(round(now_ns - self._lost_ns, -9))
+                return f"no connection to {self._target.name} for {since}: {then} ({self._why_lost})"
+            connection = self._connection
+            if (
+                self._end is None
+                and connection
+                and not self._ticks
+                and connection.silent_ns > self._delay_ns + _LATE_NS
+            ):
+                return f"nothing has arrived from {self._target.name} for {span(round(connection.silent_ns, -9))}"
         return ""
 
     @property
@@ -224,7 +229,7 @@ class RemoteSource:
     def wait_for_names(self, frames: set[Frame], seconds: float) -> None:
         names = self._streamed_names
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._broken_ns or all(map(names.is_final, frames)), seconds)
+            self._changed.wait_for(lambda: self._closed or self._lost_ns or all(map(names.is_final, frames)), seconds)
 
     def why_nameless(self, frame: Frame) -> str:
         return self._streamed_names.why_nameless(frame)
@@ -256,9 +261,9 @@ class RemoteSource:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            lines = [one for one in (self._line, self._next_line) if one]
-        for line in lines:
-            line.end()
+            connections = [one for one in (self._connection, self._next_connection) if one]
+        for connection in connections:
+            connection.end()
         self._worker.close(_CLOSE_S)
 
     # Requests
@@ -266,23 +271,23 @@ class RemoteSource:
     def _ask(self, request: Mapping[str, object], wait_s: float) -> Mapping[str, object]:
         """Send a request, and wait so long for its answer, if `wait_s` is not 0.
 
-        While the line is broken, it is only remembered for the next one. Raises OfftopError if the host refuses it or
+        Without a connection, it is only remembered for the next one. Raises OfftopError if the host refuses it or
         does not answer.
         """
         with self._changed:
             if request["do"] != "details":
                 self._wanted[str(request["do"])] = request
-            line = self._line
-            if line is None or self._broken_ns:
+            connection = self._connection
+            if connection is None or self._lost_ns:
                 return {}
-            number = self._send(line, request)
+            number = self._send(connection, request)
             if number is None or not wait_s:
                 return {}
             self._answers[number] = None
-            self._changed.wait_for(lambda: self._answers[number] is not None or self._broken_ns or self._closed, wait_s)
-            answer, is_broken = self._answers.pop(number), self._broken_ns or self._closed
+            self._changed.wait_for(lambda: self._answers[number] is not None or self._lost_ns or self._closed, wait_s)
+            answer, is_lost = self._answers.pop(number), self._lost_ns or self._closed
         if answer is None:
-            if is_broken:
+            if is_lost:
                 return {}
             raise OfftopError(f"{self._target.name} has not answered yet. Try again when ticks arrive")
         error = answer.get("error")
@@ -290,49 +295,49 @@ class RemoteSource:
             raise OfftopError(printable(str(error))[:_LONGEST_TEXT])
         return answer
 
-    def _send(self, line: Line, request: Mapping[str, object]) -> int | None:
-        """Send a request and return its number; None: the line is broken, which the reading thread will notice."""
+    def _send(self, connection: Connection, request: Mapping[str, object]) -> int | None:
+        """Send a request and return its number; None: the connection is lost, which the reading thread will notice."""
         self._request += 1
         try:
-            line.send(json.dumps({"id": self._request, **request}, separators=(",", ":")).encode() + b"\n")
-        except LineBrokenError:
+            connection.send(json.dumps({"id": self._request, **request}, separators=(",", ":")).encode() + b"\n")
+        except DisconnectedError:
             return None
         return self._request
 
     # The reading thread
 
-    def _begin(self, line: Line, deadline_ns: int | None) -> Hello:
-        hello, self._early = line.hello(deadline_ns)
+    def _begin(self, connection: Connection, deadline_ns: int | None) -> Hello:
+        hello, self._early = connection.hello(deadline_ns)
         self._stream += 1
         self._reader = StreamReader()
         return hello
 
     def _run(self, worker: Worker) -> None:
         try:
-            self._follow_lines(worker)
+            self._follow_connections(worker)
         finally:
-            for line in (self._line, self._next_line):
-                if line:
-                    line.close()
+            for connection in (self._connection, self._next_connection):
+                if connection:
+                    connection.close()
 
-    def _follow_lines(self, worker: Worker) -> None:
+    def _follow_connections(self, worker: Worker) -> None:
         while not worker.is_closing:
-            line = self._line
-            if line is None:
-                line = self._connected(worker)
-                if line is None:
+            connection = self._connection
+            if connection is None:
+                connection = self._connected(worker)
+                if connection is None:
                     return
             try:
-                self._follow(line, worker)
-            except LineBrokenError as broken:
-                self._break(str(broken))
+                self._follow(connection, worker)
+            except DisconnectedError as broken:
+                self._lose(str(broken))
             except ValueError as error:
-                self._break(f"it sent what offtop does not: {printable(str(error))[:_LONGEST_TEXT]}")
+                self._lose(f"it sent what offtop does not: {printable(str(error))[:_LONGEST_TEXT]}")
             if self._end is not None:
                 return
 
-    def _follow(self, line: Line, worker: Worker) -> None:
-        """Take what arrives, until the stream ends or the line breaks."""
+    def _follow(self, connection: Connection, worker: Worker) -> None:
+        """Take what arrives, until the stream or the connection ends."""
         alive_ns = 0
         messages, self._early = self._early, ()
         while not worker.is_closing:
@@ -345,10 +350,10 @@ class RemoteSource:
                     raise ValueError(self._failure)
             if monotonic_ns() - alive_ns > _ALIVE_NS:
                 alive_ns = monotonic_ns()
-                line.send(b"\n")
-            messages = line.receive(_POLL_S)
-            if not messages and line.silent_ns > self._delay_ns + _SILENT_NS:
-                raise LineBrokenError("nothing arrives any more")
+                connection.send(b"\n")
+            messages = connection.receive(_POLL_S)
+            if not messages and connection.silent_ns > self._delay_ns + _SILENT_NS:
+                raise DisconnectedError("nothing arrives any more")
 
     def _take(self, message: Message, worker: Worker) -> None:
         """Raises ValueError for an invalid message."""
@@ -377,20 +382,20 @@ class RemoteSource:
                 self._end = printable(text)[:_LONGEST_TEXT]
                 self._changed.notify_all()
 
-    def _break(self, why: str) -> None:
-        line, self._line = self._line, None
-        if line:
-            line.close()
+    def _lose(self, why: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.close()
         with self._changed:
-            self._broken_ns, self._why_broken = monotonic_ns(), why
+            self._lost_ns, self._why_lost = monotonic_ns(), why
             self._changed.notify_all()
-            # Ctrl-C ends ssh, too, which is no broken line.
+            # Ctrl-C ends ssh, too, which is no lost connection.
             is_closing = self._changed.wait_for(lambda: self._closed, _CTRL_C_S)
         if not is_closing:
-            self._report(f"no line to {self._target.name} ({why}); trying again")
+            self._report(f"no connection to {self._target.name} ({why}); trying again")
 
-    def _connected(self, worker: Worker) -> Line | None:
-        """Connect again, and return the line when the stream has begun; None: close() was called."""
+    def _connected(self, worker: Worker) -> Connection | None:
+        """Connect again, and return the connection when the stream has begun; None: close() was called."""
         attempt = 0
         while True:
             pause_s = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
@@ -399,25 +404,25 @@ class RemoteSource:
                 self._next_try_ns = monotonic_ns() + pause_s * NS_PER_S
             if not worker.rest(pause_s):
                 return None
-            line: Line | None = None
+            connection: Connection | None = None
             try:
-                line = self._next_line = Line(self._target, may_ask=False)
+                connection = self._next_connection = Connection(self._target, may_ask=False)
                 if self._closed:
-                    line.end()
-                hello = self._begin(line, monotonic_ns() + _HELLO_NS)
+                    connection.end()
+                hello = self._begin(connection, monotonic_ns() + _HELLO_NS)
             except OfftopError as error:
-                if line:
-                    line.close()
+                if connection:
+                    connection.close()
                 with self._changed:
-                    self._why_broken = str(error)
+                    self._why_lost = str(error)
                 continue
-            self._go_on(line, hello)
-            return line
+            self._go_on(connection, hello)
+            return connection
 
-    def _go_on(self, line: Line, hello: Hello) -> None:
+    def _go_on(self, connection: Connection, hello: Hello) -> None:
         with self._changed:
-            self._hello, self._line, self._next_line, self._broken_ns = hello, line, None, 0
+            self._hello, self._connection, self._next_connection, self._lost_ns = hello, connection, None, 0
             for request in self._wanted.values():
-                self._send(line, request)
+                self._send(connection, request)
             self._changed.notify_all()
-        self._report(f"the line to {self._target.name} is back; the time without it was not measured")
+        self._report(f"the connection to {self._target.name} is back; the time without it was not measured")

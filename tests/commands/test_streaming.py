@@ -140,7 +140,7 @@ def test_silence_ends_the_stream_but_no_requests_at_all_do_not(
         threads[0].join(5)
 
 
-def test_a_slow_line_gets_sums(pipe: tuple[int, int]) -> None:
+def test_a_slow_connection_gets_sums(pipe: tuple[int, int]) -> None:
     """The pipe is full at first."""
     os.set_blocking(pipe[1], True)
     source = ScriptedSource(SHOP, ticks=20)

@@ -1,4 +1,4 @@
-"""`offtop --host` over a real sshd: live numbers, a line that is cut, and nothing left behind."""
+"""`offtop --host` over a real sshd: live numbers, a connection that is cut, and nothing left behind."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_waits_on_the_host_are_counted_one_by_one(host: Sshd) -> None:
     assert programs_of(host.process.pid) == set()
 
 
-def test_a_cut_line_is_said_and_mended_and_its_time_is_lost(host: Sshd, tmp_path: Path) -> None:
+def test_a_cut_connection_is_made_again_and_its_time_is_lost(host: Sshd, tmp_path: Path) -> None:
     file = tmp_path / "it.offtop"
     process = start(*host.options, "--json", "-d", "0.2", "--record", str(file), *QUICK)
     ticks = [next_tick(process) for _ in range(3)]
@@ -78,8 +78,8 @@ def test_a_cut_line_is_said_and_mended_and_its_time_is_lost(host: Sshd, tmp_path
     said = ended(process)
     assert said.status == 128 + signal.SIGTERM
     lines = said.err.splitlines()
-    assert re.fullmatch(r"offtop: no line to db7 \(.+\); trying again", lines[0])
-    assert lines[1] == "offtop: the line to db7 is back; the time without it was not measured"
+    assert re.fullmatch(r"offtop: no connection to db7 \(.+\); trying again", lines[0])
+    assert lines[1] == "offtop: the connection to db7 is back; the time without it was not measured"
     lost = [tick["lost"].get("seconds", 0) for tick in ticks]
     assert 1 <= sum(lost) <= gap_s + 1
     assert lost[-1] == 0
@@ -105,7 +105,7 @@ def test_the_host_is_left_when_offtop_ends_here(host: Sshd, end: signal.Signals)
     assert programs_of(host.process.pid) == set()
 
 
-def test_the_screen_holds_the_picture_while_the_line_is_cut(host: Sshd) -> None:
+def test_the_screen_holds_the_picture_while_the_connection_is_cut(host: Sshd) -> None:
     command = [str(OFFTOP), *host.options, "-d", "0.5", *QUICK]
     with terminal(command, width=160, height=50) as shown:
         shown.read_until(b"LIVE 500ms")
@@ -113,11 +113,11 @@ def test_the_screen_holds_the_picture_while_the_line_is_cut(host: Sshd) -> None:
         there = host.sessions
         shown.forget()
         host.cut()
-        shown.read_until(b"NO LINE")
-        shown.read_until(b"no line to db7 for ")
+        shown.read_until(b"DISCONNECTED")
+        shown.read_until(b"no connection to db7 for ")
         shown.read_until(b"lost")
         shown.read_until(b"LIVE 500ms")
-        shown.read_until(b"not measured, because the line was broken")
+        shown.read_until(b"not measured, because the connection was lost")
         shown.press(b"q")
         assert shown.status() == 0
         host.wait_until_gone(there)

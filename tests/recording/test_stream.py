@@ -178,7 +178,7 @@ def test_sums_since_the_start_leave_out_what_was_not_measured(tmp_path: Path, na
     assert total > 0
 
 
-def test_a_recording_of_a_broken_line_replays_the_same(tmp_path: Path) -> None:
+def test_a_recording_across_a_lost_connection_replays_the_same(tmp_path: Path) -> None:
     source = broken_after(tmp_path, ("wakers", "waits in progress"))
     recorder = Recorder(tmp_path / "it.offtop", source, person(), leave_bytes=0, whole_ns=4 * NS_PER_S)
     for one in source.every:

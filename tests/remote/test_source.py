@@ -1,4 +1,4 @@
-"""A host as a source: what arrives, what happens when the line breaks, and what a hostile host can do."""
+"""A host as a source: what arrives, what happens when the connection is lost, and what a hostile host can do."""
 
 import base64
 import json
@@ -111,7 +111,7 @@ def test_a_message_may_arrive_byte_by_byte(stage: Stage) -> None:
         assert len(in_json(source)) == 1
 
 
-def test_a_broken_line_is_reported_and_mended(stage: Stage) -> None:
+def test_a_lost_connection_is_reported_and_made_again(stage: Stage) -> None:
     said: list[str] = []
     stage.act(1, [ticks(stage.path, range(3))], status=255, says="Connection reset by peer\n", stays_s=0.3)
     stage.act(2, status=255, says="ssh: connect to host db7 port 22: Connection refused\n")
@@ -122,15 +122,15 @@ def test_a_broken_line_is_reported_and_mended(stage: Stage) -> None:
     assert [tick["lost"] for tick in made] == [{}, {}, {UNMEASURED: 28}, {}]
     assert [tick["span_ns"] for tick in made] == [NS_PER_S] * 4
     assert said == [
-        "no line to ann@db7 (Connection reset by peer); trying again",
-        "the line to ann@db7 is back; the time without it was not measured",
+        "no connection to ann@db7 (Connection reset by peer); trying again",
+        "the connection to ann@db7 is back; the time without it was not measured",
     ]
     first, *others = stage.started
     assert "BatchMode=yes" not in first
     assert all("BatchMode=yes" in one for one in others)
 
 
-def test_what_is_broken_is_said_while_it_is(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_connection_is_shown_until_it_is_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_source, "_PAUSES_S", (0.01, 30))
     stage.act(1, [ticks(stage.path, range(2))], stays_s=0.2)
     stage.act(2, status=255, says="ssh: connect to host db7 port 22: Connection refused\n")
@@ -138,13 +138,13 @@ def test_what_is_broken_is_said_while_it_is(stage: Stage, monkeypatch: pytest.Mo
         assert [source.read() is not None for _ in range(2)] == [True, True]
         assert source.interruption == ""
         until(lambda: "refuses" in source.interruption)
-        assert source.interruption.startswith("no line to ann@db7 for 0")
+        assert source.interruption.startswith("no connection to ann@db7 for 0")
         assert ": trying again in 30s (ann@db7 refuses connections by ssh. Start sshd there" in source.interruption
         began = time.monotonic()
     assert time.monotonic() - began < 5
 
 
-def test_a_silent_line_is_said_and_then_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_is_shown_and_then_closed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_source, "_LATE_NS", -NS_PER_S + NS_PER_S // 5)
     monkeypatch.setattr(remote_source, "_SILENT_NS", -NS_PER_S + NS_PER_S)
     monkeypatch.setattr(remote_source, "_POLL_S", 0.05)
@@ -262,7 +262,7 @@ def test_a_missing_ssh_is_one_sentence(stage: Stage) -> None:
     )
 
 
-def test_an_invalid_tick_breaks_the_line(stage: Stage) -> None:
+def test_an_invalid_tick_ends_the_connection(stage: Stage) -> None:
     raw = ticks(stage.path, range(3))
     *_, last = Splitter().feed(raw)
     broken = raw[: -len(last.body)] + bytes(len(last.body))
@@ -272,7 +272,7 @@ def test_an_invalid_tick_breaks_the_line(stage: Stage) -> None:
     with closing(stage.open(report=said.append)) as source:
         made = in_json(source)
     assert [tick["lost"] for tick in made] == [{}, {UNMEASURED: 8}]
-    assert said[0].startswith("no line to ann@db7 (it sent what offtop does not: ")
+    assert said[0].startswith("no connection to ann@db7 (it sent what offtop does not: ")
 
 
 def test_a_flood_of_ticks_is_not_read_faster_than_it_can_be_shown(

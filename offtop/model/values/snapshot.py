@@ -31,7 +31,7 @@ UNNAMED = ThreadKey(9_999_998, 9_999_998)
 how long is not."""
 UNNAMED_NAME = "[ended, not named]"
 UNMEASURED = "seconds"
-"""Kind of loss: so many seconds were not measured, because the line to the host was broken."""
+"""Kind of loss: so many seconds were not measured, because the connection to the host was lost."""
 PSEUDO_PIDS = frozenset({OUTSIDE, UNNAMED.pid})
 """They are no processes: /proc has nothing about them."""
 

@@ -14,7 +14,7 @@ from offtop.units import count
 _LOST_HINT = "all other totals are exact. A longer minimum (m) or fewer threads (p, F) help"
 _LOST_HINTS = {
     "unread": "user stacks that could not be read. Help (?) names the processes and devices that hang",
-    UNMEASURED: "not measured, because the line was broken. Averages leave this time out",
+    UNMEASURED: "not measured, because the connection was lost. Averages leave this time out",
 }
 """The same, if only this kind was lost."""
 _LOST_HINT_SAMPLED = (

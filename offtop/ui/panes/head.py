@@ -59,7 +59,7 @@ def head(
     `written_bytes` is the size of the recording in progress. `is_over` means that there will be no more ticks,
     `is_held` that none come at present.
     """
-    state = ("ENDED", "paused") if is_over else ("NO LINE", "alert") if is_held else None
+    state = ("ENDED", "paused") if is_over else ("DISCONNECTED", "alert") if is_held else None
     lines = [_who(shown, common, host, layout, recorded, written_bytes, state), _waiting(shown, common, layout)]
     if layout.calls:
         lines.append(_calls(common, layout, glyphs))
@@ -82,7 +82,7 @@ def one_line(shown: HeadPicture, common: Common, layout: Layout, recorded: bool,
     if view.paused_at_ns is not None:
         spans.append((" PAUSED", "paused"))
     elif is_held:
-        spans.append((" NO LINE", "alert"))
+        spans.append((" DISCONNECTED", "alert"))
     if shown.lost:
         spans.append((f" lost {count(sum(shown.lost.values()))}", "lost"))
     if top := shown.top_category:

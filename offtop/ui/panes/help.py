@@ -60,9 +60,9 @@ standing     a wait for a pipe, socket, child, signal or terminal, a sleep or a 
 began before offtop, of a thread that no other waits for. It counts as idle from the tick on in which that is known.
 muted        what you muted with X; counted in the header.
 exact        in the header: nothing was lost or left out. Otherwise it says what is missing.
-lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact. seconds: how long the \
-line to the host was broken; no average includes that time.
-NO LINE      in the header, with --host: nothing arrives. The picture stays, and offtop connects again.
+lost         what the BPF programs could not record, by kind. If it is 0, all sums are exact. seconds: how long there \
+was no connection to the host; no average includes that time.
+DISCONNECTED  in the header, with --host: nothing arrives. The picture stays, and offtop connects again.
 stacks from 4ms up  there are so many waits that stacks would cost more than --cpu-budget allows: shorter waits count \
 as short. Sums stay exact, and waits of 64ms always have stacks. --exact-stacks takes all.
 over budget  offtop uses more than --cpu-budget although it leaves out what it can: watch less, with -p.

@@ -21,11 +21,11 @@ _END_S = 2.0
 _LONGEST_TEXT = 80
 
 
-class LineBrokenError(Exception):
+class DisconnectedError(Exception):
     """The connection has ended. The text says why, for people."""
 
 
-class Line:
+class Connection:
     """Not thread-safe, but for send()."""
 
     def __init__(self, target: Target, may_ask: bool) -> None:
@@ -79,7 +79,7 @@ class Line:
                     return decode_hello(first.body), [one for one in rest if one is not None]
                 if deadline_ns is not None and monotonic_ns() > deadline_ns:
                     raise OfftopError(f"{name} does not answer")
-        except LineBrokenError:
+        except DisconnectedError:
             raise self._explained() from None
         except NotAStreamError as error:
             raise OfftopError(self._strange(error.sent)) from None
@@ -94,7 +94,7 @@ class Line:
     def receive(self, seconds: float) -> list[Message]:
         """Return the messages that arrive next; none if nothing arrives for so long.
 
-        Raises LineBrokenError, or what Splitter.feed raises.
+        Raises DisconnectedError, or what Splitter.feed raises.
         """
         found: list[Message] = []
         for fd, _ in self._poll.poll(round(seconds * 1000)):
@@ -107,21 +107,21 @@ class Line:
                     self._poll.unregister(self._err)
                 continue
             if not raw:
-                raise LineBrokenError(self._why_ended())
+                raise DisconnectedError(self._why_ended())
             self._heard_ns = monotonic_ns()
             found += self._splitter.feed(raw)
         return found
 
     def send(self, raw: bytes) -> None:
-        """Send a line to the host. Raises LineBrokenError. Thread-safe."""
+        """Send a line to the host. Raises DisconnectedError. Thread-safe."""
         with self._sending:
             if self._is_closed:
-                raise LineBrokenError("it is closed")
+                raise DisconnectedError("it is closed")
             try:
                 if os.write(self._stdin, raw) != len(raw):
-                    raise LineBrokenError("it takes no more")
+                    raise DisconnectedError("it takes no more")
             except OSError as error:
-                raise LineBrokenError(error.strerror or "it takes no more") from None
+                raise DisconnectedError(error.strerror or "it takes no more") from None
 
     def end(self) -> None:
         """Have ssh end soon; then receive() says so. Thread-safe."""
@@ -172,7 +172,7 @@ class Line:
         return explained(self._target, status, self._errors.decode(errors="replace"))
 
     def _why_ended(self) -> str:
-        """Return why the line is broken, in few words."""
+        """Return why the connection has ended, in few words."""
         status = self._status()
         lines = self._errors.decode(errors="replace").split("\n")
         said: Sequence[str] = [line.strip() for line in lines if line.strip()]
