@@ -87,7 +87,7 @@ def decode(blob: object, whole: bool = False) -> Entry:
 
 def _fields(entry: Entry) -> dict[str, object]:
     """Return the JSON object of a tick."""
-    change = entry.change
+    change, filters = entry.change, encode_filters(entry.change.filters)
     fields: dict[str, object] = {
         "taken_ns": change.taken_ns,
         "at_ns": change.at_ns,
@@ -95,7 +95,7 @@ def _fields(entry: Entry) -> dict[str, object]:
         "cost": list(change.cost[:_COSTS]),
         "mode": change.mode,
         "door": change.probe,
-        **encode_filters(change.filters),
+        "filters": filters["filters"],
         "comms": [[*key, comm] for key, comm in entry.comms.items()],
         "processes": [[pid, name] for pid, name in entry.processes.items()],
         "details": [[pid, *details] for pid, details in entry.details.items()],
@@ -103,12 +103,14 @@ def _fields(entry: Entry) -> dict[str, object]:
         "calls": [[number, name] for number, name in entry.calls.items()],
         "machine": list(change.machine),
         "walk": [change.cost.scan_ns, change.cost.scan_every],
+        "cgroup": filters["cgroup"],
         **wake_rows.encode_wakes(entry.wakes),
     }
     if entry.peers:
         fields["other_ends"] = [wake_rows.encode_peers(what, peers) for what, peers in entry.peers.items()]
     if change.filters.within:
         *sums, histogram, now, oldest_ns = change.calls
+        fields["within"] = filters["within"]
         fields["calls_within"] = [*sums, now, oldest_ns, *log2.counts(histogram)]
     if change.sampling:
         fields["sampling"] = [int(one) for one in change.sampling]
