@@ -28,8 +28,10 @@ from offtop.remote.ssh import Target
 from offtop.units import NS_PER_S, span
 from offtop.worker import Worker
 
-_MOST_QUEUED = 8
-"""Most ticks that wait to be read; then the host has to wait."""
+_MOST_QUEUED, _MOST_QUEUED_BYTES = 120, 64 << 20
+"""Most ticks that wait to be read, and their size; beyond that the host has to wait. Names and answers come after
+ticks, so they would wait, too.
+"""
 _LEAST_APART_NS = NS_PER_S // 20
 """Ticks are not read faster than this: a host might send any number."""
 _PAUSES_S = (1, 2, 4, 8, 15, 30)
@@ -41,7 +43,7 @@ _ALIVE_NS = 10 * NS_PER_S
 _LATE_NS, _SILENT_NS = 3 * NS_PER_S, 30 * NS_PER_S
 """How long after a tick is due its absence is reported, and the connection closed as dead."""
 _POLL_S = 0.5
-_ANSWER_S, _SCREEN_ANSWER_S = 10.0, 2.0
+_ANSWER_S, _SCREEN_ANSWER_S = 60.0, 2.0
 """How long to wait for the answer to a request; the second if the screen waits, too."""
 _CLOSE_S = 4.0
 _CTRL_C_S = 0.3
@@ -57,6 +59,8 @@ class _Queued(NamedTuple):
     boot: str
     """Differs after each boot of the host."""
     tick: StreamTick
+    size: int
+    """Bytes, as it arrived."""
 
 
 class RemoteSource:
@@ -160,7 +164,7 @@ class RemoteSource:
     def read(self) -> Snapshot | None:
         """Return the next tick when it has arrived; None at the end, which is when the host ends by itself."""
         while (queued := self._next()) is not None:
-            number, boot, tick = queued
+            number, boot, tick, _ = queued
             if number != self._read_stream:
                 self._streamed.begin_stream(bool(boot) and boot == self._read_boot)
                 self._read_stream, self._read_boot = number, boot
@@ -362,8 +366,8 @@ class RemoteSource:
             tick, names = self._reader.tick(body)
             self._streamed_names.add(names)
             with self._changed:
-                self._changed.wait_for(lambda: len(self._ticks) < _MOST_QUEUED or self._closed)
-                self._ticks.append(_Queued(self._stream, self._hello.boot, tick))
+                self._changed.wait_for(lambda: self._has_room or self._closed)
+                self._ticks.append(_Queued(self._stream, self._hello.boot, tick, len(body)))
                 self._changed.notify_all()
         elif kind == stream.NAMES:
             self._streamed_names.add(self._reader.names(body))
@@ -381,6 +385,10 @@ class RemoteSource:
             with self._changed:
                 self._end = printable(text)[:_LONGEST_TEXT]
                 self._changed.notify_all()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._ticks) < _MOST_QUEUED and sum(one.size for one in self._ticks) < _MOST_QUEUED_BYTES
 
     def _lose(self, why: str) -> None:
         connection, self._connection = self._connection, None
