@@ -3,12 +3,16 @@
 import argparse
 import contextlib
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from offtop.commands import choices
+from offtop.commands import choices, options
 from offtop.commands.run import escape_unencodable, exit_on_signals, flushed_output, warn_of_batch_mode, why_no_screen
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.units import NS_PER_S
@@ -56,6 +60,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
     from offtop.ui.kit import terminal, terminal_app
 
     settings = loaded.settings
+    environment = {**os.environ}  # with NO_COLOR
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
     app = FleetApp(
         reader,
@@ -63,7 +68,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
         args.filter,
         tuple(choices.category_rules().ids),
         _cause_names(),
-        show_live,
+        partial(show_live, live_command(args), environment),
         theme_name=look.theme,
         ascii_only=look.ascii_only,
         mouse=settings.mouse,
@@ -82,12 +87,22 @@ def _cause_names() -> dict[str, str]:
     return {rule.id: rule.name for rule in rules.rules}
 
 
-def show_live(host: str) -> int:
-    """Run offtop on a host, in this terminal, until the person leaves it; return ssh's exit status, 127 without ssh."""
+def live_command(args: argparse.Namespace) -> list[str]:
+    """Return the command that shows a host live, but for the host: this offtop, with the same look."""
+    python = [sys.executable, "-I"] if sys.flags.isolated else [sys.executable]
+    return [*python, sys.argv[0], *options.look_arguments(args), *options.ssh_arguments(args)]
+
+
+def show_live(command: Sequence[str], environment: Mapping[str, str], host: str) -> None:
+    """Show a host live in this terminal, until the person leaves it; if that fails, until they have read why."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the child, which sets its own handler
     try:
-        return subprocess.run(["ssh", "-t", "--", host, "sudo offtop"]).returncode
-    except FileNotFoundError:
-        return 127
+        status = subprocess.run([*command, f"--host={host}"], env=environment).returncode
+        if 0 < status < 128:
+            print("Press Enter to return to the hosts.", end=" ", flush=True)
+            sys.stdin.readline()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _batch(survey: "Survey", question: "Question", url: str, args: argparse.Namespace) -> int:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:  # not imported at run time, so that --help is fast
     from offtop.remote.source import RemoteSource
     from offtop.settings.config import Loaded
 
-NEEDS_HOST = {"ssh_command": "--ssh-command", "sudo_command": "--sudo-command", "remote_offtop": "--remote-offtop"}
-"""Options that have no effect without --host."""
-
 
 @contextlib.contextmanager
 def opened(
@@ -69,6 +66,6 @@ def check_options(args: argparse.Namespace) -> None:
     is_there = args.host is not None and args.user
     if args.user is not None and not is_there and not is_user(args.user):
         raise UsageError(f"argument -u/--user: '{printable(args.user)}' is not {NO_USER}. See: offtop --help")
-    for name, option in NEEDS_HOST.items():
+    for name, option in options.SSH_OPTIONS.items():
         if args.host is None and getattr(args, name) is not None:
             raise UsageError(f"{option} is about another machine. Add --host HOST, or omit it")

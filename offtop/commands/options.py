@@ -6,7 +6,7 @@ An option that is also a setting has no default here; offtop/settings/config.py 
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -44,6 +44,8 @@ _MOST_IDS = 1024
 _HOST = re.compile(r"[^\s\x00-\x1f\x7f'\"`$\\;&<>|(){}!*?#~-][^\s\x00-\x1f\x7f'\"`$\\;&<>|(){}!*?#]*")
 """A host must be no option of ssh, and hold nothing that a shell in ssh_config would interpret."""
 _LONGEST_HOST = 512
+SSH_OPTIONS = {"ssh_command": "--ssh-command", "sudo_command": "--sudo-command", "remote_offtop": "--remote-offtop"}
+"""Options about how another machine is reached, by their names in the namespace."""
 
 T = TypeVar("T")
 
@@ -330,6 +332,7 @@ def fleet() -> argparse.ArgumentParser:
     )
     _add_look_options(add)
     add("--config", metavar="FILE", help="read settings from this file")
+    _add_ssh_options(parser.add_argument_group("a host live").add_argument)
     return parser
 
 
@@ -391,6 +394,11 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
         help="measure that machine over ssh, and show it here: a name from your ssh_config, USER@HOST, or "
         "ssh://USER@HOST:PORT",
     )
+    _add_ssh_options(add)
+
+
+def _add_ssh_options(add: Callable[..., object]) -> None:
+    """Add the options about how another machine is reached."""
     add(
         "--ssh-command",
         metavar="COMMAND",
@@ -655,9 +663,7 @@ def options_ignored_without_bpf(args: argparse.Namespace) -> list[str]:
 
 
 def measuring_arguments(args: argparse.Namespace) -> Sequence[str]:
-    """Return the given options that decide what is measured, but for those that are settings, as another offtop takes
-    them.
-    """
+    """Return the given options about what to measure, as another offtop takes them, without settings."""
     given: dict[str, str] = {
         "--pid": ",".join(str(one) if isinstance(one, int) else f"{one[0]}:{one[1]}" for one in args.pid),
         "--tid": ",".join(map(str, args.tid)),
@@ -674,6 +680,23 @@ def measuring_arguments(args: argparse.Namespace) -> Sequence[str]:
     flags = [f"--{args.who}-threads"] if args.who else []
     flags += ["--exact-stacks"] if args.exact_stacks else []
     return [*flags, *(f"{option}={value}" for option, value in given.items() if value)]
+
+
+def look_arguments(args: argparse.Namespace) -> Sequence[str]:
+    """Return the given options about how the screen is drawn, as another offtop takes them."""
+    given = {"--theme": args.theme, "--color": args.color, "--config": args.config}
+    flags = ["--ascii"] if args.ascii else []
+    flags += [] if args.mouse is None else ["--mouse" if args.mouse else "--no-mouse"]
+    return [*flags, *_with_values(given)]
+
+
+def ssh_arguments(args: argparse.Namespace) -> Sequence[str]:
+    """Return the given options about how another machine is reached, as another offtop takes them."""
+    return _with_values({option: getattr(args, name) for name, option in SSH_OPTIONS.items()})
+
+
+def _with_values(given: Mapping[str, str | None]) -> list[str]:
+    return [f"{option}={value}" for option, value in given.items() if value is not None]
 
 
 def _states_text(mask: int) -> str:

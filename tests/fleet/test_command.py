@@ -1,13 +1,16 @@
 """`offtop fleet` in batch mode: tables and JSON, and errors that end it only at first."""
 
+import io
 import json
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from offtop.commands.fleet import show_live
+from offtop.commands import options
+from offtop.commands.fleet import live_command, show_live
 from offtop.fleet.reports import FleetObject
 from tests.command import call
 from tests.fleet.api import FORTY, Machine, Reply, Request, always, fleet, serving
@@ -93,10 +96,31 @@ def test_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'offtop[fleet]'" in call("fleet", "x").sentence
 
 
-def test_a_host_is_shown_live_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ssh, called = tmp_path / "ssh", tmp_path / "called"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert show_live("db7") == 127
-    ssh.write_text(f'#!/bin/sh\necho "$@" >{called}\nexit 3\n')
-    ssh.chmod(0o700)
-    assert (show_live("db7"), called.read_text()) == (3, "-t -- db7 sudo offtop\n")
+def test_a_host_is_shown_live_by_this_offtop_with_the_same_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    offtop = tmp_path / "offtop"
+    offtop.write_text("import os, sys\nprint(sys.argv[1:], os.environ)\nsys.exit(len(sys.argv) == 2)\n")
+    monkeypatch.setattr(sys, "argv", [str(offtop), "fleet"])
+    monkeypatch.setattr(sys, "stdin", stdin := io.StringIO("\n\n"))
+    given = ["--ascii", "--no-mouse", "--theme=light", "--color=never", "--config=a b"]
+    reached = ["--ssh-command=ssh -p 7", "--sudo-command=", "--remote-offtop=/o"]
+    command = live_command(options.fleet().parse_args(["x", *given, *reached]))
+    show_live(command, {"NO_COLOR": "1"}, "db7")
+    assert capfd.readouterr().out.startswith(f"{[*given, *reached, '--host=db7']} environ({{'NO_COLOR': '1'")
+    assert stdin.tell() == 0
+    show_live(live_command(options.fleet().parse_args(["x"])), {}, "db7")  # which fails
+    assert capfd.readouterr().out.startswith("['--host=db7']")
+    assert stdin.tell() == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_option_about_the_look_is_passed_on() -> None:
+    parser = options.fleet()
+    given = {"--theme": "light", "--color": "never", "--ascii": "", "--mouse": "", "--config": "x"}
+    for option, value in given.items():
+        words = [f"{option}={value}" if value else option]
+        assert options.look_arguments(parser.parse_args(["x", *words])) == words
+    (group,) = (one for one in parser._action_groups if one.title == "what to show")  # pyright: ignore[reportPrivateUsage]
+    named = {action.option_strings[0] for action in group._group_actions}  # pyright: ignore[reportPrivateUsage]
+    assert named - given.keys() == {"--filter", "--range"}

@@ -22,6 +22,7 @@ from offtop.remote.ssh import Target, ssh_words
 from offtop.units import NS_PER_S
 from tests import sshd
 from tests.command import OFFTOP, QUICK, ended, programs_of, run, start
+from tests.fleet.api import Machine, fleet, serving
 from tests.kernel import waits
 from tests.sshd import Sshd
 from tests.ui.terminal import terminal
@@ -121,6 +122,46 @@ def test_the_screen_holds_the_picture_while_the_connection_is_cut(host: Sshd) ->
         shown.press(b"q")
         assert shown.status() == 0
         host.wait_until_gone(there)
+
+
+def test_enter_in_a_fleet_shows_the_host_live(host: Sshd) -> None:
+    with serving(fleet([Machine("db7:9877", {"lock": 3.0})])) as api:
+        command = [str(OFFTOP), "fleet", api.url, *host.options[2:]]
+        with terminal(command, width=120, height=30) as shown:
+            shown.read_until(b"db7")
+            shown.press(b"\r")
+            shown.read_until(b"threads wait")
+            shown.press(b"\r")
+            shown.read_until(b"LIVE 1s")
+            assert os.uname().nodename in shown.text
+            there = host.sessions
+            shown.forget()
+            shown.press(b"q")
+            shown.read_until(b"threads wait")
+            host.wait_until_gone(there)
+            shown.press(b"q")
+            assert shown.status() == 0
+            shown.assert_sane()
+
+
+def test_a_fleet_shows_why_a_host_cannot_be_shown(tmp_path: Path) -> None:
+    with (
+        serving(fleet([Machine("db7:9877", {"lock": 3.0})])) as api,
+        terminal([str(OFFTOP), "fleet", api.url], width=120, height=30, PATH=str(tmp_path)) as shown,
+    ):
+        shown.read_until(b"db7")
+        shown.press(b"\r")
+        shown.read_until(b"threads wait")
+        shown.forget()
+        shown.press(b"\r")
+        shown.read_until(b"Press Enter to return to the hosts.")
+        assert "offtop: ssh cannot be run (No such file or directory). Install OpenSSH's client" in shown.text
+        assert "threads wait" not in shown.text
+        shown.press(b"\n")
+        shown.read_until(b"threads wait")
+        shown.press(b"q")
+        assert shown.status() == 0
+        shown.assert_sane()
 
 
 def test_mode_filters_and_details_are_as_on_the_host_itself(host: Sshd) -> None:

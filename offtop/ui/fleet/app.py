@@ -56,7 +56,7 @@ class FleetApp(TerminalApp):
         filter_text: str,
         order: Sequence[str],
         causes: Mapping[str, str],
-        show_live: Callable[[str], int],
+        show_live: Callable[[str], None],
         *,
         theme_name: str = "dark",
         ascii_only: bool = False,
@@ -65,7 +65,7 @@ class FleetApp(TerminalApp):
     ) -> None:
         """`order`: all categories. `causes`: names of cause rules by id.
 
-        `show_live` shows a machine in this terminal until the person leaves it, and returns its exit status.
+        `show_live` shows a machine in this terminal until the person leaves it.
         `iterations`: the app ends after so many answers.
         """
         super().__init__(theme_name, ascii_only, mouse)
@@ -236,10 +236,8 @@ class FleetApp(TerminalApp):
             )
             return
         with self.suspend() if self._driver and self._driver.can_suspend else nullcontext():
-            status = self._show_live(machine)
+            self._show_live(machine)
         self.set_timer(0.2, self._redraw)
-        if status:
-            self.show_alert(f"ssh -t {machine} sudo offtop ended with status {status}; run it alone to see why")
 
     def _change_range(self, step: int) -> None:
         answer = self.reader.answer

@@ -59,14 +59,10 @@ async def shown(
 ) -> AsyncGenerator[Fleet]:
     watched: list[str] = []
 
-    def watch(host: str) -> int:
-        watched.append(host)
-        return 0
-
     with serving(answers) as api:
         reader = Reader(Survey(Client(api.url, Access(), 2.0)), Question(), every_ns)
         causes = {"postgres-row-lock": "a row or table lock"}
-        app = FleetApp(reader, api.url, "", tuple(CATEGORIES.ids), causes, watch, ascii_only=ascii_only)
+        app = FleetApp(reader, api.url, "", tuple(CATEGORIES.ids), causes, watched.append, ascii_only=ascii_only)
         async with app.run_test(size=size) as pilot:
             yield Fleet(app, pilot, api, watched)
 
