@@ -19,7 +19,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-dist setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -28,6 +28,10 @@ help:
 setup: ## install the system packages that offtop needs, and make .venv
 	@$(if $(SYSTEM),:,packaging/system.sh run)
 	@packaging/venv.sh
+
+setup-dist:
+	@$(if $(SYSTEM),:,packaging/system.sh dist)
+	@packaging/venv.sh dist
 
 setup-test: ## do the same, and install what the tests need
 	@$(if $(SYSTEM),:,packaging/system.sh run test)
@@ -119,7 +123,7 @@ format: setup-test ## format the code, and fix what the linter can fix
 
 # The same commit gives the same bytes: everything in them has the commit's time. A copy without git has the changelog's.
 dist: export SOURCE_DATE_EPOCH ?= $(epoch)
-dist: setup-test ## build the wheel, one file, .deb and .rpm (where their tools are) into dist/; MACHINE=aarch64 for arm64
+dist: setup-dist ## build the wheel, one file, .rpm and (where dpkg-deb is) .deb into dist/; MACHINE=aarch64 for arm64
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
 
@@ -128,12 +132,12 @@ image: KINDS = deb
 image: dist ## build the container image offtop:VERSION with podman, buildah or docker; ARGS are options of its build
 	@$(as_root) env TOOL='$(TOOL)' packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
 
-release: setup-test ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
+release: setup-dist ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
 	@packaging/system.sh package
 	@$(bin)/python packaging/release.py $(VERSION)
 
 packages: export SOURCE_DATE_EPOCH ?= $(epoch)
-packages: setup-test ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one
+packages: setup-dist ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one
 	@packaging/system.sh package
 	@$(as_root) env PYTHONDONTWRITEBYTECODE=1 SOURCE_DATE_EPOCH=$$SOURCE_DATE_EPOCH packaging/packages.sh $(ARGS)
 

@@ -1,8 +1,10 @@
 #!/bin/bash
-# Prints the requirements of a dependency group of pyproject.toml, one a line: `group.sh dev`. (pip itself reads groups
+# Prints the requirements of dependency groups of pyproject.toml, one a line: `group.sh dev`. (pip itself reads groups
 # from 25.1 on; Debian 12 has 23.0.)
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-"$("$root/packaging/python.sh")" -c '
+python=$("$root/packaging/python.sh")
+"$python" -c '
 import sys, tomllib
-print(*tomllib.load(sys.stdin.buffer)["dependency-groups"][sys.argv[1]], sep="\n")' "$1" <"$root/pyproject.toml"
+groups = tomllib.load(sys.stdin.buffer)["dependency-groups"]
+print(*(one for name in sys.argv[1:] for one in groups[name]), sep="\n")' "$@" <"$root/pyproject.toml"

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Installs what is missing of the system packages for the purposes given (`run`, `test`, `bench`, `incident`, `consumer`,
-# `exits`, `fleet`, `guest`, `package`). packages.txt lists them. If all are installed, it needs neither the network nor root.
+# Installs what is missing of the system packages for the purposes given (`run`, `dist`, `test`, `bench`, `incident`,
+# `consumer`, `exits`, `fleet`, `guest`, `package`). packages.txt lists them. If all are installed, it needs neither the
+# network nor root.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 as_root=()

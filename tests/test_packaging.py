@@ -105,6 +105,7 @@ def test_system_packages_have_a_purpose_and_a_fedora_name() -> None:
     lines = [line.split() for line in (_ROOT / "packaging" / "packages.txt").read_text().splitlines() if line[0] != "#"]
     assert {line[0] for line in lines} == {
         "run",
+        "dist",
         "test",
         "bench",
         "incident",
