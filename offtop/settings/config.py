@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
-import platformdirs
 import tomlkit
 from tomlkit import items
 from tomlkit.container import Container
@@ -423,8 +422,9 @@ def _file(path: Path, person: Person) -> _File | None:
 def _own(person: Person, environ: Mapping[str, str]) -> list[Path]:
     """Return where the user's file may be. A new one is created at the first path."""
     places = [person.home / ".config"]
-    if person.uid == os.geteuid():  # not under sudo, where the paths would be root's
-        places.insert(0, platformdirs.user_config_path())
+    # Under sudo $HOME may be root's; a service may have none.
+    if person.uid == os.geteuid() and Path(home := environ.get("HOME", "")).is_absolute():
+        places.insert(0, Path(home, ".config"))
     if Path(xdg := environ.get("XDG_CONFIG_HOME", "")).is_absolute():  # the XDG specification ignores relative paths
         places.insert(0, Path(xdg))
     return [place / "offtop" / "config.toml" for place in places]

@@ -136,6 +136,12 @@ def test_own_home_comes_from_the_environment(ann: Person, monkeypatch: pytest.Mo
     assert load({}, None, own, os.environ).path == theirs(ann)
 
 
+@pytest.mark.parametrize("environ", [{}, {"HOME": ""}, {"HOME": "relative"}])
+def test_without_a_home_in_the_environment_it_is_that_of_the_user(ann: Person, environ: dict[str, str]) -> None:
+    own = Person(os.geteuid(), os.getegid(), ann.home, "me")
+    assert load({}, None, own, environ).path == theirs(ann)
+
+
 @needs_root
 def test_under_sudo_root_s_home_is_ignored(ann: Person, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
