@@ -153,7 +153,7 @@ def replay() -> argparse.ArgumentParser:
         "file",
         metavar="FILE",
         help="the recording: written by offtop record, --record, or the keys a and s; latest: the one written to "
-        "last, of the recorder service or in the current directory",
+        "last, of the services or in the current directory",
     )
     _add_replay_options(parser)
     _add_output_options(parser)

@@ -66,7 +66,7 @@ def test_latest_is_the_one_written_to_last(
     service, here = tmp_path / "service", tmp_path / "here"
     service.mkdir()
     here.mkdir()
-    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", service)
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (service,))
     monkeypatch.chdir(here)
     recording(service, 3)
     newest = recording(here, 2)
@@ -79,7 +79,7 @@ def test_latest_is_the_one_written_to_last(
 
 
 def test_no_recording_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "none")
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "none",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "night.offtop").touch()
     named = r"There is no recording in .* that is named offtop-HOST-TIME\.offtop\. Make one with sudo offtop record"
@@ -89,7 +89,7 @@ def test_no_recording_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pyt
 
 def test_a_service_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "file")
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "file",))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OfftopError, match=r"cannot be read \(Not a directory\). Try sudo"):
         recordings.named("latest")
@@ -100,7 +100,7 @@ def test_recordings_of_others_are_neither_deleted_nor_the_latest(
 ) -> None:
     if os.geteuid():
         pytest.skip("only root can give a file away")
-    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "service")
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "service",))
     monkeypatch.chdir(tmp_path)
     own, used, forged = (recording(tmp_path, hours) for hours in (99, 1, 0))
     old = recording(tmp_path, 98)
@@ -110,6 +110,23 @@ def test_recordings_of_others_are_neither_deleted_nor_the_latest(
     recordings.delete_oldest(tmp_path, _HOUR_NS, 1, person(), used)
     assert left(tmp_path) == {used, forged, old}
     assert not own.exists()
+
+
+def test_recording_of_the_agent_is_the_latest_although_its_owner_is_not_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    (tmp_path / "private").mkdir()
+    os.chown(tmp_path / "private", 12345, -1)
+    (tmp_path / "agent").symlink_to("private")  # as systemd makes it
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "none", tmp_path / "agent"))
+    monkeypatch.chdir(tmp_path)
+    recording(tmp_path, 2)
+    found = recording(tmp_path / "agent", 1)
+    os.chown(found, 12345, -1)
+    os.chown(recording(tmp_path / "agent", 0), 54321, -1)
+    assert recordings.named("latest") == found
 
 
 def test_recordings_from_before_the_clock_was_set_back_are_deleted_too(tmp_path: Path) -> None:
@@ -137,7 +154,7 @@ def test_record_refuses_a_missing_directory_before_it_measures(tmp_path: Path) -
 def test_latest_in_a_directory_that_was_removed_is_an_error_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recordings, "SERVICE_DIRECTORY", tmp_path / "none")
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "none",))
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
