@@ -13,8 +13,8 @@ from offtop.person import Person, as_person, person
 from offtop.printable import printable
 from offtop.units import NS_PER_S
 
-SERVICE_DIRECTORIES = (Path("/var/lib/offtop"), Path("/var/lib/offtop-agent"))
-"""Where offtop-record.service and offtop-agent.service write. The second belongs to the agent's user."""
+SERVICE_DIRECTORIES = (Path("/var/lib/offtop-agent"), Path("/var/lib/offtop"))
+"""Where offtop-agent.service and offtop-record.service write. The first belongs to the agent's user."""
 LATEST = "latest"
 """In place of a file: the recording that was written to last."""
 _NAME = re.compile(r"offtop-.*[0-9]{8}T[0-9]{6}\.offtop", re.ASCII)
@@ -61,19 +61,23 @@ def delete_oldest(directory: Path, keep_ns: int, most_bytes: int, owner: Person,
 def named(file: str) -> Path:
     """Return the path of a recording; `latest` is the one in a service's or the current directory written to last.
 
-    In the current directory only those of root and of the invoking user count, because others may write to it, too.
-    Raises OfftopError if there is none.
+    If several may be in progress, it is the one in the current directory, then the recorder's: otherwise the agent's
+    would be the latest for a moment every few seconds. In the current directory only those of root and of the invoking
+    user count, because others may write to it, too. Raises OfftopError if there is none.
     """
     if file != LATEST:
         return Path(file)
-    found: list[_Found] = []
+    found: list[tuple[int, int, _Found]] = []
     refused = ""
-    for directory in (*SERVICE_DIRECTORIES, Path()):
+    in_use_ns = time.time_ns() - _IN_USE_NS
+    for rank, directory in enumerate((*SERVICE_DIRECTORIES, Path())):
         try:  # absolute() fails if the current directory was removed
             owners = {0, person().uid}
             if directory in SERVICE_DIRECTORIES:
                 owners.add(directory.stat().st_uid)
-            found += (one for one in _recordings(directory.absolute()) if one.owner in owners)
+            for one in _recordings(directory.absolute()):
+                if one.owner in owners:
+                    found.append((min(one.written_ns, in_use_ns), rank, one))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -82,7 +86,7 @@ def named(file: str) -> Path:
         hint = f"{refused}. Try sudo" if refused else "Make one with sudo offtop record, or name a file"
         where = f"in {', '.join(map(str, SERVICE_DIRECTORIES))} or in the current directory"
         raise OfftopError(f"There is no recording {where} that is named offtop-HOST-TIME.offtop. {hint}")
-    path = max(found).path
+    path = max(found)[-1].path
     warn(f"offtop: the latest recording is {printable(str(path))}{f'; {refused}' if refused else ''}")
     return path
 

@@ -78,6 +78,24 @@ def test_latest_is_the_one_written_to_last(
     assert recordings.named("latest.offtop") == Path("latest.offtop")
 
 
+def test_of_those_in_progress_the_latest_is_here_then_the_recorder_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, recorder, here = (tmp_path / name for name in ("agent", "recorder", "here"))
+    for directory in (agent, recorder, here):
+        directory.mkdir()
+    monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (agent, recorder))
+    monkeypatch.chdir(here)
+    recording(agent, 0)
+    recording(recorder, 20 / 3600)
+    after_restart = recording(recorder, 10 / 3600)
+    assert recordings.named("latest") == after_restart
+    ended = recording(here, 30 / 3600)
+    assert recordings.named("latest") == ended
+    os.utime(ended, ns=(0, 0))
+    assert recordings.named("latest") == after_restart
+
+
 def test_no_recording_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "SERVICE_DIRECTORIES", (tmp_path / "none",))
     monkeypatch.chdir(tmp_path)
