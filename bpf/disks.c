@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * What do the block devices do, for whom, and how long does it take?
+ * What do the block devices do, for whom, from which code, and how long does it take?
  *
  * A program of its own, which is loaded and attached only in mode disk.
  *
@@ -17,9 +17,13 @@
  * maps
  *   disk_requests                  by address of struct request or struct bio: what is queued or in the device
  *   disk_totals_0, disk_totals_1   what is completed, by device, operation, thread and CPU, in a double buffer
+ *   disk_stacks_0, disk_stacks_1   those of them that reached the minimum and have a stack, by stack as well
  *   disk_flushers                  by device: the thread that asked last to flush it
+ *   disk_slow                      by device: when a request last reached the minimum
+ *   disk_sampled                   per CPU: when a request last got a stack although its device was not slow
  *   disk_lost                      what did not fit, by enum disk_lost
- *   config, active_buffer, only_pids, only_tids, only_cgroup    those of offcpu.c
+ *   those of offcpu.c that it shares: config, active_buffer, the filters (filters.c), stacks (kernelstack.c,
+ *   userstack.c), time for stacks (thinning.c)
  *
  * units: ns of bpf_ktime_get_ns()
  *
@@ -33,8 +37,14 @@
  * kernel does not run that program again on the same CPU until it has returned, and counts the skipped runs. Only
  * `merged` is also written by other programs, so it is added to atomically.
  *
+ * The stack of a request is that of the thread that makes it, so it can only be unwound then, when nobody knows yet how
+ * long the request will take. Unwinding each would cost as much as a fast request itself. So a request gets a stack if
+ * its device has had one within the last second that reached the minimum, and this CPU has time left for stacks; and one
+ * per CPU in THIN_SAMPLE_NS gets one in any case. `scratch` is its own, because block_io_start may run in an interrupt
+ * while offcpu.c unwinds.
+ *
  * -D:
- *   DISK_REQUESTS, DISK_TOTALS, DISK_FLUSHERS    map sizes
+ *   DISK_REQUESTS, DISK_TOTALS, DISK_STACKS, DISK_FLUSHERS    map sizes
  *   REQUEST_*, QUEUE_DISK, DISK_*, BIO_*, DEVICE_DISK    offsets in a request, and from there to its device
  *   FLAG_*                    bits of cmd_flags and bi_opf
  *   REQUEST_STARTS            the kernel has block_io_start. Otherwise a request belongs to the thread that queues it
@@ -45,21 +55,23 @@
 #include "offcpu.h"
 #include "namespace.h"
 
-#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
-#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
-
 #define OP_MASK 0xff       /* include/linux/blk_types.h: REQ_OP_BITS */
 #define OP_FLUSH 2
 #define KEPT_FLAGS (OP_MASK | FLAG_SYNC | FLAG_META | FLAG_AHEAD)
 #define MINOR_BITS 20
 #define PF_WQ_WORKER 0x20  /* include/linux/sched.h */
+#define SLOW_NS 1000000000ULL
 
 enum disk_lost { DISK_LOST_REQUESTS, DISK_LOST_TOTALS, DISK_LOST_ENDS, DISK_LOST_KINDS };
 
 BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(active_buffer, u32, 1);
 
+#include "record.c"
 #include "filters.c"
+#include "thinning.c"
+#include "userstack.c"
+#include "kernelstack.c"
 
 struct disk_key {
 	char worker[24];   /* what a kernel worker does, pid and tid are 0 then; empty for other threads */
@@ -79,6 +91,8 @@ struct disk_request {
 	u32 requeues;
 	u32 lane;          /* see count_in() */
 	u32 unused;
+	u64 kernel;        /* stack ids */
+	u64 user;
 	struct disk_key key;
 	char comm[16];
 };
@@ -98,6 +112,19 @@ struct disk_totals {
 	u64 device_lanes[LANES];
 };
 
+struct disk_stack_key {
+	struct disk_key key;
+	u64 kernel;
+	u64 user;
+};
+
+struct disk_stack {
+	u64 requests;
+	u64 bytes;
+	u64 total_ns;      /* in queue and device */
+	u64 max_ns;
+};
+
 struct disk_user {
 	struct disk_key key;
 	char comm[16];
@@ -106,11 +133,15 @@ struct disk_user {
 BPF_TABLE("hash", u64, struct disk_request, disk_requests, DISK_REQUESTS);
 BPF_TABLE("hash", struct disk_key, struct disk_totals, disk_totals_0, DISK_TOTALS);
 BPF_TABLE("hash", struct disk_key, struct disk_totals, disk_totals_1, DISK_TOTALS);
+BPF_TABLE("hash", struct disk_stack_key, struct disk_stack, disk_stacks_0, DISK_STACKS);
+BPF_TABLE("hash", struct disk_stack_key, struct disk_stack, disk_stacks_1, DISK_STACKS);
 BPF_TABLE("lru_hash", u32, struct disk_user, disk_flushers, DISK_FLUSHERS);
+BPF_TABLE("lru_hash", u32, u64, disk_slow, DISK_FLUSHERS);
+BPF_PERCPU_ARRAY(disk_sampled, u64, 1);
 BPF_PERCPU_ARRAY(disk_lost, u64, DISK_LOST_KINDS);
 BPF_ARRAY(no_disk_totals, struct disk_totals, 1); /* never written: too large for the BPF stack */
 
-static inline __attribute__((always_inline)) void count_lost(u32 kind)
+static inline __attribute__((always_inline)) void count_lost_request(u32 kind)
 {
 	u64 *n = disk_lost.lookup(&kind);
 
@@ -175,8 +206,45 @@ static inline __attribute__((always_inline)) void identify_user(struct disk_key 
 	key->tid = tid;
 }
 
-/* Store a new request. A flush belongs to the thread that asked last, any other request to the current thread. */
-static inline __attribute__((always_inline)) void begin(char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
+/* Return whether a request to a device gets a stack. */
+static inline __attribute__((always_inline)) bool wants_stack(struct config *c, struct thinning *t, u32 device, u64 now_ns)
+{
+	u32 zero = 0;
+	u64 *slow_ns = disk_slow.lookup(&device), *sampled_ns = disk_sampled.lookup(&zero);
+
+	end_period(c, t, now_ns);
+	if (!t->level && (!c->min_ns || (slow_ns && elapsed_ns(*slow_ns, now_ns) < SLOW_NS)))
+		return true;
+	if (!sampled_ns || elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS)
+		return false;
+	*sampled_ns = now_ns;
+	return true;
+}
+
+/* Unwind the current thread, which makes a request, if that is worth it. */
+static inline __attribute__((always_inline)) void find_stacks(void *ctx, struct disk_request *new, u32 device)
+{
+	struct task_struct *task = current_task();
+	struct thinning *t = thinning_of_cpu();
+	u32 zero = 0, tid = bpf_get_current_pid_tgid();
+	u64 now_ns = bpf_ktime_get_ns();
+	struct config *c = config.lookup(&zero);
+
+	if (!c || !t || !new->key.is_selected || !wants_stack(c, t, device, now_ns))
+		return;
+#ifdef NAMESPACE
+	tid = new->key.tid;
+#endif
+	new->kernel = kernel_stack(ctx);
+	new->user = user_stack(ctx, AT_SWITCH, task, new->key.pid, tid, MEMBER(u32, task, TASK_FLAGS));
+	charge_stacks(c, t, now_ns);
+}
+
+/*
+ * Store a new request. A flush belongs to the thread that asked last, any other request to the current thread. `ctx`: if
+ * not NULL, the current thread is making the request now, so that it may get a stack.
+ */
+static inline __attribute__((always_inline)) void begin(void *ctx, char *at, char *disk, u32 flags, u64 start_ns, u64 issued_ns, u32 left)
 {
 	u64 address = (u64)at;
 	struct disk_request new = {.start_ns = start_ns, .issued_ns = issued_ns, .left = left}, *old;
@@ -188,14 +256,16 @@ static inline __attribute__((always_inline)) void begin(char *at, char *disk, u3
 		__builtin_memcpy(new.comm, user->comm, sizeof(new.comm));
 	} else {
 		identify_user(&new.key, new.comm);
+		if (ctx)
+			find_stacks(ctx, &new, device);
 	}
 	new.key.device = device;
 	new.key.operation = flags & KEPT_FLAGS;
 	old = disk_requests.lookup(&address);
 	if (old && old->issued_ns) /* its end was missed */
-		count_lost(DISK_LOST_ENDS);
+		count_lost_request(DISK_LOST_ENDS);
 	if (disk_requests.update(&address, &new))
-		count_lost(DISK_LOST_REQUESTS);
+		count_lost_request(DISK_LOST_REQUESTS);
 }
 
 static inline __attribute__((always_inline)) struct disk_totals *totals_of(struct disk_key *from, char comm[16])
@@ -219,7 +289,7 @@ static inline __attribute__((always_inline)) struct disk_totals *totals_of(struc
 	if (t)
 		__builtin_memcpy(t->comm, comm, sizeof(t->comm));
 	else
-		count_lost(DISK_LOST_TOTALS);
+		count_lost_request(DISK_LOST_TOTALS);
 	return t;
 }
 
@@ -236,9 +306,32 @@ static inline __attribute__((always_inline)) void count_in(u64 *lanes, struct di
 		lanes[lane] += 1;
 }
 
+/* Count a request at its stack. */
+static inline __attribute__((always_inline)) void count_at_stack(struct disk_request *r, u64 ns)
+{
+	struct disk_stack_key key = {.key = r->key, .kernel = r->kernel, .user = r->user};
+	struct disk_stack one = {.requests = 1, .bytes = r->bytes, .total_ns = ns, .max_ns = ns}, *s;
+	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
+	bool is_second = buffer && *buffer;
+
+	key.key.cpu = bpf_get_smp_processor_id();
+	s = is_second ? disk_stacks_1.lookup(&key) : disk_stacks_0.lookup(&key);
+	if (s) {
+		s->requests += 1;
+		s->bytes += r->bytes;
+		s->total_ns += ns;
+		if (ns > s->max_ns)
+			s->max_ns = ns;
+	} else if (is_second ? disk_stacks_1.update(&key, &one) : disk_stacks_0.update(&key, &one)) {
+		count_lost(LOST_SITES);
+	}
+}
+
 static inline __attribute__((always_inline)) void finish(struct disk_request *r, bool has_failed)
 {
 	struct disk_totals *t = totals_of(&r->key, r->comm);
+	u32 zero = 0, device = r->key.device;
+	struct config *c = config.lookup(&zero);
 	u64 now_ns = bpf_ktime_get_ns(), queue_ns = r->issued_ns - r->start_ns, device_ns = now_ns - r->issued_ns;
 
 	if (!t)
@@ -254,6 +347,11 @@ static inline __attribute__((always_inline)) void finish(struct disk_request *r,
 	count_in(t->lanes, r, queue_ns + device_ns);
 	count_in(t->queue_lanes, r, queue_ns);
 	count_in(t->device_lanes, r, device_ns);
+	if (!c || queue_ns + device_ns < c->min_ns)
+		return;
+	disk_slow.update(&device, &now_ns);
+	if (r->kernel)
+		count_at_stack(r, queue_ns + device_ns);
 }
 
 /* Return whether a request only asks for a flush. It never reaches the device, but the flush does. */
@@ -289,7 +387,7 @@ int on_start(struct bpf_raw_tracepoint_args *ctx)
 	u32 flags = flags_of(request);
 
 	if (disk && !is_only_flush(request, flags))
-		begin(request, disk, flags, bpf_ktime_get_ns(), 0, 0);
+		begin(ctx, request, disk, flags, bpf_ktime_get_ns(), 0, 0);
 	return 0;
 }
 #else
@@ -301,7 +399,7 @@ int on_insert(struct bpf_raw_tracepoint_args *ctx)
 	u32 flags = flags_of(request);
 
 	if (disk && (!r || r->issued_ns) && !is_only_flush(request, flags))
-		begin(request, disk, flags, made_ns(request, bpf_ktime_get_ns()), 0, 0);
+		begin(ctx, request, disk, flags, made_ns(request, bpf_ktime_get_ns()), 0, 0);
 	return 0;
 }
 #endif
@@ -323,7 +421,7 @@ int on_issue(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 #endif
 	if (disk)
-		begin(request, disk, flags, made_ns(request, now_ns), now_ns, 0);
+		begin(0, request, disk, flags, made_ns(request, now_ns), now_ns, 0);
 	return 0;
 }
 
@@ -431,7 +529,7 @@ int on_bio_queue(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&bytes, sizeof(bytes), bio + BIO_BYTES);
 	if (!bytes && flags & FLAG_FLUSH)
 		flags = OP_FLUSH;
-	begin(bio, disk, flags, now_ns, now_ns, bytes);
+	begin(ctx, bio, disk, flags, now_ns, now_ns, bytes);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (MIT OR GPL-2.0-only)
 /*
- * Which file operations are slow, and on which file?
+ * Which file operations are slow, on which file, and from which code?
  *
  * A program of its own, which is loaded and attached only in mode file.
  *
@@ -13,9 +13,11 @@
  *   file_operations     by system call number: the operation, and which argument is the descriptor; 0: none
  *   file_calls          by tid: calls in progress
  *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
+ *   file_stacks_0, _1   those of them that reached the minimum, by stack as well
  *   file_names          path of each file, in pieces, from the file up to the root
  *   file_lost           what did not fit, by enum file_lost
- *   config, active_buffer, only_pids, only_tids, only_cgroup    those of offcpu.c
+ *   those of offcpu.c that it shares: config, active_buffer, the filters (filters.c), user stacks (userstack.c),
+ *   records of threads (record.c), time for stacks (thinning.c)
  *
  * units: ns of bpf_ktime_get_ns()
  *
@@ -25,21 +27,23 @@
  * descriptor that it returned, so one that fails is not counted.
  *
  * Totals are kept by CPU, so that only one program at a time writes to an entry and nothing has to be atomic: programs
- * at system call tracepoints run with preemption disabled.
+ * at system call tracepoints run with preemption disabled. For the same reason the scratch space of switches
+ * (AT_SWITCH) is free there.
+ *
+ * The user stack of a call does not change during it, so it is unwound at the return, and only if the call reached the
+ * minimum. By then its kernel stack is gone: it gets that of its last wait that reached the minimum, which offcpu.c has
+ * unwound.
  *
  * -D:
- *   FILE_CALLS, FILE_TOTALS, FILE_NAMES     map sizes
+ *   FILE_CALLS, FILE_TOTALS, FILE_STACKS, FILE_NAMES     map sizes
  *   TASK_FILES, FILES_TABLE, TABLE_*, FILE_INODE, INODE_*, SUPER_*    from a descriptor to its inode
  *   FILE_PATH, PATH_*, DENTRY_*, NAME_TEXT, MOUNT_*, VFS_ROOT, TASK_FS, FS_ROOT    from there to its path
  *   REG_CALL, REG_MODE, REG_ARGUMENT_*      offsets in pt_regs
- *   TASK_PID                                offset in task_struct
+ *   TASK_PID, TASK_FLAGS                    offsets in task_struct
  *   NAMESPACE                               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"
 #include "namespace.h"
-
-#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
-#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
 
 #define OPERATION_MASK 0xff   /* of an entry of file_operations */
 #define ARGUMENT_SHIFT 8      /* the argument that is the descriptor; RETURNED: the call returns it */
@@ -60,7 +64,10 @@ enum file_lost { FILE_LOST_CALLS, FILE_LOST_TOTALS, FILE_LOST_KINDS };
 BPF_ARRAY(config, struct config, 1);
 BPF_ARRAY(active_buffer, u32, 1);
 
+#include "record.c"
 #include "filters.c"
+#include "thinning.c"
+#include "userstack.c"
 
 struct file_id {
 	u64 inode;
@@ -94,6 +101,19 @@ struct file_totals {
 	u64 lanes[LANES];
 };
 
+struct file_stack_key {
+	struct file_key file;
+	u64 kernel;        /* stack ids */
+	u64 user;
+};
+
+struct file_stack {
+	u64 calls;
+	u64 bytes;
+	u64 total_ns;
+	u64 max_ns;
+};
+
 struct file_path {
 	u32 bytes;         /* of text: names of the file and of the directories above it, each with a NUL */
 	u32 is_cut;        /* the path has more directories above these */
@@ -104,6 +124,8 @@ BPF_ARRAY(file_operations, u32, CALLS);
 BPF_TABLE("hash", u32, struct file_call, file_calls, FILE_CALLS);
 BPF_TABLE("hash", struct file_key, struct file_totals, file_totals_0, FILE_TOTALS);
 BPF_TABLE("hash", struct file_key, struct file_totals, file_totals_1, FILE_TOTALS);
+BPF_TABLE("hash", struct file_stack_key, struct file_stack, file_stacks_0, FILE_STACKS);
+BPF_TABLE("hash", struct file_stack_key, struct file_stack, file_stacks_1, FILE_STACKS);
 BPF_TABLE("lru_hash", struct file_id, struct file_path, file_names, FILE_NAMES);
 BPF_PERCPU_ARRAY(file_lost, u64, FILE_LOST_KINDS);
 BPF_ARRAY(no_totals, struct file_totals, 1); /* never written: too large for the BPF stack, as is a path */
@@ -213,6 +235,45 @@ static inline __attribute__((always_inline)) u32 operation_of(u64 call)
 	return operation ? *operation : 0;
 }
 
+/*
+ * Count a call that reached the minimum at its stack. If stacks take too much of this CPU's time, it needs to reach more,
+ * as waits do.
+ */
+static inline __attribute__((always_inline)) void count_at_stack(void *ctx, struct config *c, struct file_key *file, u64 start_ns, u64 ns, u64 bytes, bool is_second)
+{
+	struct thinning *t = thinning_of_cpu();
+	struct task_struct *task = current_task();
+	u64 id = bpf_get_current_pid_tgid(), now_ns = bpf_ktime_get_ns();
+	u32 pid = file->pid, tid = id;
+	struct file_stack_key key = {.file = *file};
+	struct file_stack one = {.calls = 1, .bytes = bytes, .total_ns = ns, .max_ns = ns}, *s;
+
+	if (!t)
+		return;
+	end_period(c, t, now_ns);
+	if (ns < raised_min_ns(c, t->level))
+		return;
+#ifdef NAMESPACE
+	if (!find_ids(task, &pid, &tid))
+		return;
+#endif
+	struct record *r = record_of(task, false);
+	if (r && r->stacked_ns > start_ns)
+		key.kernel = r->stacked_kernel;
+	key.user = user_stack(ctx, AT_SWITCH, task, pid, tid, MEMBER(u32, task, TASK_FLAGS));
+	charge_stacks(c, t, now_ns);
+	s = is_second ? file_stacks_1.lookup(&key) : file_stacks_0.lookup(&key);
+	if (s) {
+		s->calls += 1;
+		s->bytes += bytes;
+		s->total_ns += ns;
+		if (ns > s->max_ns)
+			s->max_ns = ns;
+	} else if (is_second ? file_stacks_1.update(&key, &one) : file_stacks_0.update(&key, &one)) {
+		count_lost(LOST_SITES);
+	}
+}
+
 int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 operation = operation_of(ctx->args[1]), zero = 0;
@@ -266,7 +327,7 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	struct file_call *call = file_calls.lookup(&tid);
 	if (!call)
 		return 0;
-	u64 ns = bpf_ktime_get_ns() - call->start_ns, off_cpu_ns = call->off_cpu_ns;
+	u64 start_ns = call->start_ns, ns = bpf_ktime_get_ns() - start_ns, off_cpu_ns = call->off_cpu_ns, bytes = 0;
 	s64 returned = ctx->args[1];
 	struct file_key key = call->key;
 	bool is_open = (operation >> ARGUMENT_SHIFT & ARGUMENT_MASK) == RETURNED, is_new = false;
@@ -305,7 +366,8 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	if (ns > t->max_ns)
 		t->max_ns = ns;
 	if (operation & HAS_BYTES && returned > 0)
-		t->bytes += returned;
+		bytes = returned;
+	t->bytes += bytes;
 	u32 lane = lane_of(ns);
 	if (lane < LANES)
 		t->lanes[lane] += 1;
@@ -325,6 +387,9 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 			store_path(file, &key.file);
 	}
 	file_calls.delete(&tid);
+	struct config *c = config.lookup(&zero);
+	if (c && ns >= c->min_ns)
+		count_at_stack(ctx, c, &key, start_ns, ns, bytes, is_second);
 	return 0;
 }
 

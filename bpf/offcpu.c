@@ -14,9 +14,8 @@
  *   scan           iterator over tasks, twice a tick (scan.c)
  *
  * maps
- *   record         per thread: its wait in progress, and what ended, in a double buffer
  *   active_buffer  index of the buffers that are being written; user space reads and empties the others meanwhile
- *   kernel_stacks  frames by stack id; user stacks are in userstack.c
+ *   stacks are in kernelstack.c and userstack.c, records of threads in record.c
  *   clock_sample   offset between our clock and the scheduler's, as measured here
  *   clock_offset   the same offset, as user space has chosen it from the samples
  *
@@ -40,7 +39,6 @@
  * lock), on one CPU at a time, so nothing here is atomic.
  *
  * -D:
- *   THREADS, KERNEL_STACKS, EXECS    map sizes
  *   TASK_*, RUN_DELAY, LAST_ARRIVAL, LAST_QUEUED, PCOUNT, SUM_EXEC, EXEC_START, START_TIME
  *                           offsets in task_struct, from BTF
  *   REG_*                   offsets in pt_regs: system call number and arguments, ip, sp, frame pointer, other
@@ -60,9 +58,6 @@ BPF_ARRAY(active_buffer, u32, 1);
 BPF_ARRAY(scan_mode, u32, 1);
 BPF_ARRAY(clock_sample, u64, 1);
 BPF_ARRAY(clock_offset, u64, 1);
-BPF_PERCPU_ARRAY(lost, u64, LOST_KINDS);
-BPF_TABLE("hash", u64, struct stack, kernel_stacks, KERNEL_STACKS);
-BPF_TABLE("lru_hash", u32, u32, execs, EXECS); /* by pid: self_exec_id after its last exec */
 
 /*
  * Updating an array of maps waits until no program uses the old map (maybe_wait_bpf_programs). User space updates
@@ -74,48 +69,10 @@ BPF_ARRAY_OF_MAPS(barrier, "barrier_inner", 1);
 /* For a thread that exits without a record: only its ids are set. Too large for the BPF stack. */
 BPF_PERCPU_ARRAY(exiting_scratch, struct record, 1);
 
-#ifdef RECORDS_IN_HASH
-BPF_TABLE("hash", u64, struct record, record, THREADS);
-BPF_ARRAY(blank_record, struct record, 1); /* never written, because it is too large for the BPF stack */
-#else
-BPF_TASK_STORAGE(record, struct record);
-#endif
-
-#define MEMBER(type, pointer, offset) (*(type *)((char *)(pointer) + (offset)))
-#define current_task() ((struct task_struct *)bpf_get_current_task_btf())
 #define is_on_cpu(task) MEMBER(u8, task, TASK_ON_CPU) /* an int; one byte from 7.3 on */
 
-static inline __attribute__((always_inline)) void count_lost(u32 kind)
-{
-	u64 *n = lost.lookup(&kind);
-
-	if (n)
-		*n += 1;
-}
-
+#include "record.c"
 #include "filters.c"
-
-/* Return the record of a thread. If it has none, make one if `make`, or else return NULL. */
-static inline __attribute__((always_inline)) struct record *record_of(struct task_struct *task, bool make)
-{
-#ifdef RECORDS_IN_HASH
-	u64 key = (u64)task;
-	struct record *r = record.lookup(&key);
-	u32 zero = 0;
-
-	if (r || !make)
-		return r;
-	struct record *blank = blank_record.lookup(&zero);
-	if (blank)
-		record.insert(&key, blank);
-	r = record.lookup(&key);
-#else
-	struct record *r = record.task_storage_get((void *)task, 0, make ? BPF_LOCAL_STORAGE_GET_F_CREATE : 0);
-#endif
-	if (!r && make)
-		count_lost(LOST_THREADS);
-	return r;
-}
 
 #ifdef NAMESPACE
 /*
@@ -140,43 +97,13 @@ static inline __attribute__((always_inline)) bool find_shown_ids(struct task_str
 #include "outlier.c"
 #include "thinning.c"
 #include "userstack.c"
+#include "kernelstack.c"
 
 static inline __attribute__((always_inline)) void set_identity(struct record *r, u32 pid, u32 tid, u64 tid_acquired_ns)
 {
 	r->pid = pid;
 	r->tid = tid;
 	r->tid_acquired_ns = tid_acquired_ns;
-}
-
-static inline __attribute__((always_inline)) u64 keep_kernel_stack(struct stack *stack, u32 depth)
-{
-	stack->frames[FRAMES] = stack->end = 0;
-	u64 id = id_of(stack, depth);
-	if (!kernel_stacks.lookup(&id) && kernel_stacks.update(&id, stack)) {
-		count_lost(LOST_STACKS);
-		return STACK_LOST;
-	}
-	return id;
-}
-
-/* Unwind the kernel stack and return the number of frames; 0 if that failed, which is counted. */
-static inline __attribute__((always_inline)) u32 unwind_kernel(void *ctx, struct stack *stack)
-{
-	long bytes = bpf_get_stack(ctx, stack->frames, FRAMES * sizeof(u64), 0);
-
-	if (bytes > 0)
-		return (u32)bytes / 8;
-	count_lost(LOST_STACKS);
-	return 0;
-}
-
-static inline __attribute__((always_inline)) u64 kernel_stack(void *ctx)
-{
-	u32 slot = AT_SWITCH;
-	struct stack *stack = (struct stack *)scratch.lookup(&slot);
-	u32 depth = stack ? unwind_kernel(ctx, stack) : 0;
-
-	return depth ? keep_kernel_stack(stack, depth) : STACK_LOST;
 }
 
 /* Reduce a task state to the one that filters and people know: idle and stopped threads also have bits of others. */
@@ -411,6 +338,8 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 		if (t)
 			charge_stacks(c, t, now_ns);
 #endif
+		r->stacked_kernel = e->key.kernel;
+		r->stacked_ns = now_ns;
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)
 			report_outlier(r, task, &e->key, e->switched_out_ns, e->off_ns, e->runqueue_ns);

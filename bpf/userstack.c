@@ -2,15 +2,16 @@
 /*
  * Through which code of its own program did a thread get to where it waits?
  *
- * Part of offcpu.c, which includes it (offtop/kernel/bpf/compile.py replaces the #include by this text, because bcc
- * rewrites map calls in the main file only). Stacks are unwound by the programs of offcpu.c; the hooks below only keep
- * `spaces` and `python_processes` up to date. This file includes python.c, which reads Python frames, and unwind.c,
- * which unwinds by rules.
+ * Part of offcpu.c, files.c and disks.c, which include it (offtop/kernel/bpf/compile.py replaces the #include by this
+ * text, because bcc rewrites map calls in the main file only). Stacks are unwound by the programs of these files; the
+ * hooks below, which belong to offcpu.c, only keep `spaces` and `python_processes` up to date. This file includes
+ * python.c, which reads Python frames, and unwind.c, which unwinds by rules.
  *
  * hooks: raw_tp sched_process_fork (a child has its parent's code), sched_process_exec (the code is replaced)
  *
  * maps
  *   user_stacks       frames by stack id
+ *   execs             by process: self_exec_id after its last exec
  *
  * cost: see bpf/README.md
  *
@@ -19,12 +20,13 @@
  * Without UNWIND_KB, stacks are only unwound by the kernel, along frame pointers.
  *
  * -D:
- *   STACKS          map size
+ *   STACKS, EXECS   map sizes
  *   UNWIND_KB       unwind by rules
  *   USER_STACKS     0: no user stacks
  */
 
 BPF_TABLE("hash", u64, struct stack, user_stacks, STACKS);
+BPF_TABLE("lru_hash", u32, u32, execs, EXECS);
 /*
  * Too large for the BPF stack. Two slots, because an interrupt may wake a thread while another stack is being unwound.
  */

@@ -235,8 +235,10 @@ class LiveSource(LiveFeed):
         ended = stages.account(plan, flipped, records)
         if self._files:
             self._files.drain(flipped.buffer, flipped.at_ns)
+            self._parts.ledger.note_stacks_used(self._files.stacks_in_use)
         if self._disks:
             self._disks.drain(flipped.buffer, flipped.at_ns)
+            self._parts.ledger.note_stacks_used(self._disks.stacks_in_use)
         stages.evict(ended, self._keep_ns)
         self._parts.blockers.find(self._parts.ledger.waiting, flipped.at_ns)
         return flipped
@@ -336,12 +338,13 @@ class LiveSource(LiveFeed):
             if wanted == (self._files is not None):
                 return
             try:
-                files = FileCalls(FileProgram(self._program, self._parts.features)) if wanted else None
+                program = FileProgram(self._program, self._parts.features) if wanted else None
             except OSError as error:
                 raise KernelError(
                     f"The BPF programs for file operations cannot be built ({error.strerror}). Compiling them needs "
                     "another process and memory: free some, and try again"
                 ) from error
+            files = FileCalls(program, self._parts.stacks.ids) if program else None
             with self._lock:
                 if self._closed:
                     unused, files = files, None
@@ -373,7 +376,8 @@ class LiveSource(LiveFeed):
                     f"The BPF programs for requests to disks cannot be built ({error.strerror}). Compiling them needs "
                     "another process and memory: free some, and try again"
                 ) from error
-            disks = DiskRequests(program, features.disk_operations, features.disks) if program else None
+            ids = self._parts.stacks.ids
+            disks = DiskRequests(program, features.disk_operations, features.disks, ids) if program else None
             with self._lock:
                 if self._closed:
                     unused, disks = disks, None

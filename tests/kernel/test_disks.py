@@ -8,29 +8,40 @@ import pytest
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity, DiskTotals
+from offtop.model.values.snapshot import Filters
 from tests.kernel import programs
-from tests.kernel.test_files import tracepoints
-from tests.kernel.watch import Watch, watching_kernel_stacks
+from tests.kernel.test_files import stacks, tracepoints
+from tests.kernel.watch import S, Watch, watching, watching_kernel_stacks
 
 READS, WRITES = 200, 100
 CHILD = r"""
 #include <fcntl.h>
 #include <stdlib.h>
+static char *block;
+__attribute__((noinline)) void load(int fd, long i)
+{
+	if (pread(fd, block, 4096, i * 16384) != 4096)
+		exit(1);
+	__asm__ volatile("");
+}
+__attribute__((noinline)) void save(int fd, long i)
+{
+	if (pwrite(fd, block, 8192, i * 16384) != 8192)
+		exit(1);
+	__asm__ volatile("");
+}
 int main(int argc, char **argv)
 {
 	int fd = open(argv[1], O_RDWR | O_DIRECT);
-	char *block;
 
 	posix_memalign((void **)&block, 4096, 8192);
-	next();
-	for (long i = 0; i < 200; i++)
-		if (pread(fd, block, 4096, i * 16384) != 4096)
-			return 1;
-	for (long i = 0; i < 100; i++)
-		if (pwrite(fd, block, 8192, i * 16384) != 8192)
-			return 1;
-	next();
-	return 0;
+	for (;;) {
+		next();
+		for (long i = 0; i < 200; i++)
+			load(fd, i);
+		for (long i = 0; i < 100; i++)
+			save(fd, i);
+	}
 }
 """
 
@@ -87,6 +98,34 @@ def test_counts_and_bytes_are_exact(counting: Watch, child: Path, loop: str) -> 
     if not found.lost:
         every = device.every
         assert (every.queue_ns + every.device_ns) / 1e6 == pytest.approx(of_kernel_ms, rel=0.05, abs=4)
+
+
+def test_requests_that_reach_the_minimum_have_the_stacks_of_program_and_kernel(child: Path, loop: str) -> None:
+    with programs.running([child, loop]) as program:
+        with watching(Filters(pids=(program.pid,), min_ns=1000), with_disks=True) as watched:
+            for _ in range(2):  # the first stacks are copied, until the unwind rules are loaded
+                program.go()
+                activity(watched)
+            program.go()
+            found = activity(watched)
+            reads, writes = (stacks(watched, found, program.pid, operation) for operation in ("read", "sync-write"))
+            catalog = watched.last.catalog
+            kernels = {tuple(frame.name for frame in catalog.stack(key.kernel).frames) for key in found.stacks}
+        with watching(Filters(pids=(program.pid,), min_ns=10 * S), with_disks=True) as watched:
+            program.go()
+            short = activity(watched)
+    for by_stack, function, operation in ((reads, "load", "read"), (writes, "save", "sync-write")):
+        ((path, ended),) = by_stack.items()
+        assert path[1:] == (function,)
+        (totals,) = (one for key, one in found.totals.items() if key.operation == operation and key.pid == program.pid)
+        assert ended.calls == totals.requests > 0
+        assert (ended.bytes, ended.max_ns) == (totals.bytes, totals.max_ns)
+        assert ended.total_ns == totals.queue_ns + totals.device_ns
+    for kernel in kernels:
+        assert "blk_mq_submit_bio" in kernel
+        assert not kernel[0].startswith(("bpf_", "__bpf", "__traceiter"))
+    assert any(key.pid == program.pid for key in short.totals)
+    assert not short.stacks
 
 
 def milliseconds(disk: str) -> int:

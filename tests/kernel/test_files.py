@@ -1,6 +1,8 @@
 """File operations: counts and bytes are exact, and time agrees with the clock of the program that does them."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,10 +14,12 @@ import pytest
 from offtop.kernel.accounting.file_calls import path_of
 from offtop.kernel.bpf.file_program import PATH
 from offtop.model.values import histogram as log2
+from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import NO_CALLS, FileActivity, FileTotals, added
+from offtop.model.values.io_stacks import StackTotals
 from offtop.model.values.snapshot import Filters
 from tests.kernel import hangs, programs
-from tests.kernel.watch import Watch, resize_maps, watching_kernel_stacks
+from tests.kernel.watch import Watch, resize_maps, watching, watching_kernel_stacks
 
 S = 1_000_000_000
 CHILD = r"""
@@ -265,3 +269,156 @@ def test_spans_add_up() -> None:
     assert added([]) is None
     assert added([None, FileActivity()]) == FileActivity()
     assert NO_CALLS.plus(FileTotals(1, 2, 3, 4, 5, log2.of(5), 6)) == FileTotals(1, 2, 3, 4, 5, log2.of(5), 6)
+
+
+WRITER = r"""
+#include <fcntl.h>
+__attribute__((noinline)) void store(int fd)
+{
+	pwrite(fd, "x", 1, 0);
+	__asm__ volatile("");
+}
+__attribute__((noinline)) void log_line(int fd)
+{
+	store(fd);
+	__asm__ volatile("");
+}
+__attribute__((noinline)) void save(int fd)
+{
+	store(fd);
+	__asm__ volatile("");
+}
+int main(int argc, char **argv)
+{
+	int fd = open(argv[1], O_RDWR | O_CREAT, 0600);
+
+	for (;;) {
+		next();
+		for (int i = 0; i < 20; i++)
+			log_line(fd);
+		next();
+		save(fd);
+	}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.build(tmp_path_factory.mktemp("files") / "writer", WRITER, "-Wno-unused-result")
+
+
+def stacks(
+    watched: Watch, found: FileActivity | DiskActivity, pid: int, operation: str = ""
+) -> dict[tuple[str, ...], StackTotals]:
+    """Return the totals of a process's calls or requests by its functions, leaf first, up to main."""
+    catalog, names = watched.last.catalog, watched.source.names
+    mine = {
+        key: totals
+        for key, totals in found.stacks.items()
+        if key.row.pid == pid and operation in ("", key.row.operation)
+    }
+    watched.source.wait_for_names({frame for key in mine for frame in catalog.stack(key.user).frames}, 30)
+    table: dict[tuple[str, ...], StackTotals] = {}
+    for key, totals in mine.items():
+        every = [names.of(frame) for frame in catalog.stack(key.user).frames]
+        own = tuple(every[: every.index("main")]) if "main" in every else tuple(every)
+        table[own] = table.get(own, StackTotals()).plus(totals)
+    return table
+
+
+def test_long_calls_have_the_stacks_of_program_and_kernel_and_short_ones_none(writer: Path, tmp_path: Path) -> None:
+    with (
+        hangs.frozen_ext4(tmp_path) as mounted,
+        programs.running([writer, mounted / "data"]) as program,
+        watching(Filters(pids=(program.pid,), min_ns=S // 10), with_files=True) as watched,
+    ):
+        program.go()
+        short = activity(watched)
+        hangs.freeze(mounted)
+        program.go_on_alone()
+        time.sleep(0.2)
+        in_progress = activity(watched)
+        hangs.thaw(mounted)
+        program.listen()
+        found = activity(watched)
+        of_program = stacks(watched, found, program.pid)
+        (stack,) = found.stacks
+        kernel = [frame.name for frame in watched.last.catalog.stack(stack.kernel).frames]
+    totals = by_operation(found, program.pid, str(mounted / "data"))["pwrite"]
+    assert [one.calls for one in short.totals.values()] == [20]
+    assert not short.stacks and not in_progress.stacks
+    assert {path[1:]: one for path, one in of_program.items()} == {
+        ("store", "save"): StackTotals(1, 1, totals.max_ns, totals.max_ns)
+    }
+    assert "pwrite" in next(iter(of_program))[0]
+    assert {"percpu_rwsem_wait", "vfs_write"} <= set(kernel)
+
+
+def test_with_minimum_0_the_stacks_add_up_to_all_calls(writer: Path, tmp_path: Path) -> None:
+    with (
+        programs.running([writer, tmp_path / "data"]) as program,
+        watching(Filters(pids=(program.pid,), min_ns=0), with_files=True) as watched,
+    ):
+        for _ in range(3):  # the first stacks are copied, until the unwind rules are loaded
+            program.go()
+            activity(watched)
+            program.go()
+            activity(watched)
+        program.go()
+        logged = activity(watched)
+        of_program = stacks(watched, logged, program.pid)
+        program.go()
+        saved = stacks(watched, activity(watched), program.pid)
+    (totals,) = (totals for key, totals in logged.totals.items() if key.pid == program.pid)
+    ((path, one),) = of_program.items()
+    assert (path[1:], totals.calls) == (("store", "log_line"), 20)
+    assert one == StackTotals(totals.calls, totals.bytes, totals.total_ns, totals.max_ns)
+    assert [(path[1:], one.calls) for path, one in saved.items()] == [(("store", "save"), 1)]
+
+
+def test_calls_at_stacks_without_room_are_counted_all_the_same(
+    writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize_maps(monkeypatch, {"file_stacks_0": 1, "file_stacks_1": 1})
+    with (
+        programs.running([writer, tmp_path / "one"]) as one,
+        programs.running([writer, tmp_path / "other"]) as other,
+        watching_kernel_stacks(Filters(pids=(one.pid, other.pid), min_ns=0), with_files=True) as watched,
+    ):
+        before = watched.last.lost.get("sites", 0)
+        one.go()
+        other.go()
+        found = activity(watched)
+    assert sum(totals.calls for totals in found.totals.values()) == 2 * 20
+    assert sum(totals.calls for totals in found.stacks.values()) == 20
+    assert watched.last.lost["sites"] - before == 20
+
+
+FIO_CALLS, FIO_BYTES = 100, 256 << 10
+
+
+@pytest.mark.skipif(not shutil.which("fio"), reason="fio is not here: apt-get install fio")
+@pytest.mark.parametrize(("direction", "operation"), [("read", "pread"), ("write", "pwrite")])
+def test_counts_bytes_and_mean_time_are_those_of_fio(counting: Watch, direction: str, operation: str) -> None:
+    path = Path("/var/tmp") / f"offtop-fio-{os.getpid()}"  # /tmp may be in memory, where direct I/O is refused
+    command = ["fio", "--name=job", "--ioengine=psync", "--direct=1", "--output-format=json", f"--filename={path}"]
+    command += [f"--rw=rand{direction}", f"--bs={FIO_BYTES}", f"--number_ios={FIO_CALLS}", "--size=32M"]
+    try:
+        path.write_bytes(os.urandom(32 << 20))
+        counting.begin()
+        ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+        counted = activity(counting)
+    finally:
+        path.unlink()
+    by_fio = json.loads(ended.stdout[ended.stdout.index("{") :])["jobs"][0][direction]
+    (found,) = (
+        totals
+        for key, totals in counted.totals.items()
+        if key.operation == operation and counted.name(key.file) == str(path)
+    )
+    assert (found.calls, found.bytes) == (by_fio["total_ios"], by_fio["io_bytes"]) == (100, 100 * FIO_BYTES)
+    mean_ns = by_fio["clat_ns"]["mean"]
+    if mean_ns < 100_000:
+        pytest.skip(f"a call takes {mean_ns:,.0f} ns here: too little to compare")
+    assert found.total_ns / found.calls == pytest.approx(mean_ns, rel=0.02)

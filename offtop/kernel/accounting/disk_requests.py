@@ -1,7 +1,8 @@
 """Reads the counts of requests to block devices once a tick, and adds the time of requests in progress.
 
 The BPF programs count a request when it is completed, with all of its time. Earlier ticks may have shown a part of that
-time already. This part is *owed*: it is subtracted once BPF has counted the request.
+time already. This part is *owed*: it is subtracted once BPF has counted the request. At its
+stack, a request counts with all of its time when it is completed.
 
 The kernel does not report every completion: on Linux 6.18 with virtio disks, the tracepoint does not run for up to
 0.5 % of the requests. Such a request stays in the map until its address is used again; then BPF counts it as lost.
@@ -9,19 +10,22 @@ Until then it must not be shown as in progress: see `_ended_unseen`.
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import reduce
 from typing import NamedTuple
 
 from offtop.kernel.bpf import disk_program
-from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, TOTALS, DiskProgram
+from offtop.kernel.bpf.disk_program import KEY, NUMBERS, REQUEST, STACK, STACK_KEY, TOTALS, DiskProgram
 from offtop.kernel.procfs import diskstats
 from offtop.kernel.procfs.diskstats import DiskStats
 from offtop.model.values.disks import NO_REQUESTS, READS, WRITES, DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
 from offtop.model.values.largest import largest
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
+_MOST_STACKS = 1000
+"""Of one snapshot, of its rows."""
 _LEAST_LOST_NS = 50_000_000
 """A younger request is not taken for lost: the disk may have completed it just now, and the kernel reports it soon."""
 _NAMES = {
@@ -64,9 +68,18 @@ class _Request(NamedTuple):
 class DiskRequests:
     """Requests of each tick. For the polling thread."""
 
-    def __init__(self, program: DiskProgram, operations: Mapping[str, int], flags: Mapping[str, int]) -> None:
-        """`operations`: values of enum req_op by name. `flags`: masks by the names that bpf/disks.c has for them."""
-        self.program = program
+    def __init__(
+        self,
+        program: DiskProgram,
+        operations: Mapping[str, int],
+        flags: Mapping[str, int],
+        stack_ids: Callable[[int, int, int], tuple[int, int]],
+    ) -> None:
+        """`operations`: values of enum req_op by name. `flags`: masks by the names that bpf/disks.c has for them.
+
+        `stack_ids`: see Stacks.ids.
+        """
+        self.program, self._stack_ids = program, stack_ids
         self._operations = {value: name.removeprefix("REQ_OP_") for name, value in operations.items()}
         self._flags = flags
         self._in_progress: dict[int, _Request] = {}
@@ -76,6 +89,8 @@ class DiskRequests:
         self._comms: dict[int, str] = {}
         self._totals: dict[_Key, DiskTotals] = {}
         """Since the last snapshot."""
+        self._stacks: dict[IoStack[DiskKey], StackTotals] = {}
+        """The same by stack."""
         self._stats = diskstats.read()
         self._busy_before = self._stats
         self._lost = self._lost_before = 0
@@ -83,15 +98,22 @@ class DiskRequests:
     def drain(self, buffer: int, at_ns: int) -> None:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
         completed = self._completed(buffer)
+        self._stacks = summed([self._stacks, self._stacks_of(buffer)])
         self._totals = {key: numbers.without_now() for key, numbers in self._totals.items()}
         self._add(completed)
         self._follow_requests(at_ns)
         for key in completed:
             self._settle(key)
 
+    @property
+    def stacks_in_use(self) -> set[int]:
+        """Ids of the stacks since the last snapshot."""
+        return ids_of(self._stacks)
+
     def take(self, without: Collection[int]) -> DiskActivity:
         """Return what happened since the last call of this method, without the rows of these processes."""
         counted, self._totals = self._totals, {}
+        stacks, self._stacks = self._stacks, {}
         lost, self._lost_before = self._lost - self._lost_before, self._lost
         counted = {key: numbers for key, numbers in counted.items() if not numbers.is_empty}
         some = {one.key: numbers for one, numbers in counted.items() if one.is_selected and one.key.pid not in without}
@@ -101,7 +123,8 @@ class DiskRequests:
         names = {device: stats.name for device, stats in self._stats.items() if device in devices}
         comms = {key.tid: self._comms.get(key.tid, "") for key in totals if key.tid}
         self._comms = dict(comms)
-        return DiskActivity(totals, devices, names, comms, elided, len(others), lost)
+        of_totals = of_rows(stacks, totals, _MOST_STACKS)
+        return DiskActivity(totals, devices, names, comms, elided, len(others), lost, of_totals)
 
     def _devices(self, counted: Mapping[_Key, DiskTotals]) -> dict[int, DeviceTotals]:
         found: dict[int, DeviceTotals] = {}
@@ -134,6 +157,15 @@ class DiskRequests:
                 key = self._key(raw)
                 found[key] = found[key].plus(one) if key in found else one
                 self._comms[key.key.tid] = _text(comm)
+        return found
+
+    def _stacks_of(self, buffer: int) -> dict[IoStack[DiskKey], StackTotals]:
+        found: dict[IoStack[DiskKey], StackTotals] = {}
+        for keys, values in self.program.maps[f"disk_stacks_{buffer}"].drain():
+            for (raw, *ids), numbers in zip(STACK_KEY.iter_unpack(keys), STACK.iter_unpack(values), strict=True):
+                row = self._key(KEY.unpack(raw)).key
+                key = IoStack(row, *self._stack_ids(row.pid, *ids))
+                found[key] = found.get(key, NO_TOTALS).plus(StackTotals(*numbers))
         return found
 
     def _add(self, totals: Mapping[_Key, DiskTotals]) -> None:

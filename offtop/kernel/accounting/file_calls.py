@@ -1,21 +1,25 @@
 """Reads the counts of file operations once a tick, and adds the time of calls in progress.
 
 The BPF programs count a call when it returns, with all of its time. Earlier ticks may have shown a part of that time
-already. This part is *owed*: it is subtracted once BPF has counted the call.
+already. This part is *owed*: it is subtracted once BPF has counted the call. At its stack, a call
+counts with all of its time when it returns.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import reduce
 from typing import NamedTuple
 
 from offtop.kernel.bpf import file_program
-from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, TOTALS, FileProgram
+from offtop.kernel.bpf.file_program import CALL, ID, KEY, PATH, STACK, STACK_KEY, TOTALS, FileProgram
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.io_stacks import NO_TOTALS, IoStack, StackTotals, ids_of, of_rows, summed
 from offtop.model.values.largest import largest
 
 _MOST_ROWS = 1000
 """Of one snapshot; the rest is one sum."""
+_MOST_STACKS = 1000
+"""Of one snapshot, of its rows."""
 _MOST_NAMES = 65_536
 """Files whose names are kept; the least recently used ones are dropped."""
 
@@ -32,8 +36,9 @@ class _Call(NamedTuple):
 class FileCalls:
     """File operations of each tick. For the polling thread."""
 
-    def __init__(self, program: FileProgram) -> None:
-        self.program = program
+    def __init__(self, program: FileProgram, stack_ids: Callable[[int, int, int], tuple[int, int]]) -> None:
+        """`stack_ids`: see Stacks.ids."""
+        self.program, self._stack_ids = program, stack_ids
         self._in_progress: dict[int, _Call] = {}
         """By tid."""
         self._owed: dict[FileKey, tuple[int, int]] = {}
@@ -42,20 +47,29 @@ class FileCalls:
         self._comms: dict[int, str] = {}
         self._totals: dict[FileKey, FileTotals] = {}
         """Since the last snapshot."""
+        self._stacks: dict[IoStack[FileKey], StackTotals] = {}
+        """The same by stack."""
         self._lost = self._lost_before = 0
 
     def drain(self, buffer: int, at_ns: int) -> None:
         """Add up what a tick has counted. `buffer`: the one that is no longer written, since `at_ns`."""
         ended = self._ended(buffer)
+        self._stacks = summed([self._stacks, self._stacks_of(buffer)])
         self._totals = {key: numbers._replace(now_ns=0) for key, numbers in self._totals.items()}
         self._add(ended)
         self._follow_calls(at_ns)
         for key in ended:
             self._settle(key)
 
+    @property
+    def stacks_in_use(self) -> set[int]:
+        """Ids of the stacks since the last snapshot."""
+        return ids_of(self._stacks)
+
     def take(self, without: Collection[int]) -> FileActivity:
         """Return what happened since the last call of this method, without these processes."""
         counted, self._totals = self._totals, {}
+        stacks, self._stacks = self._stacks, {}
         lost, self._lost_before = self._lost - self._lost_before, self._lost
         some = {
             key: numbers
@@ -68,7 +82,7 @@ class FileCalls:
         comms = {key.pid: self._comms.get(key.pid, "") for key in totals}
         self._comms = dict(comms)
         known = {file: name for file, name in names.items() if name}
-        return FileActivity(totals, known, comms, elided, len(others), lost)
+        return FileActivity(totals, known, comms, elided, len(others), lost, of_rows(stacks, totals, _MOST_STACKS))
 
     def _ended(self, buffer: int) -> dict[FileKey, FileTotals]:
         maps = self.program.maps
@@ -86,6 +100,15 @@ class FileCalls:
             if (all_cpus := maps["file_lost"].lookup(kind.to_bytes(4, "little")))
             for at in range(0, len(all_cpus), 8)
         )
+        return found
+
+    def _stacks_of(self, buffer: int) -> dict[IoStack[FileKey], StackTotals]:
+        found: dict[IoStack[FileKey], StackTotals] = {}
+        for keys, values in self.program.maps[f"file_stacks_{buffer}"].drain():
+            for (raw, *ids), numbers in zip(STACK_KEY.iter_unpack(keys), STACK.iter_unpack(values), strict=True):
+                row = _key(KEY.unpack(raw))
+                key = IoStack(row, *self._stack_ids(row.pid, *ids))
+                found[key] = found.get(key, NO_TOTALS).plus(StackTotals(*numbers))
         return found
 
     def _add(self, totals: dict[FileKey, FileTotals]) -> None:

@@ -220,6 +220,10 @@ class Ledger:
         """
         self._in_progress.read_users(ids, switched_out_ns, users)
 
+    def note_stacks_used(self, stacks: Collection[int]) -> None:
+        """Note that something else than waits referred to these stacks in the last tick."""
+        self._eviction.release_stacks(np.array([*stacks], np.int64), self.at_ns)
+
     def age(self, keep_ns: int) -> Dropped | None:
         """Once every `keep_ns`, evict what was not used for that long; see Eviction.age."""
         return self._eviction.age(self.at_ns, keep_ns)

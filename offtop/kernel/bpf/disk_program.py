@@ -1,6 +1,7 @@
 """The BPF programs that count requests to block devices (bpf/disks.c): loaded on request, detached by closing them.
 
-They run beside those of offcpu.c, count the same threads, and write to the same of two buffers.
+They run beside those of offcpu.c, count the same threads, and write to the same of two buffers, and to the same maps of
+stacks.
 """
 
 import os
@@ -15,20 +16,27 @@ from offtop.kernel.bpf.program import Program, possible_cpus
 
 KEY = struct.Struct("=24s6I")
 """`struct disk_key`: worker, device, pid, tid, operation, cpu, is_selected."""
-REQUEST = struct.Struct(f"=3Q4I{KEY.size}s16s")
+REQUEST = struct.Struct(f"=3Q4I2Q{KEY.size}s16s")
 """`struct disk_request`."""
 NUMBERS = 8
 TOTALS = struct.Struct(f"={NUMBERS}Q16s" + f"{layout.LANES * 8}s" * 3)
 """`struct disk_totals`."""
+STACK_KEY = struct.Struct(f"={KEY.size}sQQ")
+"""`struct disk_stack_key`: struct disk_key, and stack ids."""
+STACK = struct.Struct("=4Q")
+"""`struct disk_stack`: the fields of StackTotals."""
 USER = struct.Struct(f"={KEY.size}s16s")
 """`struct disk_user`."""
 LOST_KINDS = 3
-_REQUESTS, _TOTALS, _FLUSHERS = 16_384, 8192, 256
-"""Requests in progress at one time; threads, operations and devices in a tick, by CPU; devices that are flushed."""
+_REQUESTS, _TOTALS, _STACKS, _FLUSHERS = 16_384, 8192, 8192, 256
+"""Requests in progress at one time; threads, operations and devices in a tick, by CPU; stacks of those; devices that
+are flushed, or slow."""
 _SIZES = {
     "disk_requests": (8, REQUEST.size),
     "disk_totals_0": (KEY.size, TOTALS.size),
     "disk_totals_1": (KEY.size, TOTALS.size),
+    "disk_stacks_0": (STACK_KEY.size, STACK.size),
+    "disk_stacks_1": (STACK_KEY.size, STACK.size),
     "disk_flushers": (4, USER.size),
     "disk_lost": (4, 8),
 }
@@ -52,11 +60,12 @@ class DiskProgram:
         """Load and attach. Raises KernelError, or another OfftopError."""
         if why := why_unavailable(features):
             raise KernelError(f"Requests to disks cannot be shown: {why}")
-        defines = {"DISK_REQUESTS": _REQUESTS, "DISK_TOTALS": _TOTALS, "DISK_FLUSHERS": _FLUSHERS, **features.disks}
+        sizes = {"DISK_REQUESTS": _REQUESTS, "DISK_TOTALS": _TOTALS, "DISK_STACKS": _STACKS, "DISK_FLUSHERS": _FLUSHERS}
+        defines = {**sizes, **features.disks}
         begins = (
             {"on_start": "block_io_start"} if "REQUEST_STARTS" in features.disks else {"on_insert": "block_rq_insert"}
         )
-        self._fds = program.load_beside("disks.c", {**_RAW_TRACEPOINTS, **begins}, [*_SIZES], defines)
+        self._fds = program.load_beside("disks.c", {**_RAW_TRACEPOINTS, **begins}, [*_SIZES], defines, own_scratch=True)
         self.programs: Mapping[str, int] = {
             f"disk {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
         }

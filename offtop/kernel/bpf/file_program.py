@@ -1,6 +1,7 @@
 """The BPF programs that count file operations (bpf/files.c): loaded when they are requested, detached by closing them.
 
-They run beside those of offcpu.c, count the same threads, and write to the same of two buffers.
+They run beside those of offcpu.c, count the same threads, and write to the same of two buffers, and to the same maps of
+stacks.
 """
 
 import os
@@ -19,6 +20,10 @@ KEY = struct.Struct("=QIIIIII")
 """`struct file_key`: inode, device, generation, pid, operation, cpu, and 4 unused bytes."""
 TOTALS = struct.Struct(f"=5Q16s{layout.LANES * 8}s")
 """`struct file_totals`."""
+STACK_KEY = struct.Struct(f"={KEY.size}sQQ")
+"""`struct file_stack_key`: struct file_key, and stack ids."""
+STACK = struct.Struct("=4Q")
+"""`struct file_stack`: the fields of StackTotals."""
 CALL = struct.Struct(f"=3Q{KEY.size}s16s")
 """`struct file_call`."""
 PATH_BYTES = 1024 + 256
@@ -27,8 +32,9 @@ PATH = struct.Struct(f"=II{PATH_BYTES}s")
 ID = struct.Struct("=QII")
 """`struct file_id`: inode, device, generation."""
 LOST_KINDS = 2
-_CALLS, _TOTALS, _NAMES = 8192, 16_384, 8192
-"""Calls in progress at one time; processes, operations and files in a tick, by CPU; files with a path."""
+_CALLS, _TOTALS, _STACKS, _NAMES = 8192, 16_384, 8192, 8192
+"""Calls in progress at one time; processes, operations and files in a tick, by CPU; stacks of those; files with a path.
+"""
 _ARGUMENT_SHIFT, _RETURNED, _HAS_BYTES = 8, 0xF, 1 << 16
 _ARGUMENTS = {**dict.fromkeys(("open", "openat", "openat2", "creat"), _RETURNED), "sendfile": 1}
 """Which argument is the descriptor, where it is not the first. copy_file_range and sendfile count at what they read."""
@@ -43,6 +49,8 @@ _SIZES = {
     "file_calls": (4, CALL.size),
     "file_totals_0": (KEY.size, TOTALS.size),
     "file_totals_1": (KEY.size, TOTALS.size),
+    "file_stacks_0": (STACK_KEY.size, STACK.size),
+    "file_stacks_1": (STACK_KEY.size, STACK.size),
     "file_names": (ID.size, PATH.size),
     "file_lost": (4, 8),
 }
@@ -56,7 +64,8 @@ class FileProgram:
         """Load and attach. Raises KernelError, or another OfftopError."""
         if why := why_unavailable(features):
             raise KernelError(f"File operations cannot be shown: {why}")
-        defines = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_NAMES": _NAMES, **features.paths}
+        sizes = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_STACKS": _STACKS, "FILE_NAMES": _NAMES}
+        defines = {**sizes, **features.paths}
         self._fds = program.load_beside("files.c", _RAW_TRACEPOINTS, [*_SIZES], defines)
         self.programs: Mapping[str, int] = {
             f"file {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")

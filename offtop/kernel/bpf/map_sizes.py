@@ -21,7 +21,7 @@ OUTLIERS_BYTES = 1 << 20
 """Size of the ring buffer of outliers: room for 10,000 long waits in a tick."""
 _SLOTS = 2
 """SLOTS in bpf/userstack.c."""
-_RECORD_BYTES = 176 + 2 * layout.THREAD.size
+_RECORD_BYTES = 192 + 2 * layout.THREAD.size
 """struct record in bpf/offcpu.h."""
 _BUCKET_BYTES, _ELEMENT_BYTES = 16, 48
 """Of struct bucket and struct htab_elem in kernel/bpf/hashtab.c."""

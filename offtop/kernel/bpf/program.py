@@ -39,8 +39,6 @@ _MOST_DESCRIPTORS = 64
 _CLOSERS = 64
 """How many threads close descriptors in parallel."""
 SWITCH_IN_TRACEPOINTS = {"exit": "sched_exit_tp"}
-SHARED_MAPS = ("config", "active_buffer", "only_pids", "only_tids", "only_cgroup")
-"""Maps that a program loaded beside this one shares, so that it counts the same threads, in the same buffer."""
 
 
 class Unwind(NamedTuple):
@@ -193,13 +191,18 @@ class Program:
             failed.pop_all()
 
     def load_beside(
-        self, source: str, raw_tracepoints: Mapping[str, str], maps: Sequence[str], defines: Mapping[str, int]
+        self,
+        source: str,
+        raw_tracepoints: Mapping[str, str],
+        maps: Sequence[str],
+        defines: Mapping[str, int],
+        own_scratch: bool = False,
     ) -> dict[str, int]:
-        """Load and attach another source file, which uses the maps of SHARED_MAPS of this program.
+        """Load and attach another source file, which uses this program's maps of the same names.
 
-        `raw_tracepoints`: function → tracepoint. `defines`: macros in addition to those of this program. Returns
-        descriptors by name: `map NAME`, `program TRACEPOINT`, `link TRACEPOINT`; the caller closes them. Raises
-        OfftopError.
+        `raw_tracepoints`: function → tracepoint. `defines`: macros in addition to those of this program. `own_scratch`:
+        it gets a map `scratch` of its own, because it may run in an interrupt of this program. Returns descriptors by
+        name: `map NAME`, `program TRACEPOINT`, `link TRACEPOINT`; the caller closes them. Raises OfftopError.
         """
         request: dict[str, Any] = {
             **self._request,
@@ -210,26 +213,24 @@ class Program:
             "kprobes": {},
             "iterators": {},
             "uprobes": [],
-            "random_maps": [],
+            "random_maps": ["scratch"] if own_scratch else [],
             "maps": maps,
         }
-        answer, fds, output = self._load_sharing_maps(request, SHARED_MAPS)
+        answer, fds, output = self._load_sharing_maps(request)
         if "error" in answer:
             raise _explain_failure(answer, output, self.probe)
         return dict(zip(answer["fds"], fds, strict=True))
 
-    def _load_sharing_maps(
-        self, request: Mapping[str, Any], names: Sequence[str] | None = None
-    ) -> tuple[dict[str, Any], list[int], str]:
-        """Load a program that uses maps of this one: all (None), or these. Returns the same as `_compile`."""
+    def _load_sharing_maps(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+        """Load a program that uses the maps of this one. Returns the same as `_compile`."""
         with contextlib.ExitStack() as copies:  # close() does not wait for a compiler
             shared_maps: dict[str, int] = {}
             with self._changing:
                 self._check_open()
-                every = [name.removeprefix("map ") for name in self._fds if name.startswith("map ")]
-                for name in every if names is None else names:
-                    shared_maps[name] = copy = os.dup(self._fds[f"map {name}"])
-                    copies.callback(os.close, copy)
+                for name in [name.removeprefix("map ") for name in self._fds if name.startswith("map ")]:
+                    if name not in request["random_maps"]:
+                        shared_maps[name] = copy = os.dup(self._fds[f"map {name}"])
+                        copies.callback(os.close, copy)
             return _load_or_compile({**request, "shared_maps": shared_maps}, [*shared_maps.values()])
 
     def attach_waking(self, wanted: bool) -> None:

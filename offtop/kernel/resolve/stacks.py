@@ -47,6 +47,8 @@ from offtop.model.values.table import SITES, Ints, distinct
 from offtop.model.values.wake import NO_WAKE
 
 _TRACER_FRAMES = 12
+_TRACERS = ("bpf_", "__bpf_", "__traceiter_", "__probestub_")
+"""How functions begin that are on top of a stack only because a tracepoint is traced."""
 _MAX_SCANNED = 16_384
 """Limit of the cache for scanned stacks: stale words on a thread's stack make a few more keys than there are stacks."""
 
@@ -139,8 +141,8 @@ class Stacks:
         """Return the catalog id of a kernel stack by its raw id."""
         return self._kernel_id(raw_id)
 
-    def of_waker(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
-        """Return the catalog ids of a waker's stacks by their raw ids."""
+    def ids(self, pid: int, kernel: int, user: int) -> tuple[int, int]:
+        """Return the catalog ids of a process's kernel and user stack by their raw ids."""
         return self._kernel_id(kernel), self._user_id(pid, user)
 
     def user(self, found: UnwoundStack) -> int:
@@ -340,6 +342,9 @@ class Stacks:
             if name in ("__schedule", wakers.FIRST):  # frames above are the tracer's: the BPF program and its caller
                 frames, names = frames[i:], names[i:]
                 break
+        else:
+            own = next((i for i, name in enumerate(names) if not name.startswith(_TRACERS)), 0)
+            frames, names = frames[own:], names[own:]
         if names[0] == wakers.FIRST:
             frames = frames[: wakers.cut_at_interrupt(names)]
             tail = wakers.tail_length(names)

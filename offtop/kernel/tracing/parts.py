@@ -88,7 +88,7 @@ class Parts:
         self.user_frames = UserFrames(self.processes, self.user_stacks, cpython_frames, maps["execs"])
         self.stacks = Stacks(maps, self.catalog, categories, self.symbols, self.user_frames)
         raw = maps["wakers"], maps["wakes"], maps["objects"]
-        self.wakes = Wakes(*raw, self.catalog, self.stacks.of_waker, self.symbols.variable, self.procfs)
+        self.wakes = Wakes(*raw, self.catalog, self.stacks.ids, self.symbols.variable, self.procfs)
         self.peers = PeersWorker(self.catalog, self.wakes.epolls, reads)
         opened.callback(self.peers.close)
         quotas = None if loaded.features.throttle_work else Quotas()

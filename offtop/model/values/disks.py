@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FILE, MOST_SUMMED
+from offtop.model.values.io_stacks import IoStack, StackTotals, of_rows, summed
 from offtop.model.values.largest import largest
 
 DISK = "disk"
@@ -155,6 +156,8 @@ class DiskActivity:
     """How many entries that stands for, in the tick that had most of them."""
     lost: int = 0
     """Requests that were not counted: there was no room for them, or their completion was missed."""
+    stacks: Mapping[IoStack[DiskKey], StackTotals] = field(default_factory=dict[IoStack[DiskKey], StackTotals])
+    """The requests in `totals` that reached the minimum and have a stack, by stack, as far as they were completed."""
 
     def name(self, device: int) -> str:
         """Return the name of a device; its numbers if it is unknown. Raw."""
@@ -196,4 +199,5 @@ def added(spans: Iterable[DiskActivity | None]) -> DiskActivity | None:
         elided,
         elided_rows,
         sum(one.lost for one in found),
+        of_rows(summed(one.stacks for one in found), kept, MOST_SUMMED),
     )

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
+from offtop.model.values.io_stacks import IoStack, StackTotals, of_rows, summed
 from offtop.model.values.largest import largest
 
 FILE = "file"
@@ -96,6 +97,8 @@ class FileActivity:
     """How many entries that stands for: in the tick that had most of them, and those that `added` left out."""
     lost: int = 0
     """Calls that were not counted, because there was no room for them."""
+    stacks: Mapping[IoStack[FileKey], StackTotals] = field(default_factory=dict[IoStack[FileKey], StackTotals])
+    """The calls in `totals` that reached the minimum, by stack, as far as they returned."""
 
     def name(self, file: FileId) -> str:
         """Return the path of a file; its numbers if it is unknown. Raw."""
@@ -128,4 +131,5 @@ def added(spans: Iterable[FileActivity | None]) -> FileActivity | None:
         files, pids = {key.file for key in kept}, {key.pid for key in kept}
         names = {file: name for file, name in names.items() if file in files}
         comms = {pid: comm for pid, comm in comms.items() if pid in pids}
-    return FileActivity(kept, names, comms, elided, elided_rows, sum(one.lost for one in found))
+    stacks = of_rows(summed(one.stacks for one in found), kept, MOST_SUMMED)
+    return FileActivity(kept, names, comms, elided, elided_rows, sum(one.lost for one in found), stacks)

@@ -66,6 +66,8 @@ _BLOCKED_BYTES = 300
 """Memory of the blockers of one wait, or of one title."""
 _FILE_BYTES = 900
 """Memory of one entry of file operations, with its key, its histogram and its name."""
+_IO_STACK_BYTES = 300
+"""Memory of one stack of file operations or requests, without what its row has."""
 _DISK_BYTES = 2200
 """Memory of one entry of requests to block devices, or of one device: it has three histograms, a device nine."""
 _PART_BYTES = 500
@@ -520,8 +522,10 @@ def _bytes_of(tick: HistoryTick) -> int:
     own += _BLOCKED_BYTES * (len(tick.header.blockers) + len(tick.header.titles))
     if tick.header.files:
         own += _FILE_BYTES * len(tick.header.files.totals) + sum(map(len, tick.header.files.names.values()))
+        own += _IO_STACK_BYTES * len(tick.header.files.stacks)
     if tick.header.disks:
         own += _DISK_BYTES * (len(tick.header.disks.totals) + 3 * len(tick.header.disks.devices))
+        own += _IO_STACK_BYTES * len(tick.header.disks.stacks)
     if isinstance(held, Packed):
         own += len(held.columns) + len(held.columns_of_moves)
     else:

@@ -35,11 +35,11 @@ class Table:
 
 class Program:
     def __init__(self) -> None:
-        self.maps = {name: Table() for name in ("disk_requests", "disk_totals_0", "disk_lost")}
+        self.maps = {name: Table() for name in ("disk_requests", "disk_totals_0", "disk_stacks_0", "disk_lost")}
 
     def hold(self, address: int, issued_ns: int, operation: int = READ) -> None:
         raw = KEY.pack(b"", SDA, 42, 43, operation, 0, 1)
-        value = REQUEST.pack(issued_ns - MS, issued_ns, 0, 0, 0, 0, 0, raw, b"db")
+        value = REQUEST.pack(issued_ns - MS, issued_ns, 0, 0, 0, 0, 0, 0, 0, raw, b"db")
         self.maps["disk_requests"].entries[address.to_bytes(8, "little")] = value
 
 
@@ -53,7 +53,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, in_device: int, counts: bool = Tru
     monkeypatch.setattr(diskstats, "counts_requests", counts_requests)
     operations = {"REQ_OP_READ": READ, "REQ_OP_FLUSH": FLUSH}
     flags = {"FLAG_META": 0, "FLAG_AHEAD": 0, "FLAG_SYNC": 0}
-    return program, DiskRequests(cast("Any", program), operations, flags)
+    return program, DiskRequests(cast("Any", program), operations, flags, lambda _, kernel, user: (kernel, user))
 
 
 def tick(requests: DiskRequests) -> DiskActivity:
