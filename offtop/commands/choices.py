@@ -100,6 +100,11 @@ def outlier_actions(
     return OutlierActions(settings.triggers, rules, settings.min_ns, where, alarm, freeze, settings.bell)
 
 
+def export_filter(text: str, known: categories.Categories, has_rows: bool) -> Filter:
+    """Parse a filter of waits, or with `has_rows` of rows, too. Raises UsageError."""
+    return _filter(text, known, "--filter") if has_rows else wait_filter(text, known)
+
+
 def wait_filter(text: str, known: categories.Categories) -> Filter:
     """Parse a filter of waits. Raises UsageError for one that selects rows."""
     chosen = _filter(text, known, "--filter")
@@ -114,7 +119,7 @@ def _filter(text: str, rules: categories.Categories, where: str) -> Filter:
         chosen = parse(text, rules.groups, rules.ids)
     except FilterError as wrong:
         raise UsageError(f"{where}: {wrong}") from None
-    return chosen if chosen.chooses_waits or chosen.chooses_rows else NOTHING
+    return chosen if chosen.chooses_waits or chosen.chooses_rows or chosen.lists else NOTHING
 
 
 def with_user(user: str, chosen: Filter) -> Filter:

@@ -153,9 +153,7 @@ def show_recording(args: argparse.Namespace, path: Path) -> int:
         exit_on_signals(),
         contextlib.closing(RecordedSource(path, speed=speed, categories=rules.ids)) as source,
     ):
-        if args.mode in LIST_MODES and not _is_in(source.recorded, args.mode):
-            missing, remedy = _COUNTED[args.mode], f"offtop record --mode {args.mode}"
-            raise UsageError(f"There are no {missing} in this recording. Record them with: {remedy}")
+        _check_recorded(source, args.mode)
         view = None
         keymap: Mapping[str, str] = {}
         if no_screen is None:
@@ -329,12 +327,8 @@ def export(args: argparse.Namespace) -> int:
     """Convert a recording, or the next seconds of this machine, to another format."""
     from offtop.reports import exports
 
-    if args.mode in LIST_MODES:
-        raise UsageError(
-            f"Exports hold no {_COUNTED[args.mode]} yet. Use --mode {args.mode} with --json, or another --mode"
-        )
     known = choices.category_rules()
-    chosen = choices.wait_filter(args.filter, known)
+    chosen = choices.export_filter(args.filter, known, has_rows=args.mode in LIST_MODES)
     if not args.file and (args.begin or args.end):
         raise UsageError("--begin and --end need a recording. Name one, or omit them")
     chosen = choices.with_user(args.user or "", chosen)
@@ -345,6 +339,8 @@ def export(args: argparse.Namespace) -> int:
     style = Style(args.delimiter, args.per)
     if args.format == exports.TIMELINE and not args.file:
         raise UsageError("perfetto needs a recording with outliers. Name one; offtop record writes it")
+    if args.format == exports.TIMELINE and mode in LIST_MODES:
+        raise UsageError(f"perfetto has outliers, and no {_COUNTED[mode]}. Use svg or speedscope, or omit --mode")
     if args.format == exports.TIMELINE and chosen.chooses_waits:
         raise UsageError("perfetto always has all outliers. Omit --filter and -u, or select with --begin and --end")
     exports.check(args.format, args.baseline is not None, args.output or "", style)
@@ -356,18 +352,25 @@ def export(args: argparse.Namespace) -> int:
 
         def profile_of(source: Source, ticks: int | None = None, end_ns: int = 0) -> "Profile":
             idle, delay_ns = settings.idle, settings.delay_ns
+            if mode in LIST_MODES:
+                return exports.profile_of_list(source, known, files, chosen, mode, delay_ns, ticks, end_ns)
             weights = choices.suspect_weights()
             return exports.profile(source, known, files, chosen, mode, idle, delay_ns, ticks, weights, end_ns)
 
         baseline, out = None, args.output or ""
         if args.baseline:
             with _open_recording(Path(args.baseline), known) as (source, _):
+                _check_recorded(source, mode)
                 baseline = profile_of(source)
         with (
             _open_recording(recordings.named(args.file), known, args.begin, args.end)
             if args.file
-            else _open_live(args, loaded, known, ticks or 0) as (source, end_ns)
+            else _open_live(args, loaded, known, ticks or 0, counted=mode if mode in LIST_MODES else "") as (
+                source,
+                end_ns,
+            )
         ):
+            _check_recorded(source, mode)
             if args.format == exports.TIMELINE:
                 begin_ns = _parse_time(args.begin, source.recorded) if args.begin and source.recorded else 0
                 exports.write_timeline(source, begin_ns, end_ns, out, owner)
@@ -402,11 +405,11 @@ def _open_recording(
 
 @contextlib.contextmanager
 def _open_live(
-    args: argparse.Namespace, loaded: "Loaded", known: categories.Categories, ticks: int
+    args: argparse.Namespace, loaded: "Loaded", known: categories.Categories, ticks: int, counted: str
 ) -> Generator[tuple[Source, int]]:
-    """Open this machine for `ticks` ticks; yield it with 0, because it has no end."""
+    """Open this machine for `ticks` ticks; yield it with 0, because it has no end. `counted`: see sources.live."""
     filters, keep_ns = sources.filters(args, loaded), ticks * loaded.settings.delay_ns
-    with exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns) as source:
+    with exit_on_signals(), sources.live(known, filters, args, loaded, keep_ns, counted) as source:
         yield source, 0
 
 
@@ -447,8 +450,6 @@ def _batch(
 ) -> int:
     escape_unencodable()
     settings = loaded.settings
-    if args.folded and args.mode in LIST_MODES:
-        raise UsageError(f"--folded has no {_COUNTED[args.mode]} yet. Use --json, or another --mode")
     if chosen.needs_wakers and settings.wait_mode == OFFCPU:
         raise UsageError(
             f"--filter: '{printable(chosen.text)}' needs wakers, which mode offcpu does not record. Add --mode wakeup"
@@ -566,6 +567,13 @@ def _listed_mode(loaded: "Loaded", recorded: Recorded | None = None) -> str:
     """Return the mode if its list is not about waits, and not missing in the recording; empty otherwise."""
     mode = loaded.settings.mode
     return mode if mode in LIST_MODES and (recorded is None or _is_in(recorded, mode)) else ""
+
+
+def _check_recorded(source: Source, mode: str | None) -> None:
+    """Raise UsageError if `mode` is one of LIST_MODES, and the source is a recording without what it lists."""
+    if mode in LIST_MODES and source.recorded and not _is_in(source.recorded, mode):
+        missing, remedy = _COUNTED[mode], f"offtop record --mode {mode}"
+        raise UsageError(f"There are no {missing} in this recording. Record them with: {remedy}")
 
 
 def _is_in(recorded: Recorded, mode: str) -> bool:

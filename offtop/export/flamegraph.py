@@ -2,6 +2,9 @@
 
 The width of a box is time waited. The process and thread are at the bottom, then the program's functions, then the
 kernel's, and in waking modes the waker on top. Compared with a baseline, red boxes grew and blue ones shrank.
+
+In modes file and disk the width is the time of calls or requests. What was done on which file or disk is between the
+program's functions and the kernel's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +14,8 @@ from typing import NamedTuple
 from offtop.export.profile import Profile, Sample
 from offtop.model.aggregate import steps
 from offtop.model.aggregate.steps import Step
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.printable import printable
 from offtop.units import duration, threads
@@ -26,11 +31,24 @@ _PALETTES = {
     WAKEUP: ("#8fdcdc", "#3fa9a9"),
     OFFWAKE: ("#a9c8ef", "#5b86c9"),
     CHAIN: ("#b9bff0", "#6f74cf"),
+    FILE: ("#a3a3f5", "#7d7ddc"),  # as flamegraph.pl --colors=io
+    DISK: ("#a3a3f5", "#7d7ddc"),
 }
 """Colours by mode: user functions, kernel functions. Wakers' functions have those of wakeup mode."""
-_WAKER, _TURN, _NAME = "#f0b47c", "#c9c9c9", "#dfe6ee"
-"""Colours of the waker's name, of separators between stacks, of processes and threads."""
-_TITLES = {OFFCPU: "off-CPU time", WAKEUP: "wakeups", OFFWAKE: "off-CPU time and wakers", CHAIN: "chains of wakers"}
+_WAKER, _TURN, _NAME, _OBJECT = "#f0b47c", "#c9c9c9", "#dfe6ee", "#93d8a4"
+"""Colours of the waker's name, of separators between stacks, of processes and threads, of an operation and its file."""
+_TITLES = {
+    OFFCPU: "off-CPU time",
+    WAKEUP: "wakeups",
+    OFFWAKE: "off-CPU time and wakers",
+    CHAIN: "chains of wakers",
+    FILE: "file operations",
+    DISK: "requests to disks",
+}
+_UNITS = {FILE: ("in calls", "calls", "calls"), DISK: ("in requests", "requests", "requests")}
+"""What the width is time of, what is counted on average, and what a tooltip counts."""
+_WAITS = ("waited", "threads", "waits")
+"""The same in other modes."""
 
 
 class _Node:
@@ -120,7 +138,8 @@ def _boxes(root: _Node) -> tuple[list[_Box], int]:
 
 def _subtitle(profile: Profile, root: _Node, narrow: int, baseline: Profile | None, scale: float) -> str:
     span = f"{duration(profile.span_ns)} of {printable(profile.host)}" if profile.host else duration(profile.span_ns)
-    words = [f"{duration(root.ns)} waited in {span}: {_waiting(root.ns, profile)} threads at a time"]
+    spent, counted, _ = _units(profile)
+    words = [f"{duration(root.ns)} {spent} in {span}: {_waiting(root.ns, profile)} {counted} at a time"]
     if baseline:
         gone_ns = sum(node.before_ns for node in _nodes(root) if not node.children and not node.ns)
         doubt = f" ({', '.join(baseline.caveats)})" if baseline.caveats else ""
@@ -130,6 +149,10 @@ def _subtitle(profile: Profile, root: _Node, narrow: int, baseline: Profile | No
         words.append(f"{narrow:,} boxes too narrow to be drawn")
     words += profile.caveats
     return "; ".join(words)
+
+
+def _units(profile: Profile) -> tuple[str, str, str]:
+    return _UNITS.get(profile.mode, _WAITS)
 
 
 def _nodes(root: _Node) -> Iterator[_Node]:
@@ -151,7 +174,7 @@ def _box_svg(box: _Box, profile: Profile, root: _Node, height: int, scale: float
     share = f"{100 * node.ns / root.ns:.2f}%"
     change = node.ns - node.before_ns * scale if scale else 0.0
     changed = f", {'+' if change >= 0 else '-'}{duration(abs(round(change)))}" if scale else ""
-    tooltip = escape(f"{name} ({duration(node.ns)}, {share}{changed}, {node.waits:,} waits)")
+    tooltip = escape(f"{name} ({duration(node.ns)}, {share}{changed}, {node.waits:,} {_units(profile)[2]})")
     fill = _difference(change / root.ns) if scale else _colour(box, profile.mode)
     fits = int((box.width - 4) / _LETTER_WIDTH)
     text = escape(name if len(name) <= fits else f"{name[: fits - 1]}…" if fits >= 3 else "")
@@ -167,6 +190,8 @@ def _colour(box: _Box, mode: str) -> str:
         return _TURN
     if step.is_waker:
         return _WAKER
+    if step.is_object:
+        return _OBJECT
     if not step.kernel and (box.depth < 2 or not steps.is_function(step)):
         return _NAME
     return _PALETTES[WAKEUP if box.is_wakers else mode][step.kernel]

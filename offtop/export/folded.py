@@ -3,6 +3,7 @@ then its time in us.
 
 By mode: off-CPU `comm;functions us`, as offcputime; off-wake `target;functions;--;waker functions leaf first;waker us`,
 as offwaketime; chain the same, repeated for each further waker; wakeup `waker;functions;target us`, as wakeuptime.
+Modes file and disk: `comm;functions;operation and file;kernel functions us`.
 Options add `-` between user and kernel functions, as those tools' -d, and the category and `comm-tid` in front.
 """
 
@@ -102,17 +103,18 @@ def text(profile: Profile, baseline: Profile | None = None, style: Style = AS_BC
 
     With a baseline: `stack before now`, as FlameGraph's difffolded.pl prints, with `before` scaled to the same length.
     """
-    now = _sums(profile, style)
+    now = of_profile(profile, style)
     if baseline is None:
         return "".join(f"{line}\n" for line in lines(now))
     scale = profile.span_ns / baseline.span_ns if baseline.span_ns else 1.0
-    before = {line: round(ns * scale) for line, ns in _sums(baseline, style).items()}
+    before = {line: round(ns * scale) for line, ns in of_profile(baseline, style).items()}
     every = sorted({*now, *before}, key=lambda line: (-now.get(line, 0), -before.get(line, 0), line))
     pairs = ((line, before.get(line, 0) // 1000, now.get(line, 0) // 1000) for line in every)
     return "".join(f"{line} {was} {us}\n" for line, was, us in pairs if was or us)
 
 
-def _sums(profile: Profile, style: Style) -> dict[str, int]:
+def of_profile(profile: Profile, style: Style) -> dict[str, int]:
+    """Return line -> ns. Leaves out what has no stack."""
     sums: dict[str, int] = {}
     for one in profile.samples:
         if one.has_stack:

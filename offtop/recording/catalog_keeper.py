@@ -1,9 +1,10 @@
 """Keeps the Catalog of ticks that are read from a file or a stream within bounds: both are untrusted input."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.io_stacks import ids_of
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import FIRST_STACK, Stack
 from offtop.model.values.table import SITES, table_of
@@ -47,7 +48,8 @@ class CatalogKeeper:
             self._tidied_ns = at_ns
             self._forget(snapshot, at_ns if is_full else at_ns - self._keep_ns)
         self._keep_names(entry)
-        self._keep_stacks(entry)
+        of_io = [stack for one in (snapshot.files, snapshot.disks) if one for stack in ids_of(one.stacks)]
+        self._keep_stacks(entry, of_io)
         return is_tidied
 
     def _is_full(self, entry: Entry) -> bool:
@@ -79,10 +81,11 @@ class CatalogKeeper:
             self._seen_ns.update((key, change.at_ns) for key in present if key in catalog.comms)
         self._woke_ns.update(dict.fromkeys(change.wakes & catalog.wakes.keys(), change.at_ns))
 
-    def _keep_stacks(self, entry: Entry) -> None:
+    def _keep_stacks(self, entry: Entry, of_io: Collection[int]) -> None:
+        """Add the stacks of a tick. `of_io`: those of its file operations and requests to disks."""
         catalog = self.catalog
         wakes = [wake for number, wake in entry.wakes.items() if number in catalog.wakes]
-        for stack in entry.change.stacks.union(*(wake.stacks for wake in wakes)):
+        for stack in entry.change.stacks.union(of_io, *(wake.stacks for wake in wakes)):
             if stack >= FIRST_STACK and stack not in catalog.stacks and len(catalog.stacks) < _MOST_NAMES:
                 catalog.stacks[stack] = self._stack_of(stack)
             if stack in catalog.stacks:

@@ -1,13 +1,13 @@
 """Encodes and decodes the requests to disks of a recording: one row for each tick in which they were counted.
 
-A row needs no other: it also holds the names of its disks and threads.
+A row needs no other, but for the frames of its stacks: it also holds the names of its disks and threads.
 """
 
 import json
 import zlib
 
 from offtop.model.values.disks import MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals
-from offtop.recording import checked, histograms
+from offtop.recording import checked, histograms, io_stack_rows
 
 _LEVEL = 4
 _MOST_BYTES = 32 << 20
@@ -35,6 +35,7 @@ def encode(activity: DiskActivity) -> bytes:
         "comms": [[tid, comm] for tid, comm in activity.comms.items()],
         "elided": _values(activity.elided),
         "sums": [activity.elided_rows, activity.lost],
+        "stacks": io_stack_rows.encode(activity.stacks, [*activity.totals]),
     }
     return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
 
@@ -46,7 +47,8 @@ def decode(blob: object) -> DiskActivity:
     disks = checked.arrays(fields.get("disks"), 6)
     if len(rows) > MOST_SUMMED or len(disks) > MOST_DISKS:
         raise ValueError("too many requests to disks")
-    totals = {_key(*row[:-1]): _totals(row[-1]) for row in rows}
+    keys = [_key(*row[:-1]) for row in rows]
+    totals = dict(zip(keys, [_totals(row[-1]) for row in rows], strict=True))
     tids = {key.tid for key in totals}
     elided_rows, lost = map(checked.time, checked.array(fields.get("sums"), 2))
     return DiskActivity(
@@ -60,6 +62,7 @@ def decode(blob: object) -> DiskActivity:
         elided=_totals(fields.get("elided")),
         elided_rows=elided_rows,
         lost=lost,
+        stacks=io_stack_rows.decode(fields.get("stacks", []), keys),
     )
 
 

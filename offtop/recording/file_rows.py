@@ -1,6 +1,6 @@
 """Encodes and decodes the file operations of a recording: one row for each tick in which they were counted.
 
-A row needs no other: it also holds the names of its files and processes.
+A row needs no other, but for the frames of its stacks: it also holds the names of its files and processes.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from offtop.model.values.files import MOST_SUMMED, FileActivity, FileId, FileKey, FileTotals
-from offtop.recording import checked, file_format, histograms
+from offtop.recording import checked, file_format, histograms, io_stack_rows
 
 _LEVEL = 4
 _MOST_BYTES = 32 << 20
@@ -35,6 +35,7 @@ def encode(activity: FileActivity) -> bytes:
         "comms": [[pid, comm] for pid, comm in activity.comms.items()],
         "elided": _values(activity.elided),
         "sums": [activity.elided_rows, activity.lost],
+        "stacks": io_stack_rows.encode(activity.stacks, [*activity.totals]),
     }
     return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
 
@@ -46,7 +47,8 @@ def decode(blob: object) -> FileActivity:
     rows = checked.array(fields.get("rows"))
     if len(rows) > MOST_SUMMED or len(files) > len(rows):
         raise ValueError("too many file operations")
-    totals = dict(_row(row, files) for row in map(checked.array, rows))
+    entries = [_row(row, files) for row in map(checked.array, rows)]
+    totals = dict(entries)
     pids = {key.pid for key in totals}
     elided_rows, lost = map(checked.time, checked.array(fields.get("sums"), 2))
     return FileActivity(
@@ -56,6 +58,7 @@ def decode(blob: object) -> FileActivity:
         elided=_totals(checked.array(fields.get("elided"))),
         elided_rows=elided_rows,
         lost=lost,
+        stacks=io_stack_rows.decode(fields.get("stacks", []), [key for key, _ in entries]),
     )
 
 

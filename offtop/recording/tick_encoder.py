@@ -14,6 +14,7 @@ from offtop.model.values import disks, files
 from offtop.model.values.catalog import Catalog, Details, ThreadKey, ThreadLifetime
 from offtop.model.values.disks import DiskActivity
 from offtop.model.values.files import FileActivity
+from offtop.model.values.io_stacks import ids_of
 from offtop.model.values.moves import Moves
 from offtop.model.values.peers import EPOLL, Peers, waited_on
 from offtop.model.values.snapshot import Move, Snapshot
@@ -121,7 +122,8 @@ class TickEncoder:
         of_files = files.added([self._files, snapshot.files])
         of_disks = disks.added([self._disks, snapshot.disks])
         self._files = self._disks = None
-        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits, snapshot.catalog)
+        of_io = ids_of([*(of_files.stacks if of_files else ()), *(of_disks.stacks if of_disks else ())])
+        frames, stacks, guessed = self._stacks_in(self._stacks_of(whole) | of_waits | of_io, snapshot.catalog)
         return TickRows(
             (self.number, snapshot.taken_ns, snapshot.at_ns, blob, whole_blob),
             frames,

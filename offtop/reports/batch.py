@@ -13,6 +13,7 @@ from typing import NamedTuple, TextIO
 from offtop.errors import warn
 from offtop.export import folded
 from offtop.export.folded import AS_BCC, Style
+from offtop.export.profile import io_stacks, profile_of_rows
 from offtop.feed.outlier_actions import OutlierActions
 from offtop.feed.pace import Pace, Recorder
 from offtop.feed.source import Source
@@ -93,6 +94,7 @@ from offtop.model.windows.stuck import Stuck
 from offtop.model.windows.window import Window
 from offtop.printable import printable
 from offtop.reports import disk_table, file_table
+from offtop.reports.list_rows import rows_of
 from offtop.reports.tick import Tick, in_progress, now_of, passing, stacks_of
 from offtop.units import NS_PER_S, count, duration, percent, threads
 
@@ -224,16 +226,16 @@ def run(
             if wanted.folded and not gathered:
                 ungathered += 1
             elif wanted.folded:
-                source.wait_for_names(_unnamed(unfiltered.window, stacks_of(tick)), patience_s)
-                _add_up(sums, tick, source.names, wanted)
-                if moved:
-                    _add_up(sums, moved, source.names, wanted)
+                source.wait_for_names(
+                    _unnamed(unfiltered.window, stacks_of(tick) | io_stacks(unfiltered.window)), patience_s
+                )
+                for one in (tick, moved) if moved and not wanted.listed else (tick,):
+                    (_add_up_rows if wanted.listed else _add_up)(sums, one, source.names, wanted)
             elif as_json:
                 from offtop.reports import objects, tick_json  # here, so that tables start sooner
 
-                source.wait_for_names(
-                    _unnamed(unfiltered.window, stacks_of(tick) | stacks_of_suspects(found)), patience_s
-                )
+                some = stacks_of(tick) | stacks_of_suspects(found) | io_stacks(unfiltered.window)
+                source.wait_for_names(_unnamed(unfiltered.window, some), patience_s)
                 made = tick_json.tick_object(
                     tick, source.names, cause_finder, moved, problems, pace.outliers, comparison, source.notices, found
                 )
@@ -293,6 +295,14 @@ class _EndsFinder(NamedTuple):
 def _add_up(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
     some = tick.shares.in_scope(Scope(ALL, idle=wanted.idle_shown))
     for line, ns in folded.folded(some, tick.unfiltered.window.catalog, names, wanted.mode, wanted.style).items():
+        sums[line] = sums.get(line, 0) + ns
+
+
+def _add_up_rows(sums: dict[str, int], tick: Tick, names: Names, wanted: Wanted) -> None:
+    window = tick.unfiltered.window
+    rows = [row.io for row in rows_of(window, wanted.listed, window.span_ns, wanted.filter).rows]
+    one = profile_of_rows(rows, wanted.listed, window.catalog, names, "", window.taken_ns, window.span_ns, {})
+    for line, ns in folded.of_profile(one, wanted.style).items():
         sums[line] = sums.get(line, 0) + ns
 
 

@@ -6,8 +6,10 @@ from typing import Any
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, sort_for
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DiskActivity, DiskTotals, device_text
+from offtop.model.values.stack import Names
 from offtop.printable import printable
 from offtop.reports import objects
+from offtop.reports.stack_objects import request_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, count, duration, size
 
@@ -84,7 +86,7 @@ def _megabytes(bytes_per_s: float) -> str:
     return f"{bytes_per_s / 1e6:.2f}" if bytes_per_s else ""
 
 
-def disk_object(tick: Tick) -> objects.DiskRequests | None:
+def disk_object(tick: Tick, names: Names) -> objects.DiskRequests | None:
     """Return the requests to disks of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.disks
     if activity is None:
@@ -117,6 +119,7 @@ def disk_object(tick: Tick) -> objects.DiskRequests | None:
                 worker=printable(row.key.worker),
                 **_sums(row.totals),
                 **_latency(row.totals),
+                stacks=request_stacks(row.stacks, tick.unfiltered.window.catalog, names),
             )
             for row in listed.rows
         ],

@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 from offtop.errors import OfftopError, UsageError, warn
 from offtop.export import flamegraph, folded, perfetto, pprof, speedscope, table
 from offtop.export.folded import AS_BCC, Style
-from offtop.export.profile import Profile, profile_of
+from offtop.export.profile import Profile, profile_of, profile_of_rows
 from offtop.feed.source import Source
 from offtop.feed.suspect_watch import SuspectWatch
 from offtop.model.aggregate.filter import Filter
@@ -17,11 +17,15 @@ from offtop.model.classify.categories import Categories
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import RuleSource
 from offtop.model.classify.suspect_weights import Weights
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.wake import WAKEUP, gathers
+from offtop.model.windows.history import HistoryTick
 from offtop.person import Person, write_theirs, writing_theirs
 from offtop.printable import printable
 from offtop.reports import batch
+from offtop.reports.list_rows import is_counted, rows_of
 from offtop.reports.tick import passing
 from offtop.reports.whole import INTERRUPTED, not_gathered, whole_of
 
@@ -43,6 +47,9 @@ COMMANDS = {
 }
 ENDINGS = {"folded": "folded", "svg": "svg", "speedscope": "speedscope.json", "pprof": "pb.gz", "csv": "csv"}
 """File name suffixes by format."""
+_LISTED = {FILE: "file operations", DISK: "requests to disks"}
+_ENDED = {FILE: "calls", DISK: "requests"}
+"""What modes file and disk count."""
 _COMPARES = ("folded", "svg")
 """Formats that can show the difference to a baseline."""
 
@@ -70,6 +77,41 @@ def profile(
         raise OfftopError(f"Wakers were not recorded. Omit --mode, or record with --mode {mode}")
     shares = passing(whole, chosen, cause_finder).shares
     return profile_of(whole.window, shares, source.names, source.host, mode, idle)
+
+
+def profile_of_list(
+    source: Source,
+    categories: Categories,
+    rules: RuleSource,
+    chosen: Filter,
+    mode: str,
+    delay_ns: int,
+    iterations: int | None,
+    end_ns: int = 0,
+) -> Profile:
+    """Return the profile of a source's file operations or requests to disks, as `profile` does.
+
+    `mode`: one of disks.LIST_MODES. Only ticks in which they were counted are part of it.
+    """
+    counted_ns = 0
+
+    def count(tick: HistoryTick) -> None:
+        nonlocal counted_ns
+        counted_ns += tick.span_ns if is_counted(tick.window, mode) else 0
+
+    cause_finder = CauseFinder(source.names, rules)
+    whole = whole_of(source, categories, cause_finder, delay_ns, iterations, end_ns, chosen, each=count).window
+    if not counted_ns:
+        raise OfftopError(f"No {_LISTED[mode]} were counted then. Choose another time")
+    listed = rows_of(whole, mode, counted_ns, chosen)
+    if listed.unsuited:
+        warn(f"offtop: ignored filter words: {', '.join(word or 'word' for word in listed.unsuited)}")
+    if listed.elided_rows:
+        warn(f"offtop: {listed.elided_rows} rows with less time are left out")
+    return profile_of_rows(
+        *([row.io for row in listed.rows], mode, whole.catalog, source.names, source.host),
+        *(whole.taken_ns, counted_ns, {_ENDED[mode]: listed.lost}),
+    )
 
 
 def check(form: str, has_baseline: bool, path: str, style: Style = AS_BCC) -> None:
@@ -164,7 +206,7 @@ def write(
     else:
         sys.stdout.buffer.write(content)
     if not one.samples:
-        warn("offtop: no waits match, so the output is empty")
+        warn(f"offtop: no {_ENDED.get(one.mode, 'waits')} match, so the output is empty")
     for caveat in one.caveats:
         warn(f"offtop: {caveat}")
     for caveat in baseline.caveats if baseline else []:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, sort_for
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity
+from offtop.model.values.stack import Names
 from offtop.printable import printable
 from offtop.reports import objects
+from offtop.reports.stack_objects import file_stacks
 from offtop.reports.tick import Tick
 from offtop.units import NS_PER_S, count, duration, size
 
@@ -60,7 +62,7 @@ def _line(row: FileRow) -> str:
     )
 
 
-def file_object(tick: Tick) -> objects.FileOperations | None:
+def file_object(tick: Tick, names: Names) -> objects.FileOperations | None:
     """Return the file operations of a tick; None if they were not counted. Strings in it are printable."""
     activity = tick.unfiltered.window.files
     if activity is None:
@@ -90,6 +92,7 @@ def file_object(tick: Tick) -> objects.FileOperations | None:
                 max_ns=row.totals.max_ns,
                 now_ns=row.totals.now_ns,
                 histogram=log2.slots(row.totals.histogram),
+                stacks=file_stacks(row.stacks, tick.unfiltered.window.catalog, names),
             )
             for row in listed.rows
         ],

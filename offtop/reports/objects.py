@@ -681,6 +681,38 @@ class ElidedFileOperations(Struct, frozen=True, kw_only=True):
     offcpu_ns: Count
 
 
+class IoStack(Struct, frozen=True, kw_only=True):
+    """Calls or requests of one row that reached the minimum and ended in this tick, by the code that they came from."""
+
+    kernel: Frames
+    user: Frames
+    user_end: StackEnd
+    """How the user stack ends."""
+    user_unsure: IsUnsure
+    bytes: Count
+    total_ns: Count
+    """Their time, however long before the tick they began."""
+    max_ns: Count
+
+
+class FileStack(IoStack, frozen=True, kw_only=True):
+    """Calls of one row that came from one place.
+
+    kernel is where such a call last waited for at least the minimum; empty: it did not.
+    """
+
+    calls: Count
+
+
+class RequestStack(IoStack, frozen=True, kw_only=True):
+    """Requests of one row that came from one place.
+
+    kernel is how they were made. Their time is that in queue and disk.
+    """
+
+    requests: Count
+
+
 class FileOperation(Struct, frozen=True, kw_only=True):
     """What one process did with one file, by one system call."""
 
@@ -705,6 +737,8 @@ class FileOperation(Struct, frozen=True, kw_only=True):
     now_ns: Count
     """Age of the longest call in progress at the end of the tick; 0: none."""
     histogram: Histogram
+    stacks: list[FileStack]
+    """Most time first."""
 
 
 class FileOperations(Struct, frozen=True, kw_only=True):
@@ -779,6 +813,8 @@ class DiskRequest(RequestSums, frozen=True, kw_only=True):
     """The longest completed request, in queue and disk together."""
     queue_histogram: Histogram
     device_histogram: Histogram
+    stacks: list[RequestStack]
+    """Most time first."""
 
 
 class DiskRequests(Struct, frozen=True, kw_only=True):

@@ -50,6 +50,7 @@ from offtop.printable import printable
 from offtop.reports import objects
 from offtop.reports.disk_table import disk_object
 from offtop.reports.file_table import file_object
+from offtop.reports.stack_objects import printable_names, stack_fields
 from offtop.reports.tick import Tick, now_of, passing_sites, sites
 
 
@@ -89,7 +90,7 @@ def tick_object(
         mode=FILE if window.files is not None else DISK if window.disks is not None else window.mode,
         probe=window.probe,
         door=window.probe,
-        notices=_printable(notices),
+        notices=printable_names(notices),
         filters=filters_object(window.filters),
         sampling=sampling_object(window.sampling, window.span_ns),
         within=_calls_object(window) if window.filters.within else None,
@@ -147,7 +148,7 @@ def tick_object(
                 blocked_ns=totals.blocked_ns,
                 runqueue_ns=totals.runqueue_ns,
                 max_ns=totals.max_ns,
-                **_stacks(key.kernel, key.user, catalog, names),
+                **stack_fields(key.kernel, key.user, catalog, names),
                 histogram=log2.slots(totals.histogram),
                 earlier_ns=earlier_ns.get(key, 0),
                 diagnosis=causes.of_site(key),
@@ -184,8 +185,8 @@ def tick_object(
             steal_ns=machine.steal_ns if machine.cpus else None,
             interrupt_ns=machine.interrupt_ns if machine.cpus else None,
         ),
-        files=file_object(tick) or UNSET,
-        disks=disk_object(tick) or UNSET,
+        files=file_object(tick, names) or UNSET,
+        disks=disk_object(tick, names) or UNSET,
         baseline=changes.baseline if changes else UNSET,
     )
 
@@ -295,8 +296,8 @@ def _hop_object(hop: Hop, texts: SuspectTexts, catalog: Catalog, names: Names) -
         state=hop.state,
         diagnosis=rule.id if rule else None,
         age_ns=hop.age_ns,
-        kernel=_printable(location.kernel_names(catalog, kernel, names)),
-        user=_printable(location.user_names(catalog, user, names)),
+        kernel=printable_names(location.kernel_names(catalog, kernel, names)),
+        user=printable_names(location.user_names(catalog, user, names)),
         via=hop.via or None,
         exact=hop.is_exact,
         what=printable(hop.what) or None,
@@ -332,7 +333,7 @@ def _wait_object(one: Outlier, wait: LongWait, names: Names, cause_finder: Cause
         cpu=wait.cpu if wait.cpu >= 0 else None,
         state=letter(wait.state),
         after=printable(one.after) or None,
-        **_stacks(site.kernel, site.user, catalog, names),
+        **stack_fields(site.kernel, site.user, catalog, names),
         diagnosis=rule.id if rule else None,
         **_Wakers(catalog, names).wake(site, chained=True),
     )
@@ -505,7 +506,7 @@ def _blocked_object(
         diagnosis=rule.id if rule else None,
         syscall=printable(catalog.call(one.call)) if one.call >= 0 else None,
         arguments=tuple(one.arguments),
-        **_stacks(one.site.kernel, one.user, catalog, names),
+        **stack_fields(one.site.kernel, one.user, catalog, names),
         object=_waited_on(one.site, catalog),
         held_by=objects.Holder(pid=holder.pid, tid=holder.tid, comm=printable(holder.comm)) if holder.tid else None,
     )
@@ -632,8 +633,8 @@ class _Wakers:
                 tid=waker.tid,
                 comm=printable(waker.comm),
                 via=waker.via,
-                kernel=_printable(location.kernel_names(self._catalog, waker.kernel, self._names)),
-                user=_printable(location.user_names(self._catalog, waker.user, self._names)),
+                kernel=printable_names(location.kernel_names(self._catalog, waker.kernel, self._names)),
+                user=printable_names(location.user_names(self._catalog, waker.user, self._names)),
             )
         return found
 
@@ -643,29 +644,8 @@ class _Wakers:
         if found is None:
             names = location.kernel_names(self._catalog, kernel, self._names)
             names += location.user_names(self._catalog, user, self._names)
-            found = self._functions[kernel, user] = _printable(names)
+            found = self._functions[kernel, user] = printable_names(names)
         return found
-
-
-class _Stacks(TypedDict):
-    kernel: list[str]
-    user: list[str]
-    user_end: str | None
-    user_unsure: bool
-
-
-def _stacks(kernel: int, user: int, catalog: Catalog, names: Names) -> _Stacks:
-    of_user = catalog.stack(user)
-    return _Stacks(
-        kernel=_printable(location.kernel_names(catalog, kernel, names)),
-        user=_printable(location.user_names(catalog, user, names)),
-        user_end=of_user.end if of_user.frames else None,
-        user_unsure=of_user.is_guessed,
-    )
-
-
-def _printable(names: Sequence[str]) -> list[str]:
-    return [printable(name) for name in names]
 
 
 def _who(key: ThreadKey, catalog: Catalog) -> tuple[int, int, str, str]:

@@ -19,8 +19,9 @@ import pytest
 from offtop import paths
 from offtop.export import flamegraph, folded, pprof, speedscope, table
 from offtop.export.folded import Style
-from offtop.export.profile import BELOW, Profile, Sample
+from offtop.export.profile import BELOW, WITHOUT, Profile, Sample
 from offtop.model.aggregate.steps import LAST_WAIT, WOKEN_BY, Step
+from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Sampling
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from tests import command
@@ -256,6 +257,61 @@ def test_waker_frames_have_wakeup_colours_and_waiter_frames_off_cpu_colours() ->
     assert (colour["unlock"], colour["wake"]) == (aqua["unlock"], aqua["wake"])
     assert (colour["main"], colour["wait"]) == (colour["outer"], colour["io_wait"])
     assert not {colour["main"], colour["wait"]} & {*aqua.values()}
+
+
+# file operations
+
+_LOG, _READ = Step("fsync /var/lib/db/redo.log", False, is_object=True), Step("pread /t.ibd", False, is_object=True)
+CALLS = profile(
+    Sample("fsync", 42, "db", 42, "db", (*path("main", "commit"), _LOG, *path("k:jbd2_wait")), 2, 600_000_000, 9, 0),
+    Sample("pread", 42, "db", 42, "db", (*path("main", "load"), _READ), 5, 100_000_000, 9, 40_000),
+    Sample("pread", 42, "db", 42, "db", (WITHOUT, _READ), 900, 300_000_000, 0, 7_000_000),
+    mode=FILE,
+)
+
+
+def test_file_operations_are_between_the_functions_of_program_and_kernel() -> None:
+    assert folded.text(CALLS).splitlines() == [
+        "db;main;commit;fsync /var/lib/db/redo.log;jbd2_wait 600000",
+        "db;main;load;pread /t.ibd 100000",
+    ]
+    assert folded.text(CALLS, None, Style(per=frozenset(("category",)))).startswith("fsync;db;main;")
+    rows = [*csv.DictReader(io.StringIO(table.text(CALLS)))]
+    assert [row["stack"] for row in rows][2] == "(without a stack);pread /t.ibd"
+    assert [(row["category"], row["waits"]) for row in rows] == [("fsync", "2"), ("pread", "5"), ("pread", "900")]
+    made = json.loads(speedscope.text(CALLS, ""))
+    assert stacks_of(made, 1)["db", "main", "load", "pread /t.ibd"] == 100_000_000
+
+
+def test_flame_graph_of_file_operations_has_its_own_colours_and_counts_calls() -> None:
+    drawn = boxes(flamegraph.svg(CALLS))
+    assert "all (1.00s, 100.00%, 907 calls)" in drawn
+    colour = {title.partition(" (")[0]: fill for title, (_, fill) in drawn.items()}
+    assert colour["main"] == colour["commit"] != colour["jbd2_wait"] != colour["fsync /var/lib/db/redo.log"]
+    assert colour["fsync /var/lib/db/redo.log"] == colour["pread /t.ibd"] != colour["db"]
+    assert not {*colour.values()} & {fill for _, fill in boxes(flamegraph.svg(SHOP)).values()} - {colour["db"]}
+    assert "1.00s in calls in 2.00s of db7: 0.50 calls at a time" in flamegraph.svg(CALLS)
+    assert ">file operations<" in flamegraph.svg(CALLS)
+
+
+def test_pprof_of_file_operations_has_calls_time_and_bytes() -> None:
+    every = [*fields(gzip.decompress(pprof.packed(CALLS)))]
+    strings = [text.decode() for field, text in every if field == 6 and isinstance(text, bytes)]
+    types = [dict(fields(one)) for at, one in every if at == 1 and isinstance(one, bytes)]
+    assert [(strings[int(one[1])], strings[int(one[2])]) for one in types] == [
+        ("calls", "count"),
+        ("call_time", "nanoseconds"),
+        ("bytes", "bytes"),
+    ]
+    values = [
+        varints(part)
+        for at, one in every
+        if at == 2 and isinstance(one, bytes)
+        for field, part in fields(one)
+        if field == 2 and isinstance(part, bytes)
+    ]
+    assert values == [[2, 600_000_000, 0], [5, 100_000_000, 40_000], [900, 300_000_000, 7_000_000]]
+    assert strings[int(dict(every)[14])] == "call_time"
 
 
 def replaced(steps: tuple[Step, ...]) -> Sample:

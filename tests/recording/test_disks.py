@@ -12,6 +12,8 @@ import pytest
 from offtop.errors import UsageError
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import MOST_SUMMED, DeviceTotals, DiskActivity, DiskKey, DiskTotals, added
+from offtop.model.values.io_stacks import IoStack, StackTotals
+from offtop.model.values.stack import FIRST_STACK, KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import DISKS, View
 from offtop.person import person
 from offtop.recording import disk_rows, writer
@@ -37,6 +39,10 @@ ACTIVITY = DiskActivity(
     WRITES,
     2,
     1,
+    {
+        IoStack(DiskKey(SDA, "sync-write", 42, 43), FIRST_STACK, FIRST_STACK + 1): StackTotals(8, 32_768, 80 * MS, MS),
+        IoStack(DiskKey(SDA, "write", 0, 0, "flush-8:\x1b\udcff"), FIRST_STACK, 0): StackTotals(1, 7, MS, MS),
+    },
 )
 NOTHING: list[Any] = [0] * 12 + [[], [], []]
 """Stored totals of no requests."""
@@ -63,6 +69,66 @@ def test_each_tick_has_the_requests_counted_in_it(tmp_path: Path) -> None:
     path = recorded(tmp_path / "it.offtop", lambda second: second in (1, 2))
     assert replayed(path) == [None, ACTIVITY, ACTIVITY, None]
     assert RecordedSource(path).recorded.has_disks
+
+
+def with_stacks(path: Path) -> DiskActivity:
+    """Record three ticks, of which two have the same requests, with stacks."""
+    source = ScriptedSource(ticks=3)
+    by_program, by_kernel = FIRST_STACK + 1000, FIRST_STACK + 1001
+    stacks = {
+        IoStack(key, by_program, by_kernel if key.pid else 0): StackTotals(4, 0, 40 * MS, 20 * MS)
+        for key in ACTIVITY.totals
+    }
+    activity = replace(ACTIVITY, stacks=stacks)
+    recorder = Recorder(path, source, person(), leave_bytes=0)
+    for second in range(4):
+        snapshot = source.after(second)
+        snapshot.catalog.stacks[by_program] = Stack((Frame(KERNEL, 0, "submit_bio"), Frame(KERNEL, 0, "vfs_write")))
+        snapshot.catalog.stacks[by_kernel] = Stack((Frame("[jit]", 1, "commit"), Frame("[jit]", 2, "main\x1b")))
+        recorder.add(replace(snapshot, disks=activity if second in (1, 2) else None))
+    recorder.close()
+    return activity
+
+
+def test_a_replay_has_the_stacks_of_requests_with_their_frames(tmp_path: Path) -> None:
+    activity = with_stacks(tmp_path / "it.offtop")
+    source = RecordedSource(tmp_path / "it.offtop")
+    _, second = source.read(), source.read()
+    assert second and second.disks == activity
+    frames = {frame.name for key in activity.stacks for frame in second.catalog.stack(key.kernel).frames}
+    assert frames == {"submit_bio", "vfs_write"}
+    source.close()
+
+
+def test_recordings_of_older_versions_have_no_stacks() -> None:
+    words = json.loads(zlib.decompress(disk_rows.encode(ACTIVITY)))
+    del words["stacks"]
+    assert disk_rows.decode(zlib.compress(json.dumps(words).encode())) == replace(ACTIVITY, stacks={})
+
+
+@pytest.mark.parametrize("command", [("export", "folded"), ("replay", "-f")])
+def test_recordings_of_requests_become_folded_stacks(command: tuple[str, ...], tmp_path: Path) -> None:
+    with_stacks(tmp_path / "it.offtop")
+    ended = call(*command, str(tmp_path / "it.offtop"), "--mode", "disk")
+    assert (ended.status, ended.out.splitlines()) == (
+        0,
+        [
+            "[flush-8:\\x1b\\udcff];write sda\\x1b;vfs_write;submit_bio 80000",
+            "db\\x1b;main\\x1b;commit;sync-write sda\\x1b;vfs_write;submit_bio 80000",
+        ],
+    )
+
+
+def test_exports_of_requests_have_those_that_pass_the_filter(tmp_path: Path) -> None:
+    with_stacks(tmp_path / "it.offtop")
+    ended = call("export", "csv", str(tmp_path / "it.offtop"), "--mode", "disk", "--filter", "op=sync-write")
+    assert [line.split(",")[:8] for line in ended.out.splitlines()[1:]] == [
+        ["sync-write", "db\\x1b", "42", "db\\x1b", "43", "10", str(160 * MS), "0"],
+        ["sync-write", "db\\x1b", "42", "db\\x1b", "43", "8", str(80 * MS), str(20 * MS)],
+    ]
+    svg = call("export", "svg", str(tmp_path / "it.offtop"), "--mode", "disk")
+    assert "in requests in 2.00s" in svg.out
+    assert "lost: requests 2" in svg.err
 
 
 def test_requests_of_skipped_ticks_are_in_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

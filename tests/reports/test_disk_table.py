@@ -7,21 +7,22 @@ import jsonschema
 import pytest
 
 from offtop import paths
-from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, Filter, parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.stack import Names
+from offtop.model.values.stack import KERNEL, Frame, Names, Stack
 from offtop.model.windows.history import History
 from offtop.reports import objects
 from offtop.reports.disk_table import NOT_COUNTED, disk_object, lines
 from offtop.reports.schema import schema
 from offtop.reports.tick import Tick, passing
-from tests.command import call, run
+from tests.command import run
 from tests.model.machine import OwnNames
 
 S, MS = 1_000_000_000, 1_000_000
@@ -37,13 +38,17 @@ ACTIVITY = DiskActivity(
     {SDA: DeviceTotals(READS.beside(READS), WRITES, busy_ns=S)},
     {SDA: "sda\x1b"},
     {43: "\x1bdb"},
+    stacks={IoStack(DiskKey(SDA, "read", 42, 43), 3, 4): StackTotals(90, 368_640, 9 * MS, MS)},
 )
 
 
 def tick(names: Names, disks: DiskActivity | None = ACTIVITY, chosen: Filter = NOTHING) -> Tick:
     history = History(frozenset(), is_periodic)
-    history.add(Snapshot(0, 0))
-    kept = history.add(Snapshot(0, 2 * S, disks=disks))
+    catalog = Catalog()
+    catalog.stacks[3] = Stack((Frame(KERNEL, 0, "blk_mq_submit_bio"), Frame(KERNEL, 0, "vfs_read")))
+    catalog.stacks[4] = Stack((Frame("/bin/db", 1, "load\x1b"),))
+    history.add(Snapshot(0, 0, catalog=catalog))
+    kept = history.add(Snapshot(0, 2 * S, disks=disks, catalog=catalog))
     assert kept
     return passing(kept, chosen, CauseFinder(names, WITHOUT_RULES))
 
@@ -67,7 +72,7 @@ def test_tables_have_a_line_per_disk_and_per_operation(names: Names) -> None:
 
 def test_ticks_without_counting_say_so(names: Names) -> None:
     assert [*lines(tick(names, None), "WAITING", False, False)] == [NOT_COUNTED]
-    assert disk_object(tick(names, None)) is None
+    assert disk_object(tick(names, None), names) is None
 
 
 def test_filter_chooses_rows_but_no_disks(names: Names) -> None:
@@ -77,7 +82,7 @@ def test_filter_chooses_rows_but_no_disks(names: Names) -> None:
 
 
 def test_json_is_what_the_schema_says(names: Names) -> None:
-    made = disk_object(tick(names))
+    made = disk_object(tick(names), names)
     demo: dict[str, Any] = json.loads(run("replay", str(paths.demo()), "--json", "-n", "1").out)
     assert "disks" not in demo
     whole: dict[str, Any] = {**demo, "mode": "disk", "disks": json.loads(objects.encode(made))}
@@ -85,14 +90,21 @@ def test_json_is_what_the_schema_says(names: Names) -> None:
     first, *others = whole["disks"]["rows"]
     assert (first["op"], first["worker"], first["merged"], first["in_device"]) == ("write", "flush-8:\\x1b", 3, 1)
     assert [(row["tid"], row["program"]) for row in others] == [(43, "\\x1bdb"), (44, "")]
+    assert others[0]["stacks"] == [
+        {
+            "kernel": ["blk_mq_submit_bio", "vfs_read"],
+            "user": ["load\\x1b"],
+            "user_end": "whole",
+            "user_unsure": False,
+            "requests": 90,
+            "bytes": 368_640,
+            "total_ns": 9 * MS,
+            "max_ns": MS,
+        }
+    ]
+    assert first["stacks"] == others[1]["stacks"] == []
     disk = whole["disks"]["disks"][0]
     assert (disk["device"], disk["busy_ns"], disk["reads"]["requests"]) == ("8:0", S, 200)
     first["op"] = "fsync"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(whole, schema(), jsonschema.Draft202012Validator)
-
-
-@pytest.mark.parametrize("command", [("export", "folded"), ("--folded", "-n", "1")])
-def test_exports_refuse_the_mode(command: tuple[str, ...]) -> None:
-    ended = call(*command, "--mode", "disk")
-    assert (ended.status, "no requests to disks yet" in ended.err) == (UsageError.status, True)

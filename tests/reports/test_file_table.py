@@ -7,21 +7,22 @@ import jsonschema
 import pytest
 
 from offtop import paths
-from offtop.errors import UsageError
 from offtop.model.aggregate.filter import NOTHING, Filter, parse
 from offtop.model.classify.categories import is_periodic
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import WITHOUT_RULES
 from offtop.model.values import histogram as log2
+from offtop.model.values.catalog import Catalog
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import Snapshot
-from offtop.model.values.stack import Names
+from offtop.model.values.stack import KERNEL, Frame, Names, Stack
 from offtop.model.windows.history import History
 from offtop.reports import objects
 from offtop.reports.file_table import NOT_COUNTED, file_object, lines
 from offtop.reports.schema import schema
 from offtop.reports.tick import Tick, passing
-from tests.command import call, run
+from tests.command import run
 from tests.model.machine import OwnNames
 
 S, MS = 1_000_000_000, 1_000_000
@@ -36,13 +37,17 @@ ACTIVITY = FileActivity(
     },
     {FileId(1, 2, 0): HOSTILE},
     {42: "\x1bdb"},
+    stacks={IoStack(FileKey(42, "fsync", FileId(2049 << 9, 1, 0)), 3, 4): StackTotals(3, 0, 70 * MS, 30 * MS)},
 )
 
 
 def tick(names: Names, files: FileActivity | None = ACTIVITY, chosen: Filter = NOTHING) -> Tick:
     history = History(frozenset(), is_periodic)
-    history.add(Snapshot(0, 0))
-    kept = history.add(Snapshot(0, 2 * S, files=files))
+    catalog = Catalog()
+    catalog.stacks[3] = Stack((Frame(KERNEL, 0, "__schedule"), Frame(KERNEL, 0, "jbd2_log_wait_commit")), 1)
+    catalog.stacks[4] = Stack((Frame("/bin/db", 1, "commit\x1b"), Frame("/bin/db", 2, "main")))
+    history.add(Snapshot(0, 0, catalog=catalog))
+    kept = history.add(Snapshot(0, 2 * S, files=files, catalog=catalog))
     assert kept
     return passing(kept, chosen, CauseFinder(names, WITHOUT_RULES))
 
@@ -64,7 +69,7 @@ def test_table_has_a_line_per_operation_most_time_first(names: Names) -> None:
 
 def test_ticks_without_counting_say_so(names: Names) -> None:
     assert [*lines(tick(names, None), "WAITING", False)] == [NOT_COUNTED]
-    assert file_object(tick(names, None)) is None
+    assert file_object(tick(names, None), names) is None
 
 
 def test_filter_applies_and_ignored_words_are_named(names: Names) -> None:
@@ -74,7 +79,7 @@ def test_filter_applies_and_ignored_words_are_named(names: Names) -> None:
 
 
 def test_json_is_what_the_schema_says(names: Names) -> None:
-    made = file_object(tick(names))
+    made = file_object(tick(names), names)
     demo: dict[str, Any] = json.loads(run("replay", str(paths.demo()), "--json", "-n", "1").out)
     assert "files" not in demo
     whole: dict[str, Any] = {**demo, "mode": "file", "files": json.loads(objects.encode(made))}
@@ -86,12 +91,20 @@ def test_json_is_what_the_schema_says(names: Names) -> None:
         5 * MS,
         [[16777216, 1]],
     )
+    assert first["stacks"] == [
+        {
+            "kernel": ["jbd2_log_wait_commit"],
+            "user": ["commit\\x1b", "main"],
+            "user_end": "whole",
+            "user_unsure": False,
+            "calls": 3,
+            "bytes": 0,
+            "total_ns": 70 * MS,
+            "max_ns": 30 * MS,
+        }
+    ]
+    assert whole["files"]["rows"][1]["stacks"] == []
     assert whole["files"]["rows"][1]["file"] == "/tmp/\\x1b[2J\\u202edata"
     first["op"] = "futex"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(whole, schema(), jsonschema.Draft202012Validator)
-
-
-def test_exports_refuse_mode_file() -> None:
-    ended = call("export", "folded", "--mode", "file")
-    assert (ended.status, "hold no file operations yet" in ended.err) == (UsageError.status, True)

@@ -9,10 +9,13 @@ from offtop.errors import KernelError
 from offtop.model.aggregate.filter import parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.disks import DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.io_stacks import IoStack, StackTotals
+from offtop.model.values.stack import KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import CATEGORIES, DISKS, FILES, LIST, TREE, DisksView, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, pane, screen, shown, until
+from tests.ui.test_export_keys import Written
 
 MS = 1_000_000
 SDA, ODD = 8 << 20, 8 << 20 | 16
@@ -128,16 +131,16 @@ async def test_h_lists_threads_and_enter_shows_where_one_waits() -> None:
     async with shown(source(), view=VIEW) as (app, pilot):
         await pilot.press("H")
         assert rows(app) == ["sync-write sda", "read sda", "read sda", "write odd\\x1b…"]
-        await pilot.press("enter")
+        await pilot.press("enter", "enter")
         assert (app.view.focus, app.view.thread) == (TREE, (42, 43))
 
 
 @asynchronous
 async def test_enter_shows_where_the_process_waits_if_there_is_one() -> None:
     async with shown(source(), view=VIEW) as (app, pilot):
-        await pilot.press("end", "enter")
+        await pilot.press("end", "enter", "enter")
         assert (app.view.focus, "for no process" in screen(app)[-2]) == (DISKS, True)
-        await pilot.press("home", "enter")
+        await pilot.press("escape", "home", "enter", "enter")
         assert (app.view.focus, app.view.pid) == (LIST, 42)
 
 
@@ -218,3 +221,60 @@ async def test_no_line_is_wider_than_the_screen(size: tuple[int, int]) -> None:
         assert all(len(line) <= size[0] for line in screen(app))
         if size[0] >= 80:
             assert "db(42)" in "\n".join(screen(app))
+
+
+def with_stacks() -> ScriptedSource:
+    made = source()
+    catalog = made.after(0).catalog
+    catalog.stacks[901] = Stack((Frame(KERNEL, 0, "submit_bio"), Frame(KERNEL, 0, "vfs_read")))
+    for number, name in enumerate(("commit", "load"), 902):
+        catalog.stacks[number] = Stack((Frame("/bin/db", number, name), Frame("/bin/db", 1, "main\x1b")))
+    made.disks = replace(
+        ACTIVITY,
+        stacks={
+            IoStack(DiskKey(SDA, "sync-write", 42, 43), 901, 902): StackTotals(15, 983_040, 200 * MS, 12 * MS),
+            IoStack(DiskKey(SDA, "read", 42, 43), 901, 903): StackTotals(2, 8192, 3 * MS, 2 * MS),
+            IoStack(DiskKey(SDA, "read", 42, 44), 901, 903): StackTotals(1, 4096, MS, MS),
+            IoStack(DiskKey(ODD, "write", 0, 0, "flush-8:\x1b16"), 901, 0): StackTotals(1, 1 << 20, MS, MS),
+        },
+    )
+    return made
+
+
+@asynchronous
+async def test_enter_shows_a_row_with_its_stacks_those_of_all_threads_as_one() -> None:
+    async with shown(with_stacks(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("down", "enter")
+        title, *lines = [" ".join(line.split()) for line in pane(app, DISKS)]
+        assert title.strip("─ ").startswith("requests to a disk (Enter: where this process waits")
+        at = lines.index("1 stack, and 2,991 requests without a stack")
+        assert lines[at + 2 : at + 7] == [
+            "#1 9 requests 12ms in all 4% max 2.0ms",
+            "[k] submit_bio",
+            "[k] vfs_read",
+            "load",
+            "main\\x1b",
+        ]
+        await pilot.press("escape")
+        assert rows(app)[0] == "sync-write sda"
+
+
+@asynchronous
+async def test_t_shows_the_stack_tree_and_e_writes_it() -> None:
+    files = Written()
+    async with shown(with_stacks(), (160, 50), view=VIEW, files=files) as (app, pilot):
+        await pilot.press("t")
+        tree = [" ".join(line.split()) for line in pane(app, DISKS)]
+        assert tree[0].strip("─ ") == "stack tree: requests to disks"
+        assert tree[1:4] == [
+            "TIME % MAX REQ/S STACK ([k] kernel)",
+            "> 612ms 100% 12ms 18 ▼ main\\x1b",
+            "600ms 98% 12ms 15 ▼ commit",
+        ]
+        await pilot.press("e", "enter")
+        await until(lambda: bool(files.files))
+        ((_, content),) = files.files.items()
+        assert isinstance(content, str)
+        assert content.splitlines()[0] == "db;main\\x1b;commit;sync-write sda;vfs_read;submit_bio 600000"
+        await pilot.press("t")
+        assert rows(app)[0] == "sync-write sda"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from offtop.feed.source import Source
-from offtop.model.viewmodel.view import View
+from offtop.model.viewmodel.view import FILES, View
 from tests.ui.kit.test_keys import FakeRecorder
 from tests.ui.scripted import SHOP, ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, screen, shown, until
+from tests.ui.test_file_keys import with_stacks
 
 
 class Written:
@@ -63,6 +64,24 @@ async def test_folded_stacks_can_be_split(downs: int, line: str) -> None:
         ((name, content),) = files.files.items()
         assert name.endswith(".folded") and isinstance(content, str)
         assert f"{line} 2000000" in content.splitlines()
+
+
+@asynchronous
+async def test_list_of_file_operations_is_written_with_its_stacks() -> None:
+    for keys, lines in (
+        ((), ["run;commit;fsync", "check", "run;load;pread"]),
+        (("down", "enter"), ["run;load;pread"]),
+        (("t",), ["run;commit;fsync", "check", "run;load;pread"]),
+    ):
+        files = Written()
+        async with shown(with_stacks(), files=files, view=View(delay_ns=QUICK_NS, focus=FILES)) as (_, pilot):
+            await pilot.press(*keys, "e", "enter")
+            await until(lambda files=files: bool(files.files))
+            ((_, content),) = files.files.items()
+            assert isinstance(content, str)
+            found = content.splitlines()
+            assert len(found) == len(lines)
+            assert all(line.startswith(f"db;{start}") for line, start in zip(found, lines, strict=True))
 
 
 async def rows_of(*keys: str, view: View) -> list[dict[str, str]]:

@@ -1,5 +1,7 @@
 """File operations on the screen: counted while their list is open, sorted, filtered, searched."""
 
+from dataclasses import replace
+
 import pytest
 from textual.pilot import Pilot
 
@@ -7,6 +9,8 @@ from offtop.errors import KernelError
 from offtop.model.aggregate.filter import parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.io_stacks import IoStack, StackTotals
+from offtop.model.values.stack import KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
@@ -185,8 +189,104 @@ async def test_refusal_is_shown_and_leaves_the_list() -> None:
 @asynchronous
 async def test_enter_shows_where_the_process_waits() -> None:
     async with shown(source(), view=VIEW) as (app, pilot):
-        await pilot.press("enter")
+        await pilot.press("enter", "enter")
         assert (app.view.focus, app.view.pid) == (LIST, 42)
+
+
+def with_stacks() -> ScriptedSource:
+    made = source()
+    catalog = made.after(0).catalog
+    catalog.stacks[901] = Stack(
+        (Frame(KERNEL, 0, "schedule"), Frame(KERNEL, 0, "jbd2_wait"), Frame(KERNEL, 0, "do_syscall_64")), 1, entry=1
+    )
+    for number, (name, caller) in enumerate((("commit", "run"), ("commit", "check\x1b"), ("load", "run")), 902):
+        catalog.stacks[number] = Stack((Frame("/bin/db", 1, name), Frame("/bin/db", number, caller)))
+    made.files = replace(
+        ACTIVITY,
+        stacks={
+            IoStack(FileKey(42, "fsync", LOG), 901, 902): StackTotals(2, 0, 50 * MS, 30 * MS),
+            IoStack(FileKey(42, "fsync", LOG), 0, 903): StackTotals(1, 0, 20 * MS, 20 * MS),
+            IoStack(FileKey(42, "pread", TABLE), 0, 904): StackTotals(5, 40_000, 5 * MS, MS),
+        },
+    )
+    return made
+
+
+@asynchronous
+async def test_enter_shows_a_row_with_its_stacks_and_again_where_its_process_waits() -> None:
+    async with shown(with_stacks(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("enter")
+        title, *lines = [line.strip() for line in pane(app, FILES)]
+        assert title.strip("─ ").startswith("a file operation (Enter: where this process waits")
+        assert lines[0] == "fsync /var/lib/db/redo.log"
+        at = lines.index("2 stacks, and 3 calls without a stack")
+        assert [" ".join(line.split()) for line in lines[at + 1 : at + 11]] == [
+            "",
+            "#1 6 calls 150ms in all 62% max 30ms",
+            "[k] jbd2_wait",
+            "[k] do_syscall_64",
+            "commit",
+            "run",
+            "",
+            "#2 3 calls 60ms in all 25% max 20ms",
+            "commit",
+            "check\\x1b",
+        ]
+        await pilot.press("escape")
+        assert rows(app) == ["fsync", "pread", "write"]
+        await pilot.press("enter", "enter")
+        assert (app.view.focus, app.view.pid) == (LIST, 42)
+
+
+@asynchronous
+async def test_row_in_full_scrolls_to_its_last_line() -> None:
+    async with shown(with_stacks(), (80, 14), view=VIEW) as (app, pilot):
+        await pilot.press("enter")
+        assert pane(app, FILES)[1].strip() == "fsync /var/lib/db/redo.log"
+        await pilot.press("end", "down")
+        assert pane(app, FILES)[-1].strip() == "check\\x1b"
+        await pilot.press("home")
+        assert pane(app, FILES)[1].strip() == "fsync /var/lib/db/redo.log"
+
+
+@asynchronous
+async def test_t_shows_the_stack_tree_of_all_rows_or_of_the_one_that_is_shown() -> None:
+    async with shown(with_stacks(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("t")
+        assert tree(app) == [
+            "TIME % MAX CALLS/S STACK ([k] kernel)",
+            "> 165ms 73% 30ms 7 ▼ run",
+            "150ms 67% 30ms 2 ▼ commit",
+            "150ms 67% 30ms 2 ▼ fsync /var/lib/db/redo.log",
+            "150ms 67% 30ms 2 [k]jbd2_wait",
+            "15ms 7% 1.0ms 5 ▶ load",
+            "60ms 27% 20ms 1 ▼ check\\x1b › commit",
+            "60ms 27% 20ms 1 fsync /var/lib/db/redo.log",
+        ]
+        await pilot.press("left")
+        assert [line.split()[-1] for line in tree(app)[1:]] == ["run", "commit", "/var/lib/db/redo.log"]
+        await pilot.press("v", "asterisk")
+        assert [line.split()[-1] for line in tree(app)[1:4]] == ["[k]jbd2_wait", "/var/lib/db/redo.log", "run"]
+        await pilot.press("v", "t", "down", "enter", "t")
+        assert pane(app, FILES)[0].strip("─ ").startswith("stack tree: pread /var/lib/db/a-long-name")
+        assert [line.split()[-1] for line in tree(app)[1:]] == ["load", "/var/lib/db/a-long-name-of-a-table/t.ibd"]
+        await pilot.press("escape")
+        assert pane(app, FILES)[1].strip().startswith("pread ")
+        await pilot.press("escape")
+        assert rows(app) == ["fsync", "pread", "write"]
+
+
+def tree(app: OfftopApp) -> list[str]:
+    """Return the column titles and the branches of the stack tree."""
+    lines = [" ".join(line.split()) for line in pane(app, FILES)[1:]]
+    return lines[: lines.index("")]
+
+
+@asynchronous
+async def test_tree_without_stacks_says_why() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("t")
+        assert "No stack: nothing here took as long as the minimum (m)" in "\n".join(pane(app, FILES))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 12), (40, 8), (120, 30), (200, 60), (20, 4)])

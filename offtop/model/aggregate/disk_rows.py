@@ -7,10 +7,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.io_paths import IoRow
 from offtop.model.aggregate.rows import process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import NO_REQUESTS, DeviceTotals, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.io_stacks import IoStack, Stacks, StackTotals, by_row
 from offtop.units import NS_PER_S, percent
 
 
@@ -25,6 +27,22 @@ class DiskRow(NamedTuple):
     threads: int
     """How many threads of the process made these requests."""
     span_ns: int
+    stacks: Stacks[DiskKey] = ()
+    """Those of requests that reached the minimum, most time first."""
+
+    @property
+    def what(self) -> str:
+        """`sync-write sda`; raw."""
+        return f"{self.key.operation} {self.disk}"
+
+    @property
+    def io(self) -> IoRow:
+        """Itself, with the main thread for all threads of its process if it stands for these."""
+        totals = self.totals
+        requests = StackTotals(totals.requests, totals.bytes, totals.outstanding_ns, totals.max_ns)
+        name = f"[{self.key.worker}]" if self.key.worker else self.program
+        tid = self.key.tid or self.key.pid
+        return IoRow(self.key.operation, self.what, self.key.pid, name, tid, name, requests, self.stacks)
 
     @property
     def requests_per_s(self) -> float:
@@ -136,10 +154,16 @@ def disk_rows(
         key = one if by_thread else one._replace(tid=0)
         totals[key] = totals[key].beside(numbers) if key in totals else numbers
         tids.setdefault(key, set()).add(one.tid)
+    stacks: dict[IoStack[DiskKey], StackTotals] = {}
+    for stack, ended in activity.stacks.items():
+        stack = stack if by_thread else stack._replace(row=stack.row._replace(tid=0))
+        stacks[stack] = stacks[stack].plus(ended) if stack in stacks else ended
+    of_rows = by_row(stacks)
     every: list[DiskRow] = []
     for key, numbers in totals.items():
         program = _program(key, tids[key], activity, catalog)
-        every.append(DiskRow(key, numbers, activity.name(key.device), program, len(tids[key]), span_ns))
+        what = activity.name(key.device), program, len(tids[key]), span_ns
+        every.append(DiskRow(key, numbers, *what, of_rows.get(key, ())))
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
     if sort in _NUMBERS:
         rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.outstanding_ns), reverse=not reverse)

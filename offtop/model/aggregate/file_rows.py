@@ -6,10 +6,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from offtop.model.aggregate.filter import Filter
+from offtop.model.aggregate.io_paths import IoRow
 from offtop.model.aggregate.rows import process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.files import NO_CALLS, FileActivity, FileKey, FileTotals
+from offtop.model.values.io_stacks import Stacks, StackTotals, by_row
 from offtop.units import NS_PER_S, percent
 
 
@@ -21,6 +23,20 @@ class FileRow(NamedTuple):
     process: str
     """Raw."""
     span_ns: int
+    stacks: Stacks[FileKey] = ()
+    """Those of the calls that reached the minimum, most time first."""
+
+    @property
+    def what(self) -> str:
+        """`fsync /var/lib/db/redo.log`; raw."""
+        return f"{self.key.operation} {self.name}"
+
+    @property
+    def io(self) -> IoRow:
+        """Itself, with the main thread for all threads of its process."""
+        calls = StackTotals(self.totals.calls, self.totals.bytes, self.totals.total_ns, self.totals.max_ns)
+        who = self.key.pid, self.process
+        return IoRow(self.key.operation, self.what, *who, *who, calls, self.stacks)
 
     @property
     def calls_per_s(self) -> float:
@@ -110,7 +126,11 @@ def file_rows(
     reverse: bool = False,
 ) -> FileRows:
     """Return the rows that pass all filters. `sort`: one of FILE_SORTS."""
-    every = [_row(key, totals, activity, span_ns, catalog) for key, totals in activity.totals.items()]
+    stacks = by_row(activity.stacks)
+    every = [
+        _row(key, totals, activity, span_ns, catalog)._replace(stacks=stacks.get(key, ()))
+        for key, totals in activity.totals.items()
+    ]
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
     if sort in _NUMBERS:
         rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)

@@ -186,6 +186,11 @@ class Steps:
             user = (STILL,) if is_lacking else ()
         return (self._stack_path(kernel_id, True) + user)[::-1]
 
+    def around(self, middle: Step, kernel_id: int, user_id: int) -> Path:
+        """Return the path of a system call or a request: the program's functions, `middle`, and the kernel's."""
+        path = (*self._stack_path(user_id, False)[::-1], middle, *self._stack_path(kernel_id, True)[::-1])
+        return path[::-1] if self._shape.inverted else path
+
     def wakeup(self, place: tuple[int, ...]) -> Path:
         pid, _, wake_id = place
         waker = self._catalog.wake(wake_id).waker

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows
 from offtop.model.values.disks import added
+from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.file_list import counted_ticks, filters_of
+from offtop.model.viewmodel.file_list import counted_ticks, filters_of, stack_tree
+from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, DisksView, View
 from offtop.model.windows.history import History
 
@@ -26,6 +29,15 @@ class DisksPicture:
     """First row on the screen."""
     devices: Sequence[DeviceRow] = ()
     """Disks on the screen, above the rows."""
+    opened: bool = False
+    """Whether the row under the cursor has the whole pane."""
+    tree: TreePicture | None = None
+    """Stack tree of the opened row, or of all rows; None: it is not on the screen."""
+
+    @property
+    def shown_rows(self) -> Sequence[DiskRow]:
+        """All rows, or the one that has the whole pane."""
+        return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
 
     @property
     def chosen(self) -> DiskRow | None:
@@ -37,15 +49,15 @@ class DisksPicture:
         return len(self.devices) + 1 if self.devices else 0
 
 
-def disks_picture(scene: Scene, history: History, lines: int) -> DisksPicture:
-    """Return the list for the span of the scene. `lines`: room for disks and rows; 0: it is not on the screen."""
+def disks_picture(scene: Scene, history: History, room: Room, names: Names) -> tuple[View, DisksPicture]:
+    """Return the list for the span of the scene; and the view, with the branches that opened by themselves."""
+    view, lines = scene.view, room.disks
     if not lines:
-        return DisksPicture()
-    view = scene.view
+        return view, DisksPicture()
     counted = [tick for tick in counted_ticks(scene, history) if tick.header.disks is not None]
     activity = added(tick.header.disks for tick in counted)
     if activity is None:
-        return DisksPicture()
+        return view, DisksPicture()
     span_ns = sum(tick.span_ns for tick in counted)
     chosen = view.disks
     listed = disk_rows(
@@ -57,7 +69,10 @@ def disks_picture(scene: Scene, history: History, lines: int) -> DisksPicture:
     devices = listed.devices[: max(1, lines // _DEVICES_SHARE - 1)]
     lines = max(1, lines - len(devices) - 1)
     first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
-    return DisksPicture(listed, span_ns, cursor, first, devices)
+    opened = chosen.opened and bool(rows) and rows[cursor].key == chosen.cursor
+    shown = DisksPicture(listed, span_ns, cursor, first, devices, opened)
+    view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
+    return view, replace(shown, tree=tree)
 
 
 def disks_or_not(view: View, near_pid: int) -> View:

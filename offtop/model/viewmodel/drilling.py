@@ -95,6 +95,10 @@ def left(view: View) -> View:
         return panes.flame_or_not(view)
     if view.focus == OUTLIERS and view.outliers.opened:
         return replace(view, outliers=replace(view.outliers, opened=False))
+    if view.has_io_tree:
+        return panes.tree_or_list(view)
+    if view.io_list and view.io_list.opened:
+        return panes.row_closed(view)
     if view.focus in (STUCK, OUTLIERS, FILES, DISKS):
         return panes.off_cpu_panes(view)
     if view.focus == LATENCY:

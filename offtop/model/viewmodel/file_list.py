@@ -5,9 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows
 from offtop.model.aggregate.filter import Filter, parse, quoted
+from offtop.model.aggregate.io_paths import IoRow, paths, tree_of
 from offtop.model.values.files import added
+from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.room import Room
 from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.tree_picture import TreePicture, io_tree_picture
 from offtop.model.viewmodel.view import FILES, SINCE_START, FilesView, View
 from offtop.model.windows.history import History, HistoryTick
 
@@ -23,27 +27,47 @@ class FilesPicture:
     """Row under the cursor."""
     first: int = 0
     """First row on the screen."""
+    opened: bool = False
+    """Whether the row under the cursor has the whole pane."""
+    tree: TreePicture | None = None
+    """Stack tree of the opened row, or of all rows; None: it is not on the screen."""
+
+    @property
+    def shown_rows(self) -> Sequence[FileRow]:
+        """All rows, or the one that has the whole pane."""
+        return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
 
     @property
     def chosen(self) -> FileRow | None:
         return self.listed.rows[self.cursor] if self.listed.rows else None
 
 
-def files_picture(scene: Scene, history: History, lines: int) -> FilesPicture:
-    """Return the list for the span of the scene. `lines`: room for rows; 0: it is not on the screen."""
+def files_picture(scene: Scene, history: History, room: Room, names: Names) -> tuple[View, FilesPicture]:
+    """Return the list for the span of the scene; and the view, with the branches that opened by themselves."""
+    view, lines = scene.view, room.files
     if not lines:
-        return FilesPicture()
-    view = scene.view
+        return view, FilesPicture()
     counted = [tick for tick in counted_ticks(scene, history) if tick.header.files is not None]
     activity = added(tick.header.files for tick in counted)
     if activity is None:
-        return FilesPicture()
+        return view, FilesPicture()
     span_ns = sum(tick.span_ns for tick in counted)
     chosen = view.files
     listed = file_rows(activity, span_ns, scene.catalog, filters_of(view), chosen.sort, chosen.reverse)
     cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
-    return FilesPicture(listed, span_ns, cursor, first)
+    opened = chosen.opened and bool(listed.rows) and listed.rows[cursor].key == chosen.cursor
+    shown = FilesPicture(listed, span_ns, cursor, first, opened)
+    view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
+    return view, replace(shown, tree=tree)
+
+
+def stack_tree(scene: Scene, rows: Sequence[IoRow], names: Names, lines: int) -> tuple[View, TreePicture | None]:
+    """Return the stack tree of `rows`, if it is on the screen; and the view with branches that opened by themselves."""
+    view = scene.view
+    if not view.has_io_tree:
+        return view, None
+    return io_tree_picture(view, tree_of(paths(rows, scene.catalog, names, view.tree.shape)), lines)
 
 
 def counted_ticks(scene: Scene, history: History) -> Sequence[HistoryTick]:

@@ -31,12 +31,30 @@ from offtop.model.windows.breakdown import ALL
 
 def tree_or_list(view: View) -> View:
     """Open the tree of the selection, or return to its list."""
+    if view.io_list:
+        return replace(_with_io_list(view, tree=not view.io_list.tree), tree=TreeView(view.tree.shape))
     if view.focus in (TREE, SITE):
         if view.drilled == "wakers" and view.is_at_waker:
             return out_of_waker(view)
         back = about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
         return replace(back, focus=LIST, path=())
     return replace(view, focus=TREE, path=())
+
+
+def row_opened(view: View, scrolled: int = 0) -> View:
+    """Show the row under the cursor in full; `scrolled` lines of it are above the screen."""
+    return _with_io_list(view, opened=True, scrolled=scrolled)
+
+
+def row_closed(view: View) -> View:
+    return _with_io_list(view, opened=False)
+
+
+def _with_io_list(view: View, **changes: bool | int) -> View:
+    """Change the list of file operations or of requests to disks, whichever has the focus."""
+    if view.focus == FILES:
+        return replace(view, files=replace(view.files, **changes))
+    return replace(view, disks=replace(view.disks, **changes))
 
 
 def flame_or_not(view: View) -> View:

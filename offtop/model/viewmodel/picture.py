@@ -68,7 +68,7 @@ class Pictures:
         goes_on: bool = True,
     ) -> None:
         """`goes_on`: more ticks will follow, so results that arrive late may wait for the next one."""
-        self._history = history
+        self._history, self._names = history, names
         self._cause_finder = CauseFinder(names, rules)
         place_names = PlaceNames(self._cause_finder)
         self._scenes = Scenes(history, self._cause_finder, rules, goes_on=goes_on)
@@ -98,6 +98,8 @@ class Pictures:
                 flame = self._flames.of(scene, table, self._stack_tables.tree(scene, table), room.flame)
             if room.site:
                 places = self._site_places.of(scene, table, sites, room.site)
+        view, files = files_picture(scene._replace(view=view), self._history, room, self._names)
+        view, disks = disks_picture(scene._replace(view=view), self._history, room, self._names)
         timeline, heat = timeline_and_heat(self._history, scene, room)
         categories = categories_picture(scene, room)
         top_category = next(iter(categories.ranking.rows), None)
@@ -115,8 +117,8 @@ class Pictures:
             heat=heat,
             stuck=self._stuck_list.of(scene.chosen_stuck, view, room.stuck, scene.newest.header.catalog),
             outliers=outliers,
-            files=files_picture(scene, self._history, room.files),
-            disks=disks_picture(scene, self._history, room.disks),
+            files=files,
+            disks=disks,
         )
 
     def selected(self, picture: Picture) -> tuple[Window, Shares]:

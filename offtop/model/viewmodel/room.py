@@ -17,6 +17,8 @@ class Room:
     """Lines of the list of waits in progress, or of outliers."""
     files: int = 0
     """Lines of the list of file operations."""
+    io_tree: int = 0
+    """Lines of the stack tree of file operations or of requests to disks."""
     disks: int = 0
     """Lines of the list of requests to disks, with those of the disks."""
     site: int = 0

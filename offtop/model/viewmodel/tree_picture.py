@@ -45,14 +45,26 @@ def tree_picture(scene: Scene, table: StackTable, tree: StackTree, lines: int) -
     view = panes.grown(scene.view, trees.opened_by_share(root))
     branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
     branches += was.gone(root) if was else []
-    cursor = trees.index_of(branches, view.tree.cursor)
-    line = max(0, min(view.tree.line, lines - 1))
-    first = max(0, min(cursor - line, len(branches) - lines))
-    first = min(first, cursor)
+    cursor, first = _at_cursor(view, branches, lines)
     seen = [one.path for one in branches[first : first + lines] if not one.more] if was else []
     before = {path: was.before(path) for path in seen} if was else {}
     now = _ages_of_paths(scene.chosen_stuck, view.scope, table.steps.of, view.tree.shape.places)
     return view, TreePicture(root, branches, cursor, first, tree.nameless, now, before)
+
+
+def io_tree_picture(view: View, root: Node, lines: int) -> tuple[View, TreePicture]:
+    """Return the same for a tree that is not of waits: it has neither a baseline nor waits in progress."""
+    view = panes.grown(view, trees.opened_by_share(root))
+    branches = trees.flatten(root, view.tree.opened, root.part[1] // _SMALL_BRANCH)
+    cursor, first = _at_cursor(view, branches, lines)
+    return view, TreePicture(root, branches, cursor, first, Nameless(), {}, {})
+
+
+def _at_cursor(view: View, branches: Sequence[Branch], lines: int) -> tuple[int, int]:
+    """Return the branch under the cursor, and the first branch on the screen."""
+    cursor = trees.index_of(branches, view.tree.cursor)
+    line = max(0, min(view.tree.line, lines - 1))
+    return cursor, min(cursor, max(0, min(cursor - line, len(branches) - lines)))
 
 
 def _ages_of_paths(

@@ -91,18 +91,30 @@ class OutliersView:
 
 
 @dataclass(frozen=True, slots=True)
-class FilesView:
+class IoListView:
+    """What the lists of file operations and of requests to disks have in common."""
+
+    reverse: bool = False
+    opened: bool = False
+    """Whether the row under the cursor has the whole pane, with its stacks."""
+    tree: bool = False
+    """Whether the pane shows the stack tree: of the opened row, or of all rows."""
+    scrolled: int = 0
+    """Lines of the opened row above the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilesView(IoListView):
     """The list of file operations."""
 
     cursor: FileKey | None = None
     """Row under the cursor; None: the first."""
     sort: str = DEFAULT_FILE_SORT
     """One of file_rows.FILE_SORTS."""
-    reverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class DisksView:
+class DisksView(IoListView):
     """The list of requests to disks."""
 
     cursor: DiskKey | None = None
@@ -111,7 +123,6 @@ class DisksView:
     """The cursor is at the first row of this process until it is moved; at the first row of all if there is none."""
     sort: str = DEFAULT_DISK_SORT
     """One of disk_rows.DISK_SORTS."""
-    reverse: bool = False
     by_thread: bool = False
     """List threads instead of processes."""
 
@@ -227,6 +238,16 @@ class View:
     """What the user marked as normal."""
     diff: bool = False
     """Whether everything shown is compared with the baseline."""
+
+    @property
+    def io_list(self) -> IoListView | None:
+        """The list of file operations or of requests to disks that has the focus."""
+        return self.files if self.focus == FILES else self.disks if self.focus == DISKS else None
+
+    @property
+    def has_io_tree(self) -> bool:
+        """Whether the focused pane shows the stack tree of file operations or of requests to disks."""
+        return self.io_list is not None and self.io_list.tree
 
     @property
     def compared(self) -> Baseline | None:

@@ -8,8 +8,12 @@ from threading import Thread
 
 from offtop.errors import OfftopError
 from offtop.export import folded
-from offtop.export.profile import profile_of
+from offtop.export.profile import Profile, profile_of, profile_of_rows
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.viewmodel.picture import Picture, Pictures
+from offtop.model.viewmodel.view import FILES
+from offtop.printable import printable
 from offtop.reports.exports import ENDINGS, FORMATS, in_form
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.files import Files
@@ -35,7 +39,11 @@ class Exports:
     def choose_format(self) -> None:
         """Ask for a format, and export the selection over the displayed span."""
         display = self._display
-        if display.picture is None or not display.picture.common.gathered:
+        picture = display.picture
+        is_there = picture and picture.common.gathered
+        if picture and display.view.io_list:
+            is_there = picture.files.span_ns or picture.disks.span_ns
+        if not is_there:
             display.show_alert("there is nothing to write yet")
             return
         choices = [Choice(name, f"{name:<10} {what}") for name, what in _FORMS.items()]
@@ -51,14 +59,26 @@ class Exports:
 
     def _compute(self, form: str, picture: Picture) -> None:
         """Compute the export in a separate thread: a minute of thousands of stacks takes seconds."""
-        source, mode, idle = self._session.source, picture.common.view.mode, picture.common.view.idle_shown
-        own_pictures = Pictures(self._session.history, source.names, self._session.rules)
-        profile = profile_of(*own_pictures.selected(picture), source.names, source.host, mode, idle)
+        source = self._session.source
         style = folded.Style(per=frozenset(_FOLDED_PER.get(form, ())))
         form = "folded" if form in _FOLDED_PER else form
-        content = in_form(form, profile, selection(picture.common, self._display.glyphs), style=style)
+        content = in_form(form, *self._profile_and_title(picture), style=style)
         machine = re.sub(r"[^A-Za-z0-9.-]", "_", source.host)
         self._display.run_later(partial(self._write, f"offtop-{machine}", ENDINGS[form], content))
+
+    def _profile_and_title(self, picture: Picture) -> tuple[Profile, str]:
+        common, source, view = picture.common, self._session.source, picture.common.view
+        if view.io_list:
+            shown, mode, ended = picture.disks, DISK, "requests"
+            if view.focus == FILES:
+                shown, mode, ended = picture.files, FILE, "calls"
+            title = printable(shown.chosen.what) if shown.opened and shown.chosen else ""
+            what = mode, common.catalog, source.names, source.host, common.newest.taken_ns, shown.span_ns
+            return profile_of_rows([row.io for row in shown.shown_rows], *what, {ended: shown.listed.lost}), title
+        own_pictures = Pictures(self._session.history, source.names, self._session.rules)
+        selected = own_pictures.selected(picture)
+        profile = profile_of(*selected, source.names, source.host, view.mode, view.idle_shown)
+        return profile, selection(common, self._display.glyphs)
 
     def save_screen(self) -> None:
         self._write("offtop", "svg", self._display.export_screenshot())

@@ -9,22 +9,39 @@ from offtop.model.viewmodel import disk_list, file_list
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, FILES, View
-from offtop.ui.actions.rows_pane import RowsPane
+from offtop.ui.actions.display import Display
+from offtop.ui.actions.rows_pane import StackRowsPane
+from offtop.ui.actions.sorting import Sorting
+from offtop.ui.actions.stack_panes import IoTreePane
 from offtop.ui.kit.layout import Layout
 from offtop.ui.kit.lines import Line, Pen
 from offtop.ui.panes import disks, files
 from offtop.ui.panes.columns import Column
 
 
-class FilesPane(RowsPane[FileRow]):
+class _FilesTree(IoTreePane):
     name = FILES
+
+    def _tree(self, picture: Picture) -> TreePicture | None:
+        return picture.files.tree
+
+
+class FilesPane(StackRowsPane[FileRow]):
+    name = FILES
+
+    def __init__(self, display: Display, sorting: Sorting) -> None:
+        super().__init__(display, sorting, _FilesTree(display))
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
         return files.files(picture.files, picture.common, pen)
 
     def _listed(self, picture: Picture) -> FilesPicture:
         return picture.files
+
+    def _in_full(self, picture: Picture, row: FileRow) -> list[Line]:
+        return files.in_full(row, picture.common, self._pen)
 
     def _rows(self, picture: Picture) -> Sequence[FileRow]:
         return picture.files.listed.rows
@@ -42,14 +59,27 @@ class FilesPane(RowsPane[FileRow]):
         return ThreadKey(row.key.pid, 0)
 
 
-class DisksPane(RowsPane[DiskRow]):
+class _DisksTree(IoTreePane):
     name = DISKS
+
+    def _tree(self, picture: Picture) -> TreePicture | None:
+        return picture.disks.tree
+
+
+class DisksPane(StackRowsPane[DiskRow]):
+    name = DISKS
+
+    def __init__(self, display: Display, sorting: Sorting) -> None:
+        super().__init__(display, sorting, _DisksTree(display))
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
         return disks.disks(picture.disks, picture.common, pen)
 
     def _listed(self, picture: Picture) -> DisksPicture:
         return picture.disks
+
+    def _in_full(self, picture: Picture, row: DiskRow) -> list[Line]:
+        return disks.in_full(row, picture.common, self._pen)
 
     def _rows(self, picture: Picture) -> Sequence[DiskRow]:
         return picture.disks.listed.rows

@@ -61,9 +61,11 @@ class Navigation:
         self._panes.focused.close()
 
     def open_all(self) -> None:
-        picture = self._display.picture
-        if not refuse_without(self._display, "the stack tree: t shows it", TREE) and picture and picture.tree:
-            self._display.set_view(panes.all_opened(self._display.view, trees.all_paths(picture.tree.root)))
+        display, picture = self._display, self._display.picture
+        is_shown = display.view.has_io_tree or not refuse_without(display, "the stack tree: t shows it", TREE)
+        tree = (picture.files.tree or picture.disks.tree or picture.tree) if picture else None
+        if is_shown and tree:
+            display.set_view(panes.all_opened(display.view, trees.all_paths(tree.root)))
 
 
 def _filter_matches_nothing(view: View, picture: Picture) -> bool:

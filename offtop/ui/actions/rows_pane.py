@@ -1,4 +1,4 @@
-"""A list that is not about waits: its rows belong to processes, and Enter shows where one waits."""
+"""A list that is not about waits: its rows belong to processes, and from one it goes on to where that waits."""
 
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
@@ -7,12 +7,15 @@ from offtop.model.aggregate.filter import Filter
 from offtop.model.values.catalog import ThreadKey
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.picture import Picture
+from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import View
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
 from offtop.ui.actions.pane import Pane, within
 from offtop.ui.actions.sorting import Sorting
+from offtop.ui.actions.stack_panes import IoTreePane
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
+from offtop.ui.kit.lines import Line
 from offtop.ui.panes import columns
 from offtop.ui.panes.columns import Column
 
@@ -32,13 +35,24 @@ class Listed(Protocol[RowOfPicture]):
     @property
     def chosen(self) -> RowOfPicture | None: ...
 
+    @property
+    def opened(self) -> bool: ...
 
-class RowsPane(Pane, Generic[Row]):
-    def __init__(self, display: Display, sorting: Sorting) -> None:
+    @property
+    def tree(self) -> TreePicture | None: ...
+
+
+class StackRowsPane(Pane, Generic[Row]):
+    """The list, one of its rows in full with its stacks, or the stack tree in its place."""
+
+    def __init__(self, display: Display, sorting: Sorting, tree: IoTreePane) -> None:
         super().__init__(display)
-        self._sorting = sorting
+        self._sorting, self._tree = sorting, tree
 
     def _listed(self, picture: Picture) -> Listed[Row]:
+        raise NotImplementedError
+
+    def _in_full(self, picture: Picture, row: Row) -> Sequence[Line]:
         raise NotImplementedError
 
     def _rows(self, picture: Picture) -> Sequence[Row]:
@@ -62,26 +76,46 @@ class RowsPane(Pane, Generic[Row]):
         raise NotImplementedError
 
     def move(self, picture: Picture, step: int) -> None:
-        rows = self._rows(picture)
-        if rows:
-            row = rows[within(self._listed(picture).cursor + step, rows)]
-            self._display.set_view(self._at_row(self._display.view, row))
+        """Move in the list or the tree, or scroll the row that fills the pane."""
+        rows, listed, view = self._rows(picture), self._listed(picture), self._display.view
+        if listed.tree:
+            self._tree.move(picture, step)
+        elif listed.opened and listed.chosen and view.io_list:
+            last = len(self._in_full(picture, listed.chosen)) - self._pen.height + 1
+            self._display.set_view(panes.row_opened(view, max(0, min(last, view.io_list.scrolled + step))))
+        elif rows:
+            self._display.set_view(self._at_row(view, rows[within(listed.cursor + step, rows)]))
+
+    def move_sideways(self, picture: Picture, step: int) -> bool:
+        return bool(self._listed(picture).tree) and self._tree.move_sideways(picture, step)
 
     def enter(self, picture: Picture) -> None:
-        """Show where the process or thread waits."""
-        chosen = self._listed(picture).chosen
-        if chosen is None:
+        """Show the row under the cursor in full; if it is shown already, show where its process or thread waits."""
+        listed, view = self._listed(picture), self._display.view
+        chosen = listed.chosen
+        if listed.tree:
+            self._tree.enter(picture)
+        elif chosen is None:
             return
-        thread = self._thread_of(chosen)
-        if thread.pid:
-            self._display.set_view(panes.around_hop(self._display.view, thread))
+        elif not listed.opened:
+            self._display.set_view(panes.row_opened(self._at_row(view, chosen)))
+        elif (thread := self._thread_of(chosen)).pid:
+            self._display.set_view(panes.around_hop(view, thread))
         else:
             self._display.show_alert("the kernel did this, for no process")
 
     def open(self) -> None:
-        self._display.show_alert("there is nothing to open here: Enter shows where this process waits")
+        if self._display.view.has_io_tree:
+            self._tree.open()
+        else:
+            self._display.show_alert("Enter shows this row with its stacks, t the stack tree of all rows")
+
+    def close(self) -> None:
+        self._tree.close() if self._display.view.has_io_tree else self.open()
 
     def next_match(self, picture: Picture, word: str, step: int) -> bool:
+        if self._listed(picture).tree:
+            return self._tree.next_match(picture, word, step)
         view = self._focused_view
         matches = {
             number: self._at_row(view, row)
@@ -100,11 +134,18 @@ class RowsPane(Pane, Generic[Row]):
         return None
 
     def as_text(self, picture: Picture) -> str:
+        if self._listed(picture).tree:
+            return self._tree.as_text(picture)
         chosen = self._listed(picture).chosen
         return printable(self._text_of(chosen)) if chosen else super().as_text(picture)
 
     def click(self, picture: Picture, x: int, y: int) -> None:
         rows, listed = self._rows(picture), self._listed(picture)
+        if listed.tree:
+            self._tree.click(picture, x, y)
+            return
+        if listed.opened:
+            return
         top = STUCK_FRAME + self._above(picture)
         number = listed.first + y - top
         if y == top - 1 and rows:

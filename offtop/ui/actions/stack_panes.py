@@ -46,12 +46,16 @@ class TreePane(StackPane):
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
         return stacks.tree(picture.tree, picture.account, picture.causes, picture.common, pen)
 
+    def _tree(self, picture: Picture) -> TreePicture | None:
+        return picture.tree
+
     def move(self, picture: Picture, step: int) -> None:
-        if picture.tree and picture.tree.branches:
-            self._select(picture.tree, within(picture.tree.cursor + step, picture.tree.branches))
+        tree = self._tree(picture)
+        if tree and tree.branches:
+            self._select(tree, within(tree.cursor + step, tree.branches))
 
     def _select(self, tree: TreePicture, index: int) -> None:
-        pane = self._display.layout.panels.get(TREE)
+        pane = self._display.layout.panels.get(self.name)
         lines = max(1, (pane.height if pane else 3) - 2)
         line = max(0, min(lines - 1, index - tree.first))
         self._display.set_view(panes.at_branch(self._display.view, tree.branches[index].path, line))
@@ -75,24 +79,26 @@ class TreePane(StackPane):
     def close(self) -> None:
         """Close the branch; if it is not open, move to its parent."""
         branch, picture = self._branch(), self._display.picture
-        if branch is None or picture is None or picture.tree is None:
+        tree = self._tree(picture) if picture else None
+        if branch is None or tree is None:
             return
         if branch.opened:
             self._display.set_view(panes.branch_closed(self._display.view, branch.path))
         elif branch.first:
-            self._select(picture.tree, trees.index_of(picture.tree.branches, branch.path[: branch.first]))
+            self._select(tree, trees.index_of(tree.branches, branch.path[: branch.first]))
 
     def _branch(self) -> trees.Branch | None:
         """Return the branch under the cursor; show an alert if there is none."""
         picture = self._display.picture
-        if picture is None or picture.tree is None or not picture.tree.branches:
+        tree = self._tree(picture) if picture else None
+        if tree is None or not tree.branches:
             self._display.show_alert("there is no stack here")
             return None
-        return picture.tree.branches[picture.tree.cursor]
+        return tree.branches[tree.cursor]
 
     def next_match(self, picture: Picture, word: str, step: int) -> bool:
         """Go to a match, and open the branches around it. Their order is that of the fully opened tree."""
-        tree = picture.tree
+        tree = self._tree(picture)
         if tree is None:
             return False
         matches = trees.paths_with(tree.root, word)
@@ -118,18 +124,18 @@ class TreePane(StackPane):
         return True
 
     def _path(self, picture: Picture) -> Path:
-        tree = picture.tree
+        tree = self._tree(picture)
         return tree.branches[tree.cursor].path if tree and tree.branches else ()
 
     def _path_and_waits(self, picture: Picture) -> tuple[Path, Part]:
-        tree = picture.tree
+        tree = self._tree(picture)
         if tree is None or not tree.branches:
             return super()._path_and_waits(picture)
         branch = tree.branches[tree.cursor]
         return branch.path, branch.part
 
     def click(self, picture: Picture, x: int, y: int) -> None:
-        tree = picture.tree
+        tree = self._tree(picture)
         if tree is None or y <= 1 or tree.first + y - 2 >= len(tree.branches):
             return
         index = tree.first + y - 2
@@ -141,6 +147,18 @@ class TreePane(StackPane):
             else:
                 view = drilling.entered(view, None)
         self._display.set_view(view)
+
+
+class IoTreePane(TreePane):
+    """The stack tree of a list that is not about waits, in the place of the list."""
+
+    def enter(self, picture: Picture) -> None:
+        """Open the branch, or close it."""
+        branch = self._branch()
+        if branch and branch.opened:
+            self.close()
+        else:
+            self.open()
 
 
 class FlamePane(StackPane):

@@ -77,7 +77,8 @@ class ViewSwitches:
     def change(self, what: str) -> None:
         """Change the view by the function `what` of VIEWS."""
         display = self._display
-        if what in _NEEDED_PANES and refuse_without(display, *_NEEDED_PANES[what]):
+        needed = _NEEDED_PANES.get(what)
+        if needed and not (needed is _STACKS and display.view.has_io_tree) and refuse_without(display, *needed):
             return
         view, picture = display.view, display.picture
         if what == "by_object" and picture and picture.common.sampling and not view.tree.shape.objects:

@@ -83,7 +83,9 @@ class Layout(NamedTuple):
 
     @property
     def room(self) -> Room:
-        lines = {pane: self.panels[pane].height - 2 for pane in (CATEGORIES, LIST, TREE) if pane in self.panels}
+        lines = {
+            pane: self.panels[pane].height - TREE_FRAME for pane in (CATEGORIES, LIST, TREE) if pane in self.panels
+        }
         flame = self.panels.get(FLAME)
         columns, cell_s, rows = self.heat
         return Room(
@@ -92,6 +94,9 @@ class Layout(NamedTuple):
             site=MOST_PLACES if SITE in self.panels else 0,
             stuck=next((stuck_lines(self.panels[one].height) for one in (STUCK, OUTLIERS) if one in self.panels), 0),
             files=stuck_lines(self.panels[FILES].height) if FILES in self.panels else 0,
+            io_tree=next(
+                (max(1, self.panels[one].height - TREE_FRAME) for one in (FILES, DISKS) if one in self.panels), 0
+            ),
             disks=stuck_lines(self.panels[DISKS].height) if DISKS in self.panels else 0,
             flame=(flame.width, max(1, flame.height - FLAME_FRAME)) if flame else (0, 0),
             latency=LATENCY in self.panels,
@@ -125,6 +130,7 @@ A heat map beside them has as many lines as there can be: with fewer, its rows w
 HEAT_SCALE, HEAT_FRAME = 16, 3
 """Cells to the left of a heat map, and lines above and below it."""
 FLAME_FRAME = 3
+TREE_FRAME = 2
 STUCK_FRAME = 2
 """Title and column titles."""
 MOST_PLACES = 50

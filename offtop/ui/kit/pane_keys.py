@@ -116,7 +116,9 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
         FILES: PaneKeys(
             "file operations",
             (
-                ("drill", "show where this process waits"),
+                ("drill", "show this row with its stacks; again: where its process waits"),
+                ("tree", "show the stack tree, of all rows or of the one that is shown; leave it"),
+                ("export", "write these stacks to a file: flame graph, folded, speedscope, pprof or CSV"),
                 _SORTS,
                 ("filter", "filter, e.g. file=*.ibd op=fsync bytes>1M max>10ms"),
                 ("search,next_hit,previous_hit", "search; go to the next or previous match"),
@@ -127,7 +129,9 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
         DISKS: PaneKeys(
             "requests to disks",
             (
-                ("drill", "show where this process or thread waits"),
+                ("drill", "show this row with its stacks; again: where its process or thread waits"),
+                ("tree", "show the stack tree, of all rows or of the one that is shown; leave it"),
+                ("export", "write these stacks to a file: flame graph, folded, speedscope, pprof or CSV"),
                 _SORTS,
                 ("threads", "list processes or threads"),
                 ("filter", "filter, e.g. dev=sd* op=sync-write bytes>1M max>10ms"),

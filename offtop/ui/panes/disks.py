@@ -8,8 +8,10 @@ from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.view import DISKS, SINCE_START
+from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes import io_stacks
 from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
@@ -20,6 +22,14 @@ _BARS = 24
 
 
 def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
+    if shown.tree and shown.span_ns:
+        what = "requests to disks"
+        if shown.opened and shown.chosen:
+            what = printable(f"{shown.chosen.what} {shown.chosen.who}", pen.glyphs.is_ascii)
+        return io_stacks.tree(shown.tree, what, "REQ/S", shown.span_ns, common, pen)
+    if shown.opened and shown.chosen:
+        about = "requests to a disk (Enter: where this process waits, t: stack tree, Esc goes back)"
+        return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.disks.scrolled, pen)
     lines = [rule(title(shown, common), pen)]
     rows, view = shown.listed.rows, common.view
     if not shown.devices and not rows:
@@ -183,6 +193,13 @@ def details(row: DiskRow, common: Common, pen: Pen) -> list[Line]:
         text = f"   in progress: {waits}, the oldest for {duration(totals.now_ns)}"
         lines.append(plain(fit(text, pen.width, pen.glyphs), "waiting"))
     return [*lines, *_histograms(row, pen)]
+
+
+def in_full(row: DiskRow, common: Common, pen: Pen) -> list[Line]:
+    """Return the row with its histograms and its stacks."""
+    ended = row.totals.requests, row.totals.queue_ns + row.totals.device_ns
+    stacks = io_stacks.every_stack(row.stacks, "requests", row.span_ns, ended, common.catalog, pen)
+    return [*details(row, common, pen), *stacks]
 
 
 def _histograms(row: DiskRow, pen: Pen) -> list[Line]:

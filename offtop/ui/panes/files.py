@@ -8,8 +8,10 @@ from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
+from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes import io_stacks
 from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
@@ -21,6 +23,12 @@ _BARS = 24
 
 
 def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
+    if shown.tree and shown.span_ns:
+        what = printable(shown.chosen.what, pen.glyphs.is_ascii) if shown.opened and shown.chosen else "file operations"
+        return io_stacks.tree(shown.tree, what, "CALLS/S", shown.span_ns, common, pen)
+    if shown.opened and shown.chosen:
+        about = "a file operation (Enter: where this process waits, t: stack tree, Esc goes back)"
+        return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.files.scrolled, pen)
     lines = [rule(title(shown, common), pen)]
     rows, view = shown.listed.rows, common.view
     if not rows:
@@ -140,6 +148,13 @@ def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:
             upto = f"< {duration(log2.high_ns(lane))}" if lane < log2.LANES - 1 else "more"
             lines.append(Line(((f"   {upto:>9} ", "dim"), (f"{bar:<{_BARS}}", "bar"), (f" {n:,}", "value"))))
     return lines
+
+
+def in_full(row: FileRow, common: Common, pen: Pen) -> list[Line]:
+    """Return the row with its histogram and its stacks."""
+    ended = row.totals.calls, row.totals.total_ns
+    stacks = io_stacks.every_stack(row.stacks, "calls", row.span_ns, ended, common.catalog, pen)
+    return [*details(row, common, pen), *stacks]
 
 
 def text_of(row: FileRow) -> str:

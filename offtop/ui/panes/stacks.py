@@ -33,6 +33,8 @@ _LEAST_WITH_ACCOUNT = 14
 _LEAST_LABEL = 24
 """Least cells for the names of a line, however deep it is indented."""
 Spans = list[tuple[str, str]]
+Frames = list[tuple[str, str, str]]
+"""(name, mark, token) of each line."""
 
 
 def tree(
@@ -41,7 +43,7 @@ def tree(
     """Return the lines of the tree around its cursor, with the main cause, and the account of a thread if it fits."""
     shape = common.view.tree.shape
     cause = _cause_heading(causes, common)
-    about = f"stack tree: {selection(common, pen.glyphs)}{_shape_text(shape)}"
+    about = f"stack tree: {selection(common, pen.glyphs)}{shape_text(shape)}"
     lines = [rule(f"{about}: {cause}" if cause else about, pen)]
     if common.view.thread is not None and _shows_account(common, pen):
         lines += account.lines(of_selection, common, pen)
@@ -55,7 +57,7 @@ def tree(
     lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
     for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
         lines.append(_branch(shown, common, index, numbers, pen))
-    below = _in_full(shown, pen, pen.height - len(lines))
+    below = in_full(shown, pen, pen.height - len(lines))
     note = _nameless_note(shown)
     if not note:
         return [*lines, *below]
@@ -87,7 +89,7 @@ def _nameless_note(shown: TreePicture) -> str:
     return f" {share:.0f}% of the program's frames (file+0x1234) have no names here; debug symbols have them"
 
 
-def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
+def in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
     """Return all functions from the root to the cursor, for the room below the tree."""
     path, category = shown.branches[shown.cursor].path, shown.branches[shown.cursor].category
     if path[-1] == MORE or room < 3:
@@ -106,7 +108,7 @@ def _in_full(shown: TreePicture, pen: Pen, room: int) -> list[Line]:
     return [Line(), *(Line(tuple(spans)) for spans in lines)][:room]
 
 
-def _shape_text(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     words = [
         *(["leaf first (v)"] if shape.inverted else []),
         *([f"{shape.frames} only ({shape.frames[0].upper()})"] if shape.frames != "both" else []),
@@ -136,6 +138,11 @@ def _branch(shown: TreePicture, common: Common, index: int, numbers: Sequence[Co
     before = shown.before.get(branch.path)
     row = Row("", "", common.span_ns, branch.part, shown.root.total_ns, now=now, before=before)
     line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
+    return with_names(line, branch, pen)
+
+
+def with_names(line: Line, branch: Branch, pen: Pen) -> Line:
+    """Return the line of a branch, which has its numbers already, with its functions."""
     room = pen.width - width_of(line.spans) - 1
     indent = min(branch.depth * (2 if pen.width >= 80 else 1), max(0, room - _LEAST_LABEL))
     arrow = (pen.glyphs.opened if branch.opened else pen.glyphs.closed) if branch.openable else " "
@@ -264,9 +271,15 @@ def _whole_stack(
         plain(fit(f"   {what}", pen.width, pen.glyphs), "dim"),
     ]
     lines += [plain(fit(f"   {text}", pen.width, pen.glyphs)) for text in _why(common, row, pen)]
-    for name, mark, token in _frames(common, place, pen.names):
-        lines.append(Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token))))
-    return lines
+    return lines + frame_lines(_frames(common, place, pen.names), pen)
+
+
+def frame_lines(frames: Frames, pen: Pen) -> list[Line]:
+    """Return a line for each of `frames`."""
+    return [
+        Line((("   " + mark + " ", "fold"), (fit(name, pen.width - 7, pen.glyphs).rstrip(), token)))
+        for name, mark, token in frames
+    ]
 
 
 def _why(common: Common, row: Row, pen: Pen) -> list[str]:
@@ -280,11 +293,7 @@ def _why(common: Common, row: Row, pen: Pen) -> list[str]:
     return [line for text in texts for line in textwrap.wrap(text, max(20, pen.width - 4))]
 
 
-_Frames = list[tuple[str, str, str]]
-"""(name, mark, token) of each line."""
-
-
-def _frames(common: Common, place: Place, names: Names) -> _Frames:
+def _frames(common: Common, place: Place, names: Names) -> Frames:
     """Return the frames of the sleeper, leaf first, below those of its wakers, root first.
 
     The two leaves meet in the middle. In the wakeup mode, only the waker's frames are returned.
@@ -292,28 +301,28 @@ def _frames(common: Common, place: Place, names: Names) -> _Frames:
     catalog, mode = common.catalog, common.view.tree.shape.mode
     wake = catalog.wake(place.wake)
     if mode == WAKEUP:
-        return [*_of_stacks(catalog, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
-    own = _of_stacks(catalog, place.kernel, place.user, names)
+        return [*frames_of(catalog, wake.waker.kernel, wake.waker.user, names), (wake.waker.label, "   ", "title")]
+    own = frames_of(catalog, place.kernel, place.user, names)
     if mode == OFFCPU:
         return own
     if wake.waker.kind == NOBODY:
         return [(wake.waker.label, "   ", "dim"), *own]
     above = [*_waker(catalog, wake.waker, names), *own]
     for link in wake.links if mode == CHAIN else ():
-        waited = _of_stacks(catalog, link.kernel, link.user, names)
+        waited = frames_of(catalog, link.kernel, link.user, names)
         above = [*_waker(catalog, link.waker, names), *waited, (LAST_WAIT.name, "   ", "dim"), *above]
     if mode == CHAIN and wake.end != WHOLE:
         above.insert(0, (f"({CHAIN_ENDS[wake.end]})", "   ", "dim"))
     return above
 
 
-def _waker(catalog: Catalog, waker: Waker, names: Names) -> _Frames:
+def _waker(catalog: Catalog, waker: Waker, names: Names) -> Frames:
     """Return the waker's frames, root first."""
-    frames = _of_stacks(catalog, waker.kernel, waker.user, names)[::-1]
+    frames = frames_of(catalog, waker.kernel, waker.user, names)[::-1]
     return [(waker.label, "   ", "title"), *frames, (WOKEN_BY.name, "   ", "dim")]
 
 
-def _of_stacks(catalog: Catalog, kernel: int, user: int, names: Names) -> _Frames:
+def frames_of(catalog: Catalog, kernel: int, user: int, names: Names) -> Frames:
     """Return the frames, leaf first, and a note on guessed or missing callers."""
     return [
         *((name, "[k]", "kernel") for name in location.kernel_names(catalog, kernel, names)),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from offtop.model.values import files
 from offtop.model.values import histogram as log2
 from offtop.model.values.files import NO_CALLS, OPERATIONS, FileActivity, FileId, FileKey, FileTotals, added
+from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.windows.window import between, merge
 
@@ -31,7 +32,13 @@ def spans(draw: st.DrawFn) -> FileActivity:
         for key in draw(st.sets(st.sampled_from(KEYS)))
     }
     names = {key.file: f"/{key.file.inode}" for key in totals}
-    return FileActivity(totals, names, {key.pid: "db" for key in totals}, NO_CALLS, 0, draw(st.integers(0, 3)))
+    stacks = {
+        IoStack(key, 3, user): StackTotals(draw(numbers), draw(numbers), draw(numbers), draw(numbers))
+        for key in totals
+        for user in draw(st.sets(st.integers(4, 6)))
+    }
+    comms = {key.pid: "db" for key in totals}
+    return FileActivity(totals, names, comms, NO_CALLS, 0, draw(st.integers(0, 3)), stacks)
 
 
 @given(st.lists(spans(), min_size=3, max_size=3))
@@ -55,6 +62,19 @@ def test_sums_keep_the_entries_with_most_time_and_add_up_the_others(monkeypatch:
     assert [*sums.totals] == [KEYS[2], KEYS[1]]
     assert (sums.elided.calls, sums.elided.total_ns, sums.elided_rows) == (3, 50_000 + 2 * 1000, 2)
     assert (sums.names, sums.comms) == (names, comms)
+
+
+def test_stacks_of_entries_that_are_only_in_the_sum_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_SUMMED", 1)
+    stack = {key: IoStack(key, 3, 4) for key in KEYS[:2]}
+    first = FileActivity({KEYS[0]: CALL}, stacks={stack[KEYS[0]]: StackTotals(1, 100, 50_000, 50_000)})
+    both = FileActivity(
+        {KEYS[0]: CALL, KEYS[1]: CALL},
+        stacks={stack[KEYS[0]]: StackTotals(2, 1, 7, 6), stack[KEYS[1]]: StackTotals(1, 0, 9, 9)},
+    )
+    sums = added([first, both])
+    assert sums
+    assert sums.stacks == {stack[KEYS[0]]: StackTotals(3, 101, 50_007, 50_000)}
 
 
 def test_longest_call_is_a_maximum_and_the_age_is_that_at_the_end() -> None:

@@ -1,0 +1,68 @@
+"""The stacks of file operations and of requests to disks: as a tree, and one after the other."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from offtop.model.aggregate.rows import Row
+from offtop.model.values.catalog import Catalog
+from offtop.model.values.io_stacks import Stacks
+from offtop.model.viewmodel.common import Common
+from offtop.model.viewmodel.tree_picture import TreePicture
+from offtop.ui.kit.columns import Column, heads, line_of, that_fit
+from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
+from offtop.ui.panes import stacks
+from offtop.ui.panes.tables import SHARE
+from offtop.units import NS_PER_S, count, duration
+
+Key = TypeVar("Key")
+NO_STACKS = "No stack: nothing here took as long as the minimum (m), or has ended yet."
+_LONGEST = Column("MAX", 6, lambda row: duration(row.part.max_ns), least_width=60)
+
+
+def tree(shown: TreePicture, title: str, ended: str, span_ns: int, common: Common, pen: Pen) -> list[Line]:
+    """Return the lines of the tree. `ended`: title of the column that counts what ended."""
+    lines = [rule(f"stack tree: {title}{stacks.shape_text(common.view.tree.shape)}", pen)]
+    if not shown.branches:
+        return [*lines, plain(fit(f" {NO_STACKS}", pen.width, pen.glyphs), "dim")]
+    time = Column("TIME", 6, lambda row: duration(row.part.total_ns), "waiting", stays=True)
+    rate = Column(ended, 7, lambda row: count(row.part.waits * NS_PER_S / span_ns), least_width=70)
+    numbers = that_fit([time, SHARE, _LONGEST, rate], pen.width, common.view, "", 1)
+    heading = heads(numbers, "", 1)
+    lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
+    for index in range(shown.first, min(len(shown.branches), shown.first + pen.height - len(lines))):
+        branch, at_cursor = shown.branches[index], index == shown.cursor
+        row = Row("", "", span_ns, branch.part, shown.root.total_ns)
+        line = line_of(numbers, row, ">" if at_cursor else " ", "cursor" if at_cursor else "text", pen)
+        lines.append(stacks.with_names(line, branch, pen))
+    return [*lines, *stacks.in_full(shown, pen, pen.height - len(lines))]
+
+
+def every_stack(
+    some: Stacks[Key], of_ended: str, span_ns: int, total: tuple[int, int], catalog: Catalog, pen: Pen
+) -> list[Line]:
+    """Return the frames of each stack, most time first.
+
+    `of_ended`: `calls`, for what they are stacks of. `total`: how many of these ended, and their time in ns.
+    """
+    ended, total_ns = total
+    with_stack = sum(totals.calls for _, totals in some)
+    missing = f", and {ended - with_stack:,} {of_ended} without a stack" if ended > with_stack else ""
+    many = f"{len(some):,} stack{'s' * (len(some) != 1)}" if some else NO_STACKS
+    lines = [Line(), plain(fit(f" {many}{missing}", pen.width, pen.glyphs), "title")]
+    for ordinal, (stack, totals) in enumerate(some, 1):
+        numbers = [
+            f"#{ordinal}",
+            f"{totals.calls:,} {of_ended if totals.calls != 1 else of_ended[:-1]}",
+            f"{duration(totals.total_ns)} in all",
+            f"{100 * totals.total_ns / total_ns:.0f}%" if total_ns >= totals.total_ns else "",
+            f"max {duration(totals.max_ns)}",
+        ]
+        lines += [Line(), plain(fit(f" {'  '.join(filter(None, numbers))}", pen.width, pen.glyphs), "title")]
+        lines += stacks.frame_lines(stacks.frames_of(catalog, stack.kernel, stack.user, pen.names), pen)
+    return lines
+
+
+def scrolled(title: str, lines: Sequence[Line], by: int, pen: Pen) -> list[Line]:
+    """Return a pane with `lines`, of which the first `by` are above the screen."""
+    top = max(0, min(by, len(lines) - pen.height + 1))
+    return [rule(title, pen), *lines[top : top + pen.height - 1]]
