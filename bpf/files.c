@@ -15,6 +15,7 @@
  *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
  *   file_stacks_0, _1   those of them that reached the minimum, by stack as well
  *   file_names          path of each file, in pieces, from the file up to the root
+ *   file_sampled        per CPU: when a call below the raised minimum last got a stack
  *   file_lost           what did not fit, by enum file_lost
  *   those of offcpu.c that it shares: config, active_buffer, the filters (filters.c), user stacks (userstack.c),
  *   records of threads (record.c), time for stacks (thinning.c)
@@ -127,6 +128,7 @@ BPF_TABLE("hash", struct file_key, struct file_totals, file_totals_1, FILE_TOTAL
 BPF_TABLE("hash", struct file_stack_key, struct file_stack, file_stacks_0, FILE_STACKS);
 BPF_TABLE("hash", struct file_stack_key, struct file_stack, file_stacks_1, FILE_STACKS);
 BPF_TABLE("lru_hash", struct file_id, struct file_path, file_names, FILE_NAMES);
+BPF_PERCPU_ARRAY(file_sampled, u64, 1);
 BPF_PERCPU_ARRAY(file_lost, u64, FILE_LOST_KINDS);
 BPF_ARRAY(no_totals, struct file_totals, 1); /* never written: too large for the BPF stack, as is a path */
 BPF_PERCPU_ARRAY(path_scratch, struct file_path, 1);
@@ -236,23 +238,30 @@ static inline __attribute__((always_inline)) u32 operation_of(u64 call)
 }
 
 /*
- * Count a call that reached the minimum at its stack. If stacks take too much of this CPU's time, it needs to reach more,
- * as waits do.
+ * Count a call that reached the minimum at its stack. If stacks take too much of this CPU's time, only longer calls have
+ * one, and one shorter call per CPU and THIN_SAMPLE_NS: as with waits (thinning.c), but the samples are its own, because
+ * there may be many more waits than calls.
  */
 static inline __attribute__((always_inline)) void count_at_stack(void *ctx, struct config *c, struct file_key *file, u64 start_ns, u64 ns, u64 bytes, bool is_second)
 {
 	struct thinning *t = thinning_of_cpu();
 	struct task_struct *task = current_task();
 	u64 id = bpf_get_current_pid_tgid(), now_ns = bpf_ktime_get_ns();
-	u32 pid = file->pid, tid = id;
+	u32 pid = file->pid, tid = id, zero = 0;
+	u64 *sampled_ns = file_sampled.lookup(&zero);
 	struct file_stack_key key = {.file = *file};
 	struct file_stack one = {.calls = 1, .bytes = bytes, .total_ns = ns, .max_ns = ns}, *s;
 
-	if (!t)
+	if (!t || !sampled_ns)
 		return;
 	end_period(c, t, now_ns);
-	if (ns < raised_min_ns(c, t->level))
-		return;
+	if (ns < raised_min_ns(c, t->level)) {
+		if (elapsed_ns(*sampled_ns, now_ns) < THIN_SAMPLE_NS) {
+			t->next_waits += t->level && ns >= raised_min_ns(c, t->level - 1);
+			return;
+		}
+		*sampled_ns = now_ns;
+	}
 #ifdef NAMESPACE
 	if (!find_ids(task, &pid, &tid))
 		return;

@@ -395,6 +395,31 @@ def test_calls_at_stacks_without_room_are_counted_all_the_same(
     assert watched.last.lost["sites"] - before == 20
 
 
+ENDLESS = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+print("ready", flush=True)
+while True:
+    os.pwrite(fd, b"x", 0)
+    time.sleep(0.0005)
+"""
+
+
+def test_of_many_short_calls_some_have_a_stack_whatever_the_budget(tmp_path: Path) -> None:
+    with (
+        programs.running([sys.executable, "-c", ENDLESS, tmp_path / "data"]) as program,
+        watching(Filters(pids=(program.pid,), min_ns=0), budget_pct=0.02, with_files=True) as watched,
+    ):
+        time.sleep(1)
+        activity(watched)
+        time.sleep(1)
+        found = activity(watched)
+        raised_ns = watched.last.cost.thinned.stacks_from_ns
+    (totals,) = (totals for key, totals in found.totals.items() if key.operation == "pwrite")
+    assert raised_ns > totals.max_ns
+    assert 0 < sum(one.calls for one in found.stacks.values()) < totals.calls / 2
+
+
 FIO_CALLS, FIO_BYTES = 100, 256 << 10
 
 

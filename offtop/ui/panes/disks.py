@@ -26,7 +26,7 @@ def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
         what = "requests to disks"
         if shown.opened and shown.chosen:
             what = printable(f"{shown.chosen.what} {shown.chosen.who}", pen.glyphs.is_ascii)
-        return io_stacks.tree(shown.tree, what, "REQ/S", shown.span_ns, common, pen)
+        return io_stacks.tree(shown.tree, what, io_stacks.REQUESTS, shown.span_ns, common, pen)
     if shown.opened and shown.chosen:
         about = "requests to a disk (Enter: where this process waits, t: stack tree, Esc goes back)"
         return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.disks.scrolled, pen)
@@ -198,7 +198,7 @@ def details(row: DiskRow, common: Common, pen: Pen) -> list[Line]:
 def in_full(row: DiskRow, common: Common, pen: Pen) -> list[Line]:
     """Return the row with its histograms and its stacks."""
     ended = row.totals.requests, row.totals.queue_ns + row.totals.device_ns
-    stacks = io_stacks.every_stack(row.stacks, "requests", row.span_ns, ended, common.catalog, pen)
+    stacks = io_stacks.every_stack(row.stacks, io_stacks.REQUESTS, ended, common, pen)
     return [*details(row, common, pen), *stacks]
 
 

@@ -25,7 +25,7 @@ _BARS = 24
 def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     if shown.tree and shown.span_ns:
         what = printable(shown.chosen.what, pen.glyphs.is_ascii) if shown.opened and shown.chosen else "file operations"
-        return io_stacks.tree(shown.tree, what, "CALLS/S", shown.span_ns, common, pen)
+        return io_stacks.tree(shown.tree, what, io_stacks.CALLS, shown.span_ns, common, pen)
     if shown.opened and shown.chosen:
         about = "a file operation (Enter: where this process waits, t: stack tree, Esc goes back)"
         return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.files.scrolled, pen)
@@ -153,7 +153,7 @@ def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:
 def in_full(row: FileRow, common: Common, pen: Pen) -> list[Line]:
     """Return the row with its histogram and its stacks."""
     ended = row.totals.calls, row.totals.total_ns
-    stacks = io_stacks.every_stack(row.stacks, "calls", row.span_ns, ended, common.catalog, pen)
+    stacks = io_stacks.every_stack(row.stacks, io_stacks.CALLS, ended, common, pen)
     return [*details(row, common, pen), *stacks]
 
 

@@ -1,10 +1,10 @@
 """The stacks of file operations and of requests to disks: as a tree, and one after the other."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TypeVar
 
 from offtop.model.aggregate.rows import Row
-from offtop.model.values.catalog import Catalog
 from offtop.model.values.io_stacks import Stacks
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.tree_picture import TreePicture
@@ -12,20 +12,21 @@ from offtop.ui.kit.columns import Column, heads, line_of, that_fit
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import stacks
 from offtop.ui.panes.tables import SHARE
-from offtop.units import NS_PER_S, count, duration
+from offtop.units import NS_PER_S, count, duration, span
 
 Key = TypeVar("Key")
-NO_STACKS = "No stack: nothing here took as long as the minimum (m), or has ended yet."
+CALLS, REQUESTS = "calls", "requests"
+_RATES = {CALLS: "CALLS/S", REQUESTS: "REQ/S"}
 _LONGEST = Column("MAX", 6, lambda row: duration(row.part.max_ns), least_width=60)
 
 
-def tree(shown: TreePicture, title: str, ended: str, span_ns: int, common: Common, pen: Pen) -> list[Line]:
-    """Return the lines of the tree. `ended`: title of the column that counts what ended."""
+def tree(shown: TreePicture, title: str, of_ended: str, span_ns: int, common: Common, pen: Pen) -> list[Line]:
+    """Return the lines of the tree. `of_ended`: CALLS or REQUESTS."""
     lines = [rule(f"stack tree: {title}{stacks.shape_text(common.view.tree.shape)}", pen)]
     if not shown.branches:
-        return [*lines, plain(fit(f" {NO_STACKS}", pen.width, pen.glyphs), "dim")]
+        return [*lines, *_wrapped(no_stack(of_ended, common), "dim", pen)]
     time = Column("TIME", 6, lambda row: duration(row.part.total_ns), "waiting", stays=True)
-    rate = Column(ended, 7, lambda row: count(row.part.waits * NS_PER_S / span_ns), least_width=70)
+    rate = Column(_RATES[of_ended], 7, lambda row: count(row.part.waits * NS_PER_S / span_ns), least_width=70)
     numbers = that_fit([time, SHARE, _LONGEST, rate], pen.width, common.view, "", 1)
     heading = heads(numbers, "", 1)
     lines.append(heading._replace(spans=(*heading.spans, ("   STACK  ([k] kernel)", "head"))))
@@ -37,18 +38,16 @@ def tree(shown: TreePicture, title: str, ended: str, span_ns: int, common: Commo
     return [*lines, *stacks.in_full(shown, pen, pen.height - len(lines))]
 
 
-def every_stack(
-    some: Stacks[Key], of_ended: str, span_ns: int, total: tuple[int, int], catalog: Catalog, pen: Pen
-) -> list[Line]:
+def every_stack(some: Stacks[Key], of_ended: str, total: tuple[int, int], common: Common, pen: Pen) -> list[Line]:
     """Return the frames of each stack, most time first.
 
-    `of_ended`: `calls`, for what they are stacks of. `total`: how many of these ended, and their time in ns.
+    `of_ended`: CALLS or REQUESTS. `total`: how many of these ended, and their time in ns.
     """
     ended, total_ns = total
     with_stack = sum(totals.calls for _, totals in some)
     missing = f", and {ended - with_stack:,} {of_ended} without a stack" if ended > with_stack else ""
-    many = f"{len(some):,} stack{'s' * (len(some) != 1)}" if some else NO_STACKS
-    lines = [Line(), plain(fit(f" {many}{missing}", pen.width, pen.glyphs), "title")]
+    many = f"{len(some):,} stack{'s' * (len(some) != 1)}{missing}" if some else no_stack(of_ended, common)
+    lines = [Line(), *_wrapped(many, "title", pen)]
     for ordinal, (stack, totals) in enumerate(some, 1):
         numbers = [
             f"#{ordinal}",
@@ -58,8 +57,24 @@ def every_stack(
             f"max {duration(totals.max_ns)}",
         ]
         lines += [Line(), plain(fit(f" {'  '.join(filter(None, numbers))}", pen.width, pen.glyphs), "title")]
-        lines += stacks.frame_lines(stacks.frames_of(catalog, stack.kernel, stack.user, pen.names), pen)
+        lines += stacks.frame_lines(stacks.frames_of(common.catalog, stack.kernel, stack.user, pen.names), pen)
     return lines
+
+
+def no_stack(of_ended: str, common: Common) -> str:
+    """Return the sentence that says which calls or requests have a stack."""
+    header = common.newest.header
+    if raised_ns := header.cost.thinned.stacks_from_ns:
+        return (
+            f"No stack: to keep the CPU budget, few {of_ended} below {span(raised_ns)} have one (--exact-stacks: all)."
+        )
+    least = f"{of_ended} of {span(header.filters.min_ns)} (m) or longer" if header.filters.min_ns else of_ended
+    some = f"only {least} have one" if of_ended == CALLS else f"only some {least} have one"
+    return f"No stack: {some}, once they have ended."
+
+
+def _wrapped(text: str, token: str, pen: Pen) -> list[Line]:
+    return [plain(f" {line}", token) for line in wrap(text, max(1, pen.width - 1))]
 
 
 def scrolled(title: str, lines: Sequence[Line], by: int, pen: Pen) -> list[Line]:
