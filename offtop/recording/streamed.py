@@ -8,12 +8,15 @@ loss, and the next snapshot says how long it was.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 
 from offtop.model.aggregate.stack_problems import NOT_KNOWN
 from offtop.model.classify.categories import OTHER
 from offtop.model.values.catalog import Catalog, SiteKey
+from offtop.model.values.disks import DiskActivity
+from offtop.model.values.files import FileActivity
 from offtop.model.values.moves import NOW, WAS, Moves
 from offtop.model.values.outlier import Outlier
 from offtop.model.values.snapshot import UNMEASURED, Snapshot
@@ -30,6 +33,7 @@ from offtop.recording.stream import NewNames, StreamTick
 from offtop.recording.tick_rows import Entry
 from offtop.units import NS_PER_S
 
+Activity = TypeVar("Activity", FileActivity, DiskActivity)
 _MOST_NAMES, _MOST_TEXT = 1 << 18, 64 << 20
 """Most names of frames, and most characters in them."""
 _MOST_MOVED = 1 << 30
@@ -157,8 +161,8 @@ class StreamedTicks:
         snapshot = replace(
             self._with_base(self._replayed.add(change, self._epoch)),
             outliers=outliers,
-            files=file_rows.decode(tick.files) if tick.files else None,
-            disks=disk_rows.decode(tick.disks) if tick.disks else None,
+            files=self._with_own_stacks(file_rows.decode(tick.files)) if tick.files else None,
+            disks=self._with_own_stacks(disk_rows.decode(tick.disks)) if tick.disks else None,
         )
         if self._keeper.add(entry, snapshot):
             stacks = (*self._keeper.catalog.stacks.values(), *self._stacks.values())
@@ -226,6 +230,14 @@ class StreamedTicks:
     def _site(self, site: SiteKey) -> SiteKey:
         kernel, user = self._stack_id(site.kernel), self._stack_id(site.user)
         return site._replace(kernel=kernel, user=user, wake=self._wake_id(site.wake))
+
+    def _with_own_stacks(self, activity: Activity) -> Activity:
+        """Return file operations or requests to disks with our ids of their stacks."""
+        stacks = {
+            key._replace(kernel=self._stack_id(key.kernel), user=self._stack_id(key.user)): totals
+            for key, totals in activity.stacks.items()
+        }
+        return replace(activity, stacks=stacks)
 
     def _moved_up(self, entry: Entry) -> Entry:
         if not (self._stacks_from or self._wakes_from):

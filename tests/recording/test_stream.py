@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from offtop.feed.source import LiveFeed, Source
 from offtop.model.classify.categories import is_periodic
+from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.io_stacks import IoStack, StackTotals
 from offtop.model.values.snapshot import UNMEASURED, Filters, Snapshot
-from offtop.model.values.stack import EMPTY, Frame
+from offtop.model.values.stack import EMPTY, FIRST_STACK, Frame, Stack
 from offtop.model.windows.history import History
 from offtop.person import person
 from offtop.recording import checked, stream, stream_writer, streamed
@@ -176,6 +178,26 @@ def test_sums_since_the_start_leave_out_what_was_not_measured(tmp_path: Path, na
     total = sum(part.total_ns for part in ever.leaves.values())
     assert total == sum(part.total_ns for tick in ticks for part in tick.leaves.values())
     assert total > 0
+
+
+def test_file_operations_keep_their_own_stacks_across_a_lost_connection(tmp_path: Path) -> None:
+    streams = list[bytes]()
+    for name, apart_s in ("first", 0), ("second", 23):
+        source = ScriptedSource(SHOP)
+        own = FIRST_STACK + 1000
+        stack = Stack((Frame("/bin/db", 16, name),))
+        key = FileKey(42, "fsync", FileId(1, 2, 3))
+        files = FileActivity({key: FileTotals(1)}, stacks={IoStack(key, 0, own): StackTotals(1, 0, 5, 5)})
+        snapshots = [later(source.after(second), apart_s) for second in range(2)]
+        snapshots[1].catalog.stacks[own] = stack
+        snapshots[1] = replace(snapshots[1], files=files)
+        streams.append(written(tmp_path / name, source, snapshots))
+    played = Streamed(*streams)
+    for name, snapshot in zip(("first", "second"), (one for one in played.every if one.files), strict=True):
+        assert snapshot.files
+        ((_, kernel, user),) = snapshot.files.stacks
+        assert kernel == 0
+        assert [frame.name for frame in played.ticks.catalog.stack(user).frames] == [name]
 
 
 def test_a_recording_across_a_lost_connection_replays_the_same(tmp_path: Path) -> None:
