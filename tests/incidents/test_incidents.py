@@ -189,4 +189,4 @@ def test_mapped_file_that_is_not_cached_waits_in_page_faults(tmp_path: Path) -> 
     with started(sys.executable, "-c", touches, file) as python:
         time.sleep(1)
         name = Path(f"/proc/{python.pid}/comm").read_text().strip()
-        check(f"pid={python.pid} cat!=run-queue", "a mapped file", 60, name, "--min", "10us")
+        check(f"pid={python.pid} cat!=run-queue", "a mapped file", 60, name, "--min", "10us", "--exact-stacks")
