@@ -775,8 +775,10 @@ def _user_of(text: str) -> str:
 
 
 def _host_of(text: str) -> str:
-    name = text.removeprefix("ssh://").rpartition("@")[2]
-    if len(text) > _LONGEST_HOST or not _HOST.fullmatch(text) or name.startswith("-") or not name:
+    address = text.removeprefix("ssh://")
+    name = address.rpartition("@")[2]
+    hides_something = address != text and "%" in address  # ssh decodes %2d to a dash
+    if len(text) > _LONGEST_HOST or not _HOST.fullmatch(text) or name.startswith("-") or not name or hides_something:
         raise ValueError(text)
     return text
 

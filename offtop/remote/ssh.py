@@ -71,8 +71,15 @@ def ssh_words(text: str) -> Sequence[str]:
 
 def explained(target: Target, status: int, errors: str) -> OfftopError:
     """Return what the end of ssh means. `errors`: what it and the command there wrote to stderr."""
-    host, by_hand = target.name, shlex.join(["ssh", *target.ssh[1:], target.host])
-    texts = {"host": host, "by_hand": printable(by_hand), "offtop": printable(target.offtop), "version": __version__}
+    host = target.name
+    by_hand, there = (shlex.join(["ssh", *words, *target.ssh[1:], target.host]) for words in ((), ("-t",)))
+    texts = {
+        "host": host,
+        "by_hand": printable(by_hand),
+        "there": printable(there),
+        "offtop": printable(target.offtop),
+        "version": __version__,
+    }
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = printable(lines[-1])[:_LONGEST_TEXT] if lines else ""
     for pattern, text in _MEANINGS:
@@ -91,7 +98,9 @@ def explained(target: Target, status: int, errors: str) -> OfftopError:
 _NO_OFFTOP = (
     "There is no {offtop} on {host}, or not in the PATH there. Install it, or say where it is: --remote-offtop PATH"
 )
-_ROOT = "or log in as root and add --sudo-command ''"
+_OF_SSH = r"(?im)^(ssh: |channel [0-9]+: |connection |kex_|banner exchange: |timeout, ).*"
+"""The beginning of an error of ssh itself: what a host prints before the login may hold any words."""
+_ROOT = "or log in as root"
 _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -104,13 +113,13 @@ _MEANINGS = (
         r"Host key verification failed|host key is known for",
         "ssh does not know the host key of {host}. Check and accept it once: {by_hand}",
     ),
-    (r"Could not resolve hostname", "ssh cannot find {host}. Check the name, or add it to ~/.ssh/config"),
+    (_OF_SSH + "Could not resolve hostname", "ssh cannot find {host}. Check the name, or add it to ~/.ssh/config"),
     (
-        r"Connection refused",
+        _OF_SSH + "Connection refused",
         "{host} refuses connections by ssh. Start sshd there, or name its port: ssh://{host}:PORT",
     ),
     (
-        r"(?i)timed out|No route to host|Network is unreachable|Host is down",
+        _OF_SSH + "(timed out|not responding|No route to host|Network is unreachable|Host is down)",
         "{host} does not answer. Check that it is up, and that ssh gets there: {by_hand}",
     ),
     (r"Permission denied \(", "{host} does not let you in. Check your key or password: {by_hand}"),
@@ -122,7 +131,7 @@ _MEANINGS = (
         r"(?m)^sudo: .*(password is required|terminal is required|authentication is required)",
         (
             "sudo on {host} asks for a password, which cannot be typed here. Permit {offtop} in sudoers there without "
-            f"one (NOPASSWD), {_ROOT}"
+            "one (NOPASSWD), log in as root, or draw the screen there: {there} sudo {offtop}"
         ),
     ),
     (

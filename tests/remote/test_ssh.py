@@ -34,7 +34,15 @@ def test_a_host_comes_after_two_dashes() -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        *("-oProxyCommand=id", "ann@-oProxyCommand=id", "ssh://-oProxyCommand=id", "ssh://ann@-x", "", "ann@"),
+        *(
+            "-oProxyCommand=id",
+            "ann@-oProxyCommand=id",
+            "ssh://-oProxyCommand=id",
+            "ssh://ann@-x",
+            "",
+            "ann@",
+            "ssh://%2doProxyCommand=id",
+        ),
         *("a b", "db7\n", "db7\x1b[31m", "$(id)", "db7;id", "`id`", "'db7'", "db\\7", "x" * 600),
     ],
 )
@@ -167,6 +175,18 @@ BY_HAND = "ssh -p 22 ann@db7"
         (255, "ssh: connect to host db7 port 22: Connection timed out", "ann@db7 does not answer. Check that it is up"),
         (255, "ssh: connect to host db7 port 22: No route to host", "ann@db7 does not answer. Check that it is up"),
         (255, "ann@db7: Permission denied (publickey,password).", "ann@db7 does not let you in. Check your key or"),
+        (
+            255,
+            "Idle sessions are timed out.\nann@db7: Permission denied (publickey).",
+            "ann@db7 does not let you in. Check your key or",
+        ),
+        (255, "Connection to UNKNOWN port 65535 timed out", "ann@db7 does not answer. Check that it is up"),
+        (255, "Timeout, server db7 not responding.", "ann@db7 does not answer. Check that it is up"),
+        (
+            255,
+            "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed",
+            "ann@db7 refuses connections by ssh.",
+        ),
         (255, "kex_exchange_identification: Connection closed", "ssh to ann@db7 ended (kex_exchange_identification:"),
         (255, "", f"ssh to ann@db7 ended. Try: {BY_HAND}"),
         (
@@ -188,6 +208,7 @@ BY_HAND = "ssh -p 22 ann@db7"
         ),
         (2, "offtop: This offtop writes version 2 of the stream, not 1. Use", "offtop on ann@db7 has another version"),
         (1, "offtop: x: disk full\n", "ann@db7: x: disk full"),
+        (1, "offtop: the disk timed out\n", "ann@db7: the disk timed out"),
         (7, "Segmentation \x1b[31mfault", "offtop on ann@db7 ended with status 7 (Segmentation \\x1b[31mfault). Try"),
     ],
 )
