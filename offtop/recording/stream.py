@@ -86,6 +86,8 @@ class StreamTick:
     files: bytes = b""
     disks: bytes = b""
     outliers: Sequence[bytes] = ()
+    size: int = 0
+    """Bytes that arrived, with stacks and names unpacked."""
 
 
 def first_line() -> bytes:
@@ -242,7 +244,8 @@ class StreamReader:
         if len(body) < _LENGTH.size:
             raise ValueError("a tick is cut off")
         end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-        fields = checked.json_object(checked.decompressed(body[_LENGTH.size : end]))
+        unpacked = checked.decompressed(body[_LENGTH.size : end])
+        fields = checked.json_object(unpacked)
         sizes = [checked.identity(size) for size in checked.array(fields.get("sizes"))]
         if not sizes or len(sizes) > _MOST_OUTLIERS or end + sum(sizes) != len(body):
             raise ValueError("a tick is cut off")
@@ -263,7 +266,7 @@ class StreamReader:
         change, *rest = blobs
         files, rest = (rest[0], rest[1:]) if with_files else (b"", rest)
         disks, rest = (rest[0], rest[1:]) if with_disks else (b"", rest)
-        return StreamTick(change, stacks, dropped, files, disks, rest), names
+        return StreamTick(change, stacks, dropped, files, disks, rest, len(body) + len(unpacked)), names
 
     def names(self, body: bytes) -> NewNames:
         """Decode names that came after their frames. Raises ValueError."""

@@ -89,7 +89,8 @@ class Connection:
                 "the same offtop on both machines"
             ) from None
         except ValueError as error:
-            raise OfftopError(f"{name} sent what offtop does not ({error}). Install the same offtop there") from None
+            text = printable(str(error))[:_LONGEST_TEXT]
+            raise OfftopError(f"{name} sent what offtop does not ({text}). Install the same offtop there") from None
 
     def receive(self, seconds: float) -> list[Message]:
         """Return the messages that arrive next; none if nothing arrives for so long.

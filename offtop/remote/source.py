@@ -36,6 +36,8 @@ _LEAST_APART_NS = NS_PER_S // 20
 """Ticks are not read faster than this: a host might send any number."""
 _PAUSES_S = (1, 2, 4, 8, 15, 30)
 """How long to wait before each attempt to connect again; the last one repeats."""
+_STABLE_NS = 60 * NS_PER_S
+"""How long a connection must last before the pauses begin anew: each attempt costs the host a start of offtop."""
 _HELLO_NS = 60 * NS_PER_S
 """How long a later connection may take until the stream begins: the host may have to compile its BPF programs."""
 _ALIVE_NS = 10 * NS_PER_S
@@ -45,6 +47,8 @@ _LATE_NS, _SILENT_NS = 3 * NS_PER_S, 30 * NS_PER_S
 _POLL_S = 0.5
 _ANSWER_S, _SCREEN_ANSWER_S = 60.0, 2.0
 """How long to wait for the answer to a request; the second if the screen waits, too."""
+_DECISIVE = frozenset(("filters", "mode"))
+"""Requests that decide what ticks count."""
 _CLOSE_S = 4.0
 _CTRL_C_S = 0.3
 """How long it may take from the end of ssh to close()."""
@@ -59,8 +63,6 @@ class _Queued(NamedTuple):
     boot: str
     """Differs after each boot of the host."""
     tick: StreamTick
-    size: int
-    """Bytes, as it arrived."""
 
 
 class RemoteSource:
@@ -97,9 +99,13 @@ class RemoteSource:
         self._lost_ns = 0
         """CLOCK_MONOTONIC when the connection was lost; 0: it was not."""
         self._why_lost = ""
+        self._attempts = 0
+        """How often it was tried to connect again."""
         self._next_try_ns = 0
         self._wanted: dict[str, Mapping[str, object]] = {}
         """The last request of each kind: another connection begins with them."""
+        self._repeated: set[int] = set()
+        """Numbers of the requests with which the connection began, if they decide what is counted."""
         self._request = 0
         self._answers: dict[int, Mapping[str, object] | None] = {}
         """Number of a request that somebody waits for → its answer."""
@@ -164,7 +170,7 @@ class RemoteSource:
     def read(self) -> Snapshot | None:
         """Return the next tick when it has arrived; None at the end, which is when the host ends by itself."""
         while (queued := self._next()) is not None:
-            number, boot, tick, _ = queued
+            number, boot, tick = queued
             if number != self._read_stream:
                 self._streamed.begin_stream(bool(boot) and boot == self._read_boot)
                 self._read_stream, self._read_boot = number, boot
@@ -278,9 +284,11 @@ class RemoteSource:
         Without a connection, it is only remembered for the next one. Raises OfftopError if the host refuses it or
         does not answer.
         """
+        kind = str(request["do"])
         with self._changed:
-            if request["do"] != "details":
-                self._wanted[str(request["do"])] = request
+            before = self._wanted.get(kind)
+            if kind != "details":
+                self._wanted[kind] = request
             connection = self._connection
             if connection is None or self._lost_ns:
                 return {}
@@ -290,6 +298,9 @@ class RemoteSource:
             self._answers[number] = None
             self._changed.wait_for(lambda: self._answers[number] is not None or self._lost_ns or self._closed, wait_s)
             answer, is_lost = self._answers.pop(number), self._lost_ns or self._closed
+            if answer and answer.get("error") and self._wanted.get(kind) is request:
+                del self._wanted[kind]
+                self._wanted.update({kind: before} if before else {})
         if answer is None:
             if is_lost:
                 return {}
@@ -342,11 +353,11 @@ class RemoteSource:
 
     def _follow(self, connection: Connection, worker: Worker) -> None:
         """Take what arrives, until the stream or the connection ends."""
-        alive_ns = 0
+        alive_ns, began_ns = 0, monotonic_ns()
         messages, self._early = self._early, ()
         while not worker.is_closing:
             for message in messages:
-                self._take(message, worker)
+                self._take(message, connection)
             if self._end is not None:
                 return
             with self._changed:
@@ -355,19 +366,21 @@ class RemoteSource:
             if monotonic_ns() - alive_ns > _ALIVE_NS:
                 alive_ns = monotonic_ns()
                 connection.send(b"\n")
+                self._attempts = self._attempts if alive_ns - began_ns < _STABLE_NS else 0
             messages = connection.receive(_POLL_S)
             if not messages and connection.silent_ns > self._delay_ns + _SILENT_NS:
                 raise DisconnectedError("nothing arrives any more")
 
-    def _take(self, message: Message, worker: Worker) -> None:
-        """Raises ValueError for an invalid message."""
+    def _take(self, message: Message, connection: Connection) -> None:
+        """Raises ValueError for an invalid message, and DisconnectedError."""
         kind, body = message
         if kind == stream.TICK:
             tick, names = self._reader.tick(body)
             self._streamed_names.add(names)
             with self._changed:
-                self._changed.wait_for(lambda: self._has_room or self._closed)
-                self._ticks.append(_Queued(self._stream, self._hello.boot, tick, len(body)))
+                while not self._changed.wait_for(lambda: self._has_room or self._closed, _ALIVE_NS / NS_PER_S):
+                    connection.send(b"\n")
+                self._ticks.append(_Queued(self._stream, self._hello.boot, tick))
                 self._changed.notify_all()
         elif kind == stream.NAMES:
             self._streamed_names.add(self._reader.names(body))
@@ -376,10 +389,12 @@ class RemoteSource:
         elif kind == stream.ANSWER:
             answer = stream.decode_object(body)
             with self._changed:
-                number = checked.identity(answer.get("id"))
+                number, error = checked.identity(answer.get("id")), answer.get("error")
                 if number in self._answers:
                     self._answers[number] = answer
                     self._changed.notify_all()
+                elif number in self._repeated and error:  # ticks would be of something else
+                    raise DisconnectedError(printable(str(error))[:_LONGEST_TEXT])
         elif kind == stream.END:
             text = checked.text(stream.decode_object(body).get("text"))
             with self._changed:
@@ -388,7 +403,7 @@ class RemoteSource:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._ticks) < _MOST_QUEUED and sum(one.size for one in self._ticks) < _MOST_QUEUED_BYTES
+        return len(self._ticks) < _MOST_QUEUED and sum(one.tick.size for one in self._ticks) < _MOST_QUEUED_BYTES
 
     def _lose(self, why: str) -> None:
         connection, self._connection = self._connection, None
@@ -404,10 +419,9 @@ class RemoteSource:
 
     def _connected(self, worker: Worker) -> Connection | None:
         """Connect again, and return the connection when the stream has begun; None: close() was called."""
-        attempt = 0
         while True:
-            pause_s = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
-            attempt += 1
+            pause_s = _PAUSES_S[min(self._attempts, len(_PAUSES_S) - 1)]
+            self._attempts += 1
             with self._changed:
                 self._next_try_ns = monotonic_ns() + pause_s * NS_PER_S
             if not worker.rest(pause_s):
@@ -430,7 +444,10 @@ class RemoteSource:
     def _go_on(self, connection: Connection, hello: Hello) -> None:
         with self._changed:
             self._hello, self._connection, self._next_connection, self._lost_ns = hello, connection, None, 0
-            for request in self._wanted.values():
-                self._send(connection, request)
+            self._repeated.clear()
+            for kind, request in self._wanted.items():
+                number = self._send(connection, request)
+                if number and kind in _DECISIVE:
+                    self._repeated.add(number)
             self._changed.notify_all()
         self._report(f"the connection to {self._target.name} is back; the time without it was not measured")

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ from offtop.model.classify.categories import is_periodic
 from offtop.model.outliers.trigger import parse
 from offtop.model.values.snapshot import UNMEASURED, Filters
 from offtop.model.windows.history import History
-from offtop.recording import stream, stream_writer
+from offtop.recording import stream, stream_writer, tick_rows
 from offtop.recording.stream import Splitter
 from offtop.remote import source as remote_source
 from offtop.remote.outliers import ReportedOutliers
@@ -84,8 +85,11 @@ def ticks(path: Path, seconds: Sequence[int], later_s: int = 0, boot: str = "one
     raw = written(path / "stream", source, [later(source.after(one), later_s) for one in seconds], boot)
     if ends:
         return raw
-    end = stream.encode_object(stream.END, {"text": ""})
-    return raw.removesuffix(end)
+    return raw.removesuffix(ticks_end())
+
+
+def ticks_end() -> bytes:
+    return stream.encode_object(stream.END, {"text": ""})
 
 
 def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
@@ -183,20 +187,86 @@ def test_requests_reach_the_host_and_are_repeated_to_the_next(stage: Stage) -> N
         assert source.process_details(7) == [("name", "shop")]
         ReportedOutliers(source).set_triggers([parse("lock.max > 2s", CATEGORIES.ids, CATEGORIES.groups), None])
         until(lambda: len(stage.started) == 2)
-        until(lambda: len(stage.requests) >= 7)
+        until(lambda: len(stage.requests) >= 6)
         seen = stage.requests
     assert [one["do"] for one in seen[:4]] == ["filters", "mode", "details", "triggers"]
     assert seen[0]["filters"] == [[4242], [], "all", 0, 5, 0]
     assert seen[3]["triggers"] == ["lock.max > 2s", "auto"]
     again = [{**one, "id": 0} for one in seen[4:]]
-    assert again == [{**seen[at], "id": 0} for at in (0, 1, 3)]
+    assert again == [{**seen[at], "id": 0} for at in (0, 3)]  # the mode was refused
+
+
+def answered(number: int, error: str = "") -> bytes:
+    return stream.encode_object(stream.ANSWER, {"id": number, "error": error})
+
+
+def test_after_a_refused_request_the_one_before_is_repeated(stage: Stage) -> None:
+    stage.act(1, [ticks(stage.path, range(2)), answered(1), answered(2, "No process 7")], pause_s=0.4)
+    stage.act(2, [ticks(stage.path, range(2), later_s=9)], stays_s=60)
+    wanted = Filters(pids=(4242,))
+    with closing(stage.open()) as source:
+        source.set_filters(wanted)
+        with pytest.raises(OfftopError, match="No process 7"):
+            source.set_filters(Filters(pids=(7,)))
+        until(lambda: len(stage.requests) >= 3)
+        assert [tick_rows.decode_filters(one) for one in stage.requests[2:]] == [wanted]
+
+
+def test_ticks_without_the_filter_are_not_shown_when_the_connection_is_back(stage: Stage) -> None:
+    said: list[str] = []
+    stage.act(1, [ticks(stage.path, range(2)), answered(1)], pause_s=0.4)
+    stage.act(2, [ticks(stage.path, range(1), later_s=9), answered(2, "No process 4242")], stays_s=60)
+    stage.act(3, [ticks(stage.path, range(2), later_s=30), answered(3), ticks_end()])
+    with closing(stage.open(report=said.append)) as source:
+        source.set_filters(Filters(pids=(4242,)))
+        assert [tick["lost"] for tick in in_json(source)] == [{}, {UNMEASURED: 29}]
+    assert said[2] == "no connection to ann@db7 (No process 4242); trying again"
+
+
+def test_pauses_get_longer_though_each_connection_begins(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_source, "_PAUSES_S", (0.01, 30))
+    stage.act(1, [ticks(stage.path, range(2))])
+    with closing(stage.open()) as source:
+        until(lambda: ": trying again in 30s (" in source.interruption)
+        assert len(stage.started) == 2
+
+
+def test_a_full_queue_does_not_silence_this_side(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_source, "_MOST_QUEUED", 1)
+    monkeypatch.setattr(remote_source, "_ALIVE_NS", NS_PER_S // 20)
+    stage.act(1, [ticks(stage.path, range(6))], stays_s=60)
+    with closing(stage.open()) as source:
+        until(lambda: len(source._ticks) == 1)  # pyright: ignore[reportPrivateUsage]
+        until(lambda: len((stage.path / "requests").read_bytes()) >= 5)
+        assert [source.read() is not None for _ in range(6)] == [True] * 6
+
+
+def padded(message: stream.Message) -> bytes:
+    """Return a tick that is a megabyte longer when it is unpacked."""
+    length = int.from_bytes(message.body[:4], "little")
+    fields = zlib.decompress(message.body[4 : 4 + length])
+    packed = zlib.compress(b'{"pad":"%s",%s' % (b"x" * 1_000_000, fields[1:]))
+    return stream.encode(message.kind, len(packed).to_bytes(4, "little") + packed + message.body[4 + length :])
+
+
+def test_ticks_that_wait_count_as_large_as_they_are_unpacked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_source, "_MOST_QUEUED_BYTES", 2_500_000)
+    hello, *every = Splitter().feed(ticks(stage.path, range(6)))
+    sent = [stream.first_line(), stream.encode(*hello), *(padded(one) for one in every if one.kind == stream.TICK)]
+    stage.act(1, [b"".join(sent)], stays_s=60)
+    assert len(b"".join(sent)) < 100_000
+    with closing(stage.open()) as source:
+        until(lambda: len(source._ticks) == 3)  # pyright: ignore[reportPrivateUsage]
+        time.sleep(0.3)
+        assert len(source._ticks) == 3  # pyright: ignore[reportPrivateUsage]
+        assert [source.read() is not None for _ in range(6)] == [True] * 6
 
 
 def test_answers_arrive_though_nobody_reads_the_ticks(stage: Stage) -> None:
     source = WokenSource(ticks=30)
     raw = written(stage.path / "stream", source, [source.after(second) for second in range(20)])
     answer = stream.encode_object(stream.ANSWER, {"id": 1, "error": ""})
-    stage.act(1, [raw.removesuffix(stream.encode_object(stream.END, {"text": ""})), answer], pause_s=0.3, stays_s=60)
+    stage.act(1, [raw.removesuffix(ticks_end()), answer], pause_s=0.3, stays_s=60)
     with closing(stage.open()) as remote:
         began = time.monotonic()
         remote.set_mode("wakeup", 4)
