@@ -375,6 +375,30 @@ def test_ids_of_a_sender_cannot_grow_without_end(whole: bytes) -> None:
     assert played.ticks._epoch == epoch + 1  # pyright: ignore[reportPrivateUsage]
 
 
+def test_totals_of_a_sender_cannot_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = WokenSource(ticks=5)
+    raw = written(tmp_path / "stream", source, [source.after(second) for second in range(3)])
+    played = Streamed(raw)
+    size = played.ticks._replayed.size  # pyright: ignore[reportPrivateUsage]
+    last = played.every[-1]
+    assert size == sum(map(len, (last.threads, last.sites, last.waiting, last.blockers, last.titles))) > 0
+    monkeypatch.setattr(streamed, "_MOST_TOTALS", size - 1)
+    with pytest.raises(ValueError, match="too many threads and stacks"):
+        Streamed(raw)
+
+
+@pytest.mark.parametrize(("most", "epochs"), [(1, [0, 0, 1, 1]), (1_000_000, [0, 0, 0, 0])])
+def test_totals_of_earlier_streams_do_not_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, epochs: list[int]
+) -> None:
+    source = ScriptedSource(SHOP)
+    first, second = ([later(source.after(one), seconds) for one in range(2)] for seconds in (0, 20))
+    raw = [written(tmp_path / "stream", source, some) for some in (first, second)]
+    full = Streamed(raw[0]).ticks._replayed.size  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(streamed, "_MOST_TOTALS", most * full)
+    assert [one.epoch for one in Streamed(*raw).every] == epochs
+
+
 def test_ticks_out_of_order_are_refused(tmp_path: Path) -> None:
     source = ScriptedSource(SHOP)
     snapshots = [source.after(1), source.after(2), source.after(2)]

@@ -225,6 +225,12 @@ class Replayed:
         self._versions = 0
         """Version that the next new or changed wait gets."""
 
+    @property
+    def size(self) -> int:
+        """How many totals, waits in progress, and names of what they wait for it has."""
+        held = self._threads, self._sites, self._waiting, self._blockers, self._titles
+        return sum(map(len, held))
+
     def add(self, one: Change, epoch: int = 0) -> Snapshot:
         """Return the snapshot after `one`."""
         self._catalog.has_programs = one.sampling is None
