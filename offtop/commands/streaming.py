@@ -1,7 +1,7 @@
 """Streams what is measured here to the offtop on another machine that started this one (`offtop --host`).
 
-Requests come back on stdin, one JSON object a line: another mode, filters, a delay. When nobody reads the stream any
-more, or the other machine has not been heard of for a minute, measuring ends.
+Requests arrive on stdin, one JSON object a line: another mode, filters, a delay. Measuring ends when the stream has no
+reader, or when no request has arrived for a minute.
 """
 
 import argparse
@@ -84,8 +84,7 @@ def record(args: argparse.Namespace) -> int:
                 first_ns = first_ns or tick.at_ns - tick.span_ns
                 has_lasted = args.duration is not None and tick.at_ns - first_ns >= args.duration
                 if has_lasted or number == args.iterations:
-                    writer.close("The stream has ended as --iterations or its duration said")
-                    return 0
+                    break
         except BaseException:
             writer.has_reader = False
             raise
@@ -111,13 +110,13 @@ class Requests:
         writer: StreamWriter,
     ) -> None:
         self._source, self._pace, self._outlier_actions, self._writer = source, pace, outlier_actions, writer
-        self._heard = threading.Event()
+        self._arrived = threading.Event()
         self._has_ended = False
 
     def serve(self, lines: BinaryIO) -> None:
         """Serve requests until there are no more."""
         while line := lines.readline(_MOST_LINE):
-            self._heard.set()
+            self._arrived.set()
             if not line.endswith(b"\n"):
                 break
             if line.strip():
@@ -126,10 +125,10 @@ class Requests:
 
     def end_when_silent(self) -> None:
         """Stop measuring when requests stop arriving, though stdin stays open: the connection is dead."""
-        self._heard.wait()
+        self._arrived.wait()
         while not self._has_ended:
-            self._heard.clear()
-            if not self._heard.wait(_SILENT_S) and not self._has_ended:
+            self._arrived.clear()
+            if not self._arrived.wait(_SILENT_S) and not self._has_ended:
                 self._writer.has_reader = False
                 self._pace.stop()
                 return
@@ -139,15 +138,15 @@ class Requests:
         try:
             request = checked.json_object(line)
             number = checked.identity(request.get("id"))
-            fields = dict(self._done(request))
+            fields = dict(self._carry_out(request))
         except OfftopError as refused:
             error = str(refused)
         except (ValueError, RecursionError):
             error = "This offtop does not know that request. Use the same offtop on both machines"
         self._writer.answer({"id": number, "error": error, **fields})
 
-    def _done(self, request: Mapping[str, object]) -> Mapping[str, object]:
-        """Do what is requested, and return what to answer. Raises ValueError or OfftopError."""
+    def _carry_out(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """Carry out a request, and return what to answer. Raises ValueError or OfftopError."""
         source = self._source
         match request.get("do"):
             case "mode":

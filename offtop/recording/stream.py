@@ -1,7 +1,7 @@
 """The stream of ticks to another machine: what a recording would hold, as messages.
 
 A first line says which version of the stream follows. Each message is a letter, the length of its body, and the body.
-Numbers of frames and stacks are those of the sender; it sends each once, and says when it has forgotten some.
+Numbers of frames and stacks are those of the sender; it sends each once, and lists those that it has forgotten.
 """
 
 import json
@@ -41,7 +41,7 @@ _PERMITTED = b"HTNAE"
 
 
 class Hello(NamedTuple):
-    """What the sender says about itself before the first tick."""
+    """The sender, and what it measures. Comes before the first tick."""
 
     offtop: str
     """Version of the sender's offtop."""
@@ -119,8 +119,8 @@ def encode_tick(rows: TickRows, dropped_frames: Collection[int], dropped_stacks:
     guessed = {number: _name_of(file) for number, file in rows.guessed}
     fields = {
         "frames": [
-            [number, *map(_name_of, (file, name, told)), file_format.unsigned(offset)]
-            for number, file, offset, name, told, _ in rows.frames
+            [number, *map(_name_of, (file, raw_name, name)), file_format.unsigned(offset)]
+            for number, file, offset, raw_name, name, _ in rows.frames
         ],
         "stacks": [
             [number, list(stack_rows.decode_frames(frames)), tail, entry, category, guessed.get(number, "")]
@@ -275,7 +275,7 @@ class StreamReader:
         return names
 
     def _add_frame(self, row: Sequence[object], names: NewNames) -> None:
-        number, file, raw_name, told, offset = row
+        number, file, raw_name, name, offset = row
         frame = Frame(sys.intern(checked.name(file)), checked.integer(offset), checked.name(raw_name))
         if not 0 <= frame.offset < 1 << 64:
             raise ValueError("not an offset")
@@ -283,7 +283,7 @@ class StreamReader:
         self._frames[checked.identity(number)] = frame
         if len(self._frames) > _MOST_FRAMES or self._text > _MOST_TEXT:
             raise ValueError("too many frames")
-        names.frames[frame] = printable(checked.name(told))
+        names.frames[frame] = printable(checked.name(name))
 
     def _stack(self, row: Sequence[object]) -> tuple[int, Stack]:
         number, numbers, tail, entry, category, guessed = row

@@ -23,7 +23,7 @@ _MOST_QUEUED = 2
 _NAMES_S = 0.1
 """How often new names are looked for between ticks."""
 _REASONS_NS = NS_PER_S
-"""How often it is looked for why files have no names."""
+"""How often the reasons why files have no names are looked up."""
 _CLOSE_S = 5.0
 _HANG_UP = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
@@ -47,9 +47,9 @@ class StreamWriter:
         self._answers: deque[bytes] = deque()
         self._names_version: int = -1
         self._reasons_ns = 0
-        """CLOCK_MONOTONIC when it was last looked for why files have no names."""
+        """CLOCK_MONOTONIC when the reasons why files have no names were last looked up."""
         self.has_reader = True
-        """Whether somebody still reads the stream."""
+        """Whether the stream still has a reader."""
         about = tuple(source.about())
         hello = stream.Hello(__version__, source.host, boot, filters, about, tuple(source.notices))
         self._write(stream.first_line() + stream.encode_hello(hello))
@@ -78,7 +78,7 @@ class StreamWriter:
         self._worker.wake()
 
     def watch_reader(self, gone: Callable[[], None]) -> None:
-        """Call `gone` in another thread as soon as nobody reads the stream any more."""
+        """Call `gone` in another thread as soon as the stream has no reader."""
 
         def watch() -> None:
             poll = select.poll()
@@ -90,14 +90,14 @@ class StreamWriter:
 
         threading.Thread(target=watch, name="offtop-reader", daemon=True).start()
 
-    def close(self, text: str = "") -> None:
-        """Write what is queued, and why the stream ends here. Then close the descriptor."""
+    def close(self) -> None:
+        """Write what is queued, and that the stream ends here. Then close the descriptor."""
         self._worker.close(_CLOSE_S)
         if not self._worker.is_running and self.has_reader:
             try:
                 while message := self._next():
                     self._write(message)
-                self._write(stream.encode_object(stream.END, {"text": text}))
+                self._write(stream.encode(stream.END, b""))
             except OSError:
                 self.has_reader = False
         os.close(self._out)

@@ -2,7 +2,7 @@
 
 A new stream of the same host counts from 0, with ids of its own. Its ids are moved up here, and its totals added to
 those of the stream before, so that history and recordings go on. The span between the two was not measured: it is a
-loss, and the next snapshot says how long it was.
+loss, and the next snapshot has its length.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -107,9 +107,9 @@ class StreamedTicks:
         """The last snapshot of this or an earlier stream."""
         self._unmeasured_s = 0
         """How long nothing was measured before this stream."""
-        self._begin_anew()
+        self._clear()
 
-    def _begin_anew(self) -> None:
+    def _clear(self) -> None:
         self._stacks: dict[int, Stack] = {}
         """What the sender has sent and not dropped, by our ids."""
         self._keeper = CatalogKeeper(lambda number: self._stacks.get(number, EMPTY))
@@ -135,7 +135,7 @@ class StreamedTicks:
         if not is_same_boot or is_full or max(self._next_stack, self._next_wake) > _MOST_MOVED:
             self._epoch += 1
             self._latest = None
-            self._begin_anew()
+            self._clear()
             return
         self._replayed.end_waits(self._latest.at_ns)
         self._stacks.clear()

@@ -1,4 +1,4 @@
-"""One connection: an ssh process, what it sends, and what it says on stderr."""
+"""One connection: an ssh process, its output, and its errors."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _LONGEST_TEXT = 80
 
 
 class DisconnectedError(Exception):
-    """The connection has ended. The text says why, for people."""
+    """The connection has ended. The text is the reason, for people."""
 
 
 class Connection:
@@ -60,7 +60,7 @@ class Connection:
         self._poll.register(self._err, select.POLLIN)
         self._sending = Lock()
         self._is_closed = False
-        self._heard_ns = monotonic_ns()
+        self._arrived_ns = monotonic_ns()
         """CLOCK_MONOTONIC when something arrived."""
 
     def hello(self, deadline_ns: int | None) -> tuple[Hello, list[Message]]:
@@ -109,7 +109,7 @@ class Connection:
                 continue
             if not raw:
                 raise DisconnectedError(self._why_ended())
-            self._heard_ns = monotonic_ns()
+            self._arrived_ns = monotonic_ns()
             found += self._splitter.feed(raw)
         return found
 
@@ -125,7 +125,7 @@ class Connection:
                 raise DisconnectedError(error.strerror or "it takes no more") from None
 
     def end(self) -> None:
-        """Have ssh end soon; then receive() says so. Thread-safe."""
+        """Terminate ssh; receive() then raises DisconnectedError. Thread-safe."""
         self._ssh.terminate()
 
     def close(self) -> None:
@@ -145,8 +145,8 @@ class Connection:
 
     @property
     def silent_ns(self) -> int:
-        """How long nothing has arrived."""
-        return monotonic_ns() - self._heard_ns
+        """Time since something arrived."""
+        return monotonic_ns() - self._arrived_ns
 
     def _read(self, fd: int) -> bytes | None:
         """Return what there is; empty at the end, None if there is nothing now."""
@@ -158,7 +158,7 @@ class Connection:
             return b""
 
     def _status(self) -> int:
-        """Return the exit status of ssh, which has closed its output, and read what it said last."""
+        """Return the exit status of ssh, which has closed its output, and read the rest of its errors."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._ssh.wait(_END_S)
         while raw := self._read(self._err):  # a ControlPersist process may keep it open: so not up to its end
@@ -175,10 +175,9 @@ class Connection:
     def _why_ended(self) -> str:
         """Return why the connection has ended, in few words."""
         status = self._status()
-        lines = self._errors.decode(errors="replace").split("\n")
-        said: Sequence[str] = [line.strip() for line in lines if line.strip()]
-        if status > 0 and said:
-            return printable(said[-1])[:_LONGEST_TEXT].rstrip(".")
+        lines: Sequence[str] = self._errors.decode(errors="replace").strip().split("\n")
+        if status > 0 and lines[-1]:
+            return printable(lines[-1].strip())[:_LONGEST_TEXT].rstrip(".")
         return "ssh ended" if status else "offtop there ended"
 
     def _strange(self, sent: bytes) -> str:

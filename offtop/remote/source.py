@@ -37,11 +37,11 @@ _LEAST_APART_NS = NS_PER_S // 20
 _PAUSES_S = (1, 2, 4, 8, 15, 30)
 """How long to wait before each attempt to connect again; the last one repeats."""
 _STABLE_NS = 60 * NS_PER_S
-"""How long a connection must last before the pauses begin anew: each attempt costs the host a start of offtop."""
+"""How long a connection must last before the pauses are short again: each attempt costs the host a start of offtop."""
 _HELLO_NS = 60 * NS_PER_S
 """How long a later connection may take until the stream begins: the host may have to compile its BPF programs."""
 _ALIVE_NS = 10 * NS_PER_S
-"""How often the host hears that somebody still reads."""
+"""How often an empty request is sent, so that the host goes on measuring."""
 _LATE_NS, _SILENT_NS = 3 * NS_PER_S, 30 * NS_PER_S
 """How long after a tick is due its absence is reported, and the connection closed as dead."""
 _POLL_S = 0.5
@@ -94,13 +94,13 @@ class RemoteSource:
         self._read_stream, self._read_boot = 0, ""
         self._read_ns = 0
         """CLOCK_MONOTONIC when the last tick was read."""
-        self._end: str | None = None
-        """Why there will be no more ticks; None: they go on."""
+        self._has_ended = False
+        """Whether the host has sent its last tick."""
         self._lost_ns = 0
         """CLOCK_MONOTONIC when the connection was lost; 0: it was not."""
         self._why_lost = ""
         self._attempts = 0
-        """How often it was tried to connect again."""
+        """Attempts to connect again since a connection was stable."""
         self._next_try_ns = 0
         self._wanted: dict[str, Mapping[str, object]] = {}
         """The last request of each kind: another connection begins with them."""
@@ -108,7 +108,7 @@ class RemoteSource:
         """Numbers of the requests with which the connection began, if they decide what is counted."""
         self._request = 0
         self._answers: dict[int, Mapping[str, object] | None] = {}
-        """Number of a request that somebody waits for → its answer."""
+        """Number of a request that a thread waits for → its answer."""
         self._reader = StreamReader()
         self._early: Sequence[Message] = ()
         connection = Connection(target, may_ask=True)
@@ -142,7 +142,7 @@ class RemoteSource:
                 return f"no connection to {self._target.name} for {since}: {then} ({self._why_lost})"
             connection = self._connection
             if (
-                self._end is None
+                not self._has_ended
                 and connection
                 and not self._ticks
                 and connection.silent_ns > self._delay_ns + _LATE_NS
@@ -195,7 +195,7 @@ class RemoteSource:
                 if self._ticks and early_ns <= 0:
                     self._changed.notify_all()
                     return self._ticks.popleft()
-                if not self._ticks and self._end is not None:
+                if not self._ticks and self._has_ended:
                     return None
                 self._changed.wait(early_ns / NS_PER_S if self._ticks else None)
         return None
@@ -251,7 +251,7 @@ class RemoteSource:
         """Do nothing: the host looks up all that is waited on."""
 
     def process_details(self, pid: int) -> Sequence[tuple[str, str]]:
-        """Return what the host says about a process, or what has arrived about it."""
+        """Return what the host answers about a process, or what has arrived about it."""
         try:
             answer = self._ask({"do": "details", "pid": pid}, _ANSWER_S)
             pairs = checked.arrays(answer.get("details", []), 2)
@@ -348,7 +348,7 @@ class RemoteSource:
                 self._lose(str(broken))
             except ValueError as error:
                 self._lose(f"it sent what offtop does not: {printable(str(error))[:_LONGEST_TEXT]}")
-            if self._end is not None:
+            if self._has_ended:
                 return
 
     def _follow(self, connection: Connection, worker: Worker) -> None:
@@ -358,7 +358,7 @@ class RemoteSource:
         while not worker.is_closing:
             for message in messages:
                 self._take(message, connection)
-            if self._end is not None:
+            if self._has_ended:
                 return
             with self._changed:
                 if self._failed == self._stream:
@@ -369,7 +369,7 @@ class RemoteSource:
                 self._attempts = self._attempts if alive_ns - began_ns < _STABLE_NS else 0
             messages = connection.receive(_POLL_S)
             if not messages and connection.silent_ns > self._delay_ns + _SILENT_NS:
-                raise DisconnectedError("nothing arrives any more")
+                raise DisconnectedError("nothing arrived")
 
     def _take(self, message: Message, connection: Connection) -> None:
         """Raises ValueError for an invalid message, and DisconnectedError."""
@@ -396,9 +396,8 @@ class RemoteSource:
                 elif number in self._repeated and error:  # ticks would be of something else
                     raise DisconnectedError(printable(str(error))[:_LONGEST_TEXT])
         elif kind == stream.END:
-            text = checked.text(stream.decode_object(body).get("text"))
             with self._changed:
-                self._end = printable(text)[:_LONGEST_TEXT]
+                self._has_ended = True
                 self._changed.notify_all()
 
     @property

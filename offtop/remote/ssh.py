@@ -89,10 +89,10 @@ def explained(target: Target, status: int, errors: str) -> OfftopError:
         return _STATUSES.get(status, OfftopError)(f"{host}: {last.removeprefix(_OWN)}")
     if status == 127:
         return OfftopError(_NO_OFFTOP.format(**texts))
-    said = f" ({last})" if last else ""
+    reason = f" ({last})" if last else ""
     if status == 255 or not status:
-        return OfftopError(f"ssh to {host} ended{said}. Try: {texts['by_hand']}")
-    return OfftopError(f"offtop on {host} ended with status {status}{said}. Try there: sudo offtop doctor")
+        return OfftopError(f"ssh to {host} ended{reason}. Try: {texts['by_hand']}")
+    return OfftopError(f"offtop on {host} ended with status {status}{reason}. Try there: sudo offtop doctor")
 
 
 _NO_OFFTOP = (
@@ -105,7 +105,7 @@ _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         (
-            "The host key of {host} has changed: it was installed anew, or another machine answers in its place. If "
+            "The host key of {host} has changed: it was reinstalled, or another machine answers in its place. If "
             "you know which, remove the old key as ssh says: {by_hand}"
         ),
     ),

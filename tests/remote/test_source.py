@@ -89,7 +89,7 @@ def ticks(path: Path, seconds: Sequence[int], later_s: int = 0, boot: str = "one
 
 
 def ticks_end() -> bytes:
-    return stream.encode_object(stream.END, {"text": ""})
+    return stream.encode(stream.END, b"")
 
 
 def until(holds: Callable[[], object], seconds: float = 10.0) -> None:

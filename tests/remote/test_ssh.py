@@ -163,7 +163,7 @@ BY_HAND = "ssh -p 22 ann@db7"
         (
             255,
             "@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            "The host key of ann@db7 has changed: it was installed anew, or another machine answers in its place.",
+            "The host key of ann@db7 has changed: it was reinstalled, or another machine answers in its place.",
         ),
         (
             255,
