@@ -1,7 +1,7 @@
 """Streams what is measured here to the offtop on another machine that started this one (`offtop --host`).
 
 Requests arrive on stdin, one JSON object a line: another mode, filters, a delay. Measuring ends when the stream has no
-reader, or when no request has arrived for a minute.
+reader, when stdin is closed after a request, or when no request has arrived for a minute.
 """
 
 import argparse
@@ -114,14 +114,18 @@ class Requests:
         self._has_ended = False
 
     def serve(self, lines: BinaryIO) -> None:
-        """Serve requests until there are no more."""
+        """Serve requests until stdin ends. After a request, that ends the stream, too: the other machine is gone."""
+        has_begun = False
         while line := lines.readline(_MOST_LINE):
+            has_begun = True
             self._arrived.set()
             if not line.endswith(b"\n"):
                 break
             if line.strip():
                 self._serve(line)
         self._has_ended = True
+        if has_begun:
+            self._stop()
 
     def end_when_silent(self) -> None:
         """Stop measuring when requests stop arriving, though stdin stays open: the connection is dead."""
@@ -129,9 +133,12 @@ class Requests:
         while not self._has_ended:
             self._arrived.clear()
             if not self._arrived.wait(_SILENT_S) and not self._has_ended:
-                self._writer.has_reader = False
-                self._pace.stop()
+                self._stop()
                 return
+
+    def _stop(self) -> None:
+        self._writer.has_reader = False
+        self._pace.stop()
 
     def _serve(self, line: bytes) -> None:
         number, fields, error = 0, dict[str, object](), ""

@@ -87,6 +87,10 @@ def explained(target: Target, status: int, errors: str) -> OfftopError:
             return OfftopError(text.format(**texts))
     if last.startswith(_OWN) and 0 < status < 128:
         return _STATUSES.get(status, OfftopError)(f"{host}: {last.removeprefix(_OWN)}")
+    become = [*(target.sudo or "").split(), "sudo"][0]
+    named = re.escape(become)
+    if re.search(rf"(?<!\S){named}: (command )?not found|(not found|Unknown command): {named}(?!\S)", errors):
+        return OfftopError(f"There is no {printable(become)} on {host}. Name another --sudo-command, {_ROOT}")
     if status == 127:
         return OfftopError(_NO_OFFTOP.format(**texts))
     reason = f" ({last})" if last else ""
@@ -138,8 +142,7 @@ _MEANINGS = (
         r"not in the sudoers file|is not allowed to (run|execute)|may not run sudo",
         f"sudo on {{host}} does not permit {{offtop}} to you. Permit it in sudoers there, {_ROOT}",
     ),
-    (r"(?m)(^|: )sudo: (command )?not found", f"There is no sudo on {{host}}. Name another --sudo-command, {_ROOT}"),
-    (r"sudo: .*command not found", _NO_OFFTOP),
+    (r"sudo: .*: command not found", _NO_OFFTOP),
     (
         r"does not take '--stream-version'|writes version [0-9]+ of the stream",
         "offtop on {host} has another version, which does not go with this one. Install {version} there",

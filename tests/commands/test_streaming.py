@@ -104,6 +104,14 @@ def test_an_endless_line_ends_the_requests() -> None:
     assert served.serve(b"x" * 100_000, {"id": 9, "do": "mode", "mode": "wakeup", "depth": 4}) == []
 
 
+@pytest.mark.parametrize(("requests", "ends"), [([], False), ([b"\n"], True)])
+def test_the_end_of_requests_ends_the_stream_if_there_were_some(requests: list[bytes], ends: bool) -> None:
+    served = Served()
+    served.serve(*requests)
+    assert served.writer.has_reader != ends
+    assert served.pace._stopped == ends  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.fixture
 def pipe() -> Generator[tuple[int, int]]:
     ends = os.pipe()

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,21 @@ def test_an_error_is_one_sentence_and_its_remedy(status: int, errors: str, said:
     assert text.startswith(said)
     assert "\n" not in text
     assert len(text) < 400
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        "sh: 1: exec: {}: not found",
+        "bash: line 1: {}: command not found",
+        "zsh:1: command not found: {}",
+        "Unknown command: {}",
+    ],
+)
+def test_a_missing_sudo_command_is_named(errors: str) -> None:
+    for become, found in ((None, "sudo"), (" ", "sudo"), ("doas -n", "doas"), ("c++ -x", "c++")):
+        text = str(explained(replace(TARGET, sudo=become), 127, errors.format(found)))
+        assert text == f"There is no {found} on ann@db7. Name another --sudo-command, or log in as root"
 
 
 @pytest.mark.parametrize(
