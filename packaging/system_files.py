@@ -33,6 +33,9 @@ def files(members: Mapping[str, bytes]) -> dict[str, bytes]:
             installed[path] = Path(directory, name).read_bytes()
     installed["usr/share/doc/offtop/README.md.gz"] = zipped((_ROOT / "README.md").read_bytes())
     installed["usr/share/doc/offtop/changelog.gz"] = zipped((_ROOT / "CHANGELOG.md").read_bytes())
+    for file in sorted((_ROOT / "fleet").rglob("*")):
+        if file.is_file():
+            installed[f"usr/share/doc/offtop/{file.relative_to(_ROOT)}"] = file.read_bytes()
     return installed
 
 

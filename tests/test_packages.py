@@ -65,6 +65,8 @@ def test_deb_has_command_parts_man_page_completions_and_recorder(package: Path) 
     assert modes["usr/lib/systemd/system/offtop-record.service"] == 0o644
     assert modes["usr/lib/systemd/system/offtop-agent.service"] == 0o644
     assert "usr/share/fish/vendor_completions.d/offtop.fish" in modes
+    for name in ("README.md", "prometheus/rules.yml", "grafana/dashboard.json", "untested/daemonset.yaml"):
+        assert modes[f"usr/share/doc/offtop/fleet/{name}"] == 0o644
     assert all(one.startswith("usr/") for one in modes)
 
 

@@ -1,4 +1,4 @@
-"""`offtop fleet` and a real Prometheus that reads simulated hosts: `make fleet`, with Debian's prometheus."""
+"""`offtop fleet` and a real Prometheus or VictoriaMetrics that reads simulated hosts: `make fleet`."""
 
 import contextlib
 import json
@@ -6,42 +6,49 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.command import call
-from tests.fleet.test_prometheus import free_port, until
+from tests.fleet.engines import RULES, Engine, prometheus, until, victoria_metrics
+from tests.fleet.simulated_hosts import FLUSHING_HOSTS
 
 pytestmark = pytest.mark.fleet
 
 _STRUCK = 77
 
 
-class Engine(NamedTuple):
-    url: str
+class Fleet(NamedTuple):
+    engine: Engine
     hosts_url: str
 
     def get(self, path: str) -> str:
         with contextlib.closing(urllib.request.urlopen(f"{self.hosts_url}/{path}", timeout=10)) as answer:
             return answer.read().decode()
 
-    def fleet(self, *options: str) -> Any:
-        ended = call("fleet", self.url, "--json", "-n", "1", *options)
+    def ask(self, *options: str) -> Any:
+        ended = call("fleet", self.engine.url, "--json", "-n", "1", *options)
         assert ended.status == 0, ended.err
         return json.loads(ended.out)
 
     def has(self, count: int) -> bool:
-        ended = call("fleet", self.url, "--json", "-n", "1", "--range", "1m")
+        ended = call("fleet", self.engine.url, "--json", "-n", "1", "--range", "1m")
         found: Any = json.loads(ended.out) if ended.status == 0 else {"hosts": []}
         return sum(one["waiting"] > 0 for one in found["hosts"]) == count
 
 
+Starts = Callable[[Path, str], AbstractContextManager[Engine]]
+
+
 @contextlib.contextmanager
-def scraped(directory: Path, hosts: int, programs: int, interval: str) -> Generator[Engine]:
-    """Start simulated hosts, and a Prometheus that reads them."""
+def scraped(
+    directory: Path, hosts: int, programs: int, interval: str, starts: Starts = prometheus, rules: str = ""
+) -> Generator[Fleet]:
+    """Start simulated hosts, and an engine that reads them. `rules`: how often it evaluates those of `fleet/`."""
     script = Path(__file__).with_name("simulated_hosts.py")
     command = [sys.executable, str(script), "0", str(hosts), str(programs)]
     with contextlib.ExitStack() as stack:
@@ -60,31 +67,34 @@ def scraped(directory: Path, hosts: int, programs: int, interval: str) -> Genera
             }
             for number in range(hosts)
         ]
-        config = {
-            "global": {"scrape_interval": interval},
+        config: dict[str, object] = {
+            "global": {"scrape_interval": interval} | ({"evaluation_interval": rules} if rules else {}),
             "scrape_configs": [{"job_name": "db", "static_configs": targets}],
         }
-        (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        own = free_port()
-        command = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
-        log = stack.enter_context((directory / "log").open("w"))
-        command.append(f"--web.listen-address=127.0.0.1:{own}")
-        engine = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
-        stack.callback(engine.wait, 30)
-        stack.callback(engine.terminate)
-        yield Engine(f"http://127.0.0.1:{own}", f"http://127.0.0.1:{port}")
+        if rules:
+            config["rule_files"] = [RULES.name]
+        engine = stack.enter_context(starts(directory, json.dumps(config)))  # JSON is YAML
+        yield Fleet(engine, f"http://127.0.0.1:{port}")
 
 
-def test_planted_incident_among_200_hosts_is_on_top_within_two_scrapes(tmp_path: Path) -> None:
-    with scraped(tmp_path, 200, 4, "2s") as engine:
-        until(lambda: engine.has(200))
-        before = engine.fleet()
+# VictoriaMetrics finds a series that is new some seconds later, and samples after its -search.latencyOffset.
+@pytest.mark.parametrize(
+    ("starts", "interval", "delay_s"),
+    [(prometheus, "2s", 0.3), (victoria_metrics, "10s", 2.0)],
+    ids=["prometheus", "vm"],
+)
+def test_planted_incident_among_200_hosts_is_on_top_within_two_scrapes(
+    tmp_path: Path, starts: Starts, interval: str, delay_s: float
+) -> None:
+    with scraped(tmp_path, 200, 4, interval, starts) as fleet:
+        until(lambda: fleet.has(200))
+        before = fleet.ask()
         assert not any(one["outliers"] for one in before["hosts"]) and before["suspects"] == []
-        engine.get(f"incident/{_STRUCK}")
-        until(lambda: int(engine.get("scrapes")) == 2)
-        time.sleep(0.3)  # until what was read can be queried
-        found = engine.fleet()
-        assert int(engine.get("scrapes")) <= 3
+        fleet.get(f"incident/{_STRUCK}")
+        until(lambda: int(fleet.get("scrapes")) == 2)
+        time.sleep(delay_s)  # until what was read can be queried
+        found = fleet.ask()
+        assert int(fleet.get("scrapes")) <= 3
         first = found["hosts"][0]
         assert (first["instance"], [one["category"] for one in first["outliers"]]) == (f"db{_STRUCK}:9877", ["lock"])
         assert [one["instance"] for one in found["hosts"] if one["outliers"]] == [f"db{_STRUCK}:9877"]
@@ -92,16 +102,36 @@ def test_planted_incident_among_200_hosts_is_on_top_within_two_scrapes(tmp_path:
             ("the WAL flush", 12, 42.0)
         ]
         assert abs(found["suspects"][0]["since_ns"] - found["taken_ns"]) <= 60e9
-        rack = engine.fleet("--filter", "rack=r1 db7*")
+        rack = fleet.ask("--filter", "rack=r1 db7*")
         assert {one["instance"] for one in rack["hosts"]} == {"db73:9877", "db77:9877"}
 
 
+@pytest.mark.timeout(300)  # the alert waits for two minutes, as it comes
+def test_alert_on_the_incident_fires_for_each_host_that_has_it_and_for_no_other(tmp_path: Path) -> None:
+    with scraped(tmp_path, 200, 4, "10s", rules="15s") as fleet:
+        until(lambda: fleet.has(200))
+        fleet.get(f"incident/{_STRUCK}")
+        until(lambda: int(fleet.get("scrapes")) == 2)
+        time.sleep(0.5)
+        assert fleet.ask("--range", "1m")["hosts"][0]["instance"] == f"db{_STRUCK}:9877"
+        name = 'alertname="OfftopThreadsWaitForOne"'
+        firing = f'ALERTS{{{name},alertstate="firing"}}'
+        until(lambda: bool(fleet.engine.series(f'ALERTS{{{name},alertstate="pending"}}')))
+        assert fleet.engine.series(firing) == []
+        struck = {f"db{number}:9877" for number in range(_STRUCK, _STRUCK + FLUSHING_HOSTS)}
+        until(lambda: fleet.engine.values(firing, "instance").keys() == struck, 180)
+        alerts = fleet.engine.get("alerts")["alerts"]
+        assert {one["labels"]["alertname"] for one in alerts} == {"OfftopThreadsWaitForOne"}
+        summaries = {one["annotations"]["summary"] for one in alerts}
+        assert summaries == {f"{one}: 3.5 threads of postgres wait for the WAL flush" for one in struck}
+
+
 def test_first_picture_of_2000_hosts_comes_within_two_seconds(tmp_path: Path) -> None:
-    with scraped(tmp_path, 2000, 10, "10s") as engine:
-        until(lambda: engine.has(2000))
+    with scraped(tmp_path, 2000, 10, "10s") as fleet:
+        until(lambda: fleet.has(2000))
         times: list[float] = []
         for _ in range(3):
             began_s = time.monotonic()
-            assert len(engine.fleet()["hosts"]) == 2000
+            assert len(fleet.ask()["hosts"]) == 2000
             times.append(time.monotonic() - began_s)
         assert min(times) < 2, times

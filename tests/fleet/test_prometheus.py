@@ -4,29 +4,22 @@
 """
 
 import contextlib
-import json
-import re
 import shutil
-import socket
 import subprocess
 import threading
-import time
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from offtop.agent.server import Server, address
 from offtop.agent.web_config import OPEN
 from tests.agent.serving import Samples, demo_agent, get, samples_of, serving, sums
+from tests.fleet.engines import RULES, Engine, prometheus, scrape_config, until
 
 pytestmark = pytest.mark.fleet
 
-_RULES = Path(__file__).parents[2] / "fleet/prometheus"
-_SECONDS = 60.0
+_TESTS = RULES.with_name("rules_test.yml")
 
 
 @pytest.fixture(scope="module")
@@ -49,70 +42,21 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(promtool: str, metrics: b
 
 
 def test_each_alert_and_rule_does_what_it_says(promtool: str) -> None:
-    checked = subprocess.run([promtool, "check", "rules", _RULES / "rules.yml"], capture_output=True, text=True)
+    checked = subprocess.run([promtool, "check", "rules", RULES], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr
-    ran = subprocess.run([promtool, "test", "rules", _RULES / "rules_test.yml"], capture_output=True, text=True)
+    ran = subprocess.run([promtool, "test", "rules", _TESTS], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    text = (_RULES / "rules_test.yml").read_text()
-    for name in (line.split()[-1] for line in (_RULES / "rules.yml").read_text().splitlines() if " alert: " in line):
+    text = _TESTS.read_text()
+    for name in (line.split()[-1] for line in RULES.read_text().splitlines() if " alert: " in line):
         assert f"alertname: {name}\n" in text, f"{name} is not tested"
 
 
-def test_each_metric_in_rules_exists(metrics: bytes) -> None:
-    declared = set(re.findall(r"^# TYPE (\S+)", metrics.decode(), re.M))
-    named = re.findall(r"(?<![:\w])offtop_\w+", (_RULES / "rules.yml").read_text())
-    assert len(named) > 9
-    assert {name.removesuffix("_bucket") for name in named} - declared == set()
-
-
-class Prometheus:
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1"
-
-    def get(self, path: str, **parameters: str) -> Any:
-        url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
-        with contextlib.closing(urllib.request.urlopen(url, timeout=10)) as answer:
-            return json.load(answer)["data"]
-
-    def values(self, query: str, label: str) -> dict[str, float]:
-        return {
-            one["metric"].get(label, ""): float(one["value"][1]) for one in self.get("query", query=query)["result"]
-        }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        with contextlib.suppress(OSError, IndexError, KeyError):
-            if holds():
-                return
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.2)
-
-
 @contextlib.contextmanager
-def prometheus(directory: Path, *targets: str) -> Generator[Prometheus]:
-    """Scrapes the targets each second, with the files of `fleet/`."""
-    config = (_RULES / "scrape.yml").read_text().replace('"127.0.0.1:9877"', ", ".join(map(json.dumps, targets)))
-    config = config.replace("scrape_interval: 15s", "scrape_interval: 1s")
-    (directory / "prometheus.yml").write_text(f"global: {{evaluation_interval: 1s}}\n{config}")
-    shutil.copy(_RULES / "rules.yml", directory)
-    port = free_port()
-    command = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
-    command += [f"--web.listen-address=127.0.0.1:{port}"]
-    with (directory / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            one = Prometheus(port)
-            until(lambda: bool(one.get("targets")["activeTargets"]))
-            yield one
-        finally:
-            process.terminate()
-            process.wait(30)
+def reading(directory: Path, *targets: str) -> Generator[Engine]:
+    """Run a Prometheus that scrapes the targets each second, with the files of `fleet/`."""
+    config = scrape_config(RULES.with_name("scrape.yml"), targets, "1s")
+    with prometheus(directory, f"global: {{evaluation_interval: 1s}}\n{config}") as db:
+        yield db
 
 
 def test_prometheus_has_the_numbers_of_each_machine_and_sees_a_restart_as_a_reset(tmp_path: Path) -> None:
@@ -120,7 +64,7 @@ def test_prometheus_has_the_numbers_of_each_machine_and_sees_a_restart_as_a_rese
     with contextlib.ExitStack() as stack:
         agents = [stack.enter_context(demo_agent()) for _ in range(2)]
         servers = [stack.enter_context(serving(one.pages, seconds=10.0)) for one in agents]
-        db = stack.enter_context(prometheus(tmp_path, *(one.text for one in servers)))
+        db = stack.enter_context(reading(tmp_path, *(one.text for one in servers)))
         for agent, server in zip(agents, servers, strict=True):
             agent.run()
             shown.append(samples_of(get(server, "/metrics").body))
