@@ -20,6 +20,10 @@ KEPT_NS = 15 * 60 * NS_PER_S
 """How long names are kept that a window may still use: longer than any History."""
 _MOST_WAKES = 1 << 17
 """Most wakes in the Catalog: twice as many as a source has at once."""
+_SPARE_PEERS = 8_192
+"""Most peers that are kept although no wake refers to their object: a stream sends them again only if they change. A
+source has at most half as many.
+"""
 _MOST_NAMES = 1 << 18
 """Most threads, processes and stacks in the Catalog, of each kind: a tick brings at most 220,000."""
 
@@ -47,6 +51,7 @@ class CatalogKeeper:
         if is_tidied:
             self._tidied_ns = at_ns
             self._forget(snapshot, at_ns if is_full else at_ns - self._keep_ns)
+            self._forget_peers(0 if is_full else _SPARE_PEERS)
         self._keep_names(entry)
         of_io = [stack for one in (snapshot.files, snapshot.disks) if one for stack in ids_of(one.stacks)]
         self._keep_stacks(entry, of_io)
@@ -100,9 +105,6 @@ class CatalogKeeper:
             if self._woke_ns.get(wake, 0) < before_ns:
                 del catalog.wakes[wake]
                 self._woke_ns.pop(wake, None)
-        known = {wake.object for wake in catalog.wakes.values()}
-        for what in [one for one in catalog.peers if one not in known]:
-            del catalog.peers[what]
         stacks = {*sites[:, 2:4].ravel().tolist()}.union(*(wake.stacks for wake in catalog.wakes.values()))
         stacks |= {stack for one in snapshot.waiting.values() for stack in (*one.site[2:4], one.user)}
         keys = {*snapshot.threads, *snapshot.waiting}
@@ -119,6 +121,14 @@ class CatalogKeeper:
         for table in (catalog.processes, catalog.details):
             for pid in [one for one in table if one not in pids]:
                 del table[pid]
+
+    def _forget_peers(self, most: int) -> None:
+        """Forget the peers of objects that no wake refers to, except for the `most` newest ones."""
+        catalog = self.catalog
+        known = {wake.object for wake in catalog.wakes.values()}
+        spare = [what for what in catalog.peers if what not in known]
+        for what in spare[: max(0, len(spare) - most)]:
+            del catalog.peers[what]
 
 
 def _add(known: dict[K, V], new: Mapping[K, V], most: int) -> None:

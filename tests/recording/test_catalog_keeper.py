@@ -1,0 +1,47 @@
+"""What the catalog of a recording or a stream keeps, and what it forgets."""
+
+from dataclasses import replace
+
+import pytest
+
+from offtop.model.values.peers import PEER, Peers, PeerSide, Process
+from offtop.model.values.stack import EMPTY
+from offtop.model.values.wake import Object
+from offtop.model.windows.change import NOTHING, Change, Replayed, change
+from offtop.recording import catalog_keeper
+from offtop.recording.catalog_keeper import CatalogKeeper
+from offtop.recording.tick_rows import Entry
+from offtop.units import NS_PER_S
+from tests.recording.woken import WokenSource
+
+PEERS = Peers((PeerSide(PEER, (Process(7, "x"),), 3),))
+
+
+def pipe(number: int) -> Object:
+    return Object("pipe", f"pipe:[{number}]")
+
+
+def peers_after(*minutes: int) -> set[Object]:
+    """Return whose peers are kept after ticks at these minutes, the first of which brings some of four pipes."""
+    keeper, first = CatalogKeeper(lambda _: EMPTY), change(NOTHING, WokenSource().after(1))
+    replayed = Replayed(keeper.catalog)
+    for number, minute in enumerate(minutes):
+        one: Change = replace(first, at_ns=minute * 60 * NS_PER_S)
+        peers = {} if number else {pipe(number): PEERS for number in range(4)}
+        keeper.add(Entry(one, peers=peers), replayed.add(one))
+    return {*keeper.catalog.peers}
+
+
+def test_peers_stay_when_no_wait_is_for_their_object_any_more() -> None:
+    assert peers_after(6, 12, 60) == {*map(pipe, range(4))}
+
+
+def test_the_newest_peers_stay_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_keeper, "_SPARE_PEERS", 3)
+    assert peers_after(6, 7) == {*map(pipe, range(4))}
+    assert peers_after(6, 12) == {*map(pipe, range(1, 4))}
+
+
+def test_no_peers_stay_in_a_full_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_keeper, "_MOST_WAKES", 3)
+    assert peers_after(6, 7) == set()
