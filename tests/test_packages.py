@@ -154,6 +154,12 @@ def test_removing_the_deb_leaves_no_compiled_python(tmp_path: Path) -> None:
     assert not home.exists()
 
 
+def test_the_deb_can_be_removed_although_somebody_has_removed_its_files(tmp_path: Path) -> None:
+    for script in ("prerm remove", "postrm remove"):
+        ran = run_script(script, tmp_path)
+        assert (ran.returncode, ran.stderr) == (0, ""), script
+
+
 def run_script(script: str, root: Path, systemctl_status: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a maintainer script, given with its arguments, for the package below `root`."""
     name, *arguments = script.split()
