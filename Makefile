@@ -19,7 +19,7 @@ unexport MAKEFLAGS MFLAGS MAKELEVEL
 # The tests start offtop often, and without .pyc files a third of each start is spent on compiling Python.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dist setup-test setup-bench run test docs dist image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
+.PHONY: help setup setup-dist setup-test setup-bench run test docs dist lock image release packages bench variants flaky examples incidents consumers exits fleet kernels bccs faults soak format install uninstall \
     clean
 
 help:
@@ -127,13 +127,15 @@ dist: setup-dist ## build the wheel, one file, .rpm and (where dpkg-deb is) .deb
 	@mkdir -p dist
 	@$(bin)/python packaging/dist.py dist $(KINDS) $(if $(MACHINE),--machine $(MACHINE))
 
+lock: setup-dist ## have packages get the newest releases of their Python parts that pyproject.toml allows
+	@$(bin)/python packaging/lock.py
+
 # As root, because only root's containers can use BPF, and root's podman does not see images of other users.
 image: KINDS = deb
 image: dist ## build the container image offtop:VERSION with podman, buildah or docker; ARGS are options of its build
 	@$(as_root) env TOOL='$(TOOL)' packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
 
 release: setup-dist ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
-	@packaging/system.sh package
 	@$(bin)/python packaging/release.py $(VERSION)
 
 packages: export SOURCE_DATE_EPOCH ?= $(epoch)

@@ -7,13 +7,14 @@ included: it belongs to the distribution's libbcc and Python.
 import subprocess
 import sys
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+LOCK = Path(__file__).with_name("parts.txt")
+"""The releases of the dependencies, and the hashes of their wheels. lock.py writes it."""
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux2010")
 _UNUSED = ("/tests/", "/include/", "numpy/f2py/", "numpy/_core/lib/", "numpy/random/lib/", "numpy/random/_examples/")
 _OPTIONAL = ("yaml/_yaml.",)
@@ -33,18 +34,18 @@ def members(wheel: Path, machine: str) -> dict[str, bytes]:
 
 def _downloaded(directory: Path, machine: str) -> list[Path]:
     """Download the wheels of all dependencies for each Python version, in the same releases."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    wanted: Sequence[str] = sorted({*project["dependencies"], *(one for extra in extras for one in extra)})
-    platforms = [f"--platform={one}_{machine}" for one in _PLATFORMS]
-    for version in _VERSIONS:
-        abi = f"cp{version.replace('.', '')}"
-        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]
-        command += ["--implementation=cp", f"--python-version={version}", *platforms, "--platform=any"]
-        command += [f"--abi={abi}", "--abi=abi3", "--abi=none", f"--dest={directory}", *wanted]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
-        wanted = sorted({"==".join(path.name.split("-")[:2]) for path in directory.glob("*.whl")})
+    for version in VERSIONS:
+        download(directory, machine, version, "--no-deps", "--require-hashes", f"--requirement={LOCK}")
     return sorted(directory.glob("*.whl"))
+
+
+def download(directory: Path, machine: str, version: str, *arguments: str) -> None:
+    """Have `pip download` get wheels for this machine and version of Python. `arguments`: which ones."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]
+    command += ["--implementation=cp", f"--python-version={version}"]
+    command += [*(f"--platform={one}_{machine}" for one in _PLATFORMS), "--platform=any"]
+    command += [f"--abi=cp{version.replace('.', '')}", "--abi=abi3", "--abi=none", f"--dest={directory}", *arguments]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
 def merged(wheels: Sequence[Path]) -> dict[str, bytes]:

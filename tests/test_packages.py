@@ -4,9 +4,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 
 import deb
@@ -14,6 +16,8 @@ import dist
 import parts
 import pytest
 import rpm
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from offtop import __version__
 
@@ -195,6 +199,16 @@ def test_a_missing_tool_is_named_before_anything_is_built(
     with pytest.raises(SystemExit, match=f"{tool} is missing. Install it, or build without {kind}"):
         dist.main()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_packages_get_one_release_of_each_dependency_with_hashes_of_its_wheels() -> None:
+    project = tomllib.loads((parts.ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(one) for one in chain(project["dependencies"], *project["optional-dependencies"].values())]
+    locked = parts.LOCK.read_text().replace("\\\n", "").splitlines()[1:]
+    versions = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2].split()[0] for line in locked}
+    assert len(versions) == len(locked)
+    assert not [one for one in wanted if versions.get(canonicalize_name(one.name), "") not in one.specifier]
+    assert all("--hash=sha256:" in line for line in locked)
 
 
 def wheel(path: Path, members: Mapping[str, bytes]) -> Path:
