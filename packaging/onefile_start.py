@@ -5,6 +5,7 @@ runs what is in it. This file must also run on a Python that is too old for offt
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
@@ -35,7 +36,8 @@ def start(archive: str) -> None:
     except WrongMachineError as error:
         sys.exit(_failed(f"{archive} is for {error}. Copy the file for {os.uname().machine}"))
     except OSError as error:
-        sys.exit(_failed(f"cannot unpack itself to {error.filename or parent()} ({error.strerror}). It needs 140 MB"))
+        where = error.filename or parent()
+        sys.exit(_failed(f"cannot unpack itself to {where} ({error.strerror}). It needs 140 MB, without noexec"))
     except (zipfile.BadZipFile, zlib.error) as error:
         sys.exit(_failed(f"{archive} is damaged ({error}). Copy it again"))
     sys.path[0] = str(unpacked)
@@ -65,7 +67,7 @@ def copy_of(archive: str, parent: Path) -> Path:
     """Return the directory of the unpacked copy, and make it if there is none.
 
     No other start removes it while this process lives. A new copy replaces those that no process uses. Raises
-    PermissionError if another user can write to it, and WrongMachineError.
+    PermissionError if another user can write to it or if programs cannot be run from there, and WrongMachineError.
     """
     with zipfile.ZipFile(archive) as members:
         build = members.read(BUILD).decode("ascii")
@@ -74,6 +76,8 @@ def copy_of(archive: str, parent: Path) -> Path:
             raise WrongMachineError(machine)
         _make_own(parent)
         _check_own(parent.parent)  # a user who can write there could replace `parent`
+        if os.statvfs(parent).f_flag & os.ST_NOEXEC:
+            raise PermissionError(errno.EACCES, "mounted noexec", str(parent))
         copy = parent / build
         if _keep(copy):
             return copy

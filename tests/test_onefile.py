@@ -7,6 +7,7 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import onefile_start
 import pytest
@@ -92,6 +93,18 @@ def test_it_refuses_a_directory_that_others_can_replace(one_file: Path, tmp_path
     above.chmod(0o777)
     with pytest.raises(PermissionError, match=f"another user can write there: remove it: '{above}'"):
         copy_of(str(one_file), above / "onefile")
+
+
+def test_where_nothing_may_be_executed_it_unpacks_nothing(
+    one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statvfs(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_flag=os.ST_NOEXEC if path == tmp_path / "onefile" else 0)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    with pytest.raises(PermissionError, match="mounted noexec"):
+        copy_of(str(one_file), tmp_path / "onefile")
+    assert not [*(tmp_path / "onefile").iterdir()]
 
 
 def test_a_file_for_another_machine_is_not_unpacked(one_file: Path, tmp_path: Path) -> None:
