@@ -25,8 +25,9 @@ ln -sfn ../lib/offtop/bin/offtop "${DESTDIR:-}$prefix/bin/offtop"
 share=${DESTDIR:-}$prefix/share
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-mapfile -t tools < <("$root/packaging/group.sh" generate)
-"$staged/bin/python" -m pip install -q --disable-pip-version-check --target "$made/tools" "${tools[@]}" </dev/null
+"$root/packaging/group.sh" generate >"$made/requirements.txt"
+"$staged/bin/python" -m pip install -q --disable-pip-version-check --target "$made/tools" \
+    --requirement "$made/requirements.txt" </dev/null
 completions=$made/completions
 export PYTHONPATH=$made/tools PYTHONDONTWRITEBYTECODE=1
 "$staged/bin/python" "$root/packaging/completions.py" "$completions"
