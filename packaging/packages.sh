@@ -3,7 +3,7 @@
 # compile with that system's bcc, count known waits and show its screen (installed_check.py). Then it upgrades the package
 # and removes it: nothing may be left but /var/cache. It does the same with the RPM package, without an upgrade, on the
 # same system, because no other can be made here, and with a container image that has the system as its base. At last
-# systemd boots there in a container, for the recorder (recorder_check.sh). As root; needs what packages.txt lists for
+# systemd boots there in a container, for recorder and agent (services_check.sh). As root; needs what packages.txt lists for
 # `package`, and a network.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -26,7 +26,7 @@ files='
 
 check_deb() {
     mkdir "$1/packages"
-    cp "$place"/*.deb "$here"/{installed_check.py,recorder_check.sh} "$1/packages"
+    cp "$place"/*.deb "$here"/{installed_check.py,services_check.sh} "$1/packages"
     cp -L /etc/resolv.conf "$1/etc/resolv.conf"
     in_root "$1" "$files"'
         cd /packages
@@ -79,7 +79,7 @@ check_image() { # runs the image as docs/containers.md has it; it must work with
     ! mountpoint -q "$place/storage/overlay" || umount "$place/storage/overlay"
 }
 
-check_recorder() { # runs recorder_check.sh in root $1, as a service of its own, which switches the system off when it ends
+check_services() { # runs services_check.sh in root $1, as a service of its own, which switches the system off when it ends
     cat >"$1/etc/systemd/system/check.service" <<'EOF'
 [Unit]
 After=multi-user.target
@@ -91,13 +91,14 @@ WorkingDirectory=/packages
 Environment=HOME=/root LC_ALL=C.UTF-8
 StandardOutput=file:/packages/checked
 StandardError=inherit
-ExecStart=/packages/recorder_check.sh
+ExecStart=/packages/services_check.sh
 [Install]
 WantedBy=default.target
 EOF
     ln -s ../check.service "$1/etc/systemd/system/multi-user.target.wants/check.service"
     # systemd 258 and later boot with cgroup v2 only, whatever this machine has.
-    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout 300 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit --capability=all \
+    SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout 300 systemd-nspawn -q -D "$1" --boot --register=no --keep-unit \
+        --private-network --capability=all \
         --system-call-filter='bpf perf_event_open' </dev/null >"$1/packages/console" 2>&1 || {
         tail -n 20 "$1/packages/console"
         cat "$1/packages/checked"
@@ -120,7 +121,7 @@ check_suite() { # in a system of suite $1
     check_image "$place/$1"
     check_deb "$place/$1"
     check_rpm "$place/$1"
-    check_recorder "$place/$1"
+    check_services "$place/$1"
 }
 
 failed=()
