@@ -81,6 +81,16 @@ int main(int argc, char **argv)
 	return 0;
 }
 """
+COUNTS = {
+    "openat": (1, 0),
+    "pwrite": (105, 100 * 4096 + 5 * 65536),
+    "pread": (52, 50 * 1000),
+    "readv": (7, 7 * 300),
+    "fsync": (5, 0),
+    "ftruncate": (1, 0),
+    "sendfile": (1, 700),
+}
+"""Calls and bytes of CHILD up to its second stop, by operation."""
 
 
 @pytest.fixture(scope="module")
@@ -112,19 +122,11 @@ def counts(found: dict[str, FileTotals]) -> dict[str, tuple[int, int]]:
 
 def test_counts_and_bytes_are_exact(counting: Watch, child: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
-    with programs.running([child, path]) as program:
+    with programs.running([child, path]) as program, counting.only(program.pid):
         counting.begin()
         program.go()
         found = by_operation(activity(counting), program.pid, str(path))
-    assert counts(found) == {
-        "openat": (1, 0),
-        "pwrite": (105, 100 * 4096 + 5 * 65536),
-        "pread": (52, 50 * 1000),
-        "readv": (7, 7 * 300),
-        "fsync": (5, 0),
-        "ftruncate": (1, 0),
-        "sendfile": (1, 700),
-    }
+    assert counts(found) == COUNTS
     for totals in found.values():
         assert log2.count(totals.histogram) == totals.calls
         assert 0 <= totals.off_cpu_ns <= totals.total_ns

@@ -149,7 +149,7 @@ def running(name: str, times: int = 23, each_ms: int = 10) -> Generator[Child]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="waits-", dir="/var/tmp")))
         wait = WAITS[name]
         if wait.filesystem:
-            directory = stack.enter_context(_mounted(wait.filesystem, directory))
+            directory = stack.enter_context(mounted(wait.filesystem, directory))
         command = [str(program()), wait.program or name, str(times), str(each_ms), str(directory)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stderr is not None
@@ -214,7 +214,7 @@ def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 
 
 @contextlib.contextmanager
-def _mounted(filesystem: str, directory: Path) -> Generator[Path]:
+def mounted(filesystem: str, directory: Path) -> Generator[Path]:
     """Mount a new, empty file system of that kind, from a file in `directory`."""
     image, place = directory / "image", directory / "mounted"
     place.mkdir()
