@@ -377,9 +377,7 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	if (operation & HAS_BYTES && returned > 0)
 		bytes = returned;
 	t->bytes += bytes;
-	u32 lane = lane_of(ns);
-	if (lane < LANES)
-		t->lanes[lane] += 1;
+	count_in_histogram(t->lanes, lane_of(ns));
 	if (is_new) {
 		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
 		if (!is_open) {

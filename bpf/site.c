@@ -67,14 +67,6 @@ static inline __attribute__((always_inline)) struct site *site_of(u32 which, str
 	return which ? sites_1.lookup(key) : sites_0.lookup(key);
 }
 
-/* Count one wait. The verifier of 6.1 has lost the bound, hence the check; the asm keeps clang from dropping that. */
-static inline __attribute__((always_inline)) void count_in_histogram(u64 *histogram, u64 lane)
-{
-	asm volatile("" : "+r"(lane));
-	if (lane < LANES)
-		histogram[lane] += 1;
-}
-
 static inline __attribute__((always_inline)) u32 count_short(struct thread *thread, struct ended *e)
 {
 	thread->short_waits += 1;
