@@ -22,6 +22,8 @@ import pytest
 from offtop import paths
 from offtop.commands import choices, options
 from offtop.commands.saved_files import SavedFiles
+from offtop.kernel import live
+from offtop.kernel.bpf import program
 from offtop.model.aggregate.filter import NOTHING
 from offtop.model.classify import categories
 from offtop.model.values.snapshot import Filters
@@ -496,6 +498,24 @@ def test_root_in_a_user_namespace_sees_only_that_namespace() -> None:
     assert tick["sampling"]["own_only"]
     assert "sleep" in {one["comm"] for one in tick["still_blocked"]}
     assert not [one for one in tick["still_blocked"] if one["category"] == "other"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "added"),
+    [("file", ""), ("disk", ""), ("wakeup", ". Mode wakeup needs BPF: sampling /proc cannot see wakers")],
+)
+def test_mode_whose_programs_the_kernel_refuses_says_so_in_one_sentence(
+    mode: str, added: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise program._load_error("kprobe", "refused")  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(live, "LiveSource", refuse)
+    ended = command.call("-b", "-n", "1", "--mode", mode)
+    assert ended.status == 4
+    assert ended.sentence.startswith("offtop's program could not be loaded with the switch-in probe 'kprobe': refused")
+    assert f"See what is missing: offtop doctor{added}" in ended.sentence
+    assert ended.sentence.endswith("offtop doctor" if not added else "Use mode offcpu")
 
 
 @needs_kernel

@@ -153,11 +153,16 @@ def _sampled(
     from offtop.kernel.sampling.source import NO_DISKS, NO_FILES, NeedsBpfError, ProcSource
 
     try:
+        if counted and refused:  # it may be that BPF works, but not the programs for this mode
+            raise refused
         if counted:
             raise NeedsBpfError(NO_FILES if counted == FILE else NO_DISKS)
         return ProcSource(rules, filters, args.cpu_budget, keep_ns, loaded.settings.wait_mode, refused)
     except NeedsBpfError as error:
-        raise (type(refused)(f"{str(refused).rstrip('.')}. {error}") if refused else error) from error
+        if not refused:
+            raise
+        kind = PrivilegeError if isinstance(refused, PrivilegeError) else KernelError
+        raise kind(f"{str(refused).rstrip('.')}. {error}") from error
     except KernelError as error:
         raise refused or error from error
 
