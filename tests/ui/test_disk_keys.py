@@ -16,6 +16,7 @@ from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, pane, screen, shown, until
 from tests.ui.test_export_keys import Written
+from tests.ui.test_file_keys import cells
 
 MS = 1_000_000
 SDA, ODD = 8 << 20, 8 << 20 | 16
@@ -278,3 +279,16 @@ async def test_t_shows_the_stack_tree_and_e_writes_it() -> None:
         assert content.splitlines()[0] == "db;main\\x1b;commit;sync-write sda;vfs_read;submit_bio 600000"
         await pilot.press("t")
         assert rows(app)[0] == "sync-write sda"
+
+
+@asynchronous
+async def test_l_shows_the_heat_map_of_queue_and_disk_together() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("l")
+        title, *lines = pane(app, DISKS)
+        assert title.strip("─ ") == "latency of: requests to disks, last 10m"
+        assert cells(lines) == {"8.4ms-17ms": "▅", "1.0ms-2.1ms": "▃", "66us-131us": "█"}
+        assert "66us-131us: 3,000 requests   most in a cell 3,000" in "\n".join(lines)
+        await pilot.press("l", "H", "enter", "l")
+        title, *lines = pane(app, DISKS)
+        assert title.strip("─ ").startswith("latency of: sync-write sda db(43)")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows
-from offtop.model.values.disks import added
+from offtop.model.values.disks import DiskKey, added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.file_list import counted_ticks, filters_of, stack_tree
@@ -38,6 +38,11 @@ class DisksPicture:
     def shown_rows(self) -> Sequence[DiskRow]:
         """All rows, or the one that has the whole pane."""
         return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
+
+    @property
+    def opened_key(self) -> DiskKey | None:
+        """Key of the row that has the whole pane."""
+        return self.chosen.key if self.opened and self.chosen else None
 
     @property
     def chosen(self) -> DiskRow | None:

@@ -95,6 +95,8 @@ def left(view: View) -> View:
         return panes.flame_or_not(view)
     if view.focus == OUTLIERS and view.outliers.opened:
         return replace(view, outliers=replace(view.outliers, opened=False))
+    if view.has_io_heat:
+        return panes.heat_map_or_rows(view)
     if view.has_io_tree:
         return panes.tree_or_list(view)
     if view.io_list and view.io_list.opened:

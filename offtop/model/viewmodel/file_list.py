@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows
 from offtop.model.aggregate.filter import Filter, parse, quoted
 from offtop.model.aggregate.io_paths import IoRow, paths, tree_of
-from offtop.model.values.files import added
+from offtop.model.values.files import FileKey, added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
 from offtop.model.viewmodel.room import Room
@@ -36,6 +36,11 @@ class FilesPicture:
     def shown_rows(self) -> Sequence[FileRow]:
         """All rows, or the one that has the whole pane."""
         return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
+
+    @property
+    def opened_key(self) -> FileKey | None:
+        """Key of the row that has the whole pane."""
+        return self.chosen.key if self.opened and self.chosen else None
 
     @property
     def chosen(self) -> FileRow | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from offtop.model.aggregate import tree
 from offtop.model.aggregate.steps import Path, Shape
 from offtop.model.values.catalog import ThreadKey
+from offtop.model.values.files import FILE
 from offtop.model.viewmodel.alike import Alike
 from offtop.model.viewmodel.outlier_list import Which
 from offtop.model.viewmodel.view import (
@@ -32,13 +33,18 @@ from offtop.model.windows.breakdown import ALL
 def tree_or_list(view: View) -> View:
     """Open the tree of the selection, or return to its list."""
     if view.io_list:
-        return replace(_with_io_list(view, tree=not view.io_list.tree), tree=TreeView(view.tree.shape))
+        return replace(_with_io_list(view, tree=not view.io_list.tree, heat=False), tree=TreeView(view.tree.shape))
     if view.focus in (TREE, SITE):
         if view.drilled == "wakers" and view.is_at_waker:
             return out_of_waker(view)
         back = about(view, thread=None, cursor=view.thread, focus=LIST) if view.thread else view
         return replace(back, focus=LIST, path=())
     return replace(view, focus=TREE, path=())
+
+
+def heat_map_or_rows(view: View) -> View:
+    """Show the heat map of file operations or requests to disks, or their rows again."""
+    return replace(_with_io_list(view, heat=not view.has_io_heat, tree=False), cell=None)
 
 
 def row_opened(view: View, scrolled: int = 0) -> View:
@@ -111,6 +117,12 @@ def around_outlier(view: View, one: Which, key: ThreadKey | None, category: str)
         return about(view, thread=None, pid=None, program=None, pool=None, cursor=None, focus=CATEGORIES)
     view = about(view, pid=key.pid, program=None, pool=None, object=None, reason=None, wakers=(), cursor=key)
     return into(view, "thread", thread=key, cursor=key, focus=TREE)
+
+
+def around_slow_io(view: View, one: Which, mode: str) -> View:
+    """Show the list of file operations or of requests to disks. `mode`: one of disks.LIST_MODES."""
+    view = replace(view, outliers=OutliersView(one), category=ALL)
+    return at_list(view, FILES if mode == FILE else DISKS)
 
 
 def around_hop(view: View, key: ThreadKey) -> View:

@@ -15,6 +15,7 @@ from offtop.model.viewmodel.disk_list import DisksPicture, disks_picture
 from offtop.model.viewmodel.file_list import FilesPicture, files_picture
 from offtop.model.viewmodel.flame_picture import FlamePicture, FlamePictures
 from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
+from offtop.model.viewmodel.io_heat import IoHeats
 from offtop.model.viewmodel.listing import Listing, ListPicture
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
 from offtop.model.viewmodel.room import Room
@@ -25,7 +26,7 @@ from offtop.model.viewmodel.stack_table import StackTables
 from offtop.model.viewmodel.stuck_list import StuckList, StuckPicture
 from offtop.model.viewmodel.timeline import timeline_and_heat
 from offtop.model.viewmodel.tree_picture import TreePicture, tree_picture
-from offtop.model.viewmodel.view import View
+from offtop.model.viewmodel.view import FILES, View
 from offtop.model.windows.breakdown import Shares
 from offtop.model.windows.heat import Heat
 from offtop.model.windows.history import History, HistoryTick
@@ -80,6 +81,7 @@ class Pictures:
         self._site_places = SitePlaces(self._sums, self._cause_finder)
         self._stuck_list = StuckList(self._cause_finder, place_names)
         self._outlier_list = OutlierList(outliers)
+        self._io_heats = IoHeats(history)
 
     def of(self, view: View, room: Room) -> Picture | None:
         """Return the picture; None while there is no tick yet."""
@@ -101,6 +103,8 @@ class Pictures:
         view, files = files_picture(scene._replace(view=view), self._history, room, self._names)
         view, disks = disks_picture(scene._replace(view=view), self._history, room, self._names)
         timeline, heat = timeline_and_heat(self._history, scene, room)
+        if view.has_io_heat:
+            heat = self._io_heats.of(scene, room, (files if view.focus == FILES else disks).opened_key)
         categories = categories_picture(scene, room)
         top_category = next(iter(categories.ranking.rows), None)
         outliers = self._outlier_list.of(view.outliers.cursor, room.stuck)

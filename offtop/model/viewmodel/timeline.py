@@ -55,7 +55,7 @@ def _timeline(history: History, scene: Scene, room: Room, past: Mapping[int, Par
 
 def _heat(history: History, scene: Scene, room: Room, past: Mapping[int, Parts]) -> Heat | None:
     columns, rows = room.heat
-    if not columns:
+    if not columns or scene.view.has_io_heat:
         return None
     newest = scene.newest
     ticks = history.last(columns * room.heat_cell_ns, newest.at_ns)

@@ -99,6 +99,8 @@ class IoListView:
     """Whether the row under the cursor has the whole pane, with its stacks."""
     tree: bool = False
     """Whether the pane shows the stack tree: of the opened row, or of all rows."""
+    heat: bool = False
+    """Whether the pane shows the heat map: of the opened row, or of all rows."""
     scrolled: int = 0
     """Lines of the opened row above the screen."""
 
@@ -248,6 +250,11 @@ class View:
     def has_io_tree(self) -> bool:
         """Whether the focused pane shows the stack tree of file operations or of requests to disks."""
         return self.io_list is not None and self.io_list.tree
+
+    @property
+    def has_io_heat(self) -> bool:
+        """Whether the focused pane shows the heat map of file operations or of requests to disks."""
+        return self.io_list is not None and self.io_list.heat
 
     @property
     def compared(self) -> Baseline | None:

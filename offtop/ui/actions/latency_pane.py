@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from offtop.model.viewmodel import panes, view_changes
 from offtop.model.viewmodel import view as views
-from offtop.model.viewmodel import view_changes
 from offtop.model.viewmodel.picture import Picture
-from offtop.model.viewmodel.view import HEATMAP, LATENCY
+from offtop.model.viewmodel.view import HEATMAP, LATENCY, View
 from offtop.ui.actions.pane import Pane
 from offtop.ui.kit.layout import HEAT_SCALE, Layout
 from offtop.ui.kit.lines import Line, Pen
@@ -22,11 +22,18 @@ class LatencyPane(Pane):
         return latency.histogram(picture.common, pen)
 
     def move(self, picture: Picture, step: int) -> None:
-        self._display.set_view(view_changes.at_cell(self._display.view, self._moved(picture, 0, -step)))
+        self._select(self._moved(picture, 0, -step))
 
     def move_sideways(self, picture: Picture, step: int) -> bool:
-        self._display.set_view(view_changes.at_cell(self._display.view, self._moved(picture, step, 0)))
+        self._select(self._moved(picture, step, 0))
         return True
+
+    def _select(self, cell: views.Cell | None) -> None:
+        self._display.set_view(view_changes.at_cell(self._display.view, cell))
+
+    def _left_at(self, view: View) -> View:
+        """Return the view with which the panes show the time of a cell."""
+        return replace(view, zoomed=False)
 
     @staticmethod
     def _moved(picture: Picture, columns: int, rows: int) -> views.Cell | None:
@@ -36,7 +43,7 @@ class LatencyPane(Pane):
         """Show all panes as they were at the time of the cell."""
         cell = self._moved(picture, 0, 0)
         if cell and latency.is_measured(picture.heat, picture.common.view.cell):
-            self._display.set_view(replace(view_changes.paused_at(self._display.view, cell.end_ns), zoomed=False))
+            self._display.set_view(self._left_at(view_changes.paused_at(self._display.view, cell.end_ns)))
         else:
             self._display.show_alert("nothing was measured then")
 
@@ -46,4 +53,14 @@ class LatencyPane(Pane):
             return
         column, row = x - HEAT_SCALE + 1, len(heat.rows) - y
         if 0 <= column < len(heat.columns) and 0 <= row < len(heat.rows):
-            self._display.set_view(view_changes.at_cell(self._focused_view, views.Cell(heat.ends_ns[column], row)))
+            self._select(views.Cell(heat.ends_ns[column], row))
+
+
+class IoHeatPane(LatencyPane):
+    """The heat map of file operations or of requests to disks, in the place of their list."""
+
+    def _select(self, cell: views.Cell | None) -> None:
+        self._display.set_view(replace(self._display.view, cell=cell))
+
+    def _left_at(self, view: View) -> View:
+        return panes.heat_map_or_rows(view)

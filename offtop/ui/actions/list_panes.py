@@ -35,6 +35,8 @@ class FilesPane(StackRowsPane[FileRow]):
         super().__init__(display, sorting, _FilesTree(display))
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        if picture.common.view.has_io_heat:
+            return files.heat_map(picture.heat, picture.files, picture.common, pen)
         return files.files(picture.files, picture.common, pen)
 
     def _listed(self, picture: Picture) -> FilesPicture:
@@ -73,6 +75,8 @@ class DisksPane(StackRowsPane[DiskRow]):
         super().__init__(display, sorting, _DisksTree(display))
 
     def _draw(self, picture: Picture, pen: Pen, layout: Layout) -> list[Line]:
+        if picture.common.view.has_io_heat:
+            return disks.heat_map(picture.heat, picture.disks, picture.common, pen)
         return disks.disks(picture.disks, picture.common, pen)
 
     def _listed(self, picture: Picture) -> DisksPicture:

@@ -11,6 +11,7 @@ from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import View
 from offtop.printable import printable
 from offtop.ui.actions.display import Display
+from offtop.ui.actions.latency_pane import IoHeatPane
 from offtop.ui.actions.pane import Pane, within
 from offtop.ui.actions.sorting import Sorting
 from offtop.ui.actions.stack_panes import IoTreePane
@@ -43,11 +44,17 @@ class Listed(Protocol[RowOfPicture]):
 
 
 class StackRowsPane(Pane, Generic[Row]):
-    """The list, one of its rows in full with its stacks, or the stack tree in its place."""
+    """The list, one of its rows in full with its stacks, or the stack tree or the heat map in its place."""
 
     def __init__(self, display: Display, sorting: Sorting, tree: IoTreePane) -> None:
         super().__init__(display)
-        self._sorting, self._tree = sorting, tree
+        self._sorting, self._tree, self._heat = sorting, tree, IoHeatPane(display)
+
+    def _in_its_place(self, picture: Picture) -> Pane | None:
+        """Return what is shown instead of rows, and has their keys."""
+        if self._display.view.has_io_heat:
+            return self._heat
+        return self._tree if self._listed(picture).tree else None
 
     def _listed(self, picture: Picture) -> Listed[Row]:
         raise NotImplementedError
@@ -76,25 +83,27 @@ class StackRowsPane(Pane, Generic[Row]):
         raise NotImplementedError
 
     def move(self, picture: Picture, step: int) -> None:
-        """Move in the list or the tree, or scroll the row that fills the pane."""
+        """Move in the list, or scroll the row that fills the pane."""
+        if other := self._in_its_place(picture):
+            other.move(picture, step)
+            return
         rows, listed, view = self._rows(picture), self._listed(picture), self._display.view
-        if listed.tree:
-            self._tree.move(picture, step)
-        elif listed.opened and listed.chosen and view.io_list:
+        if listed.opened and listed.chosen and view.io_list:
             last = len(self._in_full(picture, listed.chosen)) - self._pen.height + 1
             self._display.set_view(panes.row_opened(view, max(0, min(last, view.io_list.scrolled + step))))
         elif rows:
             self._display.set_view(self._at_row(view, rows[within(listed.cursor + step, rows)]))
 
     def move_sideways(self, picture: Picture, step: int) -> bool:
-        return bool(self._listed(picture).tree) and self._tree.move_sideways(picture, step)
+        other = self._in_its_place(picture)
+        return other is not None and other.move_sideways(picture, step)
 
     def enter(self, picture: Picture) -> None:
         """Show the row under the cursor in full; if it is shown already, show where its process or thread waits."""
         listed, view = self._listed(picture), self._display.view
         chosen = listed.chosen
-        if listed.tree:
-            self._tree.enter(picture)
+        if other := self._in_its_place(picture):
+            other.enter(picture)
         elif chosen is None:
             return
         elif not listed.opened:
@@ -114,8 +123,8 @@ class StackRowsPane(Pane, Generic[Row]):
         self._tree.close() if self._display.view.has_io_tree else self.open()
 
     def next_match(self, picture: Picture, word: str, step: int) -> bool:
-        if self._listed(picture).tree:
-            return self._tree.next_match(picture, word, step)
+        if other := self._in_its_place(picture):
+            return other.next_match(picture, word, step)
         view = self._focused_view
         matches = {
             number: self._at_row(view, row)
@@ -134,15 +143,15 @@ class StackRowsPane(Pane, Generic[Row]):
         return None
 
     def as_text(self, picture: Picture) -> str:
-        if self._listed(picture).tree:
-            return self._tree.as_text(picture)
+        if other := self._in_its_place(picture):
+            return other.as_text(picture)
         chosen = self._listed(picture).chosen
         return printable(self._text_of(chosen)) if chosen else super().as_text(picture)
 
     def click(self, picture: Picture, x: int, y: int) -> None:
         rows, listed = self._rows(picture), self._listed(picture)
-        if listed.tree:
-            self._tree.click(picture, x, y)
+        if other := self._in_its_place(picture):
+            other.click(picture, x, y)
             return
         if listed.opened:
             return

@@ -99,8 +99,11 @@ class ViewSwitches:
     def show_next_latency(self) -> None:
         """Show the next form of the latency pane.
 
-        If the focused pane leaves no room for it, focus the categories.
+        If the focused pane leaves no room for it, focus the categories. Lists that are not of waits have their own.
         """
+        if self._display.view.io_list:
+            self._display.set_view(panes.heat_map_or_rows(self._display.view))
+            return
         view = view_changes.next_latency(self._display.view, self._display.layout.latency)
         if view.latency != views.OFF and not self._has_room_for_latency(view):
             view = replace(view_changes.in_pane(view, CATEGORIES), zoomed=False)

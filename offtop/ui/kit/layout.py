@@ -73,7 +73,7 @@ class Layout(NamedTuple):
     @property
     def heat(self) -> tuple[int, int, int]:
         """Heat map: columns (whole minutes), seconds per column, and rows."""
-        pane = self.panels.get(LATENCY)
+        pane = next((self.panels[one] for one in (LATENCY, FILES, DISKS) if one in self.panels), None)
         if pane is None or self.latency != HEATMAP:
             return 0, 5, 0
         cells = max(1, pane.width - HEAT_SCALE)
@@ -191,7 +191,8 @@ def arrange(
         panels["keys"] = Rect(0, height - 1, width, 1)
     if panels.get(CATEGORIES) == body:
         most = body.height
-    shown, rows = latency if LATENCY in panels else OFF, max(1, most - CATEGORY_FRAME)
+    shown = latency if LATENCY in panels else HEATMAP if view.has_io_heat else OFF
+    rows = max(1, most - CATEGORY_FRAME)
     return Layout(width, height, MappingProxyType(panels), shown, rows, cost, timeline, crumb, within)
 
 

@@ -118,6 +118,7 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
             (
                 ("drill", "show this row with its stacks; again: where its process waits"),
                 ("tree", "show the stack tree, of all rows or of the one that is shown; leave it"),
+                ("latency", "show the heat map, of all rows or of the one that is shown; leave it"),
                 ("export", "write these stacks to a file: flame graph, folded, speedscope, pprof or CSV"),
                 _SORTS,
                 ("filter", "filter, e.g. file=*.ibd op=fsync bytes>1M max>10ms"),
@@ -131,6 +132,7 @@ PANES: Mapping[str, PaneKeys] = MappingProxyType(
             (
                 ("drill", "show this row with its stacks; again: where its process or thread waits"),
                 ("tree", "show the stack tree, of all rows or of the one that is shown; leave it"),
+                ("latency", "show the heat map, of all rows or of the one that is shown; leave it"),
                 ("export", "write these stacks to a file: flame graph, folded, speedscope, pprof or CSV"),
                 _SORTS,
                 ("threads", "list processes or threads"),

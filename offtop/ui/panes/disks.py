@@ -8,10 +8,11 @@ from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.view import DISKS, SINCE_START
+from offtop.model.windows.heat import Heat
 from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
-from offtop.ui.panes import io_stacks
+from offtop.ui.panes import io_stacks, latency
 from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
@@ -23,10 +24,7 @@ _BARS = 24
 
 def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
     if shown.tree and shown.span_ns:
-        what = "requests to disks"
-        if shown.opened and shown.chosen:
-            what = printable(f"{shown.chosen.what} {shown.chosen.who}", pen.glyphs.is_ascii)
-        return io_stacks.tree(shown.tree, what, io_stacks.REQUESTS, shown.span_ns, common, pen)
+        return io_stacks.tree(shown.tree, _subject(shown, pen), io_stacks.REQUESTS, shown.span_ns, common, pen)
     if shown.opened and shown.chosen:
         about = "requests to a disk (Enter: where this process waits, t: stack tree, Esc goes back)"
         return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.disks.scrolled, pen)
@@ -52,6 +50,18 @@ def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
         lines += [Line()] * (end - len(lines))
         lines += details(shown.chosen, common, pen)[:below]
     return lines
+
+
+def heat_map(heat: Heat | None, shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
+    """Heat map of the time in queue and disk together."""
+    counted = latency.Counted("requests", " No request was completed.")
+    return latency.heat_map_of(heat, _subject(shown, pen), counted, common, pen)
+
+
+def _subject(shown: DisksPicture, pen: Pen) -> str:
+    """Return what the stack tree or the heat map is about."""
+    row = shown.chosen
+    return printable(f"{row.what} {row.who}", pen.glyphs.is_ascii) if shown.opened and row else "requests to disks"
 
 
 def title(shown: DisksPicture, common: Common) -> str:

@@ -8,10 +8,11 @@ from offtop.model.values.container import label
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
+from offtop.model.windows.heat import Heat
 from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
-from offtop.ui.panes import io_stacks
+from offtop.ui.panes import io_stacks, latency
 from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
@@ -24,8 +25,7 @@ _BARS = 24
 
 def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     if shown.tree and shown.span_ns:
-        what = printable(shown.chosen.what, pen.glyphs.is_ascii) if shown.opened and shown.chosen else "file operations"
-        return io_stacks.tree(shown.tree, what, io_stacks.CALLS, shown.span_ns, common, pen)
+        return io_stacks.tree(shown.tree, _subject(shown, pen), io_stacks.CALLS, shown.span_ns, common, pen)
     if shown.opened and shown.chosen:
         about = "a file operation (Enter: where this process waits, t: stack tree, Esc goes back)"
         return io_stacks.scrolled(about, in_full(shown.chosen, common, pen), common.view.files.scrolled, pen)
@@ -45,6 +45,17 @@ def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
         lines += [Line()] * (STUCK_FRAME + room - len(lines))
         lines += details(shown.chosen, common, pen)[:below]
     return lines
+
+
+def heat_map(heat: Heat | None, shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
+    counted = latency.Counted("calls", " No call has returned.")
+    return latency.heat_map_of(heat, _subject(shown, pen), counted, common, pen)
+
+
+def _subject(shown: FilesPicture, pen: Pen) -> str:
+    """Return what the stack tree or the heat map is about."""
+    row = shown.chosen
+    return printable(f"{row.what} {row.who}", pen.glyphs.is_ascii) if shown.opened and row else "file operations"
 
 
 def title(shown: FilesPicture, common: Common) -> str:

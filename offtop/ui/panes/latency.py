@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import log
+from typing import NamedTuple
 
 from offtop.model.values import histogram as log2
 from offtop.model.viewmodel.common import Common
@@ -22,6 +23,15 @@ _NO_WAIT, _NO_CALL = " No wait of the minimum length or longer has ended here.",
 _BESIDE_BAR = 14 + 9 + 7
 """Cells beside a bar: range, count and percentile marks."""
 Spans = list[tuple[str, str]]
+
+
+class Counted(NamedTuple):
+    """What a heat map counts."""
+
+    what: str
+    """In the plural."""
+    none: str
+    """The line that says that there is none."""
 
 
 def histogram(common: Common, pen: Pen) -> list[Line]:
@@ -108,24 +118,30 @@ def _bar(cells: float, pen: Pen) -> str:
 
 
 def heat_map(heat: Heat | None, common: Common, pen: Pen) -> list[Line]:
+    """Heat map of the waits of the selection."""
+    return heat_map_of(heat, selection(common, pen.glyphs), Counted("waits", _NO_WAIT), common, pen)
+
+
+def heat_map_of(heat: Heat | None, title: str, counted: Counted, common: Common, pen: Pen) -> list[Line]:
+    """Heat map of what has `title`."""
     if heat is None:
         return []
     minutes = span(len(heat.columns) * heat.cell_ns)
-    lines = [rule(f"latency of: {selection(common, pen.glyphs)}, last {minutes}", pen)]
+    lines = [rule(f"latency of: {title}, last {minutes}", pen)]
     if not heat.rows:
-        return [*lines, plain(fit(_NO_WAIT, pen.width, pen.glyphs), "dim")]
+        return [*lines, plain(fit(counted.none, pen.width, pen.glyphs), "dim")]
     chosen = chosen_cell(heat, common.view.cell)
     for row in reversed(range(len(heat.rows))):
         spans: Spans = [(f"{_range(heat.rows[row]):>{HEAT_SCALE - 2}} ", "dim")]
         for column, counts in enumerate(heat.columns):
             text, token = _cell(counts, row, heat, pen)
-            at_cursor = common.view.focus == LATENCY and chosen == (column, row)
+            at_cursor = (common.view.focus == LATENCY or common.view.has_io_heat) and chosen == (column, row)
             spans.append(("X" if at_cursor and text == " " else text, "cursor" if at_cursor else token))
         lines.append(Line(_joined(spans)))
     axis = f"-{minutes}"
     end = "now" if common.view.paused_at_ns is None else "^"
     lines.append(plain(f"{'':>{HEAT_SCALE - 1}}{axis:<{max(0, len(heat.columns) - len(end))}}{end}", "dim"))
-    lines.append(plain(fit(_cursor_text(heat, common, chosen), pen.width, pen.glyphs), "bar-mark"))
+    lines.append(plain(fit(_cursor_text(heat, common, chosen, counted.what), pen.width, pen.glyphs), "bar-mark"))
     return lines
 
 
@@ -179,10 +195,10 @@ def moved(heat: Heat | None, cell: Cell | None, columns: int, rows: int) -> Cell
     return Cell(heat.ends_ns[column], max(0, min(len(heat.rows) - 1, row + rows)))
 
 
-def _cursor_text(heat: Heat, common: Common, chosen: tuple[int, int]) -> str:
+def _cursor_text(heat: Heat, common: Common, chosen: tuple[int, int], counted: str) -> str:
     column, row = chosen
     counts = heat.columns[column]
     until_ns = heat.ends_ns[column]
     when = f"{clock(common.newest, until_ns - heat.cell_ns)}-{clock(common.newest, until_ns)}"
-    how_many = "not measured" if counts is None else f"{counts[row]:,} waits"
+    how_many = "not measured" if counts is None else f"{counts[row]:,} {counted}"
     return f" {when}  {_range(heat.rows[row])}: {how_many}   most in a cell {heat.most:,}"

@@ -1,0 +1,68 @@
+"""The heat map of file operations, or of requests to disks: of all that pass the filter, or of one row."""
+
+from collections.abc import Sequence
+
+from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
+from offtop.model.aggregate.file_rows import FileRow, file_rows
+from offtop.model.values.disks import DiskKey
+from offtop.model.values.files import FileKey
+from offtop.model.viewmodel.file_list import filters_of
+from offtop.model.viewmodel.room import Room
+from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.view import FILES, View
+from offtop.model.windows import heat as heats
+from offtop.model.windows.heat import Heat
+from offtop.model.windows.history import History, HistoryTick
+
+_MOST_ROWS = 20_000
+"""Of ticks that are looked at for one picture, some 0.1 s; others follow in the next ones."""
+
+
+class IoHeats:
+    """Makes the heat map of each picture; keeps the histograms of earlier ticks."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._selection: object = None
+        self._histograms: dict[int, int] = {}
+        """By number of the tick: calls or requests that ended in it."""
+
+    def of(self, scene: Scene, room: Room, row: FileKey | DiskKey | None) -> Heat:
+        """Return the heat map of `row`, or of all rows."""
+        view, (columns, rows), end_ns = scene.view, room.heat, scene.newest.at_ns
+        selection = view.focus, row, view.filter, view.user, view.disks.by_thread
+        if selection != self._selection:
+            self._selection, self._histograms = selection, {}
+        ticks = self._history.last(columns * room.heat_cell_ns, end_ns)
+        left = _MOST_ROWS
+        for tick in reversed(ticks):
+            many = _rows_in(tick, view)
+            if many is None or tick.number in self._histograms:
+                continue
+            if left <= 0:
+                break
+            left -= many
+            self._histograms[tick.number] = sum(
+                one.totals.histogram for one in _rows_of(tick, view) if row in (None, one.key)
+            )
+        oldest = self._history.oldest
+        if oldest:
+            self._histograms = {number: one for number, one in self._histograms.items() if number >= oldest.number}
+        return heats.heat(ticks, self._histograms, columns, room.heat_cell_ns, end_ns, rows)
+
+
+def _rows_in(tick: HistoryTick, view: View) -> int | None:
+    """Return how many rows a tick has; None: what is listed was not counted then."""
+    header = tick.header
+    activity = header.files if view.focus == FILES else header.disks
+    return None if activity is None else len(activity.totals)
+
+
+def _rows_of(tick: HistoryTick, view: View) -> Sequence[FileRow] | Sequence[DiskRow]:
+    """Return the rows of a tick that pass the filter."""
+    header, filters = tick.header, filters_of(view)
+    if view.focus == FILES:
+        return file_rows(header.files, tick.span_ns, header.catalog, filters).rows if header.files else ()
+    if header.disks is None:
+        return ()
+    return disk_rows(header.disks, tick.span_ns, header.catalog, filters, by_thread=view.disks.by_thread).rows
