@@ -561,6 +561,7 @@ def _add_outlier_options(parser: argparse.ArgumentParser, *, live: bool = False)
         action="append",
         metavar="RULE",
         help="keep waits that match, e.g. 'lock.max > 500ms', 'comm:mysqld disk.p99 > 50ms for 3s', 'any.now > 5s'; "
+        "file.max > 100ms, request.p99 > 20ms: file operations, requests to disks; "
         "suspect: what others wait for; auto (the default): far longer than usual; off. May be given more than once",
     )
     add(

@@ -11,6 +11,7 @@ from offtop.commands import options
 from offtop.errors import KernelError, OfftopError, PrivilegeError, UsageError, warn
 from offtop.feed.source import Source
 from offtop.model.classify import categories
+from offtop.model.outliers.trigger import io_modes
 from offtop.model.values.disks import DISK
 from offtop.model.values.files import FILE
 from offtop.model.values.snapshot import Filters
@@ -122,6 +123,7 @@ def _traced(
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
 
+    wanted = {counted, *io_modes(loaded.settings.triggers)}
     return LiveSource(
         rules,
         filters,
@@ -132,8 +134,8 @@ def _traced(
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
         budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
-        with_files=counted == FILE,
-        with_disks=counted == DISK,
+        with_files=FILE in wanted,
+        with_disks=DISK in wanted,
     )
 
 

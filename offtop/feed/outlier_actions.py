@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from offtop.errors import UsageError
 from offtop.model.classify.categories import Categories
 from offtop.model.outliers.detector import OutlierDetector
-from offtop.model.outliers.trigger import MAX, NOW, Trigger, TriggerError, parse
+from offtop.model.outliers.trigger import Trigger, TriggerError, parse
 from offtop.model.values.outlier import APART_NS, Outlier
 from offtop.person import Person
 from offtop.printable import printable
@@ -33,7 +33,7 @@ def triggers(texts: Sequence[str], rules: Categories, min_ns: int, where: str) -
             one = parse(text, rules.ids, rules.groups)
         except TriggerError as wrong:
             raise UsageError(f"{where}: {wrong}") from None
-        if one and one.metric in (MAX, NOW) and one.value < min_ns:
+        if one and one.is_of_waits and one.value < min_ns:
             raise UsageError(
                 f"{where}: '{printable(text)}': waits below the minimum of {duration(min_ns)} are only counted. "
                 f"Use a longer time, or a smaller --min"
@@ -145,6 +145,7 @@ def environment(one: Outlier, user: Person) -> Mapping[str, str]:
         "COMM": one.comm,
         "PID": wait.site.pid if wait else "",
         "TID": wait.site.tid if wait else "",
+        "WHAT": one.io.what if one.io else "",
         "LENGTH_NS": one.length_ns if wait else "",
         "GOING_ON": int(one.is_going_on),
         "TAKEN_NS": one.taken_ns,

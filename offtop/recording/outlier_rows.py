@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from offtop.model.outliers.trigger import METRICS
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.outlier import LongWait, Outlier
+from offtop.model.values.disks import LIST_MODES
+from offtop.model.values.outlier import LongWait, Outlier, SlowIo
 from offtop.model.values.stack import FIRST_STACK, Stack
 from offtop.model.values.wake import FIRST_WAKE
 from offtop.recording import checked, wake_rows
@@ -31,6 +32,7 @@ def encode(one: Outlier) -> bytes:
         and [*wait.site, wait.began_ns, wait.ended_ns, wait.runqueue_ns, wait.state, wait.cpu, wait.is_exact],
         "comms": [[*key, comm] for key, comm in catalog.comms.items()],
         "processes": [[pid, name] for pid, name in catalog.processes.items()],
+        **({"io": one.io} if one.io else {}),
         **wake_rows.encode_wakes({number: wake for number, wake in catalog.wakes.items() if number >= FIRST_WAKE}),
     }
     return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), _LEVEL)
@@ -73,7 +75,17 @@ def decode(blob: object, stack_of: Callable[[int], Stack]) -> Outlier:
         was_reported is True,
         checked.identity(more),
         catalog,
+        _io(fields.get("io")),
     )
+
+
+def _io(value: object) -> SlowIo | None:
+    if value is None:
+        return None
+    mode, what = map(_text, checked.array(value, len(SlowIo._fields)))
+    if mode not in LIST_MODES:
+        raise ValueError("an outlier has an unknown mode")
+    return SlowIo(mode, what)
 
 
 def _wait(values: list[object], program: str) -> LongWait:

@@ -481,7 +481,7 @@ class Outlier(Struct, frozen=True, kw_only=True):
     """auto, or the trigger's text."""
     metric: Annotated[str, _meaning(METRICS)]
     category: str
-    """Empty: everything that is not idle."""
+    """Empty: everything that is not idle. Of file operations and requests, the operation."""
     process: str
     """Process name; empty: all processes together."""
     value: float
@@ -499,7 +499,11 @@ class Outlier(Struct, frozen=True, kw_only=True):
     was_told: bool
     """This wait was reported before, while it went on, and has ended now."""
     wait: LongWait | None
-    """The wait; null: a tick crossed the threshold, not a wait."""
+    """The wait; null: a tick, call or request crossed the threshold."""
+    mode: Annotated[str, _one_of(*LIST_MODES)] | None
+    """What is judged instead of waits; null: nothing."""
+    what: str | None
+    """The slowest file operation or request, with its file or disk; null: none."""
 
 
 class StackEndTime(Struct, frozen=True, kw_only=True):

@@ -317,6 +317,8 @@ def _outlier_object(one: Outlier, names: Names, cause_finder: CauseFinder) -> ob
         more=one.more,
         was_told=one.was_reported,
         wait=_wait_object(one, one.wait, names, cause_finder) if one.wait else None,
+        mode=one.io.mode if one.io else None,
+        what=printable(one.io.what) if one.io else None,
     )
 
 

@@ -12,7 +12,7 @@ from offtop.feed import outlier_actions
 from offtop.feed.outlier_actions import Alarm, environment
 from offtop.model.classify import categories
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.outlier import APART_NS, AUTO, LongWait, Outlier
+from offtop.model.values.outlier import APART_NS, AUTO, LongWait, Outlier, SlowIo
 from offtop.person import person
 from offtop.units import NS_PER_S
 
@@ -63,6 +63,11 @@ def test_each_outlier_is_counted_once() -> None:
     alarm.add([])
     alarm.add([outlier(more=4), outlier(11), outlier(12, reported=True)])
     assert alarm.count == 6
+
+
+def test_a_command_is_told_which_file_operation_was_slow() -> None:
+    slow = outlier()._replace(wait=None, io=SlowIo("file", "fsync /db/\x1blog"))
+    assert environment(slow, person())["OFFTOP_WHAT"] == "fsync /db/\\x1blog"
 
 
 def test_command_is_rate_limited_per_category_and_gets_the_outlier(tmp_path: Path) -> None:

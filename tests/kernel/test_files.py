@@ -397,6 +397,28 @@ def test_calls_at_stacks_without_room_are_counted_all_the_same(
     assert watched.last.lost["sites"] - before == 20
 
 
+def test_a_trigger_names_the_slow_call_in_batch(writer: Path, tmp_path: Path) -> None:
+    with hangs.frozen_ext4(tmp_path) as mounted, programs.running([writer, mounted / "data"]) as program:
+        command = [Path(sys.executable).with_name("offtop"), "-b", "--json", "-n", "3", "-p", str(program.pid)]
+        offtop = subprocess.Popen(
+            [*command, "--trigger", "file.max > 200ms", "--fail-on-trigger"], stdout=subprocess.PIPE, text=True
+        )
+        assert offtop.stdout
+        first = json.loads(offtop.stdout.readline())
+        program.go()
+        hangs.freeze(mounted)
+        program.go_on_alone()
+        time.sleep(0.5)
+        hangs.thaw(mounted)
+        program.listen()
+        rest = [json.loads(line) for line in offtop.stdout]
+        assert offtop.wait(30) == 5
+    assert first["outliers"] == []
+    (one,) = (one for tick in rest for one in tick["outliers"])
+    assert (one["mode"], one["what"], one["process"]) == ("file", f"pwrite {mounted / 'data'}", "writer")
+    assert one["value"] > 200_000_000
+
+
 ENDLESS = """
 import os, sys, time
 fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)

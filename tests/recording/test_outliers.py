@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.outlier import AUTO, LongWait, Outlier
+from offtop.model.values.outlier import AUTO, LongWait, Outlier, SlowIo
 from offtop.model.values.snapshot import Snapshot
 from offtop.model.values.stack import EMPTY, KERNEL, Frame, Stack
 from offtop.model.values.wake import FIRST_WAKE, THREAD, WHOLE, Object, Wake, Waker
@@ -43,7 +43,10 @@ def contents(one: Outlier) -> object:
     return one._replace(catalog=Catalog()), one.catalog.comms, one.catalog.processes
 
 
-@pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False)])
+SLOW = outlier(wait=False)._replace(io=SlowIo("file", "fsync /db/\x1b.log"))
+
+
+@pytest.mark.parametrize("one", [outlier(), outlier(ended=False), outlier(wait=False), SLOW])
 def test_outlier_is_read_as_written(one: Outlier) -> None:
     again = outlier_rows.decode(outlier_rows.encode(one), {20: LOCK, 21: EMPTY, 30: LOCK}.__getitem__)
     assert contents(again) == contents(one)
@@ -73,6 +76,9 @@ def with_value(where: str, index: int, value: object) -> bytes:
         zlib.compress(b"{}"),
         changed(outlier=[1]),
         changed(wait=[1, 2]),
+        changed(io=["file"]),
+        changed(io=["net", "x"]),
+        changed(io=["file", "x" * 301]),
         changed(comms=[[1]]),
         changed(wakers=[]),
         with_value("outlier", 0, -1),

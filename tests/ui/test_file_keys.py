@@ -1,6 +1,8 @@
 """File operations on the screen: counted while their list is open, sorted, filtered, searched."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import pytest
 from textual.pilot import Pilot
@@ -14,7 +16,7 @@ from offtop.model.values.stack import KERNEL, Frame, Stack
 from offtop.model.viewmodel.view import CATEGORIES, FILES, LIST, View
 from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
-from tests.ui.shown import QUICK_NS, asynchronous, pane, screen, shown, until
+from tests.ui.shown import QUICK_NS, asynchronous, catching, pane, screen, shown, until
 
 MS = 1_000_000
 LOG, TABLE, ODD = FileId(1, 1, 0), FileId(1, 2, 0), FileId(1, 3, 0)
@@ -177,6 +179,26 @@ async def test_7_counts_while_the_list_is_open_and_only_then() -> None:
 
 
 @asynchronous
+async def test_a_trigger_counts_them_whichever_list_is_open_and_enter_goes_there() -> None:
+    made = ScriptedSource(ticks=3)
+    made.files = ACTIVITY
+    view = View(delay_ns=QUICK_NS, triggers=("file.max > 25ms",))
+    async with shown(made, (160, 50), view=view, outlier_actions=catching("file.max > 25ms")) as (app, pilot):
+        await until(lambda: made.files_requested == [True])
+        await until(lambda: "outlier: 30ms fsync, file.max > 25ms: db: fsync /var/lib/db/redo.log" in screen(app)[-2])
+        await pilot.press("7", "7")
+        assert made.files_requested == [True]
+        await pilot.press("O")
+        assert "fsync /var/lib/db/redo.log" in "\n".join(screen(app))
+        await pilot.press("enter", "enter")
+        assert app.view.paused_at_ns
+        assert rows(app) == ["fsync", "pread", "write"]
+        await pilot.press("exclamation_mark", *["backspace"] * 20, *"off", "enter")
+        await pilot.press("1")
+        await until(lambda: made.files_requested == [True, False])
+
+
+@asynchronous
 async def test_refusal_is_shown_and_leaves_the_list() -> None:
     made = ScriptedSource(ticks=3)
     made.refuses = KernelError("File operations cannot be shown: no")
@@ -280,6 +302,43 @@ def tree(app: OfftopApp) -> list[str]:
     """Return the column titles and the branches of the stack tree."""
     lines = [" ".join(line.split()) for line in pane(app, FILES)[1:]]
     return lines[: lines.index("")]
+
+
+@asynchronous
+async def test_l_shows_the_heat_map_of_all_rows_or_of_the_one_that_is_shown() -> None:
+    async with shown(source(), (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("l")
+        title, *lines = pane(app, FILES)
+        assert title.strip("─ ") == "latency of: file operations, last 10m"
+        assert cells(lines) == {"17ms-34ms": "▃", "16us-33us": "▆", "8.2us-16us": "█"}
+        assert "8.2us-16us: 3,000 calls   most in a cell 3,000" in "\n".join(lines)
+        await pilot.press("enter")
+        assert app.view.paused_at_ns
+        assert rows(app) == ["fsync", "pread", "write"]
+        await pilot.press("enter", "l")
+        title, *lines = pane(app, FILES)
+        assert title.strip("─ ") == "latency of: fsync /var/lib/db/redo.log db(42), last 10m"
+        assert cells(lines) == {"17ms-34ms": "█"}
+        await pilot.press("left", "enter")
+        assert "nothing was measured then" in "\n".join(screen(app))
+        await pilot.press("t")
+        assert pane(app, FILES)[0].strip("─ ").startswith("stack tree: fsync")
+        await pilot.press("l", "escape", "escape")
+        assert rows(app) == ["fsync", "pread", "write"]
+
+
+@asynchronous
+async def test_heat_map_has_what_passes_the_filter() -> None:
+    view = replace(VIEW, filter=parse("op=pread"))
+    async with shown(source(), (160, 50), view=view) as (app, pilot):
+        await pilot.press("l")
+        assert cells(pane(app, FILES)[1:]) == {"8.2us-16us": "█"}
+
+
+def cells(lines: Sequence[str]) -> dict[str, str]:
+    """Return range → cell of a heat map with one column, for cells that are not empty."""
+    found = (line.split() for line in takewhile(lambda line: not line.lstrip().startswith("-"), lines))
+    return {length: cell for length, cell in found if cell != "."}
 
 
 @asynchronous

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offtop.model.classify.suspects import NOTHING_FOUND, Found
+from offtop.model.outliers.io_triggers import Measured, measured_io
 from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, SUSPECT, WAITING, Trigger
 from offtop.model.outliers.usual import ENOUGH_SHORT, Usual
 from offtop.model.values import histogram as log2
@@ -296,20 +297,19 @@ class OutlierDetector:
         if trigger.is_of_waits or trigger.metric == HARM:
             return []
         found: list[Outlier] = []
-        parts = _parts(trigger, snapshot.catalog, tick)
-        for program, part in parts.items():
-            value = _measured(trigger, part, tick.span_ns)
+        measured = measured_io(trigger, tick) if trigger.io else _measured_waits(trigger, snapshot.catalog, tick)
+        for program, (value, what, io) in measured.items():
             of = trigger.text, program
             if value <= trigger.value:
                 self._true_since.pop(of, None)
                 continue
             since_ns = self._true_since.setdefault(of, tick.at_ns - tick.span_ns)
             lasted_ns, before_ns = tick.at_ns - since_ns, tick.at_ns - tick.span_ns - since_ns
-            if lasted_ns >= trigger.for_ns and (before_ns < trigger.for_ns or not before_ns):
-                what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
-                times = tick.at_ns, tick.taken_ns
-                found.append(Outlier(*times, trigger.text, trigger.metric, what, program, value, trigger.value))
-        for of in [of for of in self._true_since if of[0] == trigger.text and of[1] not in parts]:
+            is_new = before_ns < trigger.for_ns or not before_ns or trigger.judges_each
+            if lasted_ns >= trigger.for_ns and is_new:
+                rule = trigger.text, trigger.metric, what, program, value, trigger.value
+                found.append(Outlier(tick.at_ns, tick.taken_ns, *rule, io=io))
+        for of in [of for of in self._true_since if of[0] == trigger.text and of[1] not in measured]:
             del self._true_since[of]
         return found
 
@@ -368,6 +368,12 @@ def _after(snapshot: Snapshot, wait: LongWait) -> str:
         return ""
     category = SHORT if now.site.kernel in PLACELESS else snapshot.catalog.stack(now.site.kernel).category
     return f"{now.letter} {category}"
+
+
+def _measured_waits(trigger: Trigger, catalog: Catalog, tick: HistoryTick) -> dict[str, Measured]:
+    what = ", ".join(sorted(trigger.categories)) if trigger.categories else ""
+    parts = _parts(trigger, catalog, tick)
+    return {program: (_measured(trigger, part, tick.span_ns), what, None) for program, part in parts.items()}
 
 
 def _parts(trigger: Trigger, catalog: Catalog, tick: HistoryTick) -> dict[str, Part]:

@@ -30,8 +30,8 @@ def threshold_text(one: Outlier) -> str:
 
 
 def location_text(one: Outlier, names: Names) -> str:
-    """Return where the thread waited and on what; empty if the outlier is not a wait."""
-    return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else ""
+    """Return where the thread waited and on what, or what was slow; empty if the outlier is about a whole tick."""
+    return where.of_sleeper(one.catalog, one.wait.site, names) if one.wait else one.io.what if one.io else ""
 
 
 def one_line(one: Outlier, names: Names) -> str:

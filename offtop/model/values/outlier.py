@@ -64,6 +64,15 @@ class LongWait(NamedTuple):
         return max(0, (min(self.ended_ns, at_ns) if self.ended_ns else at_ns) - self.began_ns)
 
 
+class SlowIo(NamedTuple):
+    """The slowest file operation or request of an outlier that is not about waits."""
+
+    mode: str
+    """One of disks.LIST_MODES."""
+    what: str
+    """`fsync /var/lib/db/redo.log`; raw."""
+
+
 class Outlier(NamedTuple):
     at_ns: int
     """CLOCK_MONOTONIC of the end of the tick in which it was found."""
@@ -82,7 +91,7 @@ class Outlier(NamedTuple):
     usual_ns: int = 0
     """99.9th percentile of that program and category in the minutes before, upper bound; 0: unknown."""
     wait: LongWait | None = None
-    """None for a tick."""
+    """None for a tick, or for a file operation or request."""
     after: str = ""
     """What the thread did at the end of that tick: `running`, or letter and category of its next wait."""
     was_reported: bool = False
@@ -91,6 +100,8 @@ class Outlier(NamedTuple):
     """Others of its kind in that tick, which are only counted."""
     catalog: Catalog = Catalog()
     """Only what it refers to."""
+    io: SlowIo | None = None
+    """Of outliers among file operations or requests to disks; `category` is the operation then."""
 
     @property
     def is_going_on(self) -> bool:

@@ -6,9 +6,13 @@ The mode is shown at once; the source collects its data a little later.
 from collections.abc import Callable
 from functools import partial
 from threading import Lock, Thread, current_thread
+from types import MappingProxyType
 
 from offtop.errors import OfftopError
 from offtop.feed.source import Source
+from offtop.model.outliers.trigger import io_modes
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.model.values.wake import CHAIN, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import disk_list, drilling, file_list, panes
 from offtop.model.viewmodel.view import DISKS, FILES, View
@@ -21,8 +25,8 @@ _ALREADY = {
     CHAIN: "the chains are shown already: 1 returns to off-CPU mode",
 }
 _ALREADY_SAMPLED = "this is off-CPU mode already: 5 lists waits in progress; wakers (2) need BPF"
-_COUNTED = (FILES, DISKS)
-"""Lists of what is counted only while they are open, by View.focus."""
+_COUNTED = MappingProxyType({FILES: FILE, DISKS: DISK})
+"""Lists of what is counted only while it is needed: View.focus → mode."""
 
 
 class Modes:
@@ -30,9 +34,10 @@ class Modes:
         self._display, self._source = display, source
         self._requested: dict[str, Callable[[], None]] = {}
         """What to request from the source next, by kind: the later of two requests replaces the earlier one."""
-        self._counted = display.view.focus if display.view.focus in _COUNTED else ""
+        self._counted = {display.view.focus} & {*_COUNTED}
         self._lock = Lock()
         self._thread: Thread | None = None
+        self.follow(display.view)
 
     def show(self, mode: str) -> None:
         """Show the current selection in `mode`."""
@@ -70,15 +75,12 @@ class Modes:
             display.set_view(disk_list.disks_or_not(display.view, near_pid))
 
     def follow(self, view: View) -> None:
-        """Have file operations and requests to disks counted while their list is open, and only then."""
-        wanted = view.focus if view.focus in _COUNTED else ""
-        if wanted == self._counted:
-            return
+        """Have file operations and requests to disks counted while a list or a trigger needs them, and only then."""
+        judged = io_modes(view.triggers)
+        wanted = {one for one, mode in _COUNTED.items() if one == view.focus or mode in judged}
         switches = {FILES: self._source.set_files, DISKS: self._source.set_disks}
-        if self._counted:
-            self._request(self._counted, partial(switches[self._counted], False))
-        if wanted:
-            self._request(wanted, partial(switches[wanted], True))
+        for one in wanted ^ self._counted:
+            self._request(one, partial(switches[one], one in wanted))
         self._counted = wanted
 
     def _request(self, kind: str, request: Callable[[], None]) -> None:

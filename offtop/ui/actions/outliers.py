@@ -119,6 +119,11 @@ class OutlierTimes:
                 f"this was {ago_s // 60} min ago, longer than the history: only this much is stored"
             )
             return
+        if one.io:
+            self._display.set_view(panes.around_slow_io(self._display.view, which(group), one.io.mode))
+            self._rewind.go_to(one.taken_ns)
+            self._display.show_alert(f"outlier: {printable(one_line(one, self._session.source.names))}")
+            return
         category = one.category if one.category in self._session.categories.ids else ALL
         self._display.set_view(
             panes.around_outlier(self._display.view, which(group), one.wait.site.thread if one.wait else None, category)

@@ -9,7 +9,9 @@ from offtop.model.outliers.detector import LEAST_AUTO_NS, TIMES_USUAL, OutlierDe
 from offtop.model.outliers.trigger import Trigger, parse
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
-from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier
+from offtop.model.values.disks import DISK, DiskActivity, DiskKey, DiskTotals
+from offtop.model.values.files import FILE, FileActivity, FileId, FileKey, FileTotals
+from offtop.model.values.outlier import AUTO, NEVER_NS, LongWait, Outlier, SlowIo
 from offtop.model.values.snapshot import Bound, SiteTotals, Snapshot, ThreadTotals, Waiting
 from offtop.model.values.stack import KERNEL, NO_STACK, Frame, Stack
 from offtop.model.values.table import Ints, Mask
@@ -58,6 +60,8 @@ class Machine:
         long_waits: Sequence[LongWait] = (),
         short: int = 0,
         suspects: Found = NOTHING_FOUND,
+        files: FileActivity | None = None,
+        disks: DiskActivity | None = None,
     ) -> Sequence[Outlier]:
         """A second in which worker waited like that."""
         self.at_ns += S
@@ -79,6 +83,8 @@ class Machine:
             in_progress,
             self.catalog,
             long_waits=long_waits,
+            files=files,
+            disks=disks,
         )
         kept = self._history.add(snapshot)
         return self.detector.tick(snapshot, kept, suspects) if kept else ()
@@ -322,3 +328,51 @@ def test_suspect_trigger_reports_each_suspect_once_while_it_lasts() -> None:
     first, second = ("suspect", "lock", "sleep", 3.0), ("suspect", "lock", "sleep", 2.0)
     assert seen == [[first], [], [second], [], [first]]
     assert Machine("auto").tick(suspects=Found((one,))) == []
+
+
+LOG, OTHER = FileId(1, 2, 3), FileId(1, 4, 5)
+
+
+def calls(*lengths_ms: int, now_ms: int = 0) -> FileTotals:
+    """Totals of calls that took so long; one is in progress for `now_ms`."""
+    total, longest = sum(lengths_ms) * MS, max(lengths_ms, default=0) * MS
+    return FileTotals(len(lengths_ms), 0, total, total, longest, log2.of(*(ms * MS for ms in lengths_ms)), now_ms * MS)
+
+
+def test_a_trigger_for_file_operations_names_the_slowest_of_each_program() -> None:
+    machine = Machine("file.max > 100ms")
+    machine.catalog.processes[20] = "backup"
+    files = FileActivity(
+        {
+            FileKey(10, "fsync", LOG): calls(20, 300),
+            FileKey(10, "read", OTHER): calls(150),
+            FileKey(20, "write", OTHER): calls(100, now_ms=900),
+        },
+        {LOG: "/db/redo.log"},
+    )
+    assert not machine.detector.lowest_ns < NEVER_NS
+    for _ in range(2):  # each tick has its own calls
+        (one,) = machine.tick(files=files)
+        assert (one.category, one.program, one.value, one.wait) == ("fsync", "shop", 300 * MS, None)
+        assert one.io == SlowIo(FILE, "fsync /db/redo.log")
+    assert machine.tick() == []
+
+
+def test_a_trigger_for_calls_in_progress_and_for_named_programs() -> None:
+    machine = Machine("comm:backup file.now > 500ms")
+    machine.catalog.processes[20] = "backup"
+    files = FileActivity({FileKey(10, "read", LOG): calls(now_ms=900), FileKey(20, "write", LOG): calls(now_ms=800)})
+    (one,) = machine.tick(files=files)
+    assert (one.program, one.category, one.value) == ("backup", "write", 800 * MS)
+
+
+def test_percentile_and_rate_of_requests_are_of_all_programs_together() -> None:
+    machine = Machine("request.p50 > 10ms", "request.events > 4")
+    key, slow = DiskKey(8 << 20, "sync-write", 10, 11), 40 * MS
+    few = DiskTotals(4, max_ns=slow, histogram=log2.of(*[slow] * 4))
+    (one,) = machine.tick(disks=DiskActivity({key: few}, names={8 << 20: "sda"}))
+    assert (one.metric, one.program, one.category, one.value) == ("p50", "", "sync-write", slow)
+    assert one.io == SlowIo(DISK, "sync-write sda")
+    assert machine.tick(disks=DiskActivity({key: few})) == []  # it has been told
+    (rate,) = machine.tick(disks=DiskActivity({key: few, key._replace(pid=20): few}))
+    assert (rate.metric, rate.value, rate.io) == ("events", 8.0, None)

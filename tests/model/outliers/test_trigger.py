@@ -2,7 +2,9 @@
 
 import pytest
 
-from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, WAITING, TriggerError, parse, value_text
+from offtop.model.outliers.trigger import EVENTS, HARM, MAX, NOW, WAITING, TriggerError, io_modes, parse, value_text
+from offtop.model.values.disks import DISK
+from offtop.model.values.files import FILE
 from offtop.units import NS_PER_S
 
 IDS = ("lock", "disk-read", "fsync", "run-queue", "poll")
@@ -39,6 +41,14 @@ def test_examples_of_the_help_mean_what_they_say() -> None:
     four = parse("runq.waiting >= 4", IDS, GROUPS)
     assert four
     assert (four.categories, four.metric, four.value) == (frozenset({"run-queue"}), WAITING, 4.0)
+
+
+def test_triggers_judge_file_operations_and_requests() -> None:
+    one = parse("comm:db file.max > 100ms", IDS, GROUPS)
+    assert one
+    assert (one.io, one.program, one.is_of_waits) == (FILE, "db", False)
+    assert io_modes(["auto", "file.max > 1s", "request.p99>1ms for 3s", "lock.max > 1s", "file"]) == {FILE, DISK}
+    assert "only waits have that metric" in said("file.waiting > 3")
 
 
 def test_suspect_is_a_trigger_without_a_value() -> None:
