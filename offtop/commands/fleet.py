@@ -4,12 +4,13 @@ import argparse
 import contextlib
 import itertools
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from offtop.commands import choices, options
@@ -24,6 +25,10 @@ _MISSING = (
     "offtop fleet needs the Python package {}. Install offtop with it: pip install 'offtop[fleet]'; offtop's own "
     "packages and make install have it"
 )
+
+_AS_ROOT = 'if [ "$(id -u)" = 0 ]; then exec "$0" "$@"; fi; exec sudo "$0" "$@"'
+"""sudo may ask for a password: there is a terminal."""
+_SSH_FAILED = 255
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +66,7 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
 
     settings = loaded.settings
     environment = {**os.environ}  # with NO_COLOR
+    live, recording = live_command(args), RecordingCommand(args)
     look = terminal.choose_look(settings.theme, settings.ascii, settings.color)
     app = FleetApp(
         reader,
@@ -68,7 +74,8 @@ def _screen(survey: "Survey", question: "Question", url: str, args: argparse.Nam
         args.filter,
         tuple(choices.category_rules().ids),
         _cause_names(),
-        partial(show_live, live_command(args), environment),
+        lambda host: run_in_terminal([*live, f"--host={host}"], environment),
+        lambda host, at_ns: run_in_terminal(recording.of(host, at_ns), environment),
         theme_name=look.theme,
         ascii_only=look.ascii_only,
         mouse=settings.mouse,
@@ -93,12 +100,35 @@ def live_command(args: argparse.Namespace) -> list[str]:
     return [*python, sys.argv[0], *options.look_arguments(args), *options.ssh_arguments(args)]
 
 
-def show_live(command: Sequence[str], environment: Mapping[str, str], host: str) -> None:
-    """Show a host live in this terminal, until the person leaves it; if that fails, until they have read why."""
+class RecordingCommand:
+    """The command that shows what the agent of a host has recorded. It runs on that host, in a terminal of ssh."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Raises UsageError if --ssh-command is not a command."""
+        from offtop.remote.ssh import ssh_words
+
+        self._ssh = ssh_words(args.ssh_command) if args.ssh_command is not None else ("ssh",)
+        self._sudo, self._offtop = args.sudo_command, args.remote_offtop or "offtop"
+        # A config file is of this machine.
+        self._look = [one for one in options.look_arguments(args) if not one.startswith("--config=")]
+
+    def of(self, host: str, at_ns: int) -> list[str]:
+        """Return the command for a host, from a moment on (CLOCK_REALTIME)."""
+        moment = datetime.fromtimestamp(at_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        start = [self._offtop, "replay", "latest", f"--begin={moment}", *self._look]
+        if self._sudo is None:
+            there = shlex.join(["sh", "-c", _AS_ROOT, *start])
+        else:
+            there = f"{self._sudo} {shlex.join(start)}".lstrip()
+        return [*self._ssh, "-t", "-a", "-x", "-o", "ClearAllForwardings=yes", "--", host, there]
+
+
+def run_in_terminal(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a command in this terminal, until the person leaves it; if it fails, until they have read why."""
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the child, which sets its own handler
     try:
-        status = subprocess.run([*command, f"--host={host}"], env=environment).returncode
-        if 0 < status < 128:
+        status = subprocess.run(command, env=environment).returncode
+        if 0 < status < 128 or status == _SSH_FAILED:
             print("Press Enter to return to the hosts.", end=" ", flush=True)
             sys.stdin.readline()
     finally:

@@ -1,7 +1,10 @@
 """`offtop fleet` in batch mode: tables and JSON, and errors that end it only at first."""
 
+import contextlib
 import io
 import json
+import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -9,9 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from offtop import paths
 from offtop.commands import options
-from offtop.commands.fleet import live_command, show_live
+from offtop.commands.fleet import RecordingCommand, live_command, run_in_terminal
+from offtop.errors import UsageError
 from offtop.fleet.reports import FleetObject
+from offtop.recording.replay import RecordedSource
+from tests import sshd
 from tests.command import call
 from tests.fleet.api import FORTY, Machine, Reply, Request, always, fleet, serving
 
@@ -106,10 +113,10 @@ def test_a_host_is_shown_live_by_this_offtop_with_the_same_look(
     given = ["--ascii", "--no-mouse", "--theme=light", "--color=never", "--config=a b"]
     reached = ["--ssh-command=ssh -p 7", "--sudo-command=", "--remote-offtop=/o"]
     command = live_command(options.fleet().parse_args(["x", *given, *reached]))
-    show_live(command, {"NO_COLOR": "1"}, "db7")
+    run_in_terminal([*command, "--host=db7"], {"NO_COLOR": "1"})
     assert capfd.readouterr().out.startswith(f"{[*given, *reached, '--host=db7']} environ({{'NO_COLOR': '1'")
     assert stdin.tell() == 0
-    show_live(live_command(options.fleet().parse_args(["x"])), {}, "db7")  # which fails
+    run_in_terminal([*live_command(options.fleet().parse_args(["x"])), "--host=db7"], {})  # which fails
     assert capfd.readouterr().out.startswith("['--host=db7']")
     assert stdin.tell() == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -124,3 +131,33 @@ def test_every_option_about_the_look_is_passed_on() -> None:
     (group,) = (one for one in parser._action_groups if one.title == "what to show")  # pyright: ignore[reportPrivateUsage]
     named = {action.option_strings[0] for action in group._group_actions}  # pyright: ignore[reportPrivateUsage]
     assert named - given.keys() == {"--filter", "--range"}
+
+
+def test_recording_of_a_host_is_replayed_there_from_the_moment_on() -> None:
+    at_ns = 1_764_210_600 * 10**9
+    plain = RecordingCommand(options.fleet().parse_args(["x", "--ascii", "--config=a"])).of("db7", at_ns)
+    assert plain[:-1] == ["ssh", "-t", "-a", "-x", "-o", "ClearAllForwardings=yes", "--", "db7"]
+    assert plain[-1].endswith("offtop replay latest --begin=2025-11-27T02:30:00Z --ascii")
+    given = ["--ssh-command=ssh -p 7", "--sudo-command=doas", "--remote-offtop=/o p"]
+    other = RecordingCommand(options.fleet().parse_args(["x", *given])).of("db7", at_ns)
+    assert other[:4] == ["ssh", "-p", "7", "-t"]
+    assert other[-1] == "doas '/o p' replay latest --begin=2025-11-27T02:30:00Z"
+    with pytest.raises(UsageError, match="--ssh-command is empty"):
+        RecordingCommand(options.fleet().parse_args(["x", "--ssh-command="]))
+
+
+def test_recording_is_replayed_over_a_real_ssh(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, the replay there prints tables."""
+    with sshd.running(tmp_path) as server:
+        (tmp_path / "here").mkdir()
+        shutil.copy(paths.demo(), tmp_path / "here/offtop-db7-20251127T023000.offtop")
+        (tmp_path / "offtop-there").write_text(f'#!/bin/sh\ncd {tmp_path}/here && exec {tmp_path}/offtop "$@"\n')
+        (tmp_path / "offtop-there").chmod(0o755)
+        with contextlib.closing(RecordedSource(paths.demo())) as source:
+            recorded = source.recorded
+        assert recorded
+        given = ["--ssh-command", server.ssh, "--remote-offtop", str(tmp_path / "offtop-there")]
+        command = RecordingCommand(options.fleet().parse_args(["x", *given]))
+        run_in_terminal(command.of("db7", recorded.ended_ns - 3 * 10**9), {**os.environ, "TZ": "UTC"})
+        shown = capfd.readouterr().out
+        assert 2 <= shown.count("offtop - ") <= 5

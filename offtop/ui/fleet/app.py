@@ -57,6 +57,7 @@ class FleetApp(TerminalApp):
         order: Sequence[str],
         causes: Mapping[str, str],
         show_live: Callable[[str], None],
+        show_recording: Callable[[str, int], None],
         *,
         theme_name: str = "dark",
         ascii_only: bool = False,
@@ -65,13 +66,14 @@ class FleetApp(TerminalApp):
     ) -> None:
         """`order`: all categories. `causes`: names of cause rules by id.
 
-        `show_live` shows a machine in this terminal until the person leaves it.
+        `show_live` shows a machine in this terminal until the person leaves it; `show_recording` shows its recording,
+        from a moment on (CLOCK_REALTIME).
         `iterations`: the app ends after so many answers.
         """
         super().__init__(theme_name, ascii_only, mouse)
         self.view = View(filter_text)
         self.reader, self._url, self._order, self._causes = reader, url, order, causes
-        self._show_live, self._iterations = show_live, iterations
+        self._show_live, self._show_recording, self._iterations = show_live, show_recording, iterations
         self._page = Page(())
         self._alert = ""
         self._answered_ns = time.monotonic_ns()
@@ -221,22 +223,19 @@ class FleetApp(TerminalApp):
             self._filter_by("")
 
     def _watch(self, host: HostId) -> None:
-        """Show this host live in this terminal."""
+        """Show this host in this terminal: live, or the recording of its agent around the time that is shown."""
         machine, _ = split_port(host.instance)
         at_ns = self.reader.question.at_ns
-        if at_ns is not None:
-            clock = texts.clock(at_ns, 0)
-            self.show_alert(
-                f"0 returns to now, for a live view. For {clock}: see the host's own recordings (offtop agent)"
-            )
-            return
         if not _MACHINE.fullmatch(machine):
             self.show_alert(
                 f"ssh cannot reach a machine that is called {machine}; give its instance a name (relabel_configs)"
             )
             return
         with self.suspend() if self._driver and self._driver.can_suspend else nullcontext():
-            self._show_live(machine)
+            if at_ns is None:
+                self._show_live(machine)
+            else:
+                self._show_recording(machine, at_ns)
         self.set_timer(0.2, self._redraw)
 
     def _change_range(self, step: int) -> None:

@@ -11,7 +11,12 @@ KEYS = (
     KeyRow("page_up", "pageup"),
     KeyRow("first", "home"),
     KeyRow("last", "end"),
-    KeyRow("drill", "enter", "show the programs of the host; again: that host live, over ssh", bar="ENTER programs"),
+    KeyRow(
+        "drill",
+        "enter",
+        "show the programs of the host; again: that host live, or its recording, over ssh",
+        bar="ENTER programs",
+    ),
     KeyRow("back", "escape,backspace", "go back to the hosts; there: clear the filter", bar="ESC back"),
     KeyRow("shorter", "minus", "average over a shorter or longer range", bar="- + range"),
     KeyRow("longer", "plus,equals_sign"),
