@@ -182,6 +182,11 @@ def runs(pid: int) -> Runs:
 
 def at_wakeups(pid: int) -> tuple[int, int]:
     """Return run count and run time (ns) of a process's programs on wakeup tracepoints."""
+    return at_tracepoints(pid, "sched_waking", "sched_wakeup")
+
+
+def at_tracepoints(pid: int, *prefixes: str) -> tuple[int, int]:
+    """Return run count and run time (ns) of a process's programs on raw tracepoints whose name starts with a prefix."""
     program_ids: set[str] = set()
     programs: dict[str, tuple[int, int]] = {}
     for descriptor in Path(f"/proc/{pid}/fdinfo").glob("*"):
@@ -190,7 +195,7 @@ def at_wakeups(pid: int) -> tuple[int, int]:
                 key: value.strip()
                 for key, _, value in (line.partition(":") for line in descriptor.read_text().splitlines())
             }
-            if fields.get("tp_name") in ("sched_waking", "sched_wakeup"):
+            if fields.get("tp_name", "").startswith(prefixes):
                 program_ids.add(fields["prog_id"])
             elif "run_cnt" in fields:
                 programs[fields["prog_id"]] = int(fields["run_cnt"]), int(fields["run_time_ns"])

@@ -1,4 +1,4 @@
-"""Build and run bench/waits.c and bench/stacks.c, whose threads wait in known ways and report what they did."""
+"""Build and run bench/waits.c, stacks.c and operations.c, which wait in known ways and report what they did."""
 
 import signal
 import subprocess
@@ -38,6 +38,13 @@ def build_stacks(into: Path) -> tuple[Path, Path]:
     _compile("stacks.c", plain, "-fomit-frame-pointer")
     _compile("stacks.c", linked, "-fno-omit-frame-pointer", "-DLINKED")
     return plain, linked
+
+
+def build_operations(into: Path) -> Path:
+    """Build operations.c, and return the program. Raises UnanswerableError if there is no compiler."""
+    program = into / "operations"
+    _compile("operations.c", program)
+    return program
 
 
 def _compile(source: str, program: Path, *flags: str) -> None:
@@ -124,6 +131,42 @@ class Stacks:
         self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> "Stacks":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=_GRACE_SECONDS)
+
+
+class Made(NamedTuple):
+    """How long a number of calls took."""
+
+    wall_ns: int
+    cpu_ns: int
+
+
+class Operations:
+    """A process of operations.c, which makes calls on a file or block device."""
+
+    def __init__(self, program: Path, path: Path, is_direct: bool) -> None:
+        command = [str(program), str(path), *(["direct"] if is_direct else [])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def make(self, call: str, times: int, size_bytes: int = 0) -> Made:
+        """Make calls; see operations.c. Raises UnanswerableError if one fails."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{call} {times} {size_bytes}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise UnanswerableError(f"{call} failed, see above")
+        return Made(*map(int, line.split()))
+
+    def __enter__(self) -> "Operations":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
