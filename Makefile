@@ -136,7 +136,7 @@ image: dist ## build the container image offtop:VERSION with podman, buildah or 
 	@$(as_root) env TOOL='$(TOOL)' packaging/image.sh dist/offtop_$$($(bin)/python -m hatchling version)-1_$$(dpkg --print-architecture).deb $(ARGS)
 
 release: setup-dist ## check, build and tag VERSION for both machines, with checksums and SBOM, into dist/VERSION/; publishes nothing
-	@$(bin)/python packaging/release.py $(VERSION)
+	@$(bin)/python packaging/release.py $(or $(VERSION),$(error Name the version: make release VERSION=0.1.0))
 
 packages: export SOURCE_DATE_EPOCH ?= $(epoch)
 packages: setup-dist ## install the packages in clean systems, use offtop there, upgrade and remove it; ARGS='trixie' takes one

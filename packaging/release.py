@@ -139,6 +139,7 @@ def _write_sbom(one_files: Mapping[str, Path], sbom: Path, environment: dict[str
         command += [parts.ROOT / "pyproject.toml", "-o", sbom, contents / "bin/python"]
         subprocess.run(command, check=True, env=environment)
     listed = json.loads(sbom.read_text())
+    listed["metadata"]["component"]["version"] = __version__  # it is not in pyproject.toml
     for machine, one_file in one_files.items():
         with zipfile.ZipFile(one_file) as archive:
             listed["components"] += bundled({name: archive.read(name) for name in archive.namelist()}, machine)
