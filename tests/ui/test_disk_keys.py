@@ -16,7 +16,7 @@ from offtop.ui.app import OfftopApp
 from tests.ui.scripted import ScriptedSource
 from tests.ui.shown import QUICK_NS, asynchronous, pane, screen, shown, until
 from tests.ui.test_export_keys import Written
-from tests.ui.test_file_keys import cells
+from tests.ui.test_file_keys import cells, marked
 
 MS = 1_000_000
 SDA, ODD = 8 << 20, 8 << 20 | 16
@@ -292,3 +292,18 @@ async def test_l_shows_the_heat_map_of_queue_and_disk_together() -> None:
         await pilot.press("l", "H", "enter", "l")
         title, *lines = pane(app, DISKS)
         assert title.strip("─ ").startswith("latency of: sync-write sda db(43)")
+
+
+@asynchronous
+async def test_requests_are_compared_with_the_baseline() -> None:
+    made = source(ticks=60)
+    async with shown(made, (80, 24), view=VIEW) as (app, _):
+        slow = replace(
+            ACTIVITY, totals={**ACTIVITY.totals, DiskKey(SDA, "sync-write", 42, 43): requests(20, 1, MS, 30 * MS)}
+        )
+        made.disks = slow
+        await marked(app, made, 70)
+        every = [line.lstrip("> ").split() for line in pane(app, DISKS)]
+        numbers = {words[0]: words[2:4] for words in every if len(words) > 6 and words[2].endswith("!")}
+        assert numbers == {"sync-write": ["+0.38!", "x2.6"]}
+        assert all(len(line) <= 80 for line in screen(app))

@@ -335,6 +335,48 @@ async def test_heat_map_has_what_passes_the_filter() -> None:
         assert cells(pane(app, FILES)[1:]) == {"8.2us-16us": "█"}
 
 
+async def marked(app: OfftopApp, source: ScriptedSource, to: int) -> None:
+    """Press B and continue to tick `to`, so that the window has nothing of before."""
+    await app.run_action("perform('mark')")
+    await until(lambda: app.view.baseline is not None)
+    source.go_on(to)
+    await until(lambda: app.picture is not None and app.picture.common.newest.number == to)
+    await app.run_action("perform('diff')")
+
+
+@asynchronous
+async def test_rows_are_compared_with_the_baseline() -> None:
+    made = source(ticks=60)
+    async with shown(made, (160, 50), view=VIEW) as (app, _):
+        fsync, write = FileKey(42, "fsync", LOG), FileKey(7, "write", ODD)
+        slow = ACTIVITY.totals[fsync]._replace(total_ns=480 * MS, max_ns=120 * MS, histogram=log2.of(*[120 * MS] * 4))
+        new = FileKey(9, "read", LOG)
+        totals = {fsync: slow, write: ACTIVITY.totals[write], new: FileTotals(1, 0, 50 * MS)}
+        made.files = replace(ACTIVITY, totals=totals)
+        await marked(app, made, 70)
+        title, heads, *lines = pane(app, FILES)
+        assert "compared with the baseline, 1 row gone" in title
+        assert heads.split()[2:4] == ["CHANGE", "p99"]
+        numbers = {words[0]: words[2:4] for words in (line.lstrip("> ").split() for line in lines[:3])}
+        assert numbers == {"fsync": ["+0.40!", "x4"], "read": ["+0.05!", "new"], "write": ["+0.00", "x1"]}
+        await app.run_action("perform('diff')")
+        assert "CHANGE" not in pane(app, FILES)[1]
+
+
+@asynchronous
+async def test_a_baseline_without_file_operations_is_named() -> None:
+    made = ScriptedSource(ticks=60)
+    made.files = ACTIVITY
+    async with shown(made, (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("1")
+        await marked(app, made, 70)
+        made.files_requested.append(True)
+        await pilot.press("7")
+        made.go_on(75)
+        await until(lambda: "the baseline has no file operations" in pane(app, FILES)[0])
+        assert rows(app) == ["fsync", "pread", "write"]
+
+
 def cells(lines: Sequence[str]) -> dict[str, str]:
     """Return range → cell of a heat map with one column, for cells that are not empty."""
     found = (line.split() for line in takewhile(lambda line: not line.lstrip().startswith("-"), lines))

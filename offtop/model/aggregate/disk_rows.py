@@ -6,9 +6,10 @@ from functools import reduce
 from types import MappingProxyType
 from typing import NamedTuple
 
+from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.disks import NO_REQUESTS, DeviceTotals, DiskActivity, DiskKey, DiskTotals
@@ -29,6 +30,8 @@ class DiskRow(NamedTuple):
     span_ns: int
     stacks: Stacks[DiskKey] = ()
     """Those of requests that reached the minimum, most time first."""
+    change: Change | None = None
+    """From the baseline to now, as the average number in progress; None: it is not compared."""
 
     @property
     def what(self) -> str:
@@ -85,6 +88,7 @@ _NUMBERS: Mapping[str, Callable[[DiskRow], float]] = MappingProxyType(
         "DEVICE": lambda row: row.totals.device_percentile_ns(99),
         "MAX": lambda row: row.totals.max_ns,
         "NOW": lambda row: row.totals.now_ns,
+        CHANGE: lambda row: abs(row.change.by) if row.change else 0.0,
     }
 )
 _TEXTS: Mapping[str, Callable[[DiskRow], str]] = MappingProxyType(
@@ -165,10 +169,7 @@ def disk_rows(
         what = activity.name(key.device), program, len(tids[key]), span_ns
         every.append(DiskRow(key, numbers, *what, of_rows.get(key, ())))
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
-    if sort in _NUMBERS:
-        rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.outstanding_ns), reverse=not reverse)
-    else:
-        rows.sort(key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
+    rows = in_order(rows, sort, reverse)
     devices = [
         DeviceRow(device, activity.name(device), sums, span_ns)
         for device, sums in activity.devices.items()
@@ -184,6 +185,12 @@ def disk_rows(
         activity.lost,
         every,
     )
+
+
+def in_order(rows: Sequence[DiskRow], sort: str, reverse: bool) -> list[DiskRow]:
+    if sort in _NUMBERS:
+        return sorted(rows, key=lambda row: (_NUMBERS[sort](row), row.totals.outstanding_ns), reverse=not reverse)
+    return sorted(rows, key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
 
 
 def sort_for(sort: str) -> str:

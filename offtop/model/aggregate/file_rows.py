@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.filter import Filter
 from offtop.model.aggregate.io_paths import IoRow
-from offtop.model.aggregate.rows import process_name
+from offtop.model.aggregate.rows import CHANGE, process_name
 from offtop.model.aggregate.word_filter import WordFilter, about_process
 from offtop.model.values.catalog import Catalog
 from offtop.model.values.files import NO_CALLS, FileActivity, FileKey, FileTotals
@@ -25,6 +26,8 @@ class FileRow(NamedTuple):
     span_ns: int
     stacks: Stacks[FileKey] = ()
     """Those of the calls that reached the minimum, most time first."""
+    change: Change | None = None
+    """From the baseline to now, as the average number in progress; None: it is not compared."""
 
     @property
     def what(self) -> str:
@@ -66,6 +69,7 @@ _NUMBERS: Mapping[str, Callable[[FileRow], float]] = MappingProxyType(
         "P99": lambda row: row.totals.percentile_ns(99),
         "MAX": lambda row: row.totals.max_ns,
         "NOW": lambda row: row.totals.now_ns,
+        CHANGE: lambda row: abs(row.change.by) if row.change else 0.0,
     }
 )
 _TEXTS: Mapping[str, Callable[[FileRow], str]] = MappingProxyType(
@@ -132,10 +136,7 @@ def file_rows(
         for key, totals in activity.totals.items()
     ]
     rows, is_filtered, unsuited = _WORDS.chosen(every, filters, catalog)
-    if sort in _NUMBERS:
-        rows.sort(key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)
-    else:
-        rows.sort(key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
+    rows = in_order(rows, sort, reverse)
     return FileRows(
         rows,
         unsuited,
@@ -144,6 +145,12 @@ def file_rows(
         activity.lost,
         every,
     )
+
+
+def in_order(rows: Sequence[FileRow], sort: str, reverse: bool) -> list[FileRow]:
+    if sort in _NUMBERS:
+        return sorted(rows, key=lambda row: (_NUMBERS[sort](row), row.totals.total_ns), reverse=not reverse)
+    return sorted(rows, key=lambda row: (_TEXTS[sort](row), row.key), reverse=reverse)
 
 
 def sort_for(sort: str) -> str:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows
+from offtop.model.aggregate.disk_rows import DeviceRow, DiskRow, DiskRows, disk_rows, in_order
+from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.disks import DiskKey, added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
-from offtop.model.viewmodel.file_list import counted_ticks, filters_of, stack_tree
+from offtop.model.viewmodel.file_list import counted_ticks, stack_tree
+from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.scene import Scene, row_filters
 from offtop.model.viewmodel.tree_picture import TreePicture
 from offtop.model.viewmodel.view import DISKS, DisksView, View
 from offtop.model.windows.history import History
@@ -33,11 +35,17 @@ class DisksPicture:
     """Whether the row under the cursor has the whole pane."""
     tree: TreePicture | None = None
     """Stack tree of the opened row, or of all rows; None: it is not on the screen."""
+    compared: IoCompared | None = None
+    """None: nothing is compared with a baseline."""
 
     @property
     def shown_rows(self) -> Sequence[DiskRow]:
         """All rows, or the one that has the whole pane."""
         return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
+
+    @property
+    def is_compared(self) -> bool:
+        return self.compared is not None and not self.compared.why_not
 
     @property
     def opened_key(self) -> DiskKey | None:
@@ -54,7 +62,9 @@ class DisksPicture:
         return len(self.devices) + 1 if self.devices else 0
 
 
-def disks_picture(scene: Scene, history: History, room: Room, names: Names) -> tuple[View, DisksPicture]:
+def disks_picture(
+    scene: Scene, history: History, room: Room, names: Names, comparison: IoComparison
+) -> tuple[View, DisksPicture]:
     """Return the list for the span of the scene; and the view, with the branches that opened by themselves."""
     view, lines = scene.view, room.disks
     if not lines:
@@ -66,16 +76,18 @@ def disks_picture(scene: Scene, history: History, room: Room, names: Names) -> t
     span_ns = sum(tick.span_ns for tick in counted)
     chosen = view.disks
     listed = disk_rows(
-        activity, span_ns, scene.catalog, filters_of(view), chosen.sort, chosen.reverse, by_thread=chosen.by_thread
+        activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse, by_thread=chosen.by_thread
     )
-    rows = listed.rows
+    rows, compared = comparison.of(view, listed.rows, span_ns)
+    rows = in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows
+    listed = replace(listed, rows=rows)
     near = next((number for number, row in enumerate(rows) if row.key.pid and row.key.pid == chosen.near_pid), 0)
     cursor = next((number for number, row in enumerate(rows) if row.key == chosen.cursor), near)
     devices = listed.devices[: max(1, lines // _DEVICES_SHARE - 1)]
     lines = max(1, lines - len(devices) - 1)
     first = min(max(0, cursor - lines // 2), max(0, len(rows) - lines))
     opened = chosen.opened and bool(rows) and rows[cursor].key == chosen.cursor
-    shown = DisksPicture(listed, span_ns, cursor, first, devices, opened)
+    shown = DisksPicture(listed, span_ns, cursor, first, devices, opened, compared=compared)
     view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
     return view, replace(shown, tree=tree)
 

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows
-from offtop.model.aggregate.filter import Filter, parse, quoted
+from offtop.model.aggregate.file_rows import FileRow, FileRows, file_rows, in_order
 from offtop.model.aggregate.io_paths import IoRow, paths, tree_of
+from offtop.model.aggregate.rows import CHANGE
 from offtop.model.values.files import FileKey, added
 from offtop.model.values.stack import Names
 from offtop.model.viewmodel import panes
+from offtop.model.viewmodel.io_comparison import IoCompared, IoComparison
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.scene import Scene, row_filters
 from offtop.model.viewmodel.tree_picture import TreePicture, io_tree_picture
 from offtop.model.viewmodel.view import FILES, SINCE_START, FilesView, View
 from offtop.model.windows.history import History, HistoryTick
@@ -31,11 +32,17 @@ class FilesPicture:
     """Whether the row under the cursor has the whole pane."""
     tree: TreePicture | None = None
     """Stack tree of the opened row, or of all rows; None: it is not on the screen."""
+    compared: IoCompared | None = None
+    """None: nothing is compared with a baseline."""
 
     @property
     def shown_rows(self) -> Sequence[FileRow]:
         """All rows, or the one that has the whole pane."""
         return self.listed.rows[self.cursor : self.cursor + 1] if self.opened else self.listed.rows
+
+    @property
+    def is_compared(self) -> bool:
+        return self.compared is not None and not self.compared.why_not
 
     @property
     def opened_key(self) -> FileKey | None:
@@ -47,7 +54,9 @@ class FilesPicture:
         return self.listed.rows[self.cursor] if self.listed.rows else None
 
 
-def files_picture(scene: Scene, history: History, room: Room, names: Names) -> tuple[View, FilesPicture]:
+def files_picture(
+    scene: Scene, history: History, room: Room, names: Names, comparison: IoComparison
+) -> tuple[View, FilesPicture]:
     """Return the list for the span of the scene; and the view, with the branches that opened by themselves."""
     view, lines = scene.view, room.files
     if not lines:
@@ -58,11 +67,13 @@ def files_picture(scene: Scene, history: History, room: Room, names: Names) -> t
         return view, FilesPicture()
     span_ns = sum(tick.span_ns for tick in counted)
     chosen = view.files
-    listed = file_rows(activity, span_ns, scene.catalog, filters_of(view), chosen.sort, chosen.reverse)
+    listed = file_rows(activity, span_ns, scene.catalog, row_filters(view), chosen.sort, chosen.reverse)
+    rows, compared = comparison.of(view, listed.rows, span_ns)
+    listed = replace(listed, rows=in_order(rows, chosen.sort, chosen.reverse) if chosen.sort == CHANGE else rows)
     cursor = next((number for number, row in enumerate(listed.rows) if row.key == chosen.cursor), 0)
     first = min(max(0, cursor - lines // 2), max(0, len(listed.rows) - lines))
     opened = chosen.opened and bool(listed.rows) and listed.rows[cursor].key == chosen.cursor
-    shown = FilesPicture(listed, span_ns, cursor, first, opened)
+    shown = FilesPicture(listed, span_ns, cursor, first, opened, compared=compared)
     view, tree = stack_tree(scene, [row.io for row in shown.shown_rows], names, room.io_tree)
     return view, replace(shown, tree=tree)
 
@@ -80,11 +91,6 @@ def counted_ticks(scene: Scene, history: History) -> Sequence[HistoryTick]:
     if scene.view.span_ns == SINCE_START:  # the window since the start does not hold it
         return history.last(_EVER_NS, scene.view.paused_at_ns)
     return scene.ticks
-
-
-def filters_of(view: View) -> Sequence[Filter]:
-    """Return what chooses rows that are not about waits."""
-    return [view.filter, parse(f"user={quoted(view.user)}")] if view.user else [view.filter]
 
 
 def files_or_not(view: View) -> View:

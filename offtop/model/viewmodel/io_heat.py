@@ -6,9 +6,8 @@ from offtop.model.aggregate.disk_rows import DiskRow, disk_rows
 from offtop.model.aggregate.file_rows import FileRow, file_rows
 from offtop.model.values.disks import DiskKey
 from offtop.model.values.files import FileKey
-from offtop.model.viewmodel.file_list import filters_of
 from offtop.model.viewmodel.room import Room
-from offtop.model.viewmodel.scene import Scene
+from offtop.model.viewmodel.scene import Scene, row_filters
 from offtop.model.viewmodel.view import FILES, View
 from offtop.model.windows import heat as heats
 from offtop.model.windows.heat import Heat
@@ -60,7 +59,7 @@ def _rows_in(tick: HistoryTick, view: View) -> int | None:
 
 def _rows_of(tick: HistoryTick, view: View) -> Sequence[FileRow] | Sequence[DiskRow]:
     """Return the rows of a tick that pass the filter."""
-    header, filters = tick.header, filters_of(view)
+    header, filters = tick.header, row_filters(view)
     if view.focus == FILES:
         return file_rows(header.files, tick.span_ns, header.catalog, filters).rows if header.files else ()
     if header.disks is None:

@@ -15,6 +15,7 @@ from offtop.model.viewmodel.disk_list import DisksPicture, disks_picture
 from offtop.model.viewmodel.file_list import FilesPicture, files_picture
 from offtop.model.viewmodel.flame_picture import FlamePicture, FlamePictures
 from offtop.model.viewmodel.head_picture import HeadPicture, head_picture
+from offtop.model.viewmodel.io_comparison import IoComparison
 from offtop.model.viewmodel.io_heat import IoHeats
 from offtop.model.viewmodel.listing import Listing, ListPicture
 from offtop.model.viewmodel.outlier_list import OutlierList, OutliersPicture
@@ -81,7 +82,7 @@ class Pictures:
         self._site_places = SitePlaces(self._sums, self._cause_finder)
         self._stuck_list = StuckList(self._cause_finder, place_names)
         self._outlier_list = OutlierList(outliers)
-        self._io_heats = IoHeats(history)
+        self._io_heats, self._io_comparison = IoHeats(history), IoComparison()
 
     def of(self, view: View, room: Room) -> Picture | None:
         """Return the picture; None while there is no tick yet."""
@@ -100,8 +101,8 @@ class Pictures:
                 flame = self._flames.of(scene, table, self._stack_tables.tree(scene, table), room.flame)
             if room.site:
                 places = self._site_places.of(scene, table, sites, room.site)
-        view, files = files_picture(scene._replace(view=view), self._history, room, self._names)
-        view, disks = disks_picture(scene._replace(view=view), self._history, room, self._names)
+        view, files = files_picture(scene._replace(view=view), self._history, room, self._names, self._io_comparison)
+        view, disks = disks_picture(scene._replace(view=view), self._history, room, self._names, self._io_comparison)
         timeline, heat = timeline_and_heat(self._history, scene, room)
         if view.has_io_heat:
             heat = self._io_heats.of(scene, room, (files if view.focus == FILES else disks).opened_key)

@@ -200,6 +200,11 @@ def _user_filter(user: str) -> Filter:
     return parse(f"user={quoted(user)}" if user else "")
 
 
+def row_filters(view: View) -> Sequence[Filter]:
+    """Return what chooses rows that are not about waits."""
+    return [view.filter, _user_filter(view.user)] if view.user else [view.filter]
+
+
 def sums_of(every: Iterable[Parts]) -> dict[Leaf, Part]:
     """Add up by leaf."""
     sums: dict[Leaf, Part] = {}

@@ -11,6 +11,8 @@ from functools import cached_property, reduce
 from itertools import pairwise
 
 from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.disks import DiskActivity
+from offtop.model.values.files import FileActivity
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.stack import Frame, Names, nameless
 from offtop.model.values.table import SITES, SiteKeys, table_of
@@ -52,6 +54,10 @@ class Baseline:
     """Raw name of the recording that it is from; empty if it was marked live, so that its pids are still valid."""
     suspects: SuspectAverages | None = None
     """None: they were not looked for."""
+    files: Sequence[FileActivity | None] = ()
+    """File operations of each part; None: they were not counted."""
+    disks: Sequence[DiskActivity | None] = ()
+    """The same for requests to disks."""
 
     @property
     def span_ns(self) -> int:
@@ -85,6 +91,8 @@ def baseline_of(
         sum((Counter(one.lost) for one in parts), Counter[str]()),
         file,
         suspects,
+        [one.files for one in parts],
+        [one.disks for one in parts],
     )
 
 
@@ -101,7 +109,7 @@ def parts_of(ticks: Sequence[HistoryTick]) -> list[Window]:
     ]
 
 
-def _excerpt(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
+def _excerpt(catalog: Catalog, windows: Sequence[Window]) -> Catalog:
     """Copy what `catalog` has for `windows`: its owner may drop it, and pids may be reused."""
     sites, threads = set[tuple[int, ...]](), set[ThreadKey]()
     for window in windows:
@@ -114,6 +122,7 @@ def _excerpt(catalog: Catalog, windows: Iterable[Window]) -> Catalog:
     wakers = {one.waker for one in wakes.values()}
     threads |= {ThreadKey(waker.pid, waker.tid) for waker in wakers}
     pids = {key.pid for key in threads}
+    pids |= {key.pid for one in windows for activity in (one.files, one.disks) if activity for key in activity.totals}
     return Catalog(
         {one: catalog.stack(one) for one in stacks},
         wakes,

@@ -49,7 +49,8 @@ class FilesPane(StackRowsPane[FileRow]):
         return picture.files.listed.rows
 
     def _columns(self) -> Sequence[Column]:
-        return files.columns(self._pen)
+        picture = self._display.picture
+        return files.columns(self._pen, picture is not None and picture.files.is_compared)
 
     def _at_row(self, view: View, row: FileRow) -> View:
         return file_list.at_row(view, row)
@@ -92,7 +93,8 @@ class DisksPane(StackRowsPane[DiskRow]):
         return picture.disks.device_lines
 
     def _columns(self) -> Sequence[Column]:
-        return disks.columns(self._pen)
+        picture = self._display.picture
+        return disks.columns(self._pen, picture is not None and picture.disks.is_compared)
 
     def _at_row(self, view: View, row: DiskRow) -> View:
         return disk_list.at_row(view, row)

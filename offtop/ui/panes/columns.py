@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from offtop.model.aggregate.baseline_rows import Change
+from offtop.model.aggregate.rows import CHANGE
 from offtop.printable import printable
 from offtop.ui.kit.lines import Line, Pen, fit
+from offtop.ui.panes.tables import change_token, times_token
 from offtop.units import count
 
 
@@ -15,6 +18,16 @@ class Column(NamedTuple):
     width: int
     is_number: bool = True
     """It is aligned to the right."""
+
+
+CHANGES = [Column("CHANGE", CHANGE, 8), Column("p99 x", "p99 x", 5)]
+"""Columns of a comparison with the baseline."""
+
+
+def change_cells(change: Change | None) -> dict[str, tuple[str, str]]:
+    """Return (text, token) of the cells of CHANGES."""
+    text, p99_text = (change.text, change.p99_text) if change else ("", "")
+    return {CHANGE: (text, change_token(change)), "p99 x": (p99_text, times_token(change))}
 
 
 def heads(columns: Sequence[Column], sort: str) -> Line:

@@ -13,7 +13,7 @@ from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
-from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
+from offtop.ui.panes.columns import CHANGES, Column, change_cells, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
 _P99_WIDTH, _MAX_WIDTH, _LEAST_DISK, _MOST_DISK, _MOST_WHO = 100, 90, 8, 24, 40
@@ -36,7 +36,7 @@ def disks(shown: DisksPicture, common: Common, pen: Pen) -> list[Line]:
     if shown.devices:
         lines.append(heads(of_devices, ""))
         lines += [Line(spans_of(of_devices, device_cells(one), False, pen)) for one in shown.devices]
-    shown_columns = columns(pen)
+    shown_columns = columns(pen, shown.is_compared)
     lines.append(heads(shown_columns, view.disks.sort))
     end = STUCK_FRAME + stuck_lines(pen.height)
     for number in range(shown.first, min(len(rows), shown.first + end - len(lines))):
@@ -81,6 +81,8 @@ def title(shown: DisksPicture, common: Common) -> str:
         parts.append(f"no room for {hidden} more disks")
     if common.view.span_ns == SINCE_START:
         parts.append("as far as the history reaches")
+    if shown.compared:
+        parts.append(shown.compared.text)
     if listed.elided_rows:
         parts.append(f"{listed.elided_rows} small rows only in these sums")
     if listed.unsuited:
@@ -146,10 +148,13 @@ def device_cells(row: DeviceRow) -> dict[str, tuple[str, str]]:
     }
 
 
-def columns(pen: Pen) -> list[Column]:
+def columns(pen: Pen, is_compared: bool) -> list[Column]:
     """Return the columns about requests that there is room for."""
-    numbers = [Column("REQ/S", "REQ/S", 6), Column("MB/S", "MB/S", 6), Column("TIME", "TIME", 6), *_times(pen)]
-    numbers.append(Column("NOW", "NOW", 6))
+    has_room = not is_compared or pen.width >= _P99_WIDTH
+    numbers = [*(CHANGES if is_compared else ()), Column("REQ/S", "REQ/S", 6)]
+    numbers += [Column("MB/S", "MB/S", 6)] * has_room
+    numbers += [Column("TIME", "TIME", 6), *_times(pen)]
+    numbers += [Column("NOW", "NOW", 6)] * has_room
     operation, disk = 10, 16 if pen.width >= _P99_WIDTH else _LEAST_DISK
     left = pen.width - 3 - operation - 1 - disk - sum(column.width + 1 for column in numbers)
     who = max(1, min(_MOST_WHO, left))
@@ -175,6 +180,7 @@ def cells(row: DiskRow) -> dict[str, tuple[str, str]]:
         "MAX": (duration(totals.max_ns), "value"),
         "NOW": (duration(totals.now_ns), "waiting"),
         "WHO": (row.who, "name"),
+        **change_cells(row.change),
     }
 
 

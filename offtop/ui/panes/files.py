@@ -13,7 +13,7 @@ from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
-from offtop.ui.panes.columns import Column, heads, megabytes, spans_of
+from offtop.ui.panes.columns import CHANGES, Column, change_cells, heads, megabytes, spans_of
 from offtop.units import count, duration, size, span
 
 _P50_WIDTH, _NOW_WIDTH, _OFF_CPU_WIDTH, _LEAST_FILE = 100, 90, 70, 12
@@ -33,7 +33,7 @@ def files(shown: FilesPicture, common: Common, pen: Pen) -> list[Line]:
     rows, view = shown.listed.rows, common.view
     if not rows:
         return [*lines, *(plain(fit(f" {text}", pen.width, pen.glyphs), "dim") for text in _nothing(shown, common))]
-    shown_columns = columns(pen)
+    shown_columns = columns(pen, shown.is_compared)
     lines.append(heads(shown_columns, view.files.sort))
     room = stuck_lines(pen.height)
     for number in range(shown.first, min(len(rows), shown.first + room)):
@@ -73,6 +73,8 @@ def title(shown: FilesPicture, common: Common) -> str:
     ]
     if common.view.span_ns == SINCE_START:
         parts.append("as far as the history reaches")
+    if shown.compared:
+        parts.append(shown.compared.text)
     if listed.elided_rows:
         parts.append(f"{listed.elided_rows} small rows only in these sums")
     if listed.unsuited:
@@ -90,10 +92,13 @@ def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
     return ("No process works on a file.",)
 
 
-def columns(pen: Pen) -> list[Column]:
+def columns(pen: Pen, is_compared: bool) -> list[Column]:
     """Return the columns that there is room for."""
     wide = pen.width >= _P50_WIDTH
-    numbers = [Column("CALLS/S", "CALLS/S", 7), Column("MB/S", "MB/S", 6), Column("TIME", "TIME", 6)]
+    numbers = [*(CHANGES if is_compared else ()), Column("CALLS/S", "CALLS/S", 7)]
+    if not is_compared or pen.width >= _P50_WIDTH:
+        numbers.append(Column("MB/S", "MB/S", 6))
+    numbers.append(Column("TIME", "TIME", 6))
     if pen.width >= _OFF_CPU_WIDTH:
         numbers.append(Column("%OFF-CPU" if wide else "%OFF", "%OFF-CPU", 8 if wide else 4))
     if wide:
@@ -126,6 +131,7 @@ def cells(row: FileRow) -> dict[str, tuple[str, str]]:
         "MAX": (duration(totals.max_ns), "value"),
         "NOW": (duration(totals.now_ns), "waiting"),
         "WHO": (row.who, "name"),
+        **change_cells(row.change),
     }
 
 

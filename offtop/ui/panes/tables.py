@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from offtop.model.aggregate import location, place_shares
+from offtop.model.aggregate.baseline_rows import Change
 from offtop.model.aggregate.pool import Pool
 from offtop.model.aggregate.program import Program
 from offtop.model.aggregate.rows import CHANGE, NOWHERE, Row, cgroup_name
@@ -37,16 +38,16 @@ NUMBERS = (
 )
 
 
-def _change_token(row: Row) -> str:
-    if row.change is None or not row.change.is_sure:
+def change_token(change: Change | None) -> str:
+    if change is None or not change.is_sure:
         return "dim"
-    return "grew" if row.change.by > 0 else "shrank"
+    return "grew" if change.by > 0 else "shrank"
 
 
-def _times_token(row: Row) -> str:
-    if row.change is None or not (row.change.is_new or row.change.is_gone or row.change.is_p99_sure):
+def times_token(change: Change | None) -> str:
+    if change is None or not (change.is_new or change.is_gone or change.is_p99_sure):
         return "dim"
-    return "grew" if row.change.is_new or row.change.p99_times > 1 else "shrank"
+    return "grew" if change.is_new or change.p99_times > 1 else "shrank"
 
 
 def _change(row: Row) -> str:
@@ -54,8 +55,10 @@ def _change(row: Row) -> str:
 
 
 CHANGES = (
-    Column(CHANGE, 8, _change, sort=CHANGE, stays=True, token_of=_change_token),
-    Column("p99 x", 5, lambda row: row.change.p99_text if row.change else "", token_of=_times_token),
+    Column(CHANGE, 8, _change, sort=CHANGE, stays=True, token_of=lambda row: change_token(row.change)),
+    Column(
+        "p99 x", 5, lambda row: row.change.p99_text if row.change else "", token_of=lambda row: times_token(row.change)
+    ),
 )
 """Columns of a comparison with the baseline.
 
