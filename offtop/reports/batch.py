@@ -58,6 +58,7 @@ from offtop.model.aggregate.waker_rows import (
 from offtop.model.classify.categories import Categories, is_periodic
 from offtop.model.classify.cause_finder import CauseFinder, most
 from offtop.model.classify.causes import WITHOUT_RULES, RuleSource
+from offtop.model.classify.left_out import left_out_in
 from offtop.model.classify.suspect_weights import Weights
 from offtop.model.classify.suspects import NOTHING_FOUND, Found
 from offtop.model.outliers.text import one_line
@@ -555,7 +556,8 @@ def stacks_of_suspects(found: Found) -> set[int]:
 
 def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterable[str]:
     catalog = tick.unfiltered.window.catalog
-    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog))
+    left_out = left_out_in([tick.unfiltered])
+    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, left_out))
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
 

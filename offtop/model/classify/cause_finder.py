@@ -20,6 +20,7 @@ from offtop.model.classify.causes import (
     Subject,
     subject_of,
 )
+from offtop.model.classify.left_out import LeftOut, estimated_ns
 from offtop.model.values.catalog import Catalog, SiteKey
 from offtop.model.values.peers import may_have_peers
 from offtop.model.values.snapshot import EXITED
@@ -51,12 +52,15 @@ class CauseShare(NamedTuple):
     """Share of all waits in the query; 0 to 1."""
     pid: int
     """Process with most of the time."""
+    is_estimated: bool = False
+    """Whether a part of it is an estimate: see left_out.py."""
 
     def in_short(self, catalog: Catalog, with_process: bool) -> str:
         """Return `88% wait for Python's GIL (gunicorn)`."""
         process = printable(catalog.process(self.pid)) if with_process else ""
         what = f"wait for {self.rule.name}" if self.rule else "match no cause rule"
-        return f"{100 * self.share:.0f}% {what}{f' ({process})' if process else ''}"
+        about = "about " if self.is_estimated else ""
+        return f"{about}{100 * self.share:.0f}% {what}{f' ({process})' if process else ''}"
 
     def in_full(self, catalog: Catalog, with_process: bool, with_keys: bool = True) -> str:
         """Return the same with an explanation and what to look at next.
@@ -134,17 +138,24 @@ class CauseFinder:
         return self._of_row((site.kernel, site.user, site.wake, site.pid), catalog)
 
     def rules_of(
-        self, table: Mapping[tuple[int, ...], PartTuple], catalog: Catalog, apart: bool = False
+        self,
+        table: Mapping[tuple[int, ...], PartTuple],
+        catalog: Catalog,
+        left_out: LeftOut | None = None,
+        apart: bool = False,
     ) -> list[CauseShare]:
         """Apply the rules to a table by site (breakdown.by_site); most time first.
 
-        `apart`: keep rules apart that lead to the same cause.
+        `left_out`: which waits have no stack because of the CPU budget; their causes are estimated. `apart`: keep rules
+        apart that lead to the same cause.
         """
         self._drop_outdated(catalog)
         unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
         rules: dict[str, dict[Rule | None, int]] = {}
+        estimated = estimated_ns(table, left_out) if left_out else {}
+        guessed: set[str] = set()
         for row, (_, total_ns, _, _) in table.items():
             kernel, _, wake, pid = row
             if kernel in PLACELESS or total_ns <= 0:
@@ -153,6 +164,9 @@ class CauseFinder:
             if rule and rule.service and may_have_peers(what := catalog.wake(wake).object):
                 unanswered[what] = pid
             name = (rule.id if apart else rule.name) if rule else ""  # two rules may lead to the same cause
+            if row in estimated:
+                total_ns += estimated[row]
+                guessed.add(name)
             of_name = rules.setdefault(name, {})
             of_name[rule] = of_name.get(rule, 0) + total_ns
             sums[name] = sums.get(name, 0) + total_ns
@@ -161,7 +175,9 @@ class CauseFinder:
         self.unanswered = dict(islice(unanswered.items(), _MOST_UNANSWERED))
         whole_ns = sum(part[1] for part in table.values())
         parts = [
-            CauseShare(_largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]))
+            CauseShare(
+                _largest(rules[name]), ns, ns / whole_ns if whole_ns else 0.0, _largest(by_pid[name]), name in guessed
+            )
             for name, ns in sums.items()
         ]
         return sorted(parts, key=lambda one: -one.total_ns)

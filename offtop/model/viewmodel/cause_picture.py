@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offtop.model.classify.cause_finder import CauseFinder, CauseShare
+from offtop.model.classify.left_out import left_out_in
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel.scene import Scene
 from offtop.model.windows.breakdown import PartTuple, by_site
@@ -24,7 +25,7 @@ def causes_picture(
     scene: Scene, sites: Mapping[tuple[int, ...], PartTuple], cause_finder: CauseFinder
 ) -> CausesPicture:
     """`sites` are those of selected_sites."""
-    shares = cause_finder.rules_of(sites, scene.catalog)
+    shares = cause_finder.rules_of(sites, scene.catalog, left_out_in(scene.ticks))
     return CausesPicture(sites, shares, cause_finder.unanswered)
 
 

@@ -1,0 +1,68 @@
+"""Where waits were that have no stack because of the CPU budget: an estimate.
+
+While stacks are left out (snapshot.Thinned), waits below the raised minimum count as short waits, but one per CPU and
+16 ms has its stack all the same. The time of a process in short waits is known, and these samples show where it was.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from offtop.model.values.stack import FIRST_STACK, SHORT
+from offtop.model.windows import breakdown
+from offtop.model.windows.breakdown import PartTuple
+from offtop.model.windows.history import HistoryTick
+
+_FEWEST_SAMPLES = 5
+
+
+class LeftOut(NamedTuple):
+    """Which waits have no stack, although they reached the minimum."""
+
+    raised_ns: int
+    """Shorter ones."""
+    below_ns: float
+    """Average length of the waits below the minimum, which count as short waits, too."""
+
+
+def left_out_in(ticks: Iterable[HistoryTick]) -> LeftOut | None:
+    """Return what was left out in any of these ticks; None: nothing."""
+    raised_ns = below = below_ns = min_ns = 0
+    for tick in ticks:
+        thinned = tick.header.cost.thinned
+        if not thinned.stacks_from_ns:
+            continue
+        raised_ns, min_ns = max(raised_ns, thinned.stacks_from_ns), tick.header.filters.min_ns
+        for leaf, part in tick.leaves.items():
+            if leaf.category == breakdown.SHORT:
+                below, below_ns = below + part.waits, below_ns + part.total_ns
+        below, below_ns = below - thinned.waits, below_ns - thinned.waits_ns
+    if not raised_ns:
+        return None
+    return LeftOut(raised_ns, min(float(min_ns), max(0.0, below_ns / below)) if below > 0 else 0.0)
+
+
+def estimated_ns(table: Mapping[tuple[int, ...], PartTuple], left_out: LeftOut) -> dict[tuple[int, ...], int]:
+    """Return how much time of waits without a stack was probably at each row of a table by site (breakdown.by_site).
+
+    Of a process with n short waits of s ns in all, and samples of L ns on average, so many have no stack that n waits
+    take s ns: (s - n * below) / (L - below), each L ns long.
+    """
+    samples: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
+    short: dict[int, tuple[int, int]] = {}
+    for row, (waits, total_ns, max_ns, _) in table.items():
+        kernel, _, _, pid = row
+        if kernel == SHORT:
+            many, ns = short.get(pid, (0, 0))
+            short[pid] = many + waits, ns + total_ns
+        elif kernel >= FIRST_STACK and waits and 0 < max_ns < left_out.raised_ns:
+            samples.setdefault(pid, []).append((row, waits, total_ns))
+    found: dict[tuple[int, ...], int] = {}
+    for pid, (many, ns) in short.items():
+        some = samples.get(pid, [])
+        sampled, sampled_ns = sum(waits for _, waits, _ in some), sum(total_ns for _, _, total_ns in some)
+        above_ns = ns - many * left_out.below_ns
+        if sampled < _FEWEST_SAMPLES or above_ns <= 0 or sampled_ns <= sampled * left_out.below_ns:
+            continue
+        left_out_ns = min(ns, above_ns * sampled_ns / (sampled_ns - sampled * left_out.below_ns))
+        found.update((row, round(left_out_ns * total_ns / sampled_ns)) for row, _, total_ns in some)
+    return found

@@ -1,0 +1,60 @@
+"""Causes of waits that have no stack because of the CPU budget are estimated from those that have one all the same."""
+
+from offtop.model.classify.cause_finder import CauseShare
+from offtop.model.classify.left_out import LeftOut, estimated_ns, left_out_in
+from offtop.model.values.catalog import Catalog, ThreadKey
+from offtop.model.values.snapshot import Cost, Filters, Thinned, ThreadTotals
+from offtop.model.values.stack import QUEUED, SHORT
+from offtop.model.values.wake import NO_WAKE
+from offtop.model.windows.breakdown import Idle, Part
+from offtop.model.windows.history import HistoryTick
+from offtop.model.windows.window import Window
+from offtop.units import NS_PER_S
+
+MS = 1_000_000
+GIL, DISK, JOIN = (10, 20, NO_WAKE, 7), (11, 21, NO_WAKE, 7), (12, 22, NO_WAKE, 7)
+TINY_NS = 20_000
+LEFT_OUT = LeftOut(8 * MS, TINY_NS)
+
+
+def part(waits: int, each_ns: int, max_ns: int = 0) -> Part:
+    return Part(waits, waits * each_ns, max_ns or each_ns)
+
+
+def test_time_without_stacks_is_where_the_samples_are() -> None:
+    table = {
+        (SHORT, 0, NO_WAKE, 7): Part(1800, 800 * 5 * MS + 1000 * TINY_NS),  # 800 without a stack, 1,000 tiny ones
+        GIL: part(30, 5 * MS),
+        DISK: part(10, 5 * MS),
+        JOIN: part(0, 1000 * MS),  # in progress
+        (QUEUED, 0, NO_WAKE, 7): part(500, MS),
+        (SHORT, 0, NO_WAKE, 9): Part(500, 500 * TINY_NS),  # no wait of this process was sampled
+    }
+    assert estimated_ns(table, LEFT_OUT) == {GIL: 600 * 5 * MS, DISK: 200 * 5 * MS}
+
+
+def test_few_samples_and_long_waits_say_nothing() -> None:
+    short = {(SHORT, 0, NO_WAKE, 7): Part(1000, 5000 * MS)}
+    assert estimated_ns({**short, GIL: part(4, 5 * MS)}, LEFT_OUT) == {}
+    assert estimated_ns({**short, GIL: part(40, 9 * MS)}, LEFT_OUT) == {}
+    assert estimated_ns({GIL: part(40, 5 * MS)}, LEFT_OUT) == {}
+    tiny = {(SHORT, 0, NO_WAKE, 7): Part(1000, 1000 * TINY_NS)}
+    assert estimated_ns({**tiny, GIL: part(40, 5 * MS)}, LEFT_OUT) == {}
+
+
+def tick(thinned: Thinned, *short: tuple[int, int]) -> HistoryTick:
+    """Return a tick with short waits: (number, ns) of each thread."""
+    threads = {ThreadKey(7, tid): ThreadTotals(short_waits=many, short_ns=ns) for tid, (many, ns) in enumerate(short)}
+    window = Window(*(1, NS_PER_S, NS_PER_S), threads=threads, cost=Cost(thinned=thinned), filters=Filters(min_ns=MS))
+    return HistoryTick.of(window, Idle())
+
+
+def test_average_of_short_waits_leaves_out_those_that_only_lack_a_stack() -> None:
+    thinned = Thinned(stacks_from_ns=8 * MS, cpus=1, waits=800, waits_ns=4000 * MS)
+    ticks = [tick(thinned, (1000, 4000 * MS + 400 * TINY_NS), (800, 600 * TINY_NS)), tick(Thinned(), (9, MS))]
+    assert left_out_in(ticks) == LeftOut(8 * MS, TINY_NS)
+    assert left_out_in(ticks[1:]) is None
+
+
+def test_an_estimate_says_so() -> None:
+    assert CauseShare(None, 5, 0.74, 7, is_estimated=True).in_short(Catalog(), False) == "about 74% match no cause rule"
