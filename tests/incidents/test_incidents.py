@@ -21,7 +21,7 @@ from bench.servers import Servers
 pytestmark = pytest.mark.incident
 
 _HERE = Path(__file__).parent
-_TOLD = re.compile(r"^(\d+)% wait for (.+?) \((\S+)\): (.+)$")
+_TOLD = re.compile(r"^(?:about )?(\d+)% wait for (.+?) \((\S+)\): (.+)$")
 _TICKS = 4
 
 
