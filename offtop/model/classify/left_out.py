@@ -7,6 +7,7 @@ While stacks are left out (snapshot.Thinned), waits below the raised minimum cou
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from offtop.model.values import histogram as log2
 from offtop.model.values.stack import FIRST_STACK, SHORT
 from offtop.model.windows import breakdown
 from offtop.model.windows.breakdown import PartTuple
@@ -49,13 +50,16 @@ def estimated_ns(table: Mapping[tuple[int, ...], PartTuple], left_out: LeftOut) 
     """
     samples: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
     short: dict[int, tuple[int, int]] = {}
-    for row, (waits, total_ns, max_ns, _) in table.items():
+    for row, part in table.items():
+        waits, total_ns, _, _ = part
         kernel, _, _, pid = row
         if kernel == SHORT:
             many, ns = short.get(pid, (0, 0))
             short[pid] = many + waits, ns + total_ns
-        elif kernel >= FIRST_STACK and waits and 0 < max_ns < left_out.raised_ns:
-            samples.setdefault(pid, []).append((row, waits, total_ns))
+        elif kernel >= FIRST_STACK and waits:
+            sampled, sampled_ns = _shorter(part, left_out.raised_ns)
+            if sampled:
+                samples.setdefault(pid, []).append((row, sampled, sampled_ns))
     found: dict[tuple[int, ...], int] = {}
     for pid, (many, ns) in short.items():
         some = samples.get(pid, [])
@@ -66,3 +70,13 @@ def estimated_ns(table: Mapping[tuple[int, ...], PartTuple], left_out: LeftOut) 
         left_out_ns = min(ns, above_ns * sampled_ns / (sampled_ns - sampled * left_out.below_ns))
         found.update((row, round(left_out_ns * total_ns / sampled_ns)) for row, _, total_ns in some)
     return found
+
+
+def _shorter(part: PartTuple, than_ns: int) -> tuple[int, int]:
+    """Return number and time of the waits that are shorter; by the histogram if some are longer."""
+    waits, total_ns, max_ns, histogram = part
+    if max_ns < than_ns:
+        return waits, total_ns
+    lanes = [(n, (log2.low_ns(lane) + log2.high_ns(lane)) // 2) for lane, n in enumerate(log2.counts(histogram)) if n]
+    some = [(n, middle_ns) for n, middle_ns in lanes if middle_ns < than_ns]
+    return sum(n for n, _ in some), sum(n * middle_ns for n, middle_ns in some)

@@ -2,6 +2,7 @@
 
 from offtop.model.classify.cause_finder import CauseShare
 from offtop.model.classify.left_out import LeftOut, estimated_ns, left_out_in
+from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, ThreadKey
 from offtop.model.values.snapshot import Cost, Filters, Thinned, ThreadTotals
 from offtop.model.values.stack import QUEUED, SHORT
@@ -38,6 +39,17 @@ def test_few_samples_and_long_waits_say_nothing() -> None:
     assert estimated_ns({**short, GIL: part(4, 5 * MS)}, LEFT_OUT) == {}
     assert estimated_ns({**short, GIL: part(40, 9 * MS)}, LEFT_OUT) == {}
     assert estimated_ns({GIL: part(40, 5 * MS)}, LEFT_OUT) == {}
+
+
+def test_of_a_site_with_longer_waits_only_the_shorter_ones_are_samples() -> None:
+    short = {(SHORT, 0, NO_WAKE, 7): Part(800, 4000 * MS)}
+    mixed = Part(30, 30 * 5 * MS + 50 * 9 * MS, 9 * MS, log2.of(*[5 * MS] * 30, *[9 * MS] * 50))
+    found = estimated_ns({**short, GIL: mixed, DISK: part(10, 6 * MS)}, LeftOut(8 * MS, 0.0))
+    assert 0.74 < found[GIL] / (found[GIL] + found[DISK]) < 0.78
+    assert found[GIL] + found[DISK] == 4000 * MS
+
+
+def test_tiny_waits_are_no_waits_without_a_stack() -> None:
     tiny = {(SHORT, 0, NO_WAKE, 7): Part(1000, 1000 * TINY_NS)}
     assert estimated_ns({**tiny, GIL: part(40, 5 * MS)}, LEFT_OUT) == {}
 
