@@ -384,6 +384,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     idle: bool | None
     """Whether it is waiting for work; null: as for its category."""
     total_ns: Ns
+    estimated_ns: Ns
+    """Time in short waits that has it by estimate, because the CPU budget left these waits without a stack."""
 
 
 class Holder(Struct, frozen=True, kw_only=True):

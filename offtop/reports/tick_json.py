@@ -18,6 +18,7 @@ from offtop.model.aggregate.stack_problems import Problem, Problems
 from offtop.model.aggregate.suspect_text import SuspectTexts
 from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.causes import Rule
+from offtop.model.classify.left_out import estimated_ns, left_out_in
 from offtop.model.classify.suspects import NOTHING_FOUND, Found, Hop, Suspect, SuspectName, gone
 from offtop.model.values import histogram as log2
 from offtop.model.values.catalog import Catalog, SiteKey, ThreadKey
@@ -79,9 +80,11 @@ def tick_object(
         leaf_of = {**leaf_of_sites(moved.unfiltered.window, unfiltered.idle), **leaf_of}
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
-    causes = _Causes(listed_sites, leaf_of, cause_finder, catalog)
+    table, left_out = by_site(tick.shares, Scope(ALL)), left_out_in([unfiltered])
+    estimated = estimated_ns(table, left_out) if left_out else {}
+    causes = _Causes(listed_sites, leaf_of, cause_finder, catalog, estimated)
     texts = SuspectTexts(catalog, names, cause_finder)
-    stacks = (problems or Problems(names)).of(by_site(tick.shares, Scope(ALL)), catalog)
+    stacks = (problems or Problems(names)).of(table, catalog)
     changes = _Changes(tick, listed_sites, names, comparison, suspects) if comparison else None
     return objects.Tick(
         version=__version__,
@@ -532,7 +535,9 @@ class _Causes:
         leaf_of: Mapping[SiteKey, Leaf],
         cause_finder: CauseFinder,
         catalog: Catalog,
+        estimated: Mapping[tuple[int, ...], int],
     ) -> None:
+        """`estimated`: see left_out.estimated_ns."""
         self._rules = {key: cause_finder.rule_of(key, catalog) for key, _ in those}
         self._ns: dict[str, Counter[str]] = {}
         self._of_threads: dict[ThreadKey, Counter[str]] = {}
@@ -551,9 +556,14 @@ class _Causes:
                     whole[rule] = whole.get(rule, 0) + ns
                     self._ns.setdefault(category, Counter())[rule.id] += ns
                     self._of_threads.setdefault(key.thread, Counter())[rule.id] += ns
+        more = Counter[Rule | None]()
+        for rule, ns in zip(cause_finder.rules_at(estimated, catalog), estimated.values(), strict=True):
+            more[rule] += ns
         for rule, ns in sorted(whole.items(), key=lambda item: -item[1]):
             texts = {"id": rule.id, "name": rule.name, "says": rule.says}
-            self.all.append(objects.Cause(**texts, next=rule.next or None, idle=rule.idle, total_ns=ns))
+            self.all.append(
+                objects.Cause(**texts, next=rule.next or None, idle=rule.idle, total_ns=ns, estimated_ns=more[rule])
+            )
 
     def of_site(self, key: SiteKey) -> str | None:
         rule = self._rules[key]
