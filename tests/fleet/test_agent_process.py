@@ -1,10 +1,11 @@
-"""The agent as a process that Prometheus reads: killed, with a clock that is set back, and attacked: `make fleet`.
+"""The agent as a process that others read: killed, with a clock that is set back, and attacked: `make fleet`.
 
 It measures this machine: with BPF as root, otherwise from /proc. The clock needs Debian's faketime.
 """
 
 import base64
 import contextlib
+import re
 import signal
 import socket
 import ssl
@@ -106,6 +107,19 @@ def test_clock_that_is_set_back_moves_no_counter(tmp_path: Path) -> None:
         threads = sum(len(list(one.iterdir())) for one in Path("/proc").glob("[0-9]*/task"))
         rates = db.values("sum by (job) (rate(offtop_idle_wait_seconds_total[10s]))", "job")
         assert 0 < rates["offtop"] < 2 * threads
+
+
+def test_go_tool_pprof_opens_a_profile_of_the_next_seconds(tmp_path: Path) -> None:
+    port = free_port()
+    with agent(port):
+        command = ["go", "tool", "pprof", "-tags", f"http://127.0.0.1:{port}/debug/pprof/off_cpu?seconds=3"]
+        began_s = time.monotonic()
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+        )
+    assert ran.returncode == 0, ran.stderr
+    assert time.monotonic() - began_s > 2
+    assert re.search(r"^ *category: Total ", ran.stdout, re.M) and re.search(r"^ *thread: Total ", ran.stdout, re.M)
 
 
 def test_slow_huge_and_many_requests_are_bounded_and_the_agent_measures_on(tmp_path: Path) -> None:
