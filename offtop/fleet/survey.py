@@ -146,10 +146,10 @@ class Survey:
                 since_ns = at_ns
             is_older = since_ns - begin_ns < _SINCE_STEP_NS
             began[_label(one, "what"), _label(one, "who")] = since_ns, is_older
-        known = (
-            one._replace(since_ns=at[0], is_older=at[1]) if (at := began.get((one.what, one.who))) else one
-            for one in wanted
-        )
+        # One that is there now, and was at none of these times, is new: VictoriaMetrics leaves out the newest of them.
+        new = fleet.at_ns, False
+        times = (began.get((one.what, one.who), new) for one in wanted)
+        known = (one._replace(since_ns=at[0], is_older=at[1]) for one, at in zip(wanted, times, strict=True))
         return replace(fleet, suspects=(*known, *fleet.suspects[most:]))
 
     def trends(

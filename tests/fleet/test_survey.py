@@ -9,7 +9,7 @@ from offtop.fleet.hosts import STANDS_OUT, HostId, ordered
 from offtop.fleet.promql import parse_filter
 from offtop.fleet.survey import MINUTE_NS, Question, Survey
 from offtop.units import NS_PER_S
-from tests.fleet.api import AT_S, FORTY, Api, Machine, fleet, serving
+from tests.fleet.api import AT_S, FORTY, Api, Machine, fleet, matrix, serving
 
 AT_NS = round(AT_S) * NS_PER_S
 DB40 = HostId("db", "db40:9877")
@@ -44,6 +44,14 @@ def test_beginning_of_a_suspect_is_found() -> None:
         (suspect,) = one.with_beginnings(one.fleet(Question()), (), 5).suspects
         assert suspect.since_ns == AT_NS - 1200 * NS_PER_S
         assert not suspect.is_older
+
+
+def test_suspect_that_was_not_there_before_begins_now() -> None:
+    answers = fleet(FORTY)
+    with serving(lambda request: matrix() if request.path.endswith("query_range") else answers(request)) as api:
+        one = survey(api)
+        (suspect,) = one.with_beginnings(one.fleet(Question()), (), 5).suspects
+        assert (suspect.since_ns, suspect.is_older) == (AT_NS, False)
 
 
 @pytest.mark.parametrize(
