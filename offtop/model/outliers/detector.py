@@ -305,7 +305,9 @@ class OutlierDetector:
                 continue
             since_ns = self._true_since.setdefault(of, tick.at_ns - tick.span_ns)
             lasted_ns, before_ns = tick.at_ns - since_ns, tick.at_ns - tick.span_ns - since_ns
-            is_new = before_ns < trigger.for_ns or not before_ns or trigger.judges_each
+            is_new = before_ns < trigger.for_ns or not before_ns
+            if trigger.judges_each:  # a call in progress is judged again in each tick, but reported once
+                is_new = is_new or trigger.metric == MAX or value - tick.span_ns <= trigger.value
             if lasted_ns >= trigger.for_ns and is_new:
                 rule = trigger.text, trigger.metric, what, program, value, trigger.value
                 found.append(Outlier(tick.at_ns, tick.taken_ns, *rule, io=io))

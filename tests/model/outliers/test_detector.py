@@ -366,6 +366,17 @@ def test_a_trigger_for_calls_in_progress_and_for_named_programs() -> None:
     assert (one.program, one.category, one.value) == ("backup", "write", 800 * MS)
 
 
+def test_a_call_in_progress_is_reported_once_and_the_next_one_again() -> None:
+    machine = Machine("file.now > 1500ms")
+
+    def values(now_ms: int) -> list[float]:
+        files = FileActivity({FileKey(10, "fsync", LOG): calls(now_ms=now_ms)}, {LOG: "/db/redo.log"})
+        return [one.value for one in machine.tick(files=files)]
+
+    assert [values(now_ms) for now_ms in (1000, 2000, 3000, 4000)] == [[], [2000 * MS], [], []]
+    assert [values(now_ms) for now_ms in (1600, 2600)] == [[1600 * MS], []]  # another one, in the very next tick
+
+
 def test_percentile_and_rate_of_requests_are_of_all_programs_together() -> None:
     machine = Machine("request.p50 > 10ms", "request.events > 4")
     key, slow = DiskKey(8 << 20, "sync-write", 10, 11), 40 * MS
