@@ -209,6 +209,21 @@ async def test_refusal_is_shown_and_leaves_the_list() -> None:
 
 
 @asynchronous
+async def test_refusal_is_shown_again_although_a_trigger_needs_them_too() -> None:
+    made = ScriptedSource(ticks=3)
+    made.refuses = KernelError("File operations cannot be shown: no")
+    view = View(delay_ns=QUICK_NS, triggers=("file.max > 25ms",))
+    async with shown(made, view=view, outlier_actions=catching("file.max > 25ms")) as (app, pilot):
+        for requests in (2, 3):
+            await pilot.press("7")
+            await until(lambda: app.view.focus == CATEGORIES)
+            assert "File operations cannot be shown" in screen(app)[-2]
+            assert made.files_requested == [True] * requests
+            await pilot.press("down")
+    assert made.files_requested == [True] * 3
+
+
+@asynchronous
 async def test_enter_shows_where_the_process_waits() -> None:
     async with shown(source(), view=VIEW) as (app, pilot):
         await pilot.press("enter", "enter")

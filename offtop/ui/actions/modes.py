@@ -35,6 +35,8 @@ class Modes:
         self._requested: dict[str, Callable[[], None]] = {}
         """What to request from the source next, by kind: the later of two requests replaces the earlier one."""
         self._counted = {display.view.focus} & {*_COUNTED}
+        self._refused = set[str]()
+        """Kinds that the source refused when they were last requested."""
         self._lock = Lock()
         self._thread: Thread | None = None
         self.follow(display.view)
@@ -78,6 +80,9 @@ class Modes:
         """Have file operations and requests to disks counted while a list or a trigger needs them, and only then."""
         judged = io_modes(view.triggers)
         wanted = {one for one, mode in _COUNTED.items() if one == view.focus or mode in judged}
+        if view.focus in self._refused:  # the list is opened again
+            self._counted.discard(view.focus)
+            self._refused.discard(view.focus)
         switches = {FILES: self._source.set_files, DISKS: self._source.set_disks}
         for one in wanted ^ self._counted:
             self._request(one, partial(switches[one], one in wanted))
@@ -101,6 +106,7 @@ class Modes:
                 try:
                     request[1]()
                 except OfftopError as refused:
+                    self._refused.add(request[0])
                     self._display.run_later(partial(self._show_refusal, request[0], str(refused)))
         finally:  # even after an unexpected error, so that the mode keys keep working
             with self._lock:
