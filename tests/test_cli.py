@@ -471,6 +471,14 @@ def test_options_without_effect_on_sampling_are_reported() -> None:
     assert len(command.run(*sampled).err.splitlines()) == 1
 
 
+def test_triggers_that_need_bpf_say_so_without_it() -> None:
+    sampled = ("-b", "-n", "1", "-d", "0.1", "--source", "proc", "-p", str(os.getpid()))
+    ended = command.run(*sampled, "--trigger", "file.max > 1s", "--trigger", "lock.max > 1s")
+    assert ended.status == 0
+    assert "offtop: triggers for file operations have no effect. Mode file needs BPF: sampling /proc" in ended.err
+    assert "requests to disks" not in ended.err
+
+
 def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
     unshare = ("unshare", "--pid", "--fork")
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:

@@ -107,9 +107,20 @@ def live(
     if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
         warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
+        _count_for_triggers(source, loaded.settings.triggers, counted)
         yield source
     finally:
         source.close()
+
+
+def _count_for_triggers(source: Source, triggers: Sequence[str], counted: str) -> None:
+    """Have file operations and requests to disks counted if triggers judge them; warn if that is not possible."""
+    for mode in sorted(io_modes(triggers) - {counted}):
+        try:
+            (source.set_files if mode == FILE else source.set_disks)(True)
+        except OfftopError as error:
+            what = "file operations" if mode == FILE else "requests to disks"
+            warn(f"offtop: triggers for {what} have no effect. {error}")
 
 
 def _traced(
@@ -123,7 +134,6 @@ def _traced(
     from offtop.kernel.bpf.program import Unwind
     from offtop.kernel.live import LiveSource
 
-    wanted = {counted, *io_modes(loaded.settings.triggers)}
     return LiveSource(
         rules,
         filters,
@@ -134,8 +144,8 @@ def _traced(
         depth=args.depth,
         debuginfod=_servers(loaded.settings.debuginfod),
         budget_pct=math.inf if args.exact_stacks else args.cpu_budget,
-        with_files=FILE in wanted,
-        with_disks=DISK in wanted,
+        with_files=counted == FILE,
+        with_disks=counted == DISK,
     )
 
 
