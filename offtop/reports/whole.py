@@ -14,7 +14,7 @@ from offtop.model.classify.cause_finder import CauseFinder
 from offtop.model.classify.suspects import Found, averages
 from offtop.model.values.peers import waited_on
 from offtop.model.values.wake import WAKEUP, gathers
-from offtop.model.windows.baseline import PARTS, Baseline, baseline_of
+from offtop.model.windows.baseline import PARTS, Baseline, baseline_of, merge_part
 from offtop.model.windows.history import History, HistoryTick, none_standing
 from offtop.model.windows.window import Window, merge
 from offtop.printable import printable
@@ -103,14 +103,14 @@ def baseline_in(
         some = parts[min(number, PARTS - 1)]
         some.append(kept.window)
         if len(some) == _BATCH:
-            some[:] = [merge(some)]
+            some[:] = [merge_part(some)]
         if watch:
             found.append((watch.at(kept.number), kept.span_ns))
     last = history.refresh_newest()
     if last is None:
         raise OfftopError(f"{printable(file)} has no complete tick. Use a longer recording as the baseline")
     suspects = averages(found) if watch else None
-    return baseline_of([merge(some) for some in parts if some], last.idle, source.names, file, suspects)
+    return baseline_of([merge_part(some) for some in parts if some], last.idle, source.names, file, suspects)
 
 
 def _history(categories: Categories, cause_finder: CauseFinder, watch: SuspectWatch | None) -> History:

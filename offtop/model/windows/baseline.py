@@ -6,7 +6,7 @@ taken from nor the file of a recording.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import pairwise
 
@@ -104,9 +104,22 @@ def parts_of(ticks: Sequence[HistoryTick]) -> list[Window]:
     count = min(PARTS, len(ticks))
     ends = [len(ticks) * number // count for number in range(count + 1)]
     return [
-        reduce(lambda window, tick: merge([window, tick.window]), ticks[begin + 1 : end], ticks[begin].window)
+        reduce(lambda window, tick: merge_part([window, tick.window]), ticks[begin + 1 : end], ticks[begin].window)
         for begin, end in pairwise(ends)
     ]
+
+
+def merge_part(windows: Sequence[Window]) -> Window:
+    """Merge consecutive windows, but leave out file operations or requests to disks that not all of them counted.
+
+    Their average over the whole part would be too small.
+    """
+    merged = merge(windows)
+    return replace(
+        merged,
+        files=None if any(one.files is None for one in windows) else merged.files,
+        disks=None if any(one.disks is None for one in windows) else merged.disks,
+    )
 
 
 def _excerpt(catalog: Catalog, windows: Sequence[Window]) -> Catalog:

@@ -8,12 +8,15 @@ import pytest
 from offtop.model.aggregate.filter import parse
 from offtop.model.aggregate.rows import Row
 from offtop.model.values.catalog import Details, ThreadKey
+from offtop.model.values.files import FileActivity, FileId, FileKey, FileTotals
 from offtop.model.values.snapshot import Filters, Sampling
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE, WAKEUP
 from offtop.model.viewmodel import drilling
 from offtop.model.viewmodel.picture import Picture
 from offtop.model.viewmodel.view import LIST, TREE, View
 from offtop.model.windows.baseline import Baseline, baseline_of, parts_of
+from offtop.model.windows.breakdown import Idle
+from offtop.model.windows.history import HistoryTick
 from offtop.units import NS_PER_S
 from tests.model.viewmodel.test_listing import ROOM, RULES, Machine
 from tests.ui.scripted import CLERK, MUTEX, PIPE, TELLER, WAKERS, Waits, Woken
@@ -268,3 +271,16 @@ def test_parts_are_at_most_six_and_cover_everything() -> None:
         parts = parts_of(ticks[:count])
         assert (len(parts), sum(part.span_ns for part in parts)) == (min(6, count), count * NS_PER_S)
         assert [part.at_ns for part in parts] == sorted({part.at_ns for part in parts})
+
+
+def test_file_operations_counted_in_some_ticks_of_a_part_are_left_out_of_it() -> None:
+    key = FileKey(500, "fsync", FileId(1, 2, 3))
+    counted = FileActivity({key: FileTotals(1, 0, NS_PER_S // 2)})
+    windows = [tick.window for tick in machine(THEN).history.last(12 * NS_PER_S)]
+    ticks = [
+        HistoryTick.of(replace(window, files=counted if number >= 7 else None), Idle())
+        for number, window in enumerate(windows)
+    ]
+    parts = parts_of(ticks)
+    assert [part.files is not None for part in parts] == [False] * 4 + [True] * 2
+    assert [part.span_ns for part in parts] == [2 * NS_PER_S] * 6
