@@ -6,6 +6,7 @@ long in a guest; sleeps have their correct length.
 """
 
 import importlib.metadata
+import lzma
 import os
 import re
 import shutil
@@ -25,10 +26,19 @@ _ROOT = Path(__file__).parents[2]
 _AT = "/offtop"
 """Path of the checkout in the guest."""
 PROGRAMS = "/programs"
+MODULES = "/modules"
+"""Kernel modules for checks, in files that sort in the order in which they have to be loaded."""
+_WANTED_MODULES = ("crc32c_generic", "loop", "ext4", "dm_mod", "nfsd", "nfsv4")
+"""Those that a kernel does not have as modules are built in, or it does not need them."""
+_TOOLS = ("mkfs.ext4", "dmsetup")
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
 _LIBRARIES = ("libbcc.so.0", "libbpf.so.1", "libdw.so.1", "librt.so.1", "libpthread.so.0", "libdl.so.2")
 """Libraries opened with dlopen(), which ldd does not list."""
-_SOURCES = {"waits": sorted(waits.SOURCES.glob("*.c")), "wakings": [wakings.SOURCE]}
+_SOURCES = {
+    "waits": sorted(waits.SOURCES.glob("*.c")),
+    "wakings": [wakings.SOURCE],
+    "operations": [Path(__file__).with_name("operations.c")],
+}
 """Program → its source files."""
 _MEMORY = "2G"
 _BOOT_S = 2400
@@ -67,8 +77,10 @@ _MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 
 
-def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
+def root(kernel: Kernel, modules: Path, extra: Iterable[Path] = ()) -> Path:
     """Build the initramfs of a guest, including the contents of the `extra` directories.
+
+    `modules`: a directory with all modules of the kernel, of which it takes those that checks need.
 
     Raises UnavailableDownloadError.
     """
@@ -79,6 +91,7 @@ def root(kernel: Kernel, extra: Iterable[Path] = ()) -> Path:
     else:
         _of_another(place, kernel)
     _checkout(place, kernel)
+    _modules(place / MODULES[1:], modules)
     for directory in extra:
         shutil.copytree(directory, place, symlinks=True, dirs_exist_ok=True)
     init = place / "init"
@@ -127,7 +140,8 @@ def _of_this_machine(place: Path) -> None:
     for name in ("bin", "sbin", "lib", "lib64"):
         (place / name).symlink_to(f"usr/{name}")
     busybox = Path(_busybox())
-    _copy(place, [busybox])
+    tools = [Path(_tool(name)) for name in _TOOLS]
+    _copy(place, [busybox, *tools, *_linked(tools)])
     _applets(place, busybox)
     _python(place)
 
@@ -146,9 +160,13 @@ def _of_another(place: Path, kernel: Kernel) -> None:
 
 
 def _busybox() -> str:
-    busybox = shutil.which("busybox")
-    assert busybox, "busybox is not here: apt-get install busybox-static"
-    return busybox
+    return _tool("busybox")
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    assert found, f"{name} is not here: packaging/system.sh guest"
+    return found
 
 
 def _applets(place: Path, busybox: Path) -> None:
@@ -237,6 +255,25 @@ def _compiled(to: Path, checkout: Path, compiler: Sequence[str]) -> None:
     for program, sources in _SOURCES.items():
         found = [str(checkout / source.relative_to(_ROOT)) for source in sources]
         subprocess.run([*compiler, *flags, "-o", str(to / program), *found], check=True, timeout=60)
+
+
+def _modules(to: Path, modules: Path) -> None:
+    """Copy the modules that checks need, and those that they depend on."""
+    left = {file.name.partition(".")[0].replace("-", "_"): file for file in modules.rglob("*.ko*")}
+    to.mkdir()
+
+    def take(name: str) -> None:
+        file = left.pop(name, None)
+        if not file:
+            return
+        content = lzma.decompress(file.read_bytes()) if file.suffix == ".xz" else file.read_bytes()
+        depends = re.search(rb"\0depends=([^\0]*)\0", content)
+        for other in depends[1].decode().split(",") if depends else ():
+            take(other.replace("-", "_"))
+        (to / f"{len(list(to.iterdir())):02}-{name}.ko").write_bytes(content)
+
+    for name in _WANTED_MODULES:
+        take(name)
 
 
 def _library(name: str) -> Path | None:

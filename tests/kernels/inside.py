@@ -5,7 +5,6 @@ times as long, so only lower bounds of such times are checked; sleeps have their
 """
 
 import contextlib
-import ctypes as ct
 import json
 import os
 import platform
@@ -16,29 +15,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
 
-from offtop.faults import TRACEBACK_VARIABLE
 from offtop.kernel.bpf import features, libbpf, program
 from offtop.kernel.bpf.features import Features
 from offtop.model.values.wake import CHAIN, MODES, OFFCPU, OFFWAKE
 from tests.kernel.programs import Program, running
+from tests.kernels import operations
+from tests.kernels.checks import MS, OFFTOP_S, OPTIONS, TICKS, BccTool, Findings, Row, Tick, watched
 from tests.kernels.guests import PASSED, PROGRAMS
 
-MS = 1_000_000
 TIMES, EACH_MS = 23, 20
 TURNS = 5
 """How often the spinning thread is preempted."""
-TICKS = 17
 LEARN_AT, COUNT_AT = 1, 11
 """Ticks after which the load runs for the first time, so that offtop reads the unwind rules, and for the second time,
 which is checked. Reading libc's rules alone may take four emulated seconds."""
 PROBES = Path("/sys/kernel/tracing/kprobe_events")
 _CPU = Path("/sys/devices/system/cpu/cpu1")
-OFFTOP_S = 300
-GONE_S = 10
 _CGROUPS = Path("/sys/fs/cgroup")
 _OBJECTS = {"futex": "futex", "pipe": "pipe", "unix": "unix"}
 _CATEGORIES = {"futex": "lock", "pipe": "pipe", "unix": "pipe"}
@@ -52,24 +47,6 @@ _PEERS = {
 """bcc tool → pattern of its folded stacks of a sleeper that reads from a pipe, and the figure of offtop that is a lower
 bound of the tool's time; offtop's whole wait is the upper bound. wakeuptime counts until the sleeper is runnable and
 takes its waker from there, which may be the idle task of another CPU that was asked to make it runnable."""
-_OPTIONS = ("--trigger", "off", "--cpu-budget", "1000")
-"""At ten times the cost, the default CPU budget would leave no time for stacks."""
-
-Tick = Mapping[str, Any]
-Row = Mapping[str, Any]
-
-
-class Findings:
-    """Counts and prints failed checks."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.about = ""
-
-    def check(self, holds: object, what: str, *details: object) -> None:
-        if not holds:
-            self.count += 1
-            print(f"FAIL {self.about}: {what}", *details, flush=True)
 
 
 class Waiter:
@@ -141,41 +118,6 @@ class Load:
             one.finish()
         for child in self.wakings.values():
             child.listen()
-
-
-def watched(happen: Mapping[int, Callable[[], None]], found: Findings, *options: str) -> list[Tick]:
-    """Run offtop and return its ticks; `happen`: number of ticks → what is called after them."""
-    command = [sys.executable, "-m", "offtop", "-b", "--json", "-n", str(TICKS), "-d", "1", *options]
-    ticks: list[Tick] = []
-    before = loaded()
-    pipe, environment = subprocess.PIPE, {**os.environ, TRACEBACK_VARIABLE: "1"}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as offtop:
-        assert offtop.stdout and offtop.stderr
-        over_s = 0.0
-        for line in offtop.stdout:
-            ticks.append(json.loads(line))
-            if len(ticks) in happen:
-                happen[len(ticks)]()
-                over_s = time.time()
-        output = offtop.stderr.read().decode()
-        status = offtop.wait(OFFTOP_S)
-    found.check(status == 0 and not output, f"offtop ended with {status}:", output[-4000:])
-    found.check(len(ticks) == TICKS, f"{len(ticks)} ticks")
-    if ticks:
-        found.check(ticks[-1]["taken_ns"] > over_s * 1e9, "the last tick came too early")
-    deadline_s = time.monotonic() + GONE_S
-    while (left := loaded() - before) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    found.check(not left, f"{len(left)} programs are still loaded")
-    return ticks
-
-
-def loaded() -> set[int]:
-    """Return the ids of all BPF programs in the kernel."""
-    lib, ids, number = libbpf.library(), set[int](), ct.c_uint32(0)
-    while not lib.bpf_prog_get_next_id(number, ct.byref(number)):
-        ids.add(number.value)
-    return ids
 
 
 def rows(ticks: Sequence[Tick], table: str, tid: int) -> list[Row]:
@@ -323,7 +265,7 @@ def check_cgroups(found: Findings) -> None:
                 stack.callback(process.wait)
                 stack.callback(process.kill)
         time.sleep(5)
-        ticks = watched({}, found, *_OPTIONS)
+        ticks = watched({}, found, *OPTIONS)
     for name, state in (("quota", "throttle"), ("high", "reclaim")):
         texts = [
             [
@@ -344,19 +286,8 @@ def compare_with_bcc(found: Findings) -> None:
     """
     for name, (pattern, part) in _PEERS.items():
         with contextlib.ExitStack() as stack:
-            before = loaded()
-            command = ["/usr/bin/python3", f"/usr/sbin/{name}-bpfcc", "-f", "3600"]
-            tool = stack.enter_context(
-                subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
+            tool = BccTool(name, "-f", "3600")
             stack.callback(tool.kill)
-            for _ in range(OFFTOP_S):
-                if loaded() - before or tool.poll() is not None:
-                    break
-                time.sleep(1)
-            time.sleep(5)  # the programs are loaded but not attached yet
             children: list[Program] = []
 
             def begin(stack: contextlib.ExitStack = stack, children: list[Program] = children) -> None:
@@ -364,12 +295,11 @@ def compare_with_bcc(found: Findings) -> None:
                 children.append(stack.enter_context(running(command)))
                 children[0].go()
 
-            ticks = watched({LEARN_AT: begin}, found, "--mode", OFFWAKE, *_OPTIONS, "--min", "0")
+            ticks = watched({LEARN_AT: begin}, found, "--mode", OFFWAKE, *OPTIONS, "--min", "0")
             sleeper = children[0].at["sleeper"]
             reading = [row for row in rows(ticks, "sites", sleeper) if "pipe_read" in str(row["kernel"])]
             woken = [row for row in reading if row["category"] == "pipe"]
-            tool.send_signal(signal.SIGINT)
-            output, errors = tool.communicate(timeout=OFFTOP_S)
+            output, errors = tool.finish()
             stacks = [line for line in output.splitlines() if "sleeper" in line]
             tool_ms = sum(int(line.rpartition(" ")[2]) for line in stacks if re.match(pattern, line)) / 1000
             # offcputime also counts preemption
@@ -419,7 +349,7 @@ def check_trouble(found: Findings, trouble: Callable[[], None]) -> None:
             waiters[1].go()
             waiters[1].finish()
 
-        ticks = watched({COUNT_AT: happen}, found, *_OPTIONS)
+        ticks = watched({COUNT_AT: happen}, found, *OPTIONS)
         if len(ticks) == TICKS:
             check_sums(found, ticks, ticks[0]["door"])
             for one in waiters:
@@ -439,17 +369,16 @@ def runs(known: Features) -> Generator[tuple[str, str]]:
 def main() -> None:
     print(f"guest: {platform.release()}, Python {platform.python_version()}", flush=True)
     found = Findings()
-    found.about = "doctor"
-    check_doctor(found)
     known = features.detect(libbpf.KernelTypes())
-    found.about = "cgroups"
-    check_cgroups(found)
+    with found.checking("doctor"):
+        check_doctor(found)
+    operations.check(found)
+    with found.checking("cgroups"):
+        check_cgroups(found)
     for probe, mode in runs(known):
-        found.about = f"probe {probe}, {mode}"
-        began_s, before = time.monotonic(), found.count
-        with contextlib.ExitStack() as stack:
+        with found.checking(f"probe {probe}, {mode}"), contextlib.ExitStack() as stack:
             first, load = (Load(stack, name, program.DEFAULT_UNWIND.uses_rules(known)) for name in ("first", "second"))
-            ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--probe", probe, "--mode", mode, *_OPTIONS)
+            ticks = watched({LEARN_AT: first.go, COUNT_AT: load.go}, found, "--probe", probe, "--mode", mode, *OPTIONS)
             if len(ticks) == TICKS:
                 check_sums(found, ticks, known.switch_in_probes[0])
                 check_waits(found, ticks, load)
@@ -459,16 +388,12 @@ def main() -> None:
                     check_chain(found, ticks, load)
                 if known.registers and known.files and probe != "switch":
                     check_objects(found, ticks, load)
-        verdict = "ok" if found.count == before else "FAILED"
-        print(f"{verdict} {found.about}: {time.monotonic() - began_s:.0f} s", flush=True)
     for trouble in troubles():
-        found.about = trouble.__name__
-        before = found.count
-        check_trouble(found, trouble)
-        print(f"{'ok' if found.count == before else 'FAILED'} {found.about}", flush=True)
+        with found.checking(trouble.__name__):
+            check_trouble(found, trouble)
     if all(Path(f"/usr/sbin/{name}-bpfcc").exists() for name in _PEERS):
-        found.about = "comparison with bcc's tools"
-        compare_with_bcc(found)
+        with found.checking("comparison with bcc's tools"):
+            compare_with_bcc(found)
     found.about = "at the end"
     found.check(not PROBES.read_text(), "kprobes are left over:", PROBES.read_text())
     print(PASSED if not found.count else f"guest: {found.count} checks failed", flush=True)

@@ -20,7 +20,10 @@ _TIMEOUT_S = 300
 _CX16 = 4 * 32 + 13
 """X86_FEATURE_CX16 (asm/cpufeatures.h): 6.12 has double faults at an emulated cmpxchg16b; task storage of 7.x needs
 it."""
-_SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "libseccomp2", "busybox-static")
+_SYSTEM = ("python3", "python3-bpfcc", "libbpf1", "libdw1", "libseccomp2", "busybox-static", "e2fsprogs", "dmsetup")
+DISK_TOOLS = ("biosnoop", "biolatency")
+"""bcc's tools for requests to disks. They need the tracepoint block_io_start (6.5): before, they probe functions that
+Debian's kernels have inlined."""
 TRIPLES = {"arm64": "aarch64-linux-gnu"}
 """Debian architecture → compiler triple."""
 
@@ -84,6 +87,17 @@ def image(kernel: Kernel) -> Path:
         if not kept:
             raise
         return kept[-1]
+
+
+def modules(kernel: Kernel, file: Path) -> Path:
+    """Return the unpacked modules of the kernel with the image `file`. Raises UnavailableDownloadError."""
+    apt, package = _Apt(kernel), file.name.removeprefix("vmlinuz-")
+    release = re.sub(r"^linux-(image|binary)-", "", package)
+    try:
+        name = apt.newest(rf"linux-modules-{re.escape(release)}")
+    except UnavailableDownloadError:  # older packages have the kernel and its modules
+        name = package
+    return unpacked(apt, name)
 
 
 def headers(kernel: Kernel, file: Path) -> list[Path]:
@@ -150,6 +164,21 @@ def tools() -> Path:
     Raises UnavailableDownloadError.
     """
     return unpacked(None, "bpfcc-tools")
+
+
+def disk_tools(kernel: Kernel) -> Path:
+    """Return a directory with DISK_TOOLS, in the version of the kernel's suite. Raises UnavailableDownloadError."""
+    apt = _Apt(kernel)
+    with _made(f"disk-tools-{kernel.suite}") as (to, begun):
+        if begun:
+            deb, every, place = apt.download("bpfcc-tools"), begun / "every", begun / "usr/sbin"
+            _run("dpkg-deb", "-x", str(deb), str(every))
+            deb.unlink()
+            place.mkdir(parents=True)
+            for name in DISK_TOOLS:
+                (every / f"usr/sbin/{name}-bpfcc").rename(place / f"{name}-bpfcc")
+            _remove(every)
+    return to
 
 
 def unpacked(apt: "_Apt | None", package: str) -> Path:

@@ -14,8 +14,8 @@ from tests.kernels.kernels import KERNELS, UnavailableDownloadError
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(3600)]
 
 _CHOSEN = [name for name in os.environ.get("KERNELS", "").replace(",", " ").split() if name] or [*KERNELS]
-_BESIDE_BCC = "6.1"
-"""The kernel whose guest also has bcc's tools and the headers that they need."""
+_BESIDE_BCC, _BESIDE_DISK_TOOLS = "6.1", "6.12"
+"""The kernels whose guests also have bcc's tools, or those for disks, and the headers that they need."""
 
 
 @pytest.mark.parametrize("name", _CHOSEN)
@@ -23,8 +23,10 @@ def test_known_waits_are_counted_in_each_mode_with_each_probe(name: str) -> None
     kernel = KERNELS[name]
     try:
         image = kernels.image(kernel)
-        extra = [*kernels.headers(kernel, image), kernels.tools()] if name == _BESIDE_BCC else []
-        archive = guests.root(kernel, extra)
+        extra = kernels.headers(kernel, image) if name in (_BESIDE_BCC, _BESIDE_DISK_TOOLS) else []
+        extra += [kernels.tools()] if name == _BESIDE_BCC else []
+        extra += [kernels.disk_tools(kernel)] if name == _BESIDE_DISK_TOOLS else []
+        archive = guests.root(kernel, kernels.modules(kernel, image), extra)
     except UnavailableDownloadError as error:
         assert not kernel.is_needed, f"{name} is not available: {error}"
         pytest.skip(f"{name} is not available: {error}")
