@@ -250,6 +250,22 @@ def with_stacks() -> ScriptedSource:
 
 
 @asynchronous
+async def test_stacks_of_a_recording_may_say_that_they_took_no_time() -> None:
+    made, fsync = source(), FileKey(42, "fsync", LOG)
+    made.files = replace(
+        ACTIVITY,
+        totals={fsync: FileTotals(1)},
+        stacks={IoStack(fsync, 0, 0): StackTotals(1)},
+    )
+    async with shown(made, (160, 50), view=VIEW) as (app, pilot):
+        await pilot.press("enter")
+        lines = [" ".join(line.split()) for line in pane(app, FILES)]
+        assert "#1 3 calls 0 in all max 0" in lines
+        await pilot.press("t")
+        assert pane(app, FILES)[0].strip("─ ").startswith("stack tree: fsync")
+
+
+@asynchronous
 async def test_enter_shows_a_row_with_its_stacks_and_again_where_its_process_waits() -> None:
     async with shown(with_stacks(), (160, 50), view=VIEW) as (app, pilot):
         await pilot.press("enter")

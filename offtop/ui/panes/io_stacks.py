@@ -52,9 +52,9 @@ def every_stack(some: Stacks[Key], of_ended: str, total: tuple[int, int], common
         numbers = [
             f"#{ordinal}",
             f"{totals.calls:,} {of_ended if totals.calls != 1 else of_ended[:-1]}",
-            f"{duration(totals.total_ns)} in all",
-            f"{100 * totals.total_ns / total_ns:.0f}%" if total_ns >= totals.total_ns else "",
-            f"max {duration(totals.max_ns)}",
+            f"{duration(totals.total_ns) or '0'} in all",
+            f"{100 * totals.total_ns / total_ns:.0f}%" if 0 < totals.total_ns <= total_ns else "",
+            f"max {duration(totals.max_ns) or '0'}",
         ]
         lines += [Line(), plain(fit(f" {'  '.join(filter(None, numbers))}", pen.width, pen.glyphs), "title")]
         lines += stacks.frame_lines(stacks.frames_of(common.catalog, stack.kernel, stack.user, pen.names), pen)
