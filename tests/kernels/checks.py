@@ -21,6 +21,8 @@ OFFTOP_S = 300
 OPTIONS = ("--trigger", "off", "--cpu-budget", "1000")
 """At ten times the cost, the default CPU budget would leave no time for stacks."""
 _GONE_S = 10
+_ATTACHED_S = 10
+"""Once a tool has loaded no program for so long, it has attached all."""
 
 Tick = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -92,11 +94,14 @@ class BccTool:
         command = ["/usr/bin/python3", f"/usr/sbin/{name}-bpfcc", *options]
         with self._printed[0].open("wb") as out, self._printed[1].open("wb") as err:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        seen, unchanged_s = before, 0
         for _ in range(OFFTOP_S):
-            if loaded() - before or self._process.poll() is not None:
-                break
             time.sleep(1)
-        time.sleep(5)  # the programs are loaded but not attached yet
+            now = loaded()
+            unchanged_s = unchanged_s + 1 if now == seen and now - before else 0
+            seen = now
+            if unchanged_s >= _ATTACHED_S or self._process.poll() is not None:
+                break
 
     def finish(self) -> tuple[str, str]:
         """Interrupt it, and return what it has printed, and its errors."""
