@@ -97,7 +97,7 @@ def _nothing(shown: DisksPicture, common: Common) -> Sequence[str]:
     if not shown.span_ns:
         if common.view.paused_at_ns is not None:
             return ("Requests to disks were not counted at this time.",)
-        return ("Starting to count requests to disks. They are counted only while this list is open (8 closes it).",)
+        return ("Starting to count requests to disks. They are counted while this list is open (8 closes it).",)
     return (_NO_ROW,) if shown.listed.every else ("No disk has a request.",)
 
 

@@ -86,7 +86,7 @@ def _nothing(shown: FilesPicture, common: Common) -> Sequence[str]:
     if not shown.span_ns:
         if common.view.paused_at_ns is not None:
             return ("File operations were not counted at this time.",)
-        return ("Starting to count file operations. They are counted only while this list is open (7 closes it).",)
+        return ("Starting to count file operations. They are counted while this list is open (7 closes it).",)
     if shown.listed.every:
         return ("No file operation passes the filter (Esc goes back; \\ changes the filter).",)
     return ("No process works on a file.",)
