@@ -479,6 +479,15 @@ def test_triggers_that_need_bpf_say_so_without_it() -> None:
     assert "requests to disks" not in ended.err
 
 
+def test_a_saved_trigger_counts_nothing_if_nothing_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('trigger = ["file.max > 1s"]')
+    saved = ("--config", str(tmp_path / "config.toml"), "--source", "proc", "-d", "0.1", "-n", "1")
+    assert "have no effect" in command.run("-b", *saved).err
+    ended = command.run("rules", *saved)
+    assert ended.status == 0
+    assert "have no effect" not in ended.err
+
+
 def test_proc_of_another_pid_namespace_is_sampled_but_cost_is_our_own() -> None:
     unshare = ("unshare", "--pid", "--fork")
     if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:

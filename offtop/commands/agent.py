@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         listening = server.Server(where, access)  # before the BPF programs are loaded, because the port may be taken
         stack.callback(listening.close)
-        source = stack.enter_context(sources.live(rules, filters, args, loaded, agent.HISTORY_NS))
+        triggers = outlier_actions.texts if outlier_actions else ()
+        live = sources.live(rules, filters, args, loaded, agent.HISTORY_NS, triggers=triggers)
+        source = stack.enter_context(live)
         one = agent.Agent(
             source,
             rules,

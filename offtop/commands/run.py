@@ -92,7 +92,9 @@ def show_live(args: argparse.Namespace) -> int:
         baseline = _baseline(args, rules, files, loaded)
         counted = "" if view and args.stuck else _listed_mode(loaded)
         if args.host is None:
-            source: Source = stack.enter_context(sources.live(rules, filters, args, loaded, counted=counted))
+            triggers = outlier_actions.texts
+            live = sources.live(rules, filters, args, loaded, counted=counted, triggers=triggers)
+            source: Source = stack.enter_context(live)
         else:
             source, filters = _open_host(args, loaded, rules, outlier_actions, stack, is_batch=view is None)
             view = view and replace(view, filters=filters)
@@ -238,7 +240,9 @@ def record(args: argparse.Namespace) -> int:
     with (
         choices.rule_files(rules, loaded, owner) as files,
         exit_on_signals(),
-        sources.live(rules, filters, args, loaded, counted=_listed_mode(loaded)) as source,
+        sources.live(
+            rules, filters, args, loaded, counted=_listed_mode(loaded), triggers=outlier_actions.texts
+        ) as source,
     ):
         recorder = saved_files.SavedFiles(loaded, owner, args).recorder(source, args.output or "")
         cause_finder = CauseFinder(source.names, files)

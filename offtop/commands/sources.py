@@ -82,11 +82,12 @@ def live(
     loaded: "Loaded",
     least_keep_ns: int = 0,
     counted: str = "",
+    triggers: Sequence[str] = (),
 ) -> Generator[Source]:
     """Open a live source until the block ends, and print its notices.
 
     `least_keep_ns`: how long it keeps names at least. `counted`: one of LIST_MODES, to count what it lists; empty:
-    nothing more than waits. Raises UsageError, PrivilegeError or KernelError.
+    nothing more than waits. `triggers`: those that will judge it. Raises UsageError, PrivilegeError or KernelError.
     """
     keep_ns = max(loaded.settings.history_ns, least_keep_ns) + _GRACE_NS
     wanted, refused = loaded.settings.source, None
@@ -107,7 +108,7 @@ def live(
     if is_sampled and (ignored := options.options_ignored_without_bpf(args)):
         warn(f"offtop: without BPF these options have no effect: {', '.join(ignored)}")
     try:
-        _count_for_triggers(source, loaded.settings.triggers, counted)
+        _count_for_triggers(source, triggers, counted)
         yield source
     finally:
         source.close()

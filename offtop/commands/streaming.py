@@ -61,7 +61,7 @@ def record(args: argparse.Namespace) -> int:
     counted = mode if mode in LIST_MODES else ""
     with (
         choices.rule_files(rules, loaded, owner) as files,
-        sources.live(rules, filters, args, loaded, counted=counted) as source,
+        sources.live(rules, filters, args, loaded, counted=counted, triggers=outlier_actions.texts) as source,
     ):
         try:
             writer = StreamWriter(source, out, filters, _boot())
