@@ -557,7 +557,8 @@ def stacks_of_suspects(found: Found) -> set[int]:
 def _diagnosis(tick: Tick, wanted: Wanted, cause_finder: CauseFinder) -> Iterable[str]:
     catalog = tick.unfiltered.window.catalog
     left_out = left_out_in([tick.unfiltered])
-    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, left_out))
+    with_idle = by_site(tick.shares, wanted.scope._replace(idle=True)) if left_out else None
+    diagnosis = most(cause_finder.rules_of(by_site(tick.shares, wanted.scope), catalog, with_idle, left_out))
     if diagnosis:
         yield diagnosis.in_full(catalog, with_process=True, with_keys=False)
 

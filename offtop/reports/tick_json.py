@@ -81,7 +81,7 @@ def tick_object(
         listed_sites += [(key, SiteTotals()) for key in earlier_ns.keys() - {key for key, _ in listed_sites}]
     wakers = _Wakers(catalog, names)
     table, left_out = by_site(tick.shares, Scope(ALL)), left_out_in([unfiltered])
-    estimated = estimated_ns(table, left_out) if left_out else {}
+    estimated = estimated_ns(table, table, left_out) if left_out else {}
     causes = _Causes(listed_sites, leaf_of, cause_finder, catalog, estimated)
     texts = SuspectTexts(catalog, names, cause_finder)
     stacks = (problems or Problems(names)).of(table, catalog)

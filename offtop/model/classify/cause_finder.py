@@ -141,20 +141,21 @@ class CauseFinder:
         self,
         table: Mapping[tuple[int, ...], PartTuple],
         catalog: Catalog,
+        with_idle: Mapping[tuple[int, ...], PartTuple] | None = None,
         left_out: LeftOut | None = None,
         apart: bool = False,
     ) -> list[CauseShare]:
         """Apply the rules to a table by site (breakdown.by_site); most time first.
 
-        `left_out`: which waits have no stack because of the CPU budget; their causes are estimated. `apart`: keep rules
-        apart that lead to the same cause.
+        `left_out`: which waits have no stack because of the CPU budget; their causes are estimated from `with_idle`,
+        the same table with idle waits. `apart`: keep rules apart that lead to the same cause.
         """
         self._drop_outdated(catalog)
         unanswered: dict[Object, int] = {}
         sums: dict[str, int] = {}
         by_pid: dict[str, dict[int, int]] = {}
         rules: dict[str, dict[Rule | None, int]] = {}
-        estimated = estimated_ns(table, left_out) if left_out else {}
+        estimated = estimated_ns(table, with_idle or table, left_out) if left_out else {}
         guessed: set[str] = set()
         for row, (_, total_ns, _, _) in table.items():
             kernel, _, wake, pid = row

@@ -7,7 +7,7 @@ from offtop.model.classify.cause_finder import CauseFinder, CauseShare
 from offtop.model.classify.left_out import left_out_in
 from offtop.model.values.wake import Object
 from offtop.model.viewmodel.scene import Scene
-from offtop.model.windows.breakdown import PartTuple, by_site
+from offtop.model.windows.breakdown import PartTuple, Scope, by_site
 from offtop.model.windows.rolling import Sums
 
 
@@ -22,18 +22,24 @@ class CausesPicture:
 
 
 def causes_picture(
-    scene: Scene, sites: Mapping[tuple[int, ...], PartTuple], cause_finder: CauseFinder
+    scene: Scene, sums: Sums, sites: Mapping[tuple[int, ...], PartTuple], cause_finder: CauseFinder
 ) -> CausesPicture:
     """`sites` are those of selected_sites."""
-    shares = cause_finder.rules_of(sites, scene.catalog, left_out_in(scene.ticks))
+    left_out = left_out_in(scene.ticks)
+    with_idle = _sites(scene, sums, "sites with idle", scene.view.scope._replace(idle=True)) if left_out else None
+    shares = cause_finder.rules_of(sites, scene.catalog, with_idle, left_out)
     return CausesPicture(sites, shares, cause_finder.unanswered)
 
 
 def selected_sites(scene: Scene, sums: Sums) -> Mapping[tuple[int, ...], PartTuple]:
     """Return the time of the selection by site (breakdown.by_site)."""
-    filter_cache, scope = scene.filter_cache, scene.view.scope
+    return _sites(scene, sums, "sites", scene.view.scope)
+
+
+def _sites(scene: Scene, sums: Sums, what: str, scope: Scope) -> Mapping[tuple[int, ...], PartTuple]:
+    filter_cache = scene.filter_cache
     return sums.of(
-        "sites",
+        what,
         (filter_cache, scope),
         lambda tick: by_site(filter_cache.shares(tick), scope),
         scene.ticks,

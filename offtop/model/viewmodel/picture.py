@@ -112,7 +112,7 @@ class Pictures:
         return Picture(
             common=common_of(scene, view),
             head=head_picture(scene, self._history, self._seconds, timeline, outliers.groups, top_category),
-            causes=causes_picture(scene, sites, self._cause_finder),
+            causes=causes_picture(scene, self._sums, sites, self._cause_finder),
             account=account,
             categories=categories,
             listed=listed,
