@@ -181,7 +181,10 @@ def test_an_outlier_is_in_text_json_recording_and_replay(tmp_path: Path) -> None
     assert {one["rule"] for one in outliers} == {rule}
     assert {one["wait"]["pid"] for one in outliers} == {child.pid}
     assert len(outliers) >= 30
-    one = next(one for one in outliers if not one["wait"]["going_on"])
+    ended = [one for one in outliers if not one["wait"]["going_on"]]
+    woken = [one for one in ended if one["wait"]["waker"]["kind"] != "unknown"]  # a wakeup inside another is not seen
+    assert len(woken) >= 0.9 * len(ended)
+    one = woken[0]
     assert one["wait"]["user"][0] == child.user[0]
     assert "main" in one["wait"]["user"]
     assert one["wait"]["waker"]["kind"] == "timeout"
