@@ -295,6 +295,13 @@ async def test_l_shows_the_heat_map_of_queue_and_disk_together() -> None:
 
 
 @asynchronous
+async def test_heat_map_of_a_time_without_counting_says_so() -> None:
+    async with shown(ScriptedSource(ticks=3), (80, 24), view=replace(VIEW, focus=CATEGORIES)) as (app, pilot):
+        await pilot.press("space", "8", "l")
+        assert pane(app, DISKS)[1].strip() == "No requests were counted at this time."
+
+
+@asynchronous
 async def test_requests_are_compared_with_the_baseline() -> None:
     made = source(ticks=60)
     async with shown(made, (80, 24), view=VIEW) as (app, _):

@@ -9,7 +9,6 @@ from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.disk_list import DisksPicture
 from offtop.model.viewmodel.view import DISKS, SINCE_START
 from offtop.model.windows.heat import Heat
-from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
@@ -59,9 +58,7 @@ def heat_map(heat: Heat | None, shown: DisksPicture, common: Common, pen: Pen) -
 
 
 def _subject(shown: DisksPicture, pen: Pen) -> str:
-    """Return what the stack tree or the heat map is about."""
-    row = shown.chosen
-    return printable(f"{row.what} {row.who}", pen.glyphs.is_ascii) if shown.opened and row else "requests to disks"
+    return io_stacks.subject(shown.chosen if shown.opened else None, "requests to disks", pen)
 
 
 def title(shown: DisksPicture, common: Common) -> str:

@@ -9,7 +9,6 @@ from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
 from offtop.model.windows.heat import Heat
-from offtop.printable import printable
 from offtop.ui.kit.layout import STUCK_FRAME, stuck_lines
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import io_stacks, latency
@@ -53,9 +52,7 @@ def heat_map(heat: Heat | None, shown: FilesPicture, common: Common, pen: Pen) -
 
 
 def _subject(shown: FilesPicture, pen: Pen) -> str:
-    """Return what the stack tree or the heat map is about."""
-    row = shown.chosen
-    return printable(f"{row.what} {row.who}", pen.glyphs.is_ascii) if shown.opened and row else "file operations"
+    return io_stacks.subject(shown.chosen if shown.opened else None, "file operations", pen)
 
 
 def title(shown: FilesPicture, common: Common) -> str:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TypeVar
 
+from offtop.model.aggregate.disk_rows import DiskRow
+from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.aggregate.rows import Row
 from offtop.model.values.io_stacks import Stacks
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.tree_picture import TreePicture
+from offtop.printable import printable
 from offtop.ui.kit.columns import Column, heads, line_of, that_fit
 from offtop.ui.kit.lines import Line, Pen, fit, plain, rule
 from offtop.ui.panes import stacks
@@ -18,6 +21,11 @@ Key = TypeVar("Key")
 CALLS, REQUESTS = "calls", "requests"
 _RATES = {CALLS: "CALLS/S", REQUESTS: "REQ/S"}
 _LONGEST = Column("MAX", 6, lambda row: duration(row.part.max_ns), least_width=60)
+
+
+def subject(row: FileRow | DiskRow | None, every: str, pen: Pen) -> str:
+    """Return what the stack tree or the heat map is about: one row, or `every` row."""
+    return printable(f"{row.what} {row.who}", pen.glyphs.is_ascii) if row else every
 
 
 def tree(shown: TreePicture, title: str, of_ended: str, span_ns: int, common: Common, pen: Pen) -> list[Line]:

@@ -129,7 +129,9 @@ def heat_map_of(heat: Heat | None, title: str, counted: Counted, common: Common,
     minutes = span(len(heat.columns) * heat.cell_ns)
     lines = [rule(f"latency of: {title}, last {minutes}", pen)]
     if not heat.rows:
-        return [*lines, plain(fit(counted.none, pen.width, pen.glyphs), "dim")]
+        is_measured = any(column is not None for column in heat.columns)
+        text = counted.none if is_measured else f" No {counted.what} were counted at this time."
+        return [*lines, plain(fit(text, pen.width, pen.glyphs), "dim")]
     chosen = chosen_cell(heat, common.view.cell)
     for row in reversed(range(len(heat.rows))):
         spans: Spans = [(f"{_range(heat.rows[row]):>{HEAT_SCALE - 2}} ", "dim")]
