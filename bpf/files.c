@@ -8,12 +8,14 @@
  *   entry     raw_tp sys_enter
  *   return    raw_tp sys_exit
  *   switches  raw_tp sched_switch: how much of a call was off CPU
+ *   faults    raw_tp page_fault_user, where the kernel has it: pages of mapped files
  *
  * maps
  *   file_operations     by system call number: the operation, and which argument is the descriptor; 0: none
  *   file_calls          by tid: calls in progress
  *   file_totals_0, _1   calls that returned, by process, operation, file and CPU, in a double buffer
  *   file_stacks_0, _1   those of them that reached the minimum, by stack as well
+ *   file_fault          per CPU: the last page fault of a program that began there
  *   file_names          path of each file, in pieces, from the file up to the root
  *   file_sampled        per CPU: when a call below the raised minimum last got a stack
  *   file_lost           what did not fit, by enum file_lost
@@ -26,6 +28,12 @@
  *
  * Only descriptors of regular files, directories and block devices count. An open is counted at its return, by the
  * descriptor that it returned, so one that fails is not counted.
+ *
+ * A page fault counts only if its thread sleeps in it and the address is in the mapping of a file: that is looked up at its
+ * first switch-out, because hardly any fault gets there. No tracepoint marks the end of a fault. It ends at its thread's
+ * last switch-in, and is counted when the thread is next switched out or begins a call. A fault is known by the number of
+ * faults that the thread has finished, which the kernel counts (mm_account_fault), because a loop may fault again and
+ * again at the same instruction. Its stacks are those of its last wait that reached the minimum, which offcpu.c has unwound.
  *
  * Totals are kept by CPU, so that only one program at a time writes to an entry and nothing has to be atomic: programs
  * at system call tracepoints run with preemption disabled. For the same reason the scratch space of switches
@@ -41,6 +49,11 @@
  *   FILE_PATH, PATH_*, DENTRY_*, NAME_TEXT, MOUNT_*, VFS_ROOT, TASK_FS, FS_ROOT    from there to its path
  *   REG_CALL, REG_MODE, REG_ARGUMENT_*      offsets in pt_regs
  *   TASK_PID, TASK_FLAGS                    offsets in task_struct
+ *   MAPPING_FILE, MAPPING_*, TASK_MEMORY    from a task and an address to the mapped file. Not set: faults do not count
+ *   MEMORY_TREE, TREE_ROOT, MAPLE_*         mappings are in a maple tree (d4af56c5c7c6, 6.1); otherwise MEMORY_TREE,
+ *                                           NODE_*, MAPPING_NODE: in a red-black tree
+ *   FAULTS_MAJOR, FAULTS_MINOR              offsets in task_struct
+ *   MMAP_READ                               the operation as which faults count
  *   NAMESPACE                               show ids of this pid namespace (namespace.h)
  */
 #include "offcpu.h"
@@ -59,6 +72,11 @@
 #define NAME_BYTES 256        /* of one piece, with its NUL */
 #define PATH_ROOM 1024        /* a power of two */
 #define PATH_STEPS 32
+#define PF_EXITING 4          /* include/linux/sched.h */
+#define NO_CALL -1            /* instead of a system call number: in an exception */
+#define TREE_STEPS 40
+#define MAPLE_STEPS 8
+#define MAPLE_PIVOTS 16       /* at least as many as a node has */
 
 enum file_lost { FILE_LOST_CALLS, FILE_LOST_TOTALS, FILE_LOST_KINDS };
 
@@ -88,6 +106,9 @@ struct file_call {
 	u64 start_ns;
 	u64 off_cpu_ns;    /* without the time since switched_out_ns */
 	u64 switched_out_ns; /* 0: it runs */
+	u64 switched_in_ns;
+	u64 faults;        /* of a page fault: 1 more than its thread had finished before; 0: it is a system call */
+	u64 has_slept;
 	struct file_key key; /* an open has no file yet */
 	char comm[16];
 };
@@ -228,6 +249,26 @@ static inline __attribute__((always_inline)) void store_path(char *file, struct 
 	file_names.update(id, path);
 }
 
+static inline __attribute__((always_inline)) void switch_in(struct file_call *call, u64 now_ns)
+{
+	call->switched_in_ns = now_ns;
+	call->off_cpu_ns += now_ns - call->switched_out_ns;
+	call->switched_out_ns = 0;
+}
+
+/*
+ * Handle a switch-in of the current thread that sched_switch has not reported: on Linux 6.18 it left out up to one switch
+ * in 150. offcpu.c has most of them by another tracepoint, and else the end of this time off CPU is unknown.
+ */
+static inline __attribute__((always_inline)) void catch_up(struct task_struct *task, struct file_call *call)
+{
+	u64 out_ns = *(volatile u64 *)&call->switched_out_ns;
+	struct record *r = out_ns ? record_of(task, false) : 0;
+
+	if (out_ns)
+		switch_in(call, r && r->switched_in_ns > out_ns ? r->switched_in_ns : out_ns);
+}
+
 /* Return the file operation of a system call, with its flags; 0 if it is none. */
 static inline __attribute__((always_inline)) u32 operation_of(u64 call)
 {
@@ -235,6 +276,55 @@ static inline __attribute__((always_inline)) u32 operation_of(u64 call)
 	u32 *operation = call < CALLS ? file_operations.lookup(&number) : 0;
 
 	return operation ? *operation : 0;
+}
+
+static inline __attribute__((always_inline)) void add_to_stack(struct file_stack_key *key, u64 ns, u64 bytes, bool is_second)
+{
+	struct file_stack one = {.calls = 1, .bytes = bytes, .total_ns = ns, .max_ns = ns}, *s;
+
+	s = is_second ? file_stacks_1.lookup(key) : file_stacks_0.lookup(key);
+	if (s) {
+		s->calls += 1;
+		s->bytes += bytes;
+		s->total_ns += ns;
+		if (ns > s->max_ns)
+			s->max_ns = ns;
+	} else if (is_second ? file_stacks_1.update(key, &one) : file_stacks_0.update(key, &one)) {
+		count_lost(LOST_SITES);
+	}
+}
+
+/* Return the totals of a key, or NULL if there is no room. `is_new` is set if they are new. */
+static inline __attribute__((always_inline)) struct file_totals *totals_of(struct file_key *key, bool is_second, bool *is_new)
+{
+	struct file_totals *t = is_second ? file_totals_1.lookup(key) : file_totals_0.lookup(key);
+	u32 zero = 0;
+
+	if (t)
+		return t;
+	struct file_totals *none = no_totals.lookup(&zero);
+	if (none && is_second) {
+		file_totals_1.insert(key, none);
+		t = file_totals_1.lookup(key);
+	} else if (none) {
+		file_totals_0.insert(key, none);
+		t = file_totals_0.lookup(key);
+	}
+	*is_new = true;
+	if (!t)
+		count_lost_call(FILE_LOST_TOTALS);
+	return t;
+}
+
+static inline __attribute__((always_inline)) void add_to_totals(struct file_totals *t, u64 ns, u64 off_cpu_ns, u64 bytes)
+{
+	t->calls += 1;
+	t->bytes += bytes;
+	t->total_ns += ns;
+	t->off_cpu_ns += off_cpu_ns;
+	if (ns > t->max_ns)
+		t->max_ns = ns;
+	count_in_histogram(t->lanes, lane_of(ns));
 }
 
 /*
@@ -250,7 +340,6 @@ static inline __attribute__((always_inline)) void count_at_stack(void *ctx, stru
 	u32 pid = file->pid, tid = id, zero = 0;
 	u64 *sampled_ns = file_sampled.lookup(&zero);
 	struct file_stack_key key = {.file = *file};
-	struct file_stack one = {.calls = 1, .bytes = bytes, .total_ns = ns, .max_ns = ns}, *s;
 
 	if (!t || !sampled_ns)
 		return;
@@ -271,17 +360,179 @@ static inline __attribute__((always_inline)) void count_at_stack(void *ctx, stru
 		key.kernel = r->stacked_kernel;
 	key.user = user_stack(ctx, AT_SWITCH, task, pid, tid, MEMBER(u32, task, TASK_FLAGS));
 	charge_stacks(c, t, now_ns);
-	s = is_second ? file_stacks_1.lookup(&key) : file_stacks_0.lookup(&key);
-	if (s) {
-		s->calls += 1;
-		s->bytes += bytes;
-		s->total_ns += ns;
-		if (ns > s->max_ns)
-			s->max_ns = ns;
-	} else if (is_second ? file_stacks_1.update(&key, &one) : file_stacks_0.update(&key, &one)) {
-		count_lost(LOST_SITES);
-	}
+	add_to_stack(&key, ns, bytes, is_second);
 }
+
+#ifdef MAPPING_FILE
+struct fault {
+	u64 start_ns;
+	u64 address;
+	u64 faults;        /* that its thread had finished before */
+	u32 tid;           /* 0: none */
+	u32 unused;
+};
+BPF_PERCPU_ARRAY(file_fault, struct fault, 1);
+
+static inline __attribute__((always_inline)) u64 finished_faults(struct task_struct *task)
+{
+	return MEMBER(u64, task, FAULTS_MAJOR) + MEMBER(u64, task, FAULTS_MINOR);
+}
+
+/* Return whether a thread is in an exception, and not in a system call or about to exit. */
+static inline __attribute__((always_inline)) bool is_in_exception(struct task_struct *task)
+{
+	char *regs = (void *)bpf_task_pt_regs(task);
+	s64 call = 0;
+
+	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_CALL);
+	return call == NO_CALL && !(MEMBER(u32, task, TASK_FLAGS) & PF_EXITING);
+}
+
+#ifdef MAPLE_LEAF
+/*
+ * Return the entry of a kernel's maple tree for an index, as mtree_range_walk() finds it, or NULL. In the low bits of a
+ * pointer to a node is its type. A node is replaced by another one to change it, and freed after all programs that may
+ * read it have ended (RCU).
+ */
+static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 index)
+{
+	u64 pivots[MAPLE_PIVOTS];
+	char *at = 0;
+
+	bpf_probe_read_kernel(&at, sizeof(at), memory + MEMORY_TREE + TREE_ROOT);
+	if (((u64)at & 3) != 2) /* xa_is_node() */
+		return 0;
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < MAPLE_STEPS; i++) {
+		READ_AGAIN;
+		u32 type = (u64)at >> 3 & 15, slot = 0;
+		char *node = (char *)((u64)at & ~255ULL);
+		u32 count = type == MAPLE_ARANGE ? MAPLE_ARANGE_PIVOTS : MAPLE_RANGE_PIVOTS;
+
+		if (type != MAPLE_ARANGE && type != MAPLE_RANGE && type != MAPLE_LEAF)
+			return 0;
+		if (bpf_probe_read_kernel(pivots, sizeof(pivots), node + MAPLE_PIVOT))
+			return 0;
+#pragma unroll
+		for (u32 j = 0; j < MAPLE_PIVOTS; j++) /* a pivot is the last index of its slot; 0 after the first: unused */
+			if (slot == j && j < count && pivots[j] < index && (!j || pivots[j]))
+				slot = j + 1;
+		if (bpf_probe_read_kernel(&at, sizeof(at), node + (type == MAPLE_ARANGE ? MAPLE_ARANGE_SLOT : MAPLE_RANGE_SLOT) + 8 * slot))
+			return 0;
+		if (type == MAPLE_LEAF)
+			return at;
+	}
+	return 0;
+}
+#else
+/* Return the first mapping that ends after an address, as find_vma() does, or NULL. */
+static inline __attribute__((always_inline)) char *find_in_tree(char *memory, u64 address)
+{
+	char *node = 0, *found = 0;
+
+	bpf_probe_read_kernel(&node, sizeof(node), memory + MEMORY_TREE);
+#pragma clang loop unroll(disable)
+	for (u32 i = 0; i < TREE_STEPS && node; i++) {
+		READ_AGAIN;
+		char *mapping = node - MAPPING_NODE;
+		u64 end = 0;
+
+		bpf_probe_read_kernel(&end, sizeof(end), mapping + MAPPING_END);
+		if (end > address)
+			found = mapping;
+		bpf_probe_read_kernel(&node, sizeof(node), node + (end > address ? NODE_LEFT : NODE_RIGHT));
+	}
+	return found;
+}
+#endif
+
+/* Return the open file that the current process has mapped at an address, or NULL. */
+static inline __attribute__((always_inline)) char *mapped_file(struct task_struct *task, u64 address)
+{
+	char *memory = 0, *file = 0;
+	u64 start = 0, end = 0;
+
+	bpf_probe_read_kernel(&memory, sizeof(memory), (char *)task + TASK_MEMORY);
+	char *mapping = memory ? find_in_tree(memory, address) : 0;
+	if (!mapping)
+		return 0;
+	bpf_probe_read_kernel(&start, sizeof(start), mapping + MAPPING_START);
+	bpf_probe_read_kernel(&end, sizeof(end), mapping + MAPPING_END);
+	if (address < start || address >= end)
+		return 0;
+	bpf_probe_read_kernel(&file, sizeof(file), mapping + MAPPING_FILE);
+	return file;
+}
+
+/* Count a page fault of the current thread that is over, if it slept. */
+static inline __attribute__((always_inline)) void finish_fault(struct config *c, struct task_struct *task, struct file_call *call)
+{
+	struct file_stack_key at = {.file = call->key};
+	u64 ns = call->switched_in_ns - call->start_ns;
+	u32 zero = 0, *buffer = active_buffer.lookup(&zero);
+	bool is_second = buffer && *buffer, is_new = false;
+
+	if (!call->has_slept)
+		return;
+	at.file.cpu = bpf_get_smp_processor_id();
+	struct file_totals *t = totals_of(&at.file, is_second, &is_new);
+	if (!t)
+		return;
+	if (is_new)
+		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
+	add_to_totals(t, ns, call->off_cpu_ns, 0);
+	struct record *r = record_of(task, false);
+	if (ns < c->min_ns || !r || r->stacked_ns <= call->start_ns)
+		return;
+	at.kernel = r->stacked_kernel;
+	at.user = r->stacked_user;
+	add_to_stack(&at, ns, 0, is_second);
+}
+
+/* Begin to count the page fault in which the current thread is switched out, if it is one of a mapped file. */
+static inline __attribute__((always_inline)) void begin_fault(struct config *c, struct task_struct *task, struct fault *fault, u64 now_ns, bool sleeps)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 pid = id >> 32, tid = id, host_tid = id;
+	struct file_call call = {};
+	char *file = mapped_file(task, fault->address);
+
+	if (!file || !identify(file, &call.key.file))
+		return;
+#ifdef NAMESPACE
+	if (!find_ids(task, &pid, &tid))
+		return;
+#endif
+	if (!passes_filters(c, task, true, pid, tid, 0))
+		return;
+	call.start_ns = fault->start_ns;
+	call.switched_out_ns = now_ns;
+	call.faults = fault->faults + 1;
+	call.has_slept = sleeps;
+	call.key.pid = pid;
+	call.key.operation = MMAP_READ;
+	bpf_get_current_comm(call.comm, sizeof(call.comm));
+	if (file_calls.update(&host_tid, &call))
+		count_lost_call(FILE_LOST_CALLS);
+	else
+		store_path(file, &call.key.file);
+}
+
+/* page_fault_user(address, regs, error code): a program's own access, not one by a system call. */
+int on_fault(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 zero = 0;
+	struct fault *fault = file_fault.lookup(&zero);
+
+	if (!fault)
+		return 0;
+	fault->address = ctx->args[0];
+	fault->faults = finished_faults(current_task());
+	fault->tid = bpf_get_current_pid_tgid();
+	fault->start_ns = bpf_ktime_get_ns();
+	return 0;
+}
+#endif
 
 int on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -318,6 +569,15 @@ int on_enter(struct bpf_raw_tracepoint_args *ctx)
 	call.key.operation = operation & OPERATION_MASK;
 	bpf_get_current_comm(call.comm, sizeof(call.comm));
 	call.start_ns = bpf_ktime_get_ns();
+#ifdef MAPPING_FILE
+	if (!file_calls.insert(&host_tid, &call))
+		return 0;
+	struct file_call *fault = file_calls.lookup(&host_tid);
+	if (fault && fault->faults) {
+		catch_up(task, fault);
+		finish_fault(c, task, fault);
+	}
+#endif
 	if (file_calls.update(&host_tid, &call))
 		count_lost_call(FILE_LOST_CALLS);
 	return 0;
@@ -334,8 +594,9 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u32 tid = bpf_get_current_pid_tgid(), zero = 0;
 	struct file_call *call = file_calls.lookup(&tid);
-	if (!call)
+	if (!call || call->faults)
 		return 0;
+	catch_up(current_task(), call);
 	u64 start_ns = call->start_ns, ns = bpf_ktime_get_ns() - start_ns, off_cpu_ns = call->off_cpu_ns, bytes = 0;
 	s64 returned = ctx->args[1];
 	struct file_key key = call->key;
@@ -352,32 +613,14 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	key.cpu = bpf_get_smp_processor_id();
 	u32 *buffer = active_buffer.lookup(&zero);
 	bool is_second = buffer && *buffer;
-	struct file_totals *t = is_second ? file_totals_1.lookup(&key) : file_totals_0.lookup(&key);
+	struct file_totals *t = totals_of(&key, is_second, &is_new);
 	if (!t) {
-		struct file_totals *none = no_totals.lookup(&zero);
-		if (none && is_second) {
-			file_totals_1.insert(&key, none);
-			t = file_totals_1.lookup(&key);
-		} else if (none) {
-			file_totals_0.insert(&key, none);
-			t = file_totals_0.lookup(&key);
-		}
-		is_new = true;
-	}
-	if (!t) {
-		count_lost_call(FILE_LOST_TOTALS);
 		file_calls.delete(&tid);
 		return 0;
 	}
-	t->calls += 1;
-	t->total_ns += ns;
-	t->off_cpu_ns += off_cpu_ns;
-	if (ns > t->max_ns)
-		t->max_ns = ns;
 	if (operation & HAS_BYTES && returned > 0)
 		bytes = returned;
-	t->bytes += bytes;
-	count_in_histogram(t->lanes, lane_of(ns));
+	add_to_totals(t, ns, off_cpu_ns, bytes);
 	if (is_new) {
 		__builtin_memcpy(t->comm, call->comm, sizeof(t->comm));
 		if (!is_open) {
@@ -400,19 +643,50 @@ int on_leave(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* sched_switch(preempt, prev, next, ...), in the context of prev. */
+/* sched_switch(preempt, prev, next, state of prev), in the context of prev. */
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 out = bpf_get_current_pid_tgid(), in = 0;
+	u64 now_ns = bpf_ktime_get_ns();
 	struct file_call *call = file_calls.lookup(&out);
+	struct task_struct *task = current_task();
 
 	if (call)
-		call->switched_out_ns = bpf_ktime_get_ns();
+		catch_up(task, call);
+#ifdef MAPPING_FILE
+	u32 zero = 0;
+	struct fault *fault = file_fault.lookup(&zero);
+	struct config *c = config.lookup(&zero);
+	u64 faults = finished_faults(task);
+#ifdef STATE_ARGUMENT
+	u32 state = ctx->args[3];
+#else
+	u32 state = MEMBER(u32, task, TASK_STATE);
+#endif
+	bool sleeps = !ctx->args[0] && state;
+
+	if (!fault || !c)
+		return 0;
+	if (call && call->faults) {
+		if (call->faults == faults + 1 && is_in_exception(task)) {
+			call->has_slept |= sleeps;
+		} else {
+			finish_fault(c, task, call);
+			file_calls.delete(&out);
+			call = 0;
+		}
+	}
+	if (out && fault->tid == out) {
+		fault->tid = 0;
+		if (!call && fault->faults == faults && is_in_exception(task))
+			begin_fault(c, task, fault, now_ns, sleeps);
+	}
+#endif
+	if (call)
+		call->switched_out_ns = now_ns;
 	bpf_probe_read_kernel(&in, sizeof(in), (char *)ctx->args[2] + TASK_PID);
 	call = file_calls.lookup(&in);
-	if (call && call->switched_out_ns) {
-		call->off_cpu_ns += bpf_ktime_get_ns() - call->switched_out_ns;
-		call->switched_out_ns = 0;
-	}
+	if (call && call->switched_out_ns)
+		switch_in(call, now_ns);
 	return 0;
 }

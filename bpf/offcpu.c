@@ -339,6 +339,7 @@ static inline __attribute__((always_inline)) void switch_in(void *ctx, struct co
 			charge_stacks(c, t, now_ns);
 #endif
 		r->stacked_kernel = e->key.kernel;
+		r->stacked_user = e->key.user;
 		r->stacked_ns = now_ns;
 #ifdef OUTLIERS
 		if (e->off_ns >= c->least_threshold_ns)

@@ -199,7 +199,8 @@ struct record {
 	struct storm_key storm; /* the burst that woke it; at_ns 0: none */
 	u64 last_burst_ns; /* first_ns of the last burst, by storm.by, that woke it: each burst counts it once */
 	u64 switched_in_ns; /* when it was switched in after that wakeup */
-	u64 stacked_kernel; /* kernel stack id of its last wait that got stacks, for files.c */
+	u64 stacked_kernel; /* stack ids of its last wait that got stacks, for files.c */
+	u64 stacked_user;
 	u64 stacked_ns;    /* when that wait ended */
 	struct burst burst; /* its own wakeups of other threads */
 #ifdef NAMESPACE

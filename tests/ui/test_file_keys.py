@@ -97,6 +97,16 @@ async def test_selected_row_is_shown_in_full_with_its_histogram() -> None:
 
 
 @asynchronous
+async def test_page_faults_say_that_only_those_that_waited_are_counted() -> None:
+    made = source()
+    faults = {FileKey(42, "mmap-read", TABLE): FileTotals(2, 0, 9 * MS, 8 * MS, 6 * MS, log2.of(3 * MS, 6 * MS))}
+    made.files = FileActivity(faults, ACTIVITY.names, ACTIVITY.comms)
+    async with shown(made, (160, 50), view=VIEW) as (app, _):
+        lines = [line.strip() for line in pane(app, FILES)]
+    assert "inode 2 on device 0:1; 6 page faults that waited (the others are not counted)" in lines
+
+
+@asynchronous
 async def test_names_of_files_and_processes_are_escaped() -> None:
     async with shown(source(), (160, 50), view=VIEW) as (app, _):
         line = next(line for line in pane(app, FILES) if line.lstrip("> ").startswith("write"))

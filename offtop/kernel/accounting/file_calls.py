@@ -121,11 +121,15 @@ class FileCalls:
         before, self._in_progress = self._in_progress, {}
         for keys, values in self.program.maps["file_calls"].read():
             tids = memoryview(keys).cast("I")
-            for tid, (start_ns, off_cpu_ns, out_ns, raw, comm) in zip(tids, CALL.iter_unpack(values), strict=True):
+            for tid, (start_ns, off_cpu_ns, out_ns, in_ns, faults, has_slept, raw, comm) in zip(
+                tids, CALL.iter_unpack(values), strict=True
+            ):
                 key = _key(KEY.unpack(raw))
-                if start_ns >= at_ns or not key.file.inode:  # an open has no file before it returns
-                    continue
-                so_far_ns = at_ns - start_ns
+                if start_ns >= at_ns or not key.file.inode or has_slept < bool(faults):
+                    continue  # an open has no file before it returns; a page fault counts if it sleeps
+                # A page fault ends at its last switch-in, but is counted later.
+                is_over = faults and not out_ns
+                so_far_ns = (min(in_ns, at_ns) if is_over else at_ns) - start_ns
                 off_cpu_ns = min(so_far_ns, off_cpu_ns + (max(0, at_ns - out_ns) if out_ns else 0))
                 was = before.pop(tid, None)
                 if was is not None and was.start_ns != start_ns:
@@ -135,7 +139,7 @@ class FileCalls:
                 off_cpu_ns = max(off_cpu_ns, shown_off_cpu_ns)
                 self._in_progress[tid] = _Call(start_ns, key, so_far_ns, off_cpu_ns)
                 one = FileTotals(total_ns=so_far_ns - shown_ns, off_cpu_ns=off_cpu_ns - shown_off_cpu_ns)
-                now_ns = max(so_far_ns, self._totals.get(key, NO_CALLS).now_ns)
+                now_ns = max(0 if is_over else so_far_ns, self._totals.get(key, NO_CALLS).now_ns)
                 self._add({key: one._replace(now_ns=now_ns)})
                 self._comms.setdefault(key.pid, _text(comm))
         for call in before.values():

@@ -78,6 +78,9 @@ class Features:
     """Offsets that lead from a task and a file descriptor to the open file, by their names in BPF."""
     paths: Mapping[str, int]
     """Further offsets that lead from an open file to its type and path; empty if unknown."""
+    mappings: Mapping[str, int]
+    """Offsets that lead from a task and an address to the mapped file, by their names in bpf/files.c; empty if unknown,
+    or if the kernel has no tracepoint at page faults."""
     disks: Mapping[str, int]
     """Offsets in requests to block devices, and flags, by their names in bpf/disks.c; empty if unknown."""
     disk_operations: Mapping[str, int]
@@ -185,6 +188,7 @@ def detect(types: KernelTypes) -> Features:
         waking_type=types.tracepoint_type("sched_waking"),
         files=_files(types),
         paths=_all_of(types, _PATHS),
+        mappings=_mappings(types),
         disks=_disks(types),
         disk_operations=types.enumerators("req_op") or types.enumerators("req_opf"),
         sockets=_sockets(types),
@@ -237,6 +241,27 @@ _PATHS = {
     "VFS_ROOT": ("vfsmount", "mnt_root"),
     "TASK_FS": ("task_struct", "fs"),
     "FS_ROOT": ("fs_struct", "root"),
+}
+_MAPPINGS = {
+    "TASK_MEMORY": ("task_struct", "mm"),
+    "FAULTS_MAJOR": ("task_struct", "maj_flt"),
+    "FAULTS_MINOR": ("task_struct", "min_flt"),
+    "MAPPING_START": ("vm_area_struct", "vm_start"),
+    "MAPPING_END": ("vm_area_struct", "vm_end"),
+    "MAPPING_FILE": ("vm_area_struct", "vm_file"),
+}
+_MAPLE_TREE = {
+    "MEMORY_TREE": ("mm_struct", "mm_mt"),
+    "TREE_ROOT": ("maple_tree", "ma_root"),
+    "MAPLE_PIVOT": ("maple_range_64", "pivot"),
+    "MAPLE_RANGE_SLOT": ("maple_range_64", "slot"),
+    "MAPLE_ARANGE_SLOT": ("maple_arange_64", "slot"),
+}
+_RED_BLACK_TREE = {
+    "MEMORY_TREE": ("mm_struct", "mm_rb"),
+    "MAPPING_NODE": ("vm_area_struct", "vm_rb"),
+    "NODE_LEFT": ("rb_node", "rb_left"),
+    "NODE_RIGHT": ("rb_node", "rb_right"),
 }
 _DISKS = {
     "REQUEST_QUEUE": ("request", "q"),
@@ -330,6 +355,23 @@ def _files(types: KernelTypes) -> Mapping[str, int]:
     if not (found and polls and poll_bytes and entry_bytes):
         return found
     return {**found, **polls, "POLL_BYTES": poll_bytes, "ENTRY_BYTES": entry_bytes}
+
+
+def _mappings(types: KernelTypes) -> Mapping[str, int]:
+    if not types.has_tracepoint("page_fault_user"):  # arm64 has none
+        return {}
+    found, maple, red_black = (_all_of(types, members) for members in (_MAPPINGS, _MAPLE_TREE, _RED_BLACK_TREE))
+    kinds = types.enumerators("maple_type")
+    if maple and types.offset("maple_arange_64", "pivot") == maple["MAPLE_PIVOT"] and "maple_arange_64" in kinds:
+        nodes = {f"MAPLE_{kind.split('_')[1].upper()}": number for kind, number in kinds.items()}
+        pivots = {
+            f"MAPLE_{kind}_PIVOTS": (maple[f"MAPLE_{kind}_SLOT"] - maple["MAPLE_PIVOT"]) // 8
+            for kind in ("RANGE", "ARANGE")
+        }
+        tree = {**maple, **nodes, **pivots}
+    else:
+        tree = red_black
+    return {**found, **tree} if found and tree else {}
 
 
 def _disks(types: KernelTypes) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ from offtop.kernel.bpf.features import Features
 from offtop.kernel.bpf.libbpf import Map
 from offtop.kernel.bpf.program import Program, possible_cpus
 from offtop.kernel.procfs import syscalls
-from offtop.model.values.files import OPERATIONS
+from offtop.model.values.files import MMAP_READ, OPERATIONS
 
 KEY = struct.Struct("=QIIIIII")
 """`struct file_key`: inode, device, generation, pid, operation, cpu, and 4 unused bytes."""
@@ -24,7 +24,7 @@ STACK_KEY = struct.Struct(f"={KEY.size}sQQ")
 """`struct file_stack_key`: struct file_key, and stack ids."""
 STACK = struct.Struct("=4Q")
 """`struct file_stack`: the fields of StackTotals."""
-CALL = struct.Struct(f"=3Q{KEY.size}s16s")
+CALL = struct.Struct(f"=6Q{KEY.size}s16s")
 """`struct file_call`."""
 PATH_BYTES = 1024 + 256
 PATH = struct.Struct(f"=II{PATH_BYTES}s")
@@ -66,7 +66,11 @@ class FileProgram:
             raise KernelError(f"File operations cannot be shown: {why}")
         sizes = {"FILE_CALLS": _CALLS, "FILE_TOTALS": _TOTALS, "FILE_STACKS": _STACKS, "FILE_NAMES": _NAMES}
         defines = {**sizes, **features.paths}
-        self._fds = program.load_beside("files.c", _RAW_TRACEPOINTS, [*_SIZES], defines)
+        tracepoints = _RAW_TRACEPOINTS
+        if not why_without_faults(features):
+            defines |= {**features.mappings, "MMAP_READ": OPERATIONS.index(MMAP_READ) + 1}
+            tracepoints = {**tracepoints, "on_fault": "page_fault_user"}
+        self._fds = program.load_beside("files.c", tracepoints, [*_SIZES], defines)
         self.programs: Mapping[str, int] = {
             f"file {name.removeprefix('program ')}": fd for name, fd in self._fds.items() if name.startswith("program ")
         }
@@ -87,6 +91,11 @@ def why_unavailable(features: Features) -> str:
     if not features.files or not features.paths or "REG_CALL" not in features.registers:
         return "this kernel does not describe open files or system calls. Use Linux 5.15 or newer, on x86-64 or arm64"
     return ""
+
+
+def why_without_faults(features: Features) -> str:
+    """Why page faults on mapped files cannot be counted; empty if they can."""
+    return "" if features.mappings else "this kernel has no tracepoint at page faults (arm64 has none)"
 
 
 def _operations() -> dict[int, int]:

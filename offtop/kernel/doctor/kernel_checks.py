@@ -5,6 +5,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from offtop.errors import KernelError
@@ -314,7 +315,11 @@ def uprobes(machine: str = platform.machine()) -> Check:
 
 def file_operations() -> Check:
     """Check for the types that counting file operations needs (key 7)."""
-    return _list_check("file operations", file_program.why_unavailable, "7, --mode file")
+    check = _list_check("file operations", file_program.why_unavailable, "7, --mode file")
+    known = features_found()
+    if check.verdict != "ok" or known is None or not (why := file_program.why_without_faults(known)):
+        return check
+    return replace(check, what=f"{check.what}, but not page faults on mapped files: {why}")
 
 
 def disk_requests() -> Check:

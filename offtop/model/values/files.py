@@ -15,10 +15,13 @@ from offtop.model.values.largest import largest
 
 FILE = "file"
 """The mode that shows file operations. Beside them, the same is gathered as in mode offcpu."""
+MMAP_READ = "mmap-read"
+"""A page fault on a mapped file in which the thread slept."""
 OPERATIONS = (
     *("read", "write", "pread", "pwrite", "readv", "writev", "preadv", "pwritev", "preadv2", "pwritev2"),
     *("fsync", "fdatasync", "sync_file_range", "open", "openat", "openat2", "creat", "getdents"),
     *("ftruncate", "fallocate", "copy_file_range", "sendfile"),
+    MMAP_READ,
 )
 """Names of the operations, as system calls are called, without the 64 that some have at their end."""
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from offtop.model.aggregate.file_rows import FileRow
 from offtop.model.values import histogram as log2
 from offtop.model.values.container import label
+from offtop.model.values.files import MMAP_READ
 from offtop.model.viewmodel.common import Common
 from offtop.model.viewmodel.file_list import FilesPicture
 from offtop.model.viewmodel.view import FILES, SINCE_START
@@ -136,7 +137,11 @@ def details(row: FileRow, common: Common, pen: Pen) -> list[Line]:
     """Return the selected row in full, with its histogram."""
     totals, detail = row.totals, common.catalog.detail(row.key.pid)
     on_cpu_ns = max(0, totals.total_ns - totals.off_cpu_ns)
-    calls = f"{totals.calls:,} calls returned" if totals.calls != 1 else "1 call returned"
+    is_fault = row.key.operation == MMAP_READ
+    one, many = ("page fault", "page faults") if is_fault else ("call returned", "calls returned")
+    calls = f"{totals.calls:,} {one if totals.calls == 1 else many}"
+    if is_fault:
+        calls += " that waited (the others are not counted)"
     sums = f"{calls}, {totals.bytes:,} bytes" if totals.bytes else calls
     spent = f"{duration(totals.total_ns) or '0'} in calls: {duration(totals.off_cpu_ns) or '0'} off CPU, "
     spent += f"{duration(on_cpu_ns) or '0'} on it"

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -157,6 +158,17 @@ def test_lists_that_the_kernel_cannot_count_say_so(monkeypatch: pytest.MonkeyPat
     for check in checks:
         found = check()
         assert (found.verdict, found.remedy.startswith("use Linux 5.15 or newer")) == ("warn", True)
+
+
+def test_a_kernel_without_a_tracepoint_at_page_faults_still_counts_file_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = kernel_checks.features_found()
+    assert known is not None
+    monkeypatch.setattr(kernel_checks, "features_found", lambda: replace(known, mappings={}))
+    check = kernel_checks.file_operations()
+    assert check.verdict == "ok"
+    assert "but not page faults on mapped files: this kernel has no tracepoint" in check.what
 
 
 def test_a_real_time_kernel_with_sleeping_ring_buffers_gets_a_warning(
